@@ -1,0 +1,375 @@
+"""Every knob of every command: one frozen dataclass each, which is the CLI, the TOML file and run.json's `config`.
+
+Enters: flags, a TOML file, the config of a run to resume. Leaves: a validated config that knows where each value came from.
+An option's name is its field's in kebab case; the field names are the handout's hyper-parameter names.
+"""
+
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlvr_cli.errors import RlvrError
+
+FORMATS = ("table", "json", "csv", "markdown")
+
+
+def knob(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    choices: tuple[str, ...] = (),
+    argument: bool = False,
+    free_on_resume: bool = False,
+) -> Any:
+    """A field with its help line, its heading in ``--help``, and whether a resumed run may change it."""
+    metadata = {
+        "help": help,
+        "group": group,
+        "choices": choices,
+        "argument": argument,
+        "free_on_resume": free_on_resume,
+    }
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Not options: where each option's value came from ("flag", "config FILE", "resumed run" or "default")."""
+
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+
+C = TypeVar("C", bound=Provenance)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    model: str = knob("", "Local directory or hub id of the model. Empty: the built-in tiny model.", group="Model")
+    engine: str = knob(
+        "auto",
+        "Inference engine. auto: openai with --base-url, else vllm where it is installed with a CUDA device, else transformers.",
+        group="Model",
+        choices=("auto", "transformers", "vllm", "openai"),
+    )
+    device: str = knob("auto", "Torch device of the model: auto, cpu, cuda, cuda:1.", group="Model")
+    dtype: str = knob(
+        "auto",
+        "Precision of sampling. auto: bfloat16 on CUDA, float32 on CPU.",
+        group="Model",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    max_batch_size: int | None = knob(
+        None, "Sequences decoded at once by the transformers engine. Default: chosen from memory.", group="Model", free_on_resume=True
+    )  # fmt: skip
+    max_model_len: int | None = knob(
+        None, "Context window given to vLLM, in tokens. Default: what this run's prompts and responses need.", group="Model"
+    )  # fmt: skip
+    gpu_memory_utilization: float = knob(
+        0.85, "Share of the GPU's memory that vLLM takes.", group="Model", free_on_resume=True
+    )
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    prompt: str = knob(
+        "r1_zero", "Prompt template: r1_zero, question_only, or a file that holds {question}.", group="Data"
+    )
+    grader: str = knob(
+        "",
+        "Grader: r1_zero, question_only, math_verify, gsm8k, countdown, or FILE.py:FUNCTION. Empty: the one that fits the dataset and prompt.",
+        group="Grading",
+    )
+    format_rule: str = knob(
+        "literal",
+        "r1_zero's format rule: literal wants exactly '</think> <answer>', lenient any white space between the tags.",
+        group="Grading",
+        choices=("literal", "lenient"),
+    )
+    grader_timeout: float = knob(5.0, "Seconds that one grade may take before its worker is killed.", group="Grading")
+    grader_workers: int = knob(2, "Worker processes that grade.", group="Grading", free_on_resume=True)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    sampling_temperature: float = knob(1.0, "Temperature; 0 is greedy.", group="Sampling")
+    sampling_top_p: float = knob(1.0, "Nucleus: the smallest set of tokens with this much probability.", group="Sampling")
+    sampling_max_tokens: int = knob(1024, "Longest response, in tokens.", group="Sampling")
+    sampling_min_tokens: int = knob(4, "Tokens before a response may end.", group="Sampling")
+    stop: tuple[str, ...] = knob(
+        ("</answer>",), "String that ends a response and is kept; repeat for several, '' for none.", group="Sampling"
+    )
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    seed: int = knob(0, "Seed of every random choice of the run.", group="Run")
+    run: str = knob("", "Name of the run directory. Empty: COMMAND-DATE-TIME-ID.", group="Run")
+    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", free_on_resume=True)
+    config: str = knob("", "TOML file with options; a flag beats it.", group="Run", free_on_resume=True)
+    format: str = knob(
+        "table", "How result tables are printed.", group="Run", choices=FORMATS, free_on_resume=True
+    )
+
+
+@dataclass(frozen=True)
+class EvalConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Provenance):
+    """Measure a model on questions: sample, grade, store, and say how many answers are right and how sure that is."""
+
+    dataset: str = knob(
+        "arithmetic",
+        "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, or hf:ORG/NAME.",
+        group="Data",
+    )
+    split: str = knob("", "Split of a named dataset. Empty: its evaluation split.", group="Data")
+    limit: int | None = knob(None, "Use the first N questions.", group="Data")
+    question_field: str = knob("", "Field with the question. Empty: found by name.", group="Data")
+    answer_field: str = knob("", "Field with the answer. Empty: found by name.", group="Data")
+    skip_bad_lines: bool = knob(False, "Skip lines that cannot be read, and count them, instead of stopping.", group="Data")
+    check_dataset: bool = knob(
+        False, "Only grade every ground truth against itself and list those the grader cannot read; no model.", group="Data"
+    )  # fmt: skip
+    num_samples: int = knob(1, "Samples per question; more than one adds pass@k, best@k and majority@k.", group="Sampling")
+    base_url: str = knob("", "Address of an OpenAI-compatible endpoint, such as http://localhost:8000/v1.", group="Model")
+    endpoint: str = knob(
+        "completions", "Endpoint's API: completions (raw prompt) or chat.", group="Model", choices=("completions", "chat")
+    )
+    resume: str = knob(
+        "", "Go on with this run (a name or a directory): only what is missing is done.", group="Run", free_on_resume=True
+    )  # fmt: skip
+    api_key_env: str = knob("OPENAI_API_KEY", "Environment variable that holds the endpoint's key.", group="Model")
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _check_sampling(self)
+        _at_least(self, 1, "num_samples", "grader_workers", "limit", "max_batch_size", "max_model_len")
+        if self.engine == "openai" and not self.base_url:
+            raise RlvrError("--engine openai needs an endpoint.", "Name it: --base-url http://localhost:8000/v1")
+        if self.base_url and self.engine not in ("auto", "openai"):
+            raise RlvrError(f"--base-url and --engine {self.engine} exclude each other.", "Leave one of them out.")
+        if (self.base_url or self.engine == "openai") and not self.model:
+            raise RlvrError("An endpoint needs the name of its model.", "Name it: --model NAME")
+
+
+@dataclass(frozen=True)
+class SftConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Provenance):
+    """Fine-tune on reasoning traces: cross-entropy on the response tokens, evaluated as it goes (handout, algorithm 1)."""
+
+    dataset: str = knob(
+        "arithmetic:8000",
+        "Traces: a file of {prompt, response[, ground_truth]}, a run directory, arithmetic:SIZE[:SEED] or countdown:SIZE[:SEED].",
+        group="Data",
+    )
+    split: str = knob("", "Split of a named dataset. Empty: its training split.", group="Data")
+    question_field: str = knob("", "Field with the question. Empty: found by name.", group="Data")
+    answer_field: str = knob("", "Field with the answer. Empty: found by name.", group="Data")
+    skip_bad_lines: bool = knob(False, "Skip lines that cannot be read, and count them, instead of stopping.", group="Data")
+    num_examples: str = knob("all", "Unique examples to train on: a number (128, 256, 512, 1024, ...) or all.", group="Data")
+    correct_only: bool = knob(False, "Train only on traces that the grader rewards.", group="Data")
+    eval_dataset: str = knob("", "Questions of the periodic evaluation. Empty: the dataset's validation split, else none.", group="Evaluation")
+    eval_examples: int = knob(1024, "Questions per evaluation, the same each time.", group="Evaluation")
+    eval_every: int = knob(0, "Updates between evaluations; 0: only before and after training.", group="Evaluation")
+    sft_epochs: int = knob(1, "Passes over the examples.", group="Optimisation")
+    n_sft_steps: int = knob(0, "Updates; 0: as many as --sft-epochs needs.", group="Optimisation")
+    learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimisation")
+    lr_schedule: str = knob(
+        "constant", "After warm-up: constant, or cosine down to a tenth.", group="Optimisation", choices=("constant", "cosine")
+    )
+    warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimisation")
+    train_batch_size: int = knob(256, "Examples per update.", group="Optimisation")
+    micro_batch_size: int = knob(
+        8, "Examples per forward pass; the result does not depend on it.", group="Optimisation", free_on_resume=True
+    )
+    length_normalization: str = knob(
+        "token_mean",
+        "What the summed loss is divided by: token_mean (response tokens of the update), masked_mean (each example's length, then their number), "
+        "masked_normalize (--normalize-constant, then the number of examples: the handout's form).",
+        group="Optimisation",
+        choices=("token_mean", "masked_mean", "masked_normalize"),
+    )
+    normalize_constant: float = knob(1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimisation")
+    append_eos: bool = knob(True, "Teach the end-of-sequence token after each response.", group="Optimisation")
+    adam_beta1: float = knob(0.9, "AdamW's first beta.", group="Optimisation")
+    adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimisation")
+    weight_decay: float = knob(0.0, "AdamW's weight decay.", group="Optimisation")
+    max_grad_norm: float = knob(1.0, "Gradient norm above which gradients are scaled down.", group="Optimisation")
+    max_skipped_updates: int = knob(3, "Non-finite updates in a row that end the run.", group="Optimisation")
+    dry_run: bool = knob(False, "Print the plan and stop.", group="Run")
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _check_sampling(self)
+        _at_least(self, 1, "train_batch_size", "micro_batch_size", "sft_epochs", "eval_examples", "max_skipped_updates")
+        _at_least(self, 0, "eval_every", "n_sft_steps", "warmup_steps", "weight_decay")
+        if self.num_examples != "all" and not (self.num_examples.isascii() and self.num_examples.isdigit() and int(self.num_examples)):
+            raise RlvrError(f"--num-examples is {self.num_examples!r}.", "Give a positive number, or all.")
+        for name in ("learning_rate", "max_grad_norm", "normalize_constant"):
+            if not getattr(self, name) > 0:
+                raise RlvrError(f"{flag(name)} is {getattr(self, name)}.", "It must be above 0.")
+        if self.engine not in ("auto", "transformers"):
+            raise RlvrError(
+                f"--engine {self.engine} cannot evaluate a model that is being trained here.",
+                "Leave --engine out; the saved model can be measured with rlvr eval --engine.",
+            )
+
+
+@dataclass(frozen=True)
+class AnalyzeConfig(Provenance):
+    """Ask a run what happened: a named query, or any SELECT over `rollouts`, `metrics` and `runs`."""
+
+    query: str = knob("summary", "A named query (--list), a SELECT statement, or a .sql file.", group="Query", argument=True)
+    runs: tuple[str, ...] = knob((), "Run directories or names. None: the latest run.", group="Query", argument=True)
+    list: bool = knob(False, "List the named queries.", group="Query")
+    show: bool = knob(False, "Print the named query's SQL instead of running it.", group="Query")
+    phase: str = knob("eval", "Rollouts of which phase.", group="Query", choices=("eval", "train"))
+    step: int | None = knob(None, "Rollouts of which step. Default: the last one.", group="Query")
+    category: str = knob("", "failures: only this category, such as format_0_answer_0.", group="Query")
+    failure_kind: str = knob("", "failures: only this kind, such as wrong_answer.", group="Query")
+    limit: int = knob(50, "Rows to show; 0: all.", group="Output")
+    format: str = knob("table", "How rows are printed.", group="Output", choices=FORMATS)
+    timeout_seconds: float = knob(30.0, "Seconds after which a query is interrupted.", group="Query")
+    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Query")
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _at_least(self, 0, "limit")
+
+
+def flag(name: str) -> str:
+    """`field_name` -> ``--option-name``."""
+    return "--" + name.replace("_", "-")
+
+
+def options(config_type: type) -> list[Field[Any]]:
+    """The fields of a config that are options, in the order of ``--help``: grouped, groups in order of first use."""
+    knobs = [f for f in fields(config_type) if "group" in f.metadata]
+    order = ("Query", "Data", "Model", "Sampling", "Grading", "Optimisation", "Evaluation", "Output", "Run")
+    return sorted(knobs, key=lambda f: order.index(f.metadata["group"]))
+
+
+def value_type(option: Field[Any]) -> tuple[type, bool]:
+    """(type of one value, whether several are taken): `int | None` -> (int, False), `tuple[str, ...]` -> (str, True)."""
+    kind: Any = option.type
+    if typing.get_origin(kind) is types.UnionType:
+        kind = next(t for t in typing.get_args(kind) if t is not type(None))
+    if typing.get_origin(kind) is tuple:
+        return typing.get_args(kind)[0], True
+    return kind, False
+
+
+def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> C:
+    """A config from flags > ``--config FILE`` > defaults.
+
+    Args:
+        flags: the values given on the command line, by field name; an option that was not given is absent.
+        command: the name of the TOML table that may hold this command's options.
+
+    Raises:
+        RlvrError: an unreadable file, an unknown key, a value of the wrong type, or one that makes no sense.
+    """
+    values: dict[str, Any] = {}
+    sources = {f.name: "default" for f in options(config_type)}
+    if file := flags.get("config"):
+        values = read_toml(config_type, Path(file), command=command)
+        sources |= dict.fromkeys(values, f"config {file}")
+    sources |= dict.fromkeys(flags, "flag")
+    return config_type(**{**values, **flags}, sources=sources)
+
+
+def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
+    """The config of a run that goes on: the stored one; what was given anew must agree with it.
+
+    Options marked `free_on_resume` (batch sizes, workers, output) may change; they do not change what is sampled.
+
+    Raises:
+        RlvrError: names every option that was given and differs.
+    """
+    known = {f.name: f for f in options(type(config))}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k in known}
+    given = {k for k, source in config.sources.items() if source != "default"}
+    free = {k for k, f in known.items() if f.metadata["free_on_resume"]}
+    differing = sorted(k for k in given - free if k in values and getattr(config, k) != values[k])
+    if differing:
+        raise RlvrError(
+            f"{run} was started with other options: "
+            + ", ".join(f"{flag(k)} {values[k]!r}, not {getattr(config, k)!r}" for k in differing),
+            "Resume it with its own options (rlvr takes them from the run), or start a new run.",
+        )
+    values |= {k: getattr(config, k) for k in known if k in given & free or k not in values}
+    sources = {k: config.sources[k] if k in given & free else "resumed run" for k in known}
+    return type(config)(**values, sources=sources)
+
+
+def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
+    """The options in a TOML file: its top level, overridden by its table ``[command]``; kebab or snake case."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise RlvrError(f"Cannot read the config file {path}: {e.strerror}.") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise RlvrError(f"{path} is not valid TOML: {e}.") from e
+    flat = {k: v for k, v in content.items() if not isinstance(v, dict)}
+    given = {**flat, **content.get(command, {})}
+    known = {f.name: f for f in options(config_type)}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        name = key.replace("-", "_")
+        if name not in known or name == "config":
+            close = difflib.get_close_matches(name, known, n=1)
+            raise RlvrError(
+                f"{path}: {key!r} is no option of rlvr {command}.",
+                f"Did you mean {close[0]!r}?" if close else f"rlvr {command} --help lists them.",
+            )
+        values[name] = _typed(value, known[name], where=f"{path}: {key}")
+    return values
+
+
+def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
+    kind, several = value_type(option)
+    items = value if several and isinstance(value, list) else [value]
+    right = [
+        isinstance(v, kind) and (kind is bool or not isinstance(v, bool)) or (kind is float and type(v) is int)
+        for v in items
+    ]
+    if not all(right):
+        raise RlvrError(f"{where} is {value!r}; expected {kind.__name__}{' or a list of them' if several else ''}.")
+    typed = tuple(kind(v) for v in items)
+    return typed if several else typed[0]
+
+
+def _check_choices(config: Any) -> None:
+    for option in options(type(config)):
+        choices = option.metadata["choices"]
+        if choices and getattr(config, option.name) not in choices:
+            raise RlvrError(
+                f"{flag(option.name)} is {getattr(config, option.name)!r}.", f"Choose one of {', '.join(choices)}."
+            )
+
+
+def _at_least(config: Any, minimum: int, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value >= minimum:
+            raise RlvrError(f"{flag(name)} is {value}.", f"It must be at least {minimum}.")
+
+
+def _check_sampling(config: Any) -> None:
+    _at_least(config, 0, "sampling_temperature", "sampling_min_tokens", "seed")
+    _at_least(config, 1, "sampling_max_tokens")
+    if not 0 < config.sampling_top_p <= 1:
+        raise RlvrError(f"--sampling-top-p is {config.sampling_top_p}.", "It must be above 0 and at most 1.")
+    if config.sampling_min_tokens > config.sampling_max_tokens:
+        raise RlvrError(
+            f"--sampling-min-tokens {config.sampling_min_tokens} exceeds --sampling-max-tokens {config.sampling_max_tokens}."
+        )
+    if not config.grader_timeout > 0:
+        raise RlvrError(f"--grader-timeout is {config.grader_timeout}.", "It must be above 0 seconds.")
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise RlvrError(
+            f"--gpu-memory-utilization is {config.gpu_memory_utilization}.", "It must be above 0 and at most 1."
+        )

@@ -1,0 +1,33 @@
+"""The one exception that is shown to a user without a traceback.
+
+Enters: what is wrong and where, and what to do about it. Leaves: exit status 1 and two lines on stderr.
+"""
+
+
+class RlvrError(Exception):
+    """Something the user can put right: bad input, a missing extra, a run that another process is writing.
+
+    Args:
+        problem: what is wrong and where, in one sentence.
+        hint: what to do about it; empty when the problem says it all.
+    """
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.problem}\n{self.hint}" if self.hint else self.problem
+
+    def __reduce__(self) -> tuple[type["RlvrError"], tuple[str, str]]:
+        return type(self), (self.problem, self.hint)  # crosses process borders whole
+
+
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM: raised at a safe point, after which what was committed stays readable and resumable."""
+
+
+def missing_extra(package: str, extra: str) -> RlvrError:
+    """The error for an optional dependency that is not installed."""
+    return RlvrError(f"{package} is not installed.", f"Install it with: pip install 'rlvr-cli[{extra}]'")

@@ -1,0 +1,36 @@
+"""Text at the borders: what a model wrote, made safe for a terminal and for a Parquet file.
+
+Enters: any str, hostile or broken. Leaves: the same text with only what the border cannot carry escaped.
+"""
+
+import unicodedata
+
+_HIDDEN_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+
+
+def printable(text: str, *, keep: str = "\n\t") -> str:
+    r"""Escape every control, format, surrogate and private-use character but those in `keep`.
+
+    A terminal acts on ESC, C1 controls, bidirectional overrides and the like; here they become ``\x1b``, ``\u202e``
+    and so can only be read. Use it for every text that a model, a data file or a file name contributed.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        c if c in keep or unicodedata.category(c) not in _HIDDEN_CATEGORIES else _escape(ord(c)) for c in text
+    )
+
+
+def storable(text: str) -> str:
+    r"""Escape lone surrogates as ``\udXXX``: UTF-8, and so Parquet, cannot hold them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "".join(_escape(ord(c)) if 0xD800 <= ord(c) <= 0xDFFF else c for c in text)
+    return text
+
+
+def _escape(code: int) -> str:
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
