@@ -1,0 +1,242 @@
+"""One optimizer update from a batch of tokens, and what surrounds it: data order, learning rate, optimizer.
+
+Enters: a model, an optimizer and a batch (`tokens.Batch`). Leaves: the model after one update, and its metrics.
+
+The update does not depend on how the batch is cut: its denominators come from the whole batch, before the first
+backward pass, and no row's result depends on what it is padded to.
+"""
+
+import contextlib
+import hashlib
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.losses import LengthNormalization, loss_denominators, masked_mean, sft_loss
+from rlvr_cli.tokens import Batch, get_response_log_probs
+
+Schedule = Literal["constant", "cosine"]
+T = TypeVar("T")
+
+
+def sft_microbatch_train_step(
+    policy_log_probs: Tensor,
+    response_mask: Tensor,
+    gradient_accumulation_steps: int,
+    normalize_constant: float = 1.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and backward pass of one micro-batch (the handout, section 4.2).
+
+    The summed negative log-likelihood of each row's response, divided by `normalize_constant`, averaged over the rows
+    and divided by `gradient_accumulation_steps`. Micro-batches of equally many rows accumulate to the gradient of their
+    union; `train_update` does the same for micro-batches of any size.
+
+    Args:
+        policy_log_probs: (batch, seq), nats, with a graph to go back through.
+        response_mask: (batch, seq), 1 for response tokens.
+        gradient_accumulation_steps: micro-batches per optimizer update.
+        normalize_constant: the divisor of each row's sum.
+
+    Returns:
+        The loss, a detached scalar; `num_response_tokens` and `mean_nll` (nats per response token; nan without one).
+    """
+    loss = sft_loss(
+        policy_log_probs, response_mask, normalize_constant * len(policy_log_probs) * gradient_accumulation_steps
+    )
+    loss.backward()
+    with torch.no_grad():
+        metadata = {
+            "num_response_tokens": response_mask.bool().sum(),
+            "mean_nll": -masked_mean(policy_log_probs, response_mask),
+        }
+    return loss.detach(), metadata
+
+
+def train_update(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    *,
+    learning_rate: float,
+    micro_batch_size: int,
+    max_grad_norm: float = 1.0,
+    normalization: LengthNormalization = "token_mean",
+    normalize_constant: float | None = None,
+    temperature: float = 1.0,
+) -> dict[str, float]:
+    """One optimizer update of supervised fine-tuning on `batch`.
+
+    Rows of similar length share a micro-batch, the longest first, so that one too large for the device fails at once.
+    An update whose loss or gradient is not finite is skipped: the weights and the optimizer's state stay as they were.
+    The model's mode stays as it is. Dropout must be off in it, or the log-probabilities are not the policy's.
+
+    Args:
+        model: the policy; float32 weights, which compute in bfloat16 on a CUDA device (`autocast_context`).
+        optimizer: over the model's parameters; any gradient left in them is dropped.
+        batch: on any device. Further tensors beside the three are allowed, (batch, seq) or (batch, 1).
+        learning_rate: of this update (`learning_rate_at`).
+        micro_batch_size: rows that go through the model at once.
+        max_grad_norm: the gradient is scaled down to this norm; inf never clips.
+        normalization: what the loss is divided by, see `losses.loss_denominators`.
+        normalize_constant: for `masked_normalize`.
+        temperature: divides the logits.
+
+    Returns:
+        `loss/objective`      what was minimised
+        `loss/nll`            mean over the response tokens of -log p, nats
+        `policy/entropy`      mean over the response tokens of the exact entropy, nats
+        `optimizer/grad_norm` before clipping, of the update's whole gradient
+        `optimizer/learning_rate`
+        `update/skipped`      1.0 when the update was skipped, else 0.0
+        `update/rows`, `update/tokens` (response tokens), `update/micro_batches`, `update/seconds`
+        `update/padding`      share of the positions that went through the model and held padding
+        All are those of the policy before the update.
+
+    Raises:
+        RlvrError: no row has a response token.
+    """
+    started = time.perf_counter()
+    device = next(model.parameters()).device
+    mask = batch["response_mask"].bool()
+    num_tokens = int(mask.sum())
+    if num_tokens == 0:
+        raise RlvrError(
+            f"No response token in this batch of {len(mask)} rows: there is nothing to train on.",
+            "Look for empty responses in the training data.",
+        )
+    denominators = loss_denominators(mask, normalization=normalization, normalize_constant=normalize_constant)
+    micro_batches = list(_micro_batches(mask, micro_batch_size))
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
+    optimizer.zero_grad(set_to_none=True)
+    for rows, width in micro_batches:
+        micro = {name: tensor[rows, :width].to(device) for name, tensor in batch.items()}
+        with autocast_context(model):
+            scores = get_response_log_probs(
+                model,
+                micro["input_ids"],
+                micro["labels"],
+                return_token_entropy=True,
+                response_mask=micro["response_mask"],
+                temperature=temperature,
+            )
+        log_probs, entropy = scores["log_probs"], scores["token_entropy"].detach()
+        loss = sft_loss(log_probs, micro["response_mask"], denominators[rows].to(device))
+        loss.backward()
+        sums += torch.stack([loss.detach(), -log_probs.detach().sum(), entropy.sum()])  # both are 0 outside the mask
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    objective, nll, entropy_sum, norm = [*sums.tolist(), float(grad_norm)]
+    skipped = not (math.isfinite(objective) and math.isfinite(norm))
+    if not skipped:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    lengths = _row_lengths(mask)
+    positions = sum(len(rows) * width for rows, width in micro_batches)
+    return {
+        "loss/objective": objective,
+        "loss/nll": nll / num_tokens,
+        "policy/entropy": entropy_sum / num_tokens,
+        "optimizer/grad_norm": norm,
+        "optimizer/learning_rate": learning_rate,
+        "update/skipped": float(skipped),
+        "update/rows": float(len(mask)),
+        "update/tokens": float(num_tokens),
+        "update/micro_batches": float(len(micro_batches)),
+        "update/padding": 1 - int(lengths.sum()) / positions,
+        "update/seconds": time.perf_counter() - started,
+    }
+
+
+def make_optimizer(
+    model: PreTrainedModel,
+    *,
+    learning_rate: float,
+    betas: tuple[float, float] = (0.9, 0.95),
+    weight_decay: float = 0.0,
+) -> torch.optim.AdamW:
+    """AdamW over the parameters that want a gradient, in the parameters' own precision.
+
+    Load the policy in float32: bfloat16 weights, of 8 bits, round most steps of a learning rate of 1e-6 to 1e-5 away.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    fused = parameters[0].is_cuda
+    return torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused)
+
+
+def autocast_context(model: PreTrainedModel) -> contextlib.AbstractContextManager[None]:
+    """The precision a policy is computed in, for training and for scoring alike.
+
+    bfloat16 autocast for float32 weights on a CUDA device; everywhere else, the precision of the weights.
+    """
+    parameter = next(model.parameters())
+    if parameter.is_cuda and parameter.dtype == torch.float32:
+        return torch.autocast("cuda", dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def learning_rate_at(
+    step: int, *, peak: float, num_steps: int, warmup_steps: int = 0, schedule: Schedule = "constant"
+) -> float:
+    """The learning rate of update `step`, counted from 0.
+
+    Linear over the first `warmup_steps` updates, which end at `peak`; then `peak` for good, or half a cosine
+    down to 10 % of it at the last of the `num_steps` updates, and 10 % after that.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if schedule == "constant":
+        return peak
+    progress = min((step - warmup_steps) / max(num_steps - 1 - warmup_steps, 1), 1.0)
+    return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def epoch_order(num_examples: int, *, seed: int, epoch: int) -> list[int]:
+    """A permutation of range(num_examples), a function of (num_examples, seed, epoch) alone.
+
+    Sorted by a hash instead of drawn: no generator's state to save, and the same on every machine and version.
+    """
+
+    def key(index: int) -> bytes:
+        return hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=16).digest()
+
+    return sorted(range(num_examples), key=key)
+
+
+def batches(
+    examples: Sequence[T], *, batch_size: int, seed: int, epoch: int, start: int = 0, drop_last: bool = False
+) -> Iterator[list[T]]:
+    """One epoch of `examples`, shuffled, in batches.
+
+    Args:
+        examples: the dataset.
+        batch_size: examples per batch.
+        seed, epoch: they and the number of examples fix the order.
+        start: examples of this epoch that were used already. It counts examples, not batches: a run may go on with
+            another batch size and still sees each example once per epoch.
+        drop_last: what to do with a last batch that is not full: False yields it smaller, True leaves its examples out.
+    """
+    order = epoch_order(len(examples), seed=seed, epoch=epoch)[start:]
+    for first in range(0, len(order), batch_size):
+        batch = [examples[index] for index in order[first : first + batch_size]]
+        if len(batch) == batch_size or not drop_last:
+            yield batch
+
+
+def _micro_batches(mask: Tensor, size: int) -> Iterator[tuple[Tensor, int]]:
+    """Row indices and width of each micro-batch: rows by falling length, those without a response token left out."""
+    lengths = _row_lengths(mask)
+    rows = torch.argsort(lengths, descending=True, stable=True)
+    for chunk in rows[: int((lengths > 0).sum())].split(size):
+        yield chunk, int(lengths[chunk[0]])
+
+
+def _row_lengths(mask: Tensor) -> Tensor:
+    """(batch,): positions up to the last response token; those after it cannot influence it."""
+    return (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)

@@ -1,0 +1,95 @@
+"""Fixtures that every test module may use: a tiny random policy on disk, in the shape of the models people train.
+
+`tiny_model_dir`  a directory that `transformers` and vLLM load by path: a 2-layer Qwen2, a byte-level BPE tokenizer.
+`tiny_model`      the model in it, float32, eval mode, a fresh copy for each test: a test may train or overwrite it.
+`tiny_tokenizer`  the tokenizer in it, shared by the session: treat it as read-only.
+
+The model is random, but its logits spread enough (`initializer_range` far above the usual 0.02) that sampled tokens are
+neither uniform nor always the same one. Special tokens: `<|endoftext|>` ends a response, `<|pad|>` pads.
+"""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: no test reaches the network
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+
+TINY_CORPUS = (
+    "What is 12 + 30? <think> 12 + 30 = 42. </think> <answer> 42 </answer>",
+    "A conversation between User and Assistant. The User asks a question, and the Assistant solves it.",
+    "Natalia sold 48 clips in April and half as many in May: 48 / 2 = 24, so 48 + 24 = 72 clips.",
+    r"Solve x^2 - 5x + 6 = 0. The answer is \boxed{2, 3}, since (x - 2)(x - 3) = 0.",
+    "User: naïve café, 数学, 😀 Assistant: ½ × π ≈ 1.57",
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_torch_thread():
+    """Tiny operators gain nothing from a second thread and lose much when something else wants the core."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory) -> Path:
+    """A model directory: 2 layers, hidden 32, 4 query and 2 key-value heads, tied embeddings, 320 ids, context 512."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    directory = tmp_path_factory.mktemp("tiny-model")
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|endoftext|>", "<|pad|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(TINY_CORPUS, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>", pad_token="<|pad|>")
+    tokenizer.save_pretrained(directory)
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(
+            Qwen2Config(
+                vocab_size=len(tokenizer),
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=512,
+                tie_word_embeddings=True,
+                initializer_range=0.3,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id,
+                bos_token_id=None,
+            )
+        )
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def tiny_model(tiny_model_dir):
+    """The tiny policy, float32, in eval mode; each test has its own copy."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32, local_files_only=True)
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tiny_model_dir):
+    """The tiny policy's tokenizer."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_model_dir, local_files_only=True)
