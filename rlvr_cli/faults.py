@@ -1,0 +1,46 @@
+"""Faults on demand: die or fail at a named point of the program, so that a test of recovery needs no luck.
+
+Enters: the environment variable ``RLVR_FAULT=point:n[:action]``. Leaves: nothing, unless this is the n-th time (from 1)
+that the process passes `point`; then the action happens: ``kill`` (SIGKILL, the default), ``term`` (SIGTERM) or
+``enospc`` (OSError, as from a full disk). Without the variable a point costs one dictionary look-up.
+"""
+
+import errno
+import os
+import signal
+
+VARIABLE = "RLVR_FAULT"
+ACTIONS = ("kill", "term", "enospc")
+
+_passed: dict[str, int] = {}  # specification -> times that its point was passed; forgotten when the variable goes
+
+
+def fault_point(name: str) -> None:
+    """Mark a point at which the process may be made to die or fail.
+
+    Raises:
+        OSError: with errno ENOSPC, when ``RLVR_FAULT`` asks for it here.
+        ValueError: ``RLVR_FAULT`` cannot be read.
+    """
+    specification = os.environ.get(VARIABLE)
+    if specification is None:
+        _passed.clear()
+        return
+    point, count, action = _parse(specification)
+    if point != name:
+        return
+    _passed[specification] = _passed.get(specification, 0) + 1
+    if _passed[specification] != count:
+        return
+    if action == "enospc":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGTERM)
+
+
+def _parse(specification: str) -> tuple[str, int, str]:
+    point, _, rest = specification.partition(":")
+    count, _, action = rest.partition(":")
+    action = action or "kill"
+    if not point or not count.isdecimal() or int(count) < 1 or action not in ACTIONS:
+        raise ValueError(f"{VARIABLE}={specification}: write point:n[:action], with one of the actions {ACTIONS}")
+    return point, int(count), action
