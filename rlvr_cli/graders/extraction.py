@@ -1,0 +1,100 @@
+r"""Where the answer stands in a response.
+
+Enters: a response. Leaves: the text of its final answer, or None. String operations only, linear in the length.
+"""
+
+import re
+
+OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
+_MAX_CANDIDATE = 2_000  # characters kept of an answer
+_TAIL = 6_000  # characters at the end of a response that the lenient finder looks at
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_STATED = re.compile(
+    r"(?:final answer|answer)\s*(?:\*\*)?\s*(?:is|:|=)\s*(?:\*\*)?:?\s*(?P<answer>[^\n]{1,300})", re.IGNORECASE
+)
+_HASHES = re.compile(r"####[ \t]*([^\n]{1,200})")
+_DISPLAYED = re.compile(r"\$\$?([^$\n]{1,300})\$\$?|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]")
+_SENTENCE_END = re.compile(r"(?<=[^\d\s.])\.(?:\s|$)|\.(?=\s+[A-Z])|\.\s*$")
+_NUMBER = re.compile(
+    r"(?<![\w.])-?\$?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+)"
+)
+
+
+def tagged_answer(response: str) -> str | None:
+    """The text between the last `<answer>` and the first `</answer>` after it (or the end of the response)."""
+    start = response.rfind(OPEN_TAG)
+    if start < 0:
+        return None
+    start += len(OPEN_TAG)
+    end = response.find(CLOSE_TAG, start)
+    return response[start:] if end < 0 else response[start:end]
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` or `\fbox{...}` whose brace is closed."""
+    for match in reversed(list(_BOX.finditer(text))[-64:]):
+        content = _closed(text, match.end())
+        if content is not None:
+            return content
+    return None
+
+
+def _closed(text: str, start: int) -> str | None:
+    depth, index, end = 1, start, min(len(text), start + 20_000)
+    while index < end:
+        character = text[index]
+        if character == "\\":
+            index += 1
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start:index]
+        index += 1
+    return None
+
+
+def unboxed(answer: str) -> str | None:
+    r"""An answer without its box; None when it opens a box and does not close it."""
+    if "\\boxed" in answer or "\\fbox" in answer:
+        return last_boxed(answer)
+    return answer
+
+
+def candidates(response: str) -> list[str]:
+    """The answer as a lenient reader finds it: in tags, else in a box, after ####, stated, displayed, a last number."""
+    tail = response[-_TAIL:]
+    found: list[str] = []
+    tagged = tagged_answer(tail)
+    if tagged is not None and tagged.strip():
+        found.append(unboxed(tagged) or tagged)
+    elif (boxed := last_boxed(tail)) is not None and boxed.strip():
+        found.append(boxed)
+    elif (hashed := _last(_HASHES, tail)) is not None:
+        found.append(hashed[1])
+    elif (stated := _last(_STATED, tail)) is not None:
+        found.append(_SENTENCE_END.split(stated["answer"], maxsplit=1)[0])
+    else:
+        last_line = tail.strip().rpartition("\n")[2]
+        displayed = _last(_DISPLAYED, last_line)
+        if displayed is not None:
+            found.append(next(group for group in displayed.groups() if group))
+        elif (number := last_number(last_line)) is not None:
+            found.append(number)
+        elif last_line and len(last_line) <= 100:
+            found.append(last_line)
+    return [candidate.strip()[:_MAX_CANDIDATE] for candidate in found if candidate.strip()]
+
+
+def last_number(text: str) -> str | None:
+    """The last number in a text, as written: with its thousands commas, dollar sign, decimal point or denominator."""
+    match = _last(_NUMBER, text[-_TAIL:].replace("\u2212", "-"))
+    return None if match is None else match[0]
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    found = None
+    for match in pattern.finditer(text):
+        found = match
+    return found

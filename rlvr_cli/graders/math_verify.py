@@ -1,0 +1,23 @@
+"""The lenient grader: it finds the answer wherever it stands and asks Math-Verify where our own grammar ends.
+
+Enters: a response, a ground truth. Leaves: a `Grade` whose format reward says whether there was an answer at all.
+Run it in a `GraderPool`: Math-Verify has no time limit that could be relied on (see `symbolic.py`).
+"""
+
+from rlvr_cli.graders.extraction import candidates
+from rlvr_cli.graders.r1_zero import is_right, truths_of, wrong_kind
+from rlvr_cli.records import Grade
+
+
+def grade(response: str, ground_truth: str) -> Grade:
+    """The verdict on one response."""
+    if not response.strip():
+        return Grade(0.0, 0.0, 0.0, None, "empty")
+    found = candidates(response)
+    if not found:
+        return Grade(0.0, 0.0, 0.0, None, "unparsed_answer")
+    truths = truths_of(ground_truth)
+    for answer in found:
+        if is_right(answer, truths, fast=False):
+            return Grade(1.0, 1.0, 1.0, answer)
+    return Grade(1.0, 0.0, 0.0, found[0], wrong_kind(found[0]))

@@ -1,0 +1,39 @@
+r"""The grader of the question_only prompt: the last closed ``\boxed{}`` of the response is the answer.
+
+Enters: a response, a ground truth. Leaves: a `Grade`.
+"""
+
+from typing import Any
+
+from rlvr_cli.graders.equivalence import equivalent
+from rlvr_cli.graders.extraction import candidates, last_boxed
+from rlvr_cli.graders.r1_zero import is_right, rewards, truths_of, wrong_kind
+from rlvr_cli.records import Grade
+
+_KEPT = 1_000
+
+
+def question_only_reward_fn(
+    response: str, ground_truth: str | float | list[Any], fast: bool = True
+) -> dict[str, float]:
+    r"""Rewards of one response whose answer is in a ``\boxed{}``; otherwise as `r1_zero_reward_fn`."""
+    return rewards(grade(response, ground_truth, fast=fast))
+
+
+def grade(response: str, ground_truth: str | float | list[Any], *, fast: bool = True) -> Grade:
+    """The verdict on one response."""
+    truths = truths_of(ground_truth)
+    answer = last_boxed(response)
+    if answer is None:
+        return Grade(0.0, 0.0, 0.0, None, _unformatted_kind(response, truths))
+    if is_right(answer, truths, fast=fast):
+        return Grade(1.0, 1.0, 1.0, answer.strip()[:_KEPT])
+    return Grade(1.0, 0.0, 0.0, answer.strip()[:_KEPT], wrong_kind(answer))
+
+
+def _unformatted_kind(response: str, truths: list[str]) -> str:
+    if not response.strip():
+        return "empty"
+    if any(equivalent(candidate, truth) for candidate in candidates(response) for truth in truths):
+        return "correct_but_unformatted"
+    return "malformed_tags" if "\\boxed" in response else "no_answer_tags"

@@ -1,0 +1,78 @@
+"""A grading process: `python -m rlvr_cli.graders.worker`, started by `pool.GraderPool` and by nothing else.
+
+Enters, on standard input, one JSON line that says which grader, then one JSON line per batch: a list of [response,
+truth]. Leaves, on standard output, one JSON line per item: the verdict, or the name of the exception that the grader
+raised. The grader itself sees empty standard streams. JSON, never pickle: a worker cannot make its parent run
+anything.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from dataclasses import astuple
+from typing import IO, Any
+
+from rlvr_cli.errors import RlvrError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    requests, replies = _take_over_streams()
+    setup = json.loads(requests.readline() or b"{}")
+    if not setup:
+        return
+    _die_with(setup["parent"])
+    limit, hard = int(setup["memory_bytes"]), resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.path[:0] = [entry for entry in setup["path"] if entry not in sys.path]
+    from rlvr_cli.graders import resolve_grader
+
+    try:
+        grade = resolve_grader(setup["spec"], format_rule=setup["format_rule"])
+    except RlvrError as error:
+        _reply(replies, {"problem": error.problem, "hint": error.hint})
+        return
+    _reply(replies, {"ready": True})
+    for line in requests:
+        for response, truth in json.loads(line):
+            try:
+                verdict: Any = astuple(grade(response, truth))
+            except BaseException as error:  # the one boundary: whatever a grader raises is this row's error
+                verdict = type(error).__name__
+            _reply(replies, verdict)
+
+
+def _take_over_streams() -> tuple[IO[bytes], IO[bytes]]:
+    """The two pipes under numbers that no print reaches; the standard streams become empty."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    os.close(null)
+    return requests, replies
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the parent dies (Linux); elsewhere the end of standard input has to do."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the request
+        os._exit(0)
+
+
+def _reply(stream: IO[bytes], message: Any) -> None:
+    stream.write(json.dumps(message).encode() + b"\n")
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""The pool: hangs, crashes and bombs cost one row each; nothing outlives it; it works from any kind of parent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import rlvr_cli
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders import resolve_grader
+from rlvr_cli.graders.pool import GraderPool
+
+ROOT = str(Path(rlvr_cli.__file__).parents[1])
+HOSTILE = """
+    import os, signal, subprocess, sys, time
+
+    KEPT = []
+
+    def grade(response, truth):
+        if response == "hang":
+            while True:
+                pass
+        if response == "sleep uninterruptibly":
+            signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
+            time.sleep(3_600)
+        if response == "exit":
+            os._exit(3)
+        if response == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if response == "leave":
+            sys.exit(0)
+        if response == "interrupt":
+            raise KeyboardInterrupt
+        if response == "raise":
+            raise ZeroDivisionError("on purpose")
+        if response == "memory":
+            KEPT.append(bytearray(2**31))
+        if response == "recursion":
+            return grade_again(response)
+        if response == "print":
+            print("x" * 100_000)
+            sys.stderr.write("y" * 100_000)
+            sys.stdin.read()
+        if response == "nothing":
+            return None
+        if response.startswith("fork "):
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+            with open(response[5:], "w") as file:
+                file.write(str(child.pid))
+            time.sleep(3_600)
+        return {"format_reward": 1.0, "answer_reward": float(response == truth), "reward": float(response == truth)}
+
+    def grade_again(response):
+        return grade_again(response)
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path) -> str:
+    path = tmp_path / "hostile.py"
+    path.write_text(textwrap.dedent(HOSTILE))
+    return f"{path}:grade"
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone_within(pid: int, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def test_the_pool_says_what_the_grader_says():
+    pairs = [(f"r </think> <answer> {n} </answer>", str(n + n % 2)) for n in range(150)]
+    expected = [resolve_grader("r1_zero")(*pair) for pair in pairs]
+    with GraderPool("r1_zero") as pool:
+        assert pool.grade(pairs) == expected
+        assert pool.grade(pairs[::-1]) == expected[::-1]
+        assert pool.grade([]) == []
+        assert pool.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("response", "error"),
+    [
+        ("hang", "timeout"),
+        ("sleep uninterruptibly", "timeout"),
+        ("exit", "crash"),
+        ("segfault", "crash"),
+        ("leave", "SystemExit"),
+        ("interrupt", "KeyboardInterrupt"),
+        ("raise", "ZeroDivisionError"),
+        ("memory", "MemoryError"),
+        ("recursion", "RecursionError"),
+        ("nothing", "BadGrade"),
+        ("print", None),
+    ],
+)
+def test_one_bad_item_costs_one_row(hostile, response, error):
+    good = [(str(n), str(n - n % 2)) for n in range(80)]
+    pairs = [*good[:37], (response, "5"), *good[37:]]
+    with GraderPool(hostile, timeout=0.5, memory_gb=1.0) as pool:
+        verdicts = pool.grade(pairs)
+        assert pool.restarts == (error in ("timeout", "crash"))
+    bad = verdicts.pop(37)
+    assert bad.error == error
+    assert bad.category == ("format_1_answer_0" if error is None else "grade_error")
+    assert error is None or bad.reward is None
+    assert [verdict.reward for verdict in verdicts] == [float(a == b) for a, b in good]
+
+
+def test_many_bad_items_in_a_row(hostile):
+    pairs = [(kind, "5") for kind in ("hang", "exit", "5", "raise", "hang", "exit", "exit", "5")]
+    with GraderPool(hostile, timeout=0.3) as pool:
+        errors = [verdict.error for verdict in pool.grade(pairs)]
+        assert errors == ["timeout", "crash", None, "ZeroDivisionError", "timeout", "crash", "crash", None]
+        assert [verdict.reward for verdict in pool.grade([("5", "5"), ("6", "5")])] == [1.0, 0.0]
+
+
+def test_a_killed_item_takes_its_children_with_it(hostile, tmp_path):
+    note = tmp_path / "pid"
+    with GraderPool(hostile, workers=1, timeout=1.5) as pool:
+        assert pool.grade([(f"fork {note}", "5")])[0].error == "timeout"
+    assert gone_within(int(note.read_text()), 5.0)
+
+
+def test_close_leaves_no_process():
+    pool = GraderPool("gsm8k", workers=2)
+    pool.grade([("it is 5", "5")] * 100)
+    pids = [worker.process.pid for worker in pool._workers]
+    assert pids
+    assert all(map(alive, pids))
+    pool.close()
+    pool.close()
+    assert not any(map(alive, pids))
+
+
+def test_a_worker_that_was_killed_from_outside_is_replaced():
+    with GraderPool("gsm8k", workers=1) as pool:
+        assert pool.grade([("5", "5")])[0].reward == 1.0
+        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+        pool._workers[0].process.wait()
+        assert [verdict.reward for verdict in pool.grade([("5", "5"), ("6", "5")])] == [1.0, 0.0]
+
+
+def test_ctrl_c_is_not_for_the_workers():
+    with GraderPool("gsm8k", workers=1) as pool:
+        assert pool.grade([("5", "5")])[0].reward == 1.0
+        os.kill(pool._workers[0].process.pid, signal.SIGINT)
+        assert [verdict.reward for verdict in pool.grade([("5", "5"), ("6", "5")])] == [1.0, 0.0]
+        assert pool.restarts == 0
+
+
+def test_workers_are_recycled(monkeypatch):
+    monkeypatch.setattr("rlvr_cli.graders.pool._RECYCLE", 40)
+    seen = []
+    with GraderPool("gsm8k", workers=1) as pool:
+        for _ in range(4):
+            assert [verdict.reward for verdict in pool.grade([("5", "5")] * 30)] == [1.0] * 30
+            seen += [worker.process.pid for worker in pool._workers]
+        assert pool.restarts == 0
+    assert len(seen) == len(set(seen)) == 2  # the second and the fourth call used each worker up
+
+
+@pytest.mark.parametrize("response", ["5", "hang"], ids=["idle", "busy"])
+def test_workers_die_with_their_parent(hostile, response, tmp_path):
+    """A busy worker does not read its standard input, so the end of it is not enough."""
+    note = tmp_path / "pids"
+    script = f"""
+        import os, pathlib, signal, threading, time
+        from rlvr_cli.graders.pool import GraderPool
+        pool = GraderPool({hostile!r}, workers=2, timeout=600.0)
+        pool.grade([("5", "5")] * 100)
+        threading.Thread(target=pool.grade, args=[[({response!r}, "5")] * 100], daemon=True).start()
+        time.sleep(0.5)
+        pathlib.Path({str(note)!r}).write_text(" ".join(str(w.process.pid) for w in pool._workers))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, "PYTHONPATH": ROOT}, check=False
+    )
+    assert run.returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in note.read_text().split()]
+    assert len(pids) == 2
+    assert all(gone_within(pid, 5.0) for pid in pids)
+
+
+@pytest.mark.parametrize("how", ["-c", "stdin", "file"])
+def test_any_kind_of_parent(how, tmp_path):
+    """No `__main__` guard is needed: workers are programs of their own and import nothing of the parent's."""
+    script = (
+        "from rlvr_cli.graders.pool import GraderPool\n"
+        "pool = GraderPool('r1_zero')\n"
+        "print([v.reward for v in pool.grade([('</think> <answer> 5 </answer>', '5')] * 3)])\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    arguments = {"-c": ["-c", script], "stdin": ["-"], "file": [str(tmp_path / "script.py")]}[how]
+    run = subprocess.run(
+        [sys.executable, *arguments],
+        input=script if how == "stdin" else None,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ROOT},
+        check=False,
+    )
+    assert run.stdout == "[1.0, 1.0, 1.0]\n", run.stderr
+
+
+def test_an_interrupted_call_leaves_no_stale_answers(hostile):
+    with GraderPool(hostile, workers=1, timeout=60.0) as pool:
+        assert pool.grade([("5", "5")])[0].reward == 1.0
+        main = threading.main_thread().ident
+        assert main is not None
+        threading.Timer(0.4, signal.pthread_kill, [main, signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            pool.grade([("1", "1"), ("hang", "5"), ("2", "2")])
+        assert [verdict.reward for verdict in pool.grade([("6", "5"), ("5", "5")])] == [0.0, 1.0]
+
+
+def test_threads_may_share_a_pool():
+    results: dict[int, list[float | None]] = {}
+
+    def work(number: int) -> None:
+        results[number] = [verdict.reward for verdict in pool.grade([(str(number), str(n)) for n in range(40)])]
+
+    with GraderPool("gsm8k") as pool:
+        threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == {number: [float(n == number) for n in range(40)] for number in range(4)}
+
+
+def test_a_pool_outlives_the_thread_that_started_its_workers():
+    """The kernel sends a parent-death signal when the *thread* that started a process ends."""
+    with GraderPool("gsm8k", workers=1) as pool:
+        thread = threading.Thread(target=pool.grade, args=[[("5", "5")]])
+        thread.start()
+        thread.join()
+        assert [verdict.reward for verdict in pool.grade([("5", "5"), ("6", "5")])] == [1.0, 0.0]
+        assert pool.restarts == 0
+
+
+def test_text_of_any_kind_crosses_the_pipe():
+    odd = ["\ud800", "\x00", "\n", '"', "\u2028", "💯", "a" * 300_000]
+    with GraderPool("r1_zero", workers=1) as pool:
+        verdicts = pool.grade([(f"</think> <answer> {text}5 </answer>", text + "5") for text in odd])
+    assert all(verdict.error is None for verdict in verdicts)
+    assert [verdict.reward for verdict in verdicts] == [1.0] * len(odd)
+
+
+def test_options_reach_the_workers():
+    pair = ("r </think>\n<answer> 5 </answer>", "5")
+    with (
+        GraderPool("r1_zero", workers=1) as literal,
+        GraderPool("r1_zero", format_rule="lenient", workers=1) as lenient,
+    ):
+        assert literal.grade([pair])[0].failure_kind == "malformed_tags"
+        assert lenient.grade([pair])[0].reward == 1.0
+    puzzle = json.dumps({"numbers": [1, 2], "target": 3})
+    with GraderPool("countdown", workers=1) as pool:
+        verdicts = pool.grade(
+            [("</think> <answer> 1 + 2 </answer>", puzzle), ("</think> <answer> 1 </answer>", "not a puzzle")]
+        )
+    assert [verdict.error for verdict in verdicts] == [None, "ValueError"]
+
+
+def test_a_grader_that_cannot_be_used_is_a_user_s_error(tmp_path):
+    with pytest.raises(RlvrError, match="no grader nonsense"):
+        GraderPool("nonsense")
+    with pytest.raises(RlvrError, match="no grader file"):
+        GraderPool(f"{tmp_path / 'absent.py'}:grade")
+    path = tmp_path / "mine.py"
+    path.write_text("import nothing_of_this_name\n\ndef grade(response, truth):\n    return {'reward': 1}\n")
+    with GraderPool(f"{path}:grade") as pool, pytest.raises(RlvrError, match="ModuleNotFoundError"):
+        pool.grade([("5", "5")])
+    path.write_text("import os\nos._exit(1)\n\ndef grade(response, truth):\n    return {'reward': 1}\n")
+    with GraderPool(f"{path}:grade") as pool, pytest.raises(RlvrError, match="does not start"):
+        pool.grade([("5", "5")])
+
+
+def test_the_parent_does_not_run_a_user_s_file(tmp_path):
+    path = tmp_path / "mine.py"
+    note = f"with open({str(tmp_path / 'ran')!r}, 'w') as file:\n    file.write(str(os.getpid()))\n"
+    path.write_text(f"import os\n\n{note}\n\ndef grade(response, truth):\n    return {{'reward': 1}}\n")
+    with GraderPool(f"{path}:grade", workers=1) as pool:
+        assert not (tmp_path / "ran").exists()
+        assert pool.grade([("5", "5")])[0].reward == 1.0
+    assert (tmp_path / "ran").read_text() != str(os.getpid())
