@@ -1,0 +1,518 @@
+"""Any OpenAI-compatible endpoint as a sampler: for measuring models that run elsewhere.
+
+Enters: requests. Leaves: completions in the order in which they come back, one HTTP request for each; a key, read from
+the environment, goes to the endpoint and nowhere else.
+
+Where a response ended is what endpoints do not agree on: most cut the stop string off and say "stop", which is what
+they say of EOS too. A grader that looks for `</answer>` must not be guessed at, so:
+
+- the endpoint is asked to keep the stop string (vLLM does), and what it says of the matched one is used (`stop_reason`
+  of vLLM, `matched_stop` of SGLang): a stop string that was matched and cut is put back;
+- an endpoint that ends a response with "stop", and neither shows a stop string nor says what matched, is asked again
+  without stop strings, and so it goes from then on: responses run to EOS or to the limit, and are cut here after the
+  first stop string. That costs tokens, and gives exactly the text that every other engine gives.
+"""
+
+import asyncio
+import email.utils
+import importlib
+import importlib.util
+import ipaddress
+import json
+import logging
+import os
+import queue
+import random
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.records import Completion, Request, SamplingParams
+from rlvr_cli.samplers.stopping import first_stop
+from rlvr_cli.text import printable, storable
+
+logger = logging.getLogger(__name__)
+
+PLACEHOLDER_KEY = "EMPTY"  # sent to an endpoint on this machine when the variable is not set
+FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds of backoff
+OF_THE_PROMPT = {400, 413, 422}  # statuses that say something of one request and nothing of the next
+
+# Fields that an endpoint may not know, and what it means to do without.
+OPTIONAL = {
+    "seed": "its samples cannot be reproduced",
+    "min_tokens": "a response may end before --sampling-min-tokens",
+    "logprobs": "there are no log-probabilities",
+    "return_token_ids": "there are no token ids",
+    "include_stop_str_in_output": "",  # made up for here
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One sample to be asked for."""
+
+    request_index: int
+    sample_index: int
+    prompt: str
+    seed: int
+
+
+class _Failed(Exception):
+    """A request that failed for good; `spreads` when every other one would fail in the same way."""
+
+    def __init__(self, problem: str, *, spreads: bool = False) -> None:
+        super().__init__(problem)
+        self.problem, self.spreads = problem, spreads
+
+
+class OpenAISampler:
+    """Samples from an endpoint.
+
+    Args:
+        model: the endpoint's name of the model.
+        base_url: up to and including the version, such as http://localhost:8000/v1.
+        endpoint: "completions" sends the prompt as it stands, for base models; "chat" sends it as one user message,
+            and the endpoint wraps it in the model's chat template.
+        api_key_env: the environment variable that holds the key. For an endpoint on this machine it may be unset
+            (`PLACEHOLDER_KEY` is sent); one elsewhere that needs no key needs it set to anything.
+        max_concurrency: requests under way at once.
+        timeout: seconds that one sample may take, waiting and retrying included.
+        max_retries: tries after the first, on 408, 409, 429, 5xx and broken connections.
+
+    Attributes:
+        seeding: "endpoint": each sample's seed is sent, folded to the 31 bits that all endpoints take; what becomes of
+            it is the endpoint's business. "none" once it has refused seeds. For run.json.
+        notes: what this endpoint cannot do and what is done instead, one sentence each; grows while sampling.
+
+    Raises:
+        RlvrError: the openai package or the key is missing, or the address is none.
+    """
+
+    engine = "openai"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str,
+        endpoint: str = "completions",
+        api_key_env: str = "OPENAI_API_KEY",
+        max_concurrency: int = 32,
+        timeout: float = 600.0,
+        max_retries: int = 6,
+        policy_version: int = 0,
+    ) -> None:
+        if importlib.util.find_spec("openai") is None:
+            raise missing_extra("openai", "openai")
+        if endpoint not in ("completions", "chat"):
+            raise RlvrError(f"There is no endpoint {endpoint!r}.", "Choose completions or chat.")
+        assert min(max_concurrency, timeout, max_retries + 1) > 0, (max_concurrency, timeout, max_retries)
+        _check_url(base_url)
+        self.model, self.base_url, self.endpoint, self.api_key_env = model, base_url, endpoint, api_key_env
+        self.max_concurrency, self.timeout, self.max_retries = max_concurrency, timeout, max_retries
+        self.policy_version = policy_version
+        self.notes: tuple[str, ...] = ()
+        self._refused: frozenset[str] = frozenset()  # of OPTIONAL
+        self._length_field = "max_tokens"
+        self._sends_stop = True
+        self._jitter = random.Random()  # its own: the global generator is the trainer's
+        self._key()
+
+    @property
+    def seeding(self) -> str:
+        return "none" if "seed" in self._refused else "endpoint"
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+        """Answer every seed of every request; completions come in the order in which they come back.
+
+        The first sample is asked for alone, to learn what the endpoint can do. Closing the iterator drops what is under
+        way.
+
+        Log-probabilities are those of the endpoint, asked for only where they are of the distribution that is sampled
+        from: most endpoints give them before temperature and top_p, so at temperature 1 (or 0) and top_p 1.
+
+        Raises:
+            RlvrError: some samples failed for good. It comes after every other completion was yielded; when the failure
+                is every sample's (a refused key; as many in a row as are asked for at once), no new ones are asked for.
+        """
+        for i, request in enumerate(requests):
+            if storable(request.prompt) != request.prompt:
+                raise RlvrError(f"Prompt {i} is not valid Unicode: it has a lone surrogate.", "Repair the data set.")
+        items = [_Item(i, j, r.prompt, s) for i, r in enumerate(requests) for j, s in enumerate(r.seeds)]
+        if not items:
+            return
+        outbox: queue.SimpleQueue[Completion | BaseException | None] = queue.SimpleQueue()
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(self._serve(items, params, outbox))
+        # In a thread of its own, so that requests go on while the caller grades what it has.
+        thread = threading.Thread(target=_drive, args=(loop, task, outbox), name="rlvr-openai", daemon=True)
+        thread.start()
+        try:
+            while (item := outbox.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            with suppress(RuntimeError):  # the loop has ended by itself
+                loop.call_soon_threadsafe(task.cancel)
+            thread.join()
+
+    def load_weights(self, model: Any, policy_version: int) -> None:
+        """Raises RlvrError: the weights behind an endpoint cannot be changed from here."""
+        raise RlvrError(
+            "The weights behind an endpoint cannot be changed from here.",
+            "Train with --engine transformers or vllm; an endpoint is for rlvr eval.",
+        )
+
+    def close(self) -> None:
+        """Nothing to give back: connections end with the call of `sample` that opened them."""
+
+    def _key(self) -> str:
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key and _is_local(self.base_url):
+            return PLACEHOLDER_KEY
+        if not key:
+            raise RlvrError(
+                f"The environment variable {self.api_key_env} is not set.",
+                f"Put the endpoint's key there, or name another variable: --api-key-env NAME. For an endpoint that "
+                f"needs no key: export {self.api_key_env}={PLACEHOLDER_KEY}",
+            )
+        if not (key.isascii() and key.isprintable()):
+            raise RlvrError(f"The key in {self.api_key_env} has characters that no key can have.", "Set it again.")
+        return key
+
+    async def _serve(self, items: Sequence[_Item], params: SamplingParams, outbox: queue.SimpleQueue) -> None:
+        """Ask for every item; completions and, at the end, the error for those that failed go to the outbox."""
+        openai: Any = importlib.import_module("openai")
+        waiting, failures, failed_in_a_row = deque(items), [], 0
+        skipped: list[_Item] = []
+        key = self._key()
+
+        async def work(count: int) -> None:
+            nonlocal failed_in_a_row
+            while waiting and count:
+                count -= 1
+                item = waiting.popleft()
+                try:
+                    outbox.put(await self._ask(client, item, params))
+                    failed_in_a_row = 0
+                except _Failed as failure:
+                    failures.append((item, failure))
+                    failed_in_a_row += 1
+                    if failure.spreads or failed_in_a_row >= max(8, self.max_concurrency):
+                        skipped.extend(waiting)
+                        waiting.clear()
+
+        async with openai.AsyncOpenAI(
+            api_key=key, base_url=self.base_url, max_retries=0, timeout=self.timeout
+        ) as client:
+            await work(1)
+            await asyncio.gather(*(work(len(items)) for _ in range(min(self.max_concurrency, len(waiting)))))
+        if failures:
+            item, failure = failures[0]
+            said = failure.problem if key == PLACEHOLDER_KEY else failure.problem.replace(key, "[key]")
+            raise RlvrError(
+                f"{len(failures)} of {len(items)} samples failed at {urlsplit(self.base_url).netloc}"
+                + (f", and {len(skipped)} were not asked for" if skipped else "")
+                + f". Sample {item.sample_index} of prompt {item.request_index}: {printable(said, keep='')}",
+                "What was answered is kept: resume the run to ask for the rest.",
+            )
+
+    async def _ask(self, client: Any, item: _Item, params: SamplingParams) -> Completion:
+        """One sample, however many tries it takes.
+
+        Raises:
+            _Failed: it will not come.
+        """
+        openai: Any = importlib.import_module("openai")
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self.timeout
+        resource = client.completions if self.endpoint == "completions" else client.chat.completions
+        refused, tries = self._refused, 0
+        while True:
+            refused |= self._refused
+            sends_stop, length_field = self._sends_stop, self._length_field
+            fields, extra = self._fields(item, params, refused)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    response = await resource.with_raw_response.create(**fields, extra_body=extra)
+                answer = _read_answer(response.http_response.text, chat=self.endpoint == "chat")
+            except TimeoutError:
+                raise _Failed(f"no answer within {self.timeout:g} s.") from None
+            except openai.APIStatusError as error:
+                status, said = error.status_code, _said(error.response.text)
+                if status in (400, 422):
+                    if self.endpoint == "chat" and "max_completion_tokens" in said and length_field == "max_tokens":
+                        self._length_field = "max_completion_tokens"
+                        continue
+                    if new := {f for f in OPTIONAL if f in fields | extra and re.search(rf"\b{f}\b", said)}:
+                        refused |= new
+                        continue
+                problem, hint = f"{status} {said}", error.response.headers
+                if not _may_pass(status, said):
+                    raise _Failed(problem, spreads=status not in OF_THE_PROMPT) from None
+            except (openai.APIConnectionError, openai.APIResponseValidationError) as error:
+                problem, hint = f"{error} ({type(error.__cause__ or error).__name__})", {}
+            except _Unreadable as error:
+                problem, hint = str(error), {}
+            else:
+                self._learn(refused)
+                if answer.text and not answer.num_tokens:
+                    self._note("The endpoint does not count tokens: responses are stored with a length of 0.")
+                if answer.is_ambiguous(params.stop) and sends_stop and params.stop:
+                    self._stop_here()
+                    continue
+                return _completion(item, answer, params, cut_here=not sends_stop)
+            tries += 1
+            if tries > self.max_retries:
+                raise _Failed(f"{problem} (tried {tries} times)")
+            delay = self._delay(tries, hint)
+            if clock() + delay >= deadline:
+                raise _Failed(f"{problem} (a next try in {delay:.0f} s would be past the timeout)")
+            await asyncio.sleep(delay)
+
+    def _fields(
+        self, item: _Item, params: SamplingParams, refused: frozenset[str]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The fields of the API, and those that only some endpoints know."""
+        fields: dict[str, Any] = {
+            "model": self.model,
+            self._length_field: params.max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "seed": _fold(item.seed),
+        }
+        chat = self.endpoint == "chat"
+        if chat:
+            fields["messages"] = [{"role": "user", "content": item.prompt}]
+        else:
+            fields["prompt"] = item.prompt
+        if params.temperature in (0, 1) and params.top_p == 1:
+            fields["logprobs"] = True if chat else 1
+        extra: dict[str, Any] = {"min_tokens": min(params.min_tokens, params.max_tokens), "return_token_ids": True}
+        if params.stop and self._sends_stop:
+            fields["stop"] = list(params.stop)
+            extra["include_stop_str_in_output"] = True
+        return (
+            {name: value for name, value in fields.items() if name not in refused},
+            {name: value for name, value in extra.items() if name not in refused},
+        )
+
+    def _learn(self, refused: frozenset[str]) -> None:
+        """Do without what was refused from now on: the request succeeded once it was left out."""
+        for name in sorted(refused - self._refused):
+            if OPTIONAL[name]:
+                self._note(f"The endpoint does not take {name}: {OPTIONAL[name]}.")
+        self._refused |= refused
+
+    def _stop_here(self) -> None:
+        if self._sends_stop:
+            self._sends_stop = False
+            self._note(
+                "The endpoint does not say which stop string ended a response: "
+                "responses run to their end, at the price of their tokens, and are cut here."
+            )
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes += (note,)
+            logger.warning(note)
+
+    def _delay(self, tries: int, headers: Mapping[str, str]) -> float:
+        """Seconds to wait: what the endpoint asks for, a little more at random, or exponential backoff with jitter."""
+        if (asked := _retry_after(headers)) is not None:
+            return asked * (1 + 0.1 * self._jitter.random())
+        return min(LONGEST_DELAY, FIRST_DELAY * 2 ** (tries - 1)) * (0.5 + 0.5 * self._jitter.random())
+
+
+# --- reading answers --------------------------------------------------------------------------------------------------
+
+
+class _Unreadable(Exception):
+    """A response of status 200 that holds no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What an endpoint said, before it is known what to make of its end."""
+
+    text: str
+    finish: str
+    matched: str | int | None
+    says_matched: bool  # whether the endpoint says at all what ended a response
+    tokens: tuple[str, ...]
+    logprobs: tuple[float, ...]
+    token_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    num_tokens: int
+
+    def is_ambiguous(self, stop: Sequence[str]) -> bool:
+        """Whether EOS ended it or a stop string that was cut off cannot be told."""
+        return self.finish == "stop" and not self.says_matched and not self.text.endswith(tuple(stop))
+
+
+def _read_answer(body: str, *, chat: bool) -> _Answer:
+    try:
+        data = json.loads(body)
+    except ValueError:
+        raise _Unreadable(f"the answer is not JSON: {_said(body)}") from None
+    choices = data.get("choices") if isinstance(data, dict) else None
+    if not (isinstance(choices, list) and choices and isinstance(choices[0], dict)):
+        raise _Unreadable(f"the answer has no choices: {_said(body)}")
+    choice, usage = choices[0], data.get("usage") or {}
+    text = (choice.get("message") or {}).get("content") if chat else choice.get("text")
+    told = choice.get("logprobs") or {}
+    if chat:
+        entries = told.get("content") or []
+        tokens, logprobs = [e.get("token") for e in entries], [e.get("logprob") for e in entries]
+    else:
+        tokens, logprobs = told.get("tokens") or [], told.get("token_logprobs") or []
+    if not all(isinstance(x, int | float) for x in logprobs):
+        logprobs = []
+    matches = [choice[name] for name in ("stop_reason", "matched_stop") if name in choice]
+    token_ids = tuple(choice.get("token_ids") or ())
+    prompt_ids = tuple(choice.get("prompt_token_ids") or data.get("prompt_token_ids") or ())
+    if token_ids and len(logprobs) != len(token_ids):
+        logprobs = []
+    return _Answer(
+        text=text or "",
+        finish=str(choice.get("finish_reason") or "stop"),
+        matched=matches[0] if matches else None,
+        says_matched=bool(matches),
+        tokens=tuple(str(t) for t in tokens),
+        logprobs=tuple(float(x) for x in logprobs),
+        token_ids=token_ids,
+        prompt_ids=prompt_ids,
+        num_prompt_tokens=usage.get("prompt_tokens") or len(prompt_ids),
+        num_tokens=usage.get("completion_tokens") or len(token_ids) or len(logprobs),
+    )
+
+
+def _completion(item: _Item, answer: _Answer, params: SamplingParams, *, cut_here: bool) -> Completion:
+    text, reason = answer.text, None
+    logprobs, token_ids, num_tokens = answer.logprobs, answer.token_ids, answer.num_tokens
+    if cut_here and (found := first_stop(text, params.stop, start=_protected(answer, params.min_tokens))):
+        reason, end = found
+        text = text[:end]
+        kept = _tokens_up_to(answer, end)
+        if kept is None:  # whose tokens are which is not known: the count is of all that were generated
+            logprobs, token_ids = (), ()
+        else:
+            logprobs, token_ids, num_tokens = logprobs[:kept], token_ids[:kept], kept
+    elif isinstance(answer.matched, str) and answer.finish != "length":
+        reason = answer.matched
+        text = text if text.endswith(reason) else text + reason
+    elif answer.finish == "stop":
+        reason = next((s for s in params.stop if text.endswith(s) and not answer.says_matched), "eos")
+    elif answer.finish != "length":
+        reason = answer.finish  # such as content_filter: the endpoint's own word
+    return Completion(
+        request_index=item.request_index,
+        sample_index=item.sample_index,
+        text=text,
+        prompt_ids=answer.prompt_ids,
+        token_ids=token_ids,
+        logprobs=logprobs,
+        num_prompt_tokens=answer.num_prompt_tokens,
+        num_tokens=num_tokens,
+        finish_reason="length" if reason is None else "stop",
+        stop_reason=reason,
+        mean_entropy=None,
+    )
+
+
+def _tokens_up_to(answer: _Answer, end: int) -> int | None:
+    """How many tokens the first `end` characters took; None when the tokens do not spell the text."""
+    if not answer.tokens or not "".join(answer.tokens).startswith(answer.text):
+        return None
+    length = 0
+    for count, token in enumerate(answer.tokens, start=1):
+        length += len(token)
+        if length >= end:
+            return count
+    return None
+
+
+def _protected(answer: _Answer, min_tokens: int) -> int:
+    """Characters in which a stop string may not end, as far as the endpoint tells its tokens."""
+    spelled = "".join(answer.tokens).startswith(answer.text)
+    return len("".join(answer.tokens[:min_tokens])) if spelled else 0
+
+
+# --- small parts ------------------------------------------------------------------------------------------------------
+
+
+def _drive(loop: asyncio.AbstractEventLoop, task: asyncio.Task, outbox: queue.SimpleQueue) -> None:
+    """Run the task to its end in this thread; its error, if any, and then None go to the outbox."""
+    try:
+        loop.run_until_complete(task)
+    except asyncio.CancelledError:
+        pass
+    except BaseException as error:  # the caller's thread raises it
+        outbox.put(error)
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+        outbox.put(None)
+
+
+def _check_url(base_url: str) -> None:
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        shown = base_url.rpartition("@")[2]  # what stands before it may be a password
+        raise RlvrError(f"{shown!r} is no address of an endpoint.", "One looks like http://localhost:8000/v1")
+    if parts.username or parts.password:
+        raise RlvrError(
+            f"The address of the endpoint at {parts.hostname} holds a user name or password.",
+            "Put the key into an environment variable, and name that with --api-key-env.",
+        )
+
+
+def _is_local(base_url: str) -> bool:
+    host = urlsplit(base_url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _fold(seed: int) -> int:
+    """31 bits that depend on all 63: some endpoints take no more, and some proxies round above 53."""
+    return (seed * 0x9E3779B97F4A7C15 % 2**64) >> 33
+
+
+def _may_pass(status: int, said: str) -> bool:
+    """Whether the same request may be answered later; a spent quota is not."""
+    return status in (408, 409) or status >= 500 or (status == 429 and "insufficient_quota" not in said)
+
+
+def _said(body: str) -> str:
+    """The message of an error body, shortened."""
+    try:
+        data = json.loads(body)
+        error = data.get("error", data) if isinstance(data, dict) else data
+        body = json.dumps(error, ensure_ascii=False) if isinstance(error, dict | list) else str(error)
+    except ValueError:
+        pass
+    body = " ".join(body.split())
+    return body if len(body) <= 500 else body[:500] + "…"
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a response asks to wait (RFC 9110, section 10.2.3: a number or a date), at least 0."""
+    with suppress(KeyError, ValueError):
+        return max(0.0, float(headers["retry-after-ms"]) / 1000)
+    value = headers.get("retry-after", "")
+    with suppress(ValueError):
+        return max(0.0, float(value))
+    with suppress(TypeError, ValueError):
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    return None

@@ -1,0 +1,133 @@
+"""What every engine agrees on: how a prompt becomes ids, how ids become text, and where a response ends.
+
+Enters: prompts, sampled ids, stop strings. Leaves: prompt ids, response text, the stop string that ended it. The rules
+are vLLM's, so that one request means the same to every engine:
+
+- a prompt is tokenised with the tokenizer's special tokens (a BOS where the tokenizer has one);
+- special tokens do not show in a response's text;
+- a stop string ends a response only after more than `min_tokens` tokens, and only when its last character comes after
+  the text of those `min_tokens` tokens; the one that is complete first wins, and of two complete at the same place the
+  one listed first. It is kept in the text; what the last token holds after it is cut from the text, not from the ids;
+- a token that completes a stop string and is EOS, or the last one allowed, counts as the stop string.
+
+Where a response breaks off within a character, its text ends in U+FFFD, as decoding its ids does; vLLM drops it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlvr_cli.errors import RlvrError
+
+_UNDECODABLE = "\ufffd"  # what decoding shows for bytes that are no whole character (yet)
+
+
+def prompt_token_ids(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
+    """The ids that an engine is to be given for each prompt.
+
+    Raises:
+        RlvrError: a prompt is no valid Unicode, or comes to no token at all.
+    """
+    for index, prompt in enumerate(prompts):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise RlvrError(
+                f"Prompt {index} is not valid Unicode: a lone surrogate at character {error.start}.",
+                "Repair the text in the data set; half of a \\ud83d\\ude00 pair is a common cause.",
+            ) from None
+    encoded = tokenizer(list(prompts), verbose=False)["input_ids"] if prompts else []
+    for index, ids in enumerate(encoded):
+        if not ids:
+            raise RlvrError(f"Prompt {index} is empty: it has no tokens.", "Give every question a prompt.")
+    return [list(ids) for ids in encoded]
+
+
+def response_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """The text of sampled ids, special tokens left out; bytes that form no character become U+FFFD."""
+    return tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def first_stop(text: str, stop: Sequence[str], *, start: int = 0) -> tuple[str, int] | None:
+    """The stop string that is complete first in `text`, and the character index just after it.
+
+    Args:
+        start: only a stop string that ends after this index counts, even if it begins before.
+
+    Returns:
+        None when no stop string does.
+    """
+    best: tuple[str, int] | None = None
+    for string in stop:
+        found = text.find(string, max(0, start + 1 - len(string)))
+        if found >= 0 and (best is None or found + len(string) < best[1]):
+            best = string, found + len(string)
+    return best
+
+
+def eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Every id that ends a response: the tokenizer's EOS and those of the model's generation config, ascending."""
+    ids = {tokenizer.eos_token_id}
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids.update(configured if isinstance(configured, list | tuple) else [configured])
+    return tuple(sorted(i for i in ids if i is not None))
+
+
+class StopStrings:
+    """Finds stop strings across token borders without decoding at every token.
+
+    A stop string can only become complete at a token that holds its last character. `candidates` marks those tokens
+    (for most vocabularies and `</answer>`, one in a hundred), and only after one of them is the response decoded, and
+    then whole: what is searched is the text that `response_text` gives, so split characters are no special case.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str], *, vocab_size: int) -> None:
+        """Build the table of candidates, one decoding per token of the vocabulary.
+
+        Raises:
+            RlvrError: a stop string is empty.
+        """
+        if "" in stop:
+            raise RlvrError("A stop string is empty: every response would end at once.", "Leave it out.")
+        self.tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self.candidates = np.zeros(vocab_size, dtype=bool)
+        if self._stop:
+            known = min(vocab_size, len(tokenizer))  # a padded head has ids that no token stands behind
+            self.candidates[:known] = _may_complete(tokenizer, {string[-1] for string in self._stop}, known)
+
+    def find(self, token_ids: Sequence[int], *, min_tokens: int) -> tuple[str, str] | None:
+        """Whether the last of `token_ids`, a candidate, completes a stop string.
+
+        Returns:
+            The text up to and including the stop string, and the stop string; None when the response goes on.
+        """
+        if not self._stop or len(token_ids) <= min_tokens:
+            return None
+        text = response_text(self.tokenizer, token_ids)
+        protected = response_text(self.tokenizer, token_ids[:min_tokens]).rstrip(_UNDECODABLE) if min_tokens else ""
+        found = first_stop(text, self._stop, start=len(protected))
+        if found is None:
+            return None
+        string, end = found
+        return text[:end], string
+
+
+def _may_complete(tokenizer: Any, last_characters: set[str], vocab_size: int) -> list[bool]:
+    """For each id, whether it adds one of the characters to a text, or bytes that may be a part of one.
+
+    Each is decoded behind another token, since some decoders treat the first token of a text differently.
+    """
+    lead = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+    pairs = [[*lead, token_id] for token_id in range(vocab_size)]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    texts = (
+        backend.decode_batch(pairs, skip_special_tokens=True)
+        if backend is not None
+        else [response_text(tokenizer, pair) for pair in pairs]
+    )
+    lead_text = response_text(tokenizer, lead)
+    watched = last_characters if all(c.isascii() for c in last_characters) else {*last_characters, _UNDECODABLE}
+    in_lead = {c: lead_text.count(c) for c in watched}
+    return [any(text.count(c) > in_lead[c] for c in watched) for text in texts]

@@ -1,0 +1,721 @@
+"""The embedded engine: requests -> completions, on any decoder-only `transformers` model with ordinary attention.
+
+Continuous batching over a preallocated key-value cache. Each prompt is run through the model once, whatever the number
+of its samples; rows that finish leave the batch and waiting ones take their place. A sample's tokens are a function of
+the weights, its prompt and its seed alone: every draw is a pure function of (seed, position), so neither the other rows
+of the batch nor their number or order matter, up to the rounding of the matrix products.
+
+How rows lie in the cache: all rows write the key and value of their newest token into the same column, so a row that
+has n tokens lies in the n columns up to that one (a batch padded on the left). A step is then one slice copy per layer
+and one slice of a mask that hardly ever changes. When the columns are used up the live ones move back to the beginning.
+"""
+
+import os
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.records import Completion, FinishReason, Request, SamplingParams
+from rlvr_cli.samplers.stopping import StopStrings, eos_token_ids, prompt_token_ids, response_text
+
+_MAX_ROWS = 256  # more rows hardly raise the rate: what a step costs beyond its arithmetic is spread thin by then
+_PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
+_COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
+_ATTENTION = "rlvr_decode"
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """One number in [0, 1) per (seed, position): the same pair gives the same number, always and everywhere.
+
+    Output number `position` of a SplitMix64 generator (Steele, Lea and Flood, OOPSLA 2014,
+    https://doi.org/10.1145/2714064.2660195) whose state starts at the mixed seed; the top 53 bits become the fraction.
+    Mixing the seed first keeps seeds that differ by a multiple of the generator's increment from sharing numbers.
+
+    Args:
+        seeds: (rows,) integers in [0, 2**63).
+        positions: (rows,) integers >= 0, the index of the token in its response.
+
+    Returns:
+        (rows,) float64.
+    """
+    increments = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    return (_mix(_mix(seeds.astype(np.uint64)) + increments) >> np.uint64(11)) * 2.0**-53
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The first index whose running sum exceeds `uniforms` x the row's total; never one whose weight is zero.
+
+    Sums are float64. A large vocabulary is searched in two steps, block and then place, which needs one fast pass over
+    the weights in place of a running sum over all of them.
+
+    Args:
+        weights: (rows, vocab) >= 0, not all zero in any row; they need not sum to 1.
+        uniforms: (rows,) float64 in [0, 1).
+
+    Returns:
+        (rows,) int64.
+    """
+    rows, vocab = weights.shape
+    if vocab <= 2048:
+        running = weights.cumsum(-1, dtype=torch.float64)
+        return _first_above(running, uniforms * running[:, -1])[0]
+    size = 512
+    blocks = F.pad(weights, (0, -vocab % size)).view(rows, -1, size)
+    running = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
+    block, rest = _first_above(running, uniforms * running[:, -1])
+    inside = blocks[torch.arange(rows, device=block.device), block].cumsum(-1, dtype=torch.float64)
+    return (block * size + _first_above(inside, rest)[0]).clamp_(max=vocab - 1)
+
+
+def _first_above(running: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first index whose running sum is above the target, and what of the target is left within it.
+
+    The target is kept below the last sum: rounding may not push it past the last weight that is not zero.
+    """
+    target = torch.minimum(target, torch.nextafter(running[:, -1], running.new_zeros(())))
+    index = torch.searchsorted(running, target[:, None], right=True)[:, 0].clamp_(max=running.shape[1] - 1)
+    before = F.pad(running, (1, 0)).gather(1, index[:, None])[:, 0]
+    return index, target - before
+
+
+def nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Zero all but the most probable tokens, as few as together have at least `top_p` (Holtzman et al. 2020).
+
+    Args:
+        probabilities: (rows, vocab), each row sums to 1. Of equal ones the lower index is kept first.
+    """
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    before = F.pad(ordered.cumsum(-1, dtype=torch.float64)[:, :-1], (1, 0))
+    kept = torch.empty_like(before, dtype=torch.bool).scatter_(-1, order, before < top_p)
+    return probabilities.masked_fill(~kept, 0.0)
+
+
+class Draw(NamedTuple):
+    """What was drawn for each row of a batch."""
+
+    tokens: torch.Tensor  # (rows,) int64
+    logprobs: torch.Tensor  # (rows,) nats, of the distribution that was drawn from
+    entropy: torch.Tensor  # (rows,) nats
+
+
+def draw_tokens(
+    logits: torch.Tensor,
+    uniforms: torch.Tensor,
+    *,
+    temperature: float,
+    top_p: float,
+    barred: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Draw:
+    """Draw one token per row by inverse CDF on the processed distribution.
+
+    Args:
+        logits: (rows, vocab) float32; may be overwritten.
+        uniforms: (rows,) float64 in [0, 1).
+        temperature: divides the logits; 0 takes the most probable token instead, and then log-probabilities and
+            entropy are those at temperature 1, and `top_p` has no say.
+        top_p: see `nucleus`; 1 keeps all.
+        barred: (indices of rows, ids): tokens that those rows must not draw.
+
+    Returns:
+        Log-probabilities are of the distribution that is left: divided by the temperature, without the barred tokens,
+        cut to the nucleus. The entropy is the exact one of softmax(logits / temperature), before barring and cutting,
+        so that it is the number that a forward pass over the same tokens gives.
+    """
+    if temperature > 0 and temperature != 1:
+        logits.div_(temperature)
+    logp = logits.log_softmax(-1).clamp_(min=torch.finfo(logits.dtype).min)  # 0 x log 0 must be 0, not NaN
+    p = logp.exp()
+    entropy = -torch.linalg.vecdot(p, logp)
+    if barred is not None:
+        logits[barred[0][:, None], barred[1]] = -torch.inf
+        logp = logits.log_softmax(-1)
+        p = logp.exp()
+    if temperature == 0:
+        tokens = logits.argmax(-1)
+        return Draw(tokens, logp.gather(1, tokens[:, None])[:, 0], entropy)
+    if top_p < 1:
+        p = nucleus(p, top_p)
+    tokens = inverse_cdf(p, uniforms)
+    logprobs = logp.gather(1, tokens[:, None])[:, 0]
+    if top_p < 1:
+        logprobs = logprobs - p.sum(-1, dtype=torch.float64).log().float()
+    return Draw(tokens, logprobs, entropy)
+
+
+@dataclass(slots=True)
+class _Window:
+    """The part of the cache that a step reads: rows [0, rows), columns [low, column], of which it writes the last."""
+
+    rows: int = 0
+    low: int = 0
+    column: int = 0
+
+
+class _SlotLayer(CacheLayerMixin):
+    """One layer's keys and values, (rows, key-value heads, columns, head size); `window` tells what is in use."""
+
+    is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, window: _Window, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.window, self.keys, self.values = window, keys, values
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        raise AssertionError("slots are allocated before the first step")
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
+        w = self.window
+        keys, values = self.keys[: w.rows, :, w.low : w.column + 1], self.values[: w.rows, :, w.low : w.column + 1]
+        keys[:, :, -1:] = key_states
+        values[:, :, -1:] = value_states
+        return keys, values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.window.column + 1 - self.window.low, 0
+
+    def get_seq_length(self) -> int:
+        return self.window.column - self.window.low
+
+    def get_max_length(self) -> int:
+        return self.keys.shape[2]
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention for a prefill (causal, no mask) and for a step (one query per row, additive mask).
+
+    In a step the query heads that share a key-value head are given as so many queries to it: the same numbers as
+    repeating keys and values for each query head, without the copies.
+    """
+    rows, heads, length, size = query.shape
+    if length > 1 or attention_mask is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    if (
+        query.device.type == "cpu" and query.dtype == torch.float32
+    ):  # so few queries do not fill the fused kernel's blocks
+        queries = query.reshape(rows * key.shape[1], heads // key.shape[1], size) * (scaling or size**-0.5)
+        scores = torch.bmm(queries, key.flatten(0, 1).transpose(1, 2)).view(rows, heads, -1).add_(attention_mask[:, 0])
+        weights = scores.softmax(-1).view(rows * key.shape[1], heads // key.shape[1], -1)
+        return torch.bmm(weights, value.flatten(0, 1)).view(rows, 1, heads, -1), None
+    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
+    out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+    return out.reshape(rows, 1, heads, -1), None
+
+
+AttentionInterface.register(_ATTENTION, _attend)
+
+
+# Per layer the keys and values of a prompt but its last token, (key-value heads, tokens, head size).
+_Prefix = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(slots=True)
+class _Question:
+    """A request under way: its prompt, and those of its samples that have no seat in the batch yet."""
+
+    request_index: int
+    prompt_ids: list[int]
+    samples: deque[tuple[int, int]]  # (sample index, seed)
+    prefix: _Prefix | None = None  # once the prompt was run through the model
+
+
+class _Batch:
+    """Rows that are sampled together. Host arrays have one entry per row; a row that is not `alive` is a free seat.
+
+    The last prompt token is not part of the prefill but a row's first input, so every draw comes from a step.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        like: _Prefix,
+        *,
+        rows: int,
+        columns: int,
+        params: SamplingParams,
+        eos: Sequence[int],
+        stops: StopStrings,
+    ) -> None:
+        """Allocate `rows` x `columns` slots per layer, in the shape of the keys and values in `like`."""
+        self._model, self._params, self._stops = model, params, stops
+        device = model.device
+        self.window = _Window()
+        # Zeros, since a masked column still enters the weighted sum, with weight 0, and 0 x NaN is NaN.
+        self.layers = [
+            _SlotLayer(self.window, *(t.new_zeros(rows, t.shape[0], columns, t.shape[-1], device=device) for t in pair))
+            for pair in like
+        ]
+        self.cache = Cache(layers=list(self.layers))
+        self.columns = columns
+        self.mask = torch.full((rows, 1, 1, columns), -torch.inf, dtype=like[0][0].dtype, device=device)
+        self.inputs = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+        self.eos = torch.tensor(eos, dtype=torch.int64, device=device)
+        self._is_eos = np.zeros(len(stops.candidates), dtype=bool)
+        self._is_eos[list(eos)] = True
+        self._may_end = self._is_eos | stops.candidates
+
+        self.alive = np.zeros(rows, dtype=bool)
+        self.questions: list[_Question | None] = [None] * rows
+        self.sample = np.zeros(rows, dtype=np.int64)
+        self.seed = np.zeros(rows, dtype=np.int64)
+        self.start = np.zeros(rows, dtype=np.int64)  # the row's first column
+        self.born = np.zeros(rows, dtype=np.int64)  # the step that drew its first token
+        self.step = 0
+        # What was drawn in step s stands in column s modulo max_tokens: no row is older than that.
+        self.tokens = np.zeros((rows, params.max_tokens), dtype=np.int64)
+        self.logprobs = np.zeros((rows, params.max_tokens), dtype=np.float32)
+        self.entropy = np.zeros((rows, params.max_tokens), dtype=np.float32)
+
+    @property
+    def free(self) -> int:
+        return len(self.alive) - int(self.alive.sum())
+
+    def seat(self, question: _Question) -> None:
+        """Give free rows to the question's samples, as many as there are of both."""
+        w, length = self.window, len(question.prompt_ids) - 1
+        rows = np.flatnonzero(~self.alive)[: len(question.samples)]
+        assert question.prefix is not None
+        assert w.column >= length, (w.column, length)
+        at = torch.as_tensor(rows, device=self.inputs.device)
+        for layer, (keys, values) in zip(self.layers, question.prefix, strict=True):
+            layer.keys[at, :, w.column - length : w.column] = keys
+            layer.values[at, :, w.column - length : w.column] = values
+        self.mask[at] = -torch.inf
+        self.mask[at, :, :, w.column - length :] = 0
+        self.inputs[at] = question.prompt_ids[-1]
+        self.positions[at] = length
+        self.alive[rows], self.born[rows], self.start[rows] = True, self.step, w.column - length
+        for row in rows:
+            self.questions[row] = question
+            self.sample[row], self.seed[row] = question.samples.popleft()
+        w.rows = max(w.rows, int(rows[-1]) + 1)
+        self._refit()
+
+    def make_room(self, length: int) -> None:
+        """Have `length` columns to the left of the next one to be written, for a prompt that is to be seated."""
+        if self.window.column < length or self.window.column == self.columns:
+            self._move(length)
+
+    def forward(self) -> torch.Tensor:
+        """Feed every row its newest token; the logits of the next, (rows, vocab) float32."""
+        w = self.window
+        if w.column == self.columns:
+            self._move(0)
+        out = self._model(
+            input_ids=self.inputs[: w.rows],
+            position_ids=self.positions[: w.rows],
+            attention_mask=self.mask[: w.rows, :, :, w.low : w.column + 1],
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        w.column += 1
+        return out.logits[:, -1].float()
+
+    def advance(self) -> list[Completion]:
+        """Draw one token for every row; the completions that it ended, whose rows are then free."""
+        rows, params = self.window.rows, self._params
+        logits = self.forward()
+        age = self.step - self.born[:rows]
+        u = torch.from_numpy(uniforms(self.seed[:rows], age)).to(logits.device)
+        with torch.autocast(logits.device.type, enabled=False):  # drawing is float32 whatever the model ran in
+            draw = draw_tokens(
+                logits,
+                u,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                barred=self._barred(age < params.min_tokens),
+            )
+        self.inputs[:rows, 0] = draw.tokens
+        self.positions[:rows] += 1
+        tokens = draw.tokens.cpu().numpy()
+        entropy = draw.entropy.cpu().numpy()
+        if not np.isfinite(entropy).all():
+            raise RlvrError(
+                f"The model's logits are not finite (token {int(age[~np.isfinite(entropy)][0])} of a response).",
+                "Its weights have diverged, or overflow in this precision: lower the learning rate, or load the model "
+                "in float32.",
+            )
+        slot = self.step % params.max_tokens
+        self.tokens[:rows, slot] = tokens
+        self.logprobs[:rows, slot] = draw.logprobs.cpu().numpy()
+        self.entropy[:rows, slot] = entropy
+        self.step += 1
+        may_end = self.alive[:rows] & (self._may_end[tokens] | (age + 1 == params.max_tokens))
+        completions = [c for row in np.flatnonzero(may_end) if (c := self._finish(int(row))) is not None]
+        if completions:
+            self.positions[:rows][torch.as_tensor(~self.alive[:rows], device=self.positions.device)] = 0
+            self._refit()
+        return completions
+
+    def compact(self) -> None:
+        """Move the last live rows into the free seats before them, so that a step computes live rows only."""
+        live = int(self.alive.sum())
+        holes = np.flatnonzero(~self.alive[:live])
+        movers = np.flatnonzero(self.alive[live:]) + live
+        w = self.window
+        if len(holes):
+            to, of = (torch.as_tensor(rows, device=self.inputs.device) for rows in (holes, movers))
+            for layer in self.layers:
+                for slots in (layer.keys, layer.values):
+                    slots[:, :, w.low : w.column][to] = slots[:, :, w.low : w.column][of]
+            for tensor in (self.mask, self.inputs, self.positions):
+                tensor[to] = tensor[of]
+            for array in (self.sample, self.seed, self.start, self.born, self.tokens, self.logprobs, self.entropy):
+                array[holes] = array[movers]
+            for hole, mover in zip(holes, movers, strict=True):
+                self.questions[hole], self.questions[mover] = self.questions[mover], None
+            self.alive[holes], self.alive[movers] = True, False
+        w.rows = live
+
+    def _barred(self, young: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """EOS is barred from responses that are shorter than `min_tokens`."""
+        if not len(self.eos) or not young.any():
+            return None
+        return torch.as_tensor(np.flatnonzero(young), device=self.eos.device), self.eos
+
+    def _finish(self, row: int) -> Completion | None:
+        """The completion of a row that its newest token ended; None when it goes on after all."""
+        params, question = self._params, self.questions[row]
+        assert question is not None
+        count = self.step - int(self.born[row])
+        slots = np.arange(int(self.born[row]), self.step) % params.max_tokens
+        tokens = self.tokens[row, slots].tolist()
+        reason: FinishReason = "stop"
+        stop: str | None
+        # A token may be EOS, or the last one allowed, and complete a stop string: then the stop string is the reason.
+        if self._stops.candidates[tokens[-1]] and (found := self._stops.find(tokens, min_tokens=params.min_tokens)):
+            text, stop = found
+        elif self._is_eos[tokens[-1]]:
+            text, stop = response_text(self._stops.tokenizer, tokens), "eos"
+        elif count == params.max_tokens:
+            text, reason, stop = response_text(self._stops.tokenizer, tokens), "length", None
+        else:
+            return None
+        self.alive[row], self.questions[row] = False, None
+        return Completion(
+            request_index=question.request_index,
+            sample_index=int(self.sample[row]),
+            text=text,
+            prompt_ids=tuple(question.prompt_ids),
+            token_ids=tuple(tokens),
+            logprobs=tuple(self.logprobs[row, slots].tolist()),
+            num_prompt_tokens=len(question.prompt_ids),
+            num_tokens=count,
+            finish_reason=reason,
+            stop_reason=stop,
+            mean_entropy=float(self.entropy[row, slots].mean(dtype=np.float64)),
+        )
+
+    def _refit(self) -> None:
+        """Read no column left of the first live one."""
+        live = self.start[self.alive]
+        self.window.low = int(live.min()) if len(live) else self.window.column
+
+    def _move(self, room: int) -> None:
+        """Move the live columns to the beginning, or as far from it as leaves `room` columns before the next one."""
+        w = self.window
+        length = w.column - w.low
+        target = max(0, room - length)
+        assert target + length < self.columns, (room, length, self.columns)
+        for tensor in (self.mask, *(t for layer in self.layers for t in (layer.keys, layer.values))):
+            axis = tensor.dim() - 1 if tensor is self.mask else 2
+            live = tensor[: w.rows].narrow(axis, w.low, length).clone()
+            tensor[: w.rows].narrow(axis, target, length).copy_(live)
+        self.mask[: w.rows, :, :, :target] = -torch.inf
+        self.mask[: w.rows, :, :, target + length :] = 0
+        self.start[: w.rows] += target - w.low
+        w.low, w.column = target, target + length
+
+
+class TransformersSampler:
+    """Samples in this process, from the very weights that are trained: there is nothing to synchronise.
+
+    While completions are being consumed the model may be used for other things (its mode and its attention are put back
+    before each of them is handed out), but its weights must not change.
+    """
+
+    engine: Literal["transformers"] = "transformers"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_batch_size: int | None = None,
+        kv_memory_bytes: int | None = None,
+        autocast_dtype: torch.dtype | None = None,
+        policy_version: int = 0,
+    ) -> None:
+        """Check on a few tokens that the model gives the same logits through the engine's cache as without it.
+
+        Args:
+            model: on the device to sample on. It is shared, not copied.
+            max_batch_size: samples in the batch at once; by default 256. Fewer when the memory holds no more.
+            kv_memory_bytes: what keys, values and logits of a batch may take; by default a quarter of the memory that
+                this process may use (CPU), or half of what is free (CUDA) when `sample` is called.
+            autocast_dtype: run the model under `torch.autocast` in this precision, as its training does.
+
+        Raises:
+            RlvrError: the model is of a kind that this engine cannot run.
+        """
+        assert max_batch_size is None or max_batch_size > 0, max_batch_size
+        self.policy_version = policy_version
+        self._model, self._tokenizer = model, tokenizer
+        self._max_rows = max_batch_size or _MAX_ROWS
+        self._kv_memory_bytes = kv_memory_bytes
+        self._autocast_dtype = autocast_dtype
+        self._eos = eos_token_ids(model, tokenizer)
+        self._stops: dict[tuple[str, ...], StopStrings] = {}
+        self._vocab_size, self._like = self._probe()
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+        """Answer every seed of every request; completions come in the order in which they finish.
+
+        A consumer may stop early: closing the iterator gives its memory back.
+
+        Raises:
+            RlvrError: before anything is sampled, a prompt that is empty or that leaves no room in the model's context
+                for `max_tokens` more; while sampling, logits that are not finite.
+        """
+        assert params.max_tokens > 0, params
+        if params.min_tokens > params.max_tokens:
+            raise RlvrError(
+                f"At least {params.min_tokens} tokens are asked for, and at most {params.max_tokens}.",
+                "Make --sampling-min-tokens at most --sampling-max-tokens.",
+            )
+        prompts = prompt_token_ids(self._tokenizer, [request.prompt for request in requests])
+        limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        for index, ids in enumerate(prompts):
+            if limit is not None and len(ids) + params.max_tokens > limit:
+                raise RlvrError(
+                    f"Question {index}: its prompt has {len(ids)} tokens and up to {params.max_tokens} are to be "
+                    f"sampled, but the model's context holds {limit}.",
+                    f"Set --sampling-max-tokens to at most {limit - len(ids)}, or leave the question out."
+                    if len(ids) < limit
+                    else "Leave the question out, or take a model with a longer context.",
+                )
+        if params.stop not in self._stops:
+            self._stops[params.stop] = StopStrings(self._tokenizer, params.stop, vocab_size=self._vocab_size)
+        questions = [
+            _Question(index, ids, deque(enumerate(request.seeds)))
+            for index, (request, ids) in enumerate(zip(requests, prompts, strict=True))
+            if request.seeds
+        ]
+        # Longest first: neighbours need about as many columns, and the cache is at once as wide as it will have to be.
+        questions.sort(key=lambda question: -len(question.prompt_ids))
+        return self._stream(deque(questions), params, self._stops[params.stop])
+
+    def load_weights(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Sample from `model`'s weights from now on: shared if it is the model given at the start, else copied."""
+        if model is not self._model:
+            self._model.load_state_dict(model.state_dict())
+        self.policy_version = policy_version
+
+    def close(self) -> None:
+        """Nothing outlives a call of `sample` but the model, which is the caller's."""
+
+    def _stream(self, waiting: deque[_Question], params: SamplingParams, stops: StopStrings) -> Generator[Completion]:
+        version = self.policy_version
+        while waiting:
+            rows, columns, upcoming = self._plan(waiting, params)
+            ready: deque[_Question] = deque()
+            with self._sampling():
+                batch = _Batch(
+                    self._model, self._like, rows=rows, columns=columns, params=params, eos=self._eos, stops=stops
+                )
+            while upcoming or ready or batch.alive.any():
+                done: list[Completion] = []
+                with self._sampling():
+                    while not done and (upcoming or ready or batch.alive.any()):
+                        self._admit(batch, ready, upcoming)
+                        done = batch.advance()
+                yield from done
+                assert self.policy_version == version, "the weights changed while completions were being consumed"
+            del batch  # its memory, before the next one is planned
+
+    def _plan(self, waiting: deque[_Question], params: SamplingParams) -> tuple[int, int, deque[_Question]]:
+        """Rows and columns of the next batch's cache, and the questions that it is for, which leave `waiting`.
+
+        The longest question sets the columns. It sets them for all, unless they are so many that memory limits the
+        rows: then questions that need less than half of it wait for a narrower cache with more rows.
+        """
+        longest = len(waiting[0].prompt_ids) + params.max_tokens
+        columns = longest + max(16, longest // 8)  # to spare, so that moving back to the beginning is rare
+        cache = sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._like for t in pair)
+        row_bytes = columns * cache + 5 * 4 * self._vocab_size  # logits and what drawing from them needs
+        budget = self._kv_memory_bytes or _memory_budget(self._model.device)
+        affordable = budget // row_bytes
+        if affordable == 0:
+            raise RlvrError(
+                f"One sample of question {waiting[0].request_index} may take {row_bytes / 2**20:.0f} MiB of memory "
+                f"({longest} tokens), but only {budget / 2**20:.0f} MiB are set aside for sampling.",
+                "Lower --sampling-max-tokens, free memory, or use --engine vllm.",
+            )
+        samples = sum(len(question.samples) for question in waiting)
+        limited = affordable < min(self._max_rows, samples)
+        upcoming: deque[_Question] = deque()
+        while waiting and (not limited or 2 * (len(waiting[0].prompt_ids) + params.max_tokens) >= longest):
+            upcoming.append(waiting.popleft())
+        samples = sum(len(question.samples) for question in upcoming)
+        return min(self._max_rows, affordable, samples), columns, upcoming
+
+    def _admit(self, batch: _Batch, ready: deque[_Question], upcoming: deque[_Question]) -> None:
+        """Once a fifth of the seats is free, give them to waiting samples; without any, draw the live rows together."""
+        live = len(batch.alive) - batch.free
+        if live <= _COMPACT_BELOW * len(batch.alive):
+            while batch.free and (ready or upcoming):
+                if not ready:
+                    ready.extend(self._prefill(upcoming, batch.free))
+                question = ready[0]
+                batch.make_room(len(question.prompt_ids) - 1)
+                batch.seat(question)
+                if not question.samples:
+                    question.prefix = None
+                    ready.popleft()
+        if len(batch.alive) - batch.free < _COMPACT_BELOW * batch.window.rows:
+            batch.compact()
+
+    def _prefill(self, upcoming: deque[_Question], free: int) -> list[_Question]:
+        """Run the next questions, enough for `free` rows or for one pass, through the model together.
+
+        They are padded on the right, which causal attention needs no mask for.
+        """
+        questions = [upcoming.popleft()]
+        length = len(questions[0].prompt_ids) - 1  # the longest, since they are sorted
+        while upcoming and sum(len(q.samples) for q in questions) < free:
+            if (len(questions) + 1) * length > _PREFILL_TOKENS:
+                break
+            questions.append(upcoming.popleft())
+        prefixes = self._prefixes([question.prompt_ids[:-1] for question in questions])
+        for question, prefix in zip(questions, prefixes, strict=True):
+            question.prefix = prefix
+        return questions
+
+    def _prefixes(self, prompts: list[list[int]]) -> list[_Prefix]:
+        """The keys and values of each prompt."""
+        length = max(map(len, prompts))
+        if length == 0:
+            return [self._like for _ in prompts]
+        cache = DynamicCache(config=self._model.config)
+        ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self._model.device)
+        self._model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+        dtype = self._autocast_dtype or self._model.dtype
+        states: list[tuple[torch.Tensor, torch.Tensor]] = [(keys, values) for keys, values, *_ in cache]  # type: ignore
+        pairs = [(keys.to(dtype), values.to(dtype)) for keys, values in states]
+        return [
+            [(keys[row, :, : len(prompt)], values[row, :, : len(prompt)]) for keys, values in pairs]
+            for row, prompt in enumerate(prompts)
+        ]
+
+    @contextmanager
+    def _sampling(self) -> Iterator[None]:
+        """The model as sampling needs it: no gradients, no dropout, this engine's attention; all is put back after."""
+        model = self._model
+        training = [module for module in model.modules() if module.training]
+        attention = model.config._attn_implementation or "eager"
+        autocast = torch.autocast(model.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
+        for module in training:
+            module.training = False
+        model.set_attn_implementation(_ATTENTION)
+        try:
+            with torch.inference_mode(), autocast:
+                yield
+        finally:
+            model.set_attn_implementation(attention)
+            for module in training:
+                module.training = True
+
+    def _probe(self) -> tuple[int, _Prefix]:
+        """Compare two short prompts' logits through the cache with those of the plain model.
+
+        Returns:
+            The number of logits, and a prefix of no tokens in the shapes and types of the model's keys and values.
+
+        Raises:
+            RlvrError: they differ, or the model says that it keeps anything but ordinary keys and values.
+        """
+        name = type(self._model).__name__
+        unsupported = RlvrError(
+            f"The embedded engine cannot sample from {name}: it runs decoder-only models with ordinary attention (no "
+            "encoder, sliding window, or recurrent state).",
+            "Use --engine vllm.",
+        )
+        if not _is_supported(self._model):
+            raise unsupported
+        prompts = [[3, 1, 4, 1, 5, 9], [2, 7, 1]]
+        with self._sampling():
+            if self._model.config._attn_implementation != _ATTENTION:
+                raise unsupported
+            device = self._model.device
+            plain = torch.stack(
+                [
+                    self._model(input_ids=torch.tensor([prompt], device=device)).logits[0, -1].float()
+                    for prompt in prompts
+                ]
+            )
+            prefixes = self._prefixes([prompt[:-1] for prompt in prompts])
+            like = [(keys[:, :0].clone(), values[:, :0].clone()) for keys, values in prefixes[0]]
+            stops = StopStrings(self._tokenizer, (), vocab_size=plain.shape[1])
+            batch = _Batch(self._model, like, rows=2, columns=8, params=SamplingParams(), eos=(), stops=stops)
+            for layer in batch.layers:  # what a mask that is not heeded would show
+                layer.keys.fill_(1.0)
+                layer.values.fill_(1.0)
+            for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
+                batch.make_room(len(prompt) - 1)
+                batch.seat(_Question(index, prompt, deque([(0, 0)]), prefix))
+            ours = batch.forward()
+        exact = self._model.dtype == torch.float32 and self._autocast_dtype is None
+        if (ours - plain).abs().max() > (1e-2 if exact else 1e-1) * plain.abs().max():
+            raise unsupported
+        return plain.shape[1], like
+
+
+def _is_supported(model: PreTrainedModel) -> bool:
+    """Whether the model declares ordinary causal attention in all its layers, with positions that can be given."""
+    if model.config.is_encoder_decoder or not model.can_generate() or model.get_output_embeddings() is None:
+        return False
+    if not {"position_ids", "past_key_values"} <= set(signature(model.forward).parameters):
+        return False
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+
+
+def _memory_budget(device: torch.device) -> int:
+    """Bytes that a batch may take: half of what is free on a CUDA device, else a quarter of this process's memory."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // 2
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")  # a container's share, where there is one
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        total = min(total, int(text))
+    return total // 4

