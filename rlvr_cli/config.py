@@ -98,7 +98,9 @@ class PromptOptions:
 @dataclass(frozen=True)
 class SamplingOptions:
     sampling_temperature: float = knob(1.0, "Temperature; 0 is greedy.", group="Sampling")
-    sampling_top_p: float = knob(1.0, "Nucleus: the smallest set of tokens with this much probability.", group="Sampling")
+    sampling_top_p: float = knob(
+        1.0, "Nucleus: the smallest set of tokens with this much probability.", group="Sampling"
+    )
     sampling_max_tokens: int = knob(1024, "Longest response, in tokens.", group="Sampling")
     sampling_min_tokens: int = knob(4, "Tokens before a response may end.", group="Sampling")
     stop: tuple[str, ...] = knob(
@@ -112,9 +114,7 @@ class RunOptions:
     run: str = knob("", "Name of the run directory. Empty: COMMAND-DATE-TIME-ID.", group="Run")
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", free_on_resume=True)
     config: str = knob("", "TOML file with options; a flag beats it.", group="Run", free_on_resume=True)
-    format: str = knob(
-        "table", "How result tables are printed.", group="Run", choices=FORMATS, free_on_resume=True
-    )
+    format: str = knob("table", "How result tables are printed.", group="Run", choices=FORMATS, free_on_resume=True)
 
 
 @dataclass(frozen=True)
@@ -130,14 +130,23 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Prove
     limit: int | None = knob(None, "Use the first N questions.", group="Data")
     question_field: str = knob("", "Field with the question. Empty: found by name.", group="Data")
     answer_field: str = knob("", "Field with the answer. Empty: found by name.", group="Data")
-    skip_bad_lines: bool = knob(False, "Skip lines that cannot be read, and count them, instead of stopping.", group="Data")
+    skip_bad_lines: bool = knob(
+        False, "Skip lines that cannot be read, and count them, instead of stopping.", group="Data"
+    )
     check_dataset: bool = knob(
         False, "Only grade every ground truth against itself and list those the grader cannot read; no model.", group="Data"
     )  # fmt: skip
-    num_samples: int = knob(1, "Samples per question; more than one adds pass@k, best@k and majority@k.", group="Sampling")
-    base_url: str = knob("", "Address of an OpenAI-compatible endpoint, such as http://localhost:8000/v1.", group="Model")
+    num_samples: int = knob(
+        1, "Samples per question; more than one adds pass@k, best@k and majority@k.", group="Sampling"
+    )
+    base_url: str = knob(
+        "", "Address of an OpenAI-compatible endpoint, such as http://localhost:8000/v1.", group="Model"
+    )
     endpoint: str = knob(
-        "completions", "Endpoint's API: completions (raw prompt) or chat.", group="Model", choices=("completions", "chat")
+        "completions",
+        "Endpoint's API: completions (raw prompt) or chat.",
+        group="Model",
+        choices=("completions", "chat"),
     )
     resume: str = knob(
         "", "Go on with this run (a name or a directory): only what is missing is done.", group="Run", free_on_resume=True
@@ -168,17 +177,28 @@ class SftConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Proven
     split: str = knob("", "Split of a named dataset. Empty: its training split.", group="Data")
     question_field: str = knob("", "Field with the question. Empty: found by name.", group="Data")
     answer_field: str = knob("", "Field with the answer. Empty: found by name.", group="Data")
-    skip_bad_lines: bool = knob(False, "Skip lines that cannot be read, and count them, instead of stopping.", group="Data")
-    num_examples: str = knob("all", "Unique examples to train on: a number (128, 256, 512, 1024, ...) or all.", group="Data")
+    skip_bad_lines: bool = knob(
+        False, "Skip lines that cannot be read, and count them, instead of stopping.", group="Data"
+    )
+    num_examples: str = knob(
+        "all", "Unique examples to train on: a number (128, 256, 512, 1024, ...) or all.", group="Data"
+    )
     correct_only: bool = knob(False, "Train only on traces that the grader rewards.", group="Data")
-    eval_dataset: str = knob("", "Questions of the periodic evaluation. Empty: the dataset's validation split, else none.", group="Evaluation")
+    eval_dataset: str = knob(
+        "",
+        "Questions of the periodic evaluation. Empty: the dataset's validation split, else none.",
+        group="Evaluation",
+    )
     eval_examples: int = knob(1024, "Questions per evaluation, the same each time.", group="Evaluation")
     eval_every: int = knob(0, "Updates between evaluations; 0: only before and after training.", group="Evaluation")
     sft_epochs: int = knob(1, "Passes over the examples.", group="Optimisation")
     n_sft_steps: int = knob(0, "Updates; 0: as many as --sft-epochs needs.", group="Optimisation")
     learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimisation")
     lr_schedule: str = knob(
-        "constant", "After warm-up: constant, or cosine down to a tenth.", group="Optimisation", choices=("constant", "cosine")
+        "constant",
+        "After warm-up: constant, or cosine down to a tenth.",
+        group="Optimisation",
+        choices=("constant", "cosine"),
     )
     warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimisation")
     train_batch_size: int = knob(256, "Examples per update.", group="Optimisation")
@@ -192,7 +212,9 @@ class SftConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Proven
         group="Optimisation",
         choices=("token_mean", "masked_mean", "masked_normalize"),
     )
-    normalize_constant: float = knob(1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimisation")
+    normalize_constant: float = knob(
+        1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimisation"
+    )
     append_eos: bool = knob(True, "Teach the end-of-sequence token after each response.", group="Optimisation")
     adam_beta1: float = knob(0.9, "AdamW's first beta.", group="Optimisation")
     adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimisation")
@@ -206,7 +228,9 @@ class SftConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Proven
         _check_sampling(self)
         _at_least(self, 1, "train_batch_size", "micro_batch_size", "sft_epochs", "eval_examples", "max_skipped_updates")
         _at_least(self, 0, "eval_every", "n_sft_steps", "warmup_steps", "weight_decay")
-        if self.num_examples != "all" and not (self.num_examples.isascii() and self.num_examples.isdigit() and int(self.num_examples)):
+        if self.num_examples != "all" and not (
+            self.num_examples.isascii() and self.num_examples.isdigit() and int(self.num_examples)
+        ):
             raise RlvrError(f"--num-examples is {self.num_examples!r}.", "Give a positive number, or all.")
         for name in ("learning_rate", "max_grad_norm", "normalize_constant"):
             if not getattr(self, name) > 0:
@@ -222,7 +246,9 @@ class SftConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Proven
 class AnalyzeConfig(Provenance):
     """Ask a run what happened: a named query, or any SELECT over `rollouts`, `metrics` and `runs`."""
 
-    query: str = knob("summary", "A named query (--list), a SELECT statement, or a .sql file.", group="Query", argument=True)
+    query: str = knob(
+        "summary", "A named query (--list), a SELECT statement, or a .sql file.", group="Query", argument=True
+    )
     runs: tuple[str, ...] = knob((), "Run directories or names. None: the latest run.", group="Query", argument=True)
     list: bool = knob(False, "List the named queries.", group="Query")
     show: bool = knob(False, "Print the named query's SQL instead of running it.", group="Query")
@@ -333,7 +359,7 @@ def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
     kind, several = value_type(option)
     items = value if several and isinstance(value, list) else [value]
     right = [
-        isinstance(v, kind) and (kind is bool or not isinstance(v, bool)) or (kind is float and type(v) is int)
+        (isinstance(v, kind) and (kind is bool or not isinstance(v, bool))) or (kind is float and type(v) is int)
         for v in items
     ]
     if not all(right):

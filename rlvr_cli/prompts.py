@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.records import Example
 
 PLACEHOLDER = "{question}"
 _DIRECTORY = Path(__file__).parent / "prompts"
@@ -61,3 +62,8 @@ def load_prompt(name_or_path: str) -> PromptTemplate:
             f"The prompt file {name_or_path} does not say where the question goes.", f"Put {PLACEHOLDER} into it."
         )
     return PromptTemplate(name_or_path, text)
+
+
+def prompt_of(example: Example, template: PromptTemplate) -> str:
+    """An example's own prompt when it has one, else the template around its question."""
+    return example.prompt if example.prompt is not None else template.fill(example.question)

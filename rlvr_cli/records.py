@@ -3,7 +3,7 @@
 Data flows Example -> Request -> Completion -> Grade -> Rollout; the fields of `Rollout` are the columns of a rollout part.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
@@ -19,7 +19,9 @@ class Example:
     id: str  # unique in its dataset
     question: str
     ground_truth: str
-    prompt: str | None = None  # already formatted, as in the handout's sft.jsonl; else the template is filled with `question`
+    prompt: str | None = (
+        None  # already formatted, as in the handout's sft.jsonl; else the template is filled with `question`
+    )
     response: str | None = None  # a trace to train on (SFT)
 
 
@@ -39,7 +41,9 @@ class Request:
     """One prompt, to be answered once per seed."""
 
     prompt: str
-    seeds: tuple[int, ...]  # each in [0, 2**63); the tokens of a sample are a function of the weights, the prompt and its seed
+    seeds: tuple[
+        int, ...
+    ]  # each in [0, 2**63); the tokens of a sample are a function of the weights, the prompt and its seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,10 @@ class Completion:
     num_prompt_tokens: int
     num_tokens: int
     finish_reason: FinishReason
-    stop_reason: str | None  # the stop string, "eos", or None when the length limit ended it
-    mean_entropy: float | None  # mean over the response's tokens of the exact entropy (nats); None when the engine does not tell
+    stop_reason: str | None  # the stop string, "eos", an endpoint's own word, or None when the length limit ended it
+    mean_entropy: (
+        float | None
+    )  # mean over the response's tokens of the exact entropy (nats); None when the engine does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +125,18 @@ class Rollout:
 class Sampler(Protocol):
     """The seam between the algorithms and an inference engine."""
 
-    engine: str  # "transformers", "vllm" or "openai"
-    policy_version: int  # the version of the weights that it samples from
+    @property
+    def engine(self) -> str:
+        """Its name: transformers, vllm or openai."""
+        ...
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Completion]:
-        """Answer every seed of every request; completions come in the order in which they finish."""
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights that it samples from."""
+        ...
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+        """Answer every seed of every request, in the order in which they finish; closing it gives up what is not done."""
         ...
 
     def load_weights(self, model: Any, policy_version: int) -> None:

@@ -11,6 +11,7 @@ see what is to the right of a token: no attention mask is needed, and no result 
 import warnings
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +85,7 @@ def encode(
 
 def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
     """The tokenizer's pad token, or EOS when it has none; RlvrError when it has neither."""
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    pad_id: Any = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     if pad_id is None:
         raise RlvrError("The tokenizer has neither a pad nor an EOS token.", "Set tokenizer.pad_token to any token.")
     return pad_id
@@ -168,6 +169,7 @@ def get_response_log_probs(
     if _has_linear_head(model):
         hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[mask]  # (positions, hidden)
         head = model.get_output_embeddings()
+        assert isinstance(head, nn.Linear)  # what `_has_linear_head` has found
         log_probs, entropy = _linear_log_probs(
             hidden, head.weight, head.bias, targets, temperature=temperature, chunk_size=chunk_size
         )
@@ -196,10 +198,11 @@ _linear_heads: weakref.WeakKeyDictionary[nn.Module, tuple[nn.Module | None, bool
 
 def _has_linear_head(model: nn.Module) -> bool:
     """Whether the model's logits are `head(body(input_ids).last_hidden_state)`; found out once per model and head."""
-    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    policy = model if isinstance(model, PreTrainedModel) else None
+    head = policy.get_output_embeddings() if policy is not None else None
     known = _linear_heads.get(model)
     if known is None or known[0] is not head:
-        known = (head, type(head) is nn.Linear and _probe_linear_head(model, head))
+        known = (head, policy is not None and type(head) is nn.Linear and _probe_linear_head(policy, head))
         _linear_heads[model] = known
         if not known[1]:
             warnings.warn(

@@ -170,7 +170,7 @@ def make_optimizer(
     return torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused)
 
 
-def autocast_context(model: PreTrainedModel) -> contextlib.AbstractContextManager[None]:
+def autocast_context(model: PreTrainedModel) -> contextlib.AbstractContextManager[object]:
     """The precision a policy is computed in, for training and for scoring alike.
 
     bfloat16 autocast for float32 weights on a CUDA device; everywhere else, the precision of the weights.

@@ -1,6 +1,7 @@
 """Fixtures that every test module may use: a tiny random policy on disk, in the shape of the models people train.
 
-`tiny_model_dir`  a directory that `transformers` and vLLM load by path: a 2-layer Qwen2, a byte-level BPE tokenizer.
+`tiny_model_dir`  a directory that `transformers` loads by path: a two-layer Qwen2 and its byte-level BPE tokenizer (vLLM's
+                  CPU kernels want heads of 32 and more; these have 8).
 `tiny_model`      the model in it, float32, eval mode, a fresh copy for each test: a test may train or overwrite it.
 `tiny_tokenizer`  the tokenizer in it, shared by the session: treat it as read-only.
 

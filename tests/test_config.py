@@ -8,9 +8,17 @@ from rlvr_cli.errors import RlvrError
 
 def test_flag_beats_table_beats_top_level_beats_default(tmp_path):
     file = tmp_path / "c.toml"
-    file.write_text('seed = 1\nnum-samples = 2\nlimit = 3\n[eval]\nnum_samples = 4\nstop = ["a", "b"]\n[sft]\nsft-epochs = 9\n')
+    file.write_text(
+        'seed = 1\nnum-samples = 2\nlimit = 3\n[eval]\nnum_samples = 4\nstop = ["a", "b"]\n[sft]\nsft-epochs = 9\n'
+    )
     config = resolve(EvalConfig, flags={"limit": 5, "config": str(file)}, command="eval")
-    assert (config.seed, config.num_samples, config.limit, config.stop, config.prompt) == (1, 4, 5, ("a", "b"), "r1_zero")
+    assert (config.seed, config.num_samples, config.limit, config.stop, config.prompt) == (
+        1,
+        4,
+        5,
+        ("a", "b"),
+        "r1_zero",
+    )
     where = {k: config.sources[k] for k in ("seed", "num_samples", "limit", "prompt")}
     assert where == {"seed": f"config {file}", "num_samples": f"config {file}", "limit": "flag", "prompt": "default"}
 
@@ -63,7 +71,9 @@ def test_values_that_make_no_sense_are_refused_by_option_name(values):
         EvalConfig(**values)
 
 
-@pytest.mark.parametrize("values", [{"num_examples": "some"}, {"num_examples": "0"}, {"learning_rate": 0.0}, {"train_batch_size": 0}])
+@pytest.mark.parametrize(
+    "values", [{"num_examples": "some"}, {"num_examples": "0"}, {"learning_rate": 0.0}, {"train_batch_size": 0}]
+)
 def test_sft_values_are_checked(values):
     with pytest.raises(RlvrError, match="--"):
         SftConfig(**values)

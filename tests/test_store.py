@@ -1,7 +1,5 @@
 """The run store without the kills (those are in test_store_kill.py)."""
 
-import errno
-import fcntl
 import json
 import math
 import os
@@ -14,10 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
-import typing
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -29,22 +25,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rlvr_cli
-from rlvr_cli import faults, store
+from rlvr_cli import faults, files, store
+from rlvr_cli.columns import rollout_schema, to_rollouts
 from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.files import atomic_write
 from rlvr_cli.records import Rollout
-from rlvr_cli.store import (
-    RunDir,
-    atomic_write,
-    check_run,
-    environment,
-    latest_run,
-    read_rollouts,
-    read_run,
-    redact_argv,
-    resolve_run,
-    rollout_schema,
-    to_rollouts,
-)
+from rlvr_cli.store import RunDir, check_run, latest_run, read_rollouts, read_run, resolve_run
 from rlvr_cli.text import storable
 
 SOURCE = Path(rlvr_cli.__file__).parents[1]
@@ -117,26 +103,6 @@ def tree(root: Path) -> dict[str, bytes | str]:
 
 
 # Parts
-
-
-def test_the_columns_of_a_part_are_the_fields_of_rollout():
-    schema = rollout_schema()
-    assert schema.names == [f.name for f in fields(Rollout)]
-    hints = typing.get_type_hints(Rollout)
-    kinds = {str: "string", int: "int", float: "double", datetime: "timestamp"}
-    for column in schema:
-        hint = hints[column.name]
-        optional = isinstance(hint, types.UnionType) and type(None) in typing.get_args(hint)
-        assert column.nullable == optional, column
-        inner = next(t for t in typing.get_args(hint) if t is not type(None)) if optional else hint
-        if typing.get_origin(inner) is tuple:
-            element = {int: pa.int32(), float: pa.float32()}[typing.get_args(inner)[0]]
-            assert column.type.value_type == element
-            assert not column.type.value_field.nullable
-        else:
-            python = str if typing.get_origin(inner) is typing.Literal else inner
-            assert str(column.type).startswith(kinds[python]), column
-    assert schema.field("sampled_at").type.tz is None
 
 
 TEXTS = st.one_of(
@@ -586,34 +552,6 @@ def test_a_forked_child_neither_writes_nor_outlives_its_parent_as_holder(tmp_pat
         RunDir.resume(tmp_path / "r").close()
         process.stdin.close()
         assert process.stdout.read() == "was alive\n"
-
-
-def test_closing_lets_go_even_if_a_copy_of_the_descriptor_is_left(run: RunDir):
-    copy = os.dup(run._lock._descriptor)  # as in a child that is just being forked
-    run.close()
-    RunDir.resume(run.path).close()
-    os.close(copy)
-
-
-def test_without_file_locks_a_file_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def no_locks(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    run = RunDir.create(tmp_path, "eval", name="r", metadata={})
-    exclusive = run.path / ".lock.exclusive"
-    with pytest.raises(RlvrError, match=f"written by process {os.getpid()}") as caught:
-        RunDir.resume(run.path)
-    assert str(exclusive) in caught.value.hint
-    run.close()
-    assert not exclusive.exists()
-    RunDir.resume(run.path).close()
-    # What a killed process leaves is not taken over in silence.
-    exclusive.write_text(json.dumps({"pid": 2**22 + 1, "host": os.uname().nodename, "since": "then"}))
-    with pytest.raises(RlvrError, match="process 4194305"):
-        RunDir.resume(run.path)
-    exclusive.unlink()
-    RunDir.resume(run.path).close()
 
 
 def test_resuming_what_is_no_run_makes_no_file(tmp_path: Path):
@@ -1149,87 +1087,12 @@ assert not heavy, heavy
         subprocess.run([sys.executable, "-S", "-c", code, str(run.path), root], check=True, env=environment)
 
 
-# The environment of a run
-
-
-def test_environment_is_json_and_says_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "argv", ["rlvr", "eval", "--api-key", "canary"])
-    found = environment()
-    assert "canary" not in json.dumps(found)
-    assert found["argv"] == ["rlvr", "eval", "--api-key", "***"]
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert found["packages"]["pyarrow"] == pa.__version__
-    assert "vllm" in found["packages"]
-    assert found["cpus"] >= 1
-    assert found["memory_bytes"] > 2**20
-    monkeypatch.chdir(tmp_path)
-    assert (environment()["git_revision"], environment()["git_dirty"]) == (None, None)
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_environment_has_the_git_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-
-    def git(*arguments: str) -> str:
-        names = ["-c", "user.name=n", "-c", "user.email=e"]
-        return subprocess.run(["git", *names, *arguments], check=True, capture_output=True, text=True).stdout.strip()
-
-    git("init", "-q")
-    (tmp_path / "f").write_text("1")
-    git("add", "f")
-    git("commit", "-qm", "m")
-    found = environment()
-    assert (found["git_revision"], found["git_dirty"]) == (git("rev-parse", "HEAD"), False)
-    (tmp_path / "f").write_text("22")
-    assert environment()["git_dirty"] is True
-
-
-def test_secrets_are_taken_out_of_the_command_line():
-    given_and_shown = [
-        (["--api-key", "S"], ["--api-key", "***"]),
-        (["--api-key=S"], ["--api-key=***"]),
-        (["--openai_api_key=S"], ["--openai_api_key=***"]),
-        (["--token", "S", "x"], ["--token", "***", "x"]),
-        (["--hf-token", "-S"], ["--hf-token", "***"]),
-        (["--password", "--verbose"], ["--password", "--verbose"]),
-        (["OPENAI_API_KEY=S"], ["OPENAI_API_KEY=***"]),
-        (["--base-url", "https://user:S@host/v1?token=S&n=3"], ["--base-url", "https://***@host/v1?token=***&n=3"]),
-        (["https://S@host"], ["https://***@host"]),
-        (["--header=x-secret=S"], ["--header=x-secret=***"]),
-        (["client-secret=S;mode=1"], ["client-secret=***;mode=1"]),
-        (["--max-tokens", "1024"], ["--max-tokens", "1024"]),
-        (["--sampling-min-tokens=4"], ["--sampling-min-tokens=4"]),
-        (["--tokenizer", "path", "--keyword", "x"], ["--tokenizer", "path", "--keyword", "x"]),
-        (["select key from t where a = 1"], ["select key from t where a = 1"]),
-        (["user@host:/path"], ["user@host:/path"]),
-    ]
-    for arguments, shown in given_and_shown:
-        assert redact_argv(arguments) == shown
-
-
 # Faults
-
-
-def test_faults_happen_at_the_nth_passage_only(monkeypatch: pytest.MonkeyPatch):
-    faults.fault_point("p")
-    monkeypatch.setenv("RLVR_FAULT", "p:2:enospc")
-    faults.fault_point("p")
-    faults.fault_point("q")
-    with pytest.raises(OSError, match="No space"):
-        faults.fault_point("p")
-    faults.fault_point("p")
-
-
-@pytest.mark.parametrize("value", ["", "p", "p:", "p:0", "p:x", ":1", "p:1:explode", "p:-1"])
-def test_a_fault_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch, value: str):
-    monkeypatch.setenv("RLVR_FAULT", value)
-    with pytest.raises(ValueError, match="RLVR_FAULT"):
-        faults.fault_point("p")
 
 
 def test_every_fault_point_of_the_store_is_killed_at(request: pytest.FixtureRequest):
     """test_store_kill.py names the points; one that is added must be added there."""
-    source = Path(store.__file__).read_text()
+    source = Path(store.__file__).read_text() + Path(files.__file__).read_text()
     points = set(re.findall(r'fault_point\("([a-z.]+)"\)', source))
     kill_test = Path(__file__).with_name("test_store_kill.py").read_text()
     assert points == set(re.findall(r'"([a-z.]+)"', kill_test.split("POINTS = (")[1].split(")")[0]))

@@ -20,7 +20,8 @@ import duckdb
 import pytest
 
 import rlvr_cli
-from rlvr_cli.store import RunDir, check_run, read_rollouts, read_run, to_rollouts
+from rlvr_cli.columns import to_rollouts
+from rlvr_cli.store import RunDir, check_run, read_rollouts, read_run
 
 WRITER = Path(__file__).with_name("kill_writer.py")
 _spec = importlib.util.spec_from_file_location("kill_writer", WRITER)
@@ -29,7 +30,7 @@ assert _spec.loader is not None
 kill_writer = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(kill_writer)
 
-# Every point that a commit or the creation of a run passes, in store.py.
+# Every point that a commit or the creation of a run passes, in files.py and store.py.
 POINTS = ("create", "write", "write.torn", "rename", "renamed", "manifest", "manifest.torn", "manifest.done")
 
 

@@ -10,7 +10,13 @@ from rlvr_cli.tiny_model import new_tiny_model, new_tokenizer
 TEMPLATE = load_prompt("r1_zero")
 TRACES = load_dataset("arithmetic:200", purpose="traces").examples
 TEXTS = [text for e in TRACES for text in (TEMPLATE.fill(e.question), e.response or "")]
-OTHER = ["Janet's ducks lay 16 eggs.", "é ½ 数 😀\n\n", " </answer>", r"\boxed{1,234}", " it looks like 9 </think> <answer> 9 </answer>"]
+OTHER = [
+    "Janet's ducks lay 16 eggs.",
+    "é ½ 数 😀\n\n",
+    " </answer>",
+    r"\boxed{1,234}",
+    " it looks like 9 </think> <answer> 9 </answer>",
+]
 
 
 def test_the_tokenizer_on_disk_is_the_one_that_was_trained(tmp_path):

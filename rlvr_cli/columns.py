@@ -1,0 +1,176 @@
+"""The columns of the run store's Parquet files: records <-> tables <-> bytes.
+
+Enters: rollouts and metrics, or the bytes of a file. Leaves: those bytes, or the table in them, whose columns and page
+checksums were checked. pyarrow costs 0.2 s of CPU and is imported where it is used.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlvr_cli.records import Phase, Rollout
+from rlvr_cli.text import printable, storable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA_VERSION = 1  # of run.json, the manifest and the Parquet files together
+_UNIQUE_COLUMNS = {"response", "response_ids", "sampled_logprobs"}  # a dictionary costs time and saves nothing
+
+
+@functools.cache
+def rollout_schema() -> "pa.Schema":
+    """The columns of a rollout part: the fields of `Rollout`, in their order.
+
+    Token ids are int32 and their log-probabilities float32, as the engines compute them; what is averaged is float64.
+    `sampled_at` has microseconds and no time zone (it is UTC).
+    """
+    import pyarrow as pa
+
+    def required(name: str, kind: "pa.DataType") -> "pa.Field":
+        return pa.field(name, kind, nullable=False)
+
+    def list_of(kind: "pa.DataType") -> "pa.DataType":
+        return pa.list_(pa.field("element", kind, nullable=False))
+
+    return pa.schema(
+        [
+            required("run_id", pa.string()),
+            required("phase", pa.string()),
+            required("step", pa.int64()),
+            required("policy_version", pa.int64()),
+            required("example_id", pa.string()),
+            required("sample_index", pa.int64()),
+            required("prompt", pa.string()),
+            required("response", pa.string()),
+            required("ground_truth", pa.string()),
+            required("prompt_ids", list_of(pa.int32())),
+            required("response_ids", list_of(pa.int32())),
+            required("sampled_logprobs", list_of(pa.float32())),
+            required("finish_reason", pa.string()),
+            pa.field("stop_reason", pa.string()),
+            required("num_prompt_tokens", pa.int32()),
+            required("num_response_tokens", pa.int32()),
+            required("grader", pa.string()),
+            pa.field("format_reward", pa.float64()),
+            pa.field("answer_reward", pa.float64()),
+            pa.field("reward", pa.float64()),
+            pa.field("grade_error", pa.string()),
+            pa.field("extracted_answer", pa.string()),
+            required("category", pa.string()),
+            pa.field("failure_kind", pa.string()),
+            pa.field("advantage", pa.float64()),
+            pa.field("mean_logprob", pa.float64()),
+            pa.field("mean_entropy", pa.float64()),
+            required("seed", pa.int64()),
+            required("sampled_at", pa.timestamp("us")),
+        ],
+        metadata={"rlvr.schema_version": str(SCHEMA_VERSION)},
+    )
+
+
+@functools.cache
+def metrics_schema() -> "pa.Schema":
+    """The columns of metrics.parquet; (step, phase, name) is unique in it."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field("step", pa.int64(), nullable=False),
+            pa.field("phase", pa.string(), nullable=False),
+            pa.field("name", pa.string(), nullable=False),
+            pa.field("value", pa.float64(), nullable=False),
+            pa.field("wall_seconds", pa.float64(), nullable=False),  # of work since the run started, pauses left out
+            pa.field("gpu_seconds", pa.float64()),
+        ],
+        metadata={"rlvr.schema_version": str(SCHEMA_VERSION)},
+    )
+
+
+def rollout_table(rollouts: Sequence[Rollout]) -> "pa.Table":
+    """Rollouts as a table of `rollout_schema`; text that UTF-8 cannot hold is escaped."""
+    import pyarrow as pa
+
+    assert all(r.sampled_at.tzinfo is None for r in rollouts), "sampled_at is naive UTC"
+    columns = []
+    for field in rollout_schema():
+        values = [getattr(r, field.name) for r in rollouts]
+        if pa.types.is_string(field.type):
+            values = [None if v is None else storable(v) for v in values]
+        columns.append(pa.array(values, field.type))
+    return pa.table(columns, schema=rollout_schema())
+
+
+def to_rollouts(table: "pa.Table") -> list[Rollout]:
+    """The rows of a table with all columns of `rollout_schema`, as records."""
+    return [Rollout(**{name: _frozen(value) for name, value in row.items()}) for row in table.to_pylist()]
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def keys_of(table: "pa.Table") -> set[tuple[str, int]]:
+    """The (example_id, sample_index) of rollouts."""
+    return set(zip(table["example_id"].to_pylist(), table["sample_index"].to_pylist(), strict=True))
+
+
+def with_metrics(
+    earlier: "pa.Table",
+    rows: Mapping[int, Mapping[str, float]],
+    *,
+    phase: Phase,
+    wall_seconds: float,
+    gpu_seconds: float | None,
+) -> "pa.Table":
+    """A table of `metrics_schema` with these rows at its end; those of the same step, phase and name are gone from it.
+
+    Args:
+        rows: step -> metric name -> value; at least one value.
+    """
+    import pyarrow as pa
+
+    schema = metrics_schema()
+    fresh = {(step, phase, storable(name)): float(v) for step, values in rows.items() for name, v in values.items()}
+    columns = zip(*((*key, value, wall_seconds, gpu_seconds) for key, value in fresh.items()), strict=True)
+    added = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+    # Most steps are new: asking for them first keeps the commits of a long run quick.
+    if not rows.keys().isdisjoint(earlier["step"].unique().to_pylist()):
+        keys = zip(*(earlier[name].to_pylist() for name in ("step", "phase", "name")), strict=True)
+        earlier = earlier.filter(pa.array([key not in fresh for key in keys]))
+    return pa.concat_tables([earlier, added])
+
+
+def to_parquet(table: "pa.Table") -> memoryview:
+    """The bytes of a Parquet file, with a checksum for every page."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    leaves = [f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name for f in table.schema]
+    encodings: dict[str, Any] = {
+        "use_dictionary": [leaf for leaf in leaves if leaf.partition(".")[0] not in _UNIQUE_COLUMNS],
+        "use_byte_stream_split": [leaf for leaf in leaves if leaf.startswith("sampled_logprobs.")],
+    }
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True, **encodings)
+    return memoryview(sink.getvalue())
+
+
+def from_parquet(data: bytes, schema: "pa.Schema", *, columns: Sequence[str] | None = None) -> "pa.Table":
+    """The table in a Parquet file of that schema, or some of its columns.
+
+    Raises:
+        ValueError: the bytes are damaged, or the file has other columns; what is wrong, safe for a terminal.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        if not file.schema_arrow.equals(schema):
+            raise ValueError("its columns are not those that rlvr writes")
+        table = file.read(columns=None if columns is None else list(columns))
+        table.validate(full=True)
+        return table
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(printable(str(error).rstrip(".\n"), keep="")) from error

@@ -1,0 +1,112 @@
+"""From options to a sampler: which engine, and why.
+
+Enters: the name of an engine and of a model. Leaves: an open `Sampler` and the sentence that says which engine was taken.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models import builtin_model_path, model_identity
+from rlvr_cli.records import Sampler
+
+TINY_PARAMETERS = 10_000_000
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine's name and the reason for taking it."""
+
+    name: str
+    reason: str
+
+
+def choose_engine(engine: str, *, base_url: str) -> Engine:
+    """Resolve `auto`: an endpoint when one is named, vLLM where it is installed with a CUDA device, else transformers."""
+    if engine != "auto":
+        return Engine(engine, "asked for with --engine")
+    if base_url:
+        return Engine("openai", "--base-url names an endpoint")
+    if importlib.util.find_spec("vllm") is None:
+        return Engine("transformers", "vLLM is not installed")
+    import torch
+
+    if not torch.cuda.is_available():
+        return Engine("transformers", "no CUDA device; --engine vllm runs vLLM on the CPU")
+    return Engine("vllm", "vLLM is installed and there is a CUDA device")
+
+
+def model_path(model: str) -> str:
+    """The model that was named, or the built-in one."""
+    return model or str(builtin_model_path())
+
+
+def open_sampler(
+    engine: str,
+    model: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_batch_size: int | None = None,
+    max_model_len: int | None = None,
+    gpu_memory_utilization: float = 0.85,
+    seed: int = 0,
+    base_url: str = "",
+    endpoint: str = "completions",
+    api_key_env: str = "OPENAI_API_KEY",
+) -> Sampler:
+    """Load `model` into `engine`.
+
+    Raises:
+        RlvrError: a missing extra, an unreadable model, an endpoint without a key.
+    """
+    match engine:
+        case "transformers":
+            from rlvr_cli.models import load_policy
+            from rlvr_cli.samplers.transformers import TransformersSampler
+
+            policy, tokenizer = load_policy(model_path(model), dtype=_resolved(dtype, device), device=device)
+            use_few_threads(policy)
+            return TransformersSampler(policy, tokenizer, max_batch_size=max_batch_size)
+        case "vllm":
+            from rlvr_cli.samplers.vllm import VllmSampler
+
+            return VllmSampler(
+                model_path(model),
+                dtype=_resolved(dtype, device),
+                max_model_len=max_model_len,
+                gpu_memory_utilization=gpu_memory_utilization,
+                seed=seed,
+            )
+        case "openai":
+            from rlvr_cli.samplers.openai import OpenAISampler
+
+            return OpenAISampler(model, base_url=base_url, endpoint=endpoint, api_key_env=api_key_env)
+    raise RlvrError(f"There is no engine {engine!r}.", "Choose transformers, vllm or openai.")
+
+
+def use_few_threads(model: Any) -> None:
+    """One torch thread for a tiny model on the CPU: its operators are too small to share, and waiting costs more than they do."""
+    import torch
+
+    if model.device.type == "cpu" and model.num_parameters() < TINY_PARAMETERS:
+        torch.set_num_threads(1)
+
+
+def _resolved(dtype: str, device: str) -> str:
+    """`auto` is half precision where the hardware is made for it."""
+    import torch
+
+    if dtype != "auto":
+        return dtype
+    on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
+    return "bfloat16" if on_gpu else "float32"
+
+
+def model_facts(engine: str, model: str, *, base_url: str = "") -> dict[str, Any]:
+    """What identifies the model in run.json: its name and, where there are files, their hashes."""
+    if engine == "openai":
+        return {"name": model, "endpoint": base_url}
+    identity = model_identity(model_path(model))
+    return {"name": model or "tiny-math (built in; name another with --model)", **identity}

@@ -1,0 +1,310 @@
+"""Examples x prompt x sampler x grader -> rollouts in the store: the one road that every sampled token takes.
+
+Enters: examples, a template, an open sampler and grader pool, an open run. Leaves: committed rollout parts and their metrics.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.prompts import PromptTemplate, prompt_of
+from rlvr_cli.records import Completion, Example, Grade, Phase, Request, Rollout, Sampler, SamplingParams
+from rlvr_cli.signals import StopRequest
+from rlvr_cli.store import RunDir, read_rollouts
+
+GRADE_ROWS = 64  # completions that are graded together
+COMMIT_ROWS = 512  # rollouts of a part; fewer when COMMIT_SECONDS have passed
+COMMIT_SECONDS = 20.0
+UNFINISHED_KINDS = {"no_think_close", "no_answer_tags", "malformed_tags", "empty", "unparsed_answer"}
+
+
+class Progress(Protocol):
+    """What is told of the work as it goes on."""
+
+    def advance(self, n: int, **signals: float) -> None: ...
+
+
+def request_seed(seed: int, *, phase: Phase, step: int, example_id: str, sample_index: int) -> int:
+    """The 63-bit seed of one sample: a pure function of who it is, so that no order of work can change its tokens."""
+    identity = f"{seed}\0{phase}\0{step}\0{sample_index}\0{example_id}".encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "big") >> 1
+
+
+def choose_grader(grader: str, *, dataset_grader: str | None, prompt: str) -> str:
+    """The grader that was named, else the dataset's own, else the one that reads the prompt's answers."""
+    return grader or dataset_grader or ("question_only" if prompt == "question_only" else "r1_zero")
+
+
+def collect_rollouts(
+    run: RunDir,
+    *,
+    phase: Phase,
+    step: int,
+    examples: Sequence[Example],
+    template: PromptTemplate,
+    sampler: Sampler,
+    params: SamplingParams,
+    num_samples: int,
+    grader: GraderPool,
+    seed: int,
+    stop: StopRequest,
+    progress: Progress | None = None,
+) -> None:
+    """Sample, grade and commit every rollout of (phase, step) that the run does not hold yet.
+
+    Completions are graded and committed as they come, in whatever order they finish; a kill loses at most what was not yet
+    committed, and the next call samples just that. Whatever ends the work early (a signal, an endpoint that fails for
+    good), the completions at hand are graded and committed first.
+
+    Raises:
+        Interrupted: `stop` was requested; everything at hand is committed.
+    """
+    held = {(example_id, index) for _, _, example_id, index in run.committed_keys(phase, step)}
+    wanted = [(e, [i for i in range(num_samples) if (e.id, i) not in held]) for e in examples]
+    wanted = [(e, indices) for e, indices in wanted if indices]
+    requests = [
+        Request(
+            prompt_of(e, template),
+            tuple(request_seed(seed, phase=phase, step=step, example_id=e.id, sample_index=i) for i in indices),
+        )
+        for e, indices in wanted
+    ]
+    tokens, grading_seconds, started = 0, 0.0, time.monotonic()
+    fresh: list[Completion] = []
+    graded: list[Rollout] = []
+
+    def grade_fresh() -> None:
+        nonlocal grading_seconds
+        start = time.monotonic()
+        grades = grader.grade([(c.text, wanted[c.request_index][0].ground_truth) for c in fresh])
+        grading_seconds += time.monotonic() - start
+        for completion, grade in zip(fresh, grades, strict=True):
+            example, indices = wanted[completion.request_index]
+            graded.append(
+                _rollout(
+                    completion,
+                    grade,
+                    run_id=run.id,
+                    phase=phase,
+                    step=step,
+                    policy_version=sampler.policy_version,
+                    example=example,
+                    sample_index=indices[completion.sample_index],
+                    request=requests[completion.request_index],
+                    grader=grader.spec,
+                )
+            )
+        if progress is not None and fresh:
+            progress.advance(len(fresh), **_signals(graded[-len(fresh) :], tokens=sum(c.num_tokens for c in fresh)))
+        fresh.clear()
+
+    def commit() -> None:
+        try:
+            grade_fresh()
+        finally:
+            if graded:
+                run.commit_rollouts(phase, step, graded)
+                graded.clear()
+
+    committed = time.monotonic()
+    completions = sampler.sample(requests, params)
+    try:
+        for completion in completions:
+            fresh.append(completion)
+            tokens += completion.num_tokens
+            if len(fresh) >= GRADE_ROWS:
+                grade_fresh()
+            if len(graded) >= COMMIT_ROWS or time.monotonic() - committed > COMMIT_SECONDS:
+                commit()
+                committed = time.monotonic()
+            stop.check()
+    finally:
+        completions.close()
+        commit()
+        if tokens:
+            sampling_seconds = time.monotonic() - started - grading_seconds
+            run.commit_metrics(
+                step,
+                phase,
+                {
+                    "sampling/tokens": float(tokens),
+                    "sampling/seconds": sampling_seconds,
+                    "sampling/tokens_per_second": tokens / max(sampling_seconds, 1e-9),
+                    "grading/seconds": grading_seconds,
+                },
+            )
+
+
+def log_generations(run: RunDir, *, phase: Phase, step: int, **collecting: Any) -> dict[str, float]:
+    """Generate for the given examples and log what came of it (handout, section 4.2).
+
+    The rows (prompt, response, ground truth, the three rewards, mean token entropy, length) are rollouts in the store; the
+    averages (rewards, entropy, response length of all, correct and wrong responses, truncated share) are metrics.
+
+    Args:
+        collecting: the other arguments of `collect_rollouts`.
+
+    Returns:
+        The averages by metric name; a mean over nothing is absent.
+    """
+    collect_rollouts(run, phase=phase, step=step, **collecting)
+    columns = ["reward", "format_reward", "answer_reward", "num_response_tokens", "finish_reason", "mean_entropy"]
+    rows = read_rollouts(run.path, phase=phase, step=step, columns=columns).to_pylist()
+    averages = generation_metrics(rows)
+    run.commit_metrics(step, phase, averages)
+    return averages
+
+
+def generation_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Averages over rollout rows; a failed grade counts as 0 reward and is counted in `reward/grade_errors`."""
+    correct = [r for r in rows if r["reward"] is not None and r["reward"] > 0.5]
+    wrong = [r for r in rows if r["reward"] is None or r["reward"] <= 0.5]
+    means = {
+        "reward/mean": _mean(r["reward"] or 0.0 for r in rows),
+        "reward/format": _mean(r["format_reward"] or 0.0 for r in rows),
+        "reward/answer": _mean(r["answer_reward"] or 0.0 for r in rows),
+        "length/mean": _mean(r["num_response_tokens"] for r in rows),
+        "length/correct": _mean(r["num_response_tokens"] for r in correct),
+        "length/wrong": _mean(r["num_response_tokens"] for r in wrong),
+        "length/truncated_share": _mean(r["finish_reason"] == "length" for r in rows),
+        "entropy/mean": _mean(r["mean_entropy"] for r in rows if r["mean_entropy"] is not None),
+    }
+    counts = {"reward/samples": float(len(rows)), "reward/grade_errors": float(sum(r["reward"] is None for r in rows))}
+    return {name: value for name, value in means.items() if value is not None} | counts
+
+
+def evaluate_vllm(
+    vllm_model: Any,
+    reward_fn: Callable[[str, str], dict[str, float]],
+    prompts: Sequence[str],
+    eval_sampling_params: Any,
+    *,
+    ground_truths: Sequence[str],
+    runs_dir: str = "runs",
+    run: str | None = None,
+) -> None:
+    """Evaluate a vLLM model on formatted prompts and serialise rows and metrics to a run directory (handout, section 3.2).
+
+    Args:
+        vllm_model: a `vllm.LLM`.
+        reward_fn: (response, ground_truth) -> {"format_reward", "answer_reward", "reward"}; called in this process.
+        prompts: formatted prompts.
+        eval_sampling_params: a `vllm.SamplingParams`.
+        ground_truths: one per prompt.
+        runs_dir: where run directories live.
+        run: the name of the run; None makes one up. `rlvr analyze` shows the latest run.
+    """
+    if len(prompts) != len(ground_truths):
+        raise RlvrError(f"{len(prompts)} prompts came with {len(ground_truths)} ground truths.", "Give one for each.")
+    name = getattr(reward_fn, "__name__", type(reward_fn).__name__)
+    outputs = vllm_model.generate(list(prompts), eval_sampling_params)
+    with RunDir.create(runs_dir, "eval", name=run, metadata={"grader": name, "engine": "vllm"}) as directory:
+        rollouts = []
+        for index, (output, truth) in enumerate(zip(outputs, ground_truths, strict=True)):
+            for answer in output.outputs:
+                grade = _grade_here(reward_fn, answer.text, truth)
+                logprobs = tuple(
+                    step[token].logprob for token, step in zip(answer.token_ids, answer.logprobs or (), strict=False)
+                )
+                completion = Completion(
+                    request_index=index,
+                    sample_index=answer.index,
+                    text=answer.text,
+                    prompt_ids=tuple(output.prompt_token_ids or ()),
+                    token_ids=tuple(answer.token_ids),
+                    logprobs=logprobs,
+                    num_prompt_tokens=len(output.prompt_token_ids or ()),
+                    num_tokens=len(answer.token_ids),
+                    finish_reason="length" if answer.finish_reason == "length" else "stop",
+                    stop_reason=None if answer.finish_reason == "length" else str(answer.stop_reason or "eos"),
+                    mean_entropy=None,
+                )
+                rollouts.append(
+                    _rollout(
+                        completion,
+                        grade,
+                        run_id=directory.id,
+                        phase="eval",
+                        step=0,
+                        policy_version=0,
+                        example=Example(str(index), prompts[index], truth),
+                        sample_index=answer.index,
+                        request=Request(prompts[index], (0,) * (answer.index + 1)),
+                        grader=name,
+                    )
+                )
+        directory.commit_rollouts("eval", 0, rollouts)
+        directory.commit_metrics(
+            0, "eval", generation_metrics([{f: getattr(r, f) for f in Rollout.__slots__} for r in rollouts])
+        )
+        directory.finish("finished")
+
+
+def _grade_here(reward_fn: Callable[[str, str], dict[str, float]], response: str, truth: str) -> Grade:
+    rewards = reward_fn(response, truth)
+    return Grade(rewards["format_reward"], rewards["answer_reward"], rewards["reward"])
+
+
+def _rollout(
+    completion: Completion,
+    grade: Grade,
+    *,
+    run_id: str,
+    phase: Phase,
+    step: int,
+    policy_version: int,
+    example: Example,
+    sample_index: int,
+    request: Request,
+    grader: str,
+) -> Rollout:
+    # A response that ran into the length limit has no answer because it was cut, whatever the grader saw missing.
+    truncated = completion.finish_reason == "length" and grade.failure_kind in UNFINISHED_KINDS
+    return Rollout(
+        run_id=run_id,
+        phase=phase,
+        step=step,
+        policy_version=policy_version,
+        example_id=example.id,
+        sample_index=sample_index,
+        prompt=request.prompt,
+        response=completion.text,
+        ground_truth=example.ground_truth,
+        prompt_ids=completion.prompt_ids,
+        response_ids=completion.token_ids,
+        sampled_logprobs=completion.logprobs,
+        finish_reason=completion.finish_reason,
+        stop_reason=completion.stop_reason,
+        num_prompt_tokens=completion.num_prompt_tokens,
+        num_response_tokens=completion.num_tokens,
+        grader=grader,
+        format_reward=grade.format_reward,
+        answer_reward=grade.answer_reward,
+        reward=grade.reward,
+        grade_error=grade.error,
+        extracted_answer=grade.extracted_answer,
+        category=grade.category,
+        failure_kind="truncated" if truncated else grade.failure_kind,
+        advantage=None,
+        mean_logprob=_mean(completion.logprobs),
+        mean_entropy=completion.mean_entropy,
+        seed=request.seeds[completion.sample_index],
+        sampled_at=datetime.now(UTC).replace(tzinfo=None),
+    )
+
+
+def _signals(rollouts: Sequence[Rollout], *, tokens: int) -> dict[str, float]:
+    return {
+        "reward": _mean(r.reward or 0.0 for r in rollouts) or 0.0,
+        "truncated": _mean(r.finish_reason == "length" for r in rollouts) or 0.0,
+        "tokens": float(tokens),
+    }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    items = [float(v) for v in values]
+    return sum(items) / len(items) if items else None

@@ -1,0 +1,247 @@
+"""A file becomes rows: JSON lines, a JSON array, CSV or Parquet.
+
+Enters: the path of a .jsonl, .json, .csv or .parquet file. Leaves: one `Row` or `BadRow` after the other, each of which says
+where it stands (FILE:LINE where the format has lines); numbers come as they are written. What is wrong with one row spoils no
+other; a file that cannot be read at all is an RlvrError.
+"""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.text import storable
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+MAX_LINE_BYTES = 64 * 2**20  # a longer line is no row, and a file without line ends must not fill the memory
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as it stands in its file."""
+
+    where: str
+    number: int | str  # names the row in its id
+    values: Mapping[str, Any]
+    keys: Sequence[str]  # every key there was, also those not read
+
+
+class BadRow(Exception):
+    """One row that cannot be used: readers yield it, so that what follows it can still be read."""
+
+    def __init__(self, where: str, problem: str, hint: str = "") -> None:
+        super().__init__(where, problem, hint)
+        self.where, self.problem, self.hint = where, problem, hint
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.problem}"
+
+
+def file_rows(path: Path) -> Generator[Row | BadRow]:
+    """The rows of a file, read as they are asked for. Raises RlvrError when the file as a whole cannot be read."""
+    suffix = path.suffix.lower()
+    try:
+        if suffix == ".parquet":
+            yield from _parquet_rows(path)
+        elif suffix == ".csv":
+            yield from _csv_rows(path)
+        elif suffix == ".json" and _starts_an_array(path):
+            yield from _json_array_rows(path)
+        else:
+            yield from _json_line_rows(path)
+    except OSError as e:
+        raise RlvrError(f"Cannot read {path}: {e.strerror or e}.") from e
+
+
+def _json_line_rows(path: Path) -> Generator[Row | BadRow]:
+    with path.open("rb") as file:
+        for number, line in enumerate(_lines(file), start=1):
+            where = f"{path}:{number}"
+            if line is None:
+                yield BadRow(
+                    where, f"the line is longer than {MAX_LINE_BYTES // 2**20} MiB.", "One JSON object per line."
+                )
+                continue
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if not line.strip():
+                continue
+            try:
+                yield _row(_parse_json(line.rstrip(b"\r\n").decode()), where, number)
+            except UnicodeDecodeError as e:
+                yield BadRow(
+                    where, f"byte {line[e.start]:#04x} at column {e.start + 1} is not UTF-8.", "Save it as UTF-8."
+                )
+            except json.JSONDecodeError as e:
+                hint = "One JSON object per line." if line.endswith(b"\n") else "The file ends here: is it cut off?"
+                yield BadRow(where, f"not valid JSON: {_json_fault(e)}.", hint)
+            except _Unusable as e:
+                yield BadRow(where, str(e))
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes | None]:
+    r"""Lines ended by \n alone: U+2028 and its like end no line. None for one that is too long."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) <= MAX_LINE_BYTES:
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE_BYTES)
+        yield None
+
+
+def _starts_an_array(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+
+
+def _json_array_rows(path: Path) -> Generator[Row | BadRow]:
+    try:
+        items = _parse_json(path.read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as e:
+        raise RlvrError(
+            f"{path} is not UTF-8: byte {e.object[e.start]:#04x} at offset {e.start}.", "Save it as UTF-8."
+        ) from e
+    except json.JSONDecodeError as e:
+        raise RlvrError(f"{path}:{e.lineno}: not valid JSON: {_json_fault(e)}.") from e
+    except _Unusable as e:
+        raise RlvrError(f"{path}: {e}") from e
+    for number, item in enumerate(items, start=1):
+        yield _row(item, f"{path}: item {number}", number)
+
+
+def _json_fault(error: json.JSONDecodeError) -> str:
+    return f"{error.msg.removesuffix(' at')} at column {error.colno}"
+
+
+class _Unusable(ValueError):
+    """JSON that parses and still must not be read."""
+
+
+def _parse_json(text: str) -> Any:
+    """JSON with its numbers as text: exact, however long. NaN and the infinities, which are not JSON, become floats."""
+    try:
+        return json.loads(text, parse_int=str, parse_float=str, object_pairs_hook=_object)
+    except RecursionError:
+        raise _Unusable("it is nested too deeply.") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _Unusable(f"the key {named([key for key in keys if keys.count(key) > 1][:1])} occurs more than once.")
+    return values
+
+
+def _row(value: Any, where: str, number: int) -> Row | BadRow:
+    if isinstance(value, dict):
+        return Row(where, number, value, list(value))
+    kind = {list: "an array", type(None): "null", bool: "a truth value"}.get(type(value), "text or a number")
+    return BadRow(
+        where,
+        f'expected a JSON object such as {{"question": …, "answer": …}}, found {kind}.',
+        "A file that is one array must end in .json." if isinstance(value, list) else "",
+    )
+
+
+def _csv_rows(path: Path) -> Generator[Row | BadRow]:
+    # undecodable bytes come out as lone surrogates, so that the row they stand in can be named
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        limit = csv.field_size_limit(MAX_LINE_BYTES)
+        try:
+            header = next((cells for cells in reader if not _is_blank(cells)), [])
+            if len(set(header)) != len(header):
+                raise RlvrError(f"{path}:{reader.line_num}: two columns have the same name: {named(header)}.")
+            number = 0
+            while True:
+                line = reader.line_num + 1
+                try:
+                    cells = next(reader, None)
+                except csv.Error as e:
+                    number += 1
+                    yield BadRow(f"{path}:{line}", f"row {number} is not valid CSV: {e}.")
+                    continue
+                if cells is None:
+                    return
+                if _is_blank(cells):
+                    continue
+                number += 1
+                yield _csv_row(header, cells, f"{path}:{line}", number)
+        except csv.Error as e:
+            raise RlvrError(f"{path}:{reader.line_num}: the header is not valid CSV: {e}.") from e
+        finally:
+            csv.field_size_limit(limit)
+
+
+def _is_blank(cells: list[str]) -> bool:
+    return not "".join(cells[:1]).strip() and len(cells) < 2
+
+
+def _csv_row(header: list[str], cells: list[str], where: str, number: int) -> Row | BadRow:
+    if len(cells) != len(header):
+        return BadRow(where, f"row {number} has {len(cells)} cells; the header has {len(header)}: {named(header)}.")
+    for cell in cells:
+        if escaped := re.search("[\udc80-\udcff]", cell):
+            return BadRow(
+                where, f"byte {ord(escaped[0]) - 0xDC00:#04x} in row {number} is not UTF-8.", "Save it as UTF-8."
+            )
+    return Row(where, number, {key: cell or None for key, cell in zip(header, cells, strict=True)}, header)
+
+
+def _parquet_rows(path: Path) -> Generator[Row | BadRow]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            keys = file.schema_arrow.names
+            if len(set(keys)) != len(keys):
+                raise RlvrError(f"{path}: two columns have the same name: {named(keys)}.")
+            number = 0
+            for batch in file.iter_batches(batch_size=1024):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{path}: row {number}", number, values, keys)
+    except (pa.ArrowException, UnicodeDecodeError) as e:
+        raise RlvrError(f"{path} is not a readable Parquet file: {e}.", "Is it complete?") from e
+
+
+def text_of(row: Row, key: str) -> str | None:
+    """A field's text; a number as it is written; None where there is nothing. Raises BadRow when it is neither."""
+    value = row.values.get(key)
+    match value:
+        case None:
+            return None
+        case str():
+            return storable(value)
+        case bool():
+            kind = "a truth value"
+        case int():
+            return str(value)
+        case float() if math.isfinite(value):
+            return repr(value)
+        case float():
+            kind = str(value)
+        case Decimal():
+            return format(value, "f")
+        case list() | tuple():
+            kind = "a list"
+        case dict():
+            kind = "an object"
+        case _:
+            kind = type(value).__name__
+    raise BadRow(row.where, f"{key!r} should be text or a number; it is {kind}.", "Name another field, or flatten it.")
+
+
+def named(names: Iterable[Any]) -> str:
+    """Names in a message: the first dozen, none longer than a line's worth."""
+    shown = [str(name) if len(str(name)) <= 40 else f"{str(name)[:40]}…" for name in names]
+    return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "") or "none"

@@ -1,0 +1,45 @@
+-- Responses without reward, to be read: prompt, response, truth, extracted answer and why; one sample of each question first.
+-- :phase = "eval"
+-- :step = null
+-- :category = ""
+-- :failure_kind = ""
+-- :limit = null
+
+WITH latest AS (
+    SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id
+)
+SELECT
+    run_id,
+    rollouts.step,
+    example_id,
+    sample_index,
+    category,
+    failure_kind,
+    CASE
+        WHEN reward IS NULL THEN 'the grade failed: ' || coalesce(grade_error, 'unknown')
+        WHEN reward > 0.5 THEN 'it was rewarded'
+        WHEN failure_kind = 'truncated' THEN 'cut off after ' || num_response_tokens || ' tokens, before its answer'
+        WHEN failure_kind = 'empty' THEN 'the response is empty'
+        WHEN failure_kind = 'no_think_close' THEN 'the thinking is never closed: there is no </think>'
+        WHEN failure_kind = 'no_answer_tags' THEN 'there are no <answer> </answer> tags'
+        WHEN failure_kind = 'malformed_tags' THEN 'the tags are there, but not as "</think> <answer>" ... "</answer>"'
+        WHEN failure_kind = 'multiple_answers' THEN 'there is more than one answer'
+        WHEN failure_kind = 'unparsed_answer' THEN 'the answer cannot be read as mathematics'
+        WHEN failure_kind = 'wrong_answer' THEN 'the answer differs from the truth'
+        WHEN failure_kind = 'correct_but_unformatted' THEN 'the answer is right, but stands where the format does not allow it'
+        ELSE coalesce(failure_kind, 'unknown')
+    END AS why,
+    ground_truth,
+    extracted_answer,
+    num_response_tokens,
+    finish_reason,
+    prompt,
+    response
+FROM rollouts JOIN latest USING (run_id)
+WHERE phase = $phase
+  AND rollouts.step = coalesce($step::BIGINT, latest.step)
+  AND category = coalesce(nullif($category, ''), category)
+  AND ($failure_kind = '' OR failure_kind = $failure_kind)
+  AND ($category <> '' OR reward IS NULL OR reward <= 0.5)
+ORDER BY run_id, sample_index, example_id
+LIMIT $limit;

@@ -1,0 +1,157 @@
+"""Estimators over samples and questions: numbers in, numbers out, the standard library only.
+
+n is always the number of samples of a question, c how many of them are correct, k how many one may draw. Everything at
+k is the exact expectation over all k-subsets of the n samples; nothing is simulated.
+"""
+
+import functools
+import math
+import random
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+
+CONFIDENCE_Z = 1.959963984540054  # two-sided 95 %
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Probability that at least one of k samples drawn without replacement is correct.
+
+    1 - C(n - c, k) / C(n, k), as a product that neither overflows nor cancels (Chen et al. 2021, arXiv:2107.03374).
+    """
+    assert 0 <= c <= n, (n, c)
+    assert 1 <= k <= n, (n, k)
+    if n - c < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
+
+
+def best_at_k(rewards: Sequence[float], scores: Sequence[float | None], k: int) -> float | None:
+    """Expected reward of the sample with the highest score among k drawn without replacement, ties broken at random.
+
+    With the i-th best score (from 0) a sample is the best one drawn with probability C(n - 1 - i, k - 1) / C(n, k).
+
+    Args:
+        rewards: one per sample.
+        scores: one per sample, such as the mean log-probability of its tokens.
+
+    Returns:
+        None when a score is missing or no number: there is no order then.
+    """
+    n = len(rewards)
+    assert 1 <= k <= n, (n, k)
+    if any(s is None or math.isnan(s) for s in scores):
+        return None
+    ranked = sorted(zip(scores, rewards, strict=True), key=lambda pair: pair[0] or 0.0, reverse=True)
+    draws, expected, better = math.comb(n, k), 0.0, 0
+    for _, tied in groupby(ranked, key=lambda pair: pair[0]):
+        group = [reward for _, reward in tied]
+        # The best sample drawn is in this group: all k are from here on down, and not all from below it.
+        ways = math.comb(n - better, k) - math.comb(n - better - len(group), k)
+        expected += ways / draws * (math.fsum(group) / len(group))
+        better += len(group)
+    return expected
+
+
+def majority_at_k(correct: int, wrong: Sequence[int], k: int, *, abstained: int = 0) -> float:
+    """Probability that a vote among k samples drawn without replacement elects the correct answer (Wang et al. 2022).
+
+    The answer with the most votes wins and ties are broken at random. The correct samples are one answer.
+
+    Args:
+        correct: number of correct samples.
+        wrong: for each different wrong answer the number of samples that gave it.
+        abstained: number of samples without any answer, which have no vote.
+    """
+    n = correct + sum(wrong) + abstained
+    assert 1 <= k <= n, (n, k)
+    return _majority_at_k(correct, tuple(sorted(wrong)), abstained, k)
+
+
+@functools.lru_cache(maxsize=1 << 16)  # questions share few patterns of votes
+def _majority_at_k(correct: int, wrong: tuple[int, ...], abstained: int, k: int) -> float:
+    draws = math.comb(correct + sum(wrong) + abstained, k)
+    expected = 0.0
+    fewest = max(1, k - abstained - sum(wrong))
+    for votes in range(fewest, min(correct, k) + 1):
+        # Count the draws of the other k - votes samples in which no wrong answer has more votes than the correct one,
+        # by how many have as many. Answers that cannot reach `votes` are one urn with those who abstain.
+        rivals = [size for size in wrong if size >= votes]
+        rest = abstained + sum(wrong) - sum(rivals)
+        ways: dict[tuple[int, int], int] = {
+            (0, 0): 1
+        }  # (samples drawn from rivals, rivals with as many votes) -> draws
+        for size in rivals:
+            grown: Counter[tuple[int, int]] = Counter()
+            for (drawn, ties), count in ways.items():
+                for more in range(min(votes, k - votes - drawn) + 1):
+                    grown[drawn + more, ties + (more == votes)] += count * math.comb(size, more)
+            ways = grown
+        for (drawn, ties), count in ways.items():
+            others = math.comb(rest, k - votes - drawn)
+            expected += math.comb(correct, votes) * count * others / (draws * (1 + ties))
+    return expected
+
+
+def wilson_interval(successes: int, n: int) -> tuple[float, float]:
+    """95 % interval of a proportion from n independent trials (Wilson 1927); (0, 1) from none."""
+    assert 0 <= successes <= n, (successes, n)
+    if n == 0:
+        return 0.0, 1.0
+    z2 = CONFIDENCE_Z**2
+    share = successes / n
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = CONFIDENCE_Z * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    return low, 1.0 if successes == n else min(1.0, centre + half)
+
+
+def bootstrap_interval(
+    totals: Sequence[float],
+    sizes: Sequence[float],
+    counts: Sequence[int] | None = None,
+    *,
+    seed: int = 0,
+    resamples: int = 1000,
+) -> tuple[float, float]:
+    """95 % interval of sum(totals) / sum(sizes) when whole questions are drawn anew: the percentile bootstrap.
+
+    The samples of one question hang together, so a question is drawn with all of them. Each is drawn Poisson(1) times
+    (Hanley and MacGibbon 2006), and so m questions that look alike Poisson(m) times together: the cost is that of the
+    kinds of questions, however many there are.
+
+    Args:
+        totals: per kind of question, the sum over its samples of what is averaged.
+        sizes: per kind of question, its number of samples.
+        counts: per kind of question, how many there are; None: one of each.
+    """
+    counts = [1] * len(totals) if counts is None else counts
+    assert sum(counts) > 0, "no question"
+    draw = random.Random(seed).random
+    sums, weights = [0.0] * resamples, [0.0] * resamples
+    for total, size, count in zip(totals, sizes, counts, strict=True):
+        least, cumulative = _poisson_table(count)
+        drawn = [least + bisect_left(cumulative, draw()) for _ in range(resamples)]
+        sums = [s + d * total for s, d in zip(sums, drawn, strict=True)]
+        weights = [w + d * size for w, d in zip(weights, drawn, strict=True)]
+    ratios = [s / w for s, w in zip(sums, weights, strict=True) if w]  # of a handful of questions none may be drawn
+    ratios.sort()
+    return _quantile(ratios, 0.025), _quantile(ratios, 0.975)
+
+
+@functools.lru_cache(maxsize=1024)
+def _poisson_table(rate: int) -> tuple[int, list[float]]:
+    """(least value, cumulative probabilities from it on) of Poisson(rate); what is cut off has probability < 1e-20."""
+    spread = 10 * math.sqrt(rate) + 20
+    least, most = max(0, int(rate - spread)), int(rate + spread)
+    logs = [k * math.log(rate) - rate - math.lgamma(k + 1) for k in range(least, most)] if rate else [0.0]
+    cumulative = list(accumulate(map(math.exp, logs)))
+    return least, [*cumulative[:-1], 1.0]
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])

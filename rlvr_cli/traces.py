@@ -1,0 +1,118 @@
+"""What SFT trains on: a dataset with responses, or the rollouts of a run, as prompt and response texts.
+
+Enters: a dataset spec or a run directory. Leaves: examples that each have a prompt and a response, filtered and counted.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlvr_cli.datasets import load_dataset
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.prompts import PromptTemplate, prompt_of
+from rlvr_cli.records import Example
+from rlvr_cli.store import read_rollouts, read_run
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Examples that each have `prompt` and `response`, no pair of them twice."""
+
+    name: str
+    fingerprint: str  # sha256 of the source, before any filter
+    examples: list[Example]
+    default_grader: str | None
+    messages: list[str]  # skipped lines and notes, to be shown
+
+
+def load_traces(
+    spec: str,
+    template: PromptTemplate,
+    *,
+    split: str = "",
+    question_field: str = "",
+    answer_field: str = "",
+    skip_bad_lines: bool = False,
+) -> Traces:
+    """Traces from a run directory (every rollout is one) or from whatever `load_dataset` reads.
+
+    Raises:
+        RlvrError: nothing to train on, or what `load_dataset` raises.
+    """
+    if (Path(spec) / "run.json").is_file():
+        source = _from_run(Path(spec))
+    else:
+        dataset = load_dataset(
+            spec,
+            split=split,
+            question_field=question_field,
+            answer_field=answer_field,
+            skip_bad_lines=skip_bad_lines,
+            purpose="traces",
+        )
+        source = Traces(
+            dataset.name,
+            dataset.fingerprint,
+            dataset.examples,
+            dataset.default_grader,
+            [*dataset.skipped, *dataset.notes],
+        )
+    with_prompts = [replace(e, prompt=prompt_of(e, template)) for e in source.examples]
+    unique = list({(e.prompt, e.response): e for e in with_prompts if e.response}.values())
+    messages = list(source.messages)
+    if len(unique) < len(with_prompts):
+        messages.append(f"{len(with_prompts) - len(unique)} traces were empty or there twice and are left out")
+    if not unique:
+        raise RlvrError(f"{spec} holds no response to train on.", "SFT needs rows with a prompt and a response.")
+    return replace(source, examples=unique, messages=messages)
+
+
+def _from_run(path: Path) -> Traces:
+    run = read_run(path)
+    columns = ["phase", "step", "example_id", "sample_index", "prompt", "response", "ground_truth", "grader"]
+    rows = read_rollouts(path, columns=columns).to_pylist()
+    rows.sort(key=lambda r: (r["phase"], r["step"], r["example_id"], r["sample_index"]))
+    digest = hashlib.sha256()
+    examples = []
+    for r in rows:
+        key = f"{r['phase']}-{r['step']}-{r['example_id']}-{r['sample_index']}"
+        digest.update(f"{key}\0{r['prompt']}\0{r['response']}\0{r['ground_truth']}\0".encode())
+        examples.append(Example(key, r["prompt"], r["ground_truth"], prompt=r["prompt"], response=r["response"]))
+    grader = rows[0]["grader"] if rows else None
+    return Traces(run.id, digest.hexdigest(), examples, grader, [])
+
+
+def keep_correct(examples: Sequence[Example], grader: GraderPool) -> list[Example]:
+    """The examples whose response the grader rewards.
+
+    Raises:
+        RlvrError: an example has no ground truth to grade against, or none is correct.
+    """
+    without_truth = next((e for e in examples if not e.ground_truth), None)
+    if without_truth is not None:
+        raise RlvrError(
+            f"--correct-only needs a ground truth for every trace; {without_truth.id} has none.",
+            "Add a ground_truth field, or leave --correct-only out.",
+        )
+    grades = grader.grade([(e.response or "", e.ground_truth) for e in examples])
+    correct = [e for e, g in zip(examples, grades, strict=True) if g.reward is not None and g.reward > 0.5]
+    if not correct:
+        raise RlvrError(f"None of the {len(examples)} traces is correct: --correct-only leaves nothing to train on.")
+    return correct
+
+
+def choose_examples(examples: Sequence[Example], num_examples: str, *, order: Sequence[int]) -> list[Example]:
+    """The first `num_examples` in `order`, or all: a smaller choice is part of every larger one of the same order.
+
+    Raises:
+        RlvrError: there are fewer than asked for.
+    """
+    if num_examples == "all":
+        return list(examples)
+    if int(num_examples) > len(examples):
+        raise RlvrError(
+            f"--num-examples {num_examples}, but there are {len(examples)} traces.", "Ask for fewer, or for all."
+        )
+    return [examples[i] for i in sorted(order[: int(num_examples)])]

@@ -1,0 +1,215 @@
+"""The road every sample takes: requests that depend only on who they are, rows that survive whatever ends the work."""
+
+import dataclasses
+
+import pytest
+
+from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.prompts import load_prompt, prompt_of
+from rlvr_cli.records import Completion, Example, SamplingParams
+from rlvr_cli.rollouts import (
+    choose_grader,
+    collect_rollouts,
+    generation_metrics,
+    log_generations,
+    request_seed,
+)
+from rlvr_cli.signals import StopRequest
+from rlvr_cli.store import RunDir, read_rollouts, read_run
+
+EXAMPLES = [Example(id=f"q{i}", question=f"{i}+1?", ground_truth=str(i + 1)) for i in range(6)]
+TEMPLATE = load_prompt("r1_zero")
+
+
+class ScriptedSampler:
+    """Answers every request from its prompt and seed alone, as an engine does, and can be told to fail after n answers."""
+
+    engine = "scripted"
+    policy_version = 7
+
+    def __init__(self, *, fail_after=None, error=None):
+        self.fail_after, self.error, self.asked = fail_after, error, 0
+
+    def sample(self, requests, params):
+        done = 0
+        for r, request in enumerate(requests):
+            for s, seed in enumerate(request.seeds):
+                if done == self.fail_after:
+                    raise self.error
+                done += 1
+                self.asked += 1
+                number = int(request.prompt.rsplit("User: ", 1)[1].split("+")[0])
+                answer = number + 1 if seed % 2 else number
+                yield Completion(
+                    request_index=r,
+                    sample_index=s,
+                    text=f" adding </think> <answer> {answer} </answer>",
+                    prompt_ids=(1, 2),
+                    token_ids=(3, 4, seed % 100),
+                    logprobs=(-0.5, -1.0, -1.5),
+                    num_prompt_tokens=2,
+                    num_tokens=3,
+                    finish_reason="stop",
+                    stop_reason="</answer>",
+                    mean_entropy=0.25,
+                )
+
+    def load_weights(self, model, policy_version):
+        raise AssertionError("not asked for")
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with GraderPool("r1_zero", workers=1) as pool:
+        yield pool
+
+
+def collect(run, sampler, pool, *, num_samples=2, stop=None, **more):
+    collect_rollouts(
+        run,
+        phase="eval",
+        step=0,
+        examples=EXAMPLES,
+        template=TEMPLATE,
+        sampler=sampler,
+        params=SamplingParams(),
+        num_samples=num_samples,
+        grader=pool,
+        seed=5,
+        stop=stop or StopRequest(),
+        **more,
+    )
+
+
+def rows_of(run, *, without=("sampled_at", "run_id")):
+    rows = read_rollouts(run.path).to_pylist()
+    kept = [{k: v for k, v in r.items() if k not in without} for r in rows]
+    return sorted(kept, key=lambda r: (r["example_id"], r["sample_index"]))
+
+
+def test_seeds_are_a_function_of_identity_and_differ():
+    def seed(**change):
+        who = {"phase": "eval", "step": 0, "example_id": "a", "sample_index": 0, **change}
+        return request_seed(0, **who)
+
+    assert seed() == seed()
+    others = [seed(phase="train"), seed(step=1), seed(example_id="b"), seed(sample_index=1)]
+    assert len({seed(), request_seed(1, phase="eval", step=0, example_id="a", sample_index=0), *others}) == 6
+    assert all(0 <= s < 2**63 for s in others)
+
+
+def test_a_row_holds_what_was_asked_answered_and_graded(tmp_path, pool):
+    with RunDir.create(tmp_path, "eval", metadata={}) as run:
+        collect(run, ScriptedSampler(), pool)
+        rows = rows_of(run)
+    assert [(r["example_id"], r["sample_index"]) for r in rows] == [(e.id, i) for e in EXAMPLES for i in range(2)]
+    for r in rows:
+        seed = request_seed(5, phase="eval", step=0, example_id=r["example_id"], sample_index=r["sample_index"])
+        right = seed % 2
+        assert r["seed"] == seed
+        assert r["prompt"].endswith(f"User: {r['example_id'][1]}+1?\nAssistant: <think>")
+        assert (r["format_reward"], r["answer_reward"], r["reward"]) == (1.0, float(right), float(right))
+        assert r["category"] == f"format_1_answer_{right}"
+        assert r["failure_kind"] == (None if right else "wrong_answer")
+        assert r["response_ids"] == [3, 4, seed % 100]
+        assert r["mean_logprob"] == pytest.approx(-1.0)
+        assert (r["policy_version"], r["mean_entropy"], r["advantage"]) == (7, 0.25, None)
+
+
+@pytest.mark.parametrize("fail_after", [0, 1, 5, 11])
+def test_work_that_ends_early_keeps_what_is_at_hand_and_resumes_to_the_same_rows(tmp_path, pool, fail_after):
+    with RunDir.create(tmp_path, "eval", name="whole", metadata={}) as whole:
+        collect(whole, ScriptedSampler(), pool)
+    with RunDir.create(tmp_path, "eval", name="cut", metadata={}) as cut:
+        with pytest.raises(RlvrError, match="gone"):
+            collect(cut, ScriptedSampler(fail_after=fail_after, error=RlvrError("gone")), pool)
+        assert len(cut.committed_keys("eval", 0)) == fail_after
+    with RunDir.resume(tmp_path / "cut") as cut:
+        again = ScriptedSampler()
+        collect(cut, again, pool)
+        assert again.asked == 12 - fail_after  # nothing is sampled twice
+    assert rows_of(cut) == rows_of(whole)
+
+
+def test_a_signal_commits_what_is_at_hand(tmp_path, pool):
+    stop = StopRequest()
+
+    class Bar:
+        def advance(self, n, **signals):
+            pass
+
+    class Signalled(ScriptedSampler):
+        def sample(self, requests, params):
+            for i, completion in enumerate(super().sample(requests, params)):
+                stop.requested = i == 3
+                yield completion
+
+    with RunDir.create(tmp_path, "eval", metadata={}) as run:
+        with pytest.raises(Interrupted):
+            collect(run, Signalled(), pool, stop=stop, progress=Bar())
+        assert len(run.committed_keys("eval", 0)) == 4
+
+
+def test_a_cut_response_is_truncated_not_malformed(tmp_path, pool):
+    class Cut(ScriptedSampler):
+        def sample(self, requests, params):
+            for c in super().sample(requests, params):
+                yield dataclasses.replace(c, text=" still thinking", finish_reason="length", stop_reason=None)
+
+    with RunDir.create(tmp_path, "eval", metadata={}) as run:
+        collect(run, Cut(), pool, num_samples=1)
+    assert {r["failure_kind"] for r in rows_of(run)} == {"truncated"}
+
+
+def test_log_generations_logs_the_averages_it_returns(tmp_path, pool):
+    with RunDir.create(tmp_path, "eval", metadata={}) as run:
+        averages = log_generations(
+            run,
+            phase="eval",
+            step=3,
+            examples=EXAMPLES,
+            template=TEMPLATE,
+            sampler=ScriptedSampler(),
+            params=SamplingParams(),
+            num_samples=2,
+            grader=pool,
+            seed=5,
+            stop=StopRequest(),
+        )
+    rewards = [r["reward"] for r in rows_of(run)]
+    assert averages["reward/mean"] == pytest.approx(sum(rewards) / 12)
+    assert averages["entropy/mean"] == 0.25
+    import pyarrow.parquet as pq
+
+    metrics = pq.read_table(read_run(run.path).metrics).to_pylist()
+    stored = {m["name"]: m["value"] for m in metrics if m["step"] == 3 and m["phase"] == "eval"}
+    assert averages.items() <= stored.items()
+
+
+def test_averages_worked_by_hand():
+    def row(reward, tokens, finish="stop", entropy=None):
+        return {
+            "reward": reward, "format_reward": reward, "answer_reward": reward, "num_response_tokens": tokens,
+            "finish_reason": finish, "mean_entropy": entropy,
+        }  # fmt: skip
+
+    averages = generation_metrics(
+        [row(1.0, 10, entropy=0.5), row(0.0, 20), row(None, 60, "length"), row(1.0, 30, entropy=1.5)]
+    )
+    assert averages == {
+        "reward/mean": 0.5, "reward/format": 0.5, "reward/answer": 0.5, "length/mean": 30.0, "length/correct": 20.0, "length/wrong": 40.0,
+        "length/truncated_share": 0.25, "entropy/mean": 1.0, "reward/samples": 4.0, "reward/grade_errors": 1.0,
+    }  # fmt: skip
+    assert "length/wrong" not in generation_metrics([row(1.0, 10)])
+
+
+def test_prompt_and_grader_choices():
+    assert prompt_of(Example("a", "q{x}", "1", prompt="ready {question}"), TEMPLATE) == "ready {question}"
+    assert choose_grader("", dataset_grader=None, prompt="r1_zero") == "r1_zero"
+    assert choose_grader("", dataset_grader=None, prompt="question_only") == "question_only"
+    assert choose_grader("", dataset_grader="countdown", prompt="r1_zero") == "countdown"
+    assert choose_grader("gsm8k", dataset_grader="countdown", prompt="r1_zero") == "gsm8k"
