@@ -169,27 +169,6 @@ def load_dataset(
     )
 
 
-def load_traces(
-    spec: str,
-    *,
-    split: str | None = None,
-    limit: int | None = None,
-    question_field: str | None = None,
-    answer_field: str | None = None,
-    skip_bad_lines: bool = False,
-) -> Dataset:
-    """Examples to fine-tune on: `load_dataset` with the purpose "traces"."""
-    return load_dataset(
-        spec,
-        split=split,
-        limit=limit,
-        question_field=question_field,
-        answer_field=answer_field,
-        skip_bad_lines=skip_bad_lines,
-        purpose="traces",
-    )
-
-
 def dataset_names() -> list[str]:
     """The names of the built-in datasets."""
     return sorted(path.stem for path in _recipes().glob("*.toml") if "training_split" in _toml(path))

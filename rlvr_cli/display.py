@@ -63,14 +63,12 @@ def say(text: str) -> None:
     _write(sys.stderr, printable(text) + "\n")
 
 
-def skipped_lines(skipped: Sequence[str]) -> None:
-    """Say which lines of a data file were left out: their number and the first few reasons."""
-    if skipped:
-        say(f"skipped {len(skipped)} bad line{'s' if len(skipped) > 1 else ''}:")
-        for reason in skipped[:5]:
+def skipped_lines(count: int, reasons: Sequence[str]) -> None:
+    """Say how many lines of a data file were left out, and why the first of them were."""
+    if count:
+        say(f"skipped {count} bad line{'s' if count > 1 else ''}:")
+        for reason in reasons:
             say(f"  {reason}")
-        if len(skipped) > 5:
-            say(f"  and {len(skipped) - 5} more")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, output: str = "table") -> None:

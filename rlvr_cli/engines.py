@@ -1,6 +1,7 @@
 """From options to a sampler: which engine, and why.
 
 Enters: the name of an engine and of a model. Leaves: an open `Sampler` and the sentence that says which engine was taken.
+Torch is imported when a model is opened, so that an endpoint does without it and bad input is reported at once.
 """
 
 import importlib.util
@@ -8,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models import builtin_model_path, model_identity
 from rlvr_cli.records import Sampler
 
 TINY_PARAMETERS = 10_000_000
@@ -39,6 +39,8 @@ def choose_engine(engine: str, *, base_url: str) -> Engine:
 
 def model_path(model: str) -> str:
     """The model that was named, or the built-in one."""
+    from rlvr_cli.models import builtin_model_path
+
     return model or str(builtin_model_path())
 
 
@@ -108,5 +110,17 @@ def model_facts(engine: str, model: str, *, base_url: str = "") -> dict[str, Any
     """What identifies the model in run.json: its name and, where there are files, their hashes."""
     if engine == "openai":
         return {"name": model, "endpoint": base_url}
+    from rlvr_cli.models import model_identity
+
     identity = model_identity(model_path(model))
     return {"name": model or "tiny-math (built in; name another with --model)", **identity}
+
+
+def sampler_facts(sampler: Sampler, *, reason: str) -> dict[str, Any]:
+    """How an engine samples, for run.json: whose seeds its draws come from, and what it had to say of itself."""
+    return {
+        "engine": sampler.engine,
+        "reason": reason,
+        "seeding": getattr(sampler, "seeding", "per-request"),
+        "notes": list(getattr(sampler, "notes", ())),
+    }

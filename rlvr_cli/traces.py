@@ -57,7 +57,7 @@ def load_traces(
             dataset.fingerprint,
             dataset.examples,
             dataset.default_grader,
-            [*dataset.skipped, *dataset.notes],
+            [f"skipped: {reason}" for reason in dataset.skipped] + dataset.notes,
         )
     with_prompts = [replace(e, prompt=prompt_of(e, template)) for e in source.examples]
     unique = list({(e.prompt, e.response): e for e in with_prompts if e.response}.values())

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlvr_cli.datasets import dataset_names, final_answer, load_dataset, load_traces, recipe
+from rlvr_cli.datasets import dataset_names, final_answer, load_dataset, recipe
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.records import Example
 from rlvr_cli.synthetic import arithmetic, countdown
+
+traces = partial(load_dataset, purpose="traces")
 
 ROOT = Path(__file__).parents[1]
 
@@ -69,7 +72,7 @@ def test_generated_sizes_seeds_and_splits():
     assert load_dataset("arithmetic:300", purpose="train", seed=7).examples == arithmetic(300, seed=7)
     assert load_dataset("arithmetic:300:7", purpose="train", seed=1).examples == arithmetic(300, seed=7)
     assert load_dataset("arithmetic:40").examples == arithmetic(40, split="validation")
-    assert load_traces("countdown:40").examples == countdown(40)
+    assert traces("countdown:40").examples == countdown(40)
     few = load_dataset("arithmetic:300:7", limit=5)
     assert few.examples == arithmetic(5, seed=7, split="validation")
     assert few.name == "arithmetic:300:7"
@@ -184,7 +187,7 @@ def test_the_handouts_sft_file(tmp_path):
     row = {"prompt": prompt, "response": response}
     path = lines(tmp_path, {**row, "ground_truth": 2}, row)
     first = Example("data-1", question=prompt, ground_truth="2", prompt=prompt, response=response)
-    dataset = load_traces(path)
+    dataset = traces(path)
     assert dataset.examples[0] == first
     assert [e.ground_truth for e in dataset.examples] == ["2", ""]
     assert f"{path}:2: no answer" in problem(path).problem  # measuring needs the truth that training does not
@@ -193,20 +196,20 @@ def test_the_handouts_sft_file(tmp_path):
 
 def test_a_question_beside_a_formatted_prompt(tmp_path):
     row = {"question": "1+1?", "prompt": "User: 1+1?", "completion": " 2", "answer": "2"}
-    assert load_traces(lines(tmp_path, row)).examples == [Example("data-1", "1+1?", "2", "User: 1+1?", " 2")]
-    empty = load_traces(lines(tmp_path, {**row, "prompt": ""})).examples  # is no prompt: the template is filled instead
+    assert traces(lines(tmp_path, row)).examples == [Example("data-1", "1+1?", "2", "User: 1+1?", " 2")]
+    empty = traces(lines(tmp_path, {**row, "prompt": ""})).examples  # is no prompt: the template is filled instead
     assert empty == [Example("data-1", "1+1?", "2", None, " 2")]
-    raw = load_traces(lines(tmp_path, row), question_field="prompt").examples  # not formatted, says the user
+    raw = traces(lines(tmp_path, row), question_field="prompt").examples  # not formatted, says the user
     assert raw == [Example("data-1", "User: 1+1?", "2", None, " 2")]
 
 
 def test_a_trace_needs_a_response(tmp_path):
     path = lines(tmp_path, {"question": "Q", "answer": "#### 1"})
     with pytest.raises(RlvrError, match=r"no response to train on.*the keys are question, answer"):
-        load_traces(path)
+        traces(path)
     with pytest.raises(RlvrError, match="no response"):
-        load_traces(lines(tmp_path, {"prompt": "Q", "response": "  "}))
-    assert load_traces("arithmetic", limit=3).examples == arithmetic(3)
+        traces(lines(tmp_path, {"prompt": "Q", "response": "  "}))
+    assert traces("arithmetic", limit=3).examples == arithmetic(3)
 
 
 # Final answers

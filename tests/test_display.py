@@ -95,7 +95,7 @@ def test_no_payload_reaches_a_terminal_as_it_is():
             display.cases(case_table(payload))
             display.say(payload)
             display.source(payload)
-            display.skipped_lines([payload] * 7)
+            display.skipped_lines(7, [payload] * 5)
         for payload in ESCAPES:
             display.table(tuple(f"{payload}{i}" for i in range(20)), [(payload,) * 20])  # row by row
     assert unsafe(without_style(screen.getvalue())) == set()
@@ -315,8 +315,8 @@ def test_a_long_response_is_shortened_in_the_middle(capsys):
 
 def test_messages_go_to_stderr(capsys):
     display.say("hello\nthere")
-    display.skipped_lines([])
-    display.skipped_lines([f"f.jsonl:{i}: bad" for i in range(7)])
+    display.skipped_lines(0, [])
+    display.skipped_lines(7, [*(f"f.jsonl:{i}: bad" for i in range(5)), "and 2 more"])
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [

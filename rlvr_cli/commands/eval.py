@@ -6,7 +6,7 @@ Enters: an EvalConfig. Leaves: a run directory with every sample, and the summar
 from rlvr_cli import display
 from rlvr_cli.config import EvalConfig
 from rlvr_cli.datasets import Dataset, load_dataset
-from rlvr_cli.engines import choose_engine, model_facts, open_sampler
+from rlvr_cli.engines import choose_engine, model_facts, open_sampler, sampler_facts
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import reference_response
 from rlvr_cli.graders.pool import GraderPool
@@ -30,7 +30,7 @@ def run(config: EvalConfig) -> None:
         answer_field=config.answer_field or None,
         skip_bad_lines=config.skip_bad_lines,
     )
-    display.skipped_lines(dataset.skipped)
+    display.skipped_lines(dataset.num_skipped, dataset.skipped)
     for note in dataset.notes:
         display.say(note)
     grader = choose_grader(config.grader, dataset_grader=dataset.default_grader, prompt=config.prompt)
@@ -72,6 +72,7 @@ def run(config: EvalConfig) -> None:
             endpoint=config.endpoint,
             api_key_env=config.api_key_env,
         )
+        run.update(sampler=sampler_facts(sampler, reason=engine.reason))
         total = len(dataset.examples) * config.num_samples
         try:
             with display.progress("sampling", total - len(run.committed_keys("eval", 0))) as bar:
