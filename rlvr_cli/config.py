@@ -247,7 +247,10 @@ class AnalyzeConfig(Provenance):
     """Ask a run what happened: a named query, or any SELECT over `rollouts`, `metrics` and `runs`."""
 
     query: str = knob(
-        "summary", "A named query (--list), a SELECT statement, or a .sql file.", group="Query", argument=True
+        "summary",
+        "A named query (--list), a SELECT statement, or a .sql file; a run alone is summarised.",
+        group="Query",
+        argument=True,
     )
     runs: tuple[str, ...] = knob((), "Run directories or names. None: the latest run.", group="Query", argument=True)
     list: bool = knob(False, "List the named queries.", group="Query")

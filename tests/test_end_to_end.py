@@ -69,6 +69,7 @@ def test_eval_with_several_samples_reports_pass_best_and_majority_at_k(tmp_path)
         rewards.setdefault(r["example_id"], []).append(r["reward"])
     assert at_k[0]["pass_at_k"] == pytest.approx(sum(sum(v) for v in rewards.values()) / 64)
     assert at_k[-1]["pass_at_k"] == pytest.approx(sum(max(v) for v in rewards.values()) / 16)
+    assert rlvr(tmp_path, "analyze", "n4").stdout == rlvr(tmp_path, "analyze", "summary", "runs/n4").stdout
     sql = "select count(*) as n, count(distinct (example_id, sample_index)) as keys from rollouts"
     assert json.loads(rlvr(tmp_path, "analyze", sql, "n4", "--format", "json").stdout) == [{"n": 64, "keys": 64}]
 

@@ -213,3 +213,55 @@ def test_prompt_and_grader_choices():
     assert choose_grader("", dataset_grader=None, prompt="question_only") == "question_only"
     assert choose_grader("", dataset_grader="countdown", prompt="r1_zero") == "countdown"
     assert choose_grader("gsm8k", dataset_grader="countdown", prompt="r1_zero") == "gsm8k"
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("default")  # vLLM's own
+def test_evaluate_vllm_serialises_what_a_real_engine_answers(tmp_path, monkeypatch):
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    import vllm
+
+    from rlvr_cli.datasets import load_dataset
+    from rlvr_cli.graders import r1_zero_reward_fn
+    from rlvr_cli.models import builtin_model_path
+    from rlvr_cli.rollouts import evaluate_vllm
+
+    examples = load_dataset("arithmetic", limit=20).examples
+    memory = {"kv_cache_memory_bytes": 2**28}
+    model = vllm.LLM(
+        str(builtin_model_path()),
+        dtype="float32",
+        max_model_len=256,
+        enforce_eager=True,
+        enable_chunked_prefill=False,
+        **memory,
+    )
+    params = vllm.SamplingParams(
+        n=2,
+        temperature=1.0,
+        max_tokens=64,
+        min_tokens=4,
+        stop=["</answer>"],
+        include_stop_str_in_output=True,
+        logprobs=0,
+    )
+    prompts = [TEMPLATE.fill(e.question) for e in examples]
+    evaluate_vllm(
+        model,
+        r1_zero_reward_fn,
+        prompts,
+        params,
+        ground_truths=[e.ground_truth for e in examples],
+        runs_dir=str(tmp_path),
+        run="r",
+    )
+    rows = read_rollouts(tmp_path / "r").to_pylist()
+    assert len(rows) == 40
+    for r in rows:
+        assert r["prompt"] == prompts[int(r["example_id"])]
+        assert len(r["response_ids"]) == len(r["sampled_logprobs"]) == r["num_response_tokens"]
+        assert r["reward"] == r1_zero_reward_fn(r["response"], r["ground_truth"])["reward"]
+    assert {r["stop_reason"] for r in rows} <= {"</answer>", "eos", None}
+    with pytest.raises(RlvrError, match="20 prompts came with 1"):
+        evaluate_vllm(model, r1_zero_reward_fn, prompts, params, ground_truths=["1"])

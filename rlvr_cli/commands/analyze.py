@@ -5,6 +5,7 @@ Enters: an AnalyzeConfig. Leaves: the result on stdout; on stderr the run that i
 
 import difflib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from rlvr_cli import display
@@ -20,6 +21,8 @@ def run(config: AnalyzeConfig) -> None:
     if config.list:
         rows = [(q.name, q.description) for q in named_queries().values()]
         return display.table(("query", "answers"), rows, output=config.format)
+    if is_run(config.query, config.runs_dir):  # rlvr analyze RUN...
+        config = replace(config, query="summary", runs=(config.query, *config.runs))
     query = find_query(config.query)
     if config.show:
         return display.source(query.sql)
@@ -50,6 +53,13 @@ def run(config: AnalyzeConfig) -> None:
         display.say(f"the first {config.limit} rows; --limit 0 shows all of them")
     if not result.rows:
         display.say("no rows")
+
+
+def is_run(text: str, runs_dir: str) -> bool:
+    """Whether the argument names a run instead of a query; a named query goes first."""
+    if text in named_queries() or "\0" in text or len(text) > 255:
+        return False
+    return any((folder / text / "run.json").is_file() for folder in (Path(), Path(runs_dir)))
 
 
 def find_query(text: str) -> NamedQuery:
