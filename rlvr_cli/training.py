@@ -170,15 +170,16 @@ def make_optimizer(
     return torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused)
 
 
-def autocast_context(model: PreTrainedModel) -> contextlib.AbstractContextManager[object]:
-    """The precision a policy is computed in, for training and for scoring alike.
-
-    bfloat16 autocast for float32 weights on a CUDA device; everywhere else, the precision of the weights.
-    """
+def autocast_dtype(model: PreTrainedModel) -> torch.dtype | None:
+    """The precision a policy is computed in where that is not the precision of its weights: bfloat16 for float32 on CUDA."""
     parameter = next(model.parameters())
-    if parameter.is_cuda and parameter.dtype == torch.float32:
-        return torch.autocast("cuda", dtype=torch.bfloat16)
-    return contextlib.nullcontext()
+    return torch.bfloat16 if parameter.is_cuda and parameter.dtype == torch.float32 else None
+
+
+def autocast_context(model: PreTrainedModel) -> contextlib.AbstractContextManager[object]:
+    """Compute in `autocast_dtype`, for training and for scoring alike."""
+    dtype = autocast_dtype(model)
+    return contextlib.nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype)
 
 
 def learning_rate_at(

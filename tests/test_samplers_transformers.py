@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.records import Request, SamplingParams
+from rlvr_cli.samplers import drawing
 from rlvr_cli.samplers import transformers as engine
+from rlvr_cli.samplers.drawing import draw_tokens, inverse_cdf, nucleus, uniforms
 from rlvr_cli.samplers.stopping import first_stop, response_text
-from rlvr_cli.samplers.transformers import TransformersSampler, draw_tokens, inverse_cdf, nucleus, uniforms
+from rlvr_cli.samplers.transformers import TransformersSampler
 
 PROMPTS = ["What is 12 + 30?", "1", "User: Solve x^2 - 5x + 6 = 0. " * 3, "数学 😀", "Natalia sold 48 clips", "a b c"]
 FREE = SamplingParams(max_tokens=24, min_tokens=0, stop=())
@@ -78,7 +80,7 @@ def test_uniforms_equal_the_reference(seed, position):
 def test_splitmix64_is_the_published_one():
     # The first outputs for state 1234567, from the reference implementation at https://prng.di.unimi.it/splitmix64.c
     state = np.array([1234567 + k * 0x9E3779B97F4A7C15 & (2**64 - 1) for k in (1, 2, 3)], dtype=np.uint64)
-    assert engine._mix(state).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert drawing._mix(state).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 @pytest.mark.parametrize("layout", ["one seed", "consecutive seeds", "seeds a generator increment apart"])
@@ -173,7 +175,7 @@ def test_draw_by_hand():
 
 def test_a_target_beyond_the_sum_does_not_reach_a_zero_weight():
     running = torch.tensor([[0.0, 0.25, 0.5, 0.5]], dtype=torch.float64)
-    index, rest = engine._first_above(running, torch.tensor([0.6], dtype=torch.float64))
+    index, rest = drawing._first_above(running, torch.tensor([0.6], dtype=torch.float64))
     assert index.item() == 2
     assert rest.item() == pytest.approx(0.25)
 

@@ -26,7 +26,7 @@ from rlvr_cli.store import RunDir
 from rlvr_cli.summary import summarize
 from rlvr_cli.tokens import collate, encode, pad_id_of
 from rlvr_cli.traces import choose_examples, keep_correct, load_traces
-from rlvr_cli.training import batches, epoch_order, learning_rate_at, make_optimizer, train_update
+from rlvr_cli.training import autocast_dtype, batches, epoch_order, learning_rate_at, make_optimizer, train_update
 
 METRICS_SECONDS = 2.0  # how long the metrics of updates may wait to be committed together
 
@@ -118,7 +118,9 @@ def train(
         betas=(config.adam_beta1, config.adam_beta2),
         weight_decay=config.weight_decay,
     )
-    sampler = TransformersSampler(model, tokenizer, max_batch_size=config.max_batch_size)
+    sampler = TransformersSampler(
+        model, tokenizer, max_batch_size=config.max_batch_size, autocast_dtype=autocast_dtype(model)
+    )
     metrics = MetricsLog(run)
 
     def evaluate(step: int) -> dict[str, float]:
