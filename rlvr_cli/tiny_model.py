@@ -42,7 +42,8 @@ def new_tokenizer(texts: Sequence[str], *, vocab_size: int = 320, min_share: flo
         ),
     )
     learned = json.loads(bpe.to_str())["model"]
-    tokenizer = Qwen2Tokenizer(vocab=learned["vocab"], merges=[tuple(pair) for pair in learned["merges"]])
+    merges: Any = [tuple(pair) for pair in learned["merges"]]  # as the file has them; annotated as lines of text
+    tokenizer = Qwen2Tokenizer(vocab=learned["vocab"], merges=merges)
     phrases = Counter(p for text in texts for p in re.split(r"[0-9\n]+", text) if len(p) > 1)
     frequent = sorted(p for p, n in phrases.items() if n >= min_share * len(texts))
     tokenizer.add_tokens([AddedToken(p, normalized=False) for p in frequent])
