@@ -8,7 +8,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.records import Sampler
 
 TINY_PARAMETERS = 10_000_000
@@ -23,7 +23,13 @@ class Engine:
 
 
 def choose_engine(engine: str, *, base_url: str) -> Engine:
-    """Resolve `auto`: an endpoint when one is named, vLLM where it is installed with a CUDA device, else transformers."""
+    """Resolve `auto`: an endpoint when one is named, vLLM where it is installed with a CUDA device, else transformers.
+
+    Raises:
+        RlvrError: vLLM was asked for and is not installed.
+    """
+    if engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise missing_extra("vLLM", "vllm")
     if engine != "auto":
         return Engine(engine, "asked for with --engine")
     if base_url:

@@ -30,4 +30,4 @@ class Interrupted(BaseException):
 
 def missing_extra(package: str, extra: str) -> RlvrError:
     """The error for an optional dependency that is not installed."""
-    return RlvrError(f"{package} is not installed.", f"Install it with: pip install 'rlvr-cli[{extra}]'")
+    return RlvrError(f"{package} is not installed.", f"Install it from the clone of rlvr: pip install -e '.[{extra}]'")

@@ -492,8 +492,8 @@ def test_without_a_network_the_hub_is_an_error_the_user_can_read(hub):
 
 def test_without_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install 'rlvr-cli[hub]'" in problem("gsm8k").hint
-    assert "pip install 'rlvr-cli[hub]'" in problem("hf:org/name").hint
+    assert "pip install -e '.[hub]'" in problem("gsm8k").hint
+    assert "pip install -e '.[hub]'" in problem("hf:org/name").hint
 
 
 def test_reading_a_file_imports_nothing_heavy(tmp_path):

@@ -27,7 +27,7 @@ def test_auto_says_why_it_takes_transformers():
 
 
 def test_what_is_asked_for_is_taken():
-    assert choose_engine("vllm", base_url="").name == "vllm"
+    assert choose_engine("transformers", base_url="").name == "transformers"
 
 
 def test_no_model_is_the_built_in_one_and_the_name_says_how_to_choose_another():
@@ -59,5 +59,5 @@ def test_an_unknown_engine_is_refused():
 def test_a_missing_engine_names_the_line_that_installs_it():
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
-    with pytest.raises(RlvrError, match=r"pip install 'rlvr-cli\[vllm\]'"):
-        open_sampler("vllm", "")
+    with pytest.raises(RlvrError, match=r"pip install -e '\.\[vllm\]'"):
+        choose_engine("vllm", base_url="")

@@ -613,4 +613,4 @@ def test_a_missing_package_says_how_to_install_it():
     environment = os.environ | {"PYTHONPATH": root}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert "openai is not installed" in result.stderr
-    assert "pip install 'rlvr-cli[openai]'" in result.stderr
+    assert "pip install -e '.[openai]'" in result.stderr

