@@ -5,6 +5,7 @@ An option's name is its field's in kebab case; the field names are the handout's
 """
 
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -51,22 +52,26 @@ C = TypeVar("C", bound=Provenance)
 @dataclass(frozen=True)
 class ModelOptions:
     model: str = knob("", "Local directory or hub id of the model. Empty: the built-in tiny model.", group="Model")
+    device: str = knob("auto", "Torch device of the model: auto, cpu, cuda, cuda:1.", group="Model")
+    max_batch_size: int | None = knob(
+        None, "Sequences decoded at once by the transformers engine. Default: chosen from memory.", group="Model", free_on_resume=True
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EngineOptions:
     engine: str = knob(
         "auto",
         "Inference engine. auto: openai with --base-url, else vllm where it is installed with a CUDA device, else transformers.",
         group="Model",
         choices=("auto", "transformers", "vllm", "openai"),
     )
-    device: str = knob("auto", "Torch device of the model: auto, cpu, cuda, cuda:1.", group="Model")
     dtype: str = knob(
         "auto",
         "Precision of sampling. auto: bfloat16 on CUDA, float32 on CPU.",
         group="Model",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    max_batch_size: int | None = knob(
-        None, "Sequences decoded at once by the transformers engine. Default: chosen from memory.", group="Model", free_on_resume=True
-    )  # fmt: skip
     max_model_len: int | None = knob(
         None, "Context window given to vLLM, in tokens. Default: what this run's prompts and responses need.", group="Model"
     )  # fmt: skip
@@ -118,7 +123,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class EvalConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Provenance):
+class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, ModelOptions, Provenance):
     """Measure a model on questions: sample, grade, store, and say how many answers are right and how sure that is."""
 
     dataset: str = knob(
@@ -154,9 +159,17 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Prove
     api_key_env: str = knob("OPENAI_API_KEY", "Environment variable that holds the endpoint's key.", group="Model")
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        _check_values(self)
         _check_sampling(self)
         _at_least(self, 1, "num_samples", "grader_workers", "limit", "max_batch_size", "max_model_len")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise RlvrError(
+                f"--gpu-memory-utilization is {self.gpu_memory_utilization}.", "It must be above 0 and at most 1."
+            )
+        if self.max_model_len and self.engine == "transformers":
+            raise RlvrError(
+                "--max-model-len is vLLM's; --engine transformers takes what a question needs.", "Leave it out."
+            )
         if self.engine == "openai" and not self.base_url:
             raise RlvrError("--engine openai needs an endpoint.", "Name it: --base-url http://localhost:8000/v1")
         if self.base_url and self.engine not in ("auto", "openai"):
@@ -186,7 +199,7 @@ class SftConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Proven
     correct_only: bool = knob(False, "Train only on traces that the grader rewards.", group="Data")
     eval_dataset: str = knob(
         "",
-        "Questions of the periodic evaluation. Empty: the dataset's validation split, else none.",
+        "Questions of the periodic evaluation. Empty: the validation split of arithmetic or countdown, else none.",
         group="Evaluation",
     )
     eval_examples: int = knob(1024, "Questions per evaluation, the same each time.", group="Evaluation")
@@ -224,7 +237,7 @@ class SftConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Proven
     dry_run: bool = knob(False, "Print the plan and stop.", group="Run")
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        _check_values(self)
         _check_sampling(self)
         _at_least(self, 1, "train_batch_size", "micro_batch_size", "sft_epochs", "eval_examples", "max_skipped_updates")
         _at_least(self, 0, "eval_every", "n_sft_steps", "warmup_steps", "weight_decay")
@@ -235,11 +248,6 @@ class SftConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Proven
         for name in ("learning_rate", "max_grad_norm", "normalize_constant"):
             if not getattr(self, name) > 0:
                 raise RlvrError(f"{flag(name)} is {getattr(self, name)}.", "It must be above 0.")
-        if self.engine not in ("auto", "transformers"):
-            raise RlvrError(
-                f"--engine {self.engine} cannot evaluate a model that is being trained here.",
-                "Leave --engine out; the saved model can be measured with rlvr eval --engine.",
-            )
 
 
 @dataclass(frozen=True)
@@ -265,8 +273,10 @@ class AnalyzeConfig(Provenance):
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Query")
 
     def __post_init__(self) -> None:
-        _check_choices(self)
-        _at_least(self, 0, "limit")
+        _check_values(self)
+        _at_least(self, 0, "limit", "step")
+        if not self.timeout_seconds > 0:
+            raise RlvrError(f"--timeout-seconds is {self.timeout_seconds}.", "It must be above 0.")
 
 
 def flag(name: str) -> str:
@@ -343,6 +353,8 @@ def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise RlvrError(f"{path} is not valid TOML: {e}.") from e
     flat = {k: v for k, v in content.items() if not isinstance(v, dict)}
+    if not isinstance(content.get(command, {}), dict):
+        raise RlvrError(f"{path}: {command!r} is no option of rlvr {command}; as a table, [{command}], it holds them.")
     given = {**flat, **content.get(command, {})}
     known = {f.name: f for f in options(config_type)}
     values: dict[str, Any] = {}
@@ -371,8 +383,13 @@ def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
     return typed if several else typed[0]
 
 
-def _check_choices(config: Any) -> None:
+def _check_values(config: Any) -> None:
     for option in options(type(config)):
+        value = getattr(config, option.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RlvrError(f"{flag(option.name)} is {value}.", "Give a number.")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise RlvrError(f"{flag(option.name)} is {value}.", "Give a number of at most 18 digits.")
         choices = option.metadata["choices"]
         if choices and getattr(config, option.name) not in choices:
             raise RlvrError(
@@ -398,7 +415,3 @@ def _check_sampling(config: Any) -> None:
         )
     if not config.grader_timeout > 0:
         raise RlvrError(f"--grader-timeout is {config.grader_timeout}.", "It must be above 0 seconds.")
-    if not 0 < config.gpu_memory_utilization <= 1:
-        raise RlvrError(
-            f"--gpu-memory-utilization is {config.gpu_memory_utilization}.", "It must be above 0 and at most 1."
-        )

@@ -274,7 +274,8 @@ def _from_path(spec: str, split: str | None, *, purpose: Purpose) -> _Source:
 def _split_file(directory: Path, split: str | None, *, purpose: Purpose) -> tuple[Path, str]:
     if (directory / "run.json").exists():
         raise RlvrError(
-            f"{directory} is a run, not a dataset.", f"To make one of it: rlvr filter {directory} --out FILE.jsonl"
+            f"{directory} is a run, not a dataset.",
+            f"To train on the rollouts of a run: rlvr sft --dataset {directory}",
         )
     files = [path for path in sorted(directory.iterdir()) if path.suffix.lower() in SUFFIXES and path.is_file()]
     wanted = [split] if split else ["validation", "test"] if purpose == "eval" else ["train"]

@@ -30,6 +30,7 @@ MAX_CASE_CHARACTERS = 3000  # of each text of a case
 LOG_SECONDS = 5.0  # between two lines of progress where stderr is no terminal
 
 _ANSWER = re.compile(r"(<answer>.*?</answer>|\\boxed\{[^{}]*\})", re.DOTALL)
+_PLAIN_NUMBER = re.compile(r"[-+]?[\d.,]+")
 
 
 class Rows(Protocol):
@@ -118,7 +119,7 @@ def cases(result: Rows) -> None:
         if sys.stdout.isatty():
             _print_case(lines)
         else:
-            _write(sys.stdout, "".join("".join(text for text, _ in line) + "\n" for line in lines))
+            _write(sys.stdout, _plain_case(lines))
 
 
 class Progress:
@@ -317,8 +318,20 @@ def _print_case(lines: Sequence[Sequence[tuple[str, str]]]) -> None:
 
     console = _console(sys.stdout)
     for number, line in enumerate(lines):
-        indent = 2 if number in (len(lines) - 4, len(lines) - 2) else 0  # the texts of prompt and response
-        console.print(Padding(Text.assemble(*line), (0, 0, 0, indent)))
+        console.print(Padding(Text.assemble(*line), (0, 0, 0, 2 if _is_quoted(number, lines) else 0)))
+
+
+def _plain_case(lines: Sequence[Sequence[tuple[str, str]]]) -> str:
+    texts = ["".join(text for text, _ in line) for line in lines]
+    return "".join(
+        (re.sub(r"(?m)^(?=.)", "  ", text) if _is_quoted(number, lines) else text) + "\n"
+        for number, text in enumerate(texts)
+    )
+
+
+def _is_quoted(number: int, lines: Sequence[Sequence[tuple[str, str]]]) -> bool:
+    """Whether a paragraph of a case is its prompt or response: indented, so that it cannot look like the next case."""
+    return number in (len(lines) - 4, len(lines) - 2)
 
 
 def _print_records(console: "Console", columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
@@ -448,7 +461,7 @@ def _csv_cell(value: Any) -> str:
     if _is_number(value):
         return str(value)
     text = _as_text(value)
-    if text[:1] in ("=", "+", "-", "@", "\t", "\r"):
+    if text[:1] in ("=", "+", "-", "@", "\t", "\r") and not _PLAIN_NUMBER.fullmatch(text):
         text = "'" + text  # a spreadsheet would run it as a formula
     return printable(text)
 

@@ -25,7 +25,11 @@ def resumed_config(config: C, *, command: str) -> C:
     if run.metadata["command"] != command:
         raise RlvrError(
             f"{run.id} is a run of rlvr {run.metadata['command']}, not of rlvr {command}.",
-            f"Resume it with: rlvr {run.metadata['command']} --resume {run.id}",
+            f"Name a run of rlvr {command}.",
+        )
+    if "config" not in run.metadata:
+        raise RlvrError(
+            f"{run.id} was not started by rlvr {command} and has no options to go on with.", "Start a new run."
         )
     return resume(config, run.metadata["config"], run=run.id)
 

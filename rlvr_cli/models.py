@@ -6,6 +6,7 @@ Weights are read from safetensors only, and no code that a model repository brin
 import copy
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -23,7 +25,16 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.text import printable
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, SafetensorError)
+_LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    KeyError,
+    TypeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
 
 
 class Policy(NamedTuple):
@@ -52,7 +63,7 @@ def load_policy(path_or_id: str | Path, *, dtype: str = "float32", device: str =
     Args:
         path_or_id: a model directory, or else a Hugging Face Hub id. A directory is read without any network access.
         dtype: of the parameters: float32, bfloat16 or float16.
-        device: `auto` (CUDA if there is one), or a torch device.
+        device: `auto` (CUDA if there is one), `cpu`, `cuda`, `cuda:N` or `mps`.
 
     Raises:
         RlvrError: no such model, no safetensors in it, a part of it missing or damaged, a tokenizer that does not
@@ -262,15 +273,16 @@ def _fit_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RlvrError(f"No device {printable(name)!r}.", "Use auto, cpu, cuda or cuda:1.") from None
+    if re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,2})?", name) is None:  # torch knows more, such as meta, that run no model
+        raise RlvrError(f"No device {printable(name)!r}.", "Use auto, cpu, cuda, cuda:1 or mps.")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RlvrError(
             f"There is no device {device}: {torch.cuda.device_count()} CUDA devices are visible.",
             "Use --device cpu, or look at CUDA_VISIBLE_DEVICES and whether this PyTorch was built for CUDA.",
         )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise RlvrError("There is no device mps: this PyTorch sees no Apple GPU.", "Use --device cpu.")
     return device
 
 

@@ -44,6 +44,7 @@ class Request:
     seeds: tuple[
         int, ...
     ]  # each in [0, 2**63); the tokens of a sample are a function of the weights, the prompt and its seed
+    name: str = ""  # what errors call it; empty: its index
 
 
 @dataclass(frozen=True, slots=True)

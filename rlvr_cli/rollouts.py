@@ -70,6 +70,7 @@ def collect_rollouts(
         Request(
             prompt_of(e, template),
             tuple(request_seed(seed, phase=phase, step=step, example_id=e.id, sample_index=i) for i in indices),
+            name=e.id,
         )
         for e, indices in wanted
     ]
@@ -198,7 +199,7 @@ def evaluate_vllm(
         runs_dir: where run directories live.
         run: the name of the run; None makes one up. `rlvr analyze` shows the latest run.
     """
-    if len(prompts) != len(ground_truths):
+    if not prompts or len(prompts) != len(ground_truths):
         raise RlvrError(f"{len(prompts)} prompts came with {len(ground_truths)} ground truths.", "Give one for each.")
     name = getattr(reward_fn, "__name__", type(reward_fn).__name__)
     outputs = vllm_model.generate(list(prompts), eval_sampling_params)
@@ -207,9 +208,8 @@ def evaluate_vllm(
         for index, (output, truth) in enumerate(zip(outputs, ground_truths, strict=True)):
             for answer in output.outputs:
                 grade = _grade_here(reward_fn, answer.text, truth)
-                logprobs = tuple(
-                    step[token].logprob for token, step in zip(answer.token_ids, answer.logprobs or (), strict=False)
-                )
+                steps = zip(answer.token_ids, answer.logprobs, strict=True) if answer.logprobs else ()
+                logprobs = tuple(step[token].logprob for token, step in steps)
                 completion = Completion(
                     request_index=index,
                     sample_index=answer.index,
@@ -245,8 +245,11 @@ def evaluate_vllm(
 
 
 def _grade_here(reward_fn: Callable[[str, str], dict[str, float]], response: str, truth: str) -> Grade:
-    rewards = reward_fn(response, truth)
-    return Grade(rewards["format_reward"], rewards["answer_reward"], rewards["reward"])
+    try:
+        rewards = reward_fn(response, truth)
+        return Grade(rewards["format_reward"], rewards["answer_reward"], rewards["reward"])
+    except Exception as e:  # as in a grader's worker: what was generated is not lost to a reward function that fails
+        return Grade(None, None, None, error=type(e).__name__)
 
 
 def _rollout(

@@ -6,6 +6,7 @@ other; a file that cannot be read at all is an RlvrError.
 """
 
 import csv
+import io
 import json
 import math
 import re
@@ -154,7 +155,8 @@ def _row(value: Any, where: str, number: int) -> Row | BadRow:
 def _csv_rows(path: Path) -> Generator[Row | BadRow]:
     # undecodable bytes come out as lone surrogates, so that the row they stand in can be named
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file, strict=True)
+        lines: list[str] = []  # of the row being read
+        reader = csv.reader((lines.append(line) or line for line in file), strict=True)
         limit = csv.field_size_limit(MAX_LINE_BYTES)
         try:
             header = next((cells for cells in reader if not _is_blank(cells)), [])
@@ -162,10 +164,12 @@ def _csv_rows(path: Path) -> Generator[Row | BadRow]:
                 raise RlvrError(f"{path}:{reader.line_num}: two columns have the same name: {named(header)}.")
             number = 0
             while True:
+                lines.clear()
                 line = reader.line_num + 1
                 try:
                     cells = next(reader, None)
                 except csv.Error as e:
+                    _refuse_open_quote(e, lines, path, reader.line_num)
                     number += 1
                     yield BadRow(f"{path}:{line}", f"row {number} is not valid CSV: {e}.")
                     continue
@@ -176,9 +180,22 @@ def _csv_rows(path: Path) -> Generator[Row | BadRow]:
                 number += 1
                 yield _csv_row(header, cells, f"{path}:{line}", number)
         except csv.Error as e:
+            _refuse_open_quote(e, lines, path, reader.line_num)
             raise RlvrError(f"{path}:{reader.line_num}: the header is not valid CSV: {e}.") from e
         finally:
             csv.field_size_limit(limit)
+
+
+def _refuse_open_quote(error: csv.Error, lines: list[str], path: Path, last: int) -> None:
+    """Raise RlvrError if the file ended inside quotes: all the rows since they opened would be lost as a single bad one."""
+    if "unexpected end of data" not in str(error):
+        return
+    *_, cells = csv.reader([*lines, '"'], strict=True)
+    swallowed = sum(1 for _ in io.StringIO(cells[-1], newline=""))  # lines, as the file has them
+    raise RlvrError(
+        f"{path}:{last - max(swallowed, 1) + 1}: the quote that opens here is never closed.",
+        'Close it, or write it twice ("") if it is a part of a quoted cell.',
+    ) from error
 
 
 def _is_blank(cells: list[str]) -> bool:

@@ -233,7 +233,7 @@ class RunDir:
             if name:
                 raise RlvrError(
                     f"{shown(root / run_id)} exists already.",
-                    f"Go on with it: --resume {run_id}. Or choose another name with --run.",
+                    f"Choose another name with --run, or, for rlvr eval, go on with it: --resume {run_id}",
                 )
 
     @classmethod
@@ -632,18 +632,27 @@ def read_rollouts(
 
 
 def latest_run(root: Path | str) -> Path:
-    """The run in `root` that was created last, by run.json.
+    """The run in `root` that was created last, by run.json; one whose run.json cannot be read is passed over.
 
     Raises:
-        RlvrError: there is none, or the run.json of one cannot be read.
+        RlvrError: there is none, or none that can be read.
     """
     runs = _runs(Path(root))
     if not runs:
         raise RlvrError(
             f"There is no run in {shown(root)}.",
-            "Make one, for instance with `rlvr quickstart`, or say where the runs are with --runs-dir.",
+            "Make one, for instance with `rlvr eval`, or say where the runs are with --runs-dir.",
         )
-    return max((_read_metadata(run)["created_at"], run.name, run) for run in runs)[2]
+    readable: list[tuple[str, str, Path]] = []
+    unreadable: list[RlvrError] = []
+    for run in sorted(runs):
+        try:
+            readable.append((_read_metadata(run)["created_at"], run.name, run))
+        except RlvrError as error:
+            unreadable.append(error)
+    if not readable:
+        raise unreadable[0]
+    return max(readable)[2]
 
 
 def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:

@@ -4,7 +4,7 @@ Enters: a dataset spec or a run directory. Leaves: examples that each have a pro
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,9 @@ class Traces:
     examples: list[Example]
     default_grader: str | None
     messages: list[str]  # skipped lines and notes, to be shown
+    token_ids: Mapping[
+        str, tuple[list[int], list[int]]
+    ]  # example id -> prompt and response ids as sampled, where they are known
 
 
 def load_traces(
@@ -58,6 +61,7 @@ def load_traces(
             dataset.examples,
             dataset.default_grader,
             [f"skipped: {reason}" for reason in dataset.skipped] + dataset.notes,
+            {},
         )
     with_prompts = [replace(e, prompt=prompt_of(e, template)) for e in source.examples]
     unique = list({(e.prompt, e.response): e for e in with_prompts if e.response}.values())
@@ -71,17 +75,24 @@ def load_traces(
 
 def _from_run(path: Path) -> Traces:
     run = read_run(path)
-    columns = ["phase", "step", "example_id", "sample_index", "prompt", "response", "ground_truth", "grader"]
-    rows = read_rollouts(path, columns=columns).to_pylist()
+    key_columns = ["phase", "step", "example_id", "sample_index"]
+    texts = ["prompt", "response", "ground_truth", "grader", "finish_reason"]
+    rows = read_rollouts(path, columns=[*key_columns, *texts, "prompt_ids", "response_ids"]).to_pylist()
     rows.sort(key=lambda r: (r["phase"], r["step"], r["example_id"], r["sample_index"]))
     digest = hashlib.sha256()
-    examples = []
+    examples, token_ids = [], {}
     for r in rows:
         key = f"{r['phase']}-{r['step']}-{r['example_id']}-{r['sample_index']}"
         digest.update(f"{key}\0{r['prompt']}\0{r['response']}\0{r['ground_truth']}\0".encode())
+        if r["finish_reason"] == "length":
+            continue  # to train on its end would teach the model to stop in the middle
         examples.append(Example(key, r["prompt"], r["ground_truth"], prompt=r["prompt"], response=r["response"]))
+        if r["prompt_ids"] and r["response_ids"]:
+            token_ids[key] = (r["prompt_ids"], r["response_ids"])
+    cut = len(rows) - len(examples)
+    messages = [f"{cut} responses were cut at their length limit and are left out"] if cut else []
     grader = rows[0]["grader"] if rows else None
-    return Traces(run.id, digest.hexdigest(), examples, grader, [])
+    return Traces(run.id, digest.hexdigest(), examples, grader, messages, token_ids)
 
 
 def keep_correct(examples: Sequence[Example], grader: GraderPool) -> list[Example]:
@@ -113,6 +124,7 @@ def choose_examples(examples: Sequence[Example], num_examples: str, *, order: Se
         return list(examples)
     if int(num_examples) > len(examples):
         raise RlvrError(
-            f"--num-examples {num_examples}, but there are {len(examples)} traces.", "Ask for fewer, or for all."
+            f"--num-examples {num_examples}, but there are {len(examples)} traces to choose from.",
+            "Ask for fewer, or for all. (--correct-only chooses among the correct ones.)",
         )
     return [examples[i] for i in sorted(order[: int(num_examples)])]

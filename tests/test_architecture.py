@@ -25,7 +25,7 @@ HOMES = {
     "vllm": {"samplers/vllm"},
     "openai": {"samplers/openai"},
     "datasets": {"datasets"},
-    "typer": {"cli"},
+    "click": {"cli"},
     "math_verify": {"graders"},
     "mpmath": {"graders"},
     "pyarrow": {"rows", "columns", "store", "queries"},

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from rlvr_cli.cli import COMMANDS, app
 from rlvr_cli.config import flag, options
@@ -68,6 +68,12 @@ def test_user_errors_exit_1_with_a_hint_and_no_traceback(tmp_path):
     assert "arithmetic" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())  # nothing was made before the input was found bad
+
+
+def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
+    done = rlvr("eval", "--no\x1b]0;such\x07-option", cwd=tmp_path)
+    assert done.returncode == 2
+    assert not {"\x1b", "\x07"} & set(done.stderr)
 
 
 def test_usage_errors_exit_2(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlvr_cli.config import EvalConfig, SftConfig, resolve, resume
+from rlvr_cli.config import AnalyzeConfig, EvalConfig, SftConfig, resolve, resume
 from rlvr_cli.errors import RlvrError
 
 
@@ -88,3 +88,28 @@ def test_resume_takes_the_stored_config_and_names_what_differs():
     assert same.num_samples == 3
     with pytest.raises(RlvrError, match=r"--num-samples 3, not 4.*--seed 0, not 1"):
         resume(resolve(EvalConfig, flags={"resume": "r", "num_samples": 4, "seed": 1}, command="eval"), stored, run="r")
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        (EvalConfig, {"sampling_temperature": float("inf")}),
+        (EvalConfig, {"grader_timeout": float("inf")}),
+        (EvalConfig, {"limit": 10**30}),
+        (EvalConfig, {"gpu_memory_utilization": 0.0}),
+        (EvalConfig, {"engine": "transformers", "max_model_len": 64}),
+        (AnalyzeConfig, {"timeout_seconds": float("nan")}),
+        (AnalyzeConfig, {"timeout_seconds": -1.0}),
+        (AnalyzeConfig, {"step": 10**20}),
+    ],
+)
+def test_numbers_that_nothing_can_take_are_refused(config, values):
+    with pytest.raises(RlvrError, match="--"):
+        config(**values)
+
+
+def test_a_value_where_a_table_belongs_is_refused(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text("eval = 5\n")
+    with pytest.raises(RlvrError, match=r"\[eval\]"):
+        resolve(EvalConfig, flags={"config": str(file)}, command="eval")

@@ -380,7 +380,7 @@ def test_directories_that_are_no_datasets(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "run.json").write_text("{}")
-    assert "rlvr filter" in problem(str(run)).hint
+    assert f"rlvr sft --dataset {run}" in problem(str(run)).hint
 
 
 def test_a_file_of_unknown_kind(tmp_path):

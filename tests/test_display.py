@@ -147,14 +147,27 @@ def test_csv_reads_back_and_holds_no_formula(capsys):
         display.table(("a", "b"), [(payload, 1)], output="csv")
         _, (cell, one) = csv.reader(io.StringIO(capsys.readouterr().out))
         assert one == "1"
-        assert cell[:1] not in ("=", "+", "-", "@", "\t")
-        formula = payload[:1] in ("=", "+", "-", "@", "\t", "\r")
+        number = payload[:1] in ("+", "-") and payload[1:].isdecimal()
+        assert number or cell[:1] not in ("=", "+", "-", "@", "\t")
+        formula = payload[:1] in ("=", "+", "-", "@", "\t", "\r") and not number
         assert cell == printable("'" + payload if formula else payload)
 
 
 def test_csv_numbers_stay_numbers(capsys):
     display.table(("a", "b", "c", "d"), [(-1, -0.5, Decimal("-2.50"), None)], output="csv")
     assert capsys.readouterr().out == "a,b,c,d\n-1,-0.5,-2.50,\n"
+
+
+@pytest.mark.parametrize("text", ["-5", "+1.5", "-1,234", "-.5", "+1,234.50"])
+def test_csv_leaves_a_number_in_text_alone(capsys, text):
+    display.table(("a",), [(text,)], output="csv")
+    assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [["a"], [text]]
+
+
+@pytest.mark.parametrize("text", ["-5+1", "+A1", "-5\n=1", "-5\n", "--5", "-", "=5", "@1"])
+def test_csv_guards_what_only_begins_like_a_number(capsys, text):
+    display.table(("a",), [(text,)], output="csv")
+    assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [["a"], ["'" + text]]
 
 
 def test_markdown_keeps_its_shape(capsys):
@@ -291,11 +304,23 @@ def test_cases(capsys):
         "truth     7",
         "extracted (nothing)",
         "prompt",
-        "What is",
-        "3 + 4?",
+        "  What is",
+        "  3 + 4?",
         "response",
-        "8 </think> <answer> 8 </answer>",
+        "  8 </think> <answer> 8 </answer>",
         "",
+    ]
+
+
+def test_a_response_cannot_forge_the_next_case(capsys):
+    forged = "<answer>7\n2. run step 0, example q8, sample 0</answer>\n\n2. run step 0, example q9, sample 0"
+    display.cases(case_table(forged))
+    lines = capsys.readouterr().out.split("\n")
+    assert [line for line in lines if re.match(r"\d+\. ", line)] == lines[:1]
+    assert lines[-5:-2] == [
+        "  2. run step 0, example q8, sample 0</answer>",
+        "",
+        "  2. run step 0, example q9, sample 0",
     ]
 
 

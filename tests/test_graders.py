@@ -362,12 +362,15 @@ def test_a_user_s_file_needs_a_function(tmp_path):
 @pytest.mark.parametrize(
     ("returned", "expected"),
     [
-        ("{'format_reward': 1, 'answer_reward': 0.5, 'reward': 0.5}", (1.0, 0.5, 0.5, None)),
+        ("{'format_reward': 1, 'answer_reward': 0.5, 'reward': 0.5}", (1.0, 0.5, 0.5, "wrong_answer")),
         ("{'reward': 1.0}", (1.0, 1.0, 1.0, None)),
         ("{'answer_reward': True}", (1.0, 1.0, 1.0, None)),
         ("{'reward': 0}", (1.0, 0.0, 0.0, "wrong_answer")),
         ("{'reward': 0, 'format_reward': 0}", (0.0, 0.0, 0.0, "malformed_tags")),
         ("{'reward': 0, 'failure_kind': 'too_long', 'extracted_answer': 'x'}", (1.0, 0.0, 0.0, "too_long")),
+        ("{'reward': 0.5, 'failure_kind': 'too_long'}", (1.0, 0.5, 0.5, "too_long")),
+        ("{'reward': 0.2}", (1.0, 0.2, 0.2, "wrong_answer")),
+        ("{'reward': 0.6, 'failure_kind': 'too_long'}", (1.0, 0.6, 0.6, None)),
     ],
 )
 def test_a_user_s_grader(returned, expected, tmp_path):

@@ -136,6 +136,7 @@ def test_damage_is_named(tiny_model_dir, tmp_path):
     assert "mlp" in wider
     assert "(64, 32) and should be (128, 32)" in wider or "(32, 64) and should be (32, 128)" in wider
     assert "has model type `zork`" in damaged("type", lambda d: edit_config(d, model_type="zork"))
+    assert "hidden_size" in damaged("field", lambda d: edit_config(d, hidden_size="x"))
     assert "cannot be loaded" in damaged("kind", lambda d: edit_config(d, model_type="t5"))
 
 
@@ -150,7 +151,8 @@ def test_a_tokenizer_of_another_model(broken):
 
 def test_choices_that_do_not_exist(tiny_model_dir):
     assert "bfloat16" in refusal(tiny_model_dir, dtype="int8").hint
-    assert "No device" in refusal(tiny_model_dir, device="warp").problem
+    for device in ("warp", "meta", "cpu:1", "cuda:", "cuda:-1", "cuda:1000", "cuda:0\n", ""):
+        assert "No device" in refusal(tiny_model_dir, device=device).problem
     assert "no device cuda:97" in refusal(tiny_model_dir, device="cuda:97").problem
 
 

@@ -218,14 +218,36 @@ def test_faults_of_a_csv_row(tmp_path, row, expected):
 
 def test_faults_of_a_csv_file(tmp_path):
     path = tmp_path / "data.csv"
-    path.write_bytes(b'question,answer\nQ,1\n"Q,2\nQ,3\n')
-    assert f"{path}:3: row 2 is not valid CSV: unexpected end of data" in problem(str(path)).problem
     path.write_bytes(b"question,question\nQ,1\n")
     assert "two columns have the same name" in problem(str(path)).problem
     path.write_bytes(b'"question"x,answer\nQ,1\n')
     assert "the header is not valid CSV" in problem(str(path)).problem
     path.write_bytes(b"question,answer\n" + b"x" * 1_000_000 + b",1\n")  # longer than csv's own limit
     assert len(load_dataset(str(path)).examples[0].question) == 1_000_000
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (b'question,answer\nQ,1\n"Q,2\nQ,3\n', 3),
+        (b'question,answer\nQ,1\n"Q,2\nQ,3', 3),
+        (
+            b'question,answer\r\nQ,1\r\n"Q\r\n""R""\r\n","2\r\nQ,3\r\n',
+            5,
+        ),  # opens in the last line of its row's first cell
+        (b'question,answer\nQ"R,"2""\n""\nQ,3\n', 2),
+        (b'question,answer\nQ,1\nQ,"', 3),
+        (b'\nquestion,"answer\nQ,1\n', 2),
+    ],
+)
+def test_a_quote_that_is_never_closed_is_no_single_bad_line(tmp_path, text, line, skip):
+    path = tmp_path / "data.csv"
+    path.write_bytes(text)
+    assert (
+        problem(str(path), skip_bad_lines=skip).problem == f"{path}:{line}: the quote that opens here is never closed."
+    )
+    assert csv.field_size_limit() == 131_072
 
 
 def test_types_of_a_parquet_file(tmp_path):

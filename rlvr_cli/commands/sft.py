@@ -5,8 +5,9 @@ Enters: an SftConfig. Leaves: a run directory with metrics, the evaluations' rol
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain, count, islice
 from typing import Any
 
 from rlvr_cli import display
@@ -45,52 +46,47 @@ def run(config: SftConfig) -> None:
     )
     for message in traces.messages:
         display.say(message)
+    examples = traces.examples
+    if config.correct_only:
+        with grader_pool(config, traces.default_grader) as pool:
+            examples = keep_correct(examples, pool)
+    order = epoch_order(len(examples), seed=config.seed, epoch=-1)  # of no epoch of training
+    examples = choose_examples(examples, config.num_examples, order=order)
+    num_steps = config.n_sft_steps or config.sft_epochs * math.ceil(len(examples) / config.train_batch_size)
     questions = evaluation_questions(config)
-    grader = choose_grader(config.grader, dataset_grader=traces.default_grader, prompt=config.prompt)
-    pool = GraderPool(
-        grader,
-        format_rule=config.format_rule,  # type: ignore[arg-type]  (one of its choices)
-        workers=config.grader_workers,
-        timeout=config.grader_timeout,
-    )
-    with pool:
-        examples = keep_correct(traces.examples, pool) if config.correct_only else traces.examples
-        order = epoch_order(len(examples), seed=config.seed, epoch=-1)  # of no epoch of training
-        examples = choose_examples(examples, config.num_examples, order=order)
-        num_steps = config.n_sft_steps or config.sft_epochs * math.ceil(len(examples) / config.train_batch_size)
-        facts = {
-            "dataset": {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint},
-            "eval_dataset": questions
-            and {"name": questions.name, "rows": questions.rows, "fingerprint": questions.fingerprint},
-            "model": model_facts("transformers", config.model),
-            "prompt": {"name": template.name, "text": template.text},
-            "grader": grader,
-            "engine": "transformers",
-        }
-        for name, value in plan(
-            config, facts, examples=len(examples), traces=len(traces.examples), num_steps=num_steps
-        ).items():
-            display.say(f"{name:<14} {value}")
-        if num_steps < FEW_UPDATES:
-            display.say(
-                f"note: {num_steps} updates move a model little; a smaller --train-batch-size or more --sft-epochs gives more"
-            )
-        if config.dry_run:
-            return
-        with StopRequest() as stop, open_run(config, command="sft", facts=facts) as run:
-            display.say(f"run            {run.path}")
-            for notice in run.notices:
-                display.say(notice)
-            train(
-                config,
-                run,
-                examples=examples,
-                questions=questions,
-                template=template,
-                pool=pool,
-                stop=stop,
-                num_steps=num_steps,
-            )
+    pool = grader_pool(config, questions.default_grader if questions else None)
+    facts = {
+        "dataset": {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint},
+        "eval_dataset": questions
+        and {"name": questions.name, "rows": questions.rows, "fingerprint": questions.fingerprint},
+        "model": model_facts("transformers", config.model),
+        "prompt": {"name": template.name, "text": template.text},
+        "grader": pool.spec,
+        "engine": "transformers",
+    }
+    for name, value in plan(
+        config, facts, examples=len(examples), traces=len(traces.examples), num_steps=num_steps
+    ).items():
+        display.say(f"{name:<14} {value}")
+    if num_steps < FEW_UPDATES:
+        display.say(
+            f"note: {num_steps} updates move a model little; a smaller --train-batch-size or more --sft-epochs gives more"
+        )
+    if config.dry_run:
+        return
+    with pool, StopRequest() as stop, open_run(config, command="sft", facts=facts) as run:
+        display.say(f"run            {run.path}")
+        train(
+            config,
+            run,
+            examples=examples,
+            token_ids=traces.token_ids,
+            questions=questions,
+            template=template,
+            pool=pool,
+            stop=stop,
+            num_steps=num_steps,
+        )
     display.say(f"model    {run.path / 'model'}")
     if questions:
         display.summary(summarize(run.path, step=num_steps), output=config.format)
@@ -101,6 +97,7 @@ def train(
     run: RunDir,
     *,
     examples: list[Example],
+    token_ids: Mapping[str, tuple[list[int], list[int]]],
     questions: Dataset | None,
     template: Any,
     pool: GraderPool,
@@ -109,12 +106,7 @@ def train(
 ) -> None:
     """The loop. Whatever ends it, the weights so far are saved in the run's `model/`."""
     model, tokenizer = load_policy(model_path(config.model), dtype="float32", device=config.device)
-    prompt_ids, response_ids = encode(
-        [e.prompt or "" for e in examples],
-        [e.response or "" for e in examples],
-        tokenizer,
-        append_eos=config.append_eos,
-    )
+    prompt_ids, response_ids = encode_traces(examples, token_ids, tokenizer, append_eos=config.append_eos)
     check_lengths(examples, prompt_ids, response_ids, longest=model.config.max_position_embeddings)
     use_few_threads(model)
     optimizer = make_optimizer(
@@ -161,7 +153,7 @@ def train(
     try:
         reward = evaluate(0).get("reward/mean")
         with display.progress("updates", num_steps, running_mean=False) as bar:
-            for step, rows in zip(range(num_steps), stream, strict=False):
+            for step, rows in enumerate(islice(stream, num_steps)):
                 stop.check()
                 batch = collate(
                     [prompt_ids[i] for i in rows], [response_ids[i] for i in rows], pad_id=pad_id_of(tokenizer)
@@ -202,8 +194,43 @@ def train(
             reward = evaluate(num_steps).get("reward/mean")
             bar.advance(0, **({} if reward is None else {"reward": reward}))
     finally:
-        metrics.flush()
         save_policy(model, tokenizer, run.path / "model")
+        metrics.flush()
+
+
+def grader_pool(config: SftConfig, dataset_grader: str | None) -> GraderPool:
+    """The grader that was named, or the one that fits the dataset, in its processes."""
+    return GraderPool(
+        choose_grader(config.grader, dataset_grader=dataset_grader, prompt=config.prompt),
+        format_rule=config.format_rule,  # type: ignore[arg-type]  (one of its choices)
+        workers=config.grader_workers,
+        timeout=config.grader_timeout,
+    )
+
+
+def encode_traces(
+    examples: list[Example],
+    token_ids: Mapping[str, tuple[list[int], list[int]]],
+    tokenizer: Any,
+    *,
+    append_eos: bool,
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompt and response ids of each example: those that were sampled, where they are this tokenizer's, else of its text.
+
+    A sampled response need not tokenize back to the ids it was sampled as; trained on are the sampled ones.
+    """
+    prompts, responses = encode(
+        [e.prompt or "" for e in examples], [e.response or "" for e in examples], tokenizer, append_eos=append_eos
+    )
+    for row, example in enumerate(examples):
+        prompt, response = token_ids.get(example.id, ([], []))
+        if prompt and tokenizer.decode(prompt) == example.prompt:
+            text = tokenizer.decode(response, skip_special_tokens=True)
+            if text.startswith(example.response or ""):
+                ends = not append_eos or response[-1] == tokenizer.eos_token_id
+                prompts[row] = list(prompt)
+                responses[row] = list(response) if ends else [*response, tokenizer.eos_token_id]
+    return prompts, responses
 
 
 def plan(config: SftConfig, facts: dict[str, Any], *, examples: int, traces: int, num_steps: int) -> dict[str, str]:
@@ -231,13 +258,9 @@ def evaluation_questions(config: SftConfig) -> Dataset | None:
     spec = config.eval_dataset or (name if name in ("arithmetic", "countdown") else "")
     if not spec:
         return None
-    return load_dataset(
-        spec,
-        limit=config.eval_examples,
-        question_field=config.question_field,
-        answer_field=config.answer_field,
-        skip_bad_lines=config.skip_bad_lines,
-    )
+    questions = load_dataset(spec, limit=config.eval_examples, skip_bad_lines=config.skip_bad_lines)
+    display.skipped_lines(questions.num_skipped, questions.skipped)
+    return questions
 
 
 def objective(config: SftConfig) -> str:

@@ -135,7 +135,7 @@ def grade_of(returned: Any) -> Grade:
     answer_reward = rewards.get("answer_reward", reward)
     format_reward = rewards.get("format_reward", 1.0)
     kind, extracted = returned.get("failure_kind"), returned.get("extracted_answer")
-    if reward > 0:
+    if reward > 0.5:
         kind = None
     elif not isinstance(kind, str):
         kind = "wrong_answer" if format_reward > 0.5 else "malformed_tags"

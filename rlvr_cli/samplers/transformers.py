@@ -395,7 +395,7 @@ class TransformersSampler:
         for index, ids in enumerate(prompts):
             if limit is not None and len(ids) + params.max_tokens > limit:
                 raise RlvrError(
-                    f"Question {index}: its prompt has {len(ids)} tokens and up to {params.max_tokens} are to be "
+                    f"Question {requests[index].name or index}: its prompt has {len(ids)} tokens and up to {params.max_tokens} are to be "
                     f"sampled, but the model's context holds {limit}.",
                     f"Set --sampling-max-tokens to at most {limit - len(ids)}, or leave the question out."
                     if len(ids) < limit
