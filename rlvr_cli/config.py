@@ -52,7 +52,7 @@ C = TypeVar("C", bound=Provenance)
 @dataclass(frozen=True)
 class ModelOptions:
     model: str = knob("", "Local directory or hub id of the model. Empty: the built-in tiny model.", group="Model")
-    device: str = knob("auto", "Torch device of the model: auto, cpu, cuda, cuda:1.", group="Model")
+    device: str = knob("auto", "Torch device of the model: auto, cpu, cuda, cuda:1, mps.", group="Model")
     max_batch_size: int | None = knob(
         None, "Sequences decoded at once by the transformers engine. Default: chosen from memory.", group="Model", free_on_resume=True
     )  # fmt: skip
