@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.records import SamplingParams
 
 FORMATS = ("table", "json", "csv", "markdown")
 
@@ -111,6 +112,16 @@ class SamplingOptions:
     stop: tuple[str, ...] = knob(
         ("</answer>",), "String that ends a response and is kept; repeat for several, '' for none.", group="Sampling"
     )
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        return SamplingParams(
+            temperature=self.sampling_temperature,
+            top_p=self.sampling_top_p,
+            max_tokens=self.sampling_max_tokens,
+            min_tokens=self.sampling_min_tokens,
+            stop=tuple(s for s in self.stop if s),
+        )
 
 
 @dataclass(frozen=True)

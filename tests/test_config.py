@@ -113,3 +113,12 @@ def test_a_value_where_a_table_belongs_is_refused(tmp_path):
     file.write_text("eval = 5\n")
     with pytest.raises(RlvrError, match=r"\[eval\]"):
         resolve(EvalConfig, flags={"config": str(file)}, command="eval")
+
+
+def test_an_empty_stop_string_means_none():
+    assert EvalConfig(stop=("",)).sampling_params.stop == ()
+    assert EvalConfig(stop=("a", "")).sampling_params.stop == ("a",)
+    params = EvalConfig(
+        sampling_temperature=0.5, sampling_top_p=0.9, sampling_max_tokens=7, sampling_min_tokens=2
+    ).sampling_params
+    assert (params.temperature, params.top_p, params.max_tokens, params.min_tokens) == (0.5, 0.9, 7, 2)

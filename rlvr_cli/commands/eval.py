@@ -12,7 +12,6 @@ from rlvr_cli.graders import reference_response
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.journal import open_run, resumed_config
 from rlvr_cli.prompts import load_prompt
-from rlvr_cli.records import SamplingParams
 from rlvr_cli.rollouts import choose_grader, log_generations
 from rlvr_cli.signals import StopRequest
 from rlvr_cli.summary import summarize
@@ -83,13 +82,7 @@ def run(config: EvalConfig) -> None:
                     examples=dataset.examples,
                     template=template,
                     sampler=sampler,
-                    params=SamplingParams(
-                        temperature=config.sampling_temperature,
-                        top_p=config.sampling_top_p,
-                        max_tokens=config.sampling_max_tokens,
-                        min_tokens=config.sampling_min_tokens,
-                        stop=tuple(s for s in config.stop if s),
-                    ),
+                    params=config.sampling_params,
                     num_samples=config.num_samples,
                     grader=pool,
                     seed=config.seed,

@@ -19,7 +19,7 @@ from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.journal import open_run
 from rlvr_cli.models import load_policy, save_policy
 from rlvr_cli.prompts import load_prompt
-from rlvr_cli.records import Example, SamplingParams
+from rlvr_cli.records import Example
 from rlvr_cli.rollouts import choose_grader, log_generations
 from rlvr_cli.samplers.transformers import TransformersSampler
 from rlvr_cli.signals import StopRequest
@@ -131,13 +131,7 @@ def train(
             examples=questions.examples,
             template=template,
             sampler=sampler,
-            params=SamplingParams(
-                temperature=config.sampling_temperature,
-                top_p=config.sampling_top_p,
-                max_tokens=config.sampling_max_tokens,
-                min_tokens=config.sampling_min_tokens,
-                stop=tuple(s for s in config.stop if s),
-            ),
+            params=config.sampling_params,
             num_samples=1,
             grader=pool,
             seed=config.seed,
