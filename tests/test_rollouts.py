@@ -220,7 +220,10 @@ def test_prompt_and_grader_choices():
 def test_evaluate_vllm_serialises_what_a_real_engine_answers(tmp_path, monkeypatch):
     pytest.importorskip("vllm", reason="vLLM is not installed")
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    import torch
     import vllm
+
+    monkeypatch.setattr(torch, "set_num_threads", torch.set_num_threads)  # vLLM replaces it; put back when this is over
 
     from rlvr_cli.datasets import load_dataset
     from rlvr_cli.graders import r1_zero_reward_fn
