@@ -170,8 +170,11 @@ def test_sft_teaches_and_what_it_saves_is_a_model(tmp_path):
     assert "2 epochs" in plan.stderr
     assert "8 updates move a model little" in plan.stderr
     assert not (tmp_path / "runs").exists()
-    rlvr(tmp_path, "sft", *options, "--run", "s")
+    done = rlvr(tmp_path, "sft", *options, "--run", "s")
     run = tmp_path / "runs/s"
+    shown = re.findall(r"^updates: 8/8.*reward ([0-9.]+)", done.stderr, re.MULTILINE)
+    last = sum(r["reward"] for r in rows_of(run) if r["step"] == 8) / 32
+    assert float(shown[-1]) == pytest.approx(last, abs=1e-4)  # the progress line ends with the last evaluation
     sql = "select step, value from metrics where name = 'loss/nll' order by step"
     losses = json.loads(rlvr(tmp_path, "analyze", sql, "s", "--format", "json").stdout)
     assert [row["step"] for row in losses] == list(range(1, 9))

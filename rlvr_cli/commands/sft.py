@@ -177,7 +177,8 @@ def train(
                         f"{skipped_in_a_row} updates in a row had a loss or gradient that is not finite (update {step + 1}).",
                         f"The weights before them are in {run.path / 'model'}. Try a lower --learning-rate.",
                     )
-                if config.eval_every and (step + 1) % config.eval_every == 0 and step + 1 < num_steps:
+                is_last = step + 1 == num_steps
+                if is_last or (config.eval_every and (step + 1) % config.eval_every == 0):
                     reward = evaluate(step + 1).get("reward/mean")
                 signals = {
                     "loss": update["loss/nll"],
@@ -185,8 +186,6 @@ def train(
                     "grad": update["optimizer/grad_norm"],
                 }
                 bar.advance(1, **signals, **({} if reward is None else {"reward": reward}))
-            reward = evaluate(num_steps).get("reward/mean")
-            bar.advance(0, **({} if reward is None else {"reward": reward}))
     finally:
         save_policy(model, tokenizer, run.path / "model")
         metrics.flush()
