@@ -1,16 +1,18 @@
-"""One optimizer update from a batch of tokens, and what surrounds it: data order, learning rate, optimizer.
+"""One optimizer update from a batch of tokens, and what surrounds it: objective, data order, learning rate, optimizer.
 
-Enters: a model, an optimizer and a batch (`tokens.Batch`). Leaves: the model after one update, and its metrics.
+Enters: a model, an optimizer, a batch (`tokens.Batch`) and what is to be minimised. Leaves: the model after one update, and
+its metrics.
 
 The update does not depend on how the batch is cut: its denominators come from the whole batch, before the first
 backward pass, and no row's result depends on what it is padded to.
 """
 
 import contextlib
+import functools
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import torch
@@ -18,11 +20,24 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.losses import LengthNormalization, loss_denominators, masked_mean, sft_loss
+from rlvr_cli.losses import (
+    LengthNormalization,
+    LossType,
+    compute_policy_gradient_loss,
+    importance_weights,
+    kl_penalty,
+    loss_denominators,
+    masked_loss,
+    masked_mean,
+    masked_normalize,
+)
 from rlvr_cli.tokens import Batch, get_response_log_probs
 
 Schedule = Literal["constant", "cosine"]
 T = TypeVar("T")
+
+# (log-probabilities (batch, seq), the batch) -> per-token loss (batch, seq) and named per-token statistics of that shape
+Objective = Callable[[Tensor, Batch], tuple[Tensor, dict[str, Tensor]]]
 
 
 def sft_microbatch_train_step(
@@ -46,9 +61,8 @@ def sft_microbatch_train_step(
     Returns:
         The loss, a detached scalar; `num_response_tokens` and `mean_nll` (nats per response token; nan without one).
     """
-    loss = sft_loss(
-        policy_log_probs, response_mask, normalize_constant * len(policy_log_probs) * gradient_accumulation_steps
-    )
+    per_example = masked_normalize(-policy_log_probs, response_mask, normalize_constant, dim=1)  # (batch,)
+    loss = per_example.mean() / gradient_accumulation_steps
     loss.backward()
     with torch.no_grad():
         metadata = {
@@ -58,6 +72,99 @@ def sft_microbatch_train_step(
     return loss.detach(), metadata
 
 
+def grpo_microbatch_train_step(
+    policy_log_probs: Tensor,
+    response_mask: Tensor,
+    gradient_accumulation_steps: int,
+    loss_type: LossType,
+    raw_rewards: Tensor | None = None,
+    advantages: Tensor | None = None,
+    old_log_probs: Tensor | None = None,
+    cliprange: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and backward pass of one micro-batch (the handout, section 7.2).
+
+    The per-token loss averaged over each response (`masked_mean`), then over the rows, divided by
+    `gradient_accumulation_steps`. Micro-batches of equally many rows accumulate to the gradient of their union;
+    `train_update` does the same for micro-batches of any size and for every length normalisation.
+
+    Args:
+        policy_log_probs: (batch, seq), nats, with a graph to go back through.
+        response_mask: (batch, seq), 1 for response tokens; every row has one.
+        gradient_accumulation_steps: micro-batches per optimizer update.
+        loss_type, raw_rewards, advantages, old_log_probs, cliprange: see `losses.compute_policy_gradient_loss`.
+
+    Returns:
+        The loss, a detached scalar; the mean over the response tokens of each of the loss's statistics.
+    """
+    per_token, statistics = compute_policy_gradient_loss(
+        policy_log_probs,
+        loss_type,
+        raw_rewards=raw_rewards,
+        advantages=advantages,
+        old_log_probs=old_log_probs,
+        cliprange=cliprange,
+    )
+    loss = masked_mean(per_token, response_mask, dim=1).mean() / gradient_accumulation_steps
+    loss.backward()
+    metadata = {name: masked_mean(values.float(), response_mask) for name, values in statistics.items()}
+    return loss.detach(), metadata
+
+
+def negative_log_likelihood(log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """The objective of supervised fine-tuning, -log p of each token."""
+    return -log_probs, {}
+
+
+def policy_gradient(
+    log_probs: Tensor,
+    batch: Batch,
+    *,
+    loss_type: LossType,
+    cliprange: float | None = None,
+    cliprange_high: float | None = None,
+    kl_coef: float = 0.0,
+    importance_cap: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The objective of GRPO and its relatives; bind the keywords with functools.partial.
+
+    Args:
+        log_probs: (batch, seq), of the policy being trained.
+        batch: `advantages` (batch, 1), which for `no_baseline` are the raw rewards; `sampled_log_probs` (batch, seq), the
+            sampler's; `old_log_probs` (batch, seq), the trainer's before the first update on these rollouts, where there was
+            one: without them this is that update and they are `log_probs` itself, so that every ratio is exactly 1;
+            `reference_log_probs` (batch, seq) with a `kl_coef`.
+        loss_type, cliprange, cliprange_high: see `losses.compute_policy_gradient_loss`.
+        kl_coef: times `losses.kl_penalty`, added to each token's loss; 0 needs no reference.
+        importance_cap: multiplies each token's loss by `losses.importance_weights`; None does not.
+
+    Returns:
+        The per-token loss and statistics: `ratio` (new / old), `mismatch` (trainer's old minus sampler's log-probability),
+        and, where they apply, `clipped`, `clipped_low`, `clipped_high`, `importance_weight`, `kl`.
+    """
+    old = batch.get("old_log_probs", log_probs.detach())
+    loss, statistics = compute_policy_gradient_loss(
+        log_probs,
+        loss_type,
+        raw_rewards=batch["advantages"],
+        advantages=batch["advantages"],
+        old_log_probs=old,
+        cliprange=cliprange,
+        cliprange_high=cliprange_high,
+    )
+    statistics.setdefault("ratio", (log_probs.detach() - old).exp())
+    statistics["mismatch"] = old - batch["sampled_log_probs"]
+    if importance_cap is not None:
+        weights = importance_weights(old, batch["sampled_log_probs"], cap=importance_cap)
+        loss = weights * loss
+        statistics["importance_weight"] = weights
+    if kl_coef:
+        kl = kl_penalty(log_probs, batch["reference_log_probs"])
+        loss = loss + kl_coef * kl
+        statistics["kl"] = kl.detach()
+    return loss, statistics
+
+
 def train_update(
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
@@ -65,12 +172,13 @@ def train_update(
     *,
     learning_rate: float,
     micro_batch_size: int,
+    objective: Objective = negative_log_likelihood,
     max_grad_norm: float = 1.0,
     normalization: LengthNormalization = "token_mean",
     normalize_constant: float | None = None,
     temperature: float = 1.0,
 ) -> dict[str, float]:
-    """One optimizer update of supervised fine-tuning on `batch`.
+    """One optimizer update on `batch`.
 
     Rows of similar length share a micro-batch, the longest first, so that one too large for the device fails at once.
     An update whose loss or gradient is not finite is skipped: the weights and the optimizer's state stay as they were.
@@ -79,9 +187,10 @@ def train_update(
     Args:
         model: the policy; float32 weights, which compute in bfloat16 on a CUDA device (`autocast_context`).
         optimizer: over the model's parameters; any gradient left in them is dropped.
-        batch: on any device. Further tensors beside the three are allowed, (batch, seq) or (batch, 1).
+        batch: on any device: `tokens.Batch`, and what the objective reads, (batch, seq) or (batch, 1) each.
         learning_rate: of this update (`learning_rate_at`).
         micro_batch_size: rows that go through the model at once.
+        objective: what is minimised.
         max_grad_norm: the gradient is scaled down to this norm; inf never clips.
         normalization: what the loss is divided by, see `losses.loss_denominators`.
         normalize_constant: for `masked_normalize`.
@@ -89,6 +198,7 @@ def train_update(
 
     Returns:
         `loss/objective`      what was minimised
+        `loss/denominator`    what a response token's loss was divided by, on average
         `loss/nll`            mean over the response tokens of -log p, nats
         `policy/entropy`      mean over the response tokens of the exact entropy, nats
         `optimizer/grad_norm` before clipping, of the update's whole gradient
@@ -96,7 +206,7 @@ def train_update(
         `update/skipped`      1.0 when the update was skipped, else 0.0
         `update/rows`, `update/tokens` (response tokens), `update/micro_batches`, `update/seconds`
         `update/padding`      share of the positions that went through the model and held padding
-        All are those of the policy before the update.
+        and what `token_metrics` makes of the objective's statistics. All are those of the policy before the update.
 
     Raises:
         RlvrError: no row has a response token.
@@ -113,25 +223,30 @@ def train_update(
     denominators = loss_denominators(mask, normalization=normalization, normalize_constant=normalize_constant)
     micro_batches = list(_micro_batches(mask, micro_batch_size))
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
+    collected: dict[str, list[Tensor]] = {}
     optimizer.zero_grad(set_to_none=True)
     for rows, width in micro_batches:
-        micro = {name: tensor[rows, :width].to(device) for name, tensor in batch.items()}
+        micro = _cut(batch, rows, width, device)
+        wanted = micro["response_mask"]
         with autocast_context(model):
             scores = get_response_log_probs(
                 model,
                 micro["input_ids"],
                 micro["labels"],
                 return_token_entropy=True,
-                response_mask=micro["response_mask"],
+                response_mask=wanted,
                 temperature=temperature,
             )
         log_probs, entropy = scores["log_probs"], scores["token_entropy"].detach()
-        loss = sft_loss(log_probs, micro["response_mask"], denominators[rows].to(device))
+        per_token, statistics = objective(log_probs, micro)
+        loss = masked_loss(per_token, wanted, denominators[rows].to(device))
         loss.backward()
         sums += torch.stack([loss.detach(), -log_probs.detach().sum(), entropy.sum()])  # both are 0 outside the mask
+        for name, values in statistics.items():
+            collected.setdefault(name, []).append(values[wanted.bool()])
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-    objective, nll, entropy_sum, norm = [*sums.tolist(), float(grad_norm)]
-    skipped = not (math.isfinite(objective) and math.isfinite(norm))
+    objective_value, nll, entropy_sum, norm = [*sums.tolist(), float(grad_norm)]
+    skipped = not (math.isfinite(objective_value) and math.isfinite(norm))
     if not skipped:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
@@ -140,9 +255,11 @@ def train_update(
     lengths = _row_lengths(mask)
     positions = sum(len(rows) * width for rows, width in micro_batches)
     return {
-        "loss/objective": objective,
+        "loss/objective": objective_value,
+        "loss/denominator": float((denominators * mask).sum() / num_tokens),
         "loss/nll": nll / num_tokens,
         "policy/entropy": entropy_sum / num_tokens,
+        **token_metrics({name: torch.cat(values) for name, values in collected.items()}),
         "optimizer/grad_norm": norm,
         "optimizer/learning_rate": learning_rate,
         "update/skipped": float(skipped),
@@ -152,6 +269,60 @@ def train_update(
         "update/padding": 1 - int(lengths.sum()) / positions,
         "update/seconds": time.perf_counter() - started,
     }
+
+
+def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
+    """Metrics over an update's response tokens from the statistics of `policy_gradient`, (tokens,) each.
+
+    Returns:
+        `policy/ratio_mean`, `_min`, `_p01`, `_p99`, `_max`; `policy/clip_fraction`, `_low`, `_high`; `policy/kl`;
+        `mismatch/logprob_mean_abs` and `_max_abs`, |trainer - sampler| in nats; `mismatch/ratio_mean`, `_p01`, `_p99`, `_max`,
+        trainer over sampler; `mismatch/importance_weight_mean`.
+    """
+    metrics: dict[str, float] = {}
+    for name, values in statistics.items():
+        match name:
+            case "ratio":
+                metrics |= {f"policy/ratio_{k}": v for k, v in _spread(values).items()}
+            case "mismatch":
+                metrics["mismatch/logprob_mean_abs"] = float(values.abs().mean())
+                metrics["mismatch/logprob_max_abs"] = float(values.abs().max())
+                metrics |= {f"mismatch/ratio_{k}": v for k, v in _spread(values.exp()).items()}
+            case "importance_weight":
+                metrics["mismatch/importance_weight_mean"] = float(values.mean())
+            case "kl":
+                metrics["policy/kl"] = float(values.mean())
+            case "clipped" | "clipped_low" | "clipped_high":
+                metrics[f"policy/{name.replace('clipped', 'clip_fraction')}"] = float(values.double().mean())
+    return metrics
+
+
+def score(model: PreTrainedModel, batch: Batch, *, micro_batch_size: int, temperature: float = 1.0) -> Tensor:
+    """Log-probabilities of the batch's responses, without a gradient.
+
+    The rows are cut into micro-batches as `train_update` cuts them: for the same batch and weights these are, to the last
+    bit on a CPU, the log-probabilities of its forward pass.
+
+    Returns:
+        (batch, seq) on the CPU, nats; 0 outside the responses.
+    """
+    device = next(model.parameters()).device
+    mask = batch["response_mask"].bool()
+    scored: Tensor | None = None
+    for rows, width in _micro_batches(mask, micro_batch_size):
+        micro = _cut(batch, rows, width, device)
+        with torch.inference_mode(), autocast_context(model):
+            log_probs = get_response_log_probs(
+                model,
+                micro["input_ids"],
+                micro["labels"],
+                response_mask=micro["response_mask"],
+                temperature=temperature,
+            )["log_probs"].cpu()
+        if scored is None:
+            scored = torch.zeros(mask.shape, dtype=log_probs.dtype)
+        scored[rows.cpu(), :width] = log_probs
+    return torch.zeros(mask.shape) if scored is None else scored
 
 
 def make_optimizer(
@@ -198,7 +369,8 @@ def learning_rate_at(
     return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def epoch_order(num_examples: int, *, seed: int, epoch: int) -> list[int]:
+@functools.lru_cache(maxsize=4)
+def epoch_order(num_examples: int, *, seed: int, epoch: int) -> tuple[int, ...]:
     """A permutation of range(num_examples), a function of (num_examples, seed, epoch) alone.
 
     Sorted by a hash instead of drawn: no generator's state to save, and the same on every machine and version.
@@ -207,7 +379,33 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int) -> list[int]:
     def key(index: int) -> bytes:
         return hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=16).digest()
 
-    return sorted(range(num_examples), key=key)
+    return tuple(sorted(range(num_examples), key=key))
+
+
+def draw(num_examples: int, count: int, *, seed: int, start: int, exclude: Sequence[int] = ()) -> tuple[list[int], int]:
+    """The next examples of an endless pass over a dataset, epoch after epoch, each in its own order.
+
+    None is drawn twice in a call, also where an epoch ends within it.
+
+    Args:
+        num_examples: of the dataset.
+        count: how many are wanted.
+        start: how far the pass has come, from 0.
+        exclude: indices to pass over.
+
+    Returns:
+        `count` indices, fewer when there are not as many left, and how far the pass has come.
+    """
+    seen, drawn = set(exclude), []
+    position = start
+    while len(drawn) < count and len(seen) < num_examples:
+        epoch, place = divmod(position, num_examples)
+        index = epoch_order(num_examples, seed=seed, epoch=epoch)[place]
+        position += 1
+        if index not in seen:
+            seen.add(index)
+            drawn.append(index)
+    return drawn, position
 
 
 def batches(
@@ -228,6 +426,18 @@ def batches(
         batch = [examples[index] for index in order[first : first + batch_size]]
         if len(batch) == batch_size or not drop_last:
             yield batch
+
+
+def _cut(batch: Batch, rows: Tensor, width: int, device: torch.device) -> Batch:
+    return {name: tensor[rows, :width].to(device) for name, tensor in batch.items()}
+
+
+def _spread(values: Tensor) -> dict[str, float]:
+    """Mean and quantiles. Not torch.quantile, which takes at most 2**24 values."""
+    ordered = values.flatten().double().sort().values
+    last = len(ordered) - 1
+    places = {"min": 0.0, "p01": 0.01, "p99": 0.99, "max": 1.0}
+    return {"mean": float(ordered.mean())} | {k: float(ordered[round(q * last)]) for k, q in places.items()}
 
 
 def _micro_batches(mask: Tensor, size: int) -> Iterator[tuple[Tensor, int]]:

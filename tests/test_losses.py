@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr_cli.losses import loss_denominators, masked_mean, masked_normalize, sft_loss
+from rlvr_cli.losses import loss_denominators, masked_loss, masked_mean, masked_normalize
 
 VALUES = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
 MASK = torch.tensor([[True, False, True], [False, False, True]])
@@ -52,7 +52,7 @@ def test_masked_out_elements_contribute_nothing_not_even_a_nan(poison):
         assert torch.equal(masked_normalize(poisoned, MASK, 3.0, dim), masked_normalize(VALUES, MASK, 3.0, dim))
         clean = masked_mean(VALUES, MASK, dim)
         torch.testing.assert_close(masked_mean(poisoned, MASK, dim), clean, equal_nan=True)
-    sft_loss(poisoned, MASK, torch.tensor([[2.0], [5.0]])).backward()
+    masked_loss(-poisoned, MASK, torch.tensor([[2.0], [5.0]])).backward()
     torch.testing.assert_close(poisoned.grad, torch.tensor([[-0.5, 0, -0.5], [0, 0, -0.2]]))
 
 
@@ -106,7 +106,7 @@ def test_no_denominator_is_zero():
     for normalization in ("token_mean", "masked_mean"):
         denominators = loss_denominators(nothing, normalization=normalization)
         assert (denominators > 0).all()
-        assert sft_loss(torch.randn(2, 3), nothing, denominators).item() == 0
+        assert masked_loss(-torch.randn(2, 3), nothing, denominators).item() == 0
 
 
 def test_a_constant_belongs_to_masked_normalize_alone():
@@ -125,7 +125,7 @@ def test_each_normalization_is_the_loss_it_says(seed, rows, columns):
     mask[:, 0] = True
 
     def loss(**how):
-        return sft_loss(log_probs, mask, loss_denominators(mask, **how))
+        return masked_loss(-log_probs, mask, loss_denominators(mask, **how))
 
     torch.testing.assert_close(loss(normalization="token_mean"), masked_mean(-log_probs, mask))
     torch.testing.assert_close(loss(normalization="masked_mean"), masked_mean(-log_probs, mask, 1).mean())
@@ -141,4 +141,4 @@ def test_token_mean_is_the_cross_entropy_of_the_masked_tokens():
     labels = torch.randint(0, 11, (2, 3), generator=generator)
     log_probs = logits.log_softmax(-1).gather(-1, labels[..., None]).squeeze(-1)
     expected = F.cross_entropy(logits.flatten(0, 1), labels.masked_fill(~MASK, -100).flatten())
-    torch.testing.assert_close(sft_loss(log_probs, MASK, MASK.sum().item()), expected)
+    torch.testing.assert_close(masked_loss(-log_probs, MASK, MASK.sum().item()), expected)

@@ -393,7 +393,7 @@ def test_the_order_is_a_permutation_fixed_for_good_by_seed_and_epoch():
     assert sorted(epoch_order(1000, seed=3, epoch=2)) == list(range(1000))
     orders = {tuple(epoch_order(50, seed=seed, epoch=epoch)) for seed in range(4) for epoch in range(4)}
     assert len(orders) == 16
-    assert epoch_order(8, seed=0, epoch=0) == [7, 0, 1, 5, 3, 4, 2, 6]
+    assert epoch_order(8, seed=0, epoch=0) == (7, 0, 1, 5, 3, 4, 2, 6)
     firsts = [epoch_order(4, seed=seed, epoch=0)[0] for seed in range(2000)]
     for index in range(4):
         assert 400 < firsts.count(index) < 600  # 500 expected, 5 standard deviations
