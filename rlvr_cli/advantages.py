@@ -65,6 +65,7 @@ def group_advantages(
         (n_groups * group_size,), the dtype of the rewards.
     """
     assert len(raw_rewards) % group_size == 0, (len(raw_rewards), group_size)
+    assert raw_rewards.isfinite().all(), raw_rewards
     groups = raw_rewards.view(-1, group_size)
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if normalize_by_std and group_size > 1:
@@ -94,4 +95,4 @@ def soft_overlong_penalty(lengths: Sequence[int], *, max_tokens: int, buffer: in
     """
     assert 0 < buffer <= max_tokens, (buffer, max_tokens)
     over = torch.tensor(lengths, dtype=torch.float64) - (max_tokens - buffer)
-    return -(over / buffer).clamp(0, 1)
+    return 0.0 - (over / buffer).clamp(0, 1)

@@ -13,11 +13,30 @@ from typing import Any
 import click
 
 from rlvr_cli import __version__
-from rlvr_cli.config import AnalyzeConfig, EvalConfig, Provenance, SftConfig, flag, options, resolve, value_type
+from rlvr_cli.config import (
+    AnalyzeConfig,
+    EiConfig,
+    EvalConfig,
+    GrpoConfig,
+    Provenance,
+    QuickstartConfig,
+    SftConfig,
+    flag,
+    options,
+    resolve,
+    value_type,
+)
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.text import printable
 
-COMMANDS: dict[str, type[Provenance]] = {"eval": EvalConfig, "sft": SftConfig, "analyze": AnalyzeConfig}
+COMMANDS: dict[str, type[Provenance]] = {
+    "quickstart": QuickstartConfig,
+    "eval": EvalConfig,
+    "sft": SftConfig,
+    "ei": EiConfig,
+    "grpo": GrpoConfig,
+    "analyze": AnalyzeConfig,
+}
 
 
 class GroupedHelp(click.Command):

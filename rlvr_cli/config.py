@@ -1,16 +1,17 @@
 """Every knob of every command: one frozen dataclass each, which is the CLI, the TOML file and run.json's `config`.
 
-Enters: flags, a TOML file, the config of a run to resume. Leaves: a validated config that knows where each value came from.
+Enters: flags, a TOML file, a preset, the config of a run to resume. Leaves: a validated config that knows where each value came from.
 An option's name is its field's in kebab case; the field names are the handout's hyper-parameter names.
 """
 
 import difflib
 import math
+import re
 import tomllib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.records import SamplingParams
 
 FORMATS = ("table", "json", "csv", "markdown")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def knob(
@@ -42,7 +44,7 @@ def knob(
 
 @dataclass(frozen=True)
 class Provenance:
-    """Not options: where each option's value came from ("flag", "config FILE", "resumed run" or "default")."""
+    """Not options: where each option's value came from ("flag", "config FILE", "preset NAME", "resumed run" or "default")."""
 
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
@@ -130,11 +132,100 @@ class RunOptions:
     run: str = knob("", "Name of the run directory. Empty: COMMAND-DATE-TIME-ID.", group="Run")
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", free_on_resume=True)
     config: str = knob("", "TOML file with options; a flag beats it.", group="Run", free_on_resume=True)
+    preset: str = knob("", "Named set of options; a flag or --config beats it.", group="Run")
     format: str = knob("table", "How result tables are printed.", group="Run", choices=FORMATS, free_on_resume=True)
 
 
 @dataclass(frozen=True)
-class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, ModelOptions, Provenance):
+class QuestionOptions:
+    split: str = knob("", "Split of a named dataset. Empty: the one that this command is for.", group="Data")
+    question_field: str = knob("", "Field with the question. Empty: found by name.", group="Data")
+    answer_field: str = knob("", "Field with the answer. Empty: found by name.", group="Data")
+    skip_bad_lines: bool = knob(
+        False, "Skip lines that cannot be read, and count them, instead of stopping.", group="Data"
+    )
+
+
+@dataclass(frozen=True)
+class OptimisationOptions:
+    learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimisation")
+    warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimisation")
+    lr_schedule: str = knob(
+        "constant",
+        "After warm-up: constant, or cosine down to a tenth.",
+        group="Optimisation",
+        choices=("constant", "cosine"),
+    )
+    adam_beta1: float = knob(0.9, "AdamW's first beta.", group="Optimisation")
+    adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimisation")
+    weight_decay: float = knob(0.0, "AdamW's weight decay.", group="Optimisation")
+    max_grad_norm: float = knob(1.0, "Gradient norm above which gradients are scaled down.", group="Optimisation")
+    max_skipped_updates: int = knob(3, "Non-finite updates in a row that end the run.", group="Optimisation")
+    param_dtype: str = knob(
+        "float32",
+        "Precision of the weights and of AdamW's state; bfloat16 halves the memory and rounds most small steps away.",
+        group="Optimisation",
+        choices=("float32", "bfloat16"),
+    )
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    eval_dataset: str = knob(
+        "",
+        "Questions of the evaluations. Empty: the evaluation split of a named dataset, else none.",
+        group="Evaluation",
+    )
+    eval_examples: int = knob(1024, "Questions per evaluation, the same each time.", group="Evaluation")
+    eval_every: int = knob(0, "Updates between evaluations; 0: only before and after training.", group="Evaluation")
+    final_eval_examples: int | None = knob(
+        None, "Questions of the last evaluation. Default: --eval-examples.", group="Evaluation", free_on_resume=True
+    )
+
+
+@dataclass(frozen=True)
+class EvaluationSamplingOptions(SamplingOptions):
+    eval_temperature: float | None = knob(
+        None, "Temperature of the evaluations. Default: --sampling-temperature.", group="Evaluation"
+    )
+    eval_top_p: float | None = knob(None, "Nucleus of the evaluations. Default: --sampling-top-p.", group="Evaluation")
+    eval_max_tokens: int | None = knob(
+        None, "Longest response of the evaluations. Default: --sampling-max-tokens.", group="Evaluation"
+    )
+    eval_min_tokens: int | None = knob(
+        None, "Shortest response of the evaluations. Default: --sampling-min-tokens.", group="Evaluation"
+    )
+
+    @property
+    def eval_sampling_params(self) -> SamplingParams:
+        given = {
+            "temperature": self.eval_temperature,
+            "top_p": self.eval_top_p,
+            "max_tokens": self.eval_max_tokens,
+            "min_tokens": self.eval_min_tokens,
+        }
+        return replace(self.sampling_params, **{k: v for k, v in given.items() if v is not None})
+
+
+@dataclass(frozen=True)
+class TrainingRunOptions(RunOptions):
+    checkpoint_every: int = knob(
+        10, "Updates between checkpoints, of which the last two are kept; 0: only when interrupted.", group="Run", free_on_resume=True
+    )  # fmt: skip
+    time_limit: str = knob(
+        "", "Time for the whole run, such as 4h or 90m, its last evaluation included.", group="Run", free_on_resume=True
+    )
+    resume: str = knob("", "Go on with this run (a name or a directory).", group="Run", free_on_resume=True)
+    dry_run: bool = knob(False, "Print the plan and stop.", group="Run", free_on_resume=True)
+
+    @property
+    def time_limit_seconds(self) -> float:
+        """Infinite without a limit."""
+        return _seconds(self.time_limit) if self.time_limit else math.inf
+
+
+@dataclass(frozen=True)
+class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, ModelOptions, QuestionOptions, Provenance):
     """Measure a model on questions: sample, grade, store, and say how many answers are right and how sure that is."""
 
     dataset: str = knob(
@@ -142,13 +233,7 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
         "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, or hf:ORG/NAME.",
         group="Data",
     )
-    split: str = knob("", "Split of a named dataset. Empty: its evaluation split.", group="Data")
     limit: int | None = knob(None, "Use the first N questions.", group="Data")
-    question_field: str = knob("", "Field with the question. Empty: found by name.", group="Data")
-    answer_field: str = knob("", "Field with the answer. Empty: found by name.", group="Data")
-    skip_bad_lines: bool = knob(
-        False, "Skip lines that cannot be read, and count them, instead of stopping.", group="Data"
-    )
     check_dataset: bool = knob(
         False, "Only grade every ground truth against itself and list those the grader cannot read; no model.", group="Data"
     )  # fmt: skip
@@ -190,7 +275,16 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
 
 
 @dataclass(frozen=True)
-class SftConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Provenance):
+class SftConfig(
+    TrainingRunOptions,
+    EvaluationOptions,
+    SamplingOptions,
+    PromptOptions,
+    OptimisationOptions,
+    ModelOptions,
+    QuestionOptions,
+    Provenance,
+):
     """Fine-tune on reasoning traces: cross-entropy on the response tokens, evaluated as it goes (handout, algorithm 1)."""
 
     dataset: str = knob(
@@ -198,33 +292,12 @@ class SftConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Proven
         "Traces: a file of {prompt, response[, ground_truth]}, a run directory, arithmetic:SIZE[:SEED] or countdown:SIZE[:SEED].",
         group="Data",
     )
-    split: str = knob("", "Split of a named dataset. Empty: its training split.", group="Data")
-    question_field: str = knob("", "Field with the question. Empty: found by name.", group="Data")
-    answer_field: str = knob("", "Field with the answer. Empty: found by name.", group="Data")
-    skip_bad_lines: bool = knob(
-        False, "Skip lines that cannot be read, and count them, instead of stopping.", group="Data"
-    )
     num_examples: str = knob(
         "all", "Unique examples to train on: a number (128, 256, 512, 1024, ...) or all.", group="Data"
     )
     correct_only: bool = knob(False, "Train only on traces that the grader rewards.", group="Data")
-    eval_dataset: str = knob(
-        "",
-        "Questions of the periodic evaluation. Empty: the validation split of arithmetic or countdown, else none.",
-        group="Evaluation",
-    )
-    eval_examples: int = knob(1024, "Questions per evaluation, the same each time.", group="Evaluation")
-    eval_every: int = knob(0, "Updates between evaluations; 0: only before and after training.", group="Evaluation")
     sft_epochs: int = knob(1, "Passes over the examples.", group="Optimisation")
     n_sft_steps: int = knob(0, "Updates; 0: as many as --sft-epochs needs.", group="Optimisation")
-    learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimisation")
-    lr_schedule: str = knob(
-        "constant",
-        "After warm-up: constant, or cosine down to a tenth.",
-        group="Optimisation",
-        choices=("constant", "cosine"),
-    )
-    warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimisation")
     train_batch_size: int = knob(256, "Examples per update.", group="Optimisation")
     micro_batch_size: int = knob(
         8, "Examples per forward pass; the result does not depend on it.", group="Optimisation", free_on_resume=True
@@ -240,25 +313,215 @@ class SftConfig(RunOptions, SamplingOptions, PromptOptions, ModelOptions, Proven
         1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimisation"
     )
     append_eos: bool = knob(True, "Teach the end-of-sequence token after each response.", group="Optimisation")
-    adam_beta1: float = knob(0.9, "AdamW's first beta.", group="Optimisation")
-    adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimisation")
-    weight_decay: float = knob(0.0, "AdamW's weight decay.", group="Optimisation")
-    max_grad_norm: float = knob(1.0, "Gradient norm above which gradients are scaled down.", group="Optimisation")
-    max_skipped_updates: int = knob(3, "Non-finite updates in a row that end the run.", group="Optimisation")
-    dry_run: bool = knob(False, "Print the plan and stop.", group="Run")
 
     def __post_init__(self) -> None:
-        _check_values(self)
-        _check_sampling(self)
-        _at_least(self, 1, "train_batch_size", "micro_batch_size", "sft_epochs", "eval_examples", "max_skipped_updates")
-        _at_least(self, 0, "eval_every", "n_sft_steps", "warmup_steps", "weight_decay")
+        _check_training(self)
+        _at_least(self, 1, "train_batch_size", "micro_batch_size", "sft_epochs")
+        _at_least(self, 0, "n_sft_steps")
+        _above_zero(self, "normalize_constant")
         if self.num_examples != "all" and not (
             self.num_examples.isascii() and self.num_examples.isdigit() and int(self.num_examples)
         ):
             raise RlvrError(f"--num-examples is {self.num_examples!r}.", "Give a positive number, or all.")
-        for name in ("learning_rate", "max_grad_norm", "normalize_constant"):
-            if not getattr(self, name) > 0:
-                raise RlvrError(f"{flag(name)} is {getattr(self, name)}.", "It must be above 0.")
+
+
+@dataclass(frozen=True)
+class TrainingEngineOptions(EngineOptions):
+    engine: str = knob(
+        "auto",
+        "Inference engine. auto: vllm where it is installed with a CUDA device, else transformers, which samples from the trainer's own weights.",
+        group="Model",
+        choices=("auto", "transformers", "vllm"),
+    )
+    dtype: str = knob(
+        "auto",
+        "Precision of vLLM. auto: bfloat16 on CUDA, float32 on CPU. (transformers computes as the trainer does.)",
+        group="Model",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+
+
+@dataclass(frozen=True)
+class EiConfig(
+    TrainingRunOptions,
+    EvaluationOptions,
+    EvaluationSamplingOptions,
+    PromptOptions,
+    OptimisationOptions,
+    TrainingEngineOptions,
+    ModelOptions,
+    QuestionOptions,
+    Provenance,
+):
+    """Expert iteration: sample, keep what is correct, fine-tune on it, again (handout, algorithm 2)."""
+
+    dataset: str = knob("arithmetic", "Training questions: as for rlvr eval.", group="Data")
+    n_ei_steps: int = knob(5, "Rounds of sampling and fine-tuning.", group="Algorithm", free_on_resume=True)
+    ei_batch_size: int = knob(512, "Questions per round.", group="Algorithm")
+    group_size: int = knob(8, "Samples per question.", group="Algorithm")
+    sft_epochs: int = knob(1, "Passes over a round's correct responses.", group="Algorithm")
+    train_batch_size: int = knob(256, "Responses per update.", group="Optimisation")
+    micro_batch_size: int = knob(
+        8, "Responses per forward pass; the result does not depend on it.", group="Optimisation", free_on_resume=True
+    )
+
+    eval_every: int = knob(1, "Rounds between evaluations; 0: only after training.", group="Evaluation")
+
+    def __post_init__(self) -> None:
+        _check_training(self)
+        _at_least(
+            self, 1, "n_ei_steps", "ei_batch_size", "group_size", "sft_epochs", "train_batch_size", "micro_batch_size"
+        )
+        if self.lr_schedule != "constant":
+            raise RlvrError(
+                f"--lr-schedule {self.lr_schedule} needs to know the number of updates, which here is that of correct responses.",
+                "Take constant.",
+            )
+
+
+@dataclass(frozen=True)
+class GrpoConfig(
+    TrainingRunOptions,
+    EvaluationOptions,
+    EvaluationSamplingOptions,
+    PromptOptions,
+    OptimisationOptions,
+    TrainingEngineOptions,
+    ModelOptions,
+    QuestionOptions,
+    Provenance,
+):
+    """Policy gradient on groups of graded responses: GRPO, its ablations and its relatives (handout, algorithm 3)."""
+
+    dataset: str = knob("arithmetic", "Training questions: as for rlvr eval.", group="Data")
+    n_grpo_steps: int = knob(200, "Rollout batches.", group="Algorithm", free_on_resume=True)
+    rollout_batch_size: int = knob(256, "Responses per rollout batch: questions times --group-size.", group="Algorithm")
+    group_size: int = knob(8, "Responses per question.", group="Algorithm")
+    epochs_per_rollout_batch: int = knob(1, "Passes over each rollout batch; 1 on-policy.", group="Algorithm")
+    train_batch_size: int = knob(256, "Responses per update; on-policy that of the rollout batch.", group="Algorithm")
+    gradient_accumulation_steps: int = knob(
+        128, "Micro-batches per update: train batch / micro-batch size. The result does not depend on it.", group="Optimisation", free_on_resume=True
+    )  # fmt: skip
+    loss_type: str = knob(
+        "reinforce_with_baseline",
+        "no_baseline (-r log p), reinforce_with_baseline (-A log p), grpo_clip (PPO's clipped ratio), grpo_no_clip (-ratio A).",
+        group="Algorithm",
+        choices=("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"),
+    )
+    use_std_normalization: bool = knob(
+        True, "Divide advantages by the standard deviation of their group.", group="Algorithm"
+    )
+    advantage_eps: float = knob(1e-6, "Added to that standard deviation.", group="Algorithm")
+    cliprange: float = knob(0.2, "grpo_clip: how far the probability ratio may move.", group="Algorithm")
+    cliprange_high: float | None = knob(
+        None, "grpo_clip: how far it may rise (DAPO's clip-higher). Default: --cliprange.", group="Algorithm"
+    )
+    length_normalization: str = knob(
+        "masked_mean",
+        "What the summed loss is divided by: masked_mean (each response's length, then their number), masked_normalize (--normalize-constant, then "
+        "their number), token_mean (response tokens of the update).",
+        group="Algorithm",
+        choices=("masked_mean", "masked_normalize", "token_mean"),
+    )
+    normalize_constant: float | None = knob(
+        None, "Divisor under masked_normalize. Default: --sampling-max-tokens.", group="Algorithm"
+    )
+    kl_coef: float = knob(0.0, "Weight of the KL penalty (k3) to the starting model; 0 loads none.", group="Algorithm")
+    importance_correction: str = knob(
+        "none",
+        "Weigh tokens by trainer / sampler probability: none, or truncated at --importance-cap.",
+        group="Algorithm",
+        choices=("none", "truncated"),
+    )
+    importance_cap: float = knob(2.0, "Largest of these weights.", group="Algorithm")
+    dynamic_sampling: bool = knob(
+        False,
+        "Sample on until every group of the batch has a signal (DAPO); counts what that costs.",
+        group="Algorithm",
+    )
+    max_sampling_rounds: int = knob(
+        10, "Rounds of sampling per batch that dynamic sampling may take.", group="Algorithm"
+    )
+    overlong: str = knob(
+        "none",
+        "Responses cut at the length limit: none (as graded), mask (no loss on them), soft_punish (DAPO: a penalty that grows over the last "
+        "--overlong-buffer tokens).",
+        group="Algorithm",
+        choices=("none", "mask", "soft_punish"),
+    )
+    overlong_buffer: int | None = knob(
+        None, "Tokens before the limit. Default: a fifth of --sampling-max-tokens.", group="Algorithm"
+    )
+    eval_every: int = knob(10, "Updates between evaluations; 0: only before and after training.", group="Evaluation")
+
+    @property
+    def n_prompts_per_rollout_batch(self) -> int:
+        return self.rollout_batch_size // self.group_size
+
+    @property
+    def micro_train_batch_size(self) -> int:
+        return self.train_batch_size // self.gradient_accumulation_steps
+
+    @property
+    def updates_per_rollout_batch(self) -> int:
+        return self.epochs_per_rollout_batch * self.rollout_batch_size // self.train_batch_size
+
+    @property
+    def on_policy(self) -> bool:
+        return self.updates_per_rollout_batch == 1
+
+    @property
+    def constant(self) -> float | None:
+        """What masked_normalize divides by; None for the other normalisations."""
+        if self.length_normalization != "masked_normalize":
+            return None
+        return self.normalize_constant or float(self.sampling_max_tokens)
+
+    def __post_init__(self) -> None:
+        _check_training(self)
+        _at_least(
+            self,
+            1,
+            *("n_grpo_steps", "rollout_batch_size", "group_size", "epochs_per_rollout_batch", "train_batch_size"),
+            *("gradient_accumulation_steps", "max_sampling_rounds", "overlong_buffer"),
+        )
+        _at_least(self, 0, "kl_coef", "advantage_eps")
+        _above_zero(self, "cliprange", "cliprange_high", "normalize_constant", "importance_cap")
+        _divides(self, "group_size", "rollout_batch_size")
+        _divides(self, "train_batch_size", "rollout_batch_size")
+        _divides(self, "gradient_accumulation_steps", "train_batch_size")
+        if self.train_batch_size < self.group_size:
+            raise RlvrError(
+                f"--train-batch-size {self.train_batch_size} is smaller than --group-size {self.group_size}.",
+                f"Take at least {self.group_size}.",
+            )
+        if self.sampling_temperature == 0:
+            raise RlvrError(
+                "--sampling-temperature 0 samples every response of a group alike: there is nothing to compare.",
+                "Take 1.",
+            )
+        if self.group_size == 1 and self.loss_type != "no_baseline":
+            raise RlvrError(
+                "A group of one has advantage 0: nothing would be learned.",
+                "Take --group-size 8, or --loss-type no_baseline.",
+            )
+        if (self.overlong_buffer or 1) > self.sampling_max_tokens:
+            raise RlvrError(
+                f"--overlong-buffer {self.overlong_buffer} exceeds --sampling-max-tokens {self.sampling_max_tokens}."
+            )
+
+
+@dataclass(frozen=True)
+class QuickstartConfig(Provenance):
+    """See reward rise: a tiny model is warmed up on traces and trained with GRPO on a CPU, in about two minutes."""
+
+    seed: int = knob(0, "Seed of the model, the data and the runs.", group="Run")
+    name: str = knob("", "What its runs are called: NAME-sft and so on. Empty: quickstart-DATE-TIME.", group="Run")
+    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run")
+
+    def __post_init__(self) -> None:
+        _check_values(self)
+        _at_least(self, 0, "seed")
 
 
 @dataclass(frozen=True)
@@ -280,6 +543,7 @@ class AnalyzeConfig(Provenance):
     failure_kind: str = knob("", "failures: only this kind, such as wrong_answer.", group="Query")
     limit: int = knob(50, "Rows to show; 0: all.", group="Output")
     format: str = knob("table", "How rows are printed.", group="Output", choices=FORMATS)
+    plot: str = knob("", "curves: draw them too, in this .png or .svg file.", group="Output")
     timeout_seconds: float = knob(30.0, "Seconds after which a query is interrupted.", group="Query")
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Query")
 
@@ -298,7 +562,18 @@ def flag(name: str) -> str:
 def options(config_type: type) -> list[Field[Any]]:
     """The fields of a config that are options, in the order of ``--help``: grouped, groups in order of first use."""
     knobs = [f for f in fields(config_type) if "group" in f.metadata]
-    order = ("Query", "Data", "Model", "Sampling", "Grading", "Optimisation", "Evaluation", "Output", "Run")
+    order = (
+        "Query",
+        "Data",
+        "Model",
+        "Sampling",
+        "Grading",
+        "Algorithm",
+        "Optimisation",
+        "Evaluation",
+        "Output",
+        "Run",
+    )
     return sorted(knobs, key=lambda f: order.index(f.metadata["group"]))
 
 
@@ -313,7 +588,7 @@ def value_type(option: Field[Any]) -> tuple[type, bool]:
 
 
 def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> C:
-    """A config from flags > ``--config FILE`` > defaults.
+    """A config from flags > ``--config FILE`` > ``--preset NAME`` > defaults.
 
     Args:
         flags: the values given on the command line, by field name; an option that was not given is absent.
@@ -322,13 +597,27 @@ def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> 
     Raises:
         RlvrError: an unreadable file, an unknown key, a value of the wrong type, or one that makes no sense.
     """
-    values: dict[str, Any] = {}
+    file = flags.get("config")
+    from_file = read_toml(config_type, Path(file), command=command) if file else {}
+    preset = flags.get("preset") or from_file.get("preset")
+    from_preset = read_toml(config_type, preset_path(preset, command=command), command=command) if preset else {}
     sources = {f.name: "default" for f in options(config_type)}
-    if file := flags.get("config"):
-        values = read_toml(config_type, Path(file), command=command)
-        sources |= dict.fromkeys(values, f"config {file}")
+    sources |= dict.fromkeys(from_preset, f"preset {preset}")
+    sources |= dict.fromkeys(from_file, f"config {file}")
     sources |= dict.fromkeys(flags, "flag")
-    return config_type(**{**values, **flags}, sources=sources)
+    return config_type(**{**from_preset, **from_file, **flags}, sources=sources)
+
+
+def preset_path(name: str, *, command: str) -> Path:
+    """The TOML file of a preset that has a table for the command. Raises RlvrError, which lists those that have one."""
+    presets = Path(__file__).parent / "presets"
+    fitting = sorted(p.stem for p in presets.glob("*.toml") if command in tomllib.loads(p.read_text()))
+    if name not in fitting:
+        raise RlvrError(
+            f"rlvr {command} has no preset {name!r}.",
+            f"Its presets: {', '.join(fitting)}." if fitting else "Give the options themselves, or a --config file.",
+        )
+    return presets / f"{name}.toml"
 
 
 def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
@@ -426,3 +715,56 @@ def _check_sampling(config: Any) -> None:
         )
     if not config.grader_timeout > 0:
         raise RlvrError(f"--grader-timeout is {config.grader_timeout}.", "It must be above 0 seconds.")
+
+
+def _check_training(config: Any) -> None:
+    _check_values(config)
+    _check_sampling(config)
+    _at_least(
+        config, 1, "eval_examples", "final_eval_examples", "max_skipped_updates", "max_batch_size", "grader_workers"
+    )
+    _at_least(config, 0, "eval_every", "warmup_steps", "weight_decay", "checkpoint_every")
+    _above_zero(config, "learning_rate", "max_grad_norm")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(config, name) < 1:
+            raise RlvrError(f"{flag(name)} is {getattr(config, name)}.", "It must be at least 0 and below 1.")
+    if config.time_limit:
+        _seconds(config.time_limit)
+    if isinstance(config, EvaluationSamplingOptions):
+        _at_least(config, 0, "eval_temperature", "eval_min_tokens")
+        _at_least(config, 1, "eval_max_tokens")
+        if not 0 < config.eval_sampling_params.top_p <= 1:
+            raise RlvrError(f"--eval-top-p is {config.eval_top_p}.", "It must be above 0 and at most 1.")
+
+
+def _above_zero(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise RlvrError(f"{flag(name)} is {value}.", "It must be above 0.")
+
+
+def _divides(config: Any, divisor: str, dividend: str) -> None:
+    """RlvrError with values that would do, unless the one option's value divides the other's."""
+    d, n = getattr(config, divisor), getattr(config, dividend)
+    if n % d:
+        fitting = [k for k in range(1, n + 1) if n % k == 0]
+        near = sorted(sorted(fitting, key=lambda k: abs(k - d))[:3])
+        raise RlvrError(
+            f"{flag(dividend)} {n} is not a multiple of {flag(divisor)} {d}.",
+            f"Take {flag(dividend)} {max(n // d, 1) * d}, or {flag(divisor)} {' or '.join(map(str, near))}.",
+        )
+
+
+def _seconds(text: str) -> float:
+    """ "4h", "90m", "1h30m", "45s" or a number of seconds."""
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text)
+    if text and "".join(n + unit for n, unit in parts) == text:
+        seconds = sum(float(n) * _SECONDS[unit] for n, unit in parts)
+    elif re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        seconds = float(text)
+    else:
+        seconds = 0.0
+    if not seconds > 0:
+        raise RlvrError(f"--time-limit is {text!r}.", "Write it as 4h, 90m, 1h30m or 600s.")
+    return seconds

@@ -63,8 +63,12 @@ def open_sampler(
     base_url: str = "",
     endpoint: str = "completions",
     api_key_env: str = "OPENAI_API_KEY",
+    sleep_mode: bool = False,
 ) -> Sampler:
     """Load `model` into `engine`.
+
+    Args:
+        sleep_mode: make vLLM's `sleep` give the device's memory back.
 
     Raises:
         RlvrError: a missing extra, an unreadable model, an endpoint without a key.
@@ -86,6 +90,7 @@ def open_sampler(
                 max_model_len=max_model_len,
                 gpu_memory_utilization=gpu_memory_utilization,
                 seed=seed,
+                enable_sleep_mode=sleep_mode,
             )
         case "openai":
             from rlvr_cli.samplers.openai import OpenAISampler
@@ -102,14 +107,18 @@ def use_few_threads(model: Any) -> None:
         torch.set_num_threads(1)
 
 
-def _resolved(dtype: str, device: str) -> str:
-    """`auto` is half precision where the hardware is made for it."""
+def on_cuda(device: str) -> bool:
+    """Whether a model for `device` goes to a CUDA device."""
     import torch
 
+    return torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
+
+
+def _resolved(dtype: str, device: str) -> str:
+    """`auto` is half precision where the hardware is made for it."""
     if dtype != "auto":
         return dtype
-    on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
-    return "bfloat16" if on_gpu else "float32"
+    return "bfloat16" if on_cuda(device) else "float32"
 
 
 def model_facts(engine: str, model: str, *, base_url: str = "") -> dict[str, Any]:

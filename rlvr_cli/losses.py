@@ -15,7 +15,7 @@ from torch import Tensor
 LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
 LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
 
-MAX_LOG_RATIO = 20.0  # nats; e^20 is half a billion
+MAX_LOG_RATIO = 20.0  # nats that a log-ratio is held to: beyond, exp overflows and its gradient is nan
 
 
 def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None) -> Tensor:
@@ -198,7 +198,7 @@ def compute_policy_gradient_loss(
 def kl_penalty(policy_log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
     """The k3 estimate of KL(policy || reference), per token: exp(d) - d - 1 with d = log p_ref - log p (Schulman, 2020).
 
-    Never negative, and unbiased for tokens sampled from the policy. d is held to ±20: beyond, exp would swallow the update.
+    Never negative, and unbiased for tokens sampled from the policy.
 
     Args:
         policy_log_probs, reference_log_probs: (batch, seq); no gradient goes through the reference.
@@ -226,7 +226,7 @@ def importance_weights(trainer_log_probs: Tensor, sampled_log_probs: Tensor, *, 
 
 def _ratio(policy_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     assert policy_log_probs.shape == old_log_probs.shape, (policy_log_probs.shape, old_log_probs.shape)
-    return (policy_log_probs - old_log_probs.detach()).exp()
+    return (policy_log_probs - old_log_probs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def _check_column(per_response: Tensor, per_token: Tensor, *, name: str) -> None:

@@ -18,7 +18,14 @@ from typing import Any, NamedTuple, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from rlvr_cli.errors import RlvrError
@@ -150,7 +157,8 @@ def model_identity(path_or_id: str | Path) -> dict[str, Any]:
 
     Returns:
         `path` or `id` (with the Hub's `revision`), and, where its weights lie on this machine, `sha256` (of the list of
-        weight files with their SHA-256), `bytes`, and `parameters` (stored ones: tied weights count once).
+        weight files with their SHA-256), `bytes`, `parameters` (stored ones: tied weights count once), and the
+        tokenizer's `tokenizer_sha256`.
 
     Raises:
         RlvrError: a path with no model in it, or a damaged one.
@@ -165,6 +173,24 @@ def model_identity(path_or_id: str | Path) -> dict[str, Any]:
         return {"id": str(path_or_id), "revision": None}
     snapshot = Path(cached).parent  # the cache names it by the commit
     return {"id": str(path_or_id), "revision": snapshot.name, **_weights_identity(snapshot)}
+
+
+def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
+    """Sizes of a model on this machine, for an estimate of memory: parameters, layers, hidden, intermediate, kv_width (key-value
+    heads times head size), vocabulary. None when its files are not here or name these sizes in another way."""
+    try:
+        config = AutoConfig.from_pretrained(path_or_id, local_files_only=True)
+        heads, head_size = config.num_attention_heads, getattr(config, "head_dim", None)
+        return {
+            "parameters": model_identity(path_or_id)["parameters"],
+            "layers": config.num_hidden_layers,
+            "hidden": config.hidden_size,
+            "intermediate": config.intermediate_size,
+            "kv_width": config.num_key_value_heads * (head_size or config.hidden_size // heads),
+            "vocabulary": config.vocab_size,
+        }
+    except (OSError, ValueError, AttributeError, KeyError):
+        return None
 
 
 def _weights_identity(directory: Path) -> dict[str, Any]:
@@ -182,7 +208,15 @@ def _weights_identity(directory: Path) -> dict[str, Any]:
                     parameters += count
         except SafetensorError as error:
             raise _load_error("model", str(directory), directory, error) from error
-    return {"sha256": digest.hexdigest(), "bytes": size, "parameters": parameters}
+    tokenizer = hashlib.sha256()
+    for path in sorted(directory.glob("tokenizer*")):
+        tokenizer.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return {
+        "sha256": digest.hexdigest(),
+        "bytes": size,
+        "parameters": parameters,
+        "tokenizer_sha256": tokenizer.hexdigest(),
+    }
 
 
 def _local_directory(path_or_id: str | Path) -> Path | None:

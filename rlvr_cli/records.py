@@ -141,7 +141,11 @@ class Sampler(Protocol):
         ...
 
     def load_weights(self, model: Any, policy_version: int) -> None:
-        """Sample from `model`'s weights from now on."""
+        """Sample from `model`'s weights from now on, and prove it."""
+        ...
+
+    def sleep(self) -> None:
+        """Give the device's memory back until it samples or is given weights again."""
         ...
 
     def close(self) -> None:

@@ -6,19 +6,25 @@ Enters: examples, a template, an open sampler and grader pool, an open run. Leav
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from rlvr_cli.columns import to_rollouts
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.prompts import PromptTemplate, prompt_of
 from rlvr_cli.records import Completion, Example, Grade, Phase, Request, Rollout, Sampler, SamplingParams
 from rlvr_cli.signals import StopRequest
 from rlvr_cli.store import RunDir, read_rollouts
+from rlvr_cli.text import storable
+
+Advantages = Callable[[Sequence[Rollout]], Sequence[float | None]]
 
 GRADE_ROWS = 64  # completions that are graded together
 COMMIT_ROWS = 512  # rollouts of a part; fewer when COMMIT_SECONDS have passed
 COMMIT_SECONDS = 20.0
+SLICE_ROWS = 2048  # training rollouts that are committed together, or not at all
 UNFINISHED_KINDS = {"no_think_close", "no_answer_tags", "malformed_tags", "empty", "unparsed_answer"}
 
 
@@ -26,6 +32,30 @@ class Progress(Protocol):
     """What is told of the work as it goes on."""
 
     def advance(self, n: int, **signals: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What it took to collect rollouts."""
+
+    tokens: int = 0
+    sampling_seconds: float = 0.0
+    grading_seconds: float = 0.0
+
+    def __add__(self, other: "Effort") -> "Effort":
+        return Effort(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """By metric name; empty when nothing had to be sampled."""
+        if not self.tokens:
+            return {}
+        return {
+            "sampling/tokens": float(self.tokens),
+            "sampling/seconds": self.sampling_seconds,
+            "sampling/tokens_per_second": self.tokens / max(self.sampling_seconds, 1e-9),
+            "grading/seconds": self.grading_seconds,
+        }
 
 
 def request_seed(seed: int, *, phase: Phase, step: int, example_id: str, sample_index: int) -> int:
@@ -53,15 +83,20 @@ def collect_rollouts(
     seed: int,
     stop: StopRequest,
     progress: Progress | None = None,
-) -> None:
+    advantages: Advantages | None = None,
+) -> Effort:
     """Sample, grade and commit every rollout of (phase, step) that the run does not hold yet.
 
     Completions are graded and committed as they come, in whatever order they finish; a kill loses at most what was not yet
     committed, and the next call samples just that. Whatever ends the work early (a signal, an endpoint that fails for
     good), the completions at hand are graded and committed first.
 
+    With `advantages` the rollouts are committed together, in the order of the examples and with their advantages, or not at
+    all: they are trained on, and what a resumed run samples again has to be the whole batch if it is to come out the same
+    to the last bit.
+
     Raises:
-        Interrupted: `stop` was requested; everything at hand is committed.
+        Interrupted: `stop` was requested; everything at hand is committed, or nothing with `advantages`.
     """
     held = {(example_id, index) for _, _, example_id, index in run.committed_keys(phase, step)}
     wanted = [(e, [i for i in range(num_samples) if (e.id, i) not in held]) for e in examples]
@@ -111,6 +146,15 @@ def collect_rollouts(
                 run.commit_rollouts(phase, step, graded)
                 graded.clear()
 
+    def commit_whole() -> None:
+        grade_fresh()
+        place = {example.id: i for i, example in enumerate(examples)}
+        graded.sort(key=lambda r: (place[r.example_id], r.sample_index))
+        values = advantages(graded) if advantages else []
+        run.commit_rollouts(phase, step, [replace(r, advantage=a) for r, a in zip(graded, values, strict=True)])
+
+    if not requests:
+        return Effort()
     committed = time.monotonic()
     completions = sampler.sample(requests, params)
     try:
@@ -119,25 +163,48 @@ def collect_rollouts(
             tokens += completion.num_tokens
             if len(fresh) >= GRADE_ROWS:
                 grade_fresh()
-            if len(graded) >= COMMIT_ROWS or time.monotonic() - committed > COMMIT_SECONDS:
+            if advantages is None and (len(graded) >= COMMIT_ROWS or time.monotonic() - committed > COMMIT_SECONDS):
                 commit()
                 committed = time.monotonic()
             stop.check()
+        if advantages is not None:
+            commit_whole()
     finally:
         completions.close()
-        commit()
-        if tokens:
-            sampling_seconds = time.monotonic() - started - grading_seconds
-            run.commit_metrics(
-                step,
-                phase,
-                {
-                    "sampling/tokens": float(tokens),
-                    "sampling/seconds": sampling_seconds,
-                    "sampling/tokens_per_second": tokens / max(sampling_seconds, 1e-9),
-                    "grading/seconds": grading_seconds,
-                },
-            )
+        if advantages is None:
+            commit()
+    return Effort(tokens, time.monotonic() - started - grading_seconds, grading_seconds)
+
+
+def sample_groups(
+    run: RunDir, *, step: int, examples: Sequence[Example], num_samples: int, advantages: Advantages, **collecting: Any
+) -> tuple[list[Rollout], Effort]:
+    """The training rollouts of a step, from the store: those that it lacks are sampled, graded and committed first.
+
+    What is trained on is what is on disk, so that a run that replays it ends with the same weights.
+
+    Args:
+        advantages: rollouts of whole groups, next to each other -> one advantage each.
+        collecting: the other arguments of `collect_rollouts`.
+
+    Returns:
+        The rollouts, in the order of the examples and then of the samples, and what sampling took.
+    """
+    effort = Effort()
+    per_slice = max(SLICE_ROWS // num_samples, 1)
+    for start in range(0, len(examples), per_slice):
+        effort += collect_rollouts(
+            run,
+            phase="train",
+            step=step,
+            examples=examples[start : start + per_slice],
+            num_samples=num_samples,
+            advantages=advantages,
+            **collecting,
+        )
+    stored = to_rollouts(read_rollouts(run.path, phase="train", step=step))
+    by_key = {(r.example_id, r.sample_index): r for r in stored}
+    return [by_key[storable(e.id), i] for e in examples for i in range(num_samples)], effort
 
 
 def log_generations(run: RunDir, *, phase: Phase, step: int, **collecting: Any) -> dict[str, float]:
@@ -152,12 +219,17 @@ def log_generations(run: RunDir, *, phase: Phase, step: int, **collecting: Any) 
     Returns:
         The averages by metric name; a mean over nothing is absent.
     """
-    collect_rollouts(run, phase=phase, step=step, **collecting)
+    effort = collect_rollouts(run, phase=phase, step=step, **collecting)
     columns = ["reward", "format_reward", "answer_reward", "num_response_tokens", "finish_reason", "mean_entropy"]
     rows = read_rollouts(run.path, phase=phase, step=step, columns=columns).to_pylist()
     averages = generation_metrics(rows)
-    run.commit_metrics(step, phase, averages)
+    run.commit_metrics(step, phase, averages | effort.metrics)
     return averages
+
+
+def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """`generation_metrics` of rollouts."""
+    return generation_metrics([{f: getattr(r, f) for f in Rollout.__slots__} for r in rollouts])
 
 
 def generation_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -238,9 +310,7 @@ def evaluate_vllm(
                     )
                 )
         directory.commit_rollouts("eval", 0, rollouts)
-        directory.commit_metrics(
-            0, "eval", generation_metrics([{f: getattr(r, f) for f in Rollout.__slots__} for r in rollouts])
-        )
+        directory.commit_metrics(0, "eval", rollout_metrics(rollouts))
         directory.finish("finished")
 
 

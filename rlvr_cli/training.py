@@ -31,7 +31,8 @@ from rlvr_cli.losses import (
     masked_mean,
     masked_normalize,
 )
-from rlvr_cli.tokens import Batch, get_response_log_probs
+from rlvr_cli.records import Rollout
+from rlvr_cli.tokens import Batch, collate, get_response_log_probs
 
 Schedule = Literal["constant", "cosine"]
 T = TypeVar("T")
@@ -177,6 +178,7 @@ def train_update(
     normalization: LengthNormalization = "token_mean",
     normalize_constant: float | None = None,
     temperature: float = 1.0,
+    check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """One optimizer update on `batch`.
 
@@ -195,6 +197,7 @@ def train_update(
         normalization: what the loss is divided by, see `losses.loss_denominators`.
         normalize_constant: for `masked_normalize`.
         temperature: divides the logits.
+        check: called before each micro-batch; what it raises gives the update up, with the weights as they were.
 
     Returns:
         `loss/objective`      what was minimised
@@ -226,6 +229,7 @@ def train_update(
     collected: dict[str, list[Tensor]] = {}
     optimizer.zero_grad(set_to_none=True)
     for rows, width in micro_batches:
+        check()
         micro = _cut(batch, rows, width, device)
         wanted = micro["response_mask"]
         with autocast_context(model):
@@ -297,11 +301,18 @@ def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
     return metrics
 
 
-def score(model: PreTrainedModel, batch: Batch, *, micro_batch_size: int, temperature: float = 1.0) -> Tensor:
+def score(
+    model: PreTrainedModel,
+    batch: Batch,
+    *,
+    micro_batch_size: int,
+    temperature: float = 1.0,
+    check: Callable[[], None] = lambda: None,
+) -> Tensor:
     """Log-probabilities of the batch's responses, without a gradient.
 
     The rows are cut into micro-batches as `train_update` cuts them: for the same batch and weights these are, to the last
-    bit on a CPU, the log-probabilities of its forward pass.
+    bit on a CPU, the log-probabilities of its forward pass. `check` is called before each micro-batch.
 
     Returns:
         (batch, seq) on the CPU, nats; 0 outside the responses.
@@ -310,6 +321,7 @@ def score(model: PreTrainedModel, batch: Batch, *, micro_batch_size: int, temper
     mask = batch["response_mask"].bool()
     scored: Tensor | None = None
     for rows, width in _micro_batches(mask, micro_batch_size):
+        check()
         micro = _cut(batch, rows, width, device)
         with torch.inference_mode(), autocast_context(model):
             log_probs = get_response_log_probs(
@@ -396,7 +408,7 @@ def draw(num_examples: int, count: int, *, seed: int, start: int, exclude: Seque
     Returns:
         `count` indices, fewer when there are not as many left, and how far the pass has come.
     """
-    seen, drawn = set(exclude), []
+    seen, drawn = set(exclude) & set(range(num_examples)), []
     position = start
     while len(drawn) < count and len(seen) < num_examples:
         epoch, place = divmod(position, num_examples)
@@ -428,6 +440,28 @@ def batches(
             yield batch
 
 
+def rollout_tensors(rollouts: Sequence[Rollout], *, pad_id: int) -> Batch:
+    """Rollouts as a batch to train on: the token ids as they were sampled, never tokenized again.
+
+    Returns:
+        `tokens.Batch` with `advantages` (batch, 1) and `sampled_log_probs` (batch, seq), 0 outside the responses; float32.
+    """
+    assert all(len(r.response_ids) == len(r.sampled_logprobs) for r in rollouts)
+    batch = collate([r.prompt_ids for r in rollouts], [r.response_ids for r in rollouts], pad_id=pad_id)
+    mask = batch["response_mask"]
+    flat = torch.tensor([x for r in rollouts for x in r.sampled_logprobs], dtype=torch.float32)
+    advantages = torch.tensor([[r.advantage or 0.0] for r in rollouts], dtype=torch.float32)
+    return batch | {
+        "advantages": advantages,
+        "sampled_log_probs": torch.zeros(mask.shape).masked_scatter(mask, flat),
+    }
+
+
+def take(batch: Batch, rows: Sequence[int]) -> Batch:
+    """Those rows of a batch, in that order."""
+    return {name: tensor[list(rows)] for name, tensor in batch.items()}
+
+
 def _cut(batch: Batch, rows: Tensor, width: int, device: torch.device) -> Batch:
     return {name: tensor[rows, :width].to(device) for name, tensor in batch.items()}
 
@@ -445,7 +479,8 @@ def _micro_batches(mask: Tensor, size: int) -> Iterator[tuple[Tensor, int]]:
     lengths = _row_lengths(mask)
     rows = torch.argsort(lengths, descending=True, stable=True)
     for chunk in rows[: int((lengths > 0).sum())].split(size):
-        yield chunk, int(lengths[chunk[0]])
+        if len(chunk):  # nothing at all splits into one empty piece
+            yield chunk, int(lengths[chunk[0]])
 
 
 def _row_lengths(mask: Tensor) -> Tensor:

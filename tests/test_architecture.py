@@ -12,11 +12,15 @@ RANKS = {
     0: {"errors", "text", "records", "faults"},
     1: {"config", "synthetic", "signals", "rows", "files", "manifest", "columns", "environment"},
     2: {
-        "datasets", "prompts", "samplers", "graders", "store", "models", "tokens", "losses", "queries", "statistics", "display",
+        "datasets", "prompts", "samplers", "graders", "store", "models", "tokens", "advantages", "losses", "queries",
+        "statistics", "display", "plots",
     },
-    3: {"rollouts", "training", "summary", "engines", "journal", "tiny_model", "traces"},
-    4: {"commands"},
-    5: {"cli"},
+    3: {"rollouts", "training", "checkpoints", "summary", "engines", "journal", "tiny_model", "traces"},
+    4: {"inputs", "plan", "figures"},
+    5: {"trainer"},
+    6: {"commands"},
+    7: {"cli"},
+    8: {"__main__"},
 }  # fmt: skip
 RANK_OF = {stage: rank for rank, stages in RANKS.items() for stage in stages}
 HOMES = {
@@ -29,7 +33,20 @@ HOMES = {
     "math_verify": {"graders"},
     "mpmath": {"graders"},
     "pyarrow": {"rows", "columns", "store", "queries"},
-    "torch": {"samplers", "models", "tokens", "losses", "training", "engines", "tiny_model"},
+    "torch": {
+        "samplers",
+        "models",
+        "tokens",
+        "advantages",
+        "losses",
+        "training",
+        "checkpoints",
+        "engines",
+        "tiny_model",
+        "trainer",
+        "commands",
+    },
+    "matplotlib": {"plots"},
     "transformers": {"samplers/transformers", "samplers/vllm", "models", "tokens", "training", "tiny_model"},
 }
 LIGHT = {
@@ -50,6 +67,7 @@ LIGHT = {
     "display",
     "store",
     "prompts",
+    "plots",
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -152,7 +170,7 @@ def test_light_modules_stay_light_in_a_fresh_interpreter():
 
     code = (
         "import sys, rlvr_cli.cli\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'pyarrow', 'duckdb', 'rich', 'vllm', 'openai', 'sympy'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'pyarrow', 'duckdb', 'rich', 'vllm', 'openai', 'sympy', 'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -228,6 +228,7 @@ def test_identity_is_of_the_weights(tiny_model_dir, tiny_model, tmp_path):
         "sha256": hashlib.sha256(f"model.safetensors {digest}\n".encode()).hexdigest(),
         "bytes": (tiny_model_dir / "model.safetensors").stat().st_size,
         "parameters": tiny_model.num_parameters(),
+        "tokenizer_sha256": identity["tokenizer_sha256"],
     }
     copy = shutil.copytree(tiny_model_dir, tmp_path / "copy")
     assert {**model_identity(copy), "path": ""} == {**identity, "path": ""}

@@ -594,6 +594,7 @@ def test_weights_cannot_be_loaded(endpoint):
     sampler = open_sampler(endpoint)
     with pytest.raises(RlvrError, match="cannot be changed"):
         sampler.load_weights(None, 1)
+    sampler.sleep()
     sampler.close()
 
 

@@ -1,7 +1,9 @@
 """samplers/transformers.py against `transformers.generate`, plain forward passes, and slow references."""
 
+import copy
 import gc
 import math
+import random
 from fractions import Fraction
 
 import numpy as np
@@ -508,6 +510,125 @@ def test_load_weights_copies_another_models(tiny_model, tiny_tokenizer, sampler)
     sampler.load_weights(tiny_model, 6)  # its own: nothing to copy
     assert sampler.policy_version == 6
     assert collect(sampler, requests(), FREE) == after
+
+
+def nudge(model, size):
+    """A training step's worth of change: every weight moves a little."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * size)
+
+
+def test_a_load_that_put_other_weights_in_is_caught(tiny_model, sampler):
+    trained = copy.deepcopy(tiny_model)
+    nudge(trained, 0.01)
+    handle = tiny_model.register_load_state_dict_post_hook(lambda model, _: nudge(model, 0.01))
+    with pytest.raises(
+        RlvrError, match=r"does not serve the model's weights \(version 3\).* bound for float32 is 0.001"
+    ):
+        sampler.load_weights(trained, 3)
+    assert sampler.policy_version == 0
+    with pytest.raises(RlvrError, match="in doubt"):
+        sampler.sample(requests(), FREE)
+    handle.remove()
+    sampler.load_weights(trained, 3)
+    assert sampler.policy_version == 3
+    assert collect(sampler, requests(), FREE) == collect(
+        TransformersSampler(trained, sampler._tokenizer), requests(), FREE
+    )
+
+
+def test_decoding_that_departs_from_the_model_is_caught(tiny_model, sampler):
+    """Weights are shared, and the prefill is right: only what reads one token at a time is off."""
+    sampler.load_weights(tiny_model, 1)
+    handle = tiny_model.model.norm.register_forward_hook(
+        lambda module, args, out: 1.01 * out if out.shape[1] == 1 else out
+    )
+    with pytest.raises(RlvrError, match=r"does not serve the model's weights \(version 2\)"):
+        sampler.load_weights(tiny_model, 2)
+    assert sampler.policy_version == 1
+    handle.remove()
+    sampler.load_weights(tiny_model, 2)
+    assert sampler.policy_version == 2
+
+
+def test_in_bfloat16_a_step_too_small_for_the_bound_still_shows_stale_weights(tiny_model, tiny_tokenizer):
+    trained, old = copy.deepcopy(tiny_model), copy.deepcopy(tiny_model.state_dict())
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16)
+    sampler.load_weights(trained, 1)
+    nudge(trained, 3e-4)
+    handle = tiny_model.register_load_state_dict_pre_hook(lambda module, new, *_: new.update(old))
+    with pytest.raises(RlvrError, match="still serves version 1"):
+        sampler.load_weights(trained, 2)
+    handle.remove()
+    sampler.load_weights(trained, 2)
+    assert sampler.policy_version == 2
+
+
+def test_weights_of_another_shape_are_refused(tiny_model, sampler):
+    other = small_model("Qwen2", **{**LLAMA_SHAPE, "hidden_size": 64}, num_key_value_heads=2, tie_word_embeddings=True)
+    with pytest.raises(RlvrError, match=r"do not fit the engine's model: .*size mismatch"):
+        sampler.load_weights(other, 1)
+    assert sampler.policy_version == 0
+    with pytest.raises(RlvrError, match="in doubt"):
+        sampler.sample(requests(), FREE)
+
+
+def test_weights_that_diverged_are_the_users_to_know(tiny_model, sampler):
+    with torch.no_grad():
+        tiny_model.model.norm.weight[0] = torch.nan
+    with pytest.raises(RlvrError, match="logits are not finite"):
+        sampler.load_weights(tiny_model, 1)
+    assert sampler.policy_version == 0
+
+
+def test_the_proof_leaves_no_trace(tiny_tokenizer):
+    model = small_model("GPT2", n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    sampler = TransformersSampler(model, tiny_tokenizer)
+    model.train()
+    model.transformer.h[0].eval()
+    modes = [m.training for m in model.modules()]
+    weights = copy.deepcopy(model.state_dict())
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    sampler.load_weights(model, 1)
+    assert states == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert [m.training for m in model.modules()] == modes
+    assert model.config._attn_implementation == "sdpa"
+    assert all(tensor.equal(weights[name]) for name, tensor in model.state_dict().items())
+    model(input_ids=torch.tensor([[5, 6, 7]])).logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_an_answer_to_the_probe_may_hold_eos(tiny_model, tiny_tokenizer):
+    tokens = []
+    for _ in range(2):
+        sampler = TransformersSampler(tiny_model, tiny_tokenizer)
+        sampler.load_weights(tiny_model, 1)
+        tokens.append(sampler._last_probe.tokens)
+        tiny_model.generation_config.eos_token_id = list(tokens[0][0])
+    assert tokens[0] == tokens[1]
+    assert {len(answer) for answer in tokens[0]} == {4}
+
+
+def test_the_copies_that_autocast_keeps_are_not_taken_for_the_weights(tiny_model, tiny_tokenizer):
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        ids = torch.tensor([[5, 6, 7]])
+        old = tiny_model(input_ids=ids).logits
+        nudge(tiny_model.model.layers[0].mlp, 0.5)
+        assert tiny_model(input_ids=ids).logits.equal(old), "autocast kept no copies: this test shows nothing"
+        sampler.load_weights(tiny_model, 1)
+        inside = collect(sampler, requests(), FREE)
+    assert inside == collect(
+        TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16), requests(), FREE
+    )
+
+
+def test_there_is_nothing_to_sleep_for(tiny_model, sampler):
+    before = collect(sampler, requests(), FREE)
+    sampler.sleep()
+    assert collect(sampler, requests(), FREE) == before
 
 
 def test_a_longer_prompt_joins_rows_that_are_under_way(tiny_model, tiny_tokenizer, sampler):

@@ -6,12 +6,14 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from rlvr_cli.engines import open_sampler
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.records import Request, SamplingParams
 from rlvr_cli.samplers.stopping import response_text
@@ -309,6 +311,12 @@ def test_completions_stream_and_an_abandoned_call_leaves_nothing_behind(sampler)
         k: c.token_ids for k, c in complete.items()
     }
     assert list(sampler.sample([], params)) == []
+    old, new = sampler.sample(requests, params), sampler.sample(requests, params)
+    next(old)
+    served = [next(new)]
+    assert list(old) == [], "a call ends those before it"
+    served += new
+    assert len(served) == len(requests) * 2
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -495,6 +503,44 @@ def test_in_bfloat16_a_step_too_small_for_the_bound_still_shows_a_stale_engine(e
     assert sampler.policy_version == 2
     c = next(sampler.sample([Request(PROMPTS[0], (1,))], SamplingParams(max_tokens=8)))
     assert len(c.logprobs) == c.num_tokens
+
+
+@vllm
+def test_it_wakes_for_samples_and_for_weights(engines, model_dirs, model):
+    engines("tied").close()
+    sampler = open_sampler("vllm", str(model_dirs["tied"]), gpu_memory_utilization=0.05, sleep_mode=True)
+    with closing(sampler):
+        sampler.load_weights(model, 0)
+        requests, params = [Request(p, (1, 2)) for p in PROMPTS[:4]], SamplingParams(max_tokens=16)
+        before = collect(sampler, requests, params)
+        if not torch.cuda.is_available():
+            assert "no sleep mode" in "".join(sampler.notes)
+            sampler.sleep()
+            assert not sampler.llm.llm_engine.is_sleeping()
+            sampler._can_sleep = True  # from here on as on a GPU, but that the CPU's worker keeps its memory
+        reseed()
+        expected = draws()
+        reseed()
+        stream = sampler.sample(requests, params)
+        next(stream)
+        sampler.sleep()
+        sampler.sleep()
+        assert sampler.llm.llm_engine.is_sleeping()
+        assert list(stream) == []
+        assert collect(sampler, requests, params) == before
+        assert not sampler.llm.llm_engine.is_sleeping()
+        sampler.sleep()
+        nudge(model, 0.05)
+        asleep = []  # when the new weights are read, to be written where the engine's are
+        model.register_state_dict_pre_hook(lambda *_: asleep.append(sampler.llm.llm_engine.is_sleeping()))
+        sampler.load_weights(model, 1)
+        assert asleep == [False]
+        assert draws() == expected
+        for c in sampler.sample(requests, SamplingParams(max_tokens=16, min_tokens=0, stop=())):
+            assert c.logprobs == pytest.approx(torch_logprobs(model, c, SamplingParams(min_tokens=0), -1), abs=1e-4)
+        sampler.sleep()
+    sampler.sleep()
+    assert sampler.llm is None
 
 
 @vllm

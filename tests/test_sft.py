@@ -2,10 +2,12 @@
 
 import pytest
 
-from rlvr_cli.commands.sft import check_lengths, encode_traces, evaluation_questions, grader_pool, objective
+from rlvr_cli.commands.sft import check_lengths, encode_traces
 from rlvr_cli.config import SftConfig
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.inputs import evaluation_questions, grader_pool
 from rlvr_cli.models import builtin_model_path, load_policy
+from rlvr_cli.plan import sft_objective
 from rlvr_cli.records import Example
 
 
@@ -56,6 +58,6 @@ def test_a_trace_longer_than_the_context_is_refused_by_name():
 
 
 def test_the_plan_says_what_is_minimised():
-    formulas = {objective(SftConfig(length_normalization=n)) for n in ("token_mean", "masked_mean", "masked_normalize")}
+    formulas = {sft_objective(n, 7.0) for n in ("token_mean", "masked_mean", "masked_normalize")}
     assert len(formulas) == 3
     assert all(f.startswith("-(1/") for f in formulas)

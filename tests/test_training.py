@@ -1,8 +1,12 @@
-"""The SFT update against plain one-shot references: whole logits, F.cross_entropy, one backward pass, in float64."""
+"""SFT and policy-gradient updates against plain one-shot references: whole logits, one backward pass, in float64."""
 
 import copy
+import functools
+import inspect
 import math
+from collections import defaultdict
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,19 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from rlvr_cli.advantages import group_advantages
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.tokens import collate, get_response_log_probs, tokenize_prompt_and_output
 from rlvr_cli.training import (
     autocast_context,
     batches,
+    draw,
     epoch_order,
+    grpo_microbatch_train_step,
     learning_rate_at,
     make_optimizer,
+    policy_gradient,
+    score,
     sft_microbatch_train_step,
+    token_metrics,
     train_update,
 )
 
 VOCAB = 41
+LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
 NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normalize", 1.0), ("masked_normalize", 13.0)]
 
 
@@ -351,6 +362,509 @@ def test_ten_updates_follow_an_independent_loop_and_the_tiny_model_overfits(tiny
     assert losses[-1] < 0.5 * losses[0]
 
 
+# --- policy gradients: the handout's micro-batch step
+
+
+def test_the_handouts_signature_of_the_grpo_step():
+    names = list(inspect.signature(grpo_microbatch_train_step).parameters)
+    assert names == [
+        "policy_log_probs",
+        "response_mask",
+        "gradient_accumulation_steps",
+        "loss_type",
+        "raw_rewards",
+        "advantages",
+        "old_log_probs",
+        "cliprange",
+    ]
+
+
+def test_grpo_microbatch_train_step_worked_by_hand():
+    mask = torch.tensor([[False, True, True], [False, False, True]])
+    column = torch.tensor([[2.0], [-1.0]])
+    for loss_type, name in (("no_baseline", "raw_rewards"), ("reinforce_with_baseline", "advantages")):
+        log_probs = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]], requires_grad=True)
+        loss, metadata = grpo_microbatch_train_step(log_probs, mask, 4, loss_type, **{name: column})
+        assert loss.item() == pytest.approx(((2 * 2 + 2 * 3) / 2 - 6) / 2 / 4)
+        torch.testing.assert_close(log_probs.grad, torch.tensor([[0, -1, -1], [0, 0, 1]]) / 8)
+        assert not loss.requires_grad
+        assert metadata == {}
+
+
+def test_grpo_clip_microbatch_train_step_worked_by_hand():
+    mask = torch.tensor([[True, True, True, True], [True, True, False, False]])
+    ratio = torch.tensor([[1.0, 0.5, 1.5, 1.1], [0.5, 1.5, 0.1, 9.0]])
+    old = torch.full((2, 4), -1.0)
+    log_probs = (old + ratio.log()).requires_grad_()
+    loss, metadata = grpo_microbatch_train_step(
+        log_probs, mask, 2, "grpo_clip", advantages=torch.tensor([[2.0], [-1.0]]), old_log_probs=old, cliprange=0.2
+    )
+    assert loss.item() == pytest.approx((-2 * (1 + 0.5 + 1.2 + 1.1) / 4 + (0.8 + 1.5) / 2) / 2 / 2)
+    expected = torch.tensor([[-2 * 1.0, -2 * 0.5, 0, -2 * 1.1], [0, 2 * 1.5, 0, 0]]) / 4 / 4
+    torch.testing.assert_close(log_probs.grad, expected)
+    assert {name: value.item() for name, value in metadata.items()} == pytest.approx(
+        {"ratio": 6.1 / 6, "clipped": 2 / 6, "clipped_low": 1 / 6, "clipped_high": 1 / 6}
+    )
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_equal_grpo_micro_batches_accumulate_to_their_union(loss_type):
+    generator = torch.Generator().manual_seed(3)
+    log_probs = -torch.rand(8, 5, dtype=torch.float64, generator=generator)
+    mask = torch.rand(8, 5, generator=generator) < 0.6
+    mask[:, 2] = True
+    column = torch.randn(8, 1, dtype=torch.float64, generator=generator)
+    old = log_probs + 0.4 * torch.randn(8, 5, dtype=torch.float64, generator=generator)
+
+    def accumulated(size):
+        pieces = log_probs.clone().requires_grad_()
+        losses = []
+        for rows in torch.arange(8).split(size):
+            loss, _ = grpo_microbatch_train_step(
+                pieces[rows],
+                mask[rows],
+                8 // size,
+                loss_type,
+                raw_rewards=column[rows],
+                advantages=column[rows],
+                old_log_probs=old[rows],
+                cliprange=0.2,
+            )
+            losses.append(loss)
+        return pieces.grad, sum(losses)
+
+    gradient, loss = accumulated(8)
+    assert gradient.abs().sum() > 0
+    for size in (1, 2, 4):
+        torch.testing.assert_close(accumulated(size)[0], gradient, rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(accumulated(size)[1], loss, rtol=1e-12, atol=1e-15)
+
+
+# --- policy gradients: the update
+
+
+def make_rollouts(model, lengths, *, seed=0, temperature=1.0, spread=0.3):
+    """A batch with all that `policy_gradient` may read, its log-probabilities near the model's own."""
+    batch = make_batch(lengths, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        every = (model(batch["input_ids"]).logits / temperature).log_softmax(-1)
+    own = every.gather(-1, batch["labels"][..., None]).squeeze(-1)
+    for name in ("old_log_probs", "sampled_log_probs", "reference_log_probs"):
+        batch[name] = own + spread * torch.randn(own.shape, dtype=own.dtype, generator=generator)
+    batch["advantages"] = torch.randn(len(own), 1, dtype=own.dtype, generator=generator)
+    return batch
+
+
+def dealt(batch, order, extra_width):
+    """The rollouts with their rows in another order and wider padding."""
+    columns = {"advantages": batch["advantages"][order]}
+    return rows_of({k: v for k, v in batch.items() if k not in columns}, order, extra_width) | columns
+
+
+def plain_policy_gradient(
+    model, batch, *, loss_type, normalization, constant, low, high, kl_coef, importance_cap, temperature
+):
+    """The loss and its metrics as the papers write them, in a loop over the rows of the whole batch."""
+    logits = model(batch["input_ids"]).logits / temperature
+    rows, tokens = [], defaultdict(list)
+    for row, mask in enumerate(batch["response_mask"]):
+        distribution = logits[row][mask].log_softmax(-1)  # (response, vocab)
+        new = distribution.gather(-1, batch["labels"][row][mask][:, None]).squeeze(-1)
+        old = batch["old_log_probs"][row][mask] if "old_log_probs" in batch else new.detach()
+        sampled, reference = batch["sampled_log_probs"][row][mask], batch["reference_log_probs"][row][mask]
+        advantage, ratio = batch["advantages"][row, 0], new.exp() / old.exp()
+        above, below = (ratio > 1 + high) & (advantage > 0), (ratio < 1 - low) & (advantage < 0)
+        if loss_type in ("no_baseline", "reinforce_with_baseline"):
+            loss = -advantage * new
+        elif loss_type == "grpo_no_clip":
+            loss = -advantage * ratio
+        else:
+            loss = -advantage * torch.where(above, 1 + high, torch.where(below, 1 - low, ratio))
+            tokens["policy/clip_fraction"].append((above | below).double())
+            tokens["policy/clip_fraction_low"].append(below.double())
+            tokens["policy/clip_fraction_high"].append(above.double())
+        weight = old.exp() / sampled.exp()
+        tokens["mismatch/ratio"].append(weight)
+        if importance_cap is not None:
+            weight = torch.where(weight > importance_cap, importance_cap, weight)
+            loss = loss * weight
+            tokens["mismatch/importance_weight_mean"].append(weight)
+        if kl_coef:
+            odds = reference.exp() / new.exp()
+            kl = odds - odds.log() - 1
+            loss = loss + kl_coef * kl
+            tokens["policy/kl"].append(kl)
+        rows.append(loss)
+        tokens["policy/ratio"].append(ratio)
+        tokens["mismatch/logprob"].append((old - sampled).abs())
+        tokens["loss/nll"].append(-new)
+        tokens["policy/entropy"].append(-(distribution.exp() * distribution).sum(-1))
+    lengths = [len(row) for row in rows if len(row)]
+    if normalization == "token_mean":
+        loss, denominators = torch.cat(rows).mean(), [sum(lengths)] * len(lengths)
+    elif normalization == "masked_mean":
+        loss = torch.stack([row.mean() for row in rows if len(row)]).mean()
+        denominators = [length * len(lengths) for length in lengths]
+    else:
+        loss = torch.stack([row.sum() / constant for row in rows]).mean()
+        denominators = [constant * len(rows)] * len(lengths)
+    metrics = {"loss/objective": loss.item()}
+    weighted = sum(length * denominator for length, denominator in zip(lengths, denominators, strict=True))
+    metrics["loss/denominator"] = weighted / sum(lengths)
+    for name, parts in tokens.items():
+        values = torch.cat(parts).detach().numpy()
+        if name == "mismatch/logprob":
+            metrics |= {f"{name}_mean_abs": values.mean(), f"{name}_max_abs": values.max()}
+        elif name.endswith("/ratio"):
+            metrics |= {f"{name}_mean": values.mean(), f"{name}_min": values.min(), f"{name}_max": values.max()}
+            metrics[f"{name}_p01"], metrics[f"{name}_p99"] = np.quantile(values, [0.01, 0.99], method="nearest")
+        else:
+            metrics[name] = values.mean()
+    return loss, metrics
+
+
+@st.composite
+def rollout_cases(draw):
+    lengths = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 7)), min_size=1, max_size=5))
+    lengths.append((2, draw(st.integers(1, 7))))
+    return {
+        "lengths": lengths,
+        "seed": draw(st.integers(0, 100)),
+        "order": draw(st.permutations(range(len(lengths)))),
+        "extra_width": draw(st.integers(0, 5)),
+        "micro_batch_size": draw(st.integers(1, len(lengths) + 1)),
+        "temperature": draw(st.sampled_from([1.0, 0.7])),
+        "cliprange_high": draw(st.sampled_from([None, 0.1, 0.4])),
+        "importance_cap": draw(st.sampled_from([None, 1.1])),
+    }
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.3])
+@pytest.mark.parametrize("off_policy", [True, False])
+@pytest.mark.parametrize(("normalization", "constant"), NORMALIZATIONS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@given(rollout_cases())
+@settings(max_examples=5, deadline=None)
+def test_no_cut_order_or_padding_changes_a_policy_gradient(
+    policy, loss_type, normalization, constant, off_policy, kl_coef, case
+):
+    low, high, cap = 0.2, case["cliprange_high"], case["importance_cap"]
+    batch = make_rollouts(policy, case["lengths"], seed=case["seed"], temperature=case["temperature"])
+    if not off_policy:
+        del batch["old_log_probs"]
+    loss, expected_metrics = plain_policy_gradient(
+        policy,
+        batch,
+        loss_type=loss_type,
+        normalization=normalization,
+        constant=constant,
+        low=low,
+        high=low if high is None else high,
+        kl_coef=kl_coef,
+        importance_cap=cap,
+        temperature=case["temperature"],
+    )
+    expected = one_shot_gradient(policy, loss)
+    objective = functools.partial(
+        policy_gradient,
+        loss_type=loss_type,
+        cliprange=low,
+        cliprange_high=high,
+        kl_coef=kl_coef,
+        importance_cap=cap,
+    )
+    gradient, metrics = update_gradient(
+        policy,
+        dealt(batch, case["order"], case["extra_width"]),
+        objective=objective,
+        micro_batch_size=case["micro_batch_size"],
+        normalization=normalization,
+        normalize_constant=constant,
+        temperature=case["temperature"],
+    )
+    assert_same(gradient, expected)
+    assert {name for name in metrics if not name.startswith(("update/", "optimizer/"))} == set(expected_metrics)
+    for name, value in expected_metrics.items():
+        assert metrics[name] == pytest.approx(value, rel=1e-10, abs=1e-12), name
+    assert metrics["optimizer/grad_norm"] == pytest.approx(norm_of(expected), rel=1e-10, abs=1e-12)
+
+
+def update_options(loss_type, **keywords):
+    objective = functools.partial(policy_gradient, loss_type=loss_type, cliprange=0.2, **keywords)
+    return {"objective": objective, "micro_batch_size": 2}
+
+
+LENGTHS = [(2, 3), (1, 7), (4, 2), (3, 5)]
+ROUNDING = 1e-5  # of a gradient times a factor: the model's normalisation layers compute in float32
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_the_handouts_grpo_accumulation_is_a_special_case(policy, loss_type):
+    batch = make_rollouts(policy, LENGTHS)
+    model, losses = copy.deepcopy(policy), []
+    for rows in ([0, 1], [2, 3]):
+        micro = {name: tensor[rows] for name, tensor in batch.items()}
+        loss, _ = grpo_microbatch_train_step(
+            get_response_log_probs(model, micro["input_ids"], micro["labels"])["log_probs"],
+            micro["response_mask"],
+            2,
+            loss_type,
+            raw_rewards=micro["advantages"],
+            advantages=micro["advantages"],
+            old_log_probs=micro["old_log_probs"],
+            cliprange=0.2,
+        )
+        losses.append(loss.item())
+    options = update_options(loss_type) | {"micro_batch_size": 3, "normalization": "masked_mean"}
+    gradient, metrics = update_gradient(policy, batch, **options)
+    assert_same(gradient, [p.grad for p in model.parameters()])
+    assert metrics["loss/objective"] == pytest.approx(sum(losses), rel=1e-12)
+
+
+@pytest.mark.parametrize(("normalization", "constant"), NORMALIZATIONS)
+def test_on_policy_all_types_have_one_gradient(policy, normalization, constant):
+    batch = make_rollouts(policy, LENGTHS)
+    del batch["old_log_probs"]
+    how = {"normalization": normalization, "normalize_constant": constant}
+    for keywords in ({}, {"importance_cap": 1.1}, {"kl_coef": 0.1}):
+        expected, _ = update_gradient(policy, batch, **update_options("reinforce_with_baseline", **keywords), **how)
+        assert norm_of(expected) > 1e-3
+        for loss_type in ("grpo_clip", "grpo_no_clip", "no_baseline"):
+            gradient, _ = update_gradient(policy, batch, **update_options(loss_type, **keywords), **how)
+            assert_same(gradient, expected, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_on_policy_every_ratio_is_one_and_nothing_is_clipped(loss_type, dtype):
+    model = make_policy(dtype)
+    batch = make_rollouts(model, LENGTHS)
+    del batch["old_log_probs"]
+    _, metrics = update_gradient(model, batch, **update_options(loss_type))
+    assert [metrics[f"policy/ratio_{name}"] for name in ("mean", "min", "p01", "p99", "max")] == [1.0] * 5
+    clips = {name: value for name, value in metrics.items() if "clip" in name}
+    assert set(clips.values()) <= {0.0}
+    assert len(clips) == (3 if loss_type == "grpo_clip" else 0)
+
+
+def test_a_likelier_response_is_the_result_of_a_positive_advantage(policy):
+    """The sign, end to end: rewards -> advantages -> one step -> probabilities."""
+    batch = make_rollouts(policy, [(3, 4), (3, 4)])
+    del batch["old_log_probs"]
+    batch["advantages"] = group_advantages(torch.tensor([1.0, 0.0], dtype=torch.float64), group_size=2)[:, None]
+    for loss_type in LOSS_TYPES:
+        model = copy.deepcopy(policy)
+        before = score(model, batch, micro_batch_size=2).sum(dim=1)
+        optimizer = torch.optim.SGD(model.parameters())
+        train_update(model, optimizer, batch, learning_rate=1e-3, **update_options(loss_type))
+        after = score(model, batch, micro_batch_size=2).sum(dim=1)
+        assert after[0] > before[0], loss_type
+        assert after[1] < before[1], loss_type
+
+
+def test_responses_without_an_advantage_still_count_in_the_mean(policy):
+    batch = make_rollouts(policy, LENGTHS)
+    batch["advantages"][2:] = 0.0
+    for normalization, fraction in (("token_mean", 10 / 17), ("masked_mean", 2 / 4)):
+        options = update_options("reinforce_with_baseline") | {"normalization": normalization}
+        whole, _ = update_gradient(policy, batch, **options)
+        half, _ = update_gradient(policy, {name: tensor[:2] for name, tensor in batch.items()}, **options)
+        assert_same(whole, [gradient * fraction for gradient in half], ROUNDING)
+
+
+@pytest.mark.parametrize("poison", [7.0, math.nan, math.inf])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_nothing_outside_the_responses_has_an_influence(policy, loss_type, poison):
+    """Nor has the advantage of a response that is masked out as a whole, other than in a constant's number of rows."""
+    options = update_options(loss_type, kl_coef=0.1, importance_cap=1.1)
+    batch = make_rollouts(policy, [*LENGTHS, (2, 4)])
+    batch["response_mask"][4] = False
+    poisoned = dict(batch)
+    for name in ("old_log_probs", "sampled_log_probs", "reference_log_probs"):
+        poisoned[name] = torch.where(batch["response_mask"], batch[name], poison)
+    poisoned["advantages"] = batch["advantages"].index_fill(0, torch.tensor(4), poison)
+    without = {name: tensor[:4] for name, tensor in batch.items()}
+    for normalization, constant, fraction in (
+        ("token_mean", None, 1.0),
+        ("masked_mean", None, 1.0),
+        ("masked_normalize", 9.0, 4 / 5),
+    ):
+        how = {"normalization": normalization, "normalize_constant": constant}
+        expected, its_metrics = update_gradient(policy, without, **options, **how)
+        gradient, metrics = update_gradient(policy, poisoned, **options, **how)
+        assert_same(gradient, [g * fraction for g in expected], 1e-12 if fraction == 1 else ROUNDING)
+        assert metrics["loss/objective"] == pytest.approx(its_metrics["loss/objective"] * fraction, rel=1e-12)
+        for name, value in metrics.items():
+            if name.startswith(("policy/", "mismatch/")):
+                assert value == pytest.approx(its_metrics[name], rel=1e-12), name
+
+
+@pytest.mark.parametrize(
+    ("name", "loss_type"),
+    [
+        *(("advantages", loss_type) for loss_type in LOSS_TYPES),
+        ("old_log_probs", "grpo_clip"),
+        ("old_log_probs", "grpo_no_clip"),
+        ("sampled_log_probs", "reinforce_with_baseline"),
+        ("reference_log_probs", "reinforce_with_baseline"),
+    ],
+)
+def test_one_nan_among_the_rollouts_skips_the_update_and_changes_no_byte(name, loss_type):
+    model = make_policy(torch.float32)
+    optimizer = make_optimizer(model, learning_rate=1e-2)
+    batch = make_rollouts(model, LENGTHS)
+    options = update_options(loss_type, kl_coef=0.1, importance_cap=2.0) | {"learning_rate": 1e-2}
+    assert train_update(model, optimizer, batch, **options)["update/skipped"] == 0
+    before = bytes_of(model, optimizer)
+    row, place = (
+        2,
+        0 if name == "advantages" else int(batch["response_mask"][2].nonzero()[0]),
+    )  # in the last micro-batch
+    poisoned = batch | {name: batch[name].clone()}
+    poisoned[name][row, place] = torch.nan
+    metrics = train_update(model, optimizer, poisoned, **options)
+    assert metrics["update/skipped"] == 1
+    assert bytes_of(model, optimizer) == before
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert train_update(model, optimizer, batch, **options)["update/skipped"] == 0
+    assert bytes_of(model, optimizer) != before
+
+
+def test_a_nan_from_the_sampler_matters_only_where_it_is_used(policy):
+    batch = make_rollouts(policy, LENGTHS)
+    expected, _ = update_gradient(policy, batch, **update_options("grpo_clip"))
+    batch["sampled_log_probs"] = torch.full_like(batch["sampled_log_probs"], torch.nan)
+    batch.pop("reference_log_probs")
+    gradient, metrics = update_gradient(policy, batch, **update_options("grpo_clip"))
+    assert metrics["update/skipped"] == 0
+    assert_same(gradient, expected, 0)
+
+
+# --- scoring
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 9])
+def test_score_is_the_log_softmax_of_the_whole_logits(policy, micro_batch_size, temperature):
+    batch = make_batch([(2, 3), (1, 7), (4, 0), (3, 5)])
+    scored = score(policy, batch, micro_batch_size=micro_batch_size, temperature=temperature)
+    with torch.no_grad():
+        every = (policy(batch["input_ids"]).logits / temperature).log_softmax(-1)
+    own = every.gather(-1, batch["labels"][..., None]).squeeze(-1).masked_fill(~batch["response_mask"], 0.0)
+    torch.testing.assert_close(scored, own, rtol=1e-12, atol=1e-12)
+    assert (scored[~batch["response_mask"]] == 0).all()
+    assert scored.shape == batch["labels"].shape
+
+
+def test_score_of_nothing_is_zero(policy):
+    batch = make_batch([(3, 0), (2, 0)])
+    assert torch.equal(score(policy, batch, micro_batch_size=2), torch.zeros(batch["labels"].shape))
+
+
+def test_scores_are_ordinary_tensors_and_the_model_is_left_alone():
+    model = make_policy(torch.float32).train()
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+    scored = score(model, make_batch(LENGTHS), micro_batch_size=2)
+    assert not scored.is_inference()
+    assert not scored.requires_grad
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert_same(model.state_dict().values(), before, 0)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_from_its_own_scores_the_first_update_has_ratios_of_exactly_one(loss_type, micro_batch_size):
+    model = make_policy(torch.float32)  # its first forward pass is that of score
+    batch = make_batch([*LENGTHS, (1, 1), (2, 7), (3, 0)])
+    options = update_options(loss_type, kl_coef=0.1, importance_cap=2.0)
+    options |= {"micro_batch_size": micro_batch_size, "temperature": 0.9, "learning_rate": 0.05}
+    old = score(model, batch, micro_batch_size=micro_batch_size, temperature=0.9)
+    batch |= {"old_log_probs": old, "sampled_log_probs": old, "reference_log_probs": old}
+    batch["advantages"] = torch.randn(7, 1, generator=torch.Generator().manual_seed(0))
+    optimizer = make_optimizer(model, learning_rate=0.05)
+    first = train_update(model, optimizer, batch, **options)
+    assert [first[f"policy/ratio_{name}"] for name in ("mean", "min", "p01", "p99", "max")] == [1.0] * 5
+    assert [first[f"mismatch/ratio_{name}"] for name in ("mean", "p01", "p99", "max")] == [1.0] * 4
+    assert first["mismatch/logprob_max_abs"] == first["policy/kl"] == first.get("policy/clip_fraction", 0.0) == 0.0
+    assert first["mismatch/importance_weight_mean"] == 1.0
+
+    moved = (score(model, batch, micro_batch_size=micro_batch_size, temperature=0.9) - old)[batch["response_mask"]]
+    second = train_update(model, optimizer, batch, **options)
+    assert second["policy/ratio_min"] < 1 < second["policy/ratio_max"]
+    assert second["policy/ratio_max"] == moved.exp().max().item()
+    assert second["policy/ratio_mean"] == pytest.approx(moved.double().exp().mean().item(), rel=1e-6)
+    assert second["policy/kl"] > 0
+    assert second["mismatch/logprob_max_abs"] == 0.0  # the sampler and the trainer before the update do not move
+    if loss_type == "grpo_clip":
+        assert second["policy/clip_fraction"] > 0
+
+
+def test_a_real_tokenizer_and_model_agree_with_their_own_scores(tiny_model, tiny_tokenizer):
+    prompts = ["What is 12 + 30?", "Natalia sold 48 clips.", "Solve x^2 = 9."]
+    outputs = [" <answer> 42 </answer>", " 72.", r" \boxed{3}, or -3, since (-3)^2 = 9 </answer>"]
+    batch = tokenize_prompt_and_output(prompts, outputs, tiny_tokenizer)
+    old = score(tiny_model, batch, micro_batch_size=2)
+    batch |= {"old_log_probs": old, "sampled_log_probs": old, "advantages": torch.tensor([[1.0], [-1.0], [0.5]])}
+    optimizer = make_optimizer(tiny_model, learning_rate=1e-2)
+    metrics = train_update(tiny_model, optimizer, batch, learning_rate=1e-2, **update_options("grpo_clip"))
+    assert metrics["policy/ratio_min"] == metrics["policy/ratio_max"] == 1.0
+    assert metrics["policy/clip_fraction"] == 0.0
+    assert metrics["update/skipped"] == 0
+
+
+# --- token metrics
+
+
+def test_token_metrics_worked_by_hand():
+    ratio = torch.tensor([4.0, 1.0, 2.0, 3.0])
+    metrics = token_metrics(
+        {
+            "ratio": ratio,
+            "mismatch": torch.tensor([0.5, -1.5, 0.0, 0.0]),
+            "clipped": torch.tensor([True, True, True, False]),
+            "clipped_low": torch.tensor([True, False, False, False]),
+            "clipped_high": torch.tensor([False, True, True, False]),
+            "importance_weight": torch.tensor([1.0, 2.0, 1.0, 1.0]),
+            "kl": torch.tensor([0.25, 0.0, 0.25, 0.5]),
+        }
+    )
+    assert metrics == {
+        "policy/ratio_mean": 2.5,
+        "policy/ratio_min": 1.0,
+        "policy/ratio_p01": 1.0,
+        "policy/ratio_p99": 4.0,
+        "policy/ratio_max": 4.0,
+        "mismatch/logprob_mean_abs": 0.5,
+        "mismatch/logprob_max_abs": 1.5,
+        "mismatch/ratio_mean": pytest.approx((math.exp(0.5) + math.exp(-1.5) + 2) / 4),
+        "mismatch/ratio_min": pytest.approx(math.exp(-1.5)),
+        "mismatch/ratio_p01": pytest.approx(math.exp(-1.5)),
+        "mismatch/ratio_p99": pytest.approx(math.exp(0.5)),
+        "mismatch/ratio_max": pytest.approx(math.exp(0.5)),
+        "policy/clip_fraction": 0.75,
+        "policy/clip_fraction_low": 0.25,
+        "policy/clip_fraction_high": 0.5,
+        "mismatch/importance_weight_mean": 1.25,
+        "policy/kl": 0.25,
+    }
+    assert {type(value) for value in metrics.values()} == {float}
+    assert token_metrics({}) == {}
+
+
+@given(st.integers(0, 2**32), st.one_of(st.integers(1, 400), st.sampled_from([51, 151, 251, 1001])))
+@settings(max_examples=40, deadline=None)
+def test_token_quantiles_are_numpys_nearest(seed, count):
+    values = torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    metrics = token_metrics({"ratio": values, "mismatch": values})
+    expected = np.quantile(values.double().numpy(), [0.0, 0.01, 0.99, 1.0], method="nearest").tolist()
+    assert [metrics[f"policy/ratio_{name}"] for name in ("min", "p01", "p99", "max")] == expected
+    assert metrics["policy/ratio_mean"] == pytest.approx(values.double().mean().item(), rel=1e-12)
+    assert metrics["mismatch/ratio_p99"] == pytest.approx(math.exp(expected[2]), rel=1e-6)
+    assert metrics["mismatch/logprob_max_abs"] == pytest.approx(max(map(abs, expected)))
+
+
 # --- optimizer, learning rate, order
 
 
@@ -416,3 +930,59 @@ def test_the_last_batch_that_is_not_full_is_kept_or_dropped_as_asked():
     assert sizes() == [4, 4, 2]
     assert sizes(drop_last=True) == [4, 4]
     assert sizes(start=2, drop_last=True) == [4, 4]
+
+
+def test_draw_follows_the_epochs_orders():
+    first, second = (list(epoch_order(5, seed=3, epoch=epoch)) for epoch in (0, 1))
+    assert draw(5, 2, seed=3, start=0) == (first[:2], 2)
+    assert draw(5, 3, seed=3, start=2) == (first[2:], 5)
+    assert draw(5, 5, seed=3, start=5) == (second, 10)
+    assert draw(5, 0, seed=3, start=4) == ([], 4)
+
+
+def test_draw_takes_nothing_twice_where_an_epoch_ends():
+    first, second = epoch_order(5, seed=3, epoch=0), epoch_order(5, seed=3, epoch=1)
+    tail = list(first[3:])
+    fresh = [index for index in second if index not in tail]
+    drawn, position = draw(5, 4, seed=3, start=3)
+    assert drawn == tail + fresh[:2]
+    assert position == 5 + second.index(fresh[1]) + 1
+
+
+def test_draw_passes_over_what_is_excluded_and_runs_out():
+    order = epoch_order(6, seed=1, epoch=0)
+    drawn, position = draw(6, 2, seed=1, start=0, exclude=[order[0], order[2], order[0]])
+    assert (drawn, position) == ([order[1], order[3]], 4)
+    drawn, _ = draw(6, 9, seed=1, start=4, exclude=[2, 5])
+    assert sorted(drawn) == [0, 1, 3, 4]
+    assert draw(6, 1, seed=1, start=4, exclude=range(6)) == ([], 4)
+    assert draw(0, 3, seed=1, start=0) == ([], 0)
+
+
+@given(st.integers(1, 12), st.integers(0, 15), st.integers(0, 5), st.integers(0, 60), st.sets(st.integers(0, 11)))
+@settings(max_examples=80, deadline=None)
+def test_draw_is_a_pure_function_and_reads_on_without_a_gap(num_examples, count, seed, start, exclude):
+    exclude = {index for index in exclude if index < num_examples}
+    before = torch.random.get_rng_state()
+    drawn, position = draw(num_examples, count, seed=seed, start=start, exclude=sorted(exclude))
+    assert (drawn, position) == draw(num_examples, count, seed=seed, start=start, exclude=sorted(exclude, reverse=True))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert len(drawn) == len(set(drawn)) == min(count, num_examples - len(exclude))
+    passed = []
+    for place in range(start, position):
+        index = epoch_order(num_examples, seed=seed, epoch=place // num_examples)[place % num_examples]
+        if index not in exclude and index not in passed:
+            passed.append(index)
+    assert drawn == passed
+    if drawn:  # it stops at what it drew last
+        last = divmod(position - 1, num_examples)
+        assert epoch_order(num_examples, seed=seed, epoch=last[0])[last[1]] == drawn[-1]
+
+
+def test_draws_that_divide_an_epoch_see_each_example_once_in_it():
+    position, seen = 0, []
+    for _ in range(8):
+        drawn, position = draw(12, 3, seed=7, start=position)
+        seen.append(drawn)
+    for epoch in (seen[:4], seen[4:]):
+        assert sorted(index for drawn in epoch for index in drawn) == list(range(12))

@@ -31,6 +31,10 @@ def run(config: AnalyzeConfig) -> None:
     infos = {p.resolve(): read_run(p) for p in paths}.values()
     for info in infos:
         display.say(f"run {info.path} ({info.metadata['status']})")
+    if config.plot and query.name != "curves":
+        raise RlvrError(
+            f"There is no picture of {query.name or 'this query'}.", "Draw: rlvr analyze curves RUN --plot FILE.png"
+        )
     if query.name == "summary":
         return summarize_runs(list(infos), config)
     options = {
@@ -44,7 +48,14 @@ def run(config: AnalyzeConfig) -> None:
     chosen = {k: v for k, v in options.items() if config.sources.get(k) != "default" or k not in query.parameters}
     with open_runs([run_files(i) for i in infos], timeout_seconds=config.timeout_seconds) as database:
         parameters = {**query.parameters, **chosen, "limit": options["limit"]}
-        result = database.select(query.sql, parameters, limit=config.limit)
+        result = database.select(query.sql, parameters, limit=0 if config.plot else config.limit)
+    if config.plot:
+        from rlvr_cli.figures import curves
+        from rlvr_cli.plots import draw
+
+        draw(curves(result), Path(config.plot), title=", ".join(info.id for info in infos))
+        display.say(f"picture {config.plot}")
+        result = replace(result, rows=result.rows[: config.limit or None], more=0 < config.limit < len(result.rows))
     if query.name == "failures" and config.format == "table":
         display.cases(result)
     else:

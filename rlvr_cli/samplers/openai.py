@@ -171,6 +171,9 @@ class OpenAISampler:
             "Train with --engine transformers or vllm; an endpoint is for rlvr eval.",
         )
 
+    def sleep(self) -> None:
+        """Nothing to give back: the endpoint's memory is its own."""
+
     def close(self) -> None:
         """Nothing to give back: connections end with the call of `sample` that opened them."""
 

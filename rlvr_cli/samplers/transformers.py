@@ -29,12 +29,14 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.records import Completion, FinishReason, Request, SamplingParams
 from rlvr_cli.samplers.drawing import draw_tokens, uniforms
+from rlvr_cli.samplers.probe import Probe, evaluating, probe_params, probe_prompts, prove, take_probe
 from rlvr_cli.samplers.stopping import StopStrings, eos_token_ids, prompt_token_ids, response_text
 
 _MAX_ROWS = 256  # more rows hardly raise the rate: what a step costs beyond its arithmetic is spread thin by then
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
 _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
 _ATTENTION = "rlvr_decode"
+_PROBE_PROMPTS, _PROBE_LENGTH, _PROBE_TOKENS = 2, 8, 4  # few: it is done after every update
 
 
 @dataclass(slots=True)
@@ -335,10 +337,11 @@ class _Batch:
 
 
 class TransformersSampler:
-    """Samples in this process, from the very weights that are trained: there is nothing to synchronise.
+    """Samples in this process, from the very weights that are trained: there is nothing to copy.
 
     While completions are being consumed the model may be used for other things (its mode and its attention are put back
-    before each of them is handed out), but its weights must not change.
+    before each of them is handed out), but its weights must not change. Between calls nothing is kept that comes from
+    weights or prompts, only tables of the tokenizer.
     """
 
     engine: Literal["transformers"] = "transformers"
@@ -373,7 +376,9 @@ class TransformersSampler:
         self._autocast_dtype = autocast_dtype
         self._eos = eos_token_ids(model, tokenizer)
         self._stops: dict[tuple[str, ...], StopStrings] = {}
-        self._vocab_size, self._like = self._probe()
+        self._doubt = ""  # why it is not known which weights the model has
+        self._last_probe: Probe | None = None
+        self._vocab_size, self._like = self._check()
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
@@ -382,7 +387,8 @@ class TransformersSampler:
 
         Raises:
             RlvrError: before anything is sampled, a prompt that is empty or that leaves no room in the model's context
-                for `max_tokens` more; while sampling, logits that are not finite.
+                for `max_tokens` more, or weights that a failed `load_weights` left in doubt; while sampling, logits that
+                are not finite.
         """
         assert params.max_tokens > 0, params
         if params.min_tokens > params.max_tokens:
@@ -390,6 +396,8 @@ class TransformersSampler:
                 f"At least {params.min_tokens} tokens are asked for, and at most {params.max_tokens}.",
                 "Make --sampling-min-tokens at most --sampling-max-tokens.",
             )
+        if self._doubt:
+            raise RlvrError(f"The engine's weights are in doubt: {self._doubt}", "Load weights again, or start anew.")
         prompts = prompt_token_ids(self._tokenizer, [request.prompt for request in requests])
         limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         for index, ids in enumerate(prompts):
@@ -401,8 +409,6 @@ class TransformersSampler:
                     if len(ids) < limit
                     else "Leave the question out, or take a model with a longer context.",
                 )
-        if params.stop not in self._stops:
-            self._stops[params.stop] = StopStrings(self._tokenizer, params.stop, vocab_size=self._vocab_size)
         questions = [
             _Question(index, ids, deque(enumerate(request.seeds)))
             for index, (request, ids) in enumerate(zip(requests, prompts, strict=True))
@@ -410,26 +416,63 @@ class TransformersSampler:
         ]
         # Longest first: neighbours need about as many columns, and the cache is at once as wide as it will have to be.
         questions.sort(key=lambda question: -len(question.prompt_ids))
-        return self._stream(deque(questions), params, self._stops[params.stop])
+        return self._stream(deque(questions), params, eos=self._eos, stops=self._stop_strings(params.stop))
 
     def load_weights(self, model: PreTrainedModel, policy_version: int) -> None:
-        """Sample from `model`'s weights from now on: shared if it is the model given at the start, else copied."""
+        """Sample from `model`'s weights from now on, and prove it: see `probe.prove`.
+
+        They are shared if it is the model given at the start, else copied.
+
+        Raises:
+            RlvrError: the weights do not fit the engine's model, or the engine does not serve them.
+        """
         if model is not self._model:
-            self._model.load_state_dict(model.state_dict())
-        self.policy_version = policy_version
+            self._doubt = "loading them failed half-way."
+            try:
+                self._model.load_state_dict(model.state_dict())
+            except RuntimeError as e:
+                first_lines = " ".join(line.strip() for line in str(e).splitlines()[:2])
+                raise RlvrError(
+                    f"These weights do not fit the engine's model: {first_lines}",
+                    "The policy must have the architecture that the engine was started with.",
+                ) from e
+        self._doubt = "the engine does not serve those that it was given."
+        prompts = probe_prompts(model, self._tokenizer, count=_PROBE_PROMPTS, length=_PROBE_LENGTH)
+        questions = deque(_Question(i, ids, deque([(0, 0)])) for i, ids in enumerate(prompts))
+        answers = self._stream(questions, probe_params(_PROBE_TOKENS), eos=(), stops=self._stop_strings(()))
+        probe = take_probe(model, answers, autocast_dtype=self._autocast_dtype)
+        dtypes = self._autocast_dtype or self._model.dtype, self._autocast_dtype or model.dtype
+        prove(
+            probe,
+            self._last_probe,
+            precisions=[str(dtype).removeprefix("torch.") for dtype in dtypes],
+            version=policy_version,
+            served=self.policy_version,
+            way_out="Something holds old weights, or changes the model when it reads one token at a time: a hook, a patch, "
+            "a cache of its own. Remove it, or use --engine vllm.",
+        )
+        self._last_probe, self._doubt, self.policy_version = probe, "", policy_version
+
+    def sleep(self) -> None:
+        """Nothing to give back: a cache lasts no longer than its call of `sample`, and the weights are the trainer's."""
 
     def close(self) -> None:
         """Nothing outlives a call of `sample` but the model, which is the caller's."""
 
-    def _stream(self, waiting: deque[_Question], params: SamplingParams, stops: StopStrings) -> Generator[Completion]:
+    def _stop_strings(self, stop: tuple[str, ...]) -> StopStrings:
+        if stop not in self._stops:
+            self._stops[stop] = StopStrings(self._tokenizer, stop, vocab_size=self._vocab_size)
+        return self._stops[stop]
+
+    def _stream(
+        self, waiting: deque[_Question], params: SamplingParams, *, eos: Sequence[int], stops: StopStrings
+    ) -> Generator[Completion]:
         version = self.policy_version
         while waiting:
             rows, columns, upcoming = self._plan(waiting, params)
             ready: deque[_Question] = deque()
             with self._sampling():
-                batch = _Batch(
-                    self._model, self._like, rows=rows, columns=columns, params=params, eos=self._eos, stops=stops
-                )
+                batch = _Batch(self._model, self._like, rows=rows, columns=columns, params=params, eos=eos, stops=stops)
             while upcoming or ready or batch.alive.any():
                 done: list[Completion] = []
                 with self._sampling():
@@ -518,21 +561,16 @@ class TransformersSampler:
     def _sampling(self) -> Iterator[None]:
         """The model as sampling needs it: no gradients, no dropout, this engine's attention; all is put back after."""
         model = self._model
-        training = [module for module in model.modules() if module.training]
         attention = model.config._attn_implementation or "eager"
         autocast = torch.autocast(model.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
-        for module in training:
-            module.training = False
         model.set_attn_implementation(_ATTENTION)
         try:
-            with torch.inference_mode(), autocast:
+            with evaluating(model), torch.inference_mode(), autocast:
                 yield
         finally:
             model.set_attn_implementation(attention)
-            for module in training:
-                module.training = True
 
-    def _probe(self) -> tuple[int, _Prefix]:
+    def _check(self) -> tuple[int, _Prefix]:
         """Compare two short prompts' logits through the cache with those of the plain model.
 
         Returns:

@@ -15,30 +15,28 @@ import random
 import re
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.records import Completion, Request, SamplingParams
+from rlvr_cli.samplers.probe import PROBE_BOUND, Probe, probe_params, probe_prompts, prove, take_probe
 from rlvr_cli.samplers.stopping import first_stop, prompt_token_ids, response_text
 
 logger = logging.getLogger(__name__)
 
 CPU_MEMORY_SHARE = 0.3  # of the memory that is free: the trainer and the graders of a CPU run live in the rest
 
-# Largest mean |engine - torch| of the greedy log-probabilities in nats, by the coarser precision of the two. It tells
-# wrong weights (nats) from rounding (3e-6 measured in float32, 0.07 in bfloat16 on logits spread far wider than usual).
-PROBE_BOUND = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 3e-1}
-PROBE_MOVED = 1e-3  # nats by which a model must have moved for an engine that did not move at all to be called stale
 PROBE_PROMPTS = 4
-PROBE_TOKENS = 8
+PROBE_TOKENS = 8  # of each answer
 
 LOWEST_TEMPERATURE = 0.01  # vLLM raises what lies between 0 and this to this, which is another distribution
 
 
 class VllmSampler:
     """A vLLM engine in this process.
+
+    On CUDA this is written after vLLM's documentation and was not run yet, sleeping included; on the CPU it is tested.
 
     Args:
         model_path: a directory in the Hugging Face layout with safetensors weights, or a hub id.
@@ -49,6 +47,8 @@ class VllmSampler:
         seed: of vLLM itself; samples have their own.
         policy_version: of the weights at `model_path`.
         enforce_eager: False captures CUDA graphs, True starts faster; None is False on an accelerator, True on the CPU.
+        enable_sleep_mode: let `sleep` give the device's memory back; without it, and where vLLM cannot (on the CPU, which
+            `notes` then says), `sleep` does nothing.
 
     Attributes:
         seeding: "per-request": a sample's tokens do not depend on what else is in the batch. For run.json.
@@ -71,6 +71,7 @@ class VllmSampler:
         seed: int = 0,
         policy_version: int = 0,
         enforce_eager: bool | None = None,
+        enable_sleep_mode: bool = False,
     ) -> None:
         _check_model(str(model_path))
         with _trainer_untouched():
@@ -90,6 +91,15 @@ class VllmSampler:
             note = f"vLLM runs on the CPU: its cache takes {cache / 2**30:.1f} GiB, {share:.0%} of the free memory."
             self.notes = (note,)
             logger.warning(note)
+        self._can_sleep = (
+            enable_sleep_mode
+            and current_platform.is_sleep_mode_available()
+            and current_platform.is_cumem_allocator_available()
+        )
+        if self._can_sleep:
+            options["enable_sleep_mode"] = True  # vLLM does not start where it is not available
+        elif enable_sleep_mode:
+            self.notes += ("vLLM has no sleep mode here: it keeps its memory while the policy is trained.",)
         self.dtype = ("float32" if on_cpu else "bfloat16") if dtype == "auto" else dtype
         if self.dtype not in PROBE_BOUND:
             raise RlvrError(f"There is no dtype {self.dtype!r}.", f"Choose one of auto, {', '.join(PROBE_BOUND)}.")
@@ -113,8 +123,9 @@ class VllmSampler:
         self.max_model_len: int = self.llm.llm_engine.model_config.max_model_len
         self._pending: dict[str, tuple[int, int]] = {}  # engine request -> (request_index, sample_index)
         self._calls = 0
+        self._asleep = False
         self._doubt = ""  # why it is not known which weights the engine serves
-        self._last_probe: _Probe | None = None
+        self._last_probe: Probe | None = None
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
@@ -145,12 +156,7 @@ class VllmSampler:
         yield from self._answer(prompts, [r.seeds for r in requests], params)
 
     def load_weights(self, model: Any, policy_version: int) -> None:
-        """Sample from `model`'s weights from now on, and prove it.
-
-        The proof: the engine answers fixed prompts greedily, and its log-probabilities of its answers are compared with
-        a forward pass of `model`. They must agree within `PROBE_BOUND`; and where `model` moved by more than
-        `PROBE_MOVED` since the last load, an engine that repeats its old log-probabilities to the last bit is stale
-        however small the step was: that tells old weights from new ones in bfloat16 at small learning rates.
+        """Sample from `model`'s weights from now on, and prove it: see `probe.prove`.
 
         Args:
             model: a transformers causal language model, or the directory in which one was saved.
@@ -159,6 +165,7 @@ class VllmSampler:
             RlvrError: the weights do not fit the engine's model, or the engine does not serve them.
         """
         self._drop_pending()
+        self._wake()
         if isinstance(model, str | Path):
             _check_model(str(model))
             model = _read_model(model, dtype=self.llm.llm_engine.model_config.dtype)
@@ -174,25 +181,30 @@ class VllmSampler:
                     f"These weights do not fit the engine's model: {_first_lines(e)}",
                     "The policy must have the architecture that the engine was started with.",
                 ) from e
-            if not self.llm.reset_prefix_cache():  # else the keys and values of the old weights answer
-                raise RlvrError("vLLM did not reset its prefix cache.")
+            self._reset_prefix_cache()
         self._doubt = "the engine does not serve those that it was given."
         probe = self._probe(model)
-        bound = PROBE_BOUND[_coarser(self.dtype, str(model.dtype).removeprefix("torch."))]
-        way_out = "--engine transformers samples from the trainer's own weights."
-        if not probe.gap() <= bound:  # NaN fails too
-            raise RlvrError(
-                f"The engine does not serve the model's weights (version {policy_version}): greedy log-probabilities "
-                f"differ by {probe.gap():.2g} nats on average, and the bound for {self.dtype} is {bound:g}.",
-                way_out,
-            )
-        if self._last_probe is not None and probe.repeats(self._last_probe):
-            raise RlvrError(
-                f"The engine still serves version {self.policy_version}: its log-probabilities are the old ones to the "
-                f"last bit, although the model's have moved by up to {probe.movement(self._last_probe):.2g} nats.",
-                way_out,
-            )
+        prove(
+            probe,
+            self._last_probe,
+            precisions=(self.dtype, str(model.dtype).removeprefix("torch.")),
+            version=policy_version,
+            served=self.policy_version,
+            way_out="--engine transformers samples from the trainer's own weights.",
+        )
         self._last_probe, self._doubt, self.policy_version = probe, "", policy_version
+
+    def sleep(self) -> None:
+        """Give the device's memory back until it samples or is given weights again; drops what has not finished.
+
+        The weights wait in the host's memory (vLLM's level 1; its level 2 would drop them).
+        """
+        if not self._can_sleep or self._asleep or self.llm is None:
+            return
+        self._drop_pending()
+        with _trainer_untouched():
+            self.llm.sleep(level=1)
+        self._asleep = True
 
     def close(self) -> None:
         """Give the engine's memory back; closing twice is allowed."""
@@ -200,7 +212,7 @@ class VllmSampler:
             return
         self._drop_pending()
         self.llm.llm_engine.engine_core.shutdown()
-        self.llm = None
+        self.llm, self._asleep = None, False
 
     def _answer(
         self,
@@ -214,23 +226,28 @@ class VllmSampler:
 
         engine = self.llm.llm_engine
         self._drop_pending()
+        self._wake()
         self._calls += 1
+        call = self._calls
         try:
             for i, (prompt, prompt_seeds) in enumerate(zip(prompts, seeds, strict=True)):
                 for j, seed in enumerate(prompt_seeds):
-                    name = f"{self._calls}-{i}-{j}"
+                    name = f"{call}-{i}-{j}"
                     self._pending[name] = (i, j)
                     engine.add_request(
                         name, tokens_input(prompt), _vllm_params(params, self._fold(seed), ignore_eos=ignore_eos)
                     )
-            while self._pending:
+            while self._pending and call == self._calls:
                 with _trainer_untouched(threads=self._threads):
                     outputs = engine.step()
                 for output in outputs:
-                    request_index, sample_index = self._pending.pop(output.request_id)
-                    yield self._completion(output, request_index, sample_index, min_tokens=params.min_tokens)
+                    if sample := self._pending.pop(
+                        output.request_id, None
+                    ):  # else dropped while its neighbour was read
+                        yield self._completion(output, *sample, min_tokens=params.min_tokens)
         finally:
-            self._drop_pending()
+            if call == self._calls:
+                self._drop_pending()
 
     def _fold(self, seed: int) -> int:
         """The seed for vLLM: all 63 bits, but on the CPU 32 that depend on them all.
@@ -276,40 +293,31 @@ class VllmSampler:
             mean_entropy=None,
         )
 
-    def _probe(self, model: Any) -> "_Probe":
-        vocabulary = min(model.get_input_embeddings().num_embeddings, len(self.llm.get_tokenizer()))
+    def _probe(self, model: Any) -> Probe:
         # Longer than a cache block, so that a prefix cache of the old weights would answer for its first tokens.
         block = self.llm.llm_engine.vllm_config.cache_config.block_size
         length = min(block + 32, self.max_model_len - PROBE_TOKENS)
-        draw = random.Random(0)
-        prompts = [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(PROBE_PROMPTS)]
-        greedy = SamplingParams(temperature=0.0, max_tokens=PROBE_TOKENS, min_tokens=0, stop=())
-        answers = list(self._answer(prompts, [(0,)] * PROBE_PROMPTS, greedy, ignore_eos=True))
-        answers.sort(key=lambda c: c.request_index)
-        return _Probe(
-            tokens=tuple(c.token_ids for c in answers),
-            engine=tuple(x for c in answers for x in c.logprobs),
-            torch=_torch_logprobs(model, prompts, [list(c.token_ids) for c in answers]),
-        )
+        prompts = probe_prompts(model, self.llm.get_tokenizer(), count=PROBE_PROMPTS, length=length)
+        params = probe_params(PROBE_TOKENS)
+        return take_probe(model, self._answer(prompts, [(0,)] * PROBE_PROMPTS, params, ignore_eos=True))
 
+    def _wake(self) -> None:
+        if not self._asleep:
+            return
+        with _trainer_untouched():
+            try:
+                self.llm.wake_up()
+            except RuntimeError as e:
+                raise RlvrError(
+                    f"vLLM did not get its memory back: {_first_lines(e)}",
+                    "The trainer may have taken it: lower --gpu-memory-utilization.",
+                ) from e
+            self._reset_prefix_cache()  # what it held was not kept
+        self._asleep = False
 
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """Greedy answers to the probe's prompts, with the log-probabilities (nats) that the engine and torch give them."""
-
-    tokens: tuple[tuple[int, ...], ...]
-    engine: tuple[float, ...]
-    torch: tuple[float, ...]
-
-    def gap(self) -> float:
-        return sum(abs(a - b) for a, b in zip(self.engine, self.torch, strict=True)) / len(self.engine)
-
-    def movement(self, earlier: "_Probe") -> float:
-        return max(abs(a - b) for a, b in zip(self.torch, earlier.torch, strict=True))
-
-    def repeats(self, earlier: "_Probe") -> bool:
-        same = self.tokens == earlier.tokens and self.engine == earlier.engine
-        return same and self.movement(earlier) > PROBE_MOVED
+    def _reset_prefix_cache(self) -> None:
+        if not self.llm.reset_prefix_cache():  # else old keys and values answer
+            raise RlvrError("vLLM did not reset its prefix cache.")
 
 
 def _check_model(model: str) -> None:
@@ -379,26 +387,6 @@ def _read_model(directory: str | Path, *, dtype: Any) -> Any:
     from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True, use_safetensors=True)
-
-
-def _torch_logprobs(model: Any, prompts: list[list[int]], answers: list[list[int]]) -> tuple[float, ...]:
-    """Log-probability (nats, float32) of each answer token after its prompt; all prompts have one length."""
-    import torch
-
-    ids = torch.tensor([p + a for p, a in zip(prompts, answers, strict=True)], device=model.device)  # (prompts, tokens)
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            logits = model(input_ids=ids).logits[:, len(prompts[0]) - 1 : -1]  # (prompts, answer tokens, vocabulary)
-            logprobs = logits.float().log_softmax(-1).gather(-1, ids[:, len(prompts[0]) :, None])
-    finally:
-        model.train(training)
-    return tuple(logprobs.flatten().tolist())
-
-
-def _coarser(a: str, b: str) -> str:
-    return max(a, b, key=lambda dtype: PROBE_BOUND[dtype])
 
 
 def _torch_threads() -> int:

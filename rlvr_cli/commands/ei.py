@@ -1,0 +1,126 @@
+"""`rlvr ei`: sample, keep what is correct, fine-tune on it, again (handout, algorithm 2).
+
+Enters: an EiConfig. Leaves: a run directory with every rollout and metric, checkpoints, and the trained model in `model/`.
+"""
+
+import time
+
+from rlvr_cli import display
+from rlvr_cli.config import EiConfig
+from rlvr_cli.inputs import Inputs, load_inputs
+from rlvr_cli.journal import open_run, resumed_config
+from rlvr_cli.plan import announce, ei_plan
+from rlvr_cli.records import Rollout
+from rlvr_cli.rollouts import rollout_metrics, sample_groups
+from rlvr_cli.signals import StopRequest
+from rlvr_cli.summary import summarize
+from rlvr_cli.tokens import collate, pad_id_of
+from rlvr_cli.trainer import Trainer, opened
+from rlvr_cli.training import batches, draw
+
+
+def run(config: EiConfig) -> None:
+    """Train a model. Raises RlvrError for what the user can put right, Interrupted after a signal."""
+    config = resumed_config(config, command="ei")
+    inputs = load_inputs(config, questions_per_batch=config.ei_batch_size)
+    announce(ei_plan(config, inputs.facts), config, engine=inputs.engine, rows=config.micro_batch_size)
+    if config.dry_run:
+        return
+    with (
+        inputs.pool,
+        StopRequest() as stop,
+        open_run(config, command="ei", facts=inputs.facts) as run,
+        opened(config, run, inputs=inputs, num_updates=0, stop=stop) as trainer,
+    ):
+        train(config, trainer, inputs)
+    display.say(f"model          {run.path / 'model'}")
+    if inputs.questions:
+        display.summary(summarize(run.path, step=trainer.updates), output=config.format)
+
+
+def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
+    """Algorithm 2. What interrupts it, it goes on from there: every place is a function of three counters."""
+    steps, asked, done = (trainer.position.get(counter, 0) for counter in ("steps", "asked", "updates_of_step"))
+    with display.progress("steps", config.n_ei_steps - steps, running_mean=False) as bar:
+        while steps < config.n_ei_steps and trainer.has_time():
+            started, sampled_at = time.perf_counter(), trainer.updates - done
+            if config.eval_every and steps % config.eval_every == 0 and not done:
+                trainer.evaluate()
+            correct, asked_after, signals = expert_rollouts(config, trainer, inputs, step=sampled_at, asked=asked)
+            minibatches = [
+                rows
+                for epoch in range(config.sft_epochs)
+                for rows in batches(
+                    correct,
+                    batch_size=config.train_batch_size,
+                    seed=config.seed,
+                    epoch=steps * config.sft_epochs + epoch,
+                )
+            ]
+            after = {"steps": steps + 1, "asked": asked_after, "updates_of_step": 0}
+            for number, rows in enumerate(minibatches[done:], start=done + 1):
+                within = {"steps": steps, "asked": asked, "updates_of_step": number}
+                update = trainer.update(
+                    collate(
+                        [r.prompt_ids for r in rows],
+                        [r.response_ids for r in rows],
+                        pad_id=pad_id_of(trainer.tokenizer),
+                    ),
+                    position=after if number == len(minibatches) else within,
+                    micro_batch_size=config.micro_batch_size,
+                    temperature=config.sampling_temperature or 1.0,
+                )
+                signals |= {"nll": update["loss/nll"], "entropy": update["policy/entropy"]}
+            if not minibatches:
+                display.say(
+                    f"step {steps + 1}: no response was correct, so there is nothing to train on; the next step asks others"
+                )
+                trainer.skip(after)
+            trainer.metrics.add(sampled_at, {"step/seconds": time.perf_counter() - started})
+            steps, asked, done = steps + 1, asked_after, 0
+            bar.advance(1, **signals)
+    trainer.finish()
+
+
+def expert_rollouts(
+    config: EiConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int
+) -> tuple[list[Rollout], int, dict[str, float]]:
+    """Sample a batch of questions, grade, store; or read what an interrupted run had stored.
+
+    Args:
+        step: updates done.
+        asked: questions of the endless pass over the dataset that were asked before.
+
+    Returns:
+        The correct responses, each once, `asked` after them, and what the progress bar shows.
+    """
+    indices, asked = draw(inputs.dataset.rows, config.ei_batch_size, seed=config.seed, start=asked)
+    trainer.synchronise()
+    rollouts, effort = sample_groups(
+        trainer.run,
+        step=step,
+        examples=[inputs.dataset.examples[i] for i in indices],
+        num_samples=config.group_size,
+        advantages=lambda rows: [None] * len(rows),
+        template=inputs.template,
+        sampler=trainer.sampler,
+        params=config.sampling_params,
+        grader=inputs.pool,
+        seed=config.seed,
+        stop=trainer.stop,
+    )
+    correct = [r for r in rollouts if r.reward is not None and r.reward > 0.5]
+    distinct = list({(r.prompt_ids, r.response_ids): r for r in correct}.values())
+    metrics = rollout_metrics(rollouts) | {
+        "experts/correct": float(len(correct)),
+        "experts/distinct": float(len(distinct)),
+        "experts/solved_share": len({r.example_id for r in correct}) / len(indices),
+    }
+    trainer.metrics.add(step, metrics | effort.metrics)
+    signals = {
+        "reward": metrics["reward/mean"],
+        "kept": float(len(distinct)),
+        "length": metrics["length/mean"],
+        "tokens": float(effort.tokens),
+    }
+    return distinct, asked, signals

@@ -1,0 +1,241 @@
+"""`rlvr grpo`: sample groups, grade them, reinforce what was better than its group (handout, algorithm 3).
+
+Enters: a GrpoConfig. Leaves: a run directory with every rollout and metric, checkpoints, and the trained model in `model/`.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlvr_cli import display
+from rlvr_cli.advantages import group_advantages, soft_overlong_penalty
+from rlvr_cli.config import GrpoConfig
+from rlvr_cli.engines import model_path
+from rlvr_cli.inputs import Inputs, load_inputs
+from rlvr_cli.journal import open_run, resumed_config
+from rlvr_cli.models import load_policy
+from rlvr_cli.plan import announce, grpo_notes, grpo_plan, overlong_buffer
+from rlvr_cli.records import Rollout
+from rlvr_cli.rollouts import Effort, rollout_metrics, sample_groups
+from rlvr_cli.signals import StopRequest
+from rlvr_cli.summary import summarize
+from rlvr_cli.tokens import Batch, pad_id_of
+from rlvr_cli.trainer import Trainer, opened
+from rlvr_cli.training import batches, draw, policy_gradient, rollout_tensors, score, take
+
+
+def run(config: GrpoConfig) -> None:
+    """Train a model. Raises RlvrError for what the user can put right, Interrupted after a signal."""
+    config = resumed_config(config, command="grpo")
+    inputs = load_inputs(config, questions_per_batch=config.n_prompts_per_rollout_batch)
+    announce(grpo_plan(config, inputs.facts), config, engine=inputs.engine, rows=config.micro_train_batch_size)
+    for note in grpo_notes(config):
+        display.say(f"note: {note}")
+    if config.dry_run:
+        return
+    num_updates = config.n_grpo_steps * config.updates_per_rollout_batch
+    with (
+        inputs.pool,
+        StopRequest() as stop,
+        open_run(config, command="grpo", facts=inputs.facts) as run,
+        opened(config, run, inputs=inputs, num_updates=num_updates, stop=stop) as trainer,
+    ):
+        train(config, trainer, inputs)
+    display.say(f"model          {run.path / 'model'}")
+    if inputs.questions:
+        display.summary(summarize(run.path, step=trainer.updates), output=config.format)
+
+
+def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
+    """Algorithm 3. What interrupts it, it goes on from there: every place is a function of three counters."""
+    objective = partial(
+        policy_gradient,
+        loss_type=config.loss_type,  # type: ignore[arg-type]  (one of its choices)
+        cliprange=config.cliprange,
+        cliprange_high=config.cliprange_high,
+        kl_coef=config.kl_coef,
+        importance_cap=config.importance_cap if config.importance_correction == "truncated" else None,
+    )
+    reference = reference_model(config)
+    steps, asked, done = (trainer.position.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
+    with display.progress("steps", config.n_grpo_steps - steps, running_mean=False) as bar:
+        while steps < config.n_grpo_steps and trainer.has_time():
+            started, sampled_at = time.perf_counter(), trainer.updates - done
+            rollouts, asked_after, signals = rollout_batch(config, trainer, inputs, step=sampled_at, asked=asked)
+            batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
+            if config.overlong == "mask":
+                batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
+            minibatches = shuffled(config, len(rollouts), step=steps)
+            kept = score_batch(config, trainer, batch, minibatches, reference=reference)
+            for number, rows in enumerate(minibatches[done:], start=done + 1):
+                trainer.evaluate_if_due()
+                last = number == len(minibatches)
+                update = trainer.update(
+                    take(batch, rows),
+                    position={"steps": steps + 1, "asked": asked_after, "updates_of_batch": 0}
+                    if last
+                    else {"steps": steps, "asked": asked, "updates_of_batch": number},
+                    tensors={} if last else kept,
+                    objective=objective,
+                    micro_batch_size=config.micro_train_batch_size,
+                    normalization=config.length_normalization,
+                    normalize_constant=config.constant,
+                    temperature=config.sampling_temperature,
+                )
+                if update["update/tokens"]:
+                    signals |= {"entropy": update["policy/entropy"], "grad": update["optimizer/grad_norm"]}
+                    if number == 1:
+                        check_first_update(config, trainer, update)
+            if not minibatches:
+                trainer.skip({"steps": steps + 1, "asked": asked_after, "updates_of_batch": 0})
+            trainer.metrics.add(sampled_at, {"step/seconds": time.perf_counter() - started})
+            steps, asked, done = steps + 1, asked_after, 0
+            bar.advance(1, **signals)
+    trainer.finish()
+
+
+def rollout_batch(
+    config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int
+) -> tuple[list[Rollout], int, dict[str, float]]:
+    """Sample groups, grade them, and store them with their advantages; or read what an interrupted run had stored.
+
+    With dynamic sampling, groups without a signal are left out and others asked for until the batch is full.
+
+    Args:
+        step: updates done.
+        asked: questions of the endless pass over the dataset that were asked before.
+
+    Returns:
+        The rollouts to train on, `asked` after them, and what the progress bar shows.
+    """
+    wanted, size = config.n_prompts_per_rollout_batch, config.group_size
+    groups: list[list[Rollout]] = []  # all that were sampled
+    used: list[list[Rollout]] = []
+    indices: list[int] = []
+    effort, rounds = Effort(), 0
+    synchronising = trainer.synchronise()
+    while len(used) < wanted and rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1):
+        fresh, asked = draw(inputs.dataset.rows, wanted - len(used), seed=config.seed, start=asked, exclude=indices)
+        if not fresh:
+            break
+        rollouts, took = sample_groups(
+            trainer.run,
+            step=step,
+            examples=[inputs.dataset.examples[i] for i in fresh],
+            num_samples=size,
+            advantages=partial(advantages, config),
+            template=inputs.template,
+            sampler=trainer.sampler,
+            params=config.sampling_params,
+            grader=inputs.pool,
+            seed=config.seed,
+            stop=trainer.stop,
+        )
+        new = [rollouts[first : first + size] for first in range(0, len(rollouts), size)]
+        groups += new
+        used += [group for group in new if not config.dynamic_sampling or has_signal(group)]
+        indices, effort, rounds = indices + fresh, effort + took, rounds + 1
+    sampled = [r for group in groups for r in group]
+    means = [sum(r.reward or 0.0 for r in group) / size for group in groups]
+    metrics = rollout_metrics(sampled) | {
+        "groups/sampled": float(len(groups)),
+        "groups/used": float(len(used)),
+        "groups/signal_share": sum(map(has_signal, groups)) / len(groups),
+        "groups/all_correct_share": sum(mean == 1 for mean in means) / len(groups),
+        "groups/all_wrong_share": sum(mean == 0 for mean in means) / len(groups),
+        "sampling/rounds": float(rounds),
+        "synchronisation/seconds": synchronising,
+    }
+    trainer.metrics.add(step, metrics | effort.metrics)
+    signals = {
+        "reward": metrics["reward/mean"],
+        "signal": metrics["groups/signal_share"],
+        "length": metrics["length/mean"],
+        "truncated": metrics["length/truncated_share"],
+        "tokens": effort.tokens,
+    }
+    return [r for group in used for r in group], asked, signals
+
+
+def advantages(config: GrpoConfig, rollouts: Sequence[Rollout]) -> list[float]:
+    """What weighs each response's log-probability; a grade that failed counts as 0 (and in `reward/grade_errors`)."""
+    rewards = torch.tensor([r.reward or 0.0 for r in rollouts], dtype=torch.float64)
+    if config.overlong == "soft_punish":
+        lengths = [r.num_response_tokens for r in rollouts]
+        rewards += soft_overlong_penalty(lengths, max_tokens=config.sampling_max_tokens, buffer=overlong_buffer(config))
+    if config.loss_type == "no_baseline":
+        return rewards.tolist()
+    return group_advantages(
+        rewards,
+        group_size=config.group_size,
+        advantage_eps=config.advantage_eps,
+        normalize_by_std=config.use_std_normalization,
+    ).tolist()
+
+
+def has_signal(group: Sequence[Rollout]) -> bool:
+    """Whether the rewards of a group differ."""
+    return len({r.reward or 0.0 for r in group}) > 1
+
+
+def shuffled(config: GrpoConfig, num_rollouts: int, *, step: int) -> list[list[int]]:
+    """The rows of each update of a rollout batch, epoch after epoch."""
+    return [
+        rows
+        for epoch in range(config.epochs_per_rollout_batch)
+        for rows in batches(
+            range(num_rollouts),
+            batch_size=config.train_batch_size,
+            seed=config.seed,
+            epoch=step * config.epochs_per_rollout_batch + epoch,
+        )
+    ]
+
+
+def score_batch(
+    config: GrpoConfig, trainer: Trainer, batch: Batch, minibatches: list[list[int]], *, reference: Any
+) -> dict[str, Tensor]:
+    """Give the batch what the objective compares with: log-probabilities of the policy that sampled it, and of the reference.
+
+    On-policy the first are those of the update itself, and are not computed twice.
+
+    Returns:
+        The old log-probabilities, which a checkpoint within the batch needs: the policy that gave them is then gone.
+    """
+    started = time.perf_counter()
+    how: dict[str, Any] = {
+        "micro_batch_size": config.micro_train_batch_size,
+        "temperature": config.sampling_temperature,
+        "check": trainer.stop.check,
+    }
+    if reference is not None:
+        batch["reference_log_probs"] = score(reference, batch, **how)
+    if len(minibatches) > 1:
+        old = trainer.tensors.get("old_log_probs")
+        if old is None:
+            old = torch.zeros(batch["response_mask"].shape)
+            for rows in minibatches[: len(minibatches) // config.epochs_per_rollout_batch]:
+                old[rows] = score(trainer.model, take(batch, rows), **how)
+        batch["old_log_probs"] = old
+        trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
+        return {"old_log_probs": old}
+    return {}
+
+
+def check_first_update(config: GrpoConfig, trainer: Trainer, update: dict[str, float]) -> None:
+    """Before the first update on a batch the policy is the one that sampled it."""
+    moved = max(update["policy/ratio_max"] - 1, 1 - update["policy/ratio_min"])
+    assert not config.on_policy or not moved > 0, update
+    trainer.check_mismatch(update["mismatch/logprob_mean_abs"])
+
+
+def reference_model(config: GrpoConfig) -> Any:
+    """The frozen model that the KL penalty holds on to; None without one."""
+    if not config.kl_coef:
+        return None
+    path = model_path(config.model)
+    return load_policy(path, dtype=config.param_dtype, device=config.device).model.requires_grad_(False)

@@ -1,0 +1,105 @@
+"""`rlvr quickstart`: a tiny model learns to reason, on a CPU, in front of you.
+
+Enters: a QuickstartConfig. Leaves: the runs of the commands that it typed, a picture of their curves, and a table of what rose.
+
+Every step is a command that can be typed by itself, and runs as one.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlvr_cli import display
+from rlvr_cli.config import QuickstartConfig
+from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.statistics import wilson_interval
+from rlvr_cli.store import read_rollouts
+
+SHOWN = re.compile(r"evaluation +after|updates: |steps: |sampling: |note: ")  # of what a command says
+STAGES = {"untrained": "start-eval", "after SFT": "sft-eval", "after GRPO": "grpo-eval"}
+
+
+def run(config: QuickstartConfig) -> None:
+    """Type the commands, one after the other. Raises RlvrError when one fails, Interrupted after a signal."""
+    name = config.name or f"quickstart-{time.strftime('%Y%m%d-%H%M%S')}"
+    runs, seed = Path(config.runs_dir), str(config.seed)
+    started = time.monotonic()
+    for title, command in commands(name, runs, seed=seed):
+        display.say(f"\n# {title}\n$ {shlex.join(command)}")
+        follow(command)
+    display.say(f"\ncurves         {runs / f'{name}-curves.png'}")
+    rows = []
+    for stage, suffix in STAGES.items():
+        table = read_rollouts(runs / f"{name}-{suffix}", columns=["reward", "format_reward", "num_response_tokens"])
+        rewards, formats, lengths = (table[column].to_pylist() for column in table.column_names)
+        correct, n = sum(reward or 0 for reward in rewards), len(rewards)
+        low, high = wilson_interval(round(correct), n)
+        rows.append((stage, correct / n, low, high, sum(f or 0 for f in formats) / n, sum(lengths) / n))
+    display.table(("model", "held_out_reward", "low", "high", "format_reward", "mean_tokens"), rows)
+    rise = rows[-1][1] - rows[-2][1]
+    display.say(
+        f"GRPO raised the held-out reward by {rise:+.2f}, in {time.monotonic() - started:.0f} s with all the rest."
+    )
+    display.say(
+        f"look at it:    rlvr analyze failures {name}-grpo   |   rlvr analyze curves {name}-grpo   |   rlvr analyze --list"
+    )
+
+
+def commands(name: str, runs: Path, *, seed: str) -> list[tuple[str, list[str]]]:
+    """What is typed: a title and a command line each."""
+    start = str(runs / f"{name}-start")
+    where = ["--runs-dir", str(runs)] if str(runs) != "runs" else []
+
+    def model_of(run: str) -> str:
+        return str(runs / f"{name}-{run}" / "model")
+
+    def rlvr(command: str, model: str, run: str) -> list[str]:
+        return [
+            "rlvr",
+            command,
+            "--preset",
+            "quickstart",
+            "--model",
+            model,
+            "--seed",
+            seed,
+            "--run",
+            f"{name}-{run}",
+            *where,
+        ]
+
+    return [
+        ("a tokenizer and an untrained model of 0.4M parameters", ["python", "-m", "rlvr_cli.tiny_model", start, "--seed", seed]),
+        ("what it can do: nothing", rlvr("eval", start, "start-eval")),
+        ("imitate traces, of which a third work the problem out and the rest guess", rlvr("sft", start, "sft")),
+        ("now it is right a third of the time", rlvr("eval", model_of("sft"), "sft-eval")),
+        ("reinforce what turns out right", rlvr("grpo", model_of("sft"), "grpo")),
+        ("what it can do now", rlvr("eval", model_of("grpo"), "grpo-eval")),
+        ("the curves", ["rlvr", "analyze", "curves", f"{name}-grpo", *where, "--plot", str(runs / f"{name}-curves.png")]),
+    ]  # fmt: skip
+
+
+def follow(command: Sequence[str]) -> None:
+    """Run a command and show how it goes on."""
+    program = {"rlvr": [sys.executable, "-m", "rlvr_cli"], "python": [sys.executable]}[command[0]]
+    process = subprocess.Popen(
+        [*program, *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ
+    )
+    assert process.stderr is not None
+    said = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if SHOWN.match(line) and "every" not in line:
+                display.say(line.rstrip())
+        status = process.wait()
+    except KeyboardInterrupt:  # the command has had the signal too, and is saving
+        process.wait()
+        raise Interrupted("the runs so far are kept") from None
+    if status:
+        raise RlvrError(f"{shlex.join(command)} ended with status {status}:\n{''.join(said[-8:]).rstrip()}")

@@ -1,0 +1,353 @@
+"""What every training command does around its algorithm: update, evaluate, save, stop in time, go on where it was.
+
+Enters: the options that the training commands share, an open run, a grader. Leaves: a `Trainer`, which holds the policy, its
+optimizer and its sampler, and writes the run's metrics, evaluations, checkpoints and final model.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from rlvr_cli import display
+from rlvr_cli.checkpoints import load_checkpoint, save_checkpoint
+from rlvr_cli.datasets import Dataset
+from rlvr_cli.engines import model_path, open_sampler, sampler_facts, use_few_threads
+from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.faults import fault_point
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.inputs import Inputs
+from rlvr_cli.models import load_policy, save_policy
+from rlvr_cli.prompts import PromptTemplate
+from rlvr_cli.records import Sampler, SamplingParams
+from rlvr_cli.rollouts import log_generations
+from rlvr_cli.samplers.transformers import TransformersSampler
+from rlvr_cli.signals import StopRequest
+from rlvr_cli.store import RunDir
+from rlvr_cli.training import autocast_dtype, learning_rate_at, make_optimizer, train_update
+
+METRICS_SECONDS = 2.0  # how long metrics may wait to be committed together: a commit can cost more than an update
+MISMATCH_BOUND = 5e-2  # nats a token, between sampler and trainer with the same weights, over which it is said
+RESERVE = 1.2  # times what the last evaluation is expected to take, when a time limit comes near
+
+
+class Trainer:
+    """The policy under training. Use as a context manager: an interruption saves a checkpoint before it goes on its way.
+
+    Attributes:
+        model, tokenizer, sampler: the policy, and the engine that samples from it.
+        updates: optimizer updates tried so far, skipped ones too; the version of the policy.
+        position: counters of the command's own, kept in checkpoints; what it needs to find its place again.
+        tensors: the same for tensors.
+    """
+
+    def __init__(
+        self,
+        options: Any,
+        run: RunDir,
+        *,
+        engine: str,
+        num_updates: int,
+        questions: Dataset | None,
+        template: PromptTemplate,
+        eval_params: SamplingParams,
+        grader: GraderPool,
+        stop: StopRequest,
+    ) -> None:
+        """Load the model into trainer and engine; go on from the run's last checkpoint when it has one.
+
+        Args:
+            options: the config of a training command: its groups `OptimisationOptions`, `EvaluationOptions`,
+                `TrainingRunOptions` and `ModelOptions`, and `TrainingEngineOptions` for an engine of its own.
+            engine: `transformers` samples from the trainer's own weights.
+            num_updates: how many there will be, for the learning-rate schedule.
+            questions: those of the evaluations; None for none.
+            eval_params: how the evaluations sample.
+        """
+        self.options, self.run, self.stop = options, run, stop
+        self.num_updates = num_updates
+        self.questions, self.template, self.eval_params, self.grader = questions, template, eval_params, grader
+        self.updates = 0
+        self.position: dict[str, int] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.notices: list[str] = []
+        self.metrics = MetricsLog(run)
+        self._mismatch_said = False
+        self._skipped_in_a_row = 0
+        self._longest_step = 0.0
+        self._evaluation_seconds = 0.0  # the longest so far, per question
+        self._step_started: float | None = None
+        shared = engine == "transformers"
+        if not shared:  # an engine of its own takes its share of the device's memory before the trainer fills it
+            self.sampler: Sampler = open_sampler(
+                engine,
+                options.model,
+                dtype=options.dtype,
+                max_model_len=options.max_model_len,
+                gpu_memory_utilization=options.gpu_memory_utilization,
+                seed=options.seed,
+                sleep_mode=options.device in ("auto", "cuda", "cuda:0"),  # vLLM takes the first device
+            )
+            self.sampler.sleep()
+        self.model, self.tokenizer = load_policy(
+            model_path(options.model), dtype=options.param_dtype, device=options.device
+        )
+        use_few_threads(self.model)
+        self.optimizer = make_optimizer(
+            self.model,
+            learning_rate=options.learning_rate,
+            betas=(options.adam_beta1, options.adam_beta2),
+            weight_decay=options.weight_decay,
+        )
+        if shared:
+            self.sampler = TransformersSampler(
+                self.model,
+                self.tokenizer,
+                max_batch_size=options.max_batch_size,
+                autocast_dtype=autocast_dtype(self.model),
+            )
+        self._synchronised = -1
+        self._saved: tuple[int, dict[str, int]] = (0, {})
+        checkpoint, self.notices = load_checkpoint(run.path, model=self.model, optimizer=self.optimizer)
+        if checkpoint is not None:
+            state = checkpoint.state
+            self.updates, self.position, self.tensors = checkpoint.step, state["position"], checkpoint.tensors
+            self._saved = (self.updates, self.position)
+            self._skipped_in_a_row = state["skipped_in_a_row"]
+            self._longest_step, self._evaluation_seconds = state["longest_step"], state["evaluation_seconds"]
+
+    def __enter__(self) -> "Trainer":
+        display.say(f"run            {self.run.path}")
+        for notice in [*self.run.notices, *self.notices]:
+            display.say(notice)
+        if self.updates:
+            display.say(f"goes on after  {self.updates} updates")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, Interrupted):
+                self.save()
+            else:
+                with suppress(RlvrError):  # of a full disk, say; `error` is what the user must see
+                    self.metrics.flush()
+        finally:
+            self.sampler.close()
+
+    def update(
+        self,
+        batch: Mapping[str, Tensor],
+        *,
+        position: dict[str, int],
+        tensors: dict[str, Tensor] | None = None,
+        **how: Any,
+    ) -> dict[str, float]:
+        """One optimizer update, logged as that of the policy before it, and a checkpoint if one is due.
+
+        Args:
+            position, tensors: what the command is to find after this update.
+            how: the arguments of `training.train_update` that belong to the algorithm.
+
+        Raises:
+            RlvrError: too many updates in a row were skipped because they were not finite.
+            Interrupted: a signal came; the update was not made.
+        """
+        if not batch["response_mask"].any():
+            return self.skip(position)
+        self.sampler.sleep()
+        fault_point("update")
+        metrics = train_update(
+            self.model,
+            self.optimizer,
+            dict(batch),
+            learning_rate=learning_rate_at(
+                self.updates,
+                peak=self.options.learning_rate,
+                num_steps=self.num_updates,
+                warmup_steps=self.options.warmup_steps,
+                schedule=self.options.lr_schedule,  # type: ignore[arg-type]  (one of its choices)
+            ),
+            max_grad_norm=self.options.max_grad_norm,
+            check=self.stop.check,
+            **how,
+        )
+        fault_point("updated")
+        self.metrics.add(self.updates, metrics)
+        self.updates += 1
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if metrics["update/skipped"] else 0
+        if self._skipped_in_a_row >= self.options.max_skipped_updates:
+            self.metrics.flush()
+            raise RlvrError(
+                f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite (up to update "
+                f"{self.updates}).",
+                f"The last checkpoint in {self.run.path / 'checkpoints'} is from before them. Start anew with a lower "
+                "--learning-rate, and look at the metrics optimizer/grad_norm and policy/ratio_max.",
+            )
+        self.move_on(position, tensors)
+        return metrics
+
+    def skip(self, position: dict[str, int]) -> dict[str, float]:
+        """Count an update for which there is nothing to train on."""
+        metrics = {"update/skipped": 1.0, "update/tokens": 0.0}
+        self.metrics.add(self.updates, metrics)
+        self.updates += 1
+        self.move_on(position)
+        return metrics
+
+    def check_mismatch(self, mean_gap: float) -> None:
+        """Say it, once, when trainer and sampler give the sampled tokens different log-probabilities of the same weights.
+
+        Args:
+            mean_gap: mean over the tokens of |trainer - sampler|, nats.
+        """
+        if mean_gap > MISMATCH_BOUND and not self._mismatch_said:
+            self._mismatch_said = True
+            display.say(
+                f"note: the sampler's log-probabilities differ from the trainer's by {mean_gap:.2g} nats a token on average "
+                f"(metrics mismatch/*); --importance-correction truncated corrects for it."
+            )
+
+    def move_on(self, position: dict[str, int], tensors: dict[str, Tensor] | None = None) -> None:
+        """This is the command's place from now on. Saves a checkpoint when one is due."""
+        self.position, self.tensors = position, tensors or {}
+        every = self.options.checkpoint_every
+        if every and self.updates - self._saved[0] >= every:
+            self.save()
+
+    def synchronise(self) -> float:
+        """Let the sampler have the policy's weights, which it proves; the seconds that took."""
+        started = time.perf_counter()
+        if self._synchronised != self.updates:
+            self.sampler.load_weights(self.model, self.updates)
+            self._synchronised = self.updates
+        return time.perf_counter() - started
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate before the first update and every `eval_every` updates."""
+        every = self.options.eval_every
+        if self.updates == 0 or (every and self.updates % every == 0):
+            self.evaluate()
+
+    def evaluate(self, *, last: bool = False) -> None:
+        """Answer the evaluation's questions; what the run holds of this evaluation is not sampled again."""
+        if self.questions is None:
+            return
+        started = time.monotonic()
+        examples = self.questions.examples[: self._questions_asked(last=last)]
+        new = len(examples) - len(self.run.committed_keys("eval", self.updates))
+        self.synchronise()
+        averages = log_generations(
+            self.run,
+            phase="eval",
+            step=self.updates,
+            examples=examples,
+            template=self.template,
+            sampler=self.sampler,
+            params=self.eval_params,
+            num_samples=1,
+            grader=self.grader,
+            seed=self.options.seed,
+            stop=self.stop,
+        )
+        seconds = time.monotonic() - started
+        display.say(
+            f"evaluation     after {self.updates} updates: reward {averages['reward/mean']:.3f}, "
+            f"length {averages['length/mean']:.0f}, {len(examples)} questions in {seconds:.1f} s"
+        )
+        if new > 0:
+            self._evaluation_seconds = max(self._evaluation_seconds, seconds / new)
+        if self._step_started is not None:
+            self._step_started += seconds  # is no part of the step
+
+    def _questions_asked(self, *, last: bool) -> int:
+        assert self.questions is not None
+        final = self.options.final_eval_examples if last else None
+        return min(final or self.options.eval_examples, self.questions.rows)
+
+    def has_time(self) -> bool:
+        """Whether another step of the algorithm, then the last evaluation, fit into the time limit. Ask before each step."""
+        now = time.monotonic()
+        if self._step_started is not None:
+            self._longest_step = max(self._longest_step, now - self._step_started)
+        self._step_started = now
+        asked = self._questions_asked(last=True) if self.questions is not None else 0
+        needed = self._longest_step + RESERVE * asked * self._evaluation_seconds
+        if self.run.wall_seconds + needed < self.options.time_limit_seconds:
+            return True
+        display.say(
+            f"time limit {self.options.time_limit}: stopping after {self.updates} updates, for the last evaluation"
+        )
+        return False
+
+    def save(self) -> None:
+        """Save a checkpoint of the policy as it is. Metrics go first: what a checkpoint has done is not done again."""
+        started = time.perf_counter()
+        self.metrics.flush()
+        if (self.updates, self.position) == self._saved:
+            return
+        save_checkpoint(
+            self.run.path,
+            step=self.updates,
+            model=self.model,
+            tokenizer=self.tokenizer,
+            optimizer=self.optimizer,
+            state={
+                "position": self.position,
+                "skipped_in_a_row": self._skipped_in_a_row,
+                "longest_step": self._longest_step,
+                "evaluation_seconds": self._evaluation_seconds,
+            },
+            tensors=self.tensors,
+        )
+        self._saved = (self.updates, self.position)
+        self.metrics.add(self.updates, {"checkpoint/seconds": time.perf_counter() - started})
+
+    def finish(self) -> None:
+        """The last evaluation, and the final model in the run's `model/`."""
+        self.evaluate(last=True)
+        save_policy(self.model, self.tokenizer, self.run.path / "model")
+        self.metrics.flush()
+        self.run.update(updates=self.updates)
+
+
+@contextmanager
+def opened(config: Any, run: RunDir, *, inputs: Inputs, num_updates: int, stop: StopRequest) -> Iterator[Trainer]:
+    """The trainer of a command that samples its own training data; says what it found when it opened the run."""
+    with Trainer(
+        config,
+        run,
+        engine=inputs.engine,
+        num_updates=num_updates,
+        questions=inputs.questions,
+        template=inputs.template,
+        eval_params=config.eval_sampling_params,
+        grader=inputs.pool,
+        stop=stop,
+    ) as trainer:
+        run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine_reason))
+        yield trainer
+
+
+class MetricsLog:
+    """Metrics of quick steps, committed together every few seconds."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._waiting: dict[int, dict[str, float]] = {}
+        self._flushed = time.monotonic()
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Metrics of the training phase at that step: of the policy after so many updates."""
+        self._waiting.setdefault(step, {}).update(values)
+        if time.monotonic() - self._flushed > METRICS_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        self.run.commit_metric_rows("train", self._waiting)
+        self._waiting = {}
+        self._flushed = time.monotonic()
