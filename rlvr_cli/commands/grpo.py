@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rlvr_cli import display
 from rlvr_cli.advantages import group_advantages, soft_overlong_penalty
@@ -66,19 +65,16 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
         while steps < config.n_grpo_steps and trainer.has_time():
             started, sampled_at = time.perf_counter(), trainer.updates - done
             rollouts, asked_after, signals = rollout_batch(config, trainer, inputs, step=sampled_at, asked=asked)
-            batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
-            if config.overlong == "mask":
-                batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
             minibatches = shuffled(config, len(rollouts), step=steps)
-            kept = score_batch(config, trainer, batch, minibatches, reference=reference)
+            batch = training_batch(config, trainer, rollouts, minibatches, reference=reference)
+            kept = {name: batch[name] for name in batch if name == "old_log_probs"}
+            after = {"steps": steps + 1, "asked": asked_after, "updates_of_batch": 0}
             for number, rows in enumerate(minibatches[done:], start=done + 1):
                 trainer.evaluate_if_due()
                 last = number == len(minibatches)
                 update = trainer.update(
                     take(batch, rows),
-                    position={"steps": steps + 1, "asked": asked_after, "updates_of_batch": 0}
-                    if last
-                    else {"steps": steps, "asked": asked, "updates_of_batch": number},
+                    position=after if last else {"steps": steps, "asked": asked, "updates_of_batch": number},
                     tensors={} if last else kept,
                     objective=objective,
                     micro_batch_size=config.micro_train_batch_size,
@@ -91,7 +87,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
                     if number == 1:
                         check_first_update(config, trainer, update)
             if not minibatches:
-                trainer.skip({"steps": steps + 1, "asked": asked_after, "updates_of_batch": 0})
+                trainer.skip(after)
             trainer.metrics.add(sampled_at, {"step/seconds": time.perf_counter() - started})
             steps, asked, done = steps + 1, asked_after, 0
             bar.advance(1, **signals)
@@ -196,17 +192,21 @@ def shuffled(config: GrpoConfig, num_rollouts: int, *, step: int) -> list[list[i
     ]
 
 
-def score_batch(
-    config: GrpoConfig, trainer: Trainer, batch: Batch, minibatches: list[list[int]], *, reference: Any
-) -> dict[str, Tensor]:
-    """Give the batch what the objective compares with: log-probabilities of the policy that sampled it, and of the reference.
+def training_batch(
+    config: GrpoConfig, trainer: Trainer, rollouts: Sequence[Rollout], minibatches: list[list[int]], *, reference: Any
+) -> Batch:
+    """Rollouts as tensors, with the log-probabilities that the objective compares with.
 
-    On-policy the first are those of the update itself, and are not computed twice.
-
-    Returns:
-        The old log-probabilities, which a checkpoint within the batch needs: the policy that gave them is then gone.
+    Those of the policy that sampled, `old_log_probs`, are computed once per batch, and only where a second update needs them:
+    on-policy they are those of the update itself. A run interrupted within the batch has them in its checkpoint, because the
+    policy that gave them is gone.
     """
+    if not rollouts:
+        return {}
     started = time.perf_counter()
+    batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
+    if config.overlong == "mask":
+        batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
     how: dict[str, Any] = {
         "micro_batch_size": config.micro_train_batch_size,
         "temperature": config.sampling_temperature,
@@ -221,9 +221,8 @@ def score_batch(
             for rows in minibatches[: len(minibatches) // config.epochs_per_rollout_batch]:
                 old[rows] = score(trainer.model, take(batch, rows), **how)
         batch["old_log_probs"] = old
-        trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
-        return {"old_log_probs": old}
-    return {}
+    trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
+    return batch
 
 
 def check_first_update(config: GrpoConfig, trainer: Trainer, update: dict[str, float]) -> None:
