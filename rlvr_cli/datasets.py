@@ -13,7 +13,7 @@ How a row is read, unless an option names the field:
 - answer: the first of `ANSWER_FIELDS`. A worked solution is reduced to its answer: what follows ``####`` on the last
   line, thousands commas removed, else the content of the last balanced ``\boxed{}``. A number stays as it is written.
 - ``nums`` (or ``numbers``) and ``target`` without a question are a Countdown puzzle.
-- response: ``response``, else ``completion``.
+- response: ``response``, else ``completion``. To fine-tune on, a worked solution that ends in ``####`` or a box will do.
 - id: ``id``, else ``unique_id``, else the file's stem and the row's number.
 """
 
@@ -45,6 +45,7 @@ NUMBERS_FIELDS = ("nums", "numbers")
 SHOWN_BAD_ROWS = 5
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_CALCULATOR = re.compile(r"<<[^<>\n]*>>")  # GSM8K's "<<48/2=24>>24"
 _BARE = re.compile(r"[^\s${}\\]+")
 _BRACE = re.compile(r"\\.|[{}]")  # \{ and \} delimit nothing
 _GENERATORS = {"arithmetic": arithmetic, "countdown": countdown}
@@ -314,7 +315,8 @@ def _limit_note(name: str, rows: int, limit: int | None) -> list[str]:
 def _fingerprint(examples: Iterable[Example]) -> str:
     digest = hashlib.sha256()
     for e in examples:
-        digest.update(json.dumps([e.id, e.question, e.ground_truth, e.prompt, e.response]).encode() + b"\n")
+        texts = [e.id, e.question, e.ground_truth, e.prompt, e.response, *([e.solution] if e.solution else [])]
+        digest.update(json.dumps(texts).encode() + b"\n")
     return digest.hexdigest()
 
 
@@ -362,11 +364,12 @@ class _Reading:
     def example(self, row: Row) -> Example:
         response_field = _first(RESPONSE_FIELDS, row.keys)
         response = text_of(row, response_field) if response_field else None
-        if self.traces and (response is None or not response.strip()):
+        solution = self.solution(row) if self.traces and response_field is None else None
+        if self.traces and not (response or "").strip() and not solution:
             raise BadRow(
                 row.where,
                 f"no response to train on: looked for {named(RESPONSE_FIELDS)}; the keys are {named(row.keys)}.",
-                "Fine-tuning needs traces: {prompt, response} rows.",
+                "Fine-tuning needs traces: {prompt, response} rows, or worked solutions that end in #### or \\boxed{}.",
             )
         question_field = self.question_field or _first(QUESTION_FIELDS, row.keys)
         numbers_field = _first(NUMBERS_FIELDS, row.keys)
@@ -379,7 +382,12 @@ class _Reading:
         is_formatted = response_field is not None and "prompt" in row.keys and not self.prompt_is_question
         prompt = text_of(row, "prompt") if is_formatted else None
         return Example(
-            id=self.new_id(row), question=question, ground_truth=truth, prompt=prompt or None, response=response or None
+            id=self.new_id(row),
+            question=question,
+            ground_truth=truth,
+            prompt=prompt or None,
+            response=response or None,
+            solution=solution,
         )
 
     def question(self, row: Row, question_field: str | None) -> str:
@@ -417,6 +425,15 @@ class _Reading:
         else:
             self.num_marked += 1
         return truth
+
+    def solution(self, row: Row) -> str | None:
+        """The working of a worked solution: without GSM8K's last line and calculator marks; None for a bare answer."""
+        field = self.answer_field or _first(("solution", *ANSWER_FIELDS), row.keys)
+        text = (text_of(row, field) or "").strip() if field else ""
+        form, _ = final_answer(text)
+        if form == "####":
+            return _CALCULATOR.sub("", text.rpartition("####")[0]).strip() or None
+        return text if form == "boxed" and not _BOX.match(text) else None
 
     def new_id(self, row: Row) -> str:
         given = (text_of(row, name) for name in ID_FIELDS if name in row.keys)

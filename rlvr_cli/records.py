@@ -23,6 +23,7 @@ class Example:
         None  # already formatted, as in the handout's sft.jsonl; else the template is filled with `question`
     )
     response: str | None = None  # a trace to train on (SFT)
+    solution: str | None = None  # instead of one: how the answer is worked out, in no prompt's format
 
 
 @dataclass(frozen=True, slots=True)

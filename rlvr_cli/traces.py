@@ -64,13 +64,28 @@ def load_traces(
             {},
         )
     with_prompts = [replace(e, prompt=prompt_of(e, template)) for e in source.examples]
+    worked = sum(e.solution is not None for e in with_prompts)
+    with_prompts = [replace(e, response=e.response or response_of(e)) for e in with_prompts]
     unique = list({(e.prompt, e.response): e for e in with_prompts if e.response}.values())
     messages = list(source.messages)
+    if worked:
+        messages.append(f"{worked} responses were made of worked solutions, in the format that the prompt asks for")
     if len(unique) < len(with_prompts):
         messages.append(f"{len(with_prompts) - len(unique)} traces were empty or there twice and are left out")
     if not unique:
         raise RlvrError(f"{spec} holds no response to train on.", "SFT needs rows with a prompt and a response.")
     return replace(source, examples=unique, messages=messages)
+
+
+def response_of(example: Example) -> str | None:
+    """A worked solution as a response to the example's prompt: after an open <think> in its tags, else with the answer in a box."""
+    if example.solution is None:
+        return None
+    if (example.prompt or "").rstrip().endswith("<think>"):
+        return f" {example.solution} </think> <answer> {example.ground_truth} </answer>"
+    if "\\boxed" in example.solution:
+        return f" {example.solution}"
+    return f" {example.solution}\nThe answer is $\\boxed{{{example.ground_truth}}}$."
 
 
 def _from_run(path: Path) -> Traces:

@@ -4,6 +4,7 @@ Enters: the options that the training commands share, an open run, a grader. Lea
 optimizer and its sampler, and writes the run's metrics, evaluations, checkpoints and final model.
 """
 
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -158,7 +159,7 @@ class Trainer:
             Interrupted: a signal came; the update was not made.
         """
         if not batch["response_mask"].any():
-            return self.skip(position)
+            return self.skip(position, tensors)
         self.sampler.sleep()
         fault_point("update")
         metrics = train_update(
@@ -191,12 +192,12 @@ class Trainer:
         self.move_on(position, tensors)
         return metrics
 
-    def skip(self, position: dict[str, int]) -> dict[str, float]:
+    def skip(self, position: dict[str, int], tensors: dict[str, Tensor] | None = None) -> dict[str, float]:
         """Count an update for which there is nothing to train on."""
         metrics = {"update/skipped": 1.0, "update/tokens": 0.0}
         self.metrics.add(self.updates, metrics)
         self.updates += 1
-        self.move_on(position)
+        self.move_on(position, tensors)
         return metrics
 
     def check_mismatch(self, mean_gap: float) -> None:
@@ -311,6 +312,8 @@ class Trainer:
         """The last evaluation, and the final model in the run's `model/`."""
         self.evaluate(last=True)
         save_policy(self.model, self.tokenizer, self.run.path / "model")
+        for leftover in self.run.path.glob(".model.*"):  # of a kill while it was written before
+            shutil.rmtree(leftover, ignore_errors=True)
         self.metrics.flush()
         self.run.update(updates=self.updates)
 

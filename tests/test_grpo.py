@@ -210,7 +210,7 @@ def test_a_failed_grade_counts_as_nothing_and_is_counted(train, tmp_path):
     "given",
     [
         {},
-        {"loss_type": "grpo_clip", "rollout_batch_size": 128, "train_batch_size": 64, "epochs_per_rollout_batch": 2, "n_grpo_steps": 6, "learning_rate": 4e-4},
+        {"loss_type": "grpo_clip", "train_batch_size": 64, "epochs_per_rollout_batch": 2, "n_grpo_steps": 6, "learning_rate": 4e-4},
         {"loss_type": "no_baseline"},
         {"length_normalization": "masked_normalize", "importance_correction": "truncated", "use_std_normalization": False},
     ],

@@ -92,3 +92,29 @@ def test_a_runs_rollouts_are_traces_but_for_the_cut_ones(tmp_path):
     }
     assert traces.default_grader == "gsm8k"
     assert any("1 responses were cut" in m for m in traces.messages)
+
+
+@pytest.mark.parametrize(
+    ("row", "solution", "truth"),
+    [
+        ({"answer": "He has 4/2=<<4/2=2>>2 left.\nSo 2+1,000=<<2+1000=1002>>1,002.\n#### 1,002"}, "He has 4/2=2 left.\nSo 2+1,000=1,002.", "1002"),
+        ({"solution": "Add: $1+1=\\boxed{2}$.", "answer": "2"}, "Add: $1+1=\\boxed{2}$.", "2"),
+    ],
+)  # fmt: skip
+def test_a_worked_solution_becomes_a_response_in_the_prompts_format(tmp_path, row, solution, truth):
+    (tmp_path / "d.jsonl").write_text(json.dumps({"question": "How many?", **row}) + "\n")
+    tagged = load_traces(str(tmp_path / "d.jsonl"), load_prompt("r1_zero"))
+    assert tagged.examples[0].response == f" {solution} </think> <answer> {truth} </answer>"
+    assert "1 responses were made of worked solutions" in " ".join(tagged.messages)
+    boxed = load_traces(str(tmp_path / "d.jsonl"), load_prompt("question_only")).examples[0].response
+    assert boxed.startswith(f" {solution}")
+    assert f"\\boxed{{{truth}}}" in boxed
+    with GraderPool("r1_zero", workers=1) as pool:
+        assert keep_correct(tagged.examples, pool)
+
+
+@pytest.mark.parametrize("answer", ["72", "#### 72", "\\boxed{72}"])
+def test_a_bare_answer_is_no_trace(tmp_path, answer):
+    (tmp_path / "d.jsonl").write_text(json.dumps({"question": "How many?", "answer": answer}) + "\n")
+    with pytest.raises(RlvrError, match="no response to train on"):
+        load_traces(str(tmp_path / "d.jsonl"), load_prompt("r1_zero"))

@@ -27,9 +27,9 @@ STAGES = {"untrained": "start-eval", "after SFT": "sft-eval", "after GRPO": "grp
 def run(config: QuickstartConfig) -> None:
     """Type the commands, one after the other. Raises RlvrError when one fails, Interrupted after a signal."""
     name = config.name or f"quickstart-{time.strftime('%Y%m%d-%H%M%S')}"
-    runs, seed = Path(config.runs_dir), str(config.seed)
+    runs = Path(config.runs_dir)
     started = time.monotonic()
-    for title, command in commands(name, runs, seed=seed):
+    for title, command in commands(name, runs, seed=config.seed):
         display.say(f"\n# {title}\n$ {shlex.join(command)}")
         follow(command)
     display.say(f"\ncurves         {runs / f'{name}-curves.png'}")
@@ -50,7 +50,7 @@ def run(config: QuickstartConfig) -> None:
     )
 
 
-def commands(name: str, runs: Path, *, seed: str) -> list[tuple[str, list[str]]]:
+def commands(name: str, runs: Path, *, seed: int) -> list[tuple[str, list[str]]]:
     """What is typed: a title and a command line each."""
     start = str(runs / f"{name}-start")
     where = ["--runs-dir", str(runs)] if str(runs) != "runs" else []
@@ -58,30 +58,30 @@ def commands(name: str, runs: Path, *, seed: str) -> list[tuple[str, list[str]]]
     def model_of(run: str) -> str:
         return str(runs / f"{name}-{run}" / "model")
 
-    def rlvr(command: str, model: str, run: str) -> list[str]:
-        return [
-            "rlvr",
-            command,
-            "--preset",
-            "quickstart",
-            "--model",
-            model,
-            "--seed",
-            seed,
-            "--run",
-            f"{name}-{run}",
-            *where,
-        ]
+    def rlvr(command: str, run: str, *, model: str, dataset: str = "") -> list[str]:
+        options = ["--preset", "quickstart", "--model", model, *(["--dataset", dataset] if dataset else [])]
+        return ["rlvr", command, *options, "--seed", str(seed), "--run", f"{name}-{run}", *where]
 
+    def traces(size: int, offset: int) -> str:
+        return f"arithmetic:{size}:{seed + offset}"
+
+    make = ["python", "-m", "rlvr_cli.tiny_model", start, "--seed", str(seed)]
+    draw = ["rlvr", "analyze", "curves", f"{name}-grpo", *where, "--plot", str(runs / f"{name}-curves.png")]
     return [
-        ("a tokenizer and an untrained model of 0.4M parameters", ["python", "-m", "rlvr_cli.tiny_model", start, "--seed", seed]),
-        ("what it can do: nothing", rlvr("eval", start, "start-eval")),
-        ("imitate traces, of which a third work the problem out and the rest guess", rlvr("sft", start, "sft")),
-        ("now it is right a third of the time", rlvr("eval", model_of("sft"), "sft-eval")),
-        ("reinforce what turns out right", rlvr("grpo", model_of("sft"), "grpo")),
-        ("what it can do now", rlvr("eval", model_of("grpo"), "grpo-eval")),
-        ("the curves", ["rlvr", "analyze", "curves", f"{name}-grpo", *where, "--plot", str(runs / f"{name}-curves.png")]),
-    ]  # fmt: skip
+        ("a tokenizer and an untrained model of 0.4M parameters", make),
+        ("what it can do: nothing", rlvr("eval", "start-eval", model=start)),
+        (
+            "imitate traces, of which a third work the problem out and the rest guess",
+            rlvr("sft", "sft", model=start, dataset=traces(8000, 0)),
+        ),
+        ("now it is right a third of the time", rlvr("eval", "sft-eval", model=model_of("sft"))),
+        (
+            "reinforce what turns out right, on other questions",
+            rlvr("grpo", "grpo", model=model_of("sft"), dataset=traces(4000, 1000)),
+        ),
+        ("what it can do now", rlvr("eval", "grpo-eval", model=model_of("grpo"))),
+        ("the curves", draw),
+    ]
 
 
 def follow(command: Sequence[str]) -> None:
