@@ -3,6 +3,7 @@
 import json
 import statistics
 from collections import defaultdict
+from importlib.util import find_spec
 
 import pytest
 
@@ -364,3 +365,27 @@ def test_a_dry_run_says_the_objective_and_does_nothing(tmp_path, capsys, loss_ty
     assert "memory         about" in said
     assert "on-policy" in said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_on_vllm_reward_rises_too_and_a_resumed_run_ends_the_same(tmp_path):
+    options = {
+        **SMALL, "engine": "vllm", "max_model_len": 128, "dataset": "arithmetic:2000", "rollout_batch_size": 128, "group_size": 8,
+        "train_batch_size": 64, "epochs_per_rollout_batch": 2, "loss_type": "grpo_clip", "n_grpo_steps": 5, "learning_rate": 4e-4,
+        "eval_every": 0, "eval_examples": 128, "runs_dir": str(tmp_path),
+    }  # fmt: skip
+    grpo.run(GrpoConfig(**options))
+    metrics = metrics_of(tmp_path / "r")
+    before, after = (metrics["eval", "reward/mean"][step] for step in (0, 20))
+    assert after > before + 0.1
+    assert {r["policy_version"] for r in rows_of(tmp_path / "r")} == {0, 4, 8, 12, 16}
+    # The sampler's log-probabilities are the trainer's, before any update and after each load of weights.
+    assert set(metrics["train", "mismatch/logprob_mean_abs"]) == set(range(20))
+    assert max(metrics["train", "mismatch/logprob_mean_abs"].values()) < 1e-3
+    assert [metrics["train", "policy/ratio_max"][step] for step in range(0, 20, 4)] == [1.0] * 5
+    grpo.run(GrpoConfig(**{**options, "run": "cut", "n_grpo_steps": 2}))
+    given = {"resume": "cut", "n_grpo_steps": 5, "runs_dir": str(tmp_path)}
+    grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+    weights = [(tmp_path / run / "model/model.safetensors").read_bytes() for run in ("r", "cut")]
+    assert weights[0] == weights[1]
