@@ -73,8 +73,8 @@ def write_all(descriptor: int, data: bytes | memoryview, *, offset: int) -> None
 
 
 _HINTS = {
-    errno.ENOSPC: "Free some space on that disk; rlvr eval then goes on with --resume.",
-    errno.EDQUOT: "Free some of your disk quota; rlvr eval then goes on with --resume.",
+    errno.ENOSPC: "Free some space on that disk; what rlvr eval, sft, ei and grpo had done goes on with --resume.",
+    errno.EDQUOT: "Free some of your disk quota; what rlvr eval, sft, ei and grpo had done goes on with --resume.",
     errno.EFBIG: "The process may not write files of that size (ulimit -f).",
 } | dict.fromkeys(
     (errno.EROFS, errno.EACCES, errno.EPERM), "Choose a directory that you may write to, for instance with --runs-dir."

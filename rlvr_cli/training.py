@@ -141,7 +141,8 @@ def policy_gradient(
 
     Returns:
         The per-token loss and statistics: `ratio` (new / old), `mismatch` (trainer's old minus sampler's log-probability),
-        and, where they apply, `clipped`, `clipped_low`, `clipped_high`, `importance_weight`, `kl`.
+        `position` in the response and its `length` (tokens), and, where they apply, `clipped`, `clipped_low`,
+        `clipped_high`, `importance_weight`, `kl`.
     """
     old = batch.get("old_log_probs", log_probs.detach())
     loss, statistics = compute_policy_gradient_loss(
@@ -155,6 +156,9 @@ def policy_gradient(
     )
     statistics.setdefault("ratio", (log_probs.detach() - old).exp())
     statistics["mismatch"] = old - batch["sampled_log_probs"]
+    mask = batch["response_mask"]
+    statistics["position"] = mask.cumsum(dim=1) - 1
+    statistics["length"] = mask.sum(dim=1, keepdim=True).expand_as(mask)
     if importance_cap is not None:
         weights = importance_weights(old, batch["sampled_log_probs"], cap=importance_cap)
         loss = weights * loss
@@ -281,7 +285,9 @@ def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
     Returns:
         `policy/ratio_mean`, `_min`, `_p01`, `_p99`, `_max`; `policy/clip_fraction`, `_low`, `_high`; `policy/kl`;
         `mismatch/logprob_mean_abs` and `_max_abs`, |trainer - sampler| in nats; `mismatch/ratio_mean`, `_p01`, `_p99`, `_max`,
-        trainer over sampler; `mismatch/importance_weight_mean`.
+        trainer over sampler; `mismatch/importance_weight_mean`; and the mean |trainer - sampler| of the tokens at positions 0,
+        1 to 3, 4 to 15, ... as `mismatch/position/0`, `/1`, `/4`, `/16`, ..., and of those in responses of 1 to 3, 4 to 15, ...
+        tokens as `mismatch/length/1`, `/4`, ...
     """
     metrics: dict[str, float] = {}
     for name, values in statistics.items():
@@ -292,6 +298,9 @@ def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
                 metrics["mismatch/logprob_mean_abs"] = float(values.abs().mean())
                 metrics["mismatch/logprob_max_abs"] = float(values.abs().max())
                 metrics |= {f"mismatch/ratio_{k}": v for k, v in _spread(values.exp()).items()}
+                for where in statistics.keys() & {"position", "length"}:
+                    means = _means_by_size(values.abs(), statistics[where])
+                    metrics |= {f"mismatch/{where}/{start}": mean for start, mean in means.items()}
             case "importance_weight":
                 metrics["mismatch/importance_weight_mean"] = float(values.mean())
             case "kl":
@@ -472,6 +481,17 @@ def _spread(values: Tensor) -> dict[str, float]:
     last = len(ordered) - 1
     places = {"min": 0.0, "p01": 0.01, "p99": 0.99, "max": 1.0}
     return {"mean": float(ordered.mean())} | {k: float(ordered[round(q * last)]) for k, q in places.items()}
+
+
+def _means_by_size(values: Tensor, sizes: Tensor) -> dict[int, float]:
+    """The mean of `values` in each bucket of `sizes`: 0, then powers of four, named by where they start."""
+    means, start, end = {}, 0, 1
+    while start <= int(sizes.max()):
+        inside = (sizes >= start) & (sizes < end)
+        if inside.any():
+            means[start] = float(values[inside].mean())
+        start, end = end, end * 4
+    return means
 
 
 def _micro_batches(mask: Tensor, size: int) -> Iterator[tuple[Tensor, int]]:

@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import itertools
 import math
 from collections import defaultdict
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -516,6 +517,12 @@ def plain_policy_gradient(
         values = torch.cat(parts).detach().numpy()
         if name == "mismatch/logprob":
             metrics |= {f"{name}_mean_abs": values.mean(), f"{name}_max_abs": values.max()}
+            places = [("position", t, gap) for part in parts for t, gap in enumerate(part.tolist())]
+            places += [("length", len(part), gap) for part in parts for gap in part.tolist()]
+            for where, start, end in itertools.product(("position", "length"), (0, 1, 4), (0, 3, 15)):
+                inside = [gap for kind, size, gap in places if kind == where and start <= size <= end]
+                if inside and (start, end) in ((0, 0), (1, 3), (4, 15)):
+                    metrics[f"mismatch/{where}/{start}"] = sum(inside) / len(inside)
         elif name.endswith("/ratio"):
             metrics |= {f"{name}_mean": values.mean(), f"{name}_min": values.min(), f"{name}_max": values.max()}
             metrics[f"{name}_p01"], metrics[f"{name}_p99"] = np.quantile(values, [0.01, 0.99], method="nearest")
@@ -545,7 +552,7 @@ def rollout_cases(draw):
 @pytest.mark.parametrize(("normalization", "constant"), NORMALIZATIONS)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @given(rollout_cases())
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_no_cut_order_or_padding_changes_a_policy_gradient(
     policy, loss_type, normalization, constant, off_policy, kl_coef, case
 ):
@@ -986,3 +993,21 @@ def test_draws_that_divide_an_epoch_see_each_example_once_in_it():
         seen.append(drawn)
     for epoch in (seen[:4], seen[4:]):
         assert sorted(index for drawn in epoch for index in drawn) == list(range(12))
+
+
+def test_the_mismatch_is_also_told_by_position_and_length():
+    """Two responses, of 2 and 6 tokens; the gaps are worked out by hand."""
+    statistics = {
+        "mismatch": torch.tensor([1.0, -2.0, 3.0, -4.0, 5.0, -6.0, 7.0, -8.0]),
+        "position": torch.tensor([0, 1, 0, 1, 2, 3, 4, 5]),
+        "length": torch.tensor([2, 2, 6, 6, 6, 6, 6, 6]),
+    }
+    metrics = token_metrics(statistics)
+    told = {k.removeprefix("mismatch/"): v for k, v in metrics.items() if "position" in k or "length" in k}
+    assert told == {
+        "position/0": 2.0,
+        "position/1": pytest.approx((2 + 4 + 5 + 6) / 4),
+        "position/4": 7.5,
+        "length/1": 1.5,
+        "length/4": 5.5,
+    }
