@@ -37,6 +37,8 @@ from rlvr_cli.models import PreTrainedModel, PreTrainedTokenizerBase, load_polic
 
 SCHEMA_VERSION = 1
 
+KEEP = 2  # checkpoints that stay
+
 _FOLDER, _STATE = "checkpoints", "state.json"
 _MODEL, _OPTIMIZER, _TENSORS = "model", "optimizer.safetensors", "tensors.safetensors"
 _NAME = re.compile(r"step-([0-9]{6,12})")
@@ -68,7 +70,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | None = None,
-    keep: int = 2,
+    keep: int = KEEP,
 ) -> Path:
     """Write the checkpoint of `step`, durably, and remove all but the newest `keep`.
 
@@ -172,6 +174,9 @@ def load_checkpoint(
         tensor.copy_(weights[name])
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
     tensors = _read_tensors(path / _TENSORS) if _TENSORS in record["files"] else {}
+    if not problems:  # else the next save decides
+        with naming(folder):
+            _prune(folder, newest=record["step"], keep=KEEP)  # what a kill kept from being pruned
     notices = [f"{problem} Training goes on from {path.name} instead." for problem in problems]
     return Checkpoint(path, record["step"], record["state"], tensors), notices
 

@@ -226,10 +226,16 @@ def training_batch(
 
 
 def check_first_update(config: GrpoConfig, trainer: Trainer, update: dict[str, float]) -> None:
-    """Before the first update on a batch the policy is the one that sampled it."""
+    """Before the first update on a batch the policy is the one that sampled it.
+
+    Up to --sampling-min-tokens the sampler bars the end of the response, and its distribution is another one: not looked at.
+    """
     moved = max(update["policy/ratio_max"] - 1, 1 - update["policy/ratio_min"])
     assert not config.on_policy or not moved > 0, update
-    trainer.check_mismatch(update["mismatch/logprob_mean_abs"])
+    gaps = {int(name.rpartition("/")[2]): gap for name, gap in update.items() if name.startswith("mismatch/position/")}
+    trainer.check_mismatch(
+        max((gap for start, gap in gaps.items() if start >= config.sampling_min_tokens), default=0.0)
+    )
 
 
 def reference_model(config: GrpoConfig) -> Any:
