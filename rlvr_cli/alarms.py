@@ -72,19 +72,16 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
             f"{cut[1]:.0%} of the responses are cut at the length limit, after {cut[0]:.0%} at the start",
             "rlvr analyze lengths RUN --phase train",
         )
-    if (
-        (wrong := ends("length/wrong"))
-        and (right := ends("length/correct"))
-        and wrong[1] / wrong[0] > 1.5 * right[1] / right[0]
-    ):
+    wrong, right = ends("length/wrong"), ends("length/correct")
+    if wrong and right and wrong[1] > 1.5 * max(wrong[0], right[1]):
         yield Alarm(
             "wrong_answers_grow",
             "warning",
-            f"wrong responses grew from {wrong[0]:.0f} to {wrong[1]:.0f} tokens, correct ones from {right[0]:.0f} to {right[1]:.0f}: "
-            "masked_mean rewards long wrong answers, compare --length-normalization masked_normalize",
+            f"wrong responses grew from {wrong[0]:.0f} to {wrong[1]:.0f} tokens, correct ones have {right[1]:.0f}: masked_mean "
+            "makes long wrong answers cheap; compare --length-normalization masked_normalize",
             "rlvr analyze lengths RUN --phase train",
         )
-    if (signal := ends("groups/signal_share")) and signal[1] < 0.2:
+    if (signal := ends("groups/signal_share")) and signal[1] < 0.2 and not (reward and reward[1] >= SOLVED):
         solved = reward is not None and reward[1] > 0.5
         yield Alarm(
             "no_signal",
@@ -146,7 +143,7 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
 
 
 _DISAGREEMENT = """
-    SELECT grades.grader, step, avg((coalesce(grades.reward, 0) > 0.5 <> (coalesce(rollouts.reward, 0) > 0.5))::INT)
+    SELECT grades.grader, step, avg(((coalesce(grades.reward, 0) > 0.5) <> (coalesce(rollouts.reward, 0) > 0.5))::INT)
     FROM rollouts JOIN grades USING (run_id, phase, step, example_id, sample_index)
     WHERE phase = 'train'
     GROUP BY ALL

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from rlvr_cli import display
+from rlvr_cli.alarms import run_alarms
 from rlvr_cli.checkpoints import load_checkpoint, save_checkpoint
 from rlvr_cli.datasets import Dataset
 from rlvr_cli.engines import model_path, open_sampler, sampler_facts, use_few_threads
@@ -28,6 +29,7 @@ from rlvr_cli.rollouts import log_generations
 from rlvr_cli.samplers.transformers import TransformersSampler
 from rlvr_cli.signals import StopRequest
 from rlvr_cli.store import RunDir
+from rlvr_cli.summary import summarize
 from rlvr_cli.training import autocast_dtype, learning_rate_at, make_optimizer, train_update
 
 METRICS_SECONDS = 2.0  # how long metrics may wait to be committed together: a commit can cost more than an update
@@ -334,6 +336,16 @@ def opened(config: Any, run: RunDir, *, inputs: Inputs, num_updates: int, stop: 
     ) as trainer:
         run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine_reason))
         yield trainer
+
+
+def conclude(trainer: Trainer, *, output: str) -> None:
+    """Say what came of a run that has ended: where the model is, what looks wrong, and the last evaluation."""
+    run = trainer.run
+    display.say(f"model          {run.path / 'model'}")
+    for alarm in run_alarms(run.path):
+        display.say(f"{alarm.severity}: {alarm.sentence}\n    {alarm.query.replace('RUN', run.id)}")
+    if trainer.questions is not None:
+        display.summary(summarize(run.path, step=trainer.updates), output=output)
 
 
 class MetricsLog:

@@ -42,7 +42,7 @@ def test_nothing_sounds_when_nothing_is_wrong():
         ("entropy_collapse", {"policy__entropy": (0.4, 0.001)}, "0.03"),
         ("truncation_creep", {"length__truncated_share": (0.0, 0.4)}, "37%"),
         ("wrong_answers_grow", {"length__wrong": (100, 400)}, "from 122 to 378 tokens"),
-        ("no_signal", {"groups__signal_share": (0.9, 0.0)}, "easy"),
+        ("no_signal", {"groups__signal_share": (0.9, 0.0), "reward__mean": (0.3, 0.85)}, "easy"),
         ("no_signal", {"groups__signal_share": (0.9, 0.0), "reward__mean": (0.0, 0.01)}, "hard"),
         ("format_without_answers", {"reward__format": (0.2, 0.9), "reward__answer": (0.1, 0.1)}, "0.85"),
         ("mismatch_grows", {"mismatch__logprob_mean_abs": (0.001, 0.05)}, "0.046"),

@@ -16,7 +16,7 @@ RANKS = {
         "statistics", "display", "plots",
     },
     3: {"rollouts", "training", "checkpoints", "summary", "engines", "journal", "tiny_model", "traces"},
-    4: {"inputs", "plan", "figures"},
+    4: {"inputs", "plan", "figures", "alarms"},
     5: {"trainer"},
     6: {"commands"},
     7: {"cli"},

@@ -13,9 +13,8 @@ from rlvr_cli.plan import announce, ei_plan
 from rlvr_cli.records import Rollout
 from rlvr_cli.rollouts import rollout_metrics, sample_groups
 from rlvr_cli.signals import StopRequest
-from rlvr_cli.summary import summarize
 from rlvr_cli.tokens import collate, pad_id_of
-from rlvr_cli.trainer import Trainer, opened
+from rlvr_cli.trainer import Trainer, conclude, opened
 from rlvr_cli.training import batches, draw
 
 
@@ -33,9 +32,7 @@ def run(config: EiConfig) -> None:
         opened(config, run, inputs=inputs, num_updates=0, stop=stop) as trainer,
     ):
         train(config, trainer, inputs)
-    display.say(f"model          {run.path / 'model'}")
-    if inputs.questions:
-        display.summary(summarize(run.path, step=trainer.updates), output=config.format)
+    conclude(trainer, output=config.format)
 
 
 def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:

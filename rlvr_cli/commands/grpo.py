@@ -21,9 +21,8 @@ from rlvr_cli.plan import announce, grpo_notes, grpo_plan, overlong_buffer
 from rlvr_cli.records import Rollout
 from rlvr_cli.rollouts import Effort, rollout_metrics, sample_groups
 from rlvr_cli.signals import StopRequest
-from rlvr_cli.summary import summarize
 from rlvr_cli.tokens import Batch, pad_id_of
-from rlvr_cli.trainer import Trainer, opened
+from rlvr_cli.trainer import Trainer, conclude, opened
 from rlvr_cli.training import batches, draw, policy_gradient, rollout_tensors, score, take
 
 
@@ -44,9 +43,7 @@ def run(config: GrpoConfig) -> None:
         opened(config, run, inputs=inputs, num_updates=num_updates, stop=stop) as trainer,
     ):
         train(config, trainer, inputs)
-    display.say(f"model          {run.path / 'model'}")
-    if inputs.questions:
-        display.summary(summarize(run.path, step=trainer.updates), output=config.format)
+    conclude(trainer, output=config.format)
 
 
 def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:

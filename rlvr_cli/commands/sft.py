@@ -18,10 +18,9 @@ from rlvr_cli.plan import FEW_UPDATES, announce, sft_plan
 from rlvr_cli.prompts import load_prompt
 from rlvr_cli.records import Example
 from rlvr_cli.signals import StopRequest
-from rlvr_cli.summary import summarize
 from rlvr_cli.tokens import collate, encode, pad_id_of
 from rlvr_cli.traces import choose_examples, keep_correct, load_traces
-from rlvr_cli.trainer import Trainer
+from rlvr_cli.trainer import Trainer, conclude
 from rlvr_cli.training import batches, epoch_order
 
 
@@ -81,9 +80,7 @@ def run(config: SftConfig) -> None:
         ) as trainer,
     ):
         train(config, trainer, examples=examples, token_ids=traces.token_ids)
-    display.say(f"model          {run.path / 'model'}")
-    if questions:
-        display.summary(summarize(run.path, step=trainer.updates), output=config.format)
+    conclude(trainer, output=config.format)
 
 
 def train(
