@@ -17,6 +17,8 @@ from rlvr_cli.config import (
     AnalyzeConfig,
     EiConfig,
     EvalConfig,
+    FilterConfig,
+    GradeConfig,
     GrpoConfig,
     Provenance,
     QuickstartConfig,
@@ -35,6 +37,8 @@ COMMANDS: dict[str, type[Provenance]] = {
     "sft": SftConfig,
     "ei": EiConfig,
     "grpo": GrpoConfig,
+    "grade": GradeConfig,
+    "filter": FilterConfig,
     "analyze": AnalyzeConfig,
 }
 

@@ -1,11 +1,12 @@
 """The columns of the run store's Parquet files: records <-> tables <-> bytes.
 
-Enters: rollouts and metrics, or the bytes of a file. Leaves: those bytes, or the table in them, whose columns and page
-checksums were checked. pyarrow costs 0.2 s of CPU and is imported where it is used.
+Enters: rollouts, grades and metrics, or the bytes of a file. Leaves: those bytes, or the table in them, whose columns and
+page checksums were checked. pyarrow costs 0.2 s of CPU and is imported where it is used.
 """
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.records import Phase, Rollout
@@ -18,6 +19,30 @@ SCHEMA_VERSION = 1  # of run.json, the manifest and the Parquet files together
 _UNIQUE_COLUMNS = {"response", "response_ids", "sampled_logprobs"}  # a dictionary costs time and saves nothing
 
 
+@dataclass(frozen=True, slots=True)
+class Regrade:
+    """What another grader says of a rollout, which has the key (phase, step, example_id, sample_index).
+
+    Of several attempts of one grader on a rollout the last counts.
+    """
+
+    run_id: str
+    phase: Phase
+    step: int
+    example_id: str
+    sample_index: int
+    grader: str
+    attempt: int  # 0; one more each time that everything is graded again
+    grader_sha256: str | None  # of the file of FILE.py:FUNCTION; None for a grader of ours
+    format_reward: float | None
+    answer_reward: float | None
+    reward: float | None  # None: the grade failed, see grade_error
+    grade_error: str | None
+    extracted_answer: str | None
+    category: str
+    failure_kind: str | None
+
+
 @functools.cache
 def rollout_schema() -> "pa.Schema":
     """The columns of a rollout part: the fields of `Rollout`, in their order.
@@ -27,8 +52,7 @@ def rollout_schema() -> "pa.Schema":
     """
     import pyarrow as pa
 
-    def required(name: str, kind: "pa.DataType") -> "pa.Field":
-        return pa.field(name, kind, nullable=False)
+    required = functools.partial(pa.field, nullable=False)
 
     def list_of(kind: "pa.DataType") -> "pa.DataType":
         return pa.list_(pa.field("element", kind, nullable=False))
@@ -70,6 +94,34 @@ def rollout_schema() -> "pa.Schema":
 
 
 @functools.cache
+def grade_schema() -> "pa.Schema":
+    """The columns of a part of grades: the fields of `Regrade`, in their order."""
+    import pyarrow as pa
+
+    required = functools.partial(pa.field, nullable=False)
+    return pa.schema(
+        [
+            required("run_id", pa.string()),
+            required("phase", pa.string()),
+            required("step", pa.int64()),
+            required("example_id", pa.string()),
+            required("sample_index", pa.int64()),
+            required("grader", pa.string()),
+            required("attempt", pa.int64()),
+            pa.field("grader_sha256", pa.string()),
+            pa.field("format_reward", pa.float64()),
+            pa.field("answer_reward", pa.float64()),
+            pa.field("reward", pa.float64()),
+            pa.field("grade_error", pa.string()),
+            pa.field("extracted_answer", pa.string()),
+            required("category", pa.string()),
+            pa.field("failure_kind", pa.string()),
+        ],
+        metadata={"rlvr.schema_version": str(SCHEMA_VERSION)},
+    )
+
+
+@functools.cache
 def metrics_schema() -> "pa.Schema":
     """The columns of metrics.parquet; (step, phase, name) is unique in it."""
     import pyarrow as pa
@@ -89,16 +141,33 @@ def metrics_schema() -> "pa.Schema":
 
 def rollout_table(rollouts: Sequence[Rollout]) -> "pa.Table":
     """Rollouts as a table of `rollout_schema`; text that UTF-8 cannot hold is escaped."""
+    assert all(r.sampled_at.tzinfo is None for r in rollouts), "sampled_at is naive UTC"
+    return _table(rollouts, rollout_schema())
+
+
+def grade_table(grades: Sequence[Regrade]) -> "pa.Table":
+    """Grades as a table of `grade_schema`; text that UTF-8 cannot hold is escaped."""
+    return _table(grades, grade_schema())
+
+
+def _table(records: Sequence[Any], schema: "pa.Schema") -> "pa.Table":
     import pyarrow as pa
 
-    assert all(r.sampled_at.tzinfo is None for r in rollouts), "sampled_at is naive UTC"
     columns = []
-    for field in rollout_schema():
-        values = [getattr(r, field.name) for r in rollouts]
+    for field in schema:
+        values = [getattr(r, field.name) for r in records]
         if pa.types.is_string(field.type):
             values = [None if v is None else storable(v) for v in values]
         columns.append(pa.array(values, field.type))
-    return pa.table(columns, schema=rollout_schema())
+    return pa.table(columns, schema=schema)
+
+
+def records_parquet(records: Sequence[Mapping[str, Any]]) -> memoryview:
+    """The bytes of a Parquet file of these records; a key that one of them lacks is null there."""
+    import pyarrow as pa
+
+    names = dict.fromkeys(name for r in records for name in r)
+    return to_parquet(pa.table({name: [r.get(name) for r in records] for name in names}))
 
 
 def to_rollouts(table: "pa.Table") -> list[Rollout]:
@@ -110,9 +179,10 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def keys_of(table: "pa.Table") -> set[tuple[str, int]]:
-    """The (example_id, sample_index) of rollouts."""
-    return set(zip(table["example_id"].to_pylist(), table["sample_index"].to_pylist(), strict=True))
+def keys_of(table: "pa.Table") -> set[tuple[Any, ...]]:
+    """The (example_id, sample_index) of rollouts, or the (example_id, sample_index, attempt) of grades."""
+    names = [n for n in ("example_id", "sample_index", "attempt") if n in table.column_names]
+    return set(zip(*(table[name].to_pylist() for name in names), strict=True))
 
 
 def with_metrics(

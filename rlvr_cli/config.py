@@ -54,8 +54,13 @@ C = TypeVar("C", bound=Provenance)
 
 @dataclass(frozen=True)
 class ModelOptions:
-    model: str = knob("", "Local directory or hub id of the model. Empty: the built-in tiny model.", group="Model")
-    device: str = knob("auto", "Torch device of the model: auto, cpu, cuda, cuda:1, mps.", group="Model")
+    model: str = knob(
+        "",
+        "Local directory or hub id of the model. Empty: the built-in tiny model.",
+        group="Model",
+        free_on_resume=True,
+    )
+    device: str = knob("auto", "Torch device of the model: auto, cpu, cuda, cuda:1.", group="Model")
     max_batch_size: int | None = knob(
         None, "Sequences decoded at once by the transformers engine. Default: chosen from memory.", group="Model", free_on_resume=True
     )  # fmt: skip
@@ -76,7 +81,7 @@ class EngineOptions:
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     max_model_len: int | None = knob(
-        None, "Context window given to vLLM, in tokens. Default: what this run's prompts and responses need.", group="Model"
+        None, "Context window given to vLLM, in tokens. Default: the model's own.", group="Model"
     )  # fmt: skip
     gpu_memory_utilization: float = knob(
         0.85, "Share of the GPU's memory that vLLM takes.", group="Model", free_on_resume=True
@@ -179,7 +184,7 @@ class EvaluationOptions:
     eval_examples: int = knob(1024, "Questions per evaluation, the same each time.", group="Evaluation")
     eval_every: int = knob(0, "Updates between evaluations; 0: only before and after training.", group="Evaluation")
     final_eval_examples: int | None = knob(
-        None, "Questions of the last evaluation. Default: --eval-examples.", group="Evaluation", free_on_resume=True
+        None, "Questions of the last evaluation. Default: --eval-examples.", group="Evaluation"
     )
 
 
@@ -255,6 +260,8 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
     api_key_env: str = knob("OPENAI_API_KEY", "Environment variable that holds the endpoint's key.", group="Model")
 
     def __post_init__(self) -> None:
+        if is_partial(self):
+            return
         _check_values(self)
         _check_sampling(self)
         _at_least(self, 1, "num_samples", "grader_workers", "limit", "max_batch_size", "max_model_len")
@@ -315,6 +322,8 @@ class SftConfig(
     append_eos: bool = knob(True, "Teach the end-of-sequence token after each response.", group="Optimisation")
 
     def __post_init__(self) -> None:
+        if is_partial(self):
+            return
         _check_training(self)
         _at_least(self, 1, "train_batch_size", "micro_batch_size", "sft_epochs")
         _at_least(self, 0, "n_sft_steps")
@@ -368,6 +377,8 @@ class EiConfig(
     eval_every: int = knob(1, "Rounds between evaluations; 0: only after training.", group="Evaluation")
 
     def __post_init__(self) -> None:
+        if is_partial(self):
+            return
         _check_training(self)
         _at_least(
             self, 1, "n_ei_steps", "ei_batch_size", "group_size", "sft_epochs", "train_batch_size", "micro_batch_size"
@@ -478,6 +489,8 @@ class GrpoConfig(
         return self.normalize_constant or float(self.sampling_max_tokens)
 
     def __post_init__(self) -> None:
+        if is_partial(self):
+            return
         _check_training(self)
         _at_least(
             self,
@@ -525,25 +538,136 @@ class QuickstartConfig(Provenance):
 
 
 @dataclass(frozen=True)
+class GradeConfig(Provenance):
+    """Grade a run again with another grader: nothing is sampled, the old grades stay, and what changed is printed."""
+
+    run: str = knob("", "Run directory or name. None: the latest run.", group="Data", argument=True)
+    phase: str = knob("all", "Rollouts of which phase.", group="Data", choices=("all", "eval", "train"))
+    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data")
+    grader: str = knob(
+        "", "Grader: r1_zero, question_only, math_verify, gsm8k, countdown, or FILE.py:FUNCTION.", group="Grading"
+    )
+    format_rule: str = knob(
+        "literal",
+        "r1_zero's and countdown's format rule: literal wants exactly '</think> <answer>', lenient any white space between the tags.",
+        group="Grading",
+        choices=("literal", "lenient"),
+    )
+    again: bool = knob(
+        False, "Grade also what this grader has graded already; the new grades take the place of the old.", group="Grading"
+    )  # fmt: skip
+    grader_timeout: float = knob(5.0, "Seconds that one grade may take before its worker is killed.", group="Grading")
+    grader_workers: int = knob(2, "Worker processes that grade.", group="Grading")
+    format: str = knob("table", "How result tables are printed.", group="Output", choices=FORMATS)
+
+    def __post_init__(self) -> None:
+        _check_values(self)
+        _at_least(self, 1, "grader_workers")
+        _above_zero(self, "grader_timeout")
+
+
+@dataclass(frozen=True)
+class FilterConfig(Provenance):
+    """Make a dataset of what a run sampled, or of another dataset: only what is right, of the right difficulty, not seen in a test."""
+
+    source: tuple[str, ...] = knob(
+        (), "Run directories or names, or one dataset (a file or a name).", group="Data", argument=True
+    )
+    phase: str = knob(
+        "", "Rollouts of which phase: train, eval or all. Empty: train where there are some, else eval.", group="Data"
+    )
+    step: int | None = knob(None, "Rollouts of one step. Default: of all.", group="Data")
+    split: str = knob("", "Split of a named dataset. Empty: the one to train on.", group="Data")
+    question_field: str = knob("", "Dataset's field with the question. Empty: found by name.", group="Data")
+    answer_field: str = knob("", "Dataset's field with the answer. Empty: found by name.", group="Data")
+    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data")
+    where: str = knob(
+        "", "SQL condition on the columns of rollouts, or on id, question and ground_truth of a dataset.", group="Filter"
+    )  # fmt: skip
+    correct_only: bool = knob(False, "Keep only rewarded responses.", group="Filter")
+    min_pass_rate: float = knob(0.0, "Keep questions with at least this share of right samples.", group="Filter")
+    max_pass_rate: float = knob(1.0, "Keep questions with at most this share of right samples.", group="Filter")
+    max_per_question: int | None = knob(
+        None, "Responses kept of each question, chosen at random. Default: all.", group="Filter"
+    )
+    shortest: bool = knob(
+        False, "Let --max-per-question and --limit choose the shortest responses, not random ones.", group="Filter"
+    )
+    dedup: bool = knob(
+        False, "Drop what is there twice: a question, or a response to it, that differs in case and white space at most.", group="Filter"
+    )  # fmt: skip
+    decontaminate_against: tuple[str, ...] = knob(
+        (), "Dataset whose questions must not occur: equal to one of them, or with --ngram words in common; repeatable.", group="Filter"
+    )  # fmt: skip
+    ngram: int = knob(13, "Words in a row that count as the same question.", group="Filter")
+    limit: int | None = knob(None, "Rows to keep, chosen at random. Default: all.", group="Filter")
+    seed: int = knob(0, "Seed of the random choices.", group="Filter")
+    out: str = knob("", "File to write: .jsonl or .parquet; FILE.meta.json says how it came about.", group="Output")
+    emit: str = knob(
+        "traces",
+        "Rows: traces (prompt and response, for rlvr sft) or questions (for rlvr grpo, ei and eval).",
+        group="Output",
+        choices=("traces", "questions"),
+    )
+    with_control: bool = knob(
+        False, "Write FILE-control too: as many rows, chosen at random from the same source.", group="Output"
+    )
+    overwrite: bool = knob(False, "Replace the files when they are there.", group="Output")
+    format: str = knob("table", "How the table of what was kept is printed.", group="Output", choices=FORMATS)
+
+    def __post_init__(self) -> None:
+        _check_values(self)
+        _at_least(self, 0, "step", "seed", "min_pass_rate")
+        _at_least(self, 1, "max_per_question", "ngram", "limit")
+        if self.phase not in ("", "all", "train", "eval"):
+            raise RlvrError(f"--phase is {self.phase!r}.", "Choose one of train, eval, all.")
+        if not self.min_pass_rate <= self.max_pass_rate <= 1:
+            raise RlvrError(
+                f"--min-pass-rate {self.min_pass_rate:g} and --max-pass-rate {self.max_pass_rate:g} leave nothing.",
+                "They are shares between 0 and 1, the smaller one first.",
+            )
+        if not self.source:
+            raise RlvrError("What is to be filtered?", "Name a run or a dataset: rlvr filter RUN --out FILE.jsonl")
+        if Path(self.out).suffix not in (".jsonl", ".parquet"):
+            raise RlvrError(
+                f"--out is {self.out!r}: what kind of file is to be written?" if self.out else "Where to? --out is missing.",
+                "Its name must end in .jsonl or .parquet.",
+            )  # fmt: skip
+        if self.emit == "questions" and (self.max_per_question or self.shortest):
+            raise RlvrError(
+                "--max-per-question and --shortest choose among responses; --emit questions has none.",
+                "Leave them out.",
+            )
+
+
+@dataclass(frozen=True)
 class AnalyzeConfig(Provenance):
-    """Ask a run what happened: a named query, or any SELECT over `rollouts`, `metrics` and `runs`."""
+    """Ask a run what happened: a named query, any SELECT over `rollouts`, `grades`, `metrics` and `runs`, or a report."""
 
     query: str = knob(
         "summary",
-        "A named query (--list), a SELECT statement, or a .sql file; a run alone is summarised.",
+        "A named query (--list), a SELECT statement, a .sql file, or report for an HTML page; a run alone is summarised.",
         group="Query",
         argument=True,
     )
-    runs: tuple[str, ...] = knob((), "Run directories or names. None: the latest run.", group="Query", argument=True)
+    runs: tuple[str, ...] = knob(
+        (), "Run directories or names (compare: A1,A2,A3 B1,B2,B3). None: the latest run.", group="Query", argument=True
+    )
     list: bool = knob(False, "List the named queries.", group="Query")
     show: bool = knob(False, "Print the named query's SQL instead of running it.", group="Query")
+    set: tuple[str, ...] = knob(
+        (), "NAME=VALUE, a parameter of the query (--list); repeat for several. Text that is no JSON is text.", group="Query"
+    )  # fmt: skip
     phase: str = knob("eval", "Rollouts of which phase.", group="Query", choices=("eval", "train"))
     step: int | None = knob(None, "Rollouts of which step. Default: the last one.", group="Query")
     category: str = knob("", "failures: only this category, such as format_0_answer_0.", group="Query")
     failure_kind: str = knob("", "failures: only this kind, such as wrong_answer.", group="Query")
     limit: int = knob(50, "Rows to show; 0: all.", group="Output")
     format: str = knob("table", "How rows are printed.", group="Output", choices=FORMATS)
-    plot: str = knob("", "curves: draw them too, in this .png or .svg file.", group="Output")
+    plot: str = knob(
+        "", "Draw it too, in this .png or .svg file: curves, entropy, pass_at_k, best_at_k, categories, length_histogram.", group="Output"
+    )  # fmt: skip
+    out: str = knob("", "report: the HTML file. Default: report.html in the first run.", group="Output")
     timeout_seconds: float = knob(30.0, "Seconds after which a query is interrupted.", group="Query")
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Query")
 
@@ -552,6 +676,11 @@ class AnalyzeConfig(Provenance):
         _at_least(self, 0, "limit", "step")
         if not self.timeout_seconds > 0:
             raise RlvrError(f"--timeout-seconds is {self.timeout_seconds}.", "It must be above 0.")
+
+
+def is_partial(config: Any) -> bool:
+    """Whether a config holds just what was given beside ``--resume``, and makes sense only together with the run's own."""
+    return bool(config.resume) and "resumed run" not in config.sources.values()
 
 
 def flag(name: str) -> str:
@@ -568,6 +697,7 @@ def options(config_type: type) -> list[Field[Any]]:
         "Model",
         "Sampling",
         "Grading",
+        "Filter",
         "Algorithm",
         "Optimisation",
         "Evaluation",
@@ -639,6 +769,14 @@ def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
             + ", ".join(f"{flag(k)} {values[k]!r}, not {getattr(config, k)!r}" for k in differing),
             "Resume it with its own options (rlvr takes them from the run), or start a new run.",
         )
+    if values.get("lr_schedule", "constant") != "constant":
+        lengths = {"n_grpo_steps", "n_sft_steps", "sft_epochs"} & given
+        if changed := sorted(k for k in lengths if getattr(config, k) != values[k]):
+            raise RlvrError(
+                f"{run} has a {values['lr_schedule']} learning rate over {flag(changed[0])} {values[changed[0]]}: with another number of "
+                "updates those that were made would have been others.",
+                "Resume it as it is, or start a new run.",
+            )
     values |= {k: getattr(config, k) for k in known if k in given & free or k not in values}
     sources = {k: config.sources[k] if k in given & free else "resumed run" for k in known}
     return type(config)(**values, sources=sources)
@@ -733,7 +871,13 @@ def _check_training(config: Any) -> None:
     if isinstance(config, EvaluationSamplingOptions):
         _at_least(config, 0, "eval_temperature", "eval_min_tokens")
         _at_least(config, 1, "eval_max_tokens")
-        if not 0 < config.eval_sampling_params.top_p <= 1:
+        held_out = config.eval_sampling_params
+        if held_out.min_tokens > held_out.max_tokens:
+            raise RlvrError(
+                f"Evaluations would need {held_out.min_tokens} tokens and may have {held_out.max_tokens}.",
+                "Make --eval-min-tokens at most --eval-max-tokens.",
+            )
+        if not 0 < held_out.top_p <= 1:
             raise RlvrError(f"--eval-top-p is {config.eval_top_p}.", "It must be above 0 and at most 1.")
 
 

@@ -9,11 +9,12 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from decimal import Decimal
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 MAX_CELL_CHARACTERS = 300  # of a cell of a table on the terminal; the other formats have it whole
 MAX_CASE_CHARACTERS = 3000  # of each text of a case
 LOG_SECONDS = 5.0  # between two lines of progress where stderr is no terminal
+CASE_COLUMNS = {
+    *("run_id", "step", "example_id", "sample_index", "category", "failure_kind", "why", "ground_truth"),
+    *("extracted_answer", "num_response_tokens", "finish_reason", "prompt", "response"),
+}
 
 _ANSWER = re.compile(r"(<answer>.*?</answer>|\\boxed\{[^{}]*\})", re.DOTALL)
 _PLAIN_NUMBER = re.compile(r"[-+]?[\d.,]+")
@@ -109,17 +114,19 @@ def source(text: str) -> None:
 def cases(result: Rows) -> None:
     """Print rollouts for reading, one below the other: where it stands, why it failed, prompt, response, truth, answer.
 
-    The answer's tags are highlighted. Of a long text the middle is left out, with the number of characters.
+    On a terminal the answer's tags are highlighted, and what is longer than the screen goes through a pager. Of a long text
+    the middle is left out, with the number of characters.
 
     Args:
-        result: rows with the columns of the query `failures`.
+        result: rows with the columns of the query `failures`, `CASE_COLUMNS`.
     """
-    for number, row in enumerate(result.rows, start=1):
-        lines = list(_case(number, dict(zip(result.columns, row, strict=True))))
-        if sys.stdout.isatty():
-            _print_case(lines)
-        else:
-            _write(sys.stdout, _plain_case(lines))
+    shown = [list(_case(i, dict(zip(result.columns, row, strict=True)))) for i, row in enumerate(result.rows, start=1)]
+    if not sys.stdout.isatty():
+        return _write(sys.stdout, "".join(map(_plain_case, shown)))
+    page = io.StringIO()
+    for lines in shown:
+        _print_case(lines, page)
+    _page(page.getvalue())
 
 
 class Progress:
@@ -302,7 +309,7 @@ def _case(number: int, case: Mapping[str, Any]) -> Iterator[list[tuple[str, str]
     facts = [case["category"], case["failure_kind"], f"{case['num_response_tokens']} tokens"]
     yield [(_one_line(", ".join([*filter(None, facts), f"finished by {case['finish_reason']}"])), "dim")]
     for label, name in (("why", "why"), ("truth", "ground_truth"), ("extracted", "extracted_answer")):
-        value = "(nothing)" if case[name] is None else _one_line(_shortened(str(case[name]), MAX_CASE_CHARACTERS))
+        value = "(nothing)" if case[name] in (None, "") else _one_line(_shortened(str(case[name]), MAX_CASE_CHARACTERS))
         yield [(f"{label:<10}", "cyan"), (value, "")]
     for name in ("prompt", "response"):
         yield [(name, "cyan")]
@@ -312,11 +319,33 @@ def _case(number: int, case: Mapping[str, Any]) -> Iterator[list[tuple[str, str]
     yield [("", "")]
 
 
-def _print_case(lines: Sequence[Sequence[tuple[str, str]]]) -> None:
+def _page(text: str) -> None:
+    """Write a text to the terminal: through $PAGER (less) where it is longer than the screen and a person is at the keys."""
+    import shlex
+    import shutil
+    import subprocess
+
+    command = shlex.split(os.environ.get("PAGER", "less"))  # empty: none is wanted
+    long = text.count("\n") >= shutil.get_terminal_size().lines
+    person = sys.stdin is not None and sys.stdin.isatty()
+    if not (long and person and command and shutil.which(command[0])):
+        return _write(sys.stdout, text)
+    sys.stdout.flush()
+    environment = {"LESS": "FRX", **os.environ}  # colours pass, and what fits on one screen does not wait for a key
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as pager:
+        assert pager.stdin is not None
+        with suppress(OSError, KeyboardInterrupt), pager.stdin:  # it was left before the end
+            pager.stdin.write(text.encode(sys.stdout.encoding, "backslashreplace"))
+        while pager.poll() is None:
+            with suppress(KeyboardInterrupt):  # it is the pager's
+                pager.wait()
+
+
+def _print_case(lines: Sequence[Sequence[tuple[str, str]]], page: TextIO) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    console = _console(sys.stdout)
+    console = _console(page)
     for number, line in enumerate(lines):
         console.print(Padding(Text.assemble(*line), (0, 0, 0, 2 if _is_quoted(number, lines) else 0)))
 

@@ -121,13 +121,17 @@ def _resolved(dtype: str, device: str) -> str:
     return "bfloat16" if on_cuda(device) else "float32"
 
 
-def model_facts(engine: str, model: str, *, base_url: str = "") -> dict[str, Any]:
-    """What identifies the model in run.json: its name and, where there are files, their hashes."""
+def model_facts(engine: str, model: str, *, base_url: str = "", fetch: bool = True) -> dict[str, Any]:
+    """What identifies the model in run.json: its name and, where there are files, their hashes.
+
+    Args:
+        fetch: download a hub model that is not on this machine yet, so that its files are known from the start.
+    """
     if engine == "openai":
         return {"name": model, "endpoint": base_url}
     from rlvr_cli.models import model_identity
 
-    identity = model_identity(model_path(model))
+    identity = model_identity(model_path(model), fetch=fetch)
     return {"name": model or "tiny-math (built in; name another with --model)", **identity}
 
 

@@ -1,56 +1,134 @@
 """What a query found -> the panels of a picture.
 
-Enters: the rows of a named query. Leaves: panels for `plots.draw`.
+Enters: the rows of a named query. Leaves: panels for `plots.draw`, several runs overlaid.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from rlvr_cli.plots import Line, Panel
+from rlvr_cli.plots import Bars, Line, Panel
 from rlvr_cli.queries import Table
 from rlvr_cli.statistics import wilson_interval
 
 Row = dict[str, Any]
+Figure = Callable[[Table], Sequence[Panel | Bars]]
+
+
+def figures() -> dict[str, Figure]:
+    """The named queries that have a picture."""
+    return {
+        "best_at_k": best_at_k,
+        "categories": categories,
+        "curves": curves,
+        "entropy": entropy,
+        "length_histogram": length_histogram,
+        "pass_at_k": pass_at_k,
+    }
 
 
 def curves(result: Table) -> list[Panel]:
-    """The panels of the query `curves`, the runs overlaid."""
-    rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
-    runs = list(dict.fromkeys(row["run_id"] for row in rows))
-    by_run = {run: [row for row in rows if row["run_id"] == run] for run in runs}
-
-    def lines(*names: tuple[str, str]) -> tuple[Line, ...]:
-        """One line for each run and (column, label)."""
-        found = []
-        for run, its in by_run.items():
-            for column, label in names:
-                points = [row for row in its if row[column] is not None]
-                if points:
-                    found.append(_line(_label(run, label, runs, names), points, column))
-        return tuple(found)
-
-    reward = lines(("eval_reward", "held-out"), ("train_reward", "training"))
-    length = lines(("length", "all"), ("length_correct", "correct"), ("length_wrong", "wrong"))
-    shares = lines(("groups_with_signal", "groups with a signal"), ("clip_fraction", "clipped tokens"))
+    """Rewards against updates and wall-clock, lengths, entropy, signal and gradient norm."""
+    reward = _lines(result, "step", {"eval_reward": "held-out", "train_reward": "training"})
+    minutes = [
+        replace(line, x=[seconds / 60 for seconds in line.x])
+        for line in _lines(result, "wall_seconds", {"eval_reward": "held-out"})
+    ]
+    length = _lines(result, "step", {"length": "all", "length_correct": "correct", "length_wrong": "wrong"})
+    shares = _lines(result, "step", {"groups_with_signal": "groups with a signal", "clip_fraction": "clipped tokens"})
     panels = [
-        Panel("Reward", "updates", "mean reward", reward, share=True),
-        Panel("Response length", "updates", "tokens", length),
-        Panel("Entropy of the policy", "updates", "nats per token", lines(("entropy", "entropy"))),
-        Panel("What there is to learn from", "updates", "share", shares, share=True),
+        Panel("Reward", "updates", "mean reward", tuple(reward), share=True),
+        Panel("Held-out reward by the clock", "minutes of work", "mean reward", tuple(minutes), share=True),
+        Panel("Response length", "updates", "tokens", tuple(length)),
+        Panel(
+            "Entropy of the policy", "updates", "nats per token", tuple(_lines(result, "step", {"entropy": "entropy"}))
+        ),
+        Panel("What there is to learn from", "updates", "share", tuple(shares), share=True),
+        Panel("Gradient norm", "updates", "norm before clipping", tuple(_lines(result, "step", {"grad_norm": "norm"}))),
     ]
     return [panel for panel in panels if panel.lines]
 
 
-def _line(label: str, points: Sequence[Row], column: str) -> Line:
-    x, y = [row["step"] for row in points], [row[column] for row in points]
-    if column != "eval_reward":
-        return Line(label, x, y)
-    intervals = [
-        wilson_interval(round(row[column] * row["eval_samples"]), round(row["eval_samples"])) for row in points
+def entropy(result: Table) -> list[Panel]:
+    """Entropy against updates: of evaluations and of training, of correct and of wrong responses."""
+    names = {"entropy": "all", "entropy_correct": "correct", "entropy_wrong": "wrong"}
+    phases = [(phase, _only(result, "phase", phase)) for phase in ("eval", "train")]
+    panels = [
+        Panel(f"Entropy, {phase}", "updates", "nats per token", tuple(_lines(rows, "step", names)))
+        for phase, rows in phases
     ]
-    return Line(label, x, y, low=[low for low, _ in intervals], high=[high for _, high in intervals])
+    return [panel for panel in panels if panel.lines]
 
 
-def _label(run: str, label: str, runs: Sequence[str], names: Sequence[object]) -> str:
-    """What tells a line from its neighbours: the run, the column, or both."""
-    return " ".join(part for part in (run if len(runs) > 1 or not label else "", label) if part)
+def pass_at_k(result: Table) -> list[Panel]:
+    """The chance that one of k samples is right, against k."""
+    return [
+        Panel(
+            "pass@k", "samples k", "share of questions", tuple(_lines(result, "k", {"pass_at_k": "pass@k"})), share=True
+        )
+    ]
+
+
+def best_at_k(result: Table) -> list[Panel]:
+    """The chance that the likeliest of k samples is right, against k."""
+    return [
+        Panel(
+            "best@k", "samples k", "share of questions", tuple(_lines(result, "k", {"best_at_k": "best@k"})), share=True
+        )
+    ]
+
+
+def categories(result: Table) -> list[Bars]:
+    """The share of each category, the runs side by side."""
+    rows = _rows(result)
+    labels = tuple(dict.fromkeys(row["category"] for row in rows))
+    shares = {(row["run_id"], row["category"]): row["share"] for row in rows}
+    groups = tuple((run, tuple(shares.get((run, label), 0.0) for label in labels)) for run in _runs(rows))
+    return [Bars("Categories", "category", "share of responses", labels, groups)]
+
+
+def length_histogram(result: Table) -> list[Bars]:
+    """Responses by length, correct and wrong ones side by side; a panel for each run."""
+    panels = []
+    for run in _runs(_rows(result)):
+        rows = _rows(_only(result, "run_id", run))
+        labels = tuple(str(row["from_tokens"]) for row in rows)
+        groups = tuple((name, tuple(float(row[name]) for row in rows)) for name in ("correct", "wrong"))
+        panels.append(Bars(run, "tokens, from", "responses", labels, groups))
+    return panels
+
+
+def _rows(result: Table) -> list[Row]:
+    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+
+
+def _runs(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["run_id"] for row in rows))
+
+
+def _only(result: Table, column: str, value: str) -> Table:
+    place = result.columns.index(column)
+    return replace(result, rows=[row for row in result.rows if row[place] == value])
+
+
+def _lines(result: Table, x: str, names: dict[str, str]) -> list[Line]:
+    """One line for each run and column that has a value; a line is called by what tells it from the others."""
+    rows, lines = _rows(result), []
+    runs = _runs(rows)
+    for run in runs:
+        for column, label in names.items():
+            points = [row for row in rows if row["run_id"] == run and row[column] is not None]
+            parts = (run if len(runs) > 1 else "", label if len(names) > 1 or len(runs) == 1 else "")
+            if points:
+                lines.append(_line(" ".join(filter(None, parts)), points, x, column))
+    return lines
+
+
+def _line(label: str, points: Sequence[Row], x: str, column: str) -> Line:
+    """A line with Wilson's interval where it is a share of questions; for pass@k with k > 1 it is wider than need be."""
+    line = Line(label, [row[x] for row in points], [row[column] for row in points])
+    counts = {"eval_reward": "eval_samples", "pass_at_k": "questions", "best_at_k": "questions"}.get(column)
+    if counts is None or any(row[counts] is None for row in points):
+        return line
+    bounds = [wilson_interval(round(row[column] * row[counts]), round(row[counts])) for row in points]
+    return replace(line, low=[low for low, _ in bounds], high=[high for _, high in bounds])

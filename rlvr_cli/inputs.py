@@ -53,11 +53,16 @@ def load_inputs(config: Any, *, questions_per_batch: int) -> Inputs:
         )
     questions = evaluation_questions(config)
     pool = grader_pool(config, dataset.default_grader)
+    if questions is not None and grader_pool(config, questions.default_grader).spec != pool.spec:
+        raise RlvrError(
+            f"{dataset.name} is graded by {pool.spec}, and {questions.name} by {questions.default_grader}.",
+            "Name the grader of both: --grader; or evaluate on questions of the same kind.",
+        )
     engine = choose_engine(config.engine, base_url="")
     facts = {
         "dataset": facts_of(dataset),
         "eval_dataset": questions and facts_of(questions),
-        "model": model_facts(engine.name, config.model),
+        "model": model_facts(engine.name, config.model, fetch=not config.dry_run),
         "prompt": {"name": template.name, "text": template.text},
         "grader": pool.spec,
         "engine": engine.name,
@@ -72,7 +77,14 @@ def evaluation_questions(config: Any) -> Dataset | None:
     if not spec:
         return None
     limit = max(config.eval_examples, config.final_eval_examples or 0)
-    questions = load_dataset(spec, limit=limit, skip_bad_lines=config.skip_bad_lines)
+    named = spec.split(":")[0] in dataset_names()  # their fields are known
+    questions = load_dataset(
+        spec,
+        limit=limit,
+        question_field=None if named else config.question_field,
+        answer_field=None if named else config.answer_field,
+        skip_bad_lines=config.skip_bad_lines,
+    )
     display.skipped_lines(questions.num_skipped, questions.skipped)
     return questions
 

@@ -79,6 +79,9 @@ def _check_facts(run: RunInfo, facts: Mapping[str, Any]) -> None:
 
 
 def _differences(was: Any, now: Any) -> list[tuple[str, Any, Any]]:
+    """(key, was, now) of what differs. Of weights that have a hash the hash counts, not where they lie."""
+    if isinstance(was, dict) and isinstance(now, dict) and was.get("sha256") and now.get("sha256"):
+        was, now = ({k: v for k, v in facts.items() if k.endswith("sha256")} for facts in (was, now))
     if isinstance(was, dict) and isinstance(now, dict):
         return [(k, was.get(k), now.get(k)) for k in sorted(was.keys() | now.keys()) if was.get(k) != now.get(k)]
     return [] if was == now else [("", was, now)]

@@ -188,10 +188,10 @@ def compute_policy_gradient_loss(
                 cliprange_high=cliprange_high,
             )
         case "grpo_no_clip":
-            advantages = needed("advantages", advantages)
-            _check_column(advantages, policy_log_probs, name="advantages")
             ratio = _ratio(policy_log_probs, needed("old_log_probs", old_log_probs))
-            return -ratio * advantages, {"ratio": ratio.detach()}
+            return compute_naive_policy_gradient_loss(needed("advantages", advantages), ratio), {
+                "ratio": ratio.detach()
+            }
     raise ValueError(f"loss_type {loss_type!r} is none of {', '.join(get_args(LossType))}")
 
 

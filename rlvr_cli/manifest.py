@@ -1,6 +1,7 @@
 """The manifest of a run: one line of JSON per commit, and the names of the parts.
 
 Enters: the bytes of manifest.jsonl, or of a file about to be committed. Leaves: checked entries, or a new one and its line.
+A part lies in ``rollouts/`` or, when it holds the verdicts of a grader that came later, in ``grades/``.
 """
 
 import hashlib
@@ -13,13 +14,18 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.records import Phase
 
 METRICS = "metrics.parquet"
+ROLLOUTS, GRADES = "rollouts", "grades"  # the folders of parts
 
-_PART_PATH = re.compile(rf"rollouts/({'|'.join(get_args(Phase))})-([0-9]{{6,12}})-([0-9]{{4,9}})\.parquet")
+_PART_PATH = re.compile(
+    rf"(?:{ROLLOUTS}/|{GRADES}/([a-z0-9_][A-Za-z0-9_.]{{0,63}})-)"
+    rf"({'|'.join(get_args(Phase))})-([0-9]{{6,12}})-([0-9]{{4,9}})\.parquet"
+)
 
 
 class PartName(NamedTuple):
     """What the path of a part says."""
 
+    grader: str  # as `grader_slug` makes it; "" for rollouts
     phase: str
     step: int
     number: int
@@ -37,19 +43,33 @@ class Entry:
     phase: str
     step: int
 
+    @property
+    def folder(self) -> str:
+        """ROLLOUTS or GRADES; "" for the metrics."""
+        return self.path.rpartition("/")[0]
+
 
 _TYPES = {field.name: field.type for field in fields(Entry)}
 
 
-def part_path(phase: Phase, step: int, number: int) -> str:
-    """The path of a part, relative to its run."""
-    return f"rollouts/{phase}-{step:06d}-{number:04d}.parquet"
+def part_path(phase: Phase, step: int, number: int, *, grader: str = "") -> str:
+    """The path of a part, relative to its run; with the name of a grader, of a part of its grades."""
+    folder = f"{GRADES}/{grader_slug(grader)}-" if grader else f"{ROLLOUTS}/"
+    return f"{folder}{phase}-{step:06d}-{number:04d}.parquet"
+
+
+def grader_slug(grader: str) -> str:
+    """A grader's name as part of a file name, another for every grader: ``FILE.py:FUNCTION`` gets a digest of its own."""
+    if re.fullmatch(r"[a-z0-9_]{1,40}", grader):
+        return grader
+    tail = re.sub(r"[^A-Za-z0-9_.]", "_", re.split(r"[/\\]", grader)[-1])[-40:]
+    return f"_{tail}.{hashlib.sha256(grader.encode(errors='surrogatepass')).hexdigest()[:12]}"
 
 
 def part_name(path: str) -> PartName | None:
     """What the path of a part says; None for any other path."""
     match = _PART_PATH.fullmatch(path)
-    return None if match is None else PartName(match[1], int(match[2]), int(match[3]))
+    return None if match is None else PartName(match[1] or "", match[2], int(match[3]), int(match[4]))
 
 
 def entry_of(data: bytes | memoryview, *, path: str, rows: int, phase: str, step: int, schema_version: int) -> Entry:

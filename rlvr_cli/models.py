@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
@@ -152,8 +152,11 @@ def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dire
     shutil.rmtree(stale, ignore_errors=True)
 
 
-def model_identity(path_or_id: str | Path) -> dict[str, Any]:
+def model_identity(path_or_id: str | Path, *, fetch: bool = False) -> dict[str, Any]:
     """What run.json keeps of a model, enough to tell later whether it is the same one.
+
+    Args:
+        fetch: download a Hub model that is not on this machine.
 
     Returns:
         `path` or `id` (with the Hub's `revision`), and, where its weights lie on this machine, `sha256` (of the list of
@@ -168,11 +171,23 @@ def model_identity(path_or_id: str | Path) -> dict[str, Any]:
         return {"path": str(directory.resolve()), **_weights_identity(directory)}
     from huggingface_hub import try_to_load_from_cache
 
+    if fetch:
+        _fetch(str(path_or_id))
     cached = try_to_load_from_cache(str(path_or_id), "config.json")
     if not isinstance(cached, str):
         return {"id": str(path_or_id), "revision": None}
     snapshot = Path(cached).parent  # the cache names it by the commit
     return {"id": str(path_or_id), "revision": snapshot.name, **_weights_identity(snapshot)}
+
+
+def _fetch(model_id: str) -> None:
+    from huggingface_hub import snapshot_download
+
+    with _quiet():
+        try:
+            snapshot_download(model_id, allow_patterns=["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"])
+        except (*_LOAD_ERRORS, HfHubHTTPError) as error:
+            raise _load_error("model", model_id, None, error) from error
 
 
 def model_shape(path_or_id: str | Path) -> dict[str, int] | None:

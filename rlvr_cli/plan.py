@@ -162,6 +162,8 @@ def grpo_objective(config: GrpoConfig) -> str:
     terms = ["log p at temperature " + f"{config.sampling_temperature:g}"]
     if "rho" in per_token:
         terms.append("rho = p/p_old")
+    if config.overlong == "mask":
+        terms.append("responses cut at the limit left out")
     if config.length_normalization == "token_mean":
         terms.append("T the response tokens of the update")
     return f"-{scale} {per_token};  {', '.join(terms)}"

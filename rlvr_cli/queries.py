@@ -1,7 +1,7 @@
 """SQL over runs: committed Parquet parts in, rows out; the only home of DuckDB.
 
-Enters: for each run its committed files, and one SELECT over the views `rollouts`, `metrics` and `runs`.
-Leaves: a `Table`.
+Enters: for each run its committed files, and one SELECT over the views `rollouts`, `grades`, `metrics` and `runs`; or the
+examples of a dataset, and a condition on its table `dataset`. Leaves: a `Table`.
 
 Nothing that a query says can write, or read anything but those files, or go on for ever:
 
@@ -26,8 +26,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_origin
 
+from rlvr_cli.columns import Regrade
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.records import Rollout
+from rlvr_cli.records import Example, Rollout
 from rlvr_cli.text import storable
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ _PARAMETER = re.compile(r":([a-z][a-z0-9_]*)\s*=\s*(.+)")
 _METRICS_COLUMNS = """
     run_id VARCHAR, step BIGINT, phase VARCHAR, name VARCHAR, value DOUBLE, wall_seconds DOUBLE, gpu_seconds DOUBLE
 """
+_DATASET_COLUMNS = ("id", "question", "ground_truth")
 _RUNS_COLUMNS = """
     run_id VARCHAR, command VARCHAR, status VARCHAR, created_at TIMESTAMP, wall_seconds DOUBLE, seed BIGINT,
     model VARCHAR, dataset VARCHAR, config JSON, metadata JSON
@@ -63,6 +65,7 @@ class RunFiles:
     parts: Sequence[Path]  # committed rollout parts
     metrics: Path | None
     metadata: Mapping[str, Any]  # run.json
+    grades: Sequence[Path] = ()  # committed parts of grades
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +122,45 @@ def parse_query(name: str, sql: str) -> NamedQuery:
 def open_runs(
     runs: Sequence[RunFiles], *, timeout_seconds: float = 30.0, memory_limit: str = "2GB"
 ) -> Iterator["Database"]:
-    """The views `rollouts`, `metrics` and `runs` over these runs, sealed.
+    """The views `rollouts`, `grades`, `metrics` and `runs` over these runs, sealed.
 
     Raises:
         RlvrError: two runs have the same id, or a file is damaged.
     """
-    import duckdb
-
     ids = [r.id for r in runs]
     if len(set(ids)) < len(ids):
         twice = next(i for i in ids if ids.count(i) > 1)
         raise RlvrError(
             f"Two of the runs are both named {twice}.", "Their rows could not be told apart: ask about them in turn."
         )
+    with _connection(timeout_seconds=timeout_seconds, memory_limit=memory_limit) as (database, connection):
+        with database.explained_errors():
+            _create_views(connection, runs)
+            paths = [p for r in runs for p in (*r.parts, *r.grades, *([r.metrics] if r.metrics else []))]
+            _seal(connection, paths, timeout_seconds=timeout_seconds)
+        yield database
+
+
+@contextmanager
+def open_examples(
+    examples: Sequence[Example], *, timeout_seconds: float = 30.0, memory_limit: str = "2GB"
+) -> Iterator["Database"]:
+    """The table `dataset` of these examples, in their order, sealed; its columns are `_DATASET_COLUMNS`."""
+    with _connection(timeout_seconds=timeout_seconds, memory_limit=memory_limit) as (database, connection):
+        with database.explained_errors():
+            columns = [[storable(getattr(e, name)) for e in examples] for name in _DATASET_COLUMNS]
+            unnested = ", ".join(f"unnest(?::VARCHAR[]) AS {name}" for name in _DATASET_COLUMNS)
+            connection.execute(f"CREATE TABLE dataset AS SELECT {unnested}", columns)
+            _seal(connection, [], timeout_seconds=timeout_seconds)
+        yield database
+
+
+@contextmanager
+def _connection(
+    *, timeout_seconds: float, memory_limit: str
+) -> Iterator[tuple["Database", "duckdb.DuckDBPyConnection"]]:
+    import duckdb
+
     config: dict[str, Any] = {
         "threads": str(min(8, os.cpu_count() or 1)),
         "memory_limit": memory_limit,
@@ -144,17 +173,13 @@ def open_runs(
     }
     connection = duckdb.connect(":memory:", config=config)
     try:
-        database = Database(connection, timeout_seconds=timeout_seconds, memory_limit=memory_limit)
-        with database.explained_errors():
-            _create_views(connection, runs)
-            _seal(connection, runs, timeout_seconds=timeout_seconds)
-        yield database
+        yield Database(connection, timeout_seconds=timeout_seconds, memory_limit=memory_limit), connection
     finally:
         connection.close()
 
 
 class Database:
-    """A sealed connection; `open_runs` makes one."""
+    """A sealed connection; `open_runs` and `open_examples` make one."""
 
     def __init__(self, connection: "duckdb.DuckDBPyConnection", *, timeout_seconds: float, memory_limit: str) -> None:
         self._connection = connection
@@ -190,6 +215,39 @@ class Database:
                 if statement.type == duckdb.StatementType.SELECT:
                     yield table
 
+    def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Iterator[tuple[Any, ...]]:
+        """The rows of one SELECT of ours, fetched as they are asked for: they may be more than memory holds.
+
+        Raises:
+            RlvrError: it hits the limit on time or memory, or a part is damaged.
+        """
+        with self.explained_errors():
+            cursor = self._connection.execute(sql, dict(parameters or {}))
+            while batch := cursor.fetchmany(2048):
+                yield from batch
+
+    def condition(self, text: str, *, table: str) -> str:
+        """A condition on the rows of a table that anyone may have written, checked, to stand in a SELECT of ours.
+
+        Raises:
+            RlvrError: it is not one boolean expression over the columns of the table.
+        """
+        hint = "Write what would stand after WHERE, such as: reward = 1 AND num_response_tokens < 500"
+        with self.explained_errors():
+            try:
+                self._tree(f"SELECT\n{text}\n")  # else it could close the parenthesis that is put around it
+                checked = f"(\n{text}\n)"
+                statement = self._checked(f"SELECT 1 FROM {table} WHERE {checked} LIMIT 0")
+            except RlvrError as e:
+                raise RlvrError(f"The condition cannot be used. {e.problem}", e.hint or hint) from e
+            if statement.named_parameters:
+                raise RlvrError("The condition has a parameter, and nothing to put there.", "Write the value itself.")
+            self._connection.execute(statement)  # it takes no aggregate, which has no value for one row
+            kind = str((self._connection.execute(f"SELECT {checked} FROM {table} LIMIT 0").description or [])[0][1])
+            if kind.upper() not in ("BOOLEAN", "BOOL"):
+                raise RlvrError(f"The condition is {kind}, not true or false.", hint)
+            return checked
+
     def _checked(self, sql: str) -> "duckdb.Statement":
         import duckdb
 
@@ -213,6 +271,12 @@ class Database:
                 f"A query is one SELECT statement, and this is {kind.name}.",
                 "Runs can be read here, and never changed.",
             )
+        _check_tree(self._tree(sql))
+        return statements[0]
+
+    def _tree(self, sql: str) -> Any:
+        if len(sql) > MAX_SQL_CHARACTERS or "\0" in sql or storable(sql) != sql:
+            raise RlvrError("The query is too long, or holds NUL or a lone surrogate.")
         serialized = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchone()
         assert serialized is not None
         try:
@@ -221,8 +285,7 @@ class Database:
             raise RlvrError("The query is nested too deeply.") from None
         if tree["error"]:
             raise RlvrError(f"The query cannot be read: {tree['error_message']}")
-        _check_tree(tree)
-        return statements[0]
+        return tree
 
     def _fetch(self, statement: "duckdb.Statement", parameters: Mapping[str, Any], *, limit: int) -> Table:
         missing = sorted(statement.named_parameters - parameters.keys())
@@ -256,7 +319,7 @@ class Database:
         except duckdb.PermissionException as e:
             raise RlvrError(
                 f"The query reaches outside of the runs: {_first_line(e)}",
-                "It may read the tables rollouts, metrics and runs.",
+                "It may read the tables rollouts, grades, metrics and runs.",
             ) from e
         except duckdb.Error as e:
             if "pytz" in str(e):
@@ -269,7 +332,7 @@ class Database:
     def _what_exists(self) -> str:
         columns = self._connection.execute(
             "SELECT table_name, string_agg(column_name, ', ' ORDER BY column_index) FROM duckdb_columns()"
-            " WHERE table_name IN ('rollouts', 'metrics', 'runs') GROUP BY 1 ORDER BY 1 DESC"
+            " WHERE NOT internal AND database_name <> 'temp' GROUP BY 1 ORDER BY 1 DESC"
         ).fetchall()
         return "\n".join(f"{table} has: {names}" for table, names in columns)
 
@@ -293,19 +356,24 @@ def _check_tree(tree: Any) -> None:
             if kind == "TABLE_FUNCTION" and (name := node["function"]["function_name"].lower()) not in TABLE_FUNCTIONS:
                 raise RlvrError(
                     f"The table function {name} is not for queries here.",
-                    f"Tables: rollouts, metrics, runs. Table functions: {', '.join(sorted(TABLE_FUNCTIONS))}.",
+                    f"Tables: rollouts, grades, metrics, runs. Table functions: {', '.join(sorted(TABLE_FUNCTIONS))}.",
                 )
             pending += node.values()
 
 
 def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunFiles]) -> None:
     connection.execute("SET parquet_metadata_cache = true")
-    parts = [p for r in runs for p in r.parts]
+    parts, grades = [p for r in runs for p in r.parts], [p for r in runs for p in r.grades]
     if parts:
         connection.execute(f"CREATE VIEW rollouts AS FROM {_read_parquet(parts)}")
     else:
-        columns = ", ".join(f'"{f.name}" {_column_type(f.type)}' for f in fields(Rollout))
-        connection.execute(f"CREATE TABLE rollouts ({columns})")
+        connection.execute(f"CREATE TABLE rollouts ({_columns_of(Rollout)})")
+    if grades:
+        key = "run_id, grader, phase, step, example_id, sample_index"
+        last = f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY attempt DESC) = 1"
+        connection.execute(f"CREATE VIEW grades AS FROM {_read_parquet(grades)} {last}")
+    else:
+        connection.execute(f"CREATE TABLE grades ({_columns_of(Regrade)})")
     metrics = [f"SELECT {_literal(r.id)} AS run_id, * FROM {_read_parquet([r.metrics])}" for r in runs if r.metrics]
     if metrics:
         connection.execute(f"CREATE VIEW metrics AS {' UNION ALL BY NAME '.join(metrics)}")
@@ -320,8 +388,7 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunFil
         )
 
 
-def _seal(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunFiles], *, timeout_seconds: float) -> None:
-    paths = [p for r in runs for p in (*r.parts, *([r.metrics] if r.metrics else []))]
+def _seal(connection: "duckdb.DuckDBPyConnection", paths: Sequence[Path], *, timeout_seconds: float) -> None:
     allowed = {text for p in paths for text in (_absolute(p), _pattern(p))}
     connection.execute(f"SET allowed_paths = [{', '.join(map(_literal, sorted(allowed)))}]")
     connection.execute(f"SET max_execution_time = {max(1, round(timeout_seconds * 1000))}")
@@ -329,8 +396,12 @@ def _seal(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunFiles], *, 
     connection.execute("SET lock_configuration = true")
 
 
+def _columns_of(record: type) -> str:
+    return ", ".join(f'"{f.name}" {_column_type(f.type)}' for f in fields(record))
+
+
 def _column_type(annotation: Any) -> str:
-    """The SQL type of a field of `Rollout`."""
+    """The SQL type of a field of `Rollout` or `Regrade`."""
     if get_origin(annotation) is tuple:
         return {int: "INTEGER[]", float: "FLOAT[]"}[annotation.__args__[0]]
     for kind, sql in ((datetime, "TIMESTAMP"), (float, "DOUBLE"), (int, "BIGINT")):

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 
 CONFIDENCE_Z = 1.959963984540054  # two-sided 95 %
+POWER_Z = 0.8416212335729143  # 80 %
+FEWEST_DISCORDANT = 6  # McNemar's exact test cannot reach 5 % with fewer: 2 / 2 ** 5 > 0.05 > 2 / 2 ** 6
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -138,6 +140,50 @@ def bootstrap_interval(
     ratios = [s / w for s, w in zip(sums, weights, strict=True) if w]  # of a handful of questions none may be drawn
     ratios.sort()
     return _quantile(ratios, 0.025), _quantile(ratios, 0.975)
+
+
+def mcnemar_exact(only_a: int, only_b: int) -> float:
+    """Two-sided p of McNemar's exact test (1947): that the questions which one alone solved are split evenly.
+
+    Twice the probability of min(only_a, only_b) or fewer heads among only_a + only_b tosses of a fair coin, at most 1.
+
+    Args:
+        only_a: questions that A solved and B did not.
+        only_b: questions that B solved and A did not.
+    """
+    n, fewer = only_a + only_b, min(only_a, only_b)
+    if n == 0:
+        return 1.0
+    logs = [math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in range(fewer + 1)]
+    return min(1.0, 2 * math.fsum(math.exp(log - n * math.log(2)) for log in logs))
+
+
+def detectable_difference(mean_square: float, questions: int, *, seed_variance: float = 0.0) -> float:
+    """The smallest true difference of accuracy that a paired test at 5 %, two-sided, shows in 4 of 5 trials.
+
+    (z_0.975 + z_0.8) * sqrt(mean_square / questions + seed_variance): for single samples the mean square is the share of
+    discordant questions, and this the formula of Miettinen (1968) for McNemar's test without its term of second order.
+    Never less than that of the fewest discordant questions with which the exact test can show anything.
+
+    Args:
+        mean_square: over the questions, of the difference of the shares of correct samples.
+        seed_variance: of the difference of the means over all questions, from one choice of seeds to another.
+    """
+    assert questions > 0, questions
+    smallest = (CONFIDENCE_Z + POWER_Z) * math.sqrt(mean_square / questions + seed_variance)
+    return min(1.0, max(smallest, FEWEST_DISCORDANT / questions))
+
+
+def questions_needed(mean_square: float, difference: float, *, seed_variance: float = 0.0) -> int | None:
+    """How many questions would show a difference in 4 of 5 trials: `detectable_difference` solved for its number.
+
+    Returns:
+        None where no number would: there is no difference, or it is small beside that between seeds.
+    """
+    left = (difference / (CONFIDENCE_Z + POWER_Z)) ** 2 - seed_variance
+    if left <= 0:
+        return None
+    return math.ceil(max(mean_square / left, FEWEST_DISCORDANT / abs(difference)))
 
 
 @functools.lru_cache(maxsize=1024)

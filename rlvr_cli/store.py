@@ -5,6 +5,7 @@ Enters: rollouts, metrics, and what describes the run. Leaves: a run directory :
     run.json                            what the run is and how it stands; replaced atomically
     manifest.jsonl                      one line per commit: path, rows, bytes, sha256, schema_version, phase, step
     rollouts/PHASE-STEP-PART.parquet    parts, which never change; the columns are the fields of `Rollout`
+    grades/GRADER-PHASE-STEP-PART.parquet   parts with what other graders said later; the fields of `Regrade`
     metrics.parquet                     long form; replaced atomically by each commit
     set-aside/                          files found by a resumed run that cannot be part of it
 
@@ -26,6 +27,7 @@ run.json itself has no checksum: it must parse, but a changed value in it is not
 """
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -37,11 +39,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from rlvr_cli.columns import (
     SCHEMA_VERSION,
+    Regrade,
     from_parquet,
+    grade_schema,
+    grade_table,
     keys_of,
     metrics_schema,
     rollout_schema,
@@ -64,7 +69,19 @@ from rlvr_cli.files import (
     utc_now,
     write_all,
 )
-from rlvr_cli.manifest import METRICS, Entry, entry_of, is_of, line_of, parse_manifest, part_name, part_path
+from rlvr_cli.manifest import (
+    GRADES,
+    METRICS,
+    ROLLOUTS,
+    Entry,
+    entry_of,
+    grader_slug,
+    is_of,
+    line_of,
+    parse_manifest,
+    part_name,
+    part_path,
+)
 from rlvr_cli.records import Phase, Rollout
 from rlvr_cli.text import printable, storable
 
@@ -88,7 +105,16 @@ class RunInfo:
     id: str
     metadata: dict[str, Any]  # run.json
     parts: list[Path]  # committed rollout parts, in the order of their commits
+    grades: list[Path]  # committed parts of grades, likewise
     metrics: Path | None  # None before the first metric
+    fingerprint: str  # SHA-256, hex, of what the rollout parts are
+
+
+class Attempt(NamedTuple):
+    """One go of a grader at the rollouts of a run."""
+
+    number: int
+    grader_sha256: str | None
 
 
 def _damaged(path: Path, what: str) -> RlvrError:
@@ -147,7 +173,11 @@ def _read_part(run: Path, entry: Entry, columns: Sequence[str] | None = None) ->
     data = read_regular(run, entry.path)
     if not is_of(entry, data):
         raise _damaged(path, "its sha256 is not the one in the manifest")
-    return _parsed(data, rollout_schema(), path=path, columns=columns)
+    return _parsed(data, _schema_of(entry.folder), path=path, columns=columns)
+
+
+def _schema_of(folder: str) -> "pa.Schema":
+    return grade_schema() if folder == GRADES else rollout_schema()
 
 
 def _parsed(data: bytes, schema: "pa.Schema", *, path: Path, columns: Sequence[str] | None = None) -> "pa.Table":
@@ -171,14 +201,15 @@ class RunDir:
         notices: what was found and repaired when the run was opened, one sentence each, to be shown to the user.
     """
 
-    def __init__(self, path: Path, lock: Lock) -> None:
-        """Not for callers: see `create` and `resume`. `lock` is held and is given back when this raises."""
+    def __init__(self, path: Path, lock: Lock, *, goes_on: bool = True) -> None:
+        """Not for callers: see `create`, `resume` and `annotate`. `lock` is held and is given back when this raises."""
         self.path = path
         self.notices: list[str] = []
+        self._goes_on = goes_on
         self._lock = lock
         self._process = os.getpid()
         self._session_start = time.monotonic()
-        self._keys: dict[tuple[str, int], set[tuple[str, int]]] = {}
+        self._keys: dict[tuple[str, str, int], set[tuple[Any, ...]]] = {}  # (slug of grader, phase, step) -> keys
         self._entries: list[Entry] = []
         self._manifest_size = 0  # bytes of whole lines
         self._manifest = -1
@@ -192,7 +223,8 @@ class RunDir:
                     _check_part(path, entry)
             self._settle_unlisted_parts()
             self._earlier_seconds = self._seconds_before()
-            self._set(status="running")
+            if goes_on:
+                self._set(status="running")
         except BaseException:
             self.close()
             raise
@@ -233,7 +265,7 @@ class RunDir:
             if name:
                 raise RlvrError(
                     f"{shown(root / run_id)} exists already.",
-                    f"Choose another name with --run, or, for rlvr eval, go on with it: --resume {run_id}",
+                    f"Choose another name with --run, or go on with it: --resume {run_id}",
                 )
 
     @classmethod
@@ -246,6 +278,17 @@ class RunDir:
         path = Path(path)
         _read_metadata(path)  # before a lock file is made in what may be no run
         return cls(path, Lock(path))
+
+    @classmethod
+    def annotate(cls, path: Path | str) -> "RunDir":
+        """Open a run that nobody is writing to add grades to it: run.json, its status and its clock stay as they are.
+
+        Raises:
+            RlvrError: as `resume`.
+        """
+        path = Path(path)
+        _read_metadata(path)
+        return cls(path, Lock(path), goes_on=False)
 
     @property
     def id(self) -> str:
@@ -287,27 +330,27 @@ class RunDir:
         for rollout in rollouts:
             found = (rollout.run_id, rollout.phase, rollout.step)
             assert found == (self.id, phase, step), (found, self.id, phase, step)
-        keys = {(storable(r.example_id), r.sample_index) for r in rollouts}
-        held = self._held(phase, step)
-        assert len(keys) == len(rollouts), "two of the rollouts have the same key"
-        assert held.isdisjoint(keys), f"already committed: {sorted(held & keys)[:3]}"
+        return self._commit_part(rollout_table(rollouts), phase=phase, step=step)
 
-        relative = part_path(phase, step, self._next_part(phase, step))
-        path = self.path / relative
-        assert not path.exists(), path
-        data = to_parquet(rollout_table(rollouts))
-        before = self._manifest_size
-        try:
-            atomic_write(path, data)
-            self._append(_entry(relative, data, rows=len(rollouts), phase=phase, step=step))
-        except BaseException:
-            # Else the manifest may name the part, which then has to stay.
-            if os.fstat(self._manifest).st_size == before:
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
-            raise
-        held |= keys
-        return path
+    def commit_grades(self, phase: Phase, step: int, grades: Sequence[Regrade]) -> Path:
+        """Make the verdicts of one grader's attempt on rollouts of one phase and step durable, all or none.
+
+        Returns:
+            The new part.
+
+        Raises:
+            RlvrError: the part cannot be written; the run is as it was.
+        """
+        self._assert_open()
+        assert grades, "a part has at least one row"
+        owners = {(g.run_id, g.phase, g.step, g.grader, g.attempt, g.grader_sha256) for g in grades}
+        assert len(owners) == 1, owners
+        assert next(iter(owners))[:3] == (self.id, phase, step), (owners, self.id, phase, step)
+        with naming(self.path / GRADES):
+            if not os.path.lexists(self.path / GRADES):
+                (self.path / GRADES).mkdir()
+                fsync_directory(self.path)
+        return self._commit_part(grade_table(grades), phase=phase, step=step, grader=grades[0].grader)
 
     def commit_metrics(
         self, step: int, phase: Phase, values: Mapping[str, float], *, gpu_seconds: float | None = None
@@ -345,13 +388,33 @@ class RunDir:
         Raises:
             RlvrError: a part is missing or damaged.
         """
-        wanted = {(e.phase, e.step) for e in self._entries if e.path != METRICS}
         return {
             (p, s, example_id, sample_index)
-            for p, s in wanted
+            for p, s in self.steps()
             if phase in (None, p) and step in (None, s)
             for example_id, sample_index in self._held(p, s)
         }
+
+    def steps(self) -> list[tuple[Phase, int]]:
+        """The (phase, step) of the committed rollouts, in the order of their first commits."""
+        return list(dict.fromkeys((e.phase, e.step) for e in self._entries if e.folder == ROLLOUTS))  # type: ignore[misc]
+
+    def rollouts(self, phase: Phase, step: int, *, columns: Sequence[str]) -> "pa.Table":
+        """`read_rollouts` of this run. Raises RlvrError when a part is damaged."""
+        return _rollouts(self.path, self._entries, phase=phase, step=step, columns=columns)
+
+    def last_attempt(self, grader: str, phase: Phase) -> Attempt | None:
+        """The last attempt of a grader on the rollouts of a phase; None before the first."""
+        slug = grader_slug(grader)
+        entries = [e for e in self._entries if (n := part_name(e.path)) and (n.grader, n.phase) == (slug, phase)]
+        if not entries:
+            return None
+        (row, *_) = _read_part(self.path, entries[-1], ["attempt", "grader_sha256"]).slice(0, 1).to_pylist()
+        return Attempt(row["attempt"], row["grader_sha256"])
+
+    def graded_keys(self, grader: str, phase: Phase, step: int, *, attempt: int) -> set[tuple[str, int]]:
+        """The (example_id, sample_index) of the rollouts with a verdict of that attempt of the grader."""
+        return {(e, i) for e, i, number in self._held(phase, step, grader=grader_slug(grader)) if number == attempt}
 
     def close(self) -> None:
         """Let others write the run. The status stays as it is. May be called twice."""
@@ -371,7 +434,7 @@ class RunDir:
         if os.getpid() != self._process or self._manifest < 0:
             return
         try:
-            if self._metadata["status"] != "running":
+            if self._metadata["status"] != "running" or not self._goes_on:
                 return
             if error is None:
                 self.finish("finished")
@@ -387,23 +450,54 @@ class RunDir:
 
     def _set(self, **values: Any) -> None:
         self._assert_open()
+        assert self._goes_on, "a run that is annotated stays as it is"
         metadata = self._metadata | values | {"updated_at": utc_now(), "wall_seconds": round(self.wall_seconds, 3)}
         atomic_write(self.path / RUN_FILE, _json(metadata))
         self._metadata = metadata
 
-    def _held(self, phase: str, step: int) -> set[tuple[str, int]]:
-        """The committed (example_id, sample_index) of a phase and step; read from its parts the first time."""
-        if (phase, step) not in self._keys:
-            held: set[tuple[str, int]] = set()
-            for entry in self._entries:
-                if entry.path != METRICS and (entry.phase, entry.step) == (phase, step):
-                    held |= keys_of(_read_part(self.path, entry, ["example_id", "sample_index"]))
-            self._keys[phase, step] = held
-        return self._keys[phase, step]
+    def _commit_part(self, table: "pa.Table", *, phase: Phase, step: int, grader: str = "") -> Path:
+        keys = keys_of(table)
+        held = self._held(phase, step, grader=grader and grader_slug(grader))
+        assert len(keys) == table.num_rows, "two of the rows have the same key"
+        assert held.isdisjoint(keys), f"already committed: {sorted(held & keys)[:3]}"
 
-    def _next_part(self, phase: str, step: int) -> int:
+        relative = part_path(phase, step, self._next_part(phase, step, grader=grader), grader=grader)
+        path = self.path / relative
+        assert not path.exists(), path
+        data = to_parquet(table)
+        before = self._manifest_size
+        try:
+            atomic_write(path, data)
+            self._append(_entry(relative, data, rows=table.num_rows, phase=phase, step=step))
+        except BaseException:
+            # Else the manifest may name the part, which then has to stay.
+            if os.fstat(self._manifest).st_size == before:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+            raise
+        held |= keys
+        return path
+
+    def _held(self, phase: str, step: int, *, grader: str = "") -> set[tuple[Any, ...]]:
+        """The committed `keys_of` a phase and step, or of a grader's slug there; read from its parts the first time."""
+        group = (grader, phase, step)
+        if group not in self._keys:
+            columns = ["example_id", "sample_index", *(["attempt"] if grader else [])]
+            held: set[tuple[Any, ...]] = set()
+            for entry in self._entries:
+                if (
+                    (entry.phase, entry.step) == (phase, step)
+                    and (name := part_name(entry.path))
+                    and name.grader == grader
+                ):
+                    held |= keys_of(_read_part(self.path, entry, columns))
+            self._keys[group] = held
+        return self._keys[group]
+
+    def _next_part(self, phase: str, step: int, *, grader: str) -> int:
+        group = (grader and grader_slug(grader), phase, step)
         names = [part_name(e.path) for e in self._entries]
-        return max((n.number for n in names if n and (n.phase, n.step) == (phase, step)), default=-1) + 1
+        return max((n.number for n in names if n and n[:3] == group), default=-1) + 1
 
     def _append(self, entry: Entry) -> None:
         """Add a line to the manifest, durably; when this raises, the manifest is cut back to what it was."""
@@ -447,8 +541,11 @@ class RunDir:
     # Opening. Each step leaves the directory no worse than it was, so a kill during a repair is as good as one before.
 
     def _remove_temporaries(self) -> None:
-        refuse_links(self.path, "rollouts")
-        for folder in (self.path, self.path / "rollouts"):
+        for name in (ROLLOUTS, GRADES):
+            refuse_links(self.path, name)
+        for folder in (self.path, *(self.path / name for name in (ROLLOUTS, GRADES))):
+            if folder.name == GRADES and not os.path.lexists(folder):
+                continue  # nothing was ever graded again
             with naming(folder):
                 for item in list(os.scandir(folder)):
                     if item.name.startswith(".") and item.name.endswith(".tmp") and item.is_file(follow_symlinks=False):
@@ -492,11 +589,9 @@ class RunDir:
         self._entries.pop()
 
     def _settle_unlisted_parts(self) -> None:
-        """Adopt or set aside each ``*.parquet`` in rollouts/ that the manifest does not name."""
+        """Adopt or set aside each ``*.parquet`` in rollouts/ and grades/ that the manifest does not name."""
         listed = {e.path for e in self._entries}
-        with naming(self.path / "rollouts", "read"):
-            names = sorted(n for n in os.listdir(self.path / "rollouts") if n.endswith(".parquet"))
-        for relative in (f"rollouts/{n}" for n in names if f"rollouts/{n}" not in listed):
+        for relative in (p for p in _present(self.path) if p not in listed):
             try:
                 entry = self._verified(relative)
             except RlvrError as error:
@@ -512,12 +607,14 @@ class RunDir:
             raise RlvrError("its name is not that of a part")
         phase, step = name.phase, name.step
         data = read_regular(self.path, relative)
-        table = _parsed(data, rollout_schema(), path=self.path / relative)
+        table = _parsed(data, _schema_of(relative.partition("/")[0]), path=self.path / relative)
         owners = set(zip(*(table[c].to_pylist() for c in ("run_id", "phase", "step")), strict=True))
         if owners != {(self.id, phase, step)}:
             raise RlvrError("its rows are of another run, phase or step")
+        if name.grader and set(map(grader_slug, table["grader"].to_pylist())) != {name.grader}:
+            raise RlvrError("its rows are of another grader")
         keys = keys_of(table)
-        held = self._held(phase, step)
+        held = self._held(phase, step, grader=name.grader)
         if len(keys) != table.num_rows or not held.isdisjoint(keys):
             raise RlvrError("its rows are in the run already")
         held |= keys
@@ -530,7 +627,7 @@ class RunDir:
             name = Path(relative).name
             target = next(p for p in (folder / f"{i}-{name}" for i in range(1_000_000)) if not os.path.lexists(p))
             os.rename(self.path / relative, target)
-            fsync_directory(self.path / "rollouts")
+            fsync_directory((self.path / relative).parent)
         self.notices.append(f"{shown(relative)} was moved to {shown(target)}: {why.rstrip('.')}.")
 
     def _seconds_before(self) -> float:
@@ -591,8 +688,29 @@ def read_run(path: Path | str) -> RunInfo:
     path = Path(path)
     metadata = _read_metadata(path)
     entries, _ = _read_manifest(path)
-    parts = [_check_part(path, e) for e in entries if e.path != METRICS]
-    return RunInfo(path, metadata["run_id"], metadata, parts, _metrics_path(path, entries))
+    parts = {folder: [_check_part(path, e) for e in entries if e.folder == folder] for folder in (ROLLOUTS, GRADES)}
+    digests = "".join(e.sha256 for e in entries if e.folder == ROLLOUTS)
+    return RunInfo(
+        path=path,
+        id=metadata["run_id"],
+        metadata=metadata,
+        parts=parts[ROLLOUTS],
+        grades=parts[GRADES],
+        metrics=_metrics_path(path, entries),
+        fingerprint=hashlib.sha256(digests.encode()).hexdigest(),
+    )
+
+
+def _present(run: Path) -> list[str]:
+    """The paths of the ``*.parquet`` files in rollouts/ and grades/, whether committed or not."""
+    found: list[str] = []
+    for folder in (ROLLOUTS, GRADES):
+        if folder == GRADES and not os.path.lexists(run / folder):
+            continue
+        refuse_links(run, folder)
+        with naming(run / folder, "read"):
+            found += sorted(f"{folder}/{n}" for n in os.listdir(run / folder) if n.endswith(".parquet"))
+    return found
 
 
 def _metrics_path(run: Path, entries: Sequence[Entry]) -> Path | None:
@@ -619,14 +737,20 @@ def read_rollouts(
     Raises:
         RlvrError: as `read_run`, and for a part that is damaged anywhere.
     """
+    path = Path(path)
+    _read_metadata(path)
+    entries, _ = _read_manifest(path)
+    return _rollouts(path, entries, phase=phase, step=step, columns=columns)
+
+
+def _rollouts(
+    path: Path, entries: Sequence[Entry], *, phase: Phase | None, step: int | None, columns: Sequence[str] | None
+) -> "pa.Table":
     import pyarrow as pa
 
     names = rollout_schema().names if columns is None else list(columns)
     assert set(names) <= set(rollout_schema().names), names
-    path = Path(path)
-    _read_metadata(path)
-    entries, _ = _read_manifest(path)
-    wanted = [e for e in entries if e.path != METRICS and phase in (None, e.phase) and step in (None, e.step)]
+    wanted = [e for e in entries if e.folder == ROLLOUTS and phase in (None, e.phase) and step in (None, e.step)]
     tables = [rollout_schema().empty_table(), *(_read_part(path, e, names) for e in wanted)]
     return pa.concat_tables([table.select(names) for table in tables])
 
@@ -697,9 +821,7 @@ def check_run(path: Path | str) -> list[str]:
         problems.append(error.problem)
     try:
         earlier, _ = _read_manifest(path)
-        refuse_links(path, "rollouts")
-        with naming(path / "rollouts", "read"):
-            present = sorted(f"rollouts/{n}" for n in os.listdir(path / "rollouts") if n.endswith(".parquet"))
+        present = _present(path)
         problems += _check_metrics(path, earlier)
         entries, _ = _read_manifest(path)
     except RlvrError as error:

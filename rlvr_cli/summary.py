@@ -109,7 +109,7 @@ class RunSummary:
 
 def run_files(run: RunInfo) -> RunFiles:
     """What `queries` reads of a run."""
-    return RunFiles(run.id, run.parts, run.metrics, run.metadata)
+    return RunFiles(run.id, run.parts, run.metrics, run.metadata, run.grades)
 
 
 def summarize(
@@ -163,7 +163,7 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
 
     def category(name: str) -> CategoryCount:
         counted = counts.get(name, {"samples": 0, "tokens": None})
-        share = _share(_with_misses(hits.get(name, []), asked))
+        share = share_of(_with_misses(hits.get(name, []), asked))
         return CategoryCount(name, counted["samples"], share, counted["tokens"])
 
     return RunSummary(
@@ -173,7 +173,7 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
         questions=questions,
         samples=samples["samples"],
         grade_errors=samples["ungraded"],
-        accuracy=_share([(c, n, count) for n, c, _, count in kinds]),
+        accuracy=share_of([(c, n, count) for n, c, _, count in kinds]),
         mean_reward=None if samples["binary_reward"] else _bootstrapped([(t, n, count) for n, _, t, count in kinds]),
         categories=tuple(category(name) for name in dict.fromkeys((*HANDOUT_CATEGORIES, *counts))),
         at_k=_at_k(tables, kinds) if most > 1 else (),
@@ -203,7 +203,7 @@ def _with_misses(hits: Kinds, asked: list[tuple[int, int]]) -> Kinds:
     return [*hits, *((0.0, n, count) for n, count in misses.items() if count)]
 
 
-def _share(kinds: Kinds) -> Estimate:
+def share_of(kinds: Kinds) -> Estimate:
     """A share of samples: Wilson's interval where they are independent, one per question, and else the bootstrap's."""
     hits, samples, questions = _sums(kinds)
     if samples == questions:
@@ -267,7 +267,7 @@ def _at_k(tables: Iterator[Table], kinds: list[tuple[int, int, float, int]]) -> 
         return AtK(
             k=k,
             questions=questions,
-            pass_at_k=_share(passed) if certain else _bootstrapped(passed),
+            pass_at_k=share_of(passed) if certain else _bootstrapped(passed),
             best_at_k=best(k),
             majority_at_k=sum(value * count for value, count in majority) / questions,
         )

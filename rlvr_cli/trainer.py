@@ -4,9 +4,10 @@ Enters: the options that the training commands share, an open run, a grader. Lea
 optimizer and its sampler, and writes the run's metrics, evaluations, checkpoints and final model.
 """
 
+import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
@@ -23,14 +24,14 @@ from rlvr_cli.faults import fault_point
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.inputs import Inputs
 from rlvr_cli.models import load_policy, save_policy
-from rlvr_cli.prompts import PromptTemplate
-from rlvr_cli.records import Sampler, SamplingParams
+from rlvr_cli.prompts import PromptTemplate, prompt_of
+from rlvr_cli.records import Example, Sampler, SamplingParams
 from rlvr_cli.rollouts import log_generations
 from rlvr_cli.samplers.transformers import TransformersSampler
 from rlvr_cli.signals import StopRequest
 from rlvr_cli.store import RunDir
 from rlvr_cli.summary import summarize
-from rlvr_cli.training import autocast_dtype, learning_rate_at, make_optimizer, train_update
+from rlvr_cli.training import autocast_dtype, explained_memory, learning_rate_at, make_optimizer, train_update
 
 METRICS_SECONDS = 2.0  # how long metrics may wait to be committed together: a commit can cost more than an update
 MISMATCH_BOUND = 5e-2  # nats a token, between sampler and trainer with the same weights, over which it is said
@@ -81,6 +82,7 @@ class Trainer:
         self._mismatch_said = False
         self._skipped_in_a_row = 0
         self._longest_step = 0.0
+        self._most_updates = 0  # of a step
         self._evaluation_seconds = 0.0  # the longest so far, per question
         self._step_started: float | None = None
         shared = engine == "transformers"
@@ -98,6 +100,8 @@ class Trainer:
         self.model, self.tokenizer = load_policy(
             model_path(options.model), dtype=options.param_dtype, device=options.device
         )
+        if self.model.device.type == "mps":
+            raise RlvrError("Training does not run on mps: it sums in float64, which mps lacks.", "Use --device cpu.")
         use_few_threads(self.model)
         self.optimizer = make_optimizer(
             self.model,
@@ -121,6 +125,7 @@ class Trainer:
             self._saved = (self.updates, self.position)
             self._skipped_in_a_row = state["skipped_in_a_row"]
             self._longest_step, self._evaluation_seconds = state["longest_step"], state["evaluation_seconds"]
+        self._updates_before = self.updates
 
     def __enter__(self) -> "Trainer":
         display.say(f"run            {self.run.path}")
@@ -164,21 +169,22 @@ class Trainer:
             return self.skip(position, tensors)
         self.sampler.sleep()
         fault_point("update")
-        metrics = train_update(
-            self.model,
-            self.optimizer,
-            dict(batch),
-            learning_rate=learning_rate_at(
-                self.updates,
-                peak=self.options.learning_rate,
-                num_steps=self.num_updates,
-                warmup_steps=self.options.warmup_steps,
-                schedule=self.options.lr_schedule,  # type: ignore[arg-type]  (one of its choices)
-            ),
-            max_grad_norm=self.options.max_grad_norm,
-            check=self.stop.check,
-            **how,
-        )
+        with explained_memory():
+            metrics = train_update(
+                self.model,
+                self.optimizer,
+                dict(batch),
+                learning_rate=learning_rate_at(
+                    self.updates,
+                    peak=self.options.learning_rate,
+                    num_steps=self.num_updates,
+                    warmup_steps=self.options.warmup_steps,
+                    schedule=self.options.lr_schedule,  # type: ignore[arg-type]  (one of its choices)
+                ),
+                max_grad_norm=self.options.max_grad_norm,
+                check=self.stop.check,
+                **how,
+            )
         fault_point("updated")
         self.metrics.add(self.updates, metrics)
         self.updates += 1
@@ -188,8 +194,8 @@ class Trainer:
             raise RlvrError(
                 f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite (up to update "
                 f"{self.updates}).",
-                f"The last checkpoint in {self.run.path / 'checkpoints'} is from before them. Start anew with a lower "
-                "--learning-rate, and look at the metrics optimizer/grad_norm and policy/ratio_max.",
+                f"The checkpoints in {self.run.path / 'checkpoints'} hold finite weights, as these updates left them. Start anew "
+                "with a lower --learning-rate, and look at the metrics optimizer/grad_norm and policy/ratio_max.",
             )
         self.move_on(position, tensors)
         return metrics
@@ -262,7 +268,7 @@ class Trainer:
             f"evaluation     after {self.updates} updates: reward {averages['reward/mean']:.3f}, "
             f"length {averages['length/mean']:.0f}, {len(examples)} questions in {seconds:.1f} s"
         )
-        if new > 0:
+        if new == len(examples):  # of a few that were left over, what they share would weigh too much
             self._evaluation_seconds = max(self._evaluation_seconds, seconds / new)
         if self._step_started is not None:
             self._step_started += seconds  # is no part of the step
@@ -278,13 +284,19 @@ class Trainer:
         if self._step_started is not None:
             self._longest_step = max(self._longest_step, now - self._step_started)
         self._step_started = now
+        self._most_updates = max(self._most_updates, self.updates - self._updates_before)
+        self._updates_before = self.updates
         asked = self._questions_asked(last=True) if self.questions is not None else 0
+        every, ahead = self.options.eval_every, self.updates + max(self._most_updates, 1) - 1
+        if self.questions is not None and every and ahead // every > (self.updates - 1) // every:
+            asked += self._questions_asked(last=False)  # the step will begin, or be interrupted, by an evaluation
         needed = self._longest_step + RESERVE * asked * self._evaluation_seconds
         if self.run.wall_seconds + needed < self.options.time_limit_seconds:
             return True
         display.say(
             f"time limit {self.options.time_limit}: stopping after {self.updates} updates, for the last evaluation"
         )
+        self.save()
         return False
 
     def save(self) -> None:
@@ -311,11 +323,13 @@ class Trainer:
         self.metrics.add(self.updates, {"checkpoint/seconds": time.perf_counter() - started})
 
     def finish(self) -> None:
-        """The last evaluation, and the final model in the run's `model/`."""
-        self.evaluate(last=True)
+        """The final model in the run's `model/`, and the last evaluation: should it fail, what was trained is there."""
+        if self.options.checkpoint_every:
+            self.save()
         save_policy(self.model, self.tokenizer, self.run.path / "model")
         for leftover in self.run.path.glob(".model.*"):  # of a kill while it was written before
             shutil.rmtree(leftover, ignore_errors=True)
+        self.evaluate(last=True)
         self.metrics.flush()
         self.run.update(updates=self.updates)
 
@@ -335,7 +349,32 @@ def opened(config: Any, run: RunDir, *, inputs: Inputs, num_updates: int, stop: 
         stop=stop,
     ) as trainer:
         run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine_reason))
+        for examples, params in (
+            (inputs.dataset.examples, config.sampling_params),
+            (inputs.questions.examples if inputs.questions else [], config.eval_sampling_params),
+        ):
+            check_prompts(examples, inputs.template, trainer, max_tokens=params.max_tokens, limit=config.max_model_len)
         yield trainer
+
+
+def check_prompts(
+    examples: Sequence[Example], template: PromptTemplate, trainer: Trainer, *, max_tokens: int, limit: int | None
+) -> None:
+    """RlvrError when a prompt and its response might not fit into the context: now, and not at the step that draws it."""
+    context = min(trainer.model.config.max_position_embeddings, limit or math.inf)
+    prompts = [prompt_of(e, template) for e in examples]
+    for example, prompt in zip(examples, prompts, strict=True):
+        if (
+            len(prompt.encode(errors="replace")) + max_tokens <= context
+        ):  # no more tokens than bytes: spares the tokenizer
+            continue
+        length = len(trainer.tokenizer(prompt).input_ids)
+        if length + max_tokens > context:
+            raise RlvrError(
+                f"Question {example.id} has a prompt of {length} tokens; with {max_tokens} for the response that is "
+                f"{length + max_tokens}, and the context holds {context}.",
+                "Leave it out of the dataset, or allow shorter responses: --sampling-max-tokens, --eval-max-tokens.",
+            )
 
 
 def conclude(trainer: Trainer, *, output: str) -> None:

@@ -279,6 +279,19 @@ def train_update(
     }
 
 
+@contextlib.contextmanager
+def explained_memory() -> Iterator[None]:
+    """Turn the device's being full into the user's error."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RlvrError(
+            "The device has too little memory for this micro-batch.",
+            "Take smaller ones, which changes no result: a higher --gradient-accumulation-steps, or a lower --micro-batch-size. "
+            "Beside vLLM on one device: a lower --gpu-memory-utilization.",
+        ) from error
+
+
 def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
     """Metrics over an update's response tokens from the statistics of `policy_gradient`, (tokens,) each.
 

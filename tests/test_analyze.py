@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import unicodedata
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -140,9 +141,115 @@ def test_failures_to_read(analyze):
     assert [r["step"] for r in json.loads(right.out)] == [4]
 
 
+def test_failures_show_ten_of_each_category(analyze, tmp_path):
+    """Also where one category is a hundred times as frequent as another."""
+    rows = [rollout("r", f"w{i:04}", 0.0) for i in range(1200)]
+    rows += [
+        replace(rollout("r", f"u{i}", 0.0), category="format_0_answer_0", failure_kind="correct_but_unformatted")
+        for i in range(12)
+    ]
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        run.commit_rollouts("eval", 0, rows)
+    captured = analyze(query="failures", runs=(str(tmp_path / "r"),))
+    assert captured.out.count("\nformat_0_answer_0, correct_but_unformatted") == 12
+    assert captured.out.count("\nformat_1_answer_0, wrong_answer") == 38
+    assert captured.out.count("the fault is the parser's, not the model's") == 12
+    narrowed = analyze(query="failures", runs=(str(tmp_path / "r"),), category="format_1_answer_0")
+    assert narrowed.out.count("\nwhy ") == 50
+
+
+# Parameters
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A query with parameters of its own."""
+    path = tmp_path / "mine.sql"
+    path.write_text(
+        '-- Mine.\n-- :k = 8\n-- :name = "x"\nSELECT $k AS k, $name AS name, $phase AS phase, $extra AS extra'
+    )
+    return str(path)
+
+
+def test_a_query_of_ones_own_starts_from_a_named_one(analyze, tmp_path):
+    """A copy is what it says, not the named query of its name; and cases stay readable."""
+    copy = tmp_path / "failures.sql"
+    copy.write_text(analyze(query="failures", show=True).out.replace("ELSE coalesce", "-- mine\n ELSE coalesce"))
+    assert analyze(query=str(copy)).out == analyze(query="failures").out
+    copy = tmp_path / "compare.sql"
+    copy.write_text("SELECT 1 AS mine")
+    assert analyze(query=str(copy), format="csv").out == "mine\n1\n"
+
+
+def test_set(analyze, file):
+    captured = analyze(query=file, set=("k=4", "extra=null"), format="json")
+    assert json.loads(captured.out) == [{"k": 4, "name": "x", "phase": "eval", "extra": None}]
+    captured = analyze(query=file, set=("name=a=b", "extra=[1, 2]", "phase=any"), format="json")
+    assert json.loads(captured.out) == [{"k": 8, "name": "a=b", "phase": "any", "extra": [1, 2]}]
+    captured = analyze(query=file, set=("extra=not JSON", "name=", 'phase="4"'), format="json")
+    assert json.loads(captured.out) == [{"k": 8, "name": "", "phase": "4", "extra": "not JSON"}]
+    assert json.loads(analyze(query="SELECT $n + 1 AS n", set=("n=2",), format="json").out) == [{"n": 3}]
+
+
+def test_set_beats_the_option_of_that_name(analyze):
+    captured = analyze(query="categories", phase="eval", set=("phase=train",), format="json")
+    assert [(r["step"], r["samples"]) for r in json.loads(captured.out)] == [(4, 1)]
+    assert json.loads(analyze(set=("phase=train",), format="json").out)["run"][0]["phase"] == "train"
+
+
+def test_what_cannot_be_set(analyze, file):
+    with pytest.raises(RlvrError) as caught:
+        analyze(query=file, set=("kk=4",))
+    assert caught.value.problem == f"{file} has no parameter 'kk'."
+    assert caught.value.hint == 'Its parameters: extra = null, k = 8, name = "x", phase = null.'
+    with pytest.raises(RlvrError, match="--set k has no value"):
+        analyze(query=file, set=("k",))
+    with pytest.raises(RlvrError) as caught:
+        analyze(query="SELECT 1", set=("k=1",))
+    assert caught.value.hint == "Its parameters: none."
+
+
+# Two runs
+
+
+def test_compare(analyze):
+    tables = json.loads(analyze(query="compare", runs=("old", "new"), format="json").out)
+    assert [(r["arm"], r["runs"], r["questions"], r["left_out"], r["accuracy"]) for r in tables["arms"]] == [
+        ("A", "old", 2, 0, 0.5), ("B", "new", 2, 1, 0.0),
+    ]  # fmt: skip
+    assert {r["b_minus_a"]: r["value"] for r in tables["difference"]}["mcnemar_p"] == 1.0
+    captured = analyze(query="compare", runs=("old", "new"))
+    assert " ".join(r["in_words"] for r in tables["verdict"]) in " ".join(captured.out.split())
+    assert max(map(len, captured.out.splitlines())) <= 120
+    assert "(finished)" in captured.err
+
+
+def test_compare_arms_of_seeds(analyze, tmp_path):
+    for name in ("a1", "a2", "b1", "b2"):
+        with RunDir.create(tmp_path, "eval", name=name, metadata={}) as run:
+            run.commit_rollouts("eval", 0, [rollout(name, q, float(name[0] == "b")) for q in "xyz"])
+    runs = ("a1,a2", "b1,b2")
+    tables = json.loads(analyze(query="compare", runs=runs, runs_dir=str(tmp_path), format="json").out)
+    assert [(r["runs"], r["samples"], r["accuracy"]) for r in tables["arms"]] == [
+        ("a1, a2", 6, 0.0),
+        ("b1, b2", 6, 1.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "runs", [(), ("old",), ("old", "new", "old"), ("old", "old"), ("old", "old,new"), ("old", ",")]
+)
+def test_what_cannot_be_compared(analyze, runs):
+    with pytest.raises(RlvrError, match="compare wants"):
+        analyze(query="compare", runs=runs)
+
+
 def test_list_and_show(analyze):
     captured = analyze(list=True, format="json")
-    assert [r["query"] for r in json.loads(captured.out)] == sorted(named_queries())
+    listed = {r["query"]: r for r in json.loads(captured.out)}
+    assert list(listed) == [*sorted(named_queries()), "report"]
+    assert listed["pass_at_k"]["parameters"] == 'k = null, phase = "eval", step = null'
+    assert listed["pass_at_k"]["answers"] == named_queries()["pass_at_k"].description
     assert captured.err == ""
     assert analyze(query="categories", show=True).out.strip() == named_queries()["categories"].sql.strip()
     assert "pass@k" in analyze(show=True).out
@@ -181,6 +288,18 @@ def test_the_timeout(analyze):
 
 COMMAND = [sys.executable, "-c", "from rlvr_cli.cli import main; main()", "analyze"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TERM": "xterm-256color"}
+
+
+@pytest.mark.parametrize("arguments", [["--show", "pass_at_k"], ["pass_at_k", "--show"]])
+def test_show_goes_before_or_after_the_name(arguments):
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, check=True, env=ENVIRONMENT)
+    assert done.stdout.decode() == named_queries()["pass_at_k"].sql
+
+
+def test_set_on_the_command_line(runs_dir):
+    arguments = ["pass_at_k", "old", "--set", "k=1", "--set", "step=0", "--format", "csv", "--runs-dir", str(runs_dir)]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, check=True, env=ENVIRONMENT, text=True)
+    assert done.stdout.splitlines()[1] == "old,0,1,2,0.5,0,0"
 
 
 def test_a_pipe_gets_rows_alone(runs_dir):

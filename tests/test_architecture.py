@@ -10,14 +10,14 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rlvr_cli"
 RANKS = {
     0: {"errors", "text", "records", "faults"},
-    1: {"config", "synthetic", "signals", "rows", "files", "manifest", "columns", "environment"},
+    1: {"markup", "spans", "config", "synthetic", "signals", "rows", "files", "manifest", "columns", "environment"},
     2: {
         "datasets", "prompts", "samplers", "graders", "store", "models", "tokens", "advantages", "losses", "queries",
-        "statistics", "display", "plots",
+        "statistics", "display", "plots", "charts",
     },
-    3: {"rollouts", "training", "checkpoints", "summary", "engines", "journal", "tiny_model", "traces"},
-    4: {"inputs", "plan", "figures", "alarms"},
-    5: {"trainer"},
+    3: {"report", "rollouts", "training", "checkpoints", "comparison", "summary", "engines", "journal", "tiny_model", "traces"},
+    4: {"inputs", "plan", "figures", "alarms", "excerpt", "regrading", "filtering"},
+    5: {"trainer", "reporting"},
     6: {"commands"},
     7: {"cli"},
     8: {"__main__"},
@@ -68,6 +68,10 @@ LIGHT = {
     "store",
     "prompts",
     "plots",
+    "markup",
+    "spans",
+    "charts",
+    "report",
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -6,15 +6,16 @@ from dataclasses import fields
 from datetime import datetime
 
 import pyarrow as pa
+import pytest
 
-from rlvr_cli.columns import rollout_schema
+from rlvr_cli.columns import Regrade, from_parquet, grade_schema, records_parquet, rollout_schema
 from rlvr_cli.records import Rollout
 
 
-def test_the_columns_of_a_part_are_the_fields_of_rollout():
-    schema = rollout_schema()
-    assert schema.names == [f.name for f in fields(Rollout)]
-    hints = typing.get_type_hints(Rollout)
+@pytest.mark.parametrize(("schema", "record"), [(rollout_schema(), Rollout), (grade_schema(), Regrade)])
+def test_the_columns_of_a_part_are_the_fields_of_its_record(schema, record):
+    assert schema.names == [f.name for f in fields(record)]
+    hints = typing.get_type_hints(record)
     kinds = {str: "string", int: "int", float: "double", datetime: "timestamp"}
     for column in schema:
         hint = hints[column.name]
@@ -28,4 +29,14 @@ def test_the_columns_of_a_part_are_the_fields_of_rollout():
         else:
             python = str if typing.get_origin(inner) is typing.Literal else inner
             assert str(column.type).startswith(kinds[python]), column
-    assert schema.field("sampled_at").type.tz is None
+    assert "sampled_at" not in schema.names or schema.field("sampled_at").type.tz is None
+
+
+def test_records_of_any_keys_are_a_file():
+    records = [{"id": "a", "reward": 1.0}, {"id": "b", "response": "r"}]
+    data = bytes(records_parquet(records))
+    schema = pa.schema([("id", pa.string()), ("reward", pa.float64()), ("response", pa.string())])
+    assert from_parquet(data, schema).to_pylist() == [
+        {"id": "a", "reward": 1.0, "response": None},
+        {"id": "b", "reward": None, "response": "r"},
+    ]

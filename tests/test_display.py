@@ -1,15 +1,22 @@
 """The terminal: whatever a text holds, it stays in its own cell, and a pipe gets no escape codes."""
 
 import csv
+import fcntl
 import io
 import json
 import math
+import os
+import pty
 import re
+import struct
+import subprocess
 import sys
+import termios
 import unicodedata
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -333,6 +340,81 @@ def test_the_answer_is_highlighted():
 def test_a_long_response_is_shortened_in_the_middle(capsys):
     display.cases(case_table("a" * 5000 + "b" * 5000))
     assert "a … [7,000 characters left out] … b" in capsys.readouterr().out
+
+
+def test_an_answer_of_nothing_is_said(capsys):
+    display.cases(case_table(""))
+    assert "extracted (nothing)\n" in capsys.readouterr().out
+
+
+# The pager
+
+PAGES = """
+import sys
+from rlvr_cli import display
+columns = ("run_id", "step", "example_id", "sample_index", "category", "failure_kind", "why", "ground_truth",
+           "extracted_answer", "num_response_tokens", "finish_reason", "prompt", "response")
+row = ("r", 0, "q", 0, "c", "k", "w", "7", "8", 3, "stop", "p", "so <answer> 8 </answer> \\x1b[2J")
+display.cases(display.Result(columns, [row] * int(sys.argv[1])))
+print("after")
+"""
+
+
+def on_a_terminal(arguments, *, tmp_path, pager, stdin_too=True):
+    """What a program writes whose output, and input, is a terminal of 24 lines; and what its pager was given."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    seen = tmp_path / "paged"
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "LESS")}
+    environment |= {"PYTHONPATH": str(Path(display.__file__).parents[1]), "PAGER": pager, "SEEN": str(seen)}
+    stdin = child if stdin_too else subprocess.DEVNULL
+    with subprocess.Popen(
+        [sys.executable, "-c", PAGES, *arguments], stdin=stdin, stdout=child, stderr=child, env=environment
+    ) as process:
+        os.close(child)
+        output = b""
+        with suppress(OSError):  # the terminal has hung up
+            while chunk := os.read(parent, 65536):
+                output += chunk
+    os.close(parent)
+    assert process.returncode == 0, output
+    return output.decode().replace("\r\n", "\n"), seen.read_text() if seen.exists() else None
+
+
+@pytest.fixture
+def pager(tmp_path):
+    """A $PAGER that keeps what it is given and shows 4 lines of it."""
+    script = tmp_path / "pager.py"
+    script.write_text(
+        "import os, pathlib, sys\ntext = sys.stdin.read()\npathlib.Path(os.environ['SEEN']).write_text(text)\n"
+        "print(os.environ['LESS'], *text.splitlines()[:4], sep='\\n')\n"
+    )
+    return f"{sys.executable} {script}"
+
+
+def test_what_is_longer_than_the_screen_is_paged(tmp_path, pager):
+    output, paged = on_a_terminal(["3"], tmp_path=tmp_path, pager=pager)
+    assert paged.count("\x1b[1;32m<answer> 8 </answer>") == 3
+    assert "\\x1b[2J" in paged
+    assert "\x1b[2J" not in paged
+    assert output.startswith("FRX\n")
+    assert output.endswith("after\n")
+    assert output.count("\n") == 6
+
+
+@pytest.mark.parametrize(("count", "empty", "stdin_too"), [("1", False, True), ("3", True, True), ("3", False, False)])
+def test_what_is_not_paged(tmp_path, pager, count, empty, stdin_too):
+    """One screen; an empty $PAGER; nobody at the keys."""
+    output, paged = on_a_terminal([count], tmp_path=tmp_path, pager="" if empty else pager, stdin_too=stdin_too)
+    assert paged is None
+    assert output.count("\x1b[1;32m<answer> 8 </answer>") == int(count)
+
+
+@pytest.mark.parametrize("pager", ["no-such-pager", "head -n 2"])
+def test_a_pager_that_is_not_there_or_leaves_early(tmp_path, pager):
+    output, _ = on_a_terminal(["2000"], tmp_path=tmp_path, pager=pager)
+    assert output.endswith("after\n")
+    assert output.count("example q") == (1 if pager == "head -n 2" else 2000)
 
 
 # Messages and progress

@@ -1,6 +1,7 @@
 """`rlvr grpo` and `rlvr ei` on the built-in model: what is trained on, what is logged, and that it teaches."""
 
 import json
+import shutil
 import statistics
 from collections import defaultdict
 from importlib.util import find_spec
@@ -148,14 +149,14 @@ def test_without_std_normalization_advantages_are_differences(train):
 
 
 def test_dynamic_sampling_trains_on_groups_with_a_signal_and_counts_what_they_cost(train):
-    rows, metrics = train(dynamic_sampling=True, n_grpo_steps=2)
+    rows, metrics = train(dynamic_sampling=True, n_grpo_steps=2, group_size=2)
     for step in (0, 1):
         groups = [g for (at, _), g in groups_of(rows).items() if at == step]
         with_signal = [g for g in groups if len({r["reward"] for r in g}) > 1]
         assert metrics["train", "groups/sampled"][step] == len(groups)
-        assert metrics["train", "groups/used"][step] == len(with_signal) == 8
+        assert metrics["train", "groups/used"][step] == len(with_signal) == 16
         assert metrics["train", "update/rows"][step] == 32
-        assert metrics["train", "reward/samples"][step] == len(groups) * 4
+        assert metrics["train", "reward/samples"][step] == len(groups) * 2
     assert max(metrics["train", "sampling/rounds"].values()) > 1
     assert len({r["example_id"] for r in rows}) == len(groups_of(rows))  # 200 questions: none is asked twice yet
 
@@ -287,6 +288,7 @@ def test_a_round_without_a_correct_response_is_said_and_passed(tmp_path, capsys)
         ({"time_limit": "4 hours"}, "--time-limit"),
         ({"eval_top_p": 0.0}, "--eval-top-p"),
         ({"cliprange": 0.0}, "--cliprange"),
+        ({"eval_max_tokens": 2}, "Evaluations would need 4 tokens and may have 2"),
         ({"kl_coef": -1.0}, "--kl-coef"),
     ],
 )
@@ -365,6 +367,83 @@ def test_a_dry_run_says_the_objective_and_does_nothing(tmp_path, capsys, loss_ty
     assert "memory         about" in said
     assert "on-policy" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_out_of_time_keeps_what_it_has_learned(tmp_path):
+    options = {**SMALL, "n_grpo_steps": 500, "time_limit": "4s", "checkpoint_every": 1000, "runs_dir": str(tmp_path)}
+    grpo.run(GrpoConfig(**options))
+    updates = read_run(tmp_path / "r").metadata["updates"]
+    assert 0 < updates < 500
+    model = (tmp_path / "r/model/model.safetensors").read_bytes()
+    grpo.run(resolve(GrpoConfig, flags={"resume": "r", "runs_dir": str(tmp_path)}, command="grpo"))
+    assert read_run(tmp_path / "r").metadata["updates"] == updates
+    assert (tmp_path / "r/model/model.safetensors").read_bytes() == model
+
+
+def test_a_prompt_that_does_not_fit_is_named_before_anything_is_sampled(tmp_path):
+    rows = [{"question": "What is the last digit of 1+1+1+1+1?", "answer": "5"}] * 8 + [
+        {"question": "long " * 5000, "answer": "5"}
+    ]
+    (tmp_path / "e.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    with pytest.raises(RlvrError, match=r"Question e-9 has a prompt of \d+ tokens; with 48 for the response"):
+        grpo.run(
+            GrpoConfig(
+                **{**SMALL, "eval_dataset": str(tmp_path / "e.jsonl"), "eval_examples": 9, "runs_dir": str(tmp_path)}
+            )
+        )
+    assert not list((tmp_path / "r/rollouts").iterdir())
+
+
+def test_evaluations_are_due_though_no_group_has_a_signal(train, tmp_path):
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"question": f"{i}?", "answer": "never"}) + "\n" for i in range(50))
+    )
+    given = {"dataset": str(tmp_path / "d.jsonl"), "eval_dataset": str(tmp_path / "d.jsonl"), "eval_every": 1}
+    train(**given, dynamic_sampling=True, max_sampling_rounds=1, sampling_max_tokens=8)
+    assert {r["step"] for r in rows_of(tmp_path / "r", "eval")} == {0, 1, 2}
+
+
+def test_the_number_of_steps_is_fixed_by_a_cosine(tmp_path):
+    grpo.run(GrpoConfig(**{**SMALL, "lr_schedule": "cosine", "n_grpo_steps": 1, "runs_dir": str(tmp_path)}))
+    given = {"resume": "r", "n_grpo_steps": 2, "runs_dir": str(tmp_path)}
+    with pytest.raises(RlvrError, match="cosine learning rate over --n-grpo-steps 1"):
+        grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+
+
+def test_what_is_given_beside_resume_is_checked_with_the_runs_own_options(tmp_path):
+    grpo.run(GrpoConfig(**{**SMALL, "train_batch_size": 16, "n_grpo_steps": 1, "runs_dir": str(tmp_path)}))
+    given = {"resume": "r", "gradient_accumulation_steps": 4, "n_grpo_steps": 2, "runs_dir": str(tmp_path)}
+    grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+    assert read_run(tmp_path / "r").metadata["updates"] == 4
+    given["gradient_accumulation_steps"] = 3
+    with pytest.raises(RlvrError, match="--train-batch-size 16 is not a multiple of --gradient-accumulation-steps 3"):
+        grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+
+
+def test_a_model_that_was_moved_is_the_same_model(tmp_path):
+    shutil.copytree("rlvr_cli/assets/tiny-math", tmp_path / "here")
+    grpo.run(GrpoConfig(**{**SMALL, "model": str(tmp_path / "here"), "n_grpo_steps": 1, "runs_dir": str(tmp_path)}))
+    (tmp_path / "here").rename(tmp_path / "there")
+    given = {"resume": "r", "model": str(tmp_path / "there"), "n_grpo_steps": 2, "runs_dir": str(tmp_path)}
+    grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+    assert read_run(tmp_path / "r").metadata["updates"] == 2
+    config = tmp_path / "there/tokenizer_config.json"
+    config.write_text(config.read_text() + "\n")
+    with pytest.raises(RlvrError, match="its model tokenizer_sha256 was"):
+        grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+
+
+def test_training_and_evaluation_have_one_grader(tmp_path):
+    with pytest.raises(RlvrError, match=r"arithmetic:200:0 is graded by r1_zero, and countdown by countdown"):
+        grpo.run(GrpoConfig(**{**SMALL, "eval_dataset": "countdown", "runs_dir": str(tmp_path)}))
+
+
+def test_fields_are_named_for_both_files(tmp_path):
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"q": f"{i}?", "a": "7"}) + "\n" for i in range(40)))
+    file = str(tmp_path / "d.jsonl")
+    named = {"dataset": file, "eval_dataset": file, "question_field": "q", "answer_field": "a"}
+    grpo.run(GrpoConfig(**{**SMALL, **named, "n_grpo_steps": 1, "runs_dir": str(tmp_path)}))
+    assert read_run(tmp_path / "r").metadata["status"] == "finished"
 
 
 @pytest.mark.vllm

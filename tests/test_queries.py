@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from rlvr_cli.columns import Regrade
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.queries import RunFiles, named_queries, open_runs, parse_query
-from rlvr_cli.records import Rollout
+from rlvr_cli.queries import RunFiles, named_queries, open_examples, open_runs, parse_query
+from rlvr_cli.records import Example, Rollout
 from rlvr_cli.store import RunDir, read_run
 
 SECRET = "s3cret-canary"
@@ -35,7 +36,7 @@ def rollout(run_id, example, sample=0, *, reward=1.0, phase="eval", step=0, **ch
 
 def files_of(path):
     run = read_run(path)
-    return RunFiles(run.id, run.parts, run.metrics, run.metadata)
+    return RunFiles(run.id, run.parts, run.metrics, run.metadata, run.grades)
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,84 @@ def test_a_damaged_part(tmp_path):
         pass
 
 
+def graded(run_id, example, grader, reward, *, attempt=0):
+    return Regrade(run_id, "eval", 0, example, 0, grader, attempt, None, 1.0, reward, reward, None, None, "c", None)
+
+
+def test_the_grades_of_a_run_are_a_view_of_their_own(tmp_path, database):
+    with RunDir.create(tmp_path, "eval", name="g", metadata={}) as run:
+        run.commit_rollouts("eval", 0, [rollout("g", e) for e in "xyz"])
+        run.commit_grades("eval", 0, [graded("g", e, "r1_zero", 0.0) for e in "xyz"])
+        run.commit_grades("eval", 0, [graded("g", "x", "mine.py:f", 0.5)])
+        run.commit_grades("eval", 0, [graded("g", e, "r1_zero", 1.0, attempt=1) for e in "xy"])  # cut short
+    with open_runs([files_of(tmp_path / "g")]) as opened:
+        table = opened.select("SELECT grader, example_id, reward FROM grades ORDER BY ALL")
+        assert table.rows == [
+            ("mine.py:f", "x", 0.5),
+            ("r1_zero", "x", 1.0),
+            ("r1_zero", "y", 1.0),
+            ("r1_zero", "z", 0.0),
+        ]
+        assert opened.select("SELECT count(*) FROM rollouts").rows == [(3,)]
+        everything = opened.select("FROM grades")
+        assert everything.columns == tuple(f.name for f in fields(Regrade))
+        kinds = "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = 'grades'"
+        with_some = opened.select(kinds).rows
+        with pytest.raises(RlvrError):
+            opened.select(f"SELECT * FROM read_parquet('{next((tmp_path / 'g' / 'grades').iterdir())}')")
+    assert database.select("FROM grades").rows == []  # of runs that were never graded again
+    assert database.select(kinds).rows == with_some
+
+
+# Conditions
+
+
+def test_a_condition_may_ask_anything_of_a_row(database):
+    for text in (
+        "reward = 1",
+        "reward = 1 -- a remark",
+        "example_id IN (SELECT example_id FROM grades)",
+        "true",
+        "NULL::BOOL",
+    ):
+        assert text in database.condition(text, table="rollouts")
+    condition = database.condition("reward = 1 OR\nreward IS NULL", table="rollouts")
+    assert sum(row[0] for row in database.rows(f"SELECT coalesce({condition}, false) FROM rollouts")) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " ", "--", "reward", "1", "'true'", "true, true", "true) OR (true", "(true", "true)", "true AS x", "true x",
+        "true) FROM rollouts WHERE (true", "true FROM rollouts", "true WHERE true", "true LIMIT 1", "true ORDER BY 1",
+        "true) UNION SELECT (true", "true; SELECT true", "true /*", "'", "count(*) > 1", "row_number() OVER () = 1",
+        "unnest([true])", "*", "COLUMNS(*)", "$1", "?", "$phase = 'eval'", "DISTINCT true", "SELECT true", "FROM runs",
+        "(WITH a AS (COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)) SELECT true)", "sleep_ms(1000) IS NULL",
+        "EXISTS (FROM read_text('/etc/passwd'))", "reward = 1 \0", "reward = '\ud800'", "true AND " * 9000 + "true",
+        "nothing = 1", "getenv('HOME') = ''",
+    ],
+)  # fmt: skip
+def test_what_is_no_condition(root, text):
+    run = files_of(root / "a")
+    before = tree_hash(root)
+    with open_runs([run]) as database, pytest.raises(RlvrError):
+        database.condition(text.replace("{part}", str(run.parts[0]).replace("'", "''")), table="rollouts")
+    assert tree_hash(root) == before
+
+
+def test_the_examples_of_a_dataset_are_a_table():
+    examples = [Example("a", "q's\ud800", "1"), Example("b", "", "2")]
+    with open_examples(examples) as database:
+        assert list(database.rows("SELECT rowid, * FROM dataset")) == [(0, "a", "q's\\ud800", "1"), (1, "b", "", "2")]
+        assert database.condition("ground_truth::INT > 1", table="dataset")
+        with pytest.raises(RlvrError, match="dataset has: id, question, ground_truth"):
+            database.condition("reward = 1", table="dataset")
+        with pytest.raises(RlvrError):
+            database.select("SELECT * FROM read_text('/etc/passwd')")
+    with open_examples([]) as database:
+        assert list(database.rows("FROM dataset")) == []
+
+
 # Errors that teach
 
 
@@ -185,7 +264,12 @@ def test_an_unknown_table_names_the_tables(database):
     with pytest.raises(RlvrError) as caught:
         database.select("SELECT * FROM rollout")
     assert caught.value.problem.startswith("Table with name rollout does not exist!")
-    assert {line.split(" has:")[0] for line in caught.value.hint.splitlines()} == {"rollouts", "metrics", "runs"}
+    assert {line.split(" has:")[0] for line in caught.value.hint.splitlines()} == {
+        "rollouts",
+        "grades",
+        "metrics",
+        "runs",
+    }
 
 
 def test_a_syntax_error_shows_the_place(database):

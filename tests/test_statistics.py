@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from rlvr_cli.statistics import (
     best_at_k,
     bootstrap_interval,
+    detectable_difference,
     majority_at_k,
+    mcnemar_exact,
     pass_at_k,
+    questions_needed,
     wilson_interval,
 )
 
@@ -234,3 +237,64 @@ def test_bootstrap_interval_of_a_handful_and_of_a_million():
     assert bootstrap_interval([1.0], [2]) == (0.5, 0.5)
     low, high = bootstrap_interval([0, 1], [1, 1], [600_000, 400_000], resamples=500)
     assert (low, high) == pytest.approx(wilson_interval(400_000, 1_000_000), abs=2e-4)
+
+
+# Paired tests
+
+
+@pytest.mark.parametrize(
+    ("only_a", "only_b", "expected"),
+    [
+        (0, 0, 1.0),
+        (3, 3, 1.0),
+        (0, 5, 2 / 32),
+        (0, 6, 2 / 64),
+        (1, 8, 2 * (1 + 9) / 512),
+        (2, 10, 2 * (1 + 12 + 66) / 4096),
+    ],
+)
+def test_mcnemar_by_hand(only_a, only_b, expected):
+    assert mcnemar_exact(only_a, only_b) == pytest.approx(expected, rel=1e-12)
+    assert mcnemar_exact(only_b, only_a) == mcnemar_exact(only_a, only_b)
+
+
+def test_mcnemar_of_a_hundred_thousand_is_that_of_the_normal_distribution():
+    z = (1000 - 1) / math.sqrt(100_000)  # with the correction for continuity
+    assert mcnemar_exact(49_500, 50_500) == pytest.approx(math.erfc(z / math.sqrt(2)), rel=1e-3)
+
+
+def test_detectable_difference_by_hand():
+    # (1.96 + 0.8416) * sqrt(0.2 / 1000)
+    assert detectable_difference(0.2, 1000) == pytest.approx(0.03962, abs=1e-5)
+    assert detectable_difference(0.2, 1000, seed_variance=0.0006) == pytest.approx(2 * 0.03962, abs=1e-5)
+    assert detectable_difference(0.0, 100) == 0.06  # six discordant questions, or the exact test shows nothing
+    assert detectable_difference(1.0, 3) == 1.0
+
+
+def test_questions_needed_by_hand():
+    assert questions_needed(0.2, 0.03962) == pytest.approx(1000, abs=1)
+    assert questions_needed(0.2, -0.03962) == questions_needed(0.2, 0.03962)
+    assert questions_needed(0.01, 0.01) == 785  # 2.8016**2 / 0.01 = 784.9
+    assert questions_needed(0.5, 0.5) == 16
+    assert questions_needed(0.2, 0.0) is None
+    assert questions_needed(0.2, 0.03962, seed_variance=0.0002) is None
+
+
+@given(st.floats(0.001, 1), st.integers(7, 10**6), st.floats(0, 1e-3))
+def test_questions_needed_undoes_detectable_difference(mean_square, questions, seed_variance):
+    smallest = detectable_difference(mean_square, questions, seed_variance=seed_variance)
+    needed = questions_needed(mean_square, smallest, seed_variance=seed_variance)
+    assert needed is None or needed <= questions * (1 + 1e-6) + 1
+
+
+def test_the_detectable_difference_is_detected_in_4_of_5_trials():
+    rng = random.Random(4)
+    questions, discordant, trials = 400, 0.3, 400
+    smallest = detectable_difference(discordant, questions)
+    shown = 0
+    for _ in range(trials):
+        draws = [rng.random() for _ in range(questions)]
+        only_b = sum(d < (discordant + smallest) / 2 for d in draws)
+        only_a = sum((discordant + smallest) / 2 <= d < discordant for d in draws)
+        shown += mcnemar_exact(only_a, only_b) < 0.05
+    assert 0.72 <= shown / trials <= 0.88

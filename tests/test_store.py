@@ -26,9 +26,10 @@ from hypothesis import strategies as st
 
 import rlvr_cli
 from rlvr_cli import faults, files, store
-from rlvr_cli.columns import rollout_schema, to_rollouts
+from rlvr_cli.columns import Regrade, rollout_schema, to_rollouts
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.files import atomic_write
+from rlvr_cli.manifest import grader_slug, parse_manifest, part_name, part_path
 from rlvr_cli.records import Rollout
 from rlvr_cli.store import RunDir, check_run, latest_run, read_rollouts, read_run, resolve_run
 from rlvr_cli.text import storable
@@ -427,7 +428,7 @@ def test_a_name_is_used_once(finished: Path):
     before = tree(finished.parent)
     with pytest.raises(RlvrError, match="exists already") as caught:
         RunDir.create(finished.parent, "grpo", name="done", metadata={})
-    assert caught.value.hint == "Choose another name with --run, or, for rlvr eval, go on with it: --resume done"
+    assert caught.value.hint == "Choose another name with --run, or go on with it: --resume done"
     assert tree(finished.parent) == before
 
 
@@ -791,6 +792,161 @@ def test_an_announcement_of_metrics_that_was_not_kept_is_taken_back(finished: Pa
         RunDir.resume(finished)
 
 
+# Grades that came later
+
+
+def a_grade(run_id: str, index: int = 0, **values) -> Regrade:
+    base = Regrade(
+        run_id=run_id,
+        phase="train",
+        step=0,
+        example_id=f"q{index}",
+        sample_index=0,
+        grader="math_verify",
+        attempt=0,
+        grader_sha256=None,
+        format_reward=1.0,
+        answer_reward=0.0,
+        reward=0.0,
+        grade_error=None,
+        extracted_answer="5",
+        category="format_1_answer_0",
+        failure_kind="wrong_answer",
+    )
+    return replace(base, **values)
+
+
+GRADERS = [
+    "math_verify",
+    "mine.py:grade",
+    "../../etc/x.py:f",
+    "a/mine.py:grade",
+    "r1_zero_lenient",
+    "x" * 500,
+    "",
+    "数学.py:f",
+]
+
+
+def test_a_grader_makes_a_file_name_of_its_own():
+    slugs = [grader_slug(g) for g in GRADERS]
+    assert len(set(slugs)) == len(GRADERS)
+    assert slugs[0] == "math_verify"
+    for slug in slugs:
+        assert re.fullmatch(r"[A-Za-z0-9_.]+", slug)
+        path = f"grades/{slug}-eval-000003-0012.parquet"
+        assert part_name(path) == (slug, "eval", 3, 12)
+    assert part_path("train", 5, 0, grader="mine.py:grade") == f"grades/{slugs[1]}-train-000005-0000.parquet"
+    assert part_name(part_path("train", 5, 0)) == ("", "train", 5, 0)
+
+
+def test_grades_lie_beside_the_rollouts(finished: Path):
+    before = tree(finished)
+    with RunDir.annotate(finished) as run:
+        assert run.steps() == [("train", 0), ("eval", 1)]
+        assert run.last_attempt("math_verify", "train") is None
+        path = run.commit_grades("train", 0, [a_grade(run.id, i) for i in range(4)])
+        run.commit_grades("train", 0, [a_grade(run.id, 4)])
+        run.commit_grades(
+            "train", 0, [a_grade(run.id, 0, grader="mine.py:grade", grader_sha256="ab", grade_error="\ud800")]
+        )
+        run.commit_grades("train", 0, [a_grade(run.id, 0, attempt=1)])
+        assert run.last_attempt("math_verify", "train") == (1, None)
+        assert run.last_attempt("math_verify", "eval") is None
+        assert run.last_attempt("mine.py:grade", "train") == (0, "ab")
+        assert run.graded_keys("math_verify", "train", 0, attempt=0) == {(f"q{i}", 0) for i in range(5)}
+        assert run.graded_keys("math_verify", "train", 0, attempt=1) == {("q0", 0)}
+        assert run.graded_keys("math_verify", "eval", 1, attempt=0) == set()
+        with pytest.raises(AssertionError, match="already committed"):
+            run.commit_grades("train", 0, [a_grade(run.id, 7), a_grade(run.id, 3)])
+        with pytest.raises(AssertionError):
+            run.commit_grades("train", 0, [a_grade(run.id, 7), a_grade(run.id, 8, grader="r1_zero")])
+        with pytest.raises(AssertionError):
+            run.commit_grades("train", 1, [a_grade(run.id, 7)])
+        with pytest.raises(AssertionError, match="stays as it is"):
+            run.update(note="no")
+        assert run.committed_keys() == {("train", 0, f"q{i}", 0) for i in range(6)} | {
+            ("eval", 1, f"q{i}", 0) for i in range(3)
+        }
+    assert path == finished / "grades" / "math_verify-train-000000-0000.parquet"
+    after = tree(finished)
+    assert {k: after[k] for k in before if k != "manifest.jsonl"} == {
+        k: v for k, v in before.items() if k != "manifest.jsonl"
+    }
+    assert after["manifest.jsonl"].startswith(before["manifest.jsonl"])  # type: ignore[arg-type]
+    info = read_run(finished)
+    assert len(info.grades) == 4
+    assert len(info.parts) == 3
+    assert info.fingerprint == read_run(finished).fingerprint
+    assert read_rollouts(finished).num_rows == 9
+    assert check_run(finished) == []
+    with RunDir.resume(finished) as run:  # a run that goes on takes no notice of them
+        run.commit_rollouts("train", 2, [a_rollout(run.id, step=2)])
+        assert run.graded_keys("math_verify", "train", 0, attempt=0) == {(f"q{i}", 0) for i in range(5)}
+    assert read_run(finished).fingerprint != info.fingerprint
+
+
+def test_a_part_of_grades_is_adopted_set_aside_or_found_damaged(finished: Path):
+    with RunDir.annotate(finished) as run:
+        whole = run.commit_grades("train", 0, [a_grade(run.id, i) for i in range(3)])
+    manifest = finished / "manifest.jsonl"
+    lines = manifest.read_bytes().splitlines(keepends=True)
+    manifest.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
+    assert read_run(finished).grades == []
+    assert any("is not in the manifest" in p for p in check_run(finished))
+    foreign = whole.with_name("r1_zero-train-000000-0000.parquet")
+    foreign.write_bytes(whole.read_bytes())
+    rollouts = whole.with_name("math_verify-train-000000-0001.parquet")
+    rollouts.write_bytes((finished / "rollouts" / "train-000000-0000.parquet").read_bytes())
+    (whole.parent / ".math_verify-train-000000-0002.parquet.tmp").write_bytes(b"half")
+    with RunDir.annotate(finished) as run:
+        assert any("math_verify-train-000000-0000.parquet" in n and "taken up" in n for n in run.notices)
+        assert any("of another grader" in n for n in run.notices)
+        assert any("its columns are not" in n for n in run.notices)
+        assert run.graded_keys("math_verify", "train", 0, attempt=0) == {(f"q{i}", 0) for i in range(3)}
+    assert sorted(p.name for p in whole.parent.iterdir()) == [whole.name]
+    assert manifest.read_bytes() == b"".join(lines)
+    assert len(list((finished / "set-aside").iterdir())) == 2
+    assert check_run(finished) == []
+    data = bytearray(whole.read_bytes())
+    data[len(data) // 2] ^= 1
+    whole.write_bytes(data)
+    (problem,) = check_run(finished)
+    assert str(whole) in problem
+    whole.write_bytes(data[:-1])
+    for read in (read_run, RunDir.resume):
+        with pytest.raises(RlvrError, match=re.escape(str(whole))):
+            read(finished)
+
+
+def test_a_folder_of_grades_that_is_a_link_is_refused(finished: Path, tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    (finished / "grades").symlink_to(tmp_path / "elsewhere")
+    for write in (RunDir.annotate, RunDir.resume):
+        with pytest.raises(RlvrError, match="symbolic link"):
+            write(finished)
+    assert any("symbolic link" in p for p in check_run(finished))
+
+
+def test_no_other_path_passes_for_a_part_of_grades():
+    entry = {"rows": 1, "bytes": 1, "sha256": "0", "schema_version": 1, "phase": "train", "step": 0}
+    good = "grades/math_verify-train-000000-0000.parquet"
+    for path in (
+        "grades/../rollouts/train-000000-0000.parquet",
+        "grades/a/b-train-000000-0000.parquet",
+        "grades/..-train-000000-0000.parquet",
+        "grades/-train-000000-0000.parquet",
+        "grades/math_verify-eval-000000-0000.parquet",
+        "grades/math_verify-train-000000-0000.parquet\n",
+        "rollouts/math_verify-train-000000-0000.parquet",
+        "grades/train-000000-0000.parquet",
+        "grades/" + "x" * 65 + "-train-000000-0000.parquet",
+    ):
+        with pytest.raises(ValueError, match="no path of a part"):
+            parse_manifest(json.dumps({"path": path, **entry}).encode() + b"\n", newest=1)
+    assert parse_manifest(json.dumps({"path": good, **entry}).encode() + b"\n", newest=1)[0][0].folder == "grades"
+
+
 # A disk that is full, read-only, or limited
 
 
@@ -817,6 +973,13 @@ def test_a_full_disk_at_any_point_of_a_commit_changes_nothing(run: RunDir, monke
     if point != "renamed":
         assert tree(run.path) == before
     assert check_run(run.path) == []
+    faults.fault_point("")
+    with monkeypatch.context() as patch:
+        patch.setenv("RLVR_FAULT", f"{point}:1:enospc")
+        with pytest.raises(RlvrError, match=r"(grades|manifest).*No space left"):
+            run.commit_grades("train", 0, [a_grade(run.id)])
+    assert check_run(run.path) == []
+    run.commit_grades("train", 0, [a_grade(run.id)])
     run.commit_rollouts("train", 1, more)  # with the space back, the same process goes on
     run.commit_metrics(1, "train", {"loss": 3.0})
     assert metrics_of(run.path) == {(0, "train", "loss"): 1.0, (1, "train", "loss"): 3.0}

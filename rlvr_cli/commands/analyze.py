@@ -4,9 +4,13 @@ Enters: an AnalyzeConfig. Leaves: the result on stdout; on stderr the run that i
 """
 
 import difflib
+import json
 import re
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rlvr_cli import display
 from rlvr_cli.config import AnalyzeConfig
@@ -15,48 +19,48 @@ from rlvr_cli.queries import NamedQuery, named_queries, open_runs, parse_query
 from rlvr_cli.store import RunInfo, latest_run, read_run, resolve_run
 from rlvr_cli.summary import combined_tables, run_files, summarize
 
+REPORT = "report"  # stands where a query's name does
+
 
 def run(config: AnalyzeConfig) -> None:
     """Answer one query. Raises RlvrError for what the user can put right."""
     if config.list:
-        rows = [(q.name, q.description) for q in named_queries().values()]
-        return display.table(("query", "answers"), rows, output=config.format)
+        rows = [(q.name, q.description, _listed(q.parameters)) for q in named_queries().values()]
+        rows.append(
+            (
+                REPORT,
+                "One self-contained HTML page: summary, configuration, curves, alarms, rollouts to browse (--out FILE).",
+                "",
+            )
+        )
+        return display.table(("query", "answers", "parameters"), rows, output=config.format)
     if is_run(config.query, config.runs_dir):  # rlvr analyze RUN...
         config = replace(config, query="summary", runs=(config.query, *config.runs))
+    if config.query == REPORT:
+        return report(config)
     query = find_query(config.query)
     if config.show:
         return display.source(query.sql)
+    if config.plot:
+        check_plot(query, config.plot)
+    parameters = chosen_parameters(query, config)
+    if query.name == "compare":
+        return compare_arms(config, parameters)
 
     paths = [resolve_run(r, config.runs_dir) for r in config.runs] or [latest_run(config.runs_dir)]
-    infos = {p.resolve(): read_run(p) for p in paths}.values()
-    for info in infos:
-        display.say(f"run {info.path} ({info.metadata['status']})")
-    if config.plot and query.name != "curves":
-        raise RlvrError(
-            f"There is no picture of {query.name or 'this query'}.", "Draw: rlvr analyze curves RUN --plot FILE.png"
-        )
+    infos = _read(paths)
     if query.name == "summary":
-        return summarize_runs(list(infos), config)
-    options = {
-        "phase": config.phase,
-        "step": config.step,
-        "category": config.category,
-        "failure_kind": config.failure_kind,
-        "limit": config.limit + 1 if config.limit else None,  # one more, to see that there are more
-    }
-    # A query's own default goes before that of the option, and a flag before both.
-    chosen = {k: v for k, v in options.items() if config.sources.get(k) != "default" or k not in query.parameters}
+        return summarize_runs(infos, config, parameters)
     with open_runs([run_files(i) for i in infos], timeout_seconds=config.timeout_seconds) as database:
-        parameters = {**query.parameters, **chosen, "limit": options["limit"]}
         result = database.select(query.sql, parameters, limit=0 if config.plot else config.limit)
     if config.plot:
-        from rlvr_cli.figures import curves
+        from rlvr_cli.figures import figures
         from rlvr_cli.plots import draw
 
-        draw(curves(result), Path(config.plot), title=", ".join(info.id for info in infos))
+        draw(figures()[query.name](result), Path(config.plot), title=", ".join(info.id for info in infos))
         display.say(f"picture {config.plot}")
         result = replace(result, rows=result.rows[: config.limit or None], more=0 < config.limit < len(result.rows))
-    if query.name == "failures" and config.format == "table":
+    if config.format == "table" and set(result.columns) >= display.CASE_COLUMNS:
         display.cases(result)
     else:
         display.tables([result], output=config.format)
@@ -66,9 +70,39 @@ def run(config: AnalyzeConfig) -> None:
         display.say("no rows")
 
 
+def report(config: AnalyzeConfig) -> None:
+    """Write the HTML page of the runs."""
+    from rlvr_cli.alarms import run_alarms
+    from rlvr_cli.reporting import write_report
+
+    paths = [resolve_run(r, config.runs_dir) for r in config.runs] or [latest_run(config.runs_dir)]
+    alarms = [
+        {
+            "name": alarm.name,
+            "severity": alarm.severity,
+            "sentence": f"{path.name}: {alarm.sentence}" if len(paths) > 1 else alarm.sentence,
+            "query": alarm.query.replace("RUN", path.name),
+        }
+        for path in paths
+        for alarm in run_alarms(path)
+    ]
+    page = write_report(paths, Path(config.out) if config.out else None, alarms=alarms)
+    display.say(f"page {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
+
+
+def check_plot(query: NamedQuery, plot: str) -> None:
+    """RlvrError when the query has no picture."""
+    from rlvr_cli.figures import figures
+
+    if query.name not in figures():
+        raise RlvrError(
+            f"There is no picture of {query.name or 'this query'}.", f"--plot draws {', '.join(figures())}."
+        )
+
+
 def is_run(text: str, runs_dir: str) -> bool:
     """Whether the argument names a run instead of a query; a named query goes first."""
-    if text in named_queries() or "\0" in text or len(text) > 255:
+    if text in (REPORT, *named_queries()) or "\0" in text or len(text) > 255:
         return False
     return any((folder / text / "run.json").is_file() for folder in (Path(), Path(runs_dir)))
 
@@ -84,7 +118,7 @@ def find_query(text: str) -> NamedQuery:
         return queries[text]
     if text.endswith(".sql") and len(text.splitlines()) == 1:
         try:
-            return parse_query(Path(text).stem, Path(text).read_text(encoding="utf-8"))
+            return parse_query(text, Path(text).read_text(encoding="utf-8"))
         except (OSError, ValueError) as e:
             raise RlvrError(f"Cannot read the query {text}: {e}", "A .sql file holds one SELECT, in UTF-8.") from e
     if re.fullmatch(r"[\w./-]*", text):
@@ -97,11 +131,80 @@ def find_query(text: str) -> NamedQuery:
     return NamedQuery("", "", {}, text)
 
 
-def summarize_runs(infos: list[RunInfo], config: AnalyzeConfig) -> None:
+def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any]:
+    """The values of a query's parameters: --set > an option of that name > the query's default > the option's default.
+
+    Raises:
+        RlvrError: --set names a parameter that the query does not have, or is no NAME=VALUE.
+    """
+    options = {
+        "phase": config.phase,
+        "step": config.step,
+        "category": config.category,
+        "failure_kind": config.failure_kind,
+        "limit": config.limit + 1 if config.limit else None,  # one more, to see that there are more
+    }
+    flags = {k: v for k, v in options.items() if config.sources.get(k) != "default" or k not in query.parameters}
+    known = query.parameters.keys() | set(re.findall(r"\$([a-z]\w*)", query.sql))
+    given: dict[str, Any] = {}
+    for text in config.set:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise RlvrError(f"--set {text} has no value.", "Write --set NAME=VALUE, for example --set k=8.")
+        if name not in known:
+            raise RlvrError(
+                f"{query.name or 'This query'} has no parameter {name!r}.",
+                f"Its parameters: {_listed({k: query.parameters.get(k) for k in sorted(known)}) or 'none'}.",
+            )
+        try:
+            given[name] = json.loads(value)
+        except ValueError:
+            given[name] = value
+    return {**query.parameters, **flags, "limit": options["limit"], **given}
+
+
+def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     """Print the summary of each run, several below each other in the same tables."""
-    summaries = [
-        summarize(i, phase=config.phase, step=config.step, timeout_seconds=config.timeout_seconds) for i in infos
-    ]
+    chosen = {"phase": parameters["phase"], "step": parameters["step"], "timeout_seconds": config.timeout_seconds}
+    summaries = [summarize(info, **chosen) for info in infos]
     if len(summaries) == 1:
         return display.summary(summaries[0], output=config.format)
     display.tables(combined_tables(summaries), output=config.format, missing="–")
+
+
+def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
+    """Print how two runs, or two sets of runs, compare on the same questions."""
+    from rlvr_cli.comparison import compare
+
+    if len(config.runs) != 2:
+        raise RlvrError(
+            f"compare wants two runs, and this is {len(config.runs)}.",
+            "rlvr analyze compare RUN_A RUN_B, or with several seeds each: compare A1,A2,A3 B1,B2,B3",
+        )
+    arms = [[resolve_run(name, config.runs_dir) for name in arm.split(",") if name] for arm in config.runs]
+    infos = [_read(arm) for arm in arms]
+    runs = [info for arm in infos for info in arm]
+    if not all(infos) or len({info.path.resolve() for info in runs}) < sum(map(len, arms)):
+        raise RlvrError(
+            "compare wants runs in both arms, each once.", "The steps of one run: rlvr analyze migration RUN"
+        )
+    with open_runs([run_files(i) for i in runs], timeout_seconds=config.timeout_seconds) as database:
+        ids_a, ids_b = ([info.id for info in arm] for arm in infos)
+        comparison = compare(database, ids_a, ids_b, phase=parameters["phase"], step=parameters["step"])
+    *numbers, words = comparison.tables()
+    if config.format != "table":
+        return display.tables([*numbers, words], output=config.format)
+    display.tables(numbers, missing="–")
+    display.source("\n" + "\n".join(textwrap.fill(text, 100) for (text,) in words.rows))
+
+
+def _read(paths: Sequence[Path]) -> list[RunInfo]:
+    """The runs in these directories, each once; says which they are."""
+    infos = list({path.resolve(): read_run(path) for path in paths}.values())
+    for info in infos:
+        display.say(f"run {info.path} ({info.metadata['status']})")
+    return infos
+
+
+def _listed(parameters: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in parameters.items() if name != "limit")

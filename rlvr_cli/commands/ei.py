@@ -65,7 +65,6 @@ def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
                     ),
                     position=after if number == len(minibatches) else within,
                     micro_batch_size=config.micro_batch_size,
-                    temperature=config.sampling_temperature or 1.0,
                 )
                 signals |= {"nll": update["loss/nll"], "entropy": update["policy/entropy"]}
             if not minibatches:

@@ -23,7 +23,7 @@ from rlvr_cli.rollouts import Effort, rollout_metrics, sample_groups
 from rlvr_cli.signals import StopRequest
 from rlvr_cli.tokens import Batch, pad_id_of
 from rlvr_cli.trainer import Trainer, conclude, opened
-from rlvr_cli.training import batches, draw, policy_gradient, rollout_tensors, score, take
+from rlvr_cli.training import batches, draw, explained_memory, policy_gradient, rollout_tensors, score, take
 
 
 def run(config: GrpoConfig) -> None:
@@ -84,6 +84,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
                     if number == 1:
                         check_first_update(config, trainer, update)
             if not minibatches:
+                trainer.evaluate_if_due()
                 trainer.skip(after)
             trainer.metrics.add(sampled_at, {"step/seconds": time.perf_counter() - started})
             steps, asked, done = steps + 1, asked_after, 0
@@ -201,6 +202,7 @@ def training_batch(
     if not rollouts:
         return {}
     started = time.perf_counter()
+    trainer.sampler.sleep()
     batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
     if config.overlong == "mask":
         batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
@@ -210,13 +212,15 @@ def training_batch(
         "check": trainer.stop.check,
     }
     if reference is not None:
-        batch["reference_log_probs"] = score(reference, batch, **how)
+        with explained_memory():
+            batch["reference_log_probs"] = score(reference, batch, **how)
     if len(minibatches) > 1:
         old = trainer.tensors.get("old_log_probs")
         if old is None:
             old = torch.zeros(batch["response_mask"].shape)
-            for rows in minibatches[: len(minibatches) // config.epochs_per_rollout_batch]:
-                old[rows] = score(trainer.model, take(batch, rows), **how)
+            with explained_memory():
+                for rows in minibatches[: len(minibatches) // config.epochs_per_rollout_batch]:
+                    old[rows] = score(trainer.model, take(batch, rows), **how)
         batch["old_log_probs"] = old
     trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
     return batch

@@ -5,14 +5,16 @@ Enters: a QuickstartConfig. Leaves: the runs of the commands that it typed, a pi
 Every step is a command that can be typed by itself, and runs as one.
 """
 
-import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from rlvr_cli import display
 from rlvr_cli.config import QuickstartConfig
@@ -46,7 +48,7 @@ def run(config: QuickstartConfig) -> None:
         f"GRPO raised the held-out reward by {rise:+.2f}, in {time.monotonic() - started:.0f} s with all the rest."
     )
     display.say(
-        f"look at it:    rlvr analyze failures {name}-grpo   |   rlvr analyze curves {name}-grpo   |   rlvr analyze --list"
+        f"look at it:    rlvr analyze failures {runs / f'{name}-grpo'}    (rlvr analyze --list names other queries)"
     )
 
 
@@ -87,19 +89,37 @@ def commands(name: str, runs: Path, *, seed: int) -> list[tuple[str, list[str]]]
 def follow(command: Sequence[str]) -> None:
     """Run a command and show how it goes on."""
     program = {"rlvr": [sys.executable, "-m", "rlvr_cli"], "python": [sys.executable]}[command[0]]
-    process = subprocess.Popen(
-        [*program, *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ
-    )
-    assert process.stderr is not None
-    said = []
-    try:
+    with terminating(
+        subprocess.Popen([*program, *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    ) as process:
+        assert process.stderr is not None
+        said = []
         for line in process.stderr:
             said.append(line)
             if SHOWN.match(line) and "every" not in line:
                 display.say(line.rstrip())
         status = process.wait()
-    except KeyboardInterrupt:  # the command has had the signal too, and is saving
-        process.wait()
-        raise Interrupted("the runs so far are kept") from None
     if status:
         raise RlvrError(f"{shlex.join(command)} ended with status {status}:\n{''.join(said[-8:]).rstrip()}")
+
+
+@contextmanager
+def terminating(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
+    """On Ctrl-C wait for the command, which has had the signal too and is saving; on SIGTERM pass it on first.
+
+    Raises:
+        Interrupted: after either, and the command's end.
+    """
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        process.terminate()
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield process
+    except KeyboardInterrupt:
+        process.wait()
+        raise Interrupted("the runs so far are kept") from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -304,6 +304,9 @@ class VllmSampler:
     def _wake(self) -> None:
         if not self._asleep:
             return
+        import torch
+
+        torch.cuda.empty_cache()  # what the trainer has let go of, but its allocator still holds
         with _trainer_untouched():
             try:
                 self.llm.wake_up()

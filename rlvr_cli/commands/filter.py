@@ -1,0 +1,280 @@
+"""`rlvr filter`: what a run sampled, or a dataset, becomes a dataset to train on.
+
+Enters: a FilterConfig. Leaves: FILE, with --with-control FILE-control, FILE.meta.json that says how they came about, and on
+stdout a table of what was kept and dropped and why.
+"""
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli import __version__, display
+from rlvr_cli.columns import records_parquet
+from rlvr_cli.config import FilterConfig, options
+from rlvr_cli.datasets import load_dataset
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.files import atomic_write, shown, utc_now
+from rlvr_cli.filtering import (
+    Item,
+    Question,
+    Selected,
+    Selection,
+    by_question,
+    contaminated,
+    read_examples,
+    read_samples,
+    response_rows,
+    select,
+)
+from rlvr_cli.queries import Database, open_examples, open_runs
+from rlvr_cli.store import RunInfo, read_run, resolve_run
+from rlvr_cli.summary import run_files
+
+SECONDS = 600.0  # that reading the rollouts may take, the condition with them
+Rows = list[dict[str, Any]]
+
+
+def run(config: FilterConfig) -> None:
+    """Make a dataset. Raises RlvrError for what the user can put right; nothing is written then."""
+    out = Path(config.out)
+    control = out.with_name(f"{out.stem}-control{out.suffix}") if config.with_control else None
+    meta = out.with_name(out.name + ".meta.json")
+    for path in filter(None, (out, control, meta)):
+        if path.exists() and not config.overwrite:
+            raise RlvrError(f"{shown(path)} exists already.", "Choose another --out, or replace it with --overwrite.")
+    evaluation = [
+        e.question for spec in config.decontaminate_against for e in load_dataset(spec, purpose="eval").examples
+    ]
+    runs = [is_run(source, config.runs_dir) for source in config.source]
+    if any(runs):
+        if not all(runs):
+            resolve_run(config.source[runs.index(False)], config.runs_dir)  # says that it is none
+        selected, rows, described = from_runs(config, evaluation)
+    else:
+        selected, rows, described = from_dataset(config, evaluation)
+
+    columns = ("stage", "kept", "dropped", "why")
+    display.table(columns, [(s.name, s.kept, s.dropped, s.why) for s in selected.stages], output=config.format)
+    if not selected.kept:
+        last = next(s for s in selected.stages if not s.kept)
+        raise RlvrError(
+            f"Nothing is left: the stage {last.name!r} dropped the last {last.dropped} rows.",
+            "Ask for less; nothing was written.",
+        )
+    written = write(out, [rows[i.key] for i in selected.kept])
+    provenance = {
+        "rlvr_version": __version__,
+        "created_at": utc_now(),
+        **written,
+        "control": control and write(control, [rows[i.key] for i in selected.control]),
+        "sources": described,
+        "options": {k: v for k, v in asdict(config).items() if k in {f.name for f in options(FilterConfig)}},
+        "stages": [asdict(s) for s in selected.stages],
+    }
+    atomic_write(meta, json.dumps(provenance, indent=2, ensure_ascii=False).encode() + b"\n")
+    for path in filter(None, (out, control, meta)):
+        display.say(f"wrote    {path}")
+    if runs[0] and config.emit == "traces":
+        display.say(
+            "tokens   are left out: rlvr sft takes those that were sampled only from the run itself, else the text"
+        )
+    display.say(f"next     {next_command(config, described)}")
+
+
+def is_run(source: str, runs_dir: str) -> bool:
+    """Whether a source is a run, not a dataset."""
+    if "\0" in source or len(source) > 1000:
+        return False
+    return any((folder / source / "run.json").is_file() for folder in (Path(), Path(runs_dir)))
+
+
+def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected, Mapping[Any, Any], Rows]:
+    """What is kept of runs, its rows by key, and what the sources are."""
+    paths = {p.resolve(): p for p in (resolve_run(s, config.runs_dir) for s in config.source)}
+    infos = [read_run(p) for p in paths.values()]
+    with open_runs([run_files(i) for i in infos], timeout_seconds=SECONDS) as database:
+        condition = database.condition(config.where, table="rollouts") if config.where else "true"
+        phase = config.phase or _default_phase(database)
+        items, questions = read_samples(
+            database,
+            phase=phase,
+            step=config.step,
+            condition=condition,
+            templates={i.id: template_of(i) for i in infos},
+        )
+        _check_shares(infos, items, phase=phase, step=config.step)
+        unknown = sum(q.text is None for q in questions.values())
+        if unknown and (evaluation or config.emit == "questions"):
+            raise RlvrError(
+                f"{unknown} of {len(questions)} questions cannot be told from their prompts: run.json has no template for them.",
+                "--emit traces without --decontaminate-against needs the prompts alone.",
+            )
+        if config.emit == "questions":
+            items = by_question(items)
+        of = "questions" if config.emit == "questions" else "rollouts"
+        what = f"{'' if phase == 'all' else phase + ' '}{of} of {', '.join(i.id for i in infos)}"
+        selected = _select(config, items, questions, evaluation, source=what)
+        keys = {i.key for i in [*selected.kept, *selected.control]}
+        rows: dict[Any, Any]
+        if config.emit == "questions":
+            rows = _question_rows([i.key for i in items], questions, keys)
+        else:
+            rows = {}
+            for row in response_rows(database, keys, phase=phase, step=config.step):
+                rows[row["key"]] = _trace(row, questions[row["question"]], with_question=not unknown)
+    described = [
+        {
+            "run": i.id,
+            "path": str(i.path.resolve()),
+            "command": i.metadata["command"],
+            "status": i.metadata["status"],
+            "rollouts_fingerprint": i.fingerprint,
+            "phase": phase,
+            "model": _fact(i, "model"),
+            "dataset": _fact(i, "dataset"),
+            "prompt": _fact(i, "prompt"),
+            "grader": _fact(i, "grader"),
+        }
+        for i in infos
+    ]
+    return selected, rows, described
+
+
+def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected, Mapping[Any, Any], Rows]:
+    """What is kept of a dataset, its rows by key, and what the source is."""
+    source, *others = config.source
+    if others:
+        raise RlvrError(
+            f"{source} and {others[0]} are no runs, and several datasets cannot be filtered together.",
+            "Name runs, or one dataset.",
+        )
+    needs_samples = ("correct_only", "min_pass_rate", "max_pass_rate", "max_per_question", "shortest", "phase", "step")
+    for name in needs_samples:
+        if config.sources.get(name, "default") != "default":
+            raise RlvrError(
+                f"--{name.replace('_', '-')} is about sampled responses; {source} is a dataset.",
+                "Sample some (rlvr eval --num-samples 8), and filter that run.",
+            )
+    dataset = load_dataset(
+        source,
+        split=config.split,
+        question_field=config.question_field,
+        answer_field=config.answer_field,
+        purpose="train",
+    )
+    with open_examples(dataset.examples, timeout_seconds=SECONDS) as database:
+        condition = database.condition(config.where, table="dataset") if config.where else "true"
+        items, questions = read_examples(database, dataset.examples, condition=condition)
+    selected = _select(config, items, questions, evaluation, source=f"rows of {dataset.name}")
+    texts = ("id", "question", "ground_truth", "prompt", "response")
+    rows = {e.id: {t: getattr(e, t) for t in texts if getattr(e, t) is not None} for e in dataset.examples}
+    described = {"dataset": dataset.name, "split": dataset.split, "rows": dataset.rows}
+    return selected, rows, [{**described, "fingerprint": dataset.fingerprint, "grader": dataset.default_grader}]
+
+
+def template_of(info: RunInfo) -> str:
+    """The prompt template of a run; "" when it does not say."""
+    text = (_fact(info, "prompt") or {}).get("text", "") if isinstance(_fact(info, "prompt"), dict) else ""
+    return text if isinstance(text, str) else ""
+
+
+def write(path: Path, rows: Rows) -> dict[str, Any]:
+    """Write rows to a .jsonl or .parquet file, atomically; what is to be recorded of it."""
+    if path.suffix == ".parquet":
+        data: bytes | memoryview = records_parquet(rows)
+    else:
+        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    atomic_write(path, data)
+    return {"file": path.name, "rows": len(rows), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def next_command(config: FilterConfig, described: Rows) -> str:
+    """How the file is used; with the run's grader and prompt where they are not those that would be chosen."""
+    words = ["rlvr", "sft" if config.emit == "traces" and "run" in described[0] else "grpo", "--dataset", config.out]
+    graders = {d["grader"] for d in described}
+    prompts = {d["prompt"]["name"] for d in described if isinstance(d.get("prompt"), dict)}
+    if len(graders) == 1 and isinstance(grader := graders.pop(), str) and grader != "r1_zero":
+        words += ["--grader", grader]
+    if len(prompts) == 1 and (prompt := prompts.pop()) != "r1_zero":
+        words += ["--prompt", prompt]
+    return shlex.join(words)
+
+
+def _select(
+    config: FilterConfig,
+    items: Sequence[Item],
+    questions: Mapping[str, Question],
+    evaluation: Sequence[str],
+    *,
+    source: str,
+) -> Selected:
+    selection = Selection(
+        where=bool(config.where),
+        correct_only=config.correct_only,
+        min_pass_rate=config.min_pass_rate,
+        max_pass_rate=config.max_pass_rate,
+        max_per_question=config.max_per_question,
+        shortest=config.shortest,
+        dedup=config.dedup,
+        limit=config.limit,
+        with_control=config.with_control,
+        seed=config.seed,
+    )
+    seen = contaminated(questions, evaluation, ngram=config.ngram) if evaluation else None
+    return select(items, questions, selection, seen=seen, source=source)
+
+
+def _default_phase(database: Database) -> str:
+    phases = {phase for (phase,) in database.rows("SELECT DISTINCT phase FROM rollouts")}
+    return "train" if "train" in phases else "eval"
+
+
+def _check_shares(infos: Sequence[RunInfo], items: Sequence[Item], *, phase: str, step: int | None) -> None:
+    """RlvrError when a run has nothing to give: that it was named would go unnoticed."""
+    giving = {item.key[0] for item in items}
+    for info in infos:
+        if info.id not in giving:
+            asked = ("" if phase == "all" else f"{phase} ") + "rollouts" + ("" if step is None else f" of step {step}")
+            raise RlvrError(f"{info.id} has no {asked}.", "See what it has: rlvr analyze, or take --phase all.")
+
+
+def _question_rows(
+    order: Sequence[str], questions: Mapping[str, Question], keys: set[Any]
+) -> dict[str, dict[str, Any]]:
+    """One row per question of `keys`; ids that two different questions share are told apart, by their order."""
+    rows: dict[str, dict[str, Any]] = {}
+    taken: set[str] = set()
+    for key in order:
+        q = questions[key]
+        name, number = q.id, 1
+        while name in taken:
+            number += 1
+            name = f"{q.id}-{number}"
+        taken.add(name)
+        if key in keys:
+            truth = {"question": q.text, "ground_truth": q.ground_truth}
+            rows[key] = {"id": name, **truth, "pass_rate": q.pass_rate, "n": q.n}
+    return rows
+
+
+def _trace(row: Mapping[str, Any], question: Question, *, with_question: bool) -> dict[str, Any]:
+    run_id, _, step, _, _ = row["key"]
+    return {
+        "id": "/".join(map(str, row["key"])),
+        **({"question": question.text} if with_question else {}),
+        "prompt": row["prompt"],
+        "response": row["response"],
+        "ground_truth": row["ground_truth"],
+        "reward": row["reward"],
+        "step": step,
+        "run": run_id,
+    }
+
+
+def _fact(info: RunInfo, name: str) -> Any:
+    facts = info.metadata.get("facts")
+    return facts.get(name) if isinstance(facts, dict) else None

@@ -1,0 +1,71 @@
+"""`rlvr grade`: the responses of a run, graded again by another grader, and what that changes.
+
+Enters: a GradeConfig. Leaves: grades beside the run's own, and on stdout how the two differ.
+"""
+
+import hashlib
+import shlex
+from pathlib import Path
+
+from rlvr_cli import display
+from rlvr_cli.config import GradeConfig
+from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.graders import GRADERS, custom
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.regrading import compare_grades, plan_regrade, regrade
+from rlvr_cli.signals import StopRequest
+from rlvr_cli.store import RunDir, latest_run, read_run, resolve_run
+
+RULED = ("r1_zero", "countdown")  # graders that have a format rule
+
+
+def run(config: GradeConfig) -> None:
+    """Grade a run again. Raises RlvrError for what the user can put right, Interrupted after a signal."""
+    if not config.grader:
+        raise RlvrError("By which grader?", f"Choose one of {', '.join(GRADERS)}, or FILE.py:FUNCTION, with --grader.")
+    pool = GraderPool(
+        config.grader,
+        format_rule=config.format_rule,  # type: ignore[arg-type]  (one of its choices)
+        workers=config.grader_workers,
+        timeout=config.grader_timeout,
+    )
+    path = resolve_run(config.run, config.runs_dir) if config.run else latest_run(config.runs_dir)
+    grader, sha256 = stored_name(config), _sha256_of(config.grader)
+    with pool, StopRequest() as stop, RunDir.annotate(path) as run:
+        display.say(f"run      {run.path} ({run.metadata['status']})")
+        for notice in run.notices:
+            display.say(notice)
+        works = plan_regrade(
+            run,
+            grader=grader,
+            grader_sha256=sha256,
+            phase=config.phase,  # type: ignore[arg-type]  (one of its choices)
+            again=config.again,
+        )
+        done, left = sum(w.done for w in works), sum(w.left for w in works)
+        display.say(f"grader   {grader}: {left} rollouts to grade" + (f", {done} graded already" if done else ""))
+        try:
+            if left:
+                with display.progress("grading", left) as bar:
+                    regrade(run, works, grader=grader, grader_sha256=sha256, pool=pool, stop=stop, progress=bar)
+        except (Interrupted, KeyboardInterrupt):
+            words = ["rlvr", "grade", str(run.path), "--grader", config.grader]
+            words += ["--format-rule", config.format_rule] if config.format_rule != "literal" else []
+            words += ["--phase", config.phase] if config.phase != "all" else []
+            raise Interrupted(f"what is done is kept in {run.path}; go on with: {shlex.join(words)}") from None
+    tables = compare_grades(read_run(path), grader=grader, phase=config.phase)  # type: ignore[arg-type]
+    display.tables(tables, output=config.format, missing="–")
+
+
+def stored_name(config: GradeConfig) -> str:
+    """What the grades are stored under: the grader's name, and its format rule when it is not the usual one."""
+    ruled = config.grader in RULED and config.format_rule != "literal"
+    return f"{config.grader}_{config.format_rule}" if ruled else config.grader
+
+
+def _sha256_of(grader: str) -> str | None:
+    """Of a grader's file: a changed one is another grader."""
+    if grader in GRADERS:
+        return None
+    path, _ = custom.check(grader)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -1,0 +1,377 @@
+"""A second opinion on a run: its responses graded again, beside the old grades, and what that changes.
+
+Enters: a run that nobody is writing, a grader pool. Leaves: committed parts of grades; and tables that compare them with the
+grades that the run was made with.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlvr_cli.columns import Regrade
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.queries import Table, open_runs
+from rlvr_cli.records import Grade, Phase
+from rlvr_cli.rollouts import COMMIT_ROWS, COMMIT_SECONDS, UNFINISHED_KINDS, Progress
+from rlvr_cli.signals import StopRequest
+from rlvr_cli.statistics import pass_at_k
+from rlvr_cli.store import RunDir, RunInfo
+from rlvr_cli.summary import Kinds, run_files, share_of
+
+PhaseChoice = Literal["all", "eval", "train"]
+
+GRADE_ROWS = 128  # responses that are graded together: how long Ctrl-C waits
+SECONDS = 600.0  # that the comparison may take
+_COLUMNS = ("example_id", "sample_index", "response", "ground_truth", "finish_reason", "reward")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The rollouts of one phase and step that one attempt of a grader has yet to see."""
+
+    phase: Phase
+    step: int
+    attempt: int
+    done: int
+    left: int
+
+
+def plan_regrade(run: RunDir, *, grader: str, grader_sha256: str | None, phase: PhaseChoice, again: bool) -> list[Work]:
+    """What is to be graded. What the grader has seen stays, unless `again`, or its file is not the one that it was.
+
+    Raises:
+        RlvrError: the run has no such rollouts.
+    """
+    steps: list[tuple[Phase, int]] = [place for place in run.steps() if phase in ("all", place[0])]
+    if not steps:
+        raise RlvrError(
+            f"{run.path} has no {'' if phase == 'all' else phase + ' '}rollouts to grade.",
+            "rlvr eval, ei and grpo make some." if phase == "all" else "Take --phase all.",
+        )
+    attempts: dict[Phase, int] = {}
+    for p, _ in steps:
+        if p not in attempts:
+            last = run.last_attempt(grader, p)
+            fresh = last is not None and (again or last.grader_sha256 != grader_sha256)
+            attempts[p] = 0 if last is None else last.number + fresh
+    works = []
+    for p, s in steps:
+        done = len(run.graded_keys(grader, p, s, attempt=attempts[p]))
+        works.append(Work(p, s, attempts[p], done, len(run.committed_keys(p, s)) - done))
+    return works
+
+
+def regrade(
+    run: RunDir,
+    works: Sequence[Work],
+    *,
+    grader: str,
+    grader_sha256: str | None,
+    pool: GraderPool,
+    stop: StopRequest,
+    progress: Progress | None = None,
+) -> None:
+    """Grade what is left of `works` and commit it; what a kill or a signal leaves undone the next call does.
+
+    Args:
+        grader: the name that the grades are stored under.
+
+    Raises:
+        Interrupted: `stop` was requested; everything at hand is committed.
+    """
+    for work in works:
+        if work.left:
+            _regrade_step(
+                run, work, grader=grader, grader_sha256=grader_sha256, pool=pool, stop=stop, progress=progress
+            )
+
+
+def _regrade_step(
+    run: RunDir,
+    work: Work,
+    *,
+    grader: str,
+    grader_sha256: str | None,
+    pool: GraderPool,
+    stop: StopRequest,
+    progress: Progress | None,
+) -> None:
+    held = run.graded_keys(grader, work.phase, work.step, attempt=work.attempt)
+    rows = run.rollouts(work.phase, work.step, columns=_COLUMNS).to_pylist()
+    rows = [r for r in rows if (r["example_id"], r["sample_index"]) not in held]
+    graded: list[Regrade] = []
+
+    def commit() -> None:
+        if graded:
+            run.commit_grades(work.phase, work.step, graded)
+            graded.clear()
+
+    committed = time.monotonic()
+    try:
+        for start in range(0, len(rows), GRADE_ROWS):
+            stop.check()
+            batch = rows[start : start + GRADE_ROWS]
+            grades = pool.grade([(r["response"], r["ground_truth"]) for r in batch])
+            for row, grade in zip(batch, grades, strict=True):
+                graded.append(
+                    Regrade(
+                        run_id=run.id,
+                        phase=work.phase,
+                        step=work.step,
+                        example_id=row["example_id"],
+                        sample_index=row["sample_index"],
+                        grader=grader,
+                        attempt=work.attempt,
+                        grader_sha256=grader_sha256,
+                        format_reward=grade.format_reward,
+                        answer_reward=grade.answer_reward,
+                        reward=grade.reward,
+                        grade_error=grade.error,
+                        extracted_answer=grade.extracted_answer,
+                        category=grade.category,
+                        failure_kind=_failure_kind(row["finish_reason"], grade),
+                    )
+                )
+            if progress is not None:
+                flipped = sum(_right(r["reward"]) != _right(g.reward) for r, g in zip(batch, grades, strict=True))
+                right = sum(_right(g.reward) for g in grades)
+                progress.advance(len(batch), right=right / len(batch), changed=flipped / len(batch))
+            if len(graded) >= COMMIT_ROWS or time.monotonic() - committed > COMMIT_SECONDS:
+                commit()
+                committed = time.monotonic()
+    finally:
+        commit()
+
+
+def _failure_kind(finish_reason: str, grade: Grade) -> str | None:
+    """As when it was first graded: what was cut has no answer because it was cut, whatever the grader saw missing."""
+    truncated = finish_reason == "length" and grade.failure_kind in UNFINISHED_KINDS
+    return "truncated" if truncated else grade.failure_kind
+
+
+def _right(reward: float | None) -> bool:
+    return reward is not None and reward > 0.5
+
+
+# What it changes
+
+_COMPARISON = """
+CREATE OR REPLACE TEMP TABLE compared AS
+SELECT
+    phase, step, example_id, sample_index, ground_truth,
+    r.category AS old_category,
+    g.category AS new_category,
+    coalesce(r.failure_kind, 'grade_error: ' || r.grade_error) AS old_kind,
+    coalesce(g.failure_kind, 'grade_error: ' || g.grade_error) AS new_kind,
+    r.extracted_answer AS old_answer,
+    g.extracted_answer AS new_answer,
+    r.reward IS NULL AS old_error,
+    g.reward IS NULL AS new_error,
+    coalesce(r.reward > 0.5 AND NOT isnan(r.reward), false) AS old,
+    coalesce(g.reward > 0.5 AND NOT isnan(g.reward), false) AS new,
+    CASE WHEN $buffer > 0 THEN least(greatest((num_response_tokens - $max_tokens) / $buffer + 1, 0), 1) ELSE 0 END AS overlong,
+    coalesce(r.reward, 0) - overlong AS old_return,
+    coalesce(g.reward, 0) - overlong AS new_return,
+    advantage IS NOT NULL AS trained
+FROM rollouts AS r JOIN grades AS g USING (run_id, phase, step, example_id, sample_index)
+WHERE g.grader = $grader AND ($phase = 'all' OR phase = $phase);
+
+-- questions, by their samples and how many of them are right
+SELECT phase, step, n, old, new, count(*) AS questions
+FROM (
+    SELECT phase, step, count(*) AS n, count(*) FILTER (old) AS old, count(*) FILTER (new) AS new
+    FROM compared GROUP BY phase, step, example_id
+)
+GROUP BY ALL ORDER BY ALL;
+
+-- verdicts
+SELECT
+    phase,
+    count(*) AS samples,
+    count(*) FILTER (old AND new) AS both_right,
+    count(*) FILTER (old AND NOT new) AS right_to_wrong,
+    count(*) FILTER (NOT old AND new) AS wrong_to_right,
+    count(*) FILTER (NOT old AND NOT new) AS both_wrong,
+    count(*) FILTER (old_error) AS old_errors,
+    count(*) FILTER (new_error) AS new_errors
+FROM compared GROUP BY phase ORDER BY phase;
+
+-- categories
+SELECT phase, old_category, new_category, count(*) AS samples
+FROM compared GROUP BY ALL ORDER BY phase, old_category DESC, new_category DESC;
+
+-- the last step of each phase
+SELECT phase, step, what, name, sum(old)::BIGINT AS old, sum(new)::BIGINT AS new
+FROM (
+    SELECT phase, step, unnest([
+        {'what': 'category', 'name': old_category, 'old': 1, 'new': 0},
+        {'what': 'category', 'name': new_category, 'old': 0, 'new': 1},
+        {'what': 'failure', 'name': CASE WHEN NOT old THEN coalesce(old_kind, 'unknown') END, 'old': 1, 'new': 0},
+        {'what': 'failure', 'name': CASE WHEN NOT new THEN coalesce(new_kind, 'unknown') END, 'old': 0, 'new': 1}
+    ], recursive := true)
+    FROM compared JOIN (SELECT phase, max(step) AS step FROM compared GROUP BY phase) USING (phase, step)
+)
+WHERE name IS NOT NULL
+GROUP BY ALL ORDER BY phase, what, name DESC;
+
+-- three examples of each change, the latest
+SELECT phase, old, step, example_id, sample_index, ground_truth, old_kind, new_kind, old_answer, new_answer
+FROM compared WHERE old <> new
+QUALIFY row_number() OVER (PARTITION BY phase, old ORDER BY step DESC, example_id, sample_index) <= 3
+ORDER BY phase, old, step DESC, example_id, sample_index;
+
+-- groups: what their advantages would have been
+SELECT
+    count(*) AS groups,
+    count(*) FILTER (changed) AS sign_changed,
+    count(*) FILTER (NOT old_signal AND new_signal) AS gained_signal,
+    count(*) FILTER (old_signal AND NOT new_signal) AS lost_signal,
+    count(*) FILTER (old_signal) AS old_signal,
+    count(*) FILTER (new_signal) AS new_signal
+FROM (
+    SELECT
+        bool_or(sign(old_advantage) <> sign(new_advantage)) AS changed,
+        max(old_return) > min(old_return) AS old_signal,
+        max(new_return) > min(new_return) AS new_signal
+    FROM (
+        SELECT
+            *,
+            round(old_return - CASE WHEN $baseline THEN avg(old_return) OVER same ELSE 0 END, 9) AS old_advantage,
+            round(new_return - CASE WHEN $baseline THEN avg(new_return) OVER same ELSE 0 END, 9) AS new_advantage
+        FROM compared WHERE phase = 'train' AND trained
+        WINDOW same AS (PARTITION BY step, example_id)
+    )
+    GROUP BY step, example_id
+);
+"""
+
+
+def compare_grades(run: RunInfo, *, grader: str, phase: PhaseChoice) -> list[Table]:
+    """What a regrading changes, for the rollouts that it has seen: tables with titles.
+
+    A grade that failed counts as wrong, and among the errors. The advantages are those of the run's own objective: with or
+    without a baseline, and with its punishment of long responses.
+
+    Raises:
+        RlvrError: the run cannot be read.
+    """
+    parameters = {"grader": grader, "phase": phase, **_objective(run)}
+    with open_runs([run_files(run)], timeout_seconds=SECONDS) as database:
+        results = database.script(_COMPARISON, parameters)
+        questions, verdicts, categories, last, examples, groups = (list(_records(t)) for t in results)
+    tables = [
+        _accuracy(questions),
+        *_at_k(questions),
+        Table(
+            ("phase", "step", "what", "name", "before", "after"),
+            [(r["phase"], r["step"], r["what"], r["name"], r["old"], r["new"]) for r in last],
+            title="last step",
+        ),
+        _confusion(categories),
+        _verdicts(verdicts),
+    ]
+    if examples:
+        tables.append(_examples(examples))
+    if groups[0]["groups"]:
+        tables.append(_groups(groups[0]))
+    return tables
+
+
+def cohen_kappa(both: int, only_first: int, only_second: int, neither: int) -> float | None:
+    """Agreement of two judges of n things, beyond that of chance (Cohen 1960); None where chance alone makes them agree."""
+    n = both + only_first + only_second + neither
+    first, second = both + only_first, both + only_second
+    by_chance = first * second + (n - first) * (n - second)  # times n * n
+    return None if by_chance == n * n else ((both + neither) * n - by_chance) / (n * n - by_chance)
+
+
+def _objective(run: RunInfo) -> dict[str, Any]:
+    config = run.metadata.get("config")
+    config = config if run.metadata["command"] == "grpo" and isinstance(config, dict) else {}
+    max_tokens = config.get("sampling_max_tokens") or 0
+    buffer = config.get("overlong_buffer") or max(max_tokens // 5, 1)
+    return {
+        "baseline": config.get("loss_type") != "no_baseline",
+        "max_tokens": max_tokens,
+        "buffer": buffer if config.get("overlong") == "soft_punish" else 0,
+    }
+
+
+def _records(table: Table) -> Iterator[dict[str, Any]]:
+    return (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+
+
+def _accuracy(questions: Sequence[dict[str, Any]]) -> Table:
+    rows = []
+    for phase in dict.fromkeys(r["phase"] for r in questions):
+        of_phase = [r for r in questions if r["phase"] == phase]
+        for step in dict.fromkeys(r["step"] for r in of_phase):
+            kinds = [r for r in of_phase if r["step"] == step]
+            before, after = (share_of([(r[w], r["n"], r["questions"]) for r in kinds]) for w in ("old", "new"))
+            samples = sum(r["n"] * r["questions"] for r in kinds)
+            cells = (before.value, before.low, before.high, after.value, after.low, after.high)
+            how = " / ".join(dict.fromkeys((before.interval, after.interval)))
+            rows.append((phase, step, samples, *cells, after.value - before.value, how))
+    columns = ("phase", "step", "samples", "before", "before_low", "before_high", "after", "after_low", "after_high")
+    return Table((*columns, "change", "interval"), rows, title="accuracy")
+
+
+def _at_k(questions: Sequence[dict[str, Any]]) -> list[Table]:
+    """pass@k of the last evaluated step, where questions have several samples there."""
+    step = max((r["step"] for r in questions if r["phase"] == "eval"), default=None)
+    kinds = [r for r in questions if r["phase"] == "eval" and r["step"] == step]
+    most = max((r["n"] for r in kinds), default=1)
+    rows = []
+    for k in [*(2**i for i in range(most.bit_length()) if 2**i < most), most] if most > 1 else []:
+        asked = [r for r in kinds if r["n"] >= k]
+        passed: list[Kinds] = [[(pass_at_k(r["n"], r[w], k), 1, r["questions"]) for r in asked] for w in ("old", "new")]
+        values = [sum(v * c for v, _, c in kind) / sum(c for *_, c in kind) for kind in passed]
+        rows.append((step, k, sum(r["questions"] for r in asked), *values, values[1] - values[0]))
+    return [Table(("step", "k", "questions", "before", "after", "change"), rows, title="pass_at_k")] if rows else []
+
+
+def _confusion(categories: Sequence[dict[str, Any]]) -> Table:
+    """Old categories down, new ones across."""
+    names = sorted({r[w] for r in categories for w in ("old_category", "new_category")}, reverse=True)
+    counts = {(r["phase"], r["old_category"], r["new_category"]): r["samples"] for r in categories}
+    lines = dict.fromkeys((r["phase"], r["old_category"]) for r in categories)
+    rows = [(phase, old, *(counts.get((phase, old, new), 0) for new in names)) for phase, old in lines]
+    return Table(("phase", "before \\ after", *names), rows, title="confusion")
+
+
+def _verdicts(verdicts: Sequence[dict[str, Any]]) -> Table:
+    counts = ("samples", "both_right", "right_to_wrong", "wrong_to_right", "both_wrong")
+    rows = []
+    for r in verdicts:
+        kappa = cohen_kappa(r["both_right"], r["right_to_wrong"], r["wrong_to_right"], r["both_wrong"])
+        errors = (r["old_errors"], r["new_errors"])
+        rows.append((r["phase"], *(r[c] for c in counts), kappa, *errors))
+    return Table(("phase", *counts, "kappa", "errors_before", "errors_after"), rows, title="verdicts")
+
+
+def _examples(examples: Sequence[dict[str, Any]]) -> Table:
+    columns = ("phase", "change", "step", "example_id", "sample_index", "ground_truth")
+    rows = [
+        (
+            r["phase"],
+            "right to wrong" if r["old"] else "wrong to right",
+            *(r[c] for c in columns[2:]),
+            *(r[c] for c in ("old_answer", "new_answer", "old_kind", "new_kind")),
+        )
+        for r in examples
+    ]
+    return Table((*columns, "answer_before", "answer_after", "why_before", "why_after"), rows, title="examples")
+
+
+def _groups(counted: dict[str, Any]) -> Table:
+    names = {
+        "signal before": "old_signal",
+        "signal after": "new_signal",
+        "gained their signal": "gained_signal",
+        "lost their signal": "lost_signal",
+        "an advantage changed sign": "sign_changed",
+    }
+    rows = [(name, counted[key], counted[key] / counted["groups"]) for name, key in names.items()]
+    return Table(("training groups", "count", "share"), [("all", counted["groups"], 1.0), *rows], title="groups")

@@ -1,0 +1,39 @@
+-- Responses without reward by failure kind: how many, how long, and whether the model, the parser or the grader is at fault.
+-- :phase = "eval"
+-- :step = null
+
+WITH latest AS (
+    SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id
+), kinds AS (
+    SELECT
+        run_id,
+        rollouts.step,
+        coalesce(reward > 0.5 AND NOT isnan(reward), false) AS correct,
+        CASE WHEN NOT coalesce(reward > 0.5 AND NOT isnan(reward), false)
+        THEN coalesce(failure_kind, 'grade_error: ' || grade_error, 'unknown') END AS failure_kind,
+        bool_or(reward IS NULL) AS ungraded,
+        count(*) AS samples,
+        avg(num_response_tokens) AS mean_tokens,
+        avg((finish_reason = 'length')::INT) AS truncated_share
+    FROM rollouts JOIN latest USING (run_id)
+    WHERE phase = $phase AND rollouts.step = coalesce($step::BIGINT, latest.step)
+    GROUP BY ALL
+)
+SELECT
+    run_id,
+    step,
+    failure_kind,
+    samples,
+    samples / sum(samples) OVER (PARTITION BY run_id) AS share,
+    samples / sum(samples) OVER (PARTITION BY run_id, correct) AS share_of_failures,
+    mean_tokens,
+    truncated_share,
+    CASE
+        WHEN ungraded THEN 'grader'
+        WHEN failure_kind = 'correct_but_unformatted' THEN 'parser'
+        WHEN failure_kind = 'unparsed_answer' THEN 'model or parser'
+        ELSE 'model'
+    END AS at_fault
+FROM kinds
+QUALIFY NOT correct
+ORDER BY run_id, samples DESC, failure_kind;

@@ -1,0 +1,56 @@
+-- Where graders disagree (rlvr grade makes the second one): counts, share, Cohen's kappa, and the first rollouts that they judge differently.
+-- :phase = "eval"
+-- :step = null
+-- :grader = ""
+-- :against = ""
+-- :examples = 3
+
+-- $grader: one of `grades`, '' for each of them; $against: another of them, '' for the grader that the run was made with.
+-- $step null: all steps. A grade that failed is a verdict too: not right.
+WITH verdicts AS (
+    SELECT run_id, phase, step, example_id, sample_index, grader, coalesce(reward > 0.5 AND NOT isnan(reward), false) AS ok
+    FROM grades
+),
+judged AS (
+    SELECT
+        a.run_id, a.step, a.grader,
+        coalesce(b.grader, r.grader) AS against,
+        a.ok AS first_ok,
+        CASE WHEN $against = '' THEN coalesce(r.reward > 0.5 AND NOT isnan(r.reward), false) ELSE b.ok END AS second_ok,
+        'step ' || a.step || ', ' || a.example_id || ', sample ' || a.sample_index AS place
+    FROM verdicts AS a
+    JOIN rollouts AS r USING (run_id, phase, step, example_id, sample_index)
+    LEFT JOIN (FROM verdicts WHERE grader = $against) AS b USING (run_id, phase, step, example_id, sample_index)
+    WHERE a.phase = $phase
+      AND ($step IS NULL OR a.step = $step)
+      AND ($grader = '' OR a.grader = $grader)
+      AND a.grader <> $against
+      AND ($against = '' OR b.grader IS NOT NULL)
+),
+counts AS (
+    SELECT
+        run_id, grader, against,
+        count(*) AS samples,
+        count(*) FILTER (first_ok AND second_ok) AS both_right,
+        count(*) FILTER (first_ok AND NOT second_ok) AS only_grader,
+        count(*) FILTER (second_ok AND NOT first_ok) AS only_against,
+        count(*) FILTER (NOT first_ok AND NOT second_ok) AS neither,
+        min(place, $examples) FILTER (first_ok AND NOT second_ok) AS only_grader_examples,
+        min(place, $examples) FILTER (second_ok AND NOT first_ok) AS only_against_examples
+    FROM judged
+    GROUP BY ALL
+)
+SELECT
+    run_id, grader, against, samples, both_right, only_grader, only_against, neither,
+    (only_grader + only_against) / samples AS disagreement,
+    ((both_right + neither) / samples - chance) / nullif(1 - chance, 0) AS kappa,
+    only_grader_examples,
+    only_against_examples
+FROM (
+    SELECT
+        *,
+        ((both_right + only_grader) / samples) * ((both_right + only_against) / samples)
+        + ((neither + only_against) / samples) * ((neither + only_grader) / samples) AS chance
+    FROM counts
+)
+ORDER BY run_id, grader, against;

@@ -1,0 +1,8 @@
+-- Any metrics against step and wall-clock: those whose name is like a pattern, in which % stands for anything.
+-- :names = "reward/%"
+-- :phase = null
+
+SELECT run_id, name, phase, step, wall_seconds, value
+FROM metrics
+WHERE name LIKE $names AND phase = coalesce($phase::VARCHAR, phase)
+ORDER BY name, phase, run_id, step;
