@@ -107,6 +107,31 @@ def test_every_metric_of_an_update_is_there(train):
         assert set(metrics["train", name]) == {0}, name
 
 
+def test_what_was_sampled_is_trained_on_and_not_what_its_text_tokenizes_to(
+    train, tmp_path, tiny_model_dir, tiny_tokenizer
+):
+    """A random model samples ids that no tokenizer would choose for their text."""
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"question": f"{i}?", "answer": "7"}) + "\n" for i in range(9))
+    )
+    (tmp_path / "mine.py").write_text(
+        "def grade(response, truth):\n"
+        "    reward = float(len(response) % 2)\n"
+        "    return {'format_reward': 1.0, 'answer_reward': reward, 'reward': reward}\n"
+    )
+    rows, metrics = train(
+        model=str(tiny_model_dir), dataset=str(tmp_path / "d.jsonl"), prompt="question_only", grader=f"{tmp_path / 'mine.py'}:grade",
+        n_grpo_steps=1, sampling_max_tokens=24,
+    )  # fmt: skip
+    again = [tiny_tokenizer(r["response"], add_special_tokens=False).input_ids for r in rows]
+    assert sum(map(len, again)) != sum(r["num_response_tokens"] for r in rows)
+    assert metrics["train", "update/tokens"][0] == sum(r["num_response_tokens"] for r in rows)
+    sampled = [x for r in rows for x in r["sampled_logprobs"]]
+    assert metrics["train", "loss/nll"][0] == pytest.approx(
+        -statistics.mean(sampled), abs=0.02
+    )  # but for barred tokens
+
+
 def test_old_log_probs_are_those_before_the_first_update_on_a_batch(train):
     _, metrics = train(rollout_batch_size=64, epochs_per_rollout_batch=2, loss_type="grpo_clip", learning_rate=3e-3)
     low, high = metrics["train", "policy/ratio_min"], metrics["train", "policy/ratio_max"]

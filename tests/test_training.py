@@ -17,6 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlvr_cli.advantages import group_advantages
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.records import Rollout
 from rlvr_cli.tokens import collate, get_response_log_probs, tokenize_prompt_and_output
 from rlvr_cli.training import (
     autocast_context,
@@ -27,8 +28,10 @@ from rlvr_cli.training import (
     learning_rate_at,
     make_optimizer,
     policy_gradient,
+    rollout_tensors,
     score,
     sft_microbatch_train_step,
+    take,
     token_metrics,
     train_update,
 )
@@ -1011,3 +1014,26 @@ def test_the_mismatch_is_also_told_by_position_and_length():
         "length/1": 1.5,
         "length/4": 5.5,
     }
+
+
+def test_rollouts_are_trained_on_as_the_ids_that_were_sampled():
+    """The second response's text would tokenize to one id; it was sampled as two."""
+    rows = [((1, 2), (3, 4, 5), (-0.5, -0.25, -1.0), 0.5), ((7,), (8, 9), (-2.0, -0.125), -0.5)]
+    rollouts = [make_rollout(prompt, response, logprobs, advantage) for prompt, response, logprobs, advantage in rows]
+    batch = rollout_tensors(rollouts, pad_id=0)
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 4], [7, 8, 9, 0]]
+    assert batch["labels"].tolist() == [[2, 3, 4, 5], [8, 9, 0, 0]]
+    assert batch["response_mask"].tolist() == [[False, True, True, True], [True, True, False, False]]
+    assert batch["sampled_log_probs"].tolist() == [[0, -0.5, -0.25, -1.0], [-2.0, -0.125, 0, 0]]
+    assert batch["advantages"].tolist() == [[0.5], [-0.5]]
+    assert {k: v.tolist() for k, v in take(batch, [1]).items()} == {k: v[1:].tolist() for k, v in batch.items()}
+
+
+def make_rollout(prompt_ids, response_ids, logprobs, advantage):
+    given = {
+        "prompt_ids": prompt_ids,
+        "response_ids": response_ids,
+        "sampled_logprobs": logprobs,
+        "advantage": advantage,
+    }
+    return Rollout(**{**dict.fromkeys(Rollout.__slots__), **given})
