@@ -3,6 +3,7 @@
 Enters: a run. Leaves: `Alarm`s, none when nothing looks wrong. A trend compares the first fifth of a curve with its last.
 """
 
+import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ class Alarm:
     severity: str  # "warning": it may explain a bad result; "error": numbers are missing or wrong
     sentence: str
     query: str  # what to type to see it; RUN stands for the run
+
+    def typed(self, run: Path) -> str:
+        """The query for that run."""
+        return self.query.replace("RUN", shlex.quote(str(run)))
 
 
 def run_alarms(path: Path | str) -> list[Alarm]:
@@ -96,7 +101,7 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
             "format_without_answers",
             "warning",
             f"format reward rose from {form[0]:.2f} to {form[1]:.2f} and answer reward stayed at {answer[1]:.2f}: the form is being learned",
-            "rlvr analyze failure_kinds RUN --phase train",
+            "rlvr analyze metrics RUN --set names=reward/%",
         )
     for grader, shares in (disagreement or {}).items():
         if (apart := _ends(shares)) and apart[1] > apart[0] + DISAGREEMENT:
@@ -105,7 +110,7 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
                 "warning",
                 f"{grader} disagrees with {apart[1]:.0%} of the training rewards, after {apart[0]:.0%} at the start: the policy may be "
                 "learning what only the reward's grader accepts",
-                "rlvr analyze graders RUN --phase train",
+                "rlvr analyze graders RUN --phase train --set by_step=true",
             )
     if (gap := ends("mismatch/logprob_mean_abs")) and gap[1] > max(3 * gap[0], 0.01):
         yield Alarm(
@@ -122,7 +127,7 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
             "gradient_spikes",
             "warning",
             f"the gradient norm exceeded {SPIKE:g} times its median ({usual:.2g}) at {_steps(spikes)}",
-            "rlvr analyze metrics RUN --set names='optimizer/grad_norm'",
+            "rlvr analyze metrics RUN --set names=optimizer/grad_norm",
         )
     skipped = [step for step, value in curves.get("update/skipped", {}).items() if value]
     if skipped:
@@ -130,7 +135,7 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
             "skipped_updates",
             "error",
             f"no update was made at {_steps(skipped)}: nothing to train on, or a loss or gradient that was not finite",
-            "rlvr analyze metrics RUN --set names='update/%'",
+            "rlvr analyze metrics RUN --set names=update/%",
         )
     failed, samples = (sum(curves.get(f"reward/{n}", {}).values()) for n in ("grade_errors", "samples"))
     if failed:
@@ -143,9 +148,15 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
 
 
 _DISAGREEMENT = """
-    SELECT grades.grader, step, avg(((coalesce(grades.reward, 0) > 0.5) <> (coalesce(rollouts.reward, 0) > 0.5))::INT)
-    FROM rollouts JOIN grades USING (run_id, phase, step, example_id, sample_index)
-    WHERE phase = 'train'
+    SELECT grader, step, avg((first <> second)::INT)
+    FROM (
+        SELECT
+            grades.grader, step,
+            coalesce(grades.reward > 0.5 AND NOT isnan(grades.reward), false) AS first,
+            coalesce(rollouts.reward > 0.5 AND NOT isnan(rollouts.reward), false) AS second
+        FROM rollouts JOIN grades USING (run_id, phase, step, example_id, sample_index)
+        WHERE phase = 'train'
+    )
     GROUP BY ALL
     ORDER BY ALL
 """

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from rlvr_cli import __version__
+from rlvr_cli import __version__, limits
 from rlvr_cli.config import (
     AnalyzeConfig,
     EiConfig,
@@ -124,6 +124,7 @@ for _name, _config_type in COMMANDS.items():
 
 def main() -> None:
     """The `rlvr` script."""
+    limits.process_may_end = True
     # Torch's threads would spin while they wait, which starves them (measured: 40 times slower) when anything else wants a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:

@@ -180,8 +180,8 @@ def compare(
             left_out=len(set().union(*(answers[run] for run in runs))) - len(shared),
             grade_errors=sum(row["grade_errors"] for row in rows),
             accuracy=moments.fmean(map(moments.fmean, of)),
-            low=ends[0],
-            high=ends[1],
+            low=max(ends[0], 0.0),  # few seeds, whose spread is stretched, can reach beyond
+            high=min(ends[1], 1.0),
         )
 
     return Comparison(
@@ -189,8 +189,8 @@ def compare(
         b=arm("B", arm_b, of_b, drawn_b),
         questions=len(shared),
         difference=difference,
-        low=low,
-        high=high,
+        low=max(low, -1.0),
+        high=min(high, 1.0),
         b_better=better_b,
         a_better=better_a,
         mcnemar_p=mcnemar_exact(better_a, better_b) if single else None,

@@ -638,6 +638,11 @@ class FilterConfig(Provenance):
                 "--max-per-question and --shortest choose among responses; --emit questions has none.",
                 "Leave them out.",
             )
+        if self.shortest and not (self.max_per_question or self.limit):
+            raise RlvrError(
+                "--shortest says which responses stay when some have to go, and nothing makes them go.",
+                "Add --max-per-question 1, or --limit N.",
+            )
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def curves(result: Table) -> list[Panel]:
     reward = _lines(result, "step", {"eval_reward": "held-out", "train_reward": "training"})
     minutes = [
         replace(line, x=[seconds / 60 for seconds in line.x])
-        for line in _lines(result, "wall_seconds", {"eval_reward": "held-out"})
+        for line in _lines(result, "eval_wall_seconds", {"eval_reward": "held-out"})
     ]
     length = _lines(result, "step", {"length": "all", "length_correct": "correct", "length_wrong": "wrong"})
     shares = _lines(result, "step", {"groups_with_signal": "groups with a signal", "clip_fraction": "clipped tokens"})
@@ -125,10 +125,12 @@ def _lines(result: Table, x: str, names: dict[str, str]) -> list[Line]:
 
 
 def _line(label: str, points: Sequence[Row], x: str, column: str) -> Line:
-    """A line with Wilson's interval where it is a share of questions; for pass@k with k > 1 it is wider than need be."""
+    """A line, with the query's own 95% interval or Wilson's where there is one."""
     line = Line(label, [row[x] for row in points], [row[column] for row in points])
-    counts = {"eval_reward": "eval_samples", "pass_at_k": "questions", "best_at_k": "questions"}.get(column)
-    if counts is None or any(row[counts] is None for row in points):
-        return line
+    if "low" in points[0]:
+        return replace(line, low=[row["low"] for row in points], high=[row["high"] for row in points])
+    counts = {"eval_reward": "eval_samples"}.get(column)  # evaluations of a training run: one sample a question
+    if counts is None or any(row[counts] is None or not 0 <= row[column] <= 1 for row in points):
+        return line  # a reward of one's own need not be a share
     bounds = [wilson_interval(round(row[column] * row[counts]), round(row[counts])) for row in points]
     return replace(line, low=[low for low, _ in bounds], high=[high for _, high in bounds])

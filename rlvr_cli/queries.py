@@ -9,8 +9,8 @@ Nothing that a query says can write, or read anything but those files, or go on 
   ``WITH a AS (COPY ... TO 'part.parquet') SELECT ...`` the type SELECT and would replace the part. So the parse tree is
   read as well; it may hold no other kind of query, and no table function but those in `TABLE_FUNCTIONS`.
 - the connection has no external access but to the committed files, its configuration is locked, it loads no extension,
-  sees no Python variable, and has limits on memory and time. Time is looked at between batches of rows: a single call
-  of a function on one enormous value runs to its end.
+  sees no Python variable, and has limits on memory and time. Both are looked at between batches of rows, so that a single
+  call of a function on one enormous value escapes them: from the command line such a query ends the process (`limits`).
 
 A named query is a file ``sql/NAME.sql``: a comment line that says what it answers, lines ``-- :name = JSON`` for its
 parameters (``$name`` in the query) with their defaults, and one SELECT.
@@ -19,15 +19,18 @@ parameters (``$name`` in the query) with their defaults, and one SELECT.
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_origin
 
 from rlvr_cli.columns import Regrade
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.files import naming
+from rlvr_cli.limits import bounded
 from rlvr_cli.records import Example, Rollout
 from rlvr_cli.text import storable
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 SQL_DIRECTORY = Path(__file__).parent / "sql"
 MAX_SQL_CHARACTERS = 50_000  # the parser is not under the time limit, and parentheses cost it quadratic time
+PROCESS_BYTES = 4_000_000_000  # that a query may add to the process, whatever DuckDB counts of it
 QUERY_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 TABLE_FUNCTIONS = {
     *("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree"),
@@ -133,7 +137,12 @@ def open_runs(
         raise RlvrError(
             f"Two of the runs are both named {twice}.", "Their rows could not be told apart: ask about them in turn."
         )
-    with _connection(timeout_seconds=timeout_seconds, memory_limit=memory_limit) as (database, connection):
+    with (
+        tempfile.TemporaryDirectory(prefix="rlvr-") as folder,
+        _connection(timeout_seconds=timeout_seconds, memory_limit=memory_limit) as (database, connection),
+    ):
+        # A run that is being written replaces its metrics, and DuckDB opens a file more than once: it gets one version.
+        runs = [replace(r, metrics=_copied(r.metrics, Path(folder) / f"{i}.parquet")) for i, r in enumerate(runs)]
         with database.explained_errors():
             _create_views(connection, runs)
             paths = [p for r in runs for p in (*r.parts, *r.grades, *([r.metrics] if r.metrics else []))]
@@ -222,8 +231,13 @@ class Database:
             RlvrError: it hits the limit on time or memory, or a part is damaged.
         """
         with self.explained_errors():
-            cursor = self._connection.execute(sql, dict(parameters or {}))
-            while batch := cursor.fetchmany(2048):
+            with self._bounded():
+                cursor = self._connection.execute(sql, dict(parameters or {}))
+            while True:
+                with self._bounded():
+                    batch = cursor.fetchmany(2048)
+                if not batch:
+                    return
                 yield from batch
 
     def condition(self, text: str, *, table: str) -> str:
@@ -287,17 +301,27 @@ class Database:
             raise RlvrError(f"The query cannot be read: {tree['error_message']}")
         return tree
 
+    def _bounded(self) -> AbstractContextManager[None]:
+        """For what DuckDB's own limits do not reach: one call of a function, which looks at no clock and at no limit."""
+        return bounded(
+            seconds=self._timeout_seconds,
+            bytes=PROCESS_BYTES,
+            problem=f"The query ran for more than {self._timeout_seconds:g} s.",
+            hint="Make it smaller, or allow it more: --timeout-seconds.",
+        )
+
     def _fetch(self, statement: "duckdb.Statement", parameters: Mapping[str, Any], *, limit: int) -> Table:
         missing = sorted(statement.named_parameters - parameters.keys())
         if missing:
             known = ", ".join(f"${name}" for name in sorted(parameters)) or "none"
             raise RlvrError(f"The query has no value for ${missing[0]}.", f"Parameters that have one: {known}.")
         values = {name: parameters[name] for name in statement.named_parameters}
-        cursor = self._connection.execute(statement, values)
-        columns = tuple(c[0] for c in cursor.description or ())
-        if not limit:
-            return Table(columns, cursor.fetchall())
-        rows = cursor.fetchmany(limit + 1)
+        with self._bounded():
+            cursor = self._connection.execute(statement, values)
+            columns = tuple(c[0] for c in cursor.description or ())
+            if not limit:
+                return Table(columns, cursor.fetchall())
+            rows = cursor.fetchmany(limit + 1)
         return Table(columns, rows[:limit], more=len(rows) > limit)
 
     @contextmanager
@@ -386,6 +410,14 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunFil
             " ?, ?, ?, ?",
             _runs_row(run),
         )
+
+
+def _copied(path: Path | None, copy: Path) -> Path | None:
+    if path is None:
+        return None
+    with naming(path, "read"):
+        copy.write_bytes(path.read_bytes())  # of one file, whole: it is replaced, never written to
+    return copy
 
 
 def _seal(connection: "duckdb.DuckDBPyConnection", paths: Sequence[Path], *, timeout_seconds: float) -> None:

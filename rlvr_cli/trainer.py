@@ -382,7 +382,7 @@ def conclude(trainer: Trainer, *, output: str) -> None:
     run = trainer.run
     display.say(f"model          {run.path / 'model'}")
     for alarm in run_alarms(run.path):
-        display.say(f"{alarm.severity}: {alarm.sentence}\n    {alarm.query.replace('RUN', run.id)}")
+        display.say(f"{alarm.severity}: {alarm.sentence}\n    {alarm.typed(run.path)}")
     if trainer.questions is not None:
         display.summary(summarize(run.path, step=trainer.updates), output=output)
 

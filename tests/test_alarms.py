@@ -89,3 +89,8 @@ def test_a_run_of_few_steps_has_no_trend():
         name: {step: curve[step * 6] for step in range(4)} for name, curve in curves(policy__entropy=(0.4, 0)).items()
     }
     assert names(find_alarms(short)) == []
+
+
+def test_a_query_is_typed_for_the_runs_own_place(tmp_path):
+    (alarm,) = find_alarms(curves(policy__entropy=(0.4, 0.001)))
+    assert alarm.typed(tmp_path / "a run") == f"rlvr analyze entropy '{tmp_path / 'a run'}' --phase train"

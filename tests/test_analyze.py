@@ -299,7 +299,7 @@ def test_show_goes_before_or_after_the_name(arguments):
 def test_set_on_the_command_line(runs_dir):
     arguments = ["pass_at_k", "old", "--set", "k=1", "--set", "step=0", "--format", "csv", "--runs-dir", str(runs_dir)]
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, check=True, env=ENVIRONMENT, text=True)
-    assert done.stdout.splitlines()[1] == "old,0,1,2,0.5,0,0"
+    assert done.stdout.splitlines()[1] == "old,0,1,2,0.5,0.0,1.0,0,0"
 
 
 def test_a_pipe_gets_rows_alone(runs_dir):
@@ -352,3 +352,18 @@ def test_analyze_imports_nothing_that_it_does_not_need(runs_dir):
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=ENVIRONMENT)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"query": "curves", "step": 1}, "curves has no --step"),
+        ({"query": "lengths", "category": "format_1_answer_1"}, "lengths has no --category"),
+        ({"query": "pass_at_k", "set": ("k=abc",)}, "k is a whole number from 1"),
+        ({"query": "pass_at_k", "set": ("k=0",)}, "k is a whole number from 1"),
+    ],
+)
+def test_what_does_not_apply_is_said(runs_dir, given, problem):
+    flags = {**given, "runs_dir": str(runs_dir)}
+    with pytest.raises(RlvrError, match=problem):
+        run(resolve(AnalyzeConfig, flags=flags, command="analyze"))

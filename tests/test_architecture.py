@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "rlvr_cli"
 RANKS = {
-    0: {"errors", "text", "records", "faults"},
+    0: {"errors", "text", "records", "faults", "limits"},
     1: {"markup", "spans", "config", "synthetic", "signals", "rows", "files", "manifest", "columns", "environment"},
     2: {
         "datasets", "prompts", "samplers", "graders", "store", "models", "tokens", "advantages", "losses", "queries",

@@ -7,7 +7,7 @@ from rlvr_cli.queries import Table, named_queries, open_runs
 from rlvr_cli.store import RunDir, read_run
 from rlvr_cli.summary import run_files
 
-CURVES = ("run_id", "step", "wall_seconds", "eval_reward", "eval_samples", "train_reward", "length", "length_correct", "length_wrong",
+CURVES = ("run_id", "step", "eval_wall_seconds", "eval_reward", "eval_samples", "train_reward", "length", "length_correct", "length_wrong",
           "groups_with_signal", "clip_fraction", "entropy", "grad_norm")  # fmt: skip
 
 
@@ -66,3 +66,10 @@ def test_every_picture_is_of_a_query_that_has_its_columns(tmp_path):
         for name, figure in figures().items():
             query = named_queries()[name]
             figure(database.select(query.sql, {**query.parameters, "limit": None}))
+
+
+def test_rewards_that_are_no_shares_have_no_interval():
+    rows = [("a", 0, 60.0, -0.5, 8, *[None] * 8), ("a", 1, 90.0, 1.5, 8, *[None] * 8)]
+    reward = curves(Table(CURVES, rows))[0].lines[0]
+    assert reward.y == [-0.5, 1.5]
+    assert reward.low is None

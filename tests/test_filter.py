@@ -415,6 +415,7 @@ def test_contamination_finds_every_planted_run_of_words():
         ({"min_pass_rate": 0.5, "max_pass_rate": 0.2}, "leave nothing"),
         ({"emit": "questions", "shortest": True}, "--emit questions has none"),
         ({"decontaminate_against": ("nowhere.jsonl",)}, "There is no file nowhere.jsonl"),
+        ({"shortest": True}, "nothing makes them go"),
         ({"out": "x.txt"}, "what kind of file"),
         ({"out": ""}, "--out is missing"),
         ({"source": ()}, "What is to be filtered?"),

@@ -19,6 +19,15 @@ from rlvr_cli.queries import NamedQuery, named_queries, open_runs, parse_query
 from rlvr_cli.store import RunInfo, latest_run, read_run, resolve_run
 from rlvr_cli.summary import combined_tables, run_files, summarize
 
+COUNTS = {
+    "k": 1,
+    "bins": 1,
+    "examples": 0,
+    "least": 0,
+    "step": 0,
+    "step_a": 0,
+    "step_b": 0,
+}  # parameters, and what they start from
 REPORT = "report"  # stands where a query's name does
 
 
@@ -81,7 +90,7 @@ def report(config: AnalyzeConfig) -> None:
             "name": alarm.name,
             "severity": alarm.severity,
             "sentence": f"{path.name}: {alarm.sentence}" if len(paths) > 1 else alarm.sentence,
-            "query": alarm.query.replace("RUN", path.name),
+            "query": alarm.typed(path),
         }
         for path in paths
         for alarm in run_alarms(path)
@@ -144,6 +153,13 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
         "failure_kind": config.failure_kind,
         "limit": config.limit + 1 if config.limit else None,  # one more, to see that there are more
     }
+    if query.name:
+        for name in ("phase", "step", "category", "failure_kind"):
+            if config.sources.get(name, "default") != "default" and name not in query.parameters:
+                raise RlvrError(
+                    f"{query.name} has no --{name.replace('_', '-')}.",
+                    f"Its parameters: {_listed(query.parameters) or 'none'}.",
+                )
     flags = {k: v for k, v in options.items() if config.sources.get(k) != "default" or k not in query.parameters}
     known = query.parameters.keys() | set(re.findall(r"\$([a-z]\w*)", query.sql))
     given: dict[str, Any] = {}
@@ -160,6 +176,12 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
             given[name] = json.loads(value)
         except ValueError:
             given[name] = value
+        if (
+            name in COUNTS
+            and given[name] is not None
+            and not (type(given[name]) is int and given[name] >= COUNTS[name])
+        ):
+            raise RlvrError(f"--set {text}: {name} is a whole number from {COUNTS[name]}.")
     return {**query.parameters, **flags, "limit": options["limit"], **given}
 
 

@@ -4,6 +4,7 @@
 -- :grader = ""
 -- :against = ""
 -- :examples = 3
+-- :by_step = false
 
 -- $grader: one of `grades`, '' for each of them; $against: another of them, '' for the grader that the run was made with.
 -- $step null: all steps. A grade that failed is a verdict too: not right.
@@ -13,7 +14,7 @@ WITH verdicts AS (
 ),
 judged AS (
     SELECT
-        a.run_id, a.step, a.grader,
+        a.run_id, a.step, a.example_id, a.sample_index, a.grader,
         coalesce(b.grader, r.grader) AS against,
         a.ok AS first_ok,
         CASE WHEN $against = '' THEN coalesce(r.reward > 0.5 AND NOT isnan(r.reward), false) ELSE b.ok END AS second_ok,
@@ -29,19 +30,19 @@ judged AS (
 ),
 counts AS (
     SELECT
-        run_id, grader, against,
+        run_id, grader, against, CASE WHEN $by_step THEN step END AS step,
         count(*) AS samples,
         count(*) FILTER (first_ok AND second_ok) AS both_right,
         count(*) FILTER (first_ok AND NOT second_ok) AS only_grader,
         count(*) FILTER (second_ok AND NOT first_ok) AS only_against,
         count(*) FILTER (NOT first_ok AND NOT second_ok) AS neither,
-        min(place, $examples) FILTER (first_ok AND NOT second_ok) AS only_grader_examples,
-        min(place, $examples) FILTER (second_ok AND NOT first_ok) AS only_against_examples
+        list(place ORDER BY step, example_id, sample_index) FILTER (first_ok AND NOT second_ok)[: $examples] AS only_grader_examples,
+        list(place ORDER BY step, example_id, sample_index) FILTER (second_ok AND NOT first_ok)[: $examples] AS only_against_examples
     FROM judged
-    GROUP BY ALL
+    GROUP BY run_id, grader, against, CASE WHEN $by_step THEN step END
 )
 SELECT
-    run_id, grader, against, samples, both_right, only_grader, only_against, neither,
+    run_id, grader, against, step, samples, both_right, only_grader, only_against, neither,
     (only_grader + only_against) / samples AS disagreement,
     ((both_right + neither) / samples - chance) / nullif(1 - chance, 0) AS kappa,
     only_grader_examples,
@@ -53,4 +54,4 @@ FROM (
         + ((neither + only_against) / samples) * ((neither + only_grader) / samples) AS chance
     FROM counts
 )
-ORDER BY run_id, grader, against;
+ORDER BY run_id, grader, against, step;

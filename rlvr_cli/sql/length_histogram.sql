@@ -10,15 +10,18 @@ WITH latest AS (
     FROM rollouts JOIN latest USING (run_id)
     WHERE phase = $phase AND rollouts.step = coalesce($step::BIGINT, latest.step)
 ), width AS (
-    SELECT greatest(ceil((max(tokens) + 1) / greatest($bins::BIGINT, 1)), 1)::BIGINT AS width FROM chosen
+    SELECT greatest(ceil((max(tokens) + 1) / greatest($bins::BIGINT, 1)), 1)::BIGINT AS width, max(tokens) AS longest FROM chosen
+), bins AS (
+    SELECT run_id, step, unnest(range(0, longest + 1, width)) AS from_tokens, width
+    FROM (SELECT DISTINCT run_id, step FROM chosen), width
 )
 SELECT
-    run_id,
-    step,
-    tokens // width * width AS from_tokens,
-    tokens // width * width + width - 1 AS to_tokens,
+    bins.run_id,
+    bins.step,
+    from_tokens,
+    from_tokens + any_value(bins.width) - 1 AS to_tokens,
     count(*) FILTER (correct) AS correct,
     count(*) FILTER (NOT correct) AS wrong
-FROM chosen, width
-GROUP BY ALL
-ORDER BY ALL;
+FROM bins LEFT JOIN chosen ON bins.run_id = chosen.run_id AND chosen.tokens // bins.width * bins.width = from_tokens
+GROUP BY bins.run_id, bins.step, from_tokens
+ORDER BY bins.run_id, bins.step, from_tokens;

@@ -4,7 +4,7 @@
 -- :step = null
 
 -- Without k: 1, 2, 4, ... and the most samples that a question has. 1 - C(n - c, k) / C(n, k) for c correct ones of n.
--- A failed grade is not correct.
+-- A failed grade is not correct. The interval is the normal one over questions, 1.96 standard errors, held to [0, 1].
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id
 ), questions AS (
@@ -26,20 +26,30 @@ WITH latest AS (
     )::BIGINT AS k
     FROM kinds
     GROUP BY run_id
-)
-SELECT
-    run_id,
-    step,
-    k,
-    coalesce(sum(questions) FILTER (n >= k), 0)::BIGINT AS questions,
-    sum(
-        questions * CASE
+), chances AS (
+    SELECT
+        run_id, step, k, n, questions, grade_errors,
+        CASE
+            WHEN n < k THEN NULL
             WHEN n - c < k THEN 1
             ELSE 1 - exp(lgamma(n - c + 1) + lgamma(n - k + 1) - lgamma(n - c - k + 1) - lgamma(n + 1))
-        END
-    ) FILTER (n >= k) / sum(questions) FILTER (n >= k) AS pass_at_k,
-    coalesce(sum(questions) FILTER (n < k), 0)::BIGINT AS too_few_samples,
-    sum(grade_errors)::BIGINT AS grade_errors
-FROM kinds JOIN ks USING (run_id)
-GROUP BY run_id, step, k
+        END AS chance
+    FROM kinds JOIN ks USING (run_id)
+), means AS (
+    SELECT
+        run_id, step, k,
+        coalesce(sum(questions) FILTER (n >= k), 0)::BIGINT AS questions,
+        sum(questions * chance) / sum(questions) FILTER (n >= k) AS pass_at_k,
+        sum(questions * chance * chance) / sum(questions) FILTER (n >= k) AS mean_square,
+        coalesce(sum(questions) FILTER (n < k), 0)::BIGINT AS too_few_samples,
+        sum(grade_errors)::BIGINT AS grade_errors
+    FROM chances
+    GROUP BY run_id, step, k
+)
+SELECT
+    run_id, step, k, questions, pass_at_k,
+    greatest(pass_at_k - 1.96 * sqrt(greatest(mean_square - pass_at_k ** 2, 0) / greatest(questions - 1, 1)), 0) AS low,
+    least(pass_at_k + 1.96 * sqrt(greatest(mean_square - pass_at_k ** 2, 0) / greatest(questions - 1, 1)), 1) AS high,
+    too_few_samples, grade_errors
+FROM means
 ORDER BY run_id, step, k;
