@@ -404,4 +404,7 @@ def test_the_query_graders_counts_the_same(made, grader):
     assert [train[c] for c in counts] == [8, 2, 3, 1, 2]
     assert train["only_grader_examples"] == ["step 3, f, sample 0"]
     assert rows(step=0)[0]["samples"] == 1
+    by_step = rows(grader=grader, by_step=True)
+    assert [(r["step"], r["samples"]) for r in by_step] == [(0, 1), (5, 8)]
+    assert sum(r["only_grader"] for r in by_step) == mine["only_grader"]
     assert rows(grader="nobody") == []

@@ -446,3 +446,36 @@ def test_queries_of_two_runs_keep_them_apart(ask):
     assert columns(ask("lengths", runs), "run_id", "responses", "samples") == [
         ("one", "correct", 1), ("one", "wrong", 1), ("two", "correct", 2),
     ]  # fmt: skip
+
+
+def test_length_histogram_has_its_empty_bins(ask):
+    """Lengths 0 to 9 in five bins of two; the runs share the bins."""
+    a = [row("x", i, num_response_tokens=n) for i, n in enumerate([0, 1, 1, 8])]
+    a += [row("y", reward=0.0, num_response_tokens=9), row("z", reward=None, num_response_tokens=4)]
+    found = ask("length_histogram", {"a": a, "b": [row("x", num_response_tokens=3)]}, bins=5)
+    assert columns(found, "run_id", "from_tokens", "to_tokens", "correct", "wrong") == [
+        ("a", 0, 1, 3, 0),
+        ("a", 2, 3, 0, 0),
+        ("a", 4, 5, 0, 1),
+        ("a", 6, 7, 0, 0),
+        ("a", 8, 9, 1, 1),
+        ("b", 0, 1, 0, 0),
+        ("b", 2, 3, 1, 0),
+        ("b", 4, 5, 0, 0),
+        ("b", 6, 7, 0, 0),
+        ("b", 8, 9, 0, 0),
+    ]
+
+
+def test_the_interval_of_pass_at_k_is_over_questions(ask):
+    """Chances of 1, 1/2 and 0: mean 1/2, standard deviation 1/2 (ddof 1), so 1.96 / 2 / sqrt(3) on either side, held to [0, 1]."""
+    rows = (
+        [row("x", i) for i in range(2)]
+        + [row("y"), row("y", 1, reward=0.0)]
+        + [row("z", i, reward=0.0) for i in range(2)]
+    )
+    (found,) = ask("pass_at_k", rows, k=1)
+    assert (found["low"], found["high"]) == (
+        pytest.approx(max(0.5 - 1.96 / 2 / 3**0.5, 0)),
+        pytest.approx(min(0.5 + 1.96 / 2 / 3**0.5, 1)),
+    )
