@@ -30,11 +30,10 @@ def run(way: str, *, vocabulary: int, hidden: int, tokens: int, repeat: int, thr
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    weight = (torch.randn(vocabulary, hidden) * 0.02).requires_grad_()
+    weight = torch.empty(vocabulary, hidden).normal_(0, 0.02).requires_grad_()
     states = torch.randn(tokens, hidden, requires_grad=True)
     labels = torch.randint(vocabulary, (tokens,))
     upstream = torch.randn(tokens)
-    weight.grad, states.grad = torch.zeros_like(weight), torch.zeros_like(states)
 
     def ours():
         from rlvr_cli.tokens import _linear_log_probs
@@ -62,6 +61,7 @@ def run(way: str, *, vocabulary: int, hidden: int, tokens: int, repeat: int, thr
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = []
     for _ in range(repeat):
+        weight.grad = states.grad = None
         started = time.perf_counter()
         log_probs, _ = ways[way]()
         (log_probs * upstream).sum().backward()

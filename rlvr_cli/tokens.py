@@ -318,7 +318,9 @@ class _LinearLogProbs(torch.autograd.Function):
                 grad = grad.to(dtype)
                 if grad_hidden is not None:
                     grad_hidden[chunk] = _product(grad, operand)
-                if grad_weight is not None:
+                if grad_weight is not None and grad.dtype == grad_weight.dtype:
+                    grad_weight.addmm_(grad.T, inputs)  # in place: its sum apart would be another (vocab, hidden)
+                elif grad_weight is not None:
                     grad_weight += _product(grad.T, inputs)
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
