@@ -371,7 +371,7 @@ def _groups(counted: dict[str, Any]) -> Table:
         "signal after": "new_signal",
         "gained their signal": "gained_signal",
         "lost their signal": "lost_signal",
-        "an advantage changed sign": "sign_changed",
+        "an advantage changed its sign (+, 0 or -)": "sign_changed",
     }
     rows = [(name, counted[key], counted[key] / counted["groups"]) for name, key in names.items()]
     return Table(("training groups", "count", "share"), [("all", counted["groups"], 1.0), *rows], title="groups")

@@ -153,7 +153,7 @@ def test_what_changed_is_what_a_hand_counts(made, grader, capsys):
         "signal after": 3,  # e, f, g
         "gained their signal": 1,  # g
         "lost their signal": 1,  # h
-        "an advantage changed sign": 3,  # f, g, h
+        "an advantage changed its sign (+, 0 or -)": 3,  # f, g, h
     }
     # Nothing of the run itself has changed, and its status is what it was.
     assert {p: p.read_bytes() for p in before} == before
@@ -178,14 +178,14 @@ def test_without_a_baseline_the_advantage_is_the_reward(made, grader):
         for t in compare_grades(replace(read_run(made), metadata=metadata), grader=grader, phase="all")
         if t.title == "groups"
     ]
-    assert groups.rows[-1][:2] == ("an advantage changed sign", 3)  # f, g and h: a reward turned
+    assert groups.rows[-1][:2] == ("an advantage changed its sign (+, 0 or -)", 3)  # f, g and h: a reward turned
     # A punishment of the longest responses belongs to the reward: all have 1 token, so that nothing but its size is seen.
     punished = {
         **info.metadata,
         "config": {"loss_type": "no_baseline", "overlong": "soft_punish", "sampling_max_tokens": 1},
     }
     tables = compare_grades(replace(read_run(made), metadata=punished), grader=grader, phase="all")
-    assert tables[-1].rows[-1][:2] == ("an advantage changed sign", 3)  # now from 0 to -1, or back
+    assert tables[-1].rows[-1][:2] == ("an advantage changed its sign (+, 0 or -)", 3)  # now from 0 to -1, or back
     assert tables[-1].rows[1][:2] == ("signal before", 3)
 
 
@@ -209,7 +209,7 @@ def test_the_signs_are_those_within_the_group(tmp_path):
         "signal after": 3,
         "gained their signal": 0,
         "lost their signal": 0,
-        "an advantage changed sign": 2,  # of a only the sizes changed
+        "an advantage changed its sign (+, 0 or -)": 2,  # of a only the sizes changed
     }
 
 

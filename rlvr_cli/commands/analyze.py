@@ -15,6 +15,7 @@ from typing import Any
 from rlvr_cli import display
 from rlvr_cli.config import AnalyzeConfig
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.manifest import ROLLOUTS, part_name
 from rlvr_cli.queries import NamedQuery, named_queries, open_runs, parse_query
 from rlvr_cli.store import RunInfo, latest_run, read_run, resolve_run
 from rlvr_cli.summary import combined_tables, run_files, summarize
@@ -76,7 +77,25 @@ def run(config: AnalyzeConfig) -> None:
     if result.more:
         display.say(f"the first {config.limit} rows; --limit 0 shows all of them")
     if not result.rows:
-        display.say("no rows")
+        display.say(f"no rows; the rollouts are {'; '.join(map(contents, infos)) or 'none'}")
+
+
+def contents(info: RunInfo) -> str:
+    """Which phases and steps a run holds rollouts of."""
+    steps: dict[str, set[int]] = {}
+    for part in info.parts:
+        if name := part_name(f"{ROLLOUTS}/{part.name}"):
+            steps.setdefault(name.phase, set()).add(name.step)
+    held = [
+        f"{phase} step{'s' if len(of) > 1 else ''} {', '.join(map(str, _ends(of)))}"
+        for phase, of in sorted(steps.items())
+    ]
+    return f"{info.id}: {' and '.join(held) or 'none'}"
+
+
+def _ends(steps: set[int]) -> list[Any]:
+    ordered = sorted(steps)
+    return ordered if len(ordered) < 6 else [*ordered[:3], "…", ordered[-1]]
 
 
 def report(config: AnalyzeConfig) -> None:

@@ -156,7 +156,7 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
     for name in needs_samples:
         if config.sources.get(name, "default") != "default":
             raise RlvrError(
-                f"--{name.replace('_', '-')} is about sampled responses; {source} is a dataset.",
+                f"--{name.replace('_', '-')} is about sampled responses, and {source} is no run.",
                 "Sample some (rlvr eval --num-samples 8), and filter that run.",
             )
     dataset = load_dataset(
