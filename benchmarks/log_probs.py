@@ -49,7 +49,7 @@ def run(way: str, *, vocabulary: int, hidden: int, tokens: int, repeat: int, thr
         return (states @ weight.T).log_softmax(-1).gather(-1, labels[:, None]).squeeze(-1), None
 
     def of_torch():
-        return -F.linear_cross_entropy(states, weight, labels, reduction="none"), None  # type: ignore[attr-defined]
+        return -F.linear_cross_entropy(states, weight, labels, reduction="none"), None  # type: ignore[attr-defined]  (newer torch only)
 
     def liger():
         from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction

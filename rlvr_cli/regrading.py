@@ -13,8 +13,8 @@ from rlvr_cli.columns import Regrade
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.queries import Table, open_runs
-from rlvr_cli.records import Grade, Phase
-from rlvr_cli.rollouts import COMMIT_ROWS, COMMIT_SECONDS, UNFINISHED_KINDS, Progress
+from rlvr_cli.records import Phase
+from rlvr_cli.rollouts import COMMIT_ROWS, COMMIT_SECONDS, Progress, failure_kind_of
 from rlvr_cli.signals import StopRequest
 from rlvr_cli.statistics import pass_at_k
 from rlvr_cli.store import RunDir, RunInfo
@@ -131,7 +131,7 @@ def _regrade_step(
                         grade_error=grade.error,
                         extracted_answer=grade.extracted_answer,
                         category=grade.category,
-                        failure_kind=_failure_kind(row["finish_reason"], grade),
+                        failure_kind=failure_kind_of(grade, finish_reason=row["finish_reason"]),
                     )
                 )
             if progress is not None:
@@ -143,12 +143,6 @@ def _regrade_step(
                 committed = time.monotonic()
     finally:
         commit()
-
-
-def _failure_kind(finish_reason: str, grade: Grade) -> str | None:
-    """As when it was first graded: what was cut has no answer because it was cut, whatever the grader saw missing."""
-    truncated = finish_reason == "length" and grade.failure_kind in UNFINISHED_KINDS
-    return "truncated" if truncated else grade.failure_kind
 
 
 def _right(reward: float | None) -> bool:

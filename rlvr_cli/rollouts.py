@@ -314,6 +314,12 @@ def evaluate_vllm(
         directory.finish("finished")
 
 
+def failure_kind_of(grade: Grade, *, finish_reason: str) -> str | None:
+    """Why there was no reward: what was cut at the length limit has no answer for that, whatever the grader saw missing."""
+    truncated = finish_reason == "length" and grade.failure_kind in UNFINISHED_KINDS
+    return "truncated" if truncated else grade.failure_kind
+
+
 def _grade_here(reward_fn: Callable[[str, str], dict[str, float]], response: str, truth: str) -> Grade:
     try:
         rewards = reward_fn(response, truth)
@@ -335,8 +341,6 @@ def _rollout(
     request: Request,
     grader: str,
 ) -> Rollout:
-    # A response that ran into the length limit has no answer because it was cut, whatever the grader saw missing.
-    truncated = completion.finish_reason == "length" and grade.failure_kind in UNFINISHED_KINDS
     return Rollout(
         run_id=run_id,
         phase=phase,
@@ -361,7 +365,7 @@ def _rollout(
         grade_error=grade.error,
         extracted_answer=grade.extracted_answer,
         category=grade.category,
-        failure_kind="truncated" if truncated else grade.failure_kind,
+        failure_kind=failure_kind_of(grade, finish_reason=completion.finish_reason),
         advantage=None,
         mean_logprob=_mean(completion.logprobs),
         mean_entropy=completion.mean_entropy,

@@ -397,7 +397,7 @@ class RunDir:
 
     def steps(self) -> list[tuple[Phase, int]]:
         """The (phase, step) of the committed rollouts, in the order of their first commits."""
-        return list(dict.fromkeys((e.phase, e.step) for e in self._entries if e.folder == ROLLOUTS))  # type: ignore[misc]
+        return list(dict.fromkeys((e.phase, e.step) for e in self._entries if e.folder == ROLLOUTS))  # type: ignore[misc]  (their paths hold no other phase)
 
     def rollouts(self, phase: Phase, step: int, *, columns: Sequence[str]) -> "pa.Table":
         """`read_rollouts` of this run. Raises RlvrError when a part is damaged."""

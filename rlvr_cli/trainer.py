@@ -364,9 +364,8 @@ def check_prompts(
     context = min(trainer.model.config.max_position_embeddings, limit or math.inf)
     prompts = [prompt_of(e, template) for e in examples]
     for example, prompt in zip(examples, prompts, strict=True):
-        if (
-            len(prompt.encode(errors="replace")) + max_tokens <= context
-        ):  # no more tokens than bytes: spares the tokenizer
+        most = len(prompt.encode(errors="replace"))  # no more tokens than bytes: spares the tokenizer
+        if most + max_tokens <= context:
             continue
         length = len(trainer.tokenizer(prompt).input_ids)
         if length + max_tokens > context:

@@ -53,7 +53,7 @@ def run(config: GradeConfig) -> None:
             words += ["--format-rule", config.format_rule] if config.format_rule != "literal" else []
             words += ["--phase", config.phase] if config.phase != "all" else []
             raise Interrupted(f"what is done is kept in {run.path}; go on with: {shlex.join(words)}") from None
-    tables = compare_grades(read_run(path), grader=grader, phase=config.phase)  # type: ignore[arg-type]
+    tables = compare_grades(read_run(path), grader=grader, phase=config.phase)  # type: ignore[arg-type]  (one of its choices)
     display.tables(tables, output=config.format, missing="–")
 
 
