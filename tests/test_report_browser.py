@@ -100,7 +100,8 @@ class Page:
 
     def settled(self) -> str:
         """The status line, once no search is under way."""
-        self.until(lambda: "rollouts" in self.one(".status").text)
+        # No status line either, while the page still unpacks its rollouts: that goes on after the browser's load event.
+        self.until(lambda: [e for e in self.all(".status") if "rollouts" in e.text])
         return self.one(".status").text
 
     def choose(self, name, text) -> str:
