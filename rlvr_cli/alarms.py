@@ -112,7 +112,8 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
                 "learning what only the reward's grader accepts",
                 "rlvr analyze graders RUN --phase train --set by_step=true",
             )
-    if (gap := ends("mismatch/logprob_mean_abs")) and gap[1] > max(3 * gap[0], 0.01):
+    lagging = any(curves.get("sampling/lag", {}).values())  # then they are meant to differ
+    if not lagging and (gap := ends("mismatch/logprob_mean_abs")) and gap[1] > max(3 * gap[0], 0.01):
         yield Alarm(
             "mismatch_grows",
             "warning",

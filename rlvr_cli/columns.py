@@ -7,6 +7,7 @@ page checksums were checked. pyarrow costs 0.2 s of CPU and is imported where it
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.records import Phase, Rollout
@@ -154,10 +155,11 @@ def _table(records: Sequence[Any], schema: "pa.Schema") -> "pa.Table":
     import pyarrow as pa
 
     columns = []
-    for field in schema:
-        values = [getattr(r, field.name) for r in records]
+    for field, values in zip(schema, zip(*map(attrgetter(*schema.names), records), strict=True), strict=True):
         if pa.types.is_string(field.type):
-            values = [None if v is None else storable(v) for v in values]
+            # Most are the same text over and over.
+            escaped = {v: None if v is None else storable(v) for v in set(values)}
+            values = [escaped[v] for v in values]
         columns.append(pa.array(values, field.type))
     return pa.table(columns, schema=schema)
 
@@ -172,11 +174,13 @@ def records_parquet(records: Sequence[Mapping[str, Any]]) -> memoryview:
 
 def to_rollouts(table: "pa.Table") -> list[Rollout]:
     """The rows of a table with all columns of `rollout_schema`, as records."""
-    return [Rollout(**{name: _frozen(value) for name, value in row.items()}) for row in table.to_pylist()]
+    import pyarrow as pa
 
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    columns = [
+        map(tuple, column.to_pylist()) if pa.types.is_list(column.type) else column.to_pylist()
+        for column in table.select(Rollout.__slots__).columns
+    ]
+    return [Rollout(*values) for values in zip(*columns, strict=True)]
 
 
 def keys_of(table: "pa.Table") -> set[tuple[Any, ...]]:

@@ -438,11 +438,14 @@ class GrpoConfig(
         None, "Divisor under masked_normalize. Default: --sampling-max-tokens.", group="Algorithm"
     )
     kl_coef: float = knob(0.0, "Weight of the KL penalty (k3) to the starting model; 0 loads none.", group="Algorithm")
+    async_steps: int = knob(
+        0, "1: a second process samples the next batch while this one is trained on, one batch behind the policy.", group="Algorithm"
+    )  # fmt: skip
     importance_correction: str = knob(
-        "none",
-        "Weigh tokens by trainer / sampler probability: none, or truncated at --importance-cap.",
+        "auto",
+        "Weigh tokens by trainer / sampler probability: none, or truncated at --importance-cap. auto: truncated with --async-steps 1, else none.",
         group="Algorithm",
-        choices=("none", "truncated"),
+        choices=("auto", "none", "truncated"),
     )
     importance_cap: float = knob(2.0, "Largest of these weights.", group="Algorithm")
     dynamic_sampling: bool = knob(
@@ -482,6 +485,14 @@ class GrpoConfig(
         return self.updates_per_rollout_batch == 1
 
     @property
+    def importance_truncation(self) -> float | None:
+        """Where importance weights are cut off; None without them."""
+        wanted = self.importance_correction == "truncated" or (
+            self.importance_correction == "auto" and self.async_steps
+        )
+        return self.importance_cap if wanted else None
+
+    @property
     def constant(self) -> float | None:
         """What masked_normalize divides by; None for the other normalisations."""
         if self.length_normalization != "masked_normalize":
@@ -500,6 +511,11 @@ class GrpoConfig(
         )
         _at_least(self, 0, "kl_coef", "advantage_eps")
         _above_zero(self, "cliprange", "cliprange_high", "normalize_constant", "importance_cap")
+        if self.async_steps not in (0, 1):
+            raise RlvrError(
+                f"--async-steps is {self.async_steps}.",
+                "0 samples and trains in turn; 1 samples the next batch meanwhile, from weights one batch old.",
+            )
         _divides(self, "group_size", "rollout_batch_size")
         _divides(self, "train_batch_size", "rollout_batch_size")
         _divides(self, "gradient_accumulation_steps", "train_batch_size")

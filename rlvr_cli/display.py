@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MAX_CELL_CHARACTERS = 300  # of a cell of a table on the terminal; the other formats have it whole
 MAX_CASE_CHARACTERS = 3000  # of each text of a case
 LOG_SECONDS = 5.0  # between two lines of progress where stderr is no terminal
+BAR_RATE = 2  # times a second that a bar is drawn: each takes milliseconds from the work
 CASE_COLUMNS = {
     *("run_id", "step", "example_id", "sample_index", "category", "failure_kind", "why", "ground_truth"),
     *("extracted_answer", "num_response_tokens", "finish_reason", "prompt", "response"),
@@ -216,7 +217,8 @@ def _bar(description: str, state: Progress) -> Iterator[None]:
         TimeRemainingColumn(),
         Signals(),
     )
-    with RichProgress(*columns, console=_console(sys.stderr), redirect_stdout=False) as bars:
+    console = _console(sys.stderr)
+    with RichProgress(*columns, console=console, redirect_stdout=False, refresh_per_second=BAR_RATE) as bars:
         task = bars.add_task(_one_line(description), total=state.total)
         state._show = lambda: bars.update(task, completed=state.done)
         yield

@@ -2,14 +2,19 @@
 
 Enters: the name of an engine and of a model. Leaves: an open `Sampler` and the sentence that says which engine was taken.
 Torch is imported when a model is opened, so that an endpoint does without it and bad input is reported at once.
+`python -m rlvr_cli.engines` is the other end of a `samplers.process.SamplingProcess`.
 """
 
 import importlib.util
+import os
+import signal
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.records import Sampler
+from rlvr_cli.signals import die_with
 
 TINY_PARAMETERS = 10_000_000
 
@@ -99,6 +104,59 @@ def open_sampler(
     raise RlvrError(f"There is no engine {engine!r}.", "Choose transformers, vllm or openai.")
 
 
+def open_apart(
+    engine: str,
+    model: str,
+    *,
+    dtype: str,
+    param_dtype: str,
+    device: str,
+    max_batch_size: int | None,
+    max_model_len: int | None,
+    gpu_memory_utilization: float,
+    seed: int,
+) -> tuple[Sampler, Any]:
+    """An engine with weights of its own, for a `SamplingProcess`, and the model through which it is given others.
+
+    Args:
+        param_dtype: of the policy's weights, as they come.
+        device: of the embedded engine; vLLM takes the first that it sees.
+    """
+    from rlvr_cli.models import autocast_dtype, load_policy
+
+    if engine == "vllm":
+        sampler = open_sampler(
+            engine,
+            model,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            gpu_memory_utilization=gpu_memory_utilization,
+            seed=seed,
+        )
+        return sampler, load_policy(model_path(model), dtype=param_dtype, device="cpu").model
+    from rlvr_cli.samplers.transformers import TransformersSampler
+
+    policy, tokenizer = load_policy(model_path(model), dtype=param_dtype, device=device)
+    use_few_threads(policy)
+    how = {"max_batch_size": max_batch_size, "autocast_dtype": autocast_dtype(policy)}
+    return TransformersSampler(policy, tokenizer, **how), policy
+
+
+def device_apart(device: str) -> str | None:
+    """For CUDA_VISIBLE_DEVICES of a process beside the trainer's: another CUDA device where there are several.
+
+    None: there is none to choose from, and both compute on the same one, or on the CPU.
+    """
+    import torch
+
+    count = torch.cuda.device_count() if on_cuda(device) else 0
+    if count < 2:
+        return None
+    taken = int(device.removeprefix("cuda:")) if ":" in device else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+    return visible[(taken + 1) % count]
+
+
 def use_few_threads(model: Any) -> None:
     """One torch thread for a tiny model on the CPU: its operators are too small to share, and waiting costs more than they do."""
     import torch
@@ -143,3 +201,19 @@ def sampler_facts(sampler: Sampler, *, reason: str) -> dict[str, Any]:
         "seeding": getattr(sampler, "seeding", "per-request"),
         "notes": list(getattr(sampler, "notes", ())),
     }
+
+
+def main(descriptor: int, parent: int) -> None:
+    """A sampling process: open the engine that the parent names, and serve it."""
+    from multiprocessing.connection import Connection
+
+    from rlvr_cli.samplers.process import serve
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # both are the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with(parent)
+    serve(Connection(descriptor), open_apart)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

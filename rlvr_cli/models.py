@@ -56,6 +56,12 @@ class Policy(NamedTuple):
         return str(self.model.config._attn_implementation)
 
 
+def autocast_dtype(model: PreTrainedModel) -> torch.dtype | None:
+    """The precision a policy is computed in where that is not the precision of its weights: bfloat16 for float32 on CUDA."""
+    parameter = next(model.parameters())
+    return torch.bfloat16 if parameter.is_cuda and parameter.dtype == torch.float32 else None
+
+
 def builtin_model_path() -> Path:
     """The directory of the tiny model that comes with the package."""
     return Path(__file__).parent / "assets" / "tiny-math"

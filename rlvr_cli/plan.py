@@ -13,7 +13,7 @@ from rlvr_cli.engines import model_path, on_cuda
 from rlvr_cli.models import model_shape
 
 FEW_UPDATES = 10  # under which the plan says that they are few
-HEAD_CHUNK = 1024  # positions whose logits are held at once (tokens.get_response_log_probs)
+HEAD_LOGITS = 3 * 2**26 + 5 * 2**24  # held at once at most on a GPU: three chunks, and what is kept (tokens.py)
 GUESSED_PROMPT = 256  # tokens
 
 
@@ -70,6 +70,8 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
         if config.on_policy
         else f"off-policy: old log-probabilities are computed once per batch, {updates} updates use them"
     )
+    if config.async_steps:
+        policy = f"rollouts one batch behind, sampled in a second process meanwhile; else {policy}"
     rounds = (
         f"; up to {config.max_sampling_rounds} rounds until every group has a signal" if config.dynamic_sampling else ""
     )
@@ -101,6 +103,10 @@ def grpo_notes(config: GrpoConfig) -> list[str]:
     if not config.on_policy and config.loss_type in ("no_baseline", "reinforce_with_baseline"):
         notes.append(
             f"{config.loss_type} ignores how far the policy has moved from the one that sampled; off-policy take grpo_clip"
+        )
+    if config.async_steps and config.importance_correction == "none":
+        notes.append(
+            "rollouts come from a policy one batch old, and --importance-correction none does not correct for it"
         )
     if config.sampling_top_p < 1:
         notes.append(
@@ -149,8 +155,8 @@ def grpo_objective(config: GrpoConfig) -> str:
         "grpo_clip": f"min(rho_i,t A_i, clip(rho_i,t, 1-{config.cliprange:g}, 1+{high:g}) A_i)",
         "grpo_no_clip": "rho_i,t A_i",
     }[config.loss_type]
-    if config.importance_correction == "truncated":
-        per_token = f"min(p_trainer/p_sampler, {config.importance_cap:g}) {per_token}"
+    if config.importance_truncation is not None:
+        per_token = f"min(p_trainer/p_sampler, {config.importance_truncation:g}) {per_token}"
     if config.kl_coef:
         per_token = f"[{per_token} - {config.kl_coef:g} k3(p_ref, p)]"
     size = config.train_batch_size
@@ -191,10 +197,12 @@ def memory_estimate(
         "activations of a micro-batch": float(
             rows * tokens * shape["layers"] * (10 * shape["hidden"] + 4 * shape["intermediate"]) * compute
         ),
-        "logits of a chunk": 3.0 * HEAD_CHUNK * shape["vocabulary"] * 4,
+        "logits": 4.0 * min(HEAD_LOGITS, rows * config.sampling_max_tokens * shape["vocabulary"]),
     }
     if getattr(config, "kl_coef", 0):
         memory["reference model"] = float(n * wide)
+    if getattr(config, "async_steps", 0):
+        memory["the sampling process's weights, and those it is behind with"] = 2.0 * n * wide
     if engine == "transformers":
         sequences = min(getattr(config, "rollout_batch_size", 256), config.max_batch_size or 256)
         memory["key-value cache of sampling"] = float(

@@ -152,3 +152,11 @@ class Sampler(Protocol):
     def close(self) -> None:
         """Give the engine's memory and processes back."""
         ...
+
+
+class PrefetchingSampler(Sampler, Protocol):
+    """A sampler that works while nobody waits for it."""
+
+    def prefetch(self, requests: Sequence[Request], params: SamplingParams) -> None:
+        """Begin to answer: the next `sample` of just these requests finds what is done by then."""
+        ...

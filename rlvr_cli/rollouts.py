@@ -5,7 +5,7 @@ Enters: examples, a template, an open sampler and grader pool, an open run. Leav
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -14,9 +14,19 @@ from rlvr_cli.columns import to_rollouts
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.prompts import PromptTemplate, prompt_of
-from rlvr_cli.records import Completion, Example, Grade, Phase, Request, Rollout, Sampler, SamplingParams
+from rlvr_cli.records import (
+    Completion,
+    Example,
+    Grade,
+    Phase,
+    PrefetchingSampler,
+    Request,
+    Rollout,
+    Sampler,
+    SamplingParams,
+)
 from rlvr_cli.signals import StopRequest
-from rlvr_cli.store import RunDir, read_rollouts
+from rlvr_cli.store import RunDir, read_parts, read_rollouts
 from rlvr_cli.text import storable
 
 Advantages = Callable[[Sequence[Rollout]], Sequence[float | None]]
@@ -25,6 +35,8 @@ GRADE_ROWS = 64  # completions that are graded together
 COMMIT_ROWS = 512  # rollouts of a part; fewer when COMMIT_SECONDS have passed
 COMMIT_SECONDS = 20.0
 SLICE_ROWS = 2048  # training rollouts that are committed together, or not at all
+ASKED_ROWS = 8192  # rollouts of an evaluation that the sampler is asked for at once: it keeps all their prompts
+AVERAGED = ("reward", "format_reward", "answer_reward", "num_response_tokens", "finish_reason", "mean_entropy")
 UNFINISHED_KINDS = {"no_think_close", "no_answer_tags", "malformed_tags", "empty", "unparsed_answer"}
 
 
@@ -39,7 +51,8 @@ class Effort:
     """What it took to collect rollouts."""
 
     tokens: int = 0
-    sampling_seconds: float = 0.0
+    sampling_seconds: float = 0.0  # the engine's
+    waiting_seconds: float = 0.0  # for the engine: less, where it had begun before it was asked
     grading_seconds: float = 0.0
 
     def __add__(self, other: "Effort") -> "Effort":
@@ -53,6 +66,7 @@ class Effort:
         return {
             "sampling/tokens": float(self.tokens),
             "sampling/seconds": self.sampling_seconds,
+            "sampling/waiting_seconds": self.waiting_seconds,
             "sampling/tokens_per_second": self.tokens / max(self.sampling_seconds, 1e-9),
             "grading/seconds": self.grading_seconds,
         }
@@ -67,6 +81,30 @@ def request_seed(seed: int, *, phase: Phase, step: int, example_id: str, sample_
 def choose_grader(grader: str, *, dataset_grader: str | None, prompt: str) -> str:
     """The grader that was named, else the dataset's own, else the one that reads the prompt's answers."""
     return grader or dataset_grader or ("question_only" if prompt == "question_only" else "r1_zero")
+
+
+def missing(
+    run: RunDir,
+    *,
+    phase: Phase,
+    step: int,
+    examples: Sequence[Example],
+    template: PromptTemplate,
+    num_samples: int,
+    seed: int,
+) -> tuple[list[tuple[Example, list[int]]], list[Request]]:
+    """The samples of (phase, step) that the run does not hold: by example, and as requests."""
+    wanted = [(e, run.missing(phase, step, e.id, num_samples=num_samples)) for e in examples]
+    wanted = [(e, indices) for e, indices in wanted if indices]
+    requests = [
+        Request(
+            prompt_of(e, template),
+            tuple(request_seed(seed, phase=phase, step=step, example_id=e.id, sample_index=i) for i in indices),
+            name=e.id,
+        )
+        for e, indices in wanted
+    ]
+    return wanted, requests
 
 
 def collect_rollouts(
@@ -84,7 +122,7 @@ def collect_rollouts(
     stop: StopRequest,
     progress: Progress | None = None,
     advantages: Advantages | None = None,
-) -> Effort:
+) -> tuple[list[Rollout], Effort]:
     """Sample, grade and commit every rollout of (phase, step) that the run does not hold yet.
 
     Completions are graded and committed as they come, in whatever order they finish; a kill loses at most what was not yet
@@ -95,20 +133,15 @@ def collect_rollouts(
     all: they are trained on, and what a resumed run samples again has to be the whole batch if it is to come out the same
     to the last bit.
 
+    Returns:
+        What was committed, with `advantages`, else nothing: it may be more than memory holds; and what it took.
+
     Raises:
         Interrupted: `stop` was requested; everything at hand is committed, or nothing with `advantages`.
     """
-    held = {(example_id, index) for _, _, example_id, index in run.committed_keys(phase, step)}
-    wanted = [(e, [i for i in range(num_samples) if (e.id, i) not in held]) for e in examples]
-    wanted = [(e, indices) for e, indices in wanted if indices]
-    requests = [
-        Request(
-            prompt_of(e, template),
-            tuple(request_seed(seed, phase=phase, step=step, example_id=e.id, sample_index=i) for i in indices),
-            name=e.id,
-        )
-        for e, indices in wanted
-    ]
+    wanted, requests = missing(
+        run, phase=phase, step=step, examples=examples, template=template, num_samples=num_samples, seed=seed
+    )
     tokens, grading_seconds, started = 0, 0.0, time.monotonic()
     fresh: list[Completion] = []
     graded: list[Rollout] = []
@@ -151,10 +184,11 @@ def collect_rollouts(
         place = {example.id: i for i, example in enumerate(examples)}
         graded.sort(key=lambda r: (place[r.example_id], r.sample_index))
         values = advantages(graded) if advantages else []
-        run.commit_rollouts(phase, step, [replace(r, advantage=a) for r, a in zip(graded, values, strict=True)])
+        graded[:] = [replace(r, advantage=a) for r, a in zip(graded, values, strict=True)]
+        run.commit_rollouts(phase, step, graded)
 
     if not requests:
-        return Effort()
+        return [], Effort()
     committed = time.monotonic()
     completions = sampler.sample(requests, params)
     try:
@@ -173,7 +207,8 @@ def collect_rollouts(
         completions.close()
         if advantages is None:
             commit()
-    return Effort(tokens, time.monotonic() - started - grading_seconds, grading_seconds)
+    waiting = time.monotonic() - started - grading_seconds
+    return graded, Effort(tokens, getattr(sampler, "worked_seconds", waiting), waiting, grading_seconds)
 
 
 def sample_groups(
@@ -190,28 +225,59 @@ def sample_groups(
     Returns:
         The rollouts, in the order of the examples and then of the samples, and what sampling took.
     """
-    effort = Effort()
-    per_slice = max(SLICE_ROWS // num_samples, 1)
-    for start in range(0, len(examples), per_slice):
-        effort += collect_rollouts(
+    fresh, effort = [], Effort()
+    for part in _slices(examples, num_samples=num_samples):
+        committed, took = collect_rollouts(
             run,
             phase="train",
             step=step,
-            examples=examples[start : start + per_slice],
+            examples=part,
             num_samples=num_samples,
             advantages=advantages,
             **collecting,
         )
+        fresh, effort = fresh + committed, effort + took
+    if len(fresh) == len(examples) * num_samples:  # what was just written need not be read: it trains to the same bits
+        return fresh, effort
     stored = to_rollouts(read_rollouts(run.path, phase="train", step=step))
     by_key = {(r.example_id, r.sample_index): r for r in stored}
     return [by_key[storable(e.id), i] for e in examples for i in range(num_samples)], effort
 
 
-def log_generations(run: RunDir, *, phase: Phase, step: int, **collecting: Any) -> dict[str, float]:
+def prefetch_groups(
+    run: RunDir,
+    *,
+    step: int,
+    examples: Sequence[Example],
+    num_samples: int,
+    template: PromptTemplate,
+    sampler: PrefetchingSampler,
+    params: SamplingParams,
+    seed: int,
+) -> None:
+    """Have the sampler begin with what `sample_groups` will ask of it for that step."""
+    for part in _slices(examples, num_samples=num_samples):
+        _, requests = missing(
+            run, phase="train", step=step, examples=part, template=template, num_samples=num_samples, seed=seed
+        )
+        if requests:
+            sampler.prefetch(requests, params)
+
+
+def _slices(examples: Sequence[Example], *, num_samples: int, rows: int = SLICE_ROWS) -> Iterator[Sequence[Example]]:
+    size = max(rows // num_samples, 1)
+    for start in range(0, len(examples), size):
+        yield examples[start : start + size]
+
+
+def log_generations(
+    run: RunDir, *, phase: Phase, step: int, examples: Sequence[Example], num_samples: int, **collecting: Any
+) -> dict[str, float]:
     """Generate for the given examples and log what came of it (handout, section 4.2).
 
     The rows (prompt, response, ground truth, the three rewards, mean token entropy, length) are rollouts in the store; the
-    averages (rewards, entropy, response length of all, correct and wrong responses, truncated share) are metrics.
+    averages (rewards, entropy, response length of all, correct and wrong responses, truncated share) are metrics. Memory
+    does not grow with the rows: the sampler is asked for some, and the store is read part by part.
 
     Args:
         collecting: the other arguments of `collect_rollouts`.
@@ -219,35 +285,42 @@ def log_generations(run: RunDir, *, phase: Phase, step: int, **collecting: Any) 
     Returns:
         The averages by metric name; a mean over nothing is absent.
     """
-    effort = collect_rollouts(run, phase=phase, step=step, **collecting)
-    columns = ["reward", "format_reward", "answer_reward", "num_response_tokens", "finish_reason", "mean_entropy"]
-    rows = read_rollouts(run.path, phase=phase, step=step, columns=columns).to_pylist()
-    averages = generation_metrics(rows)
+    effort = Effort()
+    for some in _slices(examples, num_samples=num_samples, rows=ASKED_ROWS):
+        effort += collect_rollouts(run, phase=phase, step=step, examples=some, num_samples=num_samples, **collecting)[1]
+    parts = read_parts(run.path, phase=phase, step=step, columns=AVERAGED)
+    averages = generation_metrics(row for part in parts for row in part.to_pylist())
     run.commit_metrics(step, phase, averages | effort.metrics)
     return averages
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """`generation_metrics` of rollouts."""
-    return generation_metrics([{f: getattr(r, f) for f in Rollout.__slots__} for r in rollouts])
+    return generation_metrics({name: getattr(r, name) for name in AVERAGED} for r in rollouts)
 
 
-def generation_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def generation_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Averages over rollout rows; a failed grade counts as 0 reward and is counted in `reward/grade_errors`."""
-    correct = [r for r in rows if r["reward"] is not None and r["reward"] > 0.5]
-    wrong = [r for r in rows if r["reward"] is None or r["reward"] <= 0.5]
-    means = {
-        "reward/mean": _mean(r["reward"] or 0.0 for r in rows),
-        "reward/format": _mean(r["format_reward"] or 0.0 for r in rows),
-        "reward/answer": _mean(r["answer_reward"] or 0.0 for r in rows),
-        "length/mean": _mean(r["num_response_tokens"] for r in rows),
-        "length/correct": _mean(r["num_response_tokens"] for r in correct),
-        "length/wrong": _mean(r["num_response_tokens"] for r in wrong),
-        "length/truncated_share": _mean(r["finish_reason"] == "length" for r in rows),
-        "entropy/mean": _mean(r["mean_entropy"] for r in rows if r["mean_entropy"] is not None),
-    }
-    counts = {"reward/samples": float(len(rows)), "reward/grade_errors": float(sum(r["reward"] is None for r in rows))}
-    return {name: value for name, value in means.items() if value is not None} | counts
+    totals: dict[str, tuple[float, int]] = {}
+    samples = errors = 0
+    for row in rows:
+        reward, tokens = row["reward"] or 0.0, row["num_response_tokens"]
+        samples, errors = samples + 1, errors + (row["reward"] is None)
+        values = {
+            "reward/mean": reward,
+            "reward/format": row["format_reward"] or 0.0,
+            "reward/answer": row["answer_reward"] or 0.0,
+            "length/mean": tokens,
+            "length/correct": tokens if reward > 0.5 else None,
+            "length/wrong": tokens if reward <= 0.5 else None,
+            "length/truncated_share": row["finish_reason"] == "length",
+            "entropy/mean": row["mean_entropy"],
+        }
+        for name, value in values.items():
+            total, count = totals.get(name, (0.0, 0))
+            totals[name] = (total, count) if value is None else (total + value, count + 1)
+    means = {name: total / count for name, (total, count) in totals.items() if count}
+    return means | {"reward/samples": float(samples), "reward/grade_errors": float(errors)}
 
 
 def evaluate_vllm(

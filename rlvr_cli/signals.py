@@ -1,13 +1,17 @@
-"""Ctrl-C and SIGTERM as a request that long work honours at its next safe point.
+"""Ctrl-C and SIGTERM as a request that long work honours at its next safe point; and processes that end with their parent.
 
 Enters: signals. Leaves: `Interrupted`, raised where the work says that it can stop. A second signal stops at once.
 """
 
+import contextlib
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
 
 from rlvr_cli.errors import Interrupted
+
+_PR_SET_PDEATHSIG = 1
 
 
 class StopRequest:
@@ -39,3 +43,13 @@ class StopRequest:
         """Raises Interrupted once a signal has come."""
         if self.requested:
             raise Interrupted
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the parent dies (Linux); elsewhere the end of what it reads has to do."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the request
+        os._exit(0)

@@ -33,7 +33,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -92,6 +92,8 @@ RUN_FILE, MANIFEST = "run.json", "manifest.jsonl"
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 RolloutKey = tuple[str, int, str, int]  # (phase, step, example_id, sample_index)
+Held = dict[Any, int]  # example_id, or (example_id, attempt) of grades -> its sample indices, as the bits of a number
+MAX_SAMPLES = 2**24  # of a question: a part that claims more would cost memory that nobody has
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FIXED_FIELDS = ("schema_version", "run_id", "command", "status", "created_at", "updated_at", "wall_seconds")
@@ -209,7 +211,7 @@ class RunDir:
         self._lock = lock
         self._process = os.getpid()
         self._session_start = time.monotonic()
-        self._keys: dict[tuple[str, str, int], set[tuple[Any, ...]]] = {}  # (slug of grader, phase, step) -> keys
+        self._keys: dict[tuple[str, str, int], Held] = {}  # (slug of grader, phase, step) -> what is committed there
         self._entries: list[Entry] = []
         self._manifest_size = 0  # bytes of whole lines
         self._manifest = -1
@@ -327,9 +329,8 @@ class RunDir:
         assert phase in get_args(Phase), phase
         assert step >= 0, step
         assert rollouts, "a part has at least one row"
-        for rollout in rollouts:
-            found = (rollout.run_id, rollout.phase, rollout.step)
-            assert found == (self.id, phase, step), (found, self.id, phase, step)
+        places = {(r.run_id, r.phase, r.step) for r in rollouts}
+        assert places == {(self.id, phase, step)}, (places, self.id, phase, step)
         return self._commit_part(rollout_table(rollouts), phase=phase, step=step)
 
     def commit_grades(self, phase: Phase, step: int, grades: Sequence[Regrade]) -> Path:
@@ -392,8 +393,21 @@ class RunDir:
             (p, s, example_id, sample_index)
             for p, s in self.steps()
             if phase in (None, p) and step in (None, s)
-            for example_id, sample_index in self._held(p, s)
+            for example_id, bits in self._held(p, s).items()
+            for sample_index in _indices(bits)
         }
+
+    def num_rollouts(self, phase: Phase, step: int) -> int:
+        """How many rollouts of that phase and step are committed."""
+        return sum(e.rows for e in self._entries if (e.folder, e.phase, e.step) == (ROLLOUTS, phase, step))
+
+    def missing(self, phase: Phase, step: int, example_id: str, *, num_samples: int) -> list[int]:
+        """The sample indices below `num_samples` of a question that are not committed, in their order.
+
+        Raises:
+            RlvrError: a part is missing or damaged.
+        """
+        return list(_indices(~self._held(phase, step).get(storable(example_id), 0) & ((1 << num_samples) - 1)))
 
     def steps(self) -> list[tuple[Phase, int]]:
         """The (phase, step) of the committed rollouts, in the order of their first commits."""
@@ -401,7 +415,9 @@ class RunDir:
 
     def rollouts(self, phase: Phase, step: int, *, columns: Sequence[str]) -> "pa.Table":
         """`read_rollouts` of this run. Raises RlvrError when a part is damaged."""
-        return _rollouts(self.path, self._entries, phase=phase, step=step, columns=columns)
+        import pyarrow as pa
+
+        return pa.concat_tables(_parts(self.path, self._entries, phase=phase, step=step, columns=columns))
 
     def last_attempt(self, grader: str, phase: Phase) -> Attempt | None:
         """The last attempt of a grader on the rollouts of a phase; None before the first."""
@@ -414,7 +430,8 @@ class RunDir:
 
     def graded_keys(self, grader: str, phase: Phase, step: int, *, attempt: int) -> set[tuple[str, int]]:
         """The (example_id, sample_index) of the rollouts with a verdict of that attempt of the grader."""
-        return {(e, i) for e, i, number in self._held(phase, step, grader=grader_slug(grader)) if number == attempt}
+        held = self._held(phase, step, grader=grader_slug(grader))
+        return {(e, i) for (e, number), bits in held.items() if number == attempt for i in _indices(bits)}
 
     def close(self) -> None:
         """Let others write the run. The status stays as it is. May be called twice."""
@@ -457,9 +474,9 @@ class RunDir:
 
     def _commit_part(self, table: "pa.Table", *, phase: Phase, step: int, grader: str = "") -> Path:
         keys = keys_of(table)
-        held = self._held(phase, step, grader=grader and grader_slug(grader))
+        fresh, held = _held_of(keys), self._held(phase, step, grader=grader and grader_slug(grader))
         assert len(keys) == table.num_rows, "two of the rows have the same key"
-        assert held.isdisjoint(keys), f"already committed: {sorted(held & keys)[:3]}"
+        assert not (twice := _overlap(held, fresh)), f"already committed: {twice[:3]}"
 
         relative = part_path(phase, step, self._next_part(phase, step, grader=grader), grader=grader)
         path = self.path / relative
@@ -475,28 +492,31 @@ class RunDir:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
             raise
-        held |= keys
+        _merge(held, fresh)
         return path
 
-    def _held(self, phase: str, step: int, *, grader: str = "") -> set[tuple[Any, ...]]:
-        """The committed `keys_of` a phase and step, or of a grader's slug there; read from its parts the first time."""
+    def _held(self, phase: str, step: int, *, grader: str = "") -> Held:
+        """What is committed of a phase and step, or of a grader's slug there; read from its parts the first time."""
         group = (grader, phase, step)
         if group not in self._keys:
             columns = ["example_id", "sample_index", *(["attempt"] if grader else [])]
-            held: set[tuple[Any, ...]] = set()
+            held: Held = {}
             for entry in self._entries:
                 if (
                     (entry.phase, entry.step) == (phase, step)
                     and (name := part_name(entry.path))
                     and name.grader == grader
                 ):
-                    held |= keys_of(_read_part(self.path, entry, columns))
+                    try:
+                        _merge(held, _held_of(keys_of(_read_part(self.path, entry, columns))))
+                    except ValueError as error:
+                        raise _damaged(self.path / entry.path, str(error)) from error
             self._keys[group] = held
         return self._keys[group]
 
     def _next_part(self, phase: str, step: int, *, grader: str) -> int:
         group = (grader and grader_slug(grader), phase, step)
-        names = [part_name(e.path) for e in self._entries]
+        names = [part_name(e.path) for e in self._entries if (e.phase, e.step) == (phase, step)]
         return max((n.number for n in names if n and n[:3] == group), default=-1) + 1
 
     def _append(self, entry: Entry) -> None:
@@ -614,10 +634,13 @@ class RunDir:
         if name.grader and set(map(grader_slug, table["grader"].to_pylist())) != {name.grader}:
             raise RlvrError("its rows are of another grader")
         keys = keys_of(table)
-        held = self._held(phase, step, grader=name.grader)
-        if len(keys) != table.num_rows or not held.isdisjoint(keys):
+        try:
+            fresh, held = _held_of(keys), self._held(phase, step, grader=name.grader)
+        except ValueError as error:
+            raise RlvrError(str(error)) from error
+        if len(keys) != table.num_rows or _overlap(held, fresh):
             raise RlvrError("its rows are in the run already")
-        held |= keys
+        _merge(held, fresh)
         return _entry(relative, data, rows=table.num_rows, phase=phase, step=step)
 
     def _set_aside(self, relative: str, *, why: str) -> None:
@@ -634,6 +657,34 @@ class RunDir:
         recorded = self._metadata.get("wall_seconds")
         measured = self._metrics["wall_seconds"].to_pylist()
         return max([float(recorded) if isinstance(recorded, int | float) else 0.0, *measured])
+
+
+# The keys in memory: a bit each, since a run may hold millions
+
+
+def _held_of(keys: Iterable[tuple[Any, ...]]) -> Held:
+    """Keys of `columns.keys_of`. Raises ValueError for a sample index that nothing of ours has."""
+    found: dict[Any, bytearray] = {}
+    for example_id, index, *attempt in keys:
+        if not 0 <= index < MAX_SAMPLES:
+            raise ValueError(f"a sample index in it is {index}")
+        octets = found.setdefault((example_id, *attempt) if attempt else example_id, bytearray())
+        octets.extend(bytes(max(index // 8 + 1 - len(octets), 0)))
+        octets[index // 8] |= 1 << index % 8
+    return {who: int.from_bytes(octets, "little") for who, octets in found.items()}
+
+
+def _indices(bits: int) -> Iterator[int]:
+    return (index for index, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
+
+
+def _overlap(held: Held, fresh: Held) -> list[Any]:
+    return [(who, *_indices(both)) for who, bits in fresh.items() if (both := bits & held.get(who, 0))]
+
+
+def _merge(held: Held, fresh: Held) -> None:
+    for who, bits in fresh.items():
+        held[who] = held.get(who, 0) | bits
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
@@ -737,22 +788,30 @@ def read_rollouts(
     Raises:
         RlvrError: as `read_run`, and for a part that is damaged anywhere.
     """
+    import pyarrow as pa
+
+    return pa.concat_tables(read_parts(path, phase=phase, step=step, columns=columns))
+
+
+def read_parts(
+    path: Path | str, *, phase: Phase | None = None, step: int | None = None, columns: Sequence[str] | None = None
+) -> "Iterator[pa.Table]":
+    """`read_rollouts` part by part: they may be more than memory holds. The first table is empty."""
     path = Path(path)
     _read_metadata(path)
     entries, _ = _read_manifest(path)
-    return _rollouts(path, entries, phase=phase, step=step, columns=columns)
+    return _parts(path, entries, phase=phase, step=step, columns=columns)
 
 
-def _rollouts(
+def _parts(
     path: Path, entries: Sequence[Entry], *, phase: Phase | None, step: int | None, columns: Sequence[str] | None
-) -> "pa.Table":
-    import pyarrow as pa
-
+) -> "Iterator[pa.Table]":
     names = rollout_schema().names if columns is None else list(columns)
     assert set(names) <= set(rollout_schema().names), names
-    wanted = [e for e in entries if e.folder == ROLLOUTS and phase in (None, e.phase) and step in (None, e.step)]
-    tables = [rollout_schema().empty_table(), *(_read_part(path, e, names) for e in wanted)]
-    return pa.concat_tables([table.select(names) for table in tables])
+    yield rollout_schema().empty_table().select(names)
+    for entry in entries:
+        if entry.folder == ROLLOUTS and phase in (None, entry.phase) and step in (None, entry.step):
+            yield _read_part(path, entry, names).select(names)
 
 
 def latest_run(root: Path | str) -> Path:

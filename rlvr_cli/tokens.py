@@ -10,7 +10,7 @@ see what is to the right of a token: no attention mask is needed, and no result 
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,16 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.prefixes import Prefixes, distinct_prefixes, gather, hidden_states, shares_prefixes
 
 Batch = dict[str, Tensor]
+
+# How many logits are held at once: as few as keep the products fast. On a CPU they then stay in its cache; on a GPU
+# each operator still has enough to do to be worth its launch.
+_LOGITS_ON_CPU, _LOGITS_ON_CUDA = 2**20, 2**26
+_KEPT_LOGITS = 5 * 2**24  # that the backward pass finds and need not make again: 320 MiB, all of a small vocabulary's
+_MIN_CHUNK = 256  # however many positions there are
+_FLOOR = -1e30  # instead of a logit of -inf: its probability is 0 too, and times 0 it is a number
 
 
 def tokenize_prompt_and_output(
@@ -138,13 +146,16 @@ def get_response_log_probs(
     *,
     response_mask: Tensor | None = None,
     temperature: float = 1.0,
-    chunk_size: int = 1024,
+    chunk_size: int | None = None,
+    prefixes: Prefixes | None = None,
 ) -> dict[str, Tensor]:
     """Log-probabilities of `labels` under the model, and optionally the entropies they were drawn from.
 
-    The (batch, seq, vocab) logits never exist. The model's body gives hidden states; its head runs over the wanted
-    positions only, `chunk_size` at a time, and again in the backward pass. Log-probabilities and entropies are float32
-    (float64 for a float64 model), also under autocast, where the head's product of bfloat16 operands stays in float32.
+    The (batch, seq, vocab) logits never exist. The model's body gives hidden states, of each prefix that rows have in
+    common once and of no padding (`prefixes.py`; a model with other than ordinary attention: row by row); its head runs over the wanted
+    positions only, `chunk_size` entries of the vocabulary at a time, and most of it again in the backward pass. Log-probabilities
+    and entropies are float32 (float64 for a float64 model), also under autocast, where the head's product of bfloat16
+    operands stays in float32.
 
     That needs a model whose logits are one linear map of its body's last hidden states. Where they are not (Gemma's
     soft capping, Cohere's and Granite's scaling) the model's own forward pass makes the full logits, and a warning says
@@ -158,7 +169,10 @@ def get_response_log_probs(
         response_mask: (batch, seq); positions outside it are not computed and come back as exactly 0. None: every
             position.
         temperature: divides the logits, as in sampling: log-probabilities are those of the distribution sampled from.
-        chunk_size: positions whose logits are held at once; at the peak some three (chunk_size, vocab) float32 tensors.
+        chunk_size: entries of the vocabulary whose logits are held at once, at the peak in two or three (positions,
+            chunk_size) float32 tensors. None: so many that each is a few MB (on a GPU a few hundred), or the whole of
+            a small vocabulary.
+        prefixes: `wanted_prefixes` of the same, where they are known already.
 
     Returns:
         `log_probs`, and `token_entropy` when asked for, each (batch, seq).
@@ -167,21 +181,48 @@ def get_response_log_probs(
     mask = torch.ones_like(labels, dtype=torch.bool) if response_mask is None else response_mask.bool()
     targets = labels[mask]  # (positions,)
     if _has_linear_head(model):
-        hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[mask]  # (positions, hidden)
+        hidden = _hidden(model, input_ids, mask, prefixes or wanted_prefixes(model, input_ids, mask))
         head = model.get_output_embeddings()
         assert isinstance(head, nn.Linear)  # what `_has_linear_head` has found
         log_probs, entropy = _linear_log_probs(
-            hidden, head.weight, head.bias, targets, temperature=temperature, chunk_size=chunk_size
+            hidden,
+            head.weight,
+            head.bias,
+            targets,
+            temperature=temperature,
+            with_entropy=return_token_entropy,
+            chunk_size=chunk_size,
         )
     else:
         logits = model(input_ids).logits[mask]  # (positions, vocab)
         logits = logits.to(_accumulation_dtype(logits.dtype)) / temperature
         log_probs = torch.log_softmax(logits, dim=-1).gather(-1, targets[:, None]).squeeze(-1)
-        entropy = compute_entropy(logits) if return_token_entropy else torch.empty(0)
+        entropy = compute_entropy(logits) if return_token_entropy else None
     result = {"log_probs": _unmask(log_probs, mask)}
-    if return_token_entropy:
+    if entropy is not None:
         result["token_entropy"] = _unmask(entropy, mask)
     return result
+
+
+def wanted_prefixes(model: PreTrainedModel, input_ids: Tensor, response_mask: Tensor) -> Prefixes | None:
+    """What of a batch goes through the model's body in `get_response_log_probs`; None where it all does, padding too."""
+    if not (_has_linear_head(model) and shares_prefixes(model)):
+        return None
+    lengths = row_lengths(response_mask)
+    lengths[:1].clamp_(min=1)  # no model takes nothing
+    return distinct_prefixes(input_ids, lengths)
+
+
+def row_lengths(mask: Tensor) -> Tensor:
+    """(batch,): positions up to the last one wanted; those after it cannot influence it."""
+    return (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)
+
+
+def _hidden(model: PreTrainedModel, input_ids: Tensor, mask: Tensor, prefixes: Prefixes | None) -> Tensor:
+    """The last hidden states of the wanted positions, (positions, hidden)."""
+    if prefixes is None:
+        return model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[mask]
+    return gather(hidden_states(model, prefixes), prefixes.places[mask])
 
 
 def _unmask(values: Tensor, mask: Tensor) -> Tensor:
@@ -250,89 +291,131 @@ def _probe_linear_head(model: PreTrainedModel, head: nn.Linear) -> bool:
 
 
 def _linear_log_probs(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, temperature: float, chunk_size: int
-) -> tuple[Tensor, Tensor]:
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    *,
+    temperature: float,
+    with_entropy: bool = True,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
     """Log-probabilities of `labels`, and entropies, under softmax((hidden @ weight.T + bias) / temperature)."""
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
     if not hidden.is_cuda:
         dtype = _accumulation_dtype(dtype)  # a CPU has no product of halves that is kept in float32
-    return _LinearLogProbs.apply(hidden, weight, bias, labels, temperature, chunk_size, dtype)  # type: ignore[return-value]
+    if chunk_size is None:
+        logits_at_once = _LOGITS_ON_CUDA if hidden.is_cuda else _LOGITS_ON_CPU
+        chunk_size = max(logits_at_once // max(len(labels), 1), _MIN_CHUNK)
+    return _LinearLogProbs.apply(  # type: ignore[return-value]
+        hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype
+    )
 
 
 class _LinearLogProbs(torch.autograd.Function):
-    """`_linear_log_probs` in chunks of positions.
+    """`_linear_log_probs` in chunks of the vocabulary.
 
-    With z = logits / temperature, p = softmax(z), l = log p, H = -sum p l, the backward pass makes z again, chunk by
-    chunk: d(log-prob of y) / dz = onehot(y) - p, and dH / dz = -p (l + H).
+    With z = logits / temperature, p = softmax(z), l = log p, H = -sum p l: the forward pass merges the chunks' normalizers
+    and entropies, and the backward pass makes z again, chunk by chunk, where it was not kept: d(log-prob of y) / dz = onehot(y) - p, and
+    dH / dz = -p (l + H). Each row of the weight's gradient is written once, by the chunk that it belongs to; chunks of
+    positions would add to the whole of it each time.
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, labels, temperature, chunk_size, dtype):
+    def forward(ctx, hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype):
+        wide = _accumulation_dtype(dtype)
+        inputs = hidden.to(dtype)
+        picked = torch.zeros(len(labels), dtype=wide, device=hidden.device)  # the labels' z
+        normalizer = torch.full_like(picked, torch.finfo(wide).min)
+        entropy = torch.zeros_like(picked) if with_entropy else None
+        room = _KEPT_LOGITS if any(ctx.needs_input_grad) else 0
+        kept: list[
+            Tensor
+        ] = []  # of the first chunks that there is room for: z less its largest of each position, and these
         with torch.autocast(hidden.device.type, enabled=False):
-            operand = weight.to(dtype)
-            log_probs = torch.empty(len(labels), dtype=_accumulation_dtype(dtype), device=hidden.device)
-            entropy, normalizer = torch.empty_like(log_probs), torch.empty_like(log_probs)
-            for start in range(0, len(labels), chunk_size):
-                chunk = slice(start, start + chunk_size)
-                z = _scaled_logits(hidden[chunk].to(dtype), operand, bias, temperature)  # (chunk, vocab)
-                normalizer[chunk] = z.logsumexp(dim=-1)
-                z -= normalizer[chunk, None]
-                log_probs[chunk] = z.gather(-1, labels[chunk, None]).squeeze(-1)
-                entropy[chunk] = -z.exp().mul_(z).sum(dim=-1)
-        ctx.save_for_backward(hidden, weight, bias, labels, normalizer, entropy)
+            for chunk in _chunks(len(weight), chunk_size):
+                z = _scaled_logits(inputs, weight[chunk].to(dtype), bias, chunk, temperature)  # (positions, chunk)
+                inside, place = _places(labels, chunk)
+                picked = torch.where(inside, z.gather(-1, place).squeeze(-1), picked)
+                if bias is not None:  # which may be -inf
+                    z.clamp_(min=_FLOOR)
+                top = z.amax(dim=-1)
+                z -= top[:, None]
+                if (room := room - z.numel()) >= 0:
+                    kept += [z, top]
+                p = z.exp()  # times `total`, at least 1
+                total = p.sum(dim=-1)
+                log_total = total.log()
+                here = top + log_total  # the chunk's own normalizer
+                merged = torch.logaddexp(normalizer, here)
+                if entropy is not None:
+                    entropy_here = log_total - p.mul_(z).sum(dim=-1) / total
+                    log_before, log_here = normalizer - merged, here - merged  # of the shares of probability
+                    entropy = log_before.exp() * (entropy - log_before) + log_here.exp() * (entropy_here - log_here)
+                normalizer = merged
+        ctx.save_for_backward(hidden, weight, bias, labels, normalizer, entropy, *kept)
         ctx.constants = temperature, chunk_size, dtype
         ctx.set_materialize_grads(False)
-        return log_probs, entropy
+        return picked - normalizer, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_log_probs, grad_entropy):  # type: ignore[override]
-        hidden, weight, bias, labels, normalizer, entropy = ctx.saved_tensors
+        hidden, weight, bias, labels, normalizer, entropy, *kept = ctx.saved_tensors
         temperature, chunk_size, dtype = ctx.constants
-        if grad_log_probs is None:
-            grad_log_probs = torch.zeros_like(entropy)
-        wide = _accumulation_dtype(dtype)
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
-        grad_bias = torch.zeros_like(bias, dtype=wide) if ctx.needs_input_grad[2] else None
+        inputs = hidden.to(dtype)
+        upstream = torch.zeros_like(normalizer) if grad_log_probs is None else grad_log_probs / temperature
+        grad_hidden = torch.zeros_like(hidden, dtype=_accumulation_dtype(dtype)) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
         with torch.autocast(hidden.device.type, enabled=False):
-            operand = weight.to(dtype)
-            for start in range(0, len(labels), chunk_size):
-                chunk = slice(start, start + chunk_size)
-                inputs = hidden[chunk].to(dtype)
-                z = _scaled_logits(inputs, operand, bias, temperature).sub_(normalizer[chunk, None])
-                grad = z.exp()  # becomes the gradient by the logits, (chunk, vocab)
-                if grad_entropy is None:
-                    del z
-                    grad *= -grad_log_probs[chunk, None]
+            for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
+                operand = weight[chunk].to(dtype)
+                inside, place = _places(labels, chunk)
+                if 2 * number < len(kept):
+                    z, top = kept[2 * number : 2 * number + 2]
+                    z = z - (normalizer - top)[:, None]
                 else:
-                    z.add_(entropy[chunk, None]).mul_(grad_entropy[chunk, None]).add_(grad_log_probs[chunk, None])
-                    grad.mul_(z).neg_()
-                    del z
-                grad.scatter_add_(-1, labels[chunk, None], grad_log_probs[chunk, None])
-                grad /= temperature
+                    z = _scaled_logits(inputs, operand, bias, chunk, temperature).sub_(normalizer[:, None])
+                if grad_entropy is None:
+                    grad = z.exp_().mul_(-upstream[:, None])  # by the logits, (positions, chunk)
+                else:
+                    grad = z.exp()
+                    z.clamp_(min=_FLOOR).add_(entropy[:, None]).mul_(grad_entropy[:, None] / -temperature)
+                    grad *= z.sub_(upstream[:, None])
+                grad.scatter_add_(-1, place, torch.where(inside, upstream, 0.0)[:, None])
                 if grad_bias is not None:
-                    grad_bias += grad.sum(dim=0)
+                    grad_bias[chunk] = grad.sum(dim=0)
                 grad = grad.to(dtype)
-                if grad_hidden is not None:
-                    grad_hidden[chunk] = _product(grad, operand)
-                if grad_weight is not None and grad.dtype == grad_weight.dtype:
-                    grad_weight.addmm_(grad.T, inputs)  # in place: its sum apart would be another (vocab, hidden)
-                elif grad_weight is not None:
-                    grad_weight += _product(grad.T, inputs)
-        grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
-        grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+                if grad_hidden is not None and grad.dtype == grad_hidden.dtype:
+                    grad_hidden.addmm_(grad, operand)  # in place: a product apart would be another (positions, hidden)
+                elif grad_hidden is not None:
+                    grad_hidden += _product(grad, operand)
+                if grad_weight is not None:
+                    grad_weight[chunk] = _product(grad.T, inputs)
+        grad_hidden = None if grad_hidden is None else grad_hidden.to(hidden.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
 
 
-def _scaled_logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """(chunk, hidden) and (vocab, hidden) -> (chunk, vocab), float32 or float64."""
+def _chunks(length: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))
+
+
+def _places(labels: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
+    """(positions,), whether each label is in this chunk; (positions, 1), where in it, or anywhere in it."""
+    place = labels - chunk.start
+    width = chunk.stop - chunk.start
+    return (place >= 0) & (place < width), place.clamp(0, width - 1)[:, None]
+
+
+def _scaled_logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, chunk: slice, temperature: float) -> Tensor:
+    """(positions, hidden) and the chunk's (chunk, hidden) -> (positions, chunk), float32 or float64."""
     logits = _product(inputs, weight.T)
     if bias is not None:
-        logits += bias
-    return logits.div_(temperature)
+        logits += bias[chunk]
+    return logits if temperature == 1 else logits.div_(temperature)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

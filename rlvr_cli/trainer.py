@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -18,23 +19,25 @@ from rlvr_cli import display
 from rlvr_cli.alarms import run_alarms
 from rlvr_cli.checkpoints import load_checkpoint, save_checkpoint
 from rlvr_cli.datasets import Dataset
-from rlvr_cli.engines import model_path, open_sampler, sampler_facts, use_few_threads
+from rlvr_cli.engines import device_apart, model_path, open_sampler, sampler_facts, use_few_threads
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.inputs import Inputs
-from rlvr_cli.models import load_policy, save_policy
+from rlvr_cli.models import autocast_dtype, load_policy, save_policy
 from rlvr_cli.prompts import PromptTemplate, prompt_of
 from rlvr_cli.records import Example, Sampler, SamplingParams
 from rlvr_cli.rollouts import log_generations
+from rlvr_cli.samplers.process import SamplingProcess, weights_of
 from rlvr_cli.samplers.transformers import TransformersSampler
 from rlvr_cli.signals import StopRequest
 from rlvr_cli.store import RunDir
 from rlvr_cli.summary import summarize
-from rlvr_cli.training import autocast_dtype, explained_memory, learning_rate_at, make_optimizer, train_update
+from rlvr_cli.training import explained_memory, learning_rate_at, make_optimizer, train_update
 
 METRICS_SECONDS = 2.0  # how long metrics may wait to be committed together: a commit can cost more than an update
 MISMATCH_BOUND = 5e-2  # nats a token, between sampler and trainer with the same weights, over which it is said
+_LAGGING = "lagging/"  # of a checkpoint's tensors, those of a `Snapshot`
 RESERVE = 1.2  # times what the last evaluation is expected to take, when a time limit comes near
 
 
@@ -85,9 +88,14 @@ class Trainer:
         self._most_updates = 0  # of a step
         self._evaluation_seconds = 0.0  # the longest so far, per question
         self._step_started: float | None = None
+        self.lagging: Snapshot | None = None  # the policy that the next rollouts come from, where that is not this one
+        self.process: SamplingProcess | None = None
         shared = engine == "transformers"
-        if not shared:  # an engine of its own takes its share of the device's memory before the trainer fills it
-            self.sampler: Sampler = open_sampler(
+        if getattr(options, "async_steps", 0):
+            self.sampler: Sampler = self._start_process(engine)
+            shared = False
+        elif not shared:  # an engine of its own takes its share of the device's memory before the trainer fills it
+            self.sampler = open_sampler(
                 engine,
                 options.model,
                 dtype=options.dtype,
@@ -122,6 +130,8 @@ class Trainer:
         if checkpoint is not None:
             state = checkpoint.state
             self.updates, self.position, self.tensors = checkpoint.step, state["position"], checkpoint.tensors
+            if "lagging" in self.position:
+                self.lagging = Snapshot.of_tensors(self.tensors, version=self.position["lagging"])
             self._saved = (self.updates, self.position)
             self._skipped_in_a_row = state["skipped_in_a_row"]
             self._longest_step, self._evaluation_seconds = state["longest_step"], state["evaluation_seconds"]
@@ -165,7 +175,7 @@ class Trainer:
             RlvrError: too many updates in a row were skipped because they were not finite.
             Interrupted: a signal came; the update was not made.
         """
-        if not batch["response_mask"].any():
+        if not batch or not batch["response_mask"].any():
             return self.skip(position, tensors)
         self.sampler.sleep()
         fault_point("update")
@@ -208,6 +218,15 @@ class Trainer:
         self.move_on(position, tensors)
         return metrics
 
+    def _start_process(self, engine: str) -> SamplingProcess:
+        options = self.options
+        apart = device_apart(options.device)
+        names = ("model", "dtype", "param_dtype", "max_batch_size", "max_model_len", "gpu_memory_utilization", "seed")
+        opening = {name: getattr(options, name) for name in names}
+        device = options.device if apart is None else "cuda"
+        self.process = SamplingProcess(engine, {**opening, "device": device}, visible_devices=apart)
+        return self.process
+
     def check_mismatch(self, mean_gap: float) -> None:
         """Say it, once, when trainer and sampler give the sampled tokens different log-probabilities of the same weights.
 
@@ -224,6 +243,9 @@ class Trainer:
     def move_on(self, position: dict[str, int], tensors: dict[str, Tensor] | None = None) -> None:
         """This is the command's place from now on. Saves a checkpoint when one is due."""
         self.position, self.tensors = position, tensors or {}
+        if self.lagging is not None:
+            self.position = position | {"lagging": self.lagging.version}
+            self.tensors = self.tensors | self.lagging.tensors
         every = self.options.checkpoint_every
         if every and self.updates - self._saved[0] >= every:
             self.save()
@@ -235,6 +257,24 @@ class Trainer:
             self.sampler.load_weights(self.model, self.updates)
             self._synchronised = self.updates
         return time.perf_counter() - started
+
+    def synchronise_rollouts(self) -> float:
+        """`synchronise` for the next training rollouts: with --async-steps these come from the policy that `lag_behind` kept."""
+        if self.process is None:
+            return self.synchronise()
+        started = time.perf_counter()
+        if self.lagging is None:
+            self.lag_behind()
+        assert self.lagging is not None
+        if self._synchronised != self.lagging.version:
+            with self.lagging.in_place_of(self.model):
+                self.sampler.load_weights(self.model, self.lagging.version)
+            self._synchronised = self.lagging.version
+        return time.perf_counter() - started
+
+    def lag_behind(self) -> None:
+        """Keep the policy as it is now: what comes next is sampled from it while it learns, and again after an interruption."""
+        self.lagging = Snapshot(self.updates, {n: t.detach().cpu().clone() for n, t in weights_of(self.model).items()})
 
     def evaluate_if_due(self) -> None:
         """Evaluate before the first update and every `eval_every` updates."""
@@ -298,6 +338,12 @@ class Trainer:
         )
         self.save()
         return False
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step has taken that began with `has_time`, evaluations left out."""
+        assert self._step_started is not None
+        return time.monotonic() - self._step_started
 
     def save(self) -> None:
         """Save a checkpoint of the policy as it is. Metrics go first: what a checkpoint has done is not done again."""
@@ -384,6 +430,38 @@ def conclude(trainer: Trainer, *, output: str) -> None:
         display.say(f"{alarm.severity}: {alarm.sentence}\n    {alarm.typed(run.path)}")
     if trainer.questions is not None:
         display.summary(summarize(run.path, step=trainer.updates), output=output)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The weights of the policy after so many updates, on the CPU."""
+
+    version: int
+    weights: dict[str, Tensor]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Them, as a checkpoint keeps them."""
+        return {f"{_LAGGING}{name}": tensor for name, tensor in self.weights.items()}
+
+    @staticmethod
+    def of_tensors(tensors: Mapping[str, Tensor], *, version: int) -> "Snapshot":
+        """What `tensors` gave."""
+        names = [name for name in tensors if name.startswith(_LAGGING)]
+        return Snapshot(version, {name.removeprefix(_LAGGING): tensors[name] for name in names})
+
+    @contextmanager
+    def in_place_of(self, model: Any) -> Iterator[None]:
+        """The model has these weights for a while; then its own again, bit for bit."""
+        present = weights_of(model)
+        kept = {name: tensor.detach().clone() for name, tensor in present.items()}
+        try:
+            for name, tensor in present.items():
+                tensor.copy_(self.weights[name])
+            yield
+        finally:
+            for name, tensor in present.items():
+                tensor.copy_(kept[name])
 
 
 class MetricsLog:

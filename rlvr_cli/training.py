@@ -31,8 +31,9 @@ from rlvr_cli.losses import (
     masked_mean,
     masked_normalize,
 )
+from rlvr_cli.models import autocast_dtype
 from rlvr_cli.records import Rollout
-from rlvr_cli.tokens import Batch, collate, get_response_log_probs
+from rlvr_cli.tokens import Batch, collate, get_response_log_probs, row_lengths, wanted_prefixes
 
 Schedule = Literal["constant", "cosine"]
 T = TypeVar("T")
@@ -186,14 +187,17 @@ def train_update(
 ) -> dict[str, float]:
     """One optimizer update on `batch`.
 
-    Rows of similar length share a micro-batch, the longest first, so that one too large for the device fails at once.
+    Rows with the same prompt are neighbours, so that it is computed once in a micro-batch; else rows of similar length are. The
+    longest come first, so that a micro-batch too large for the device fails at once.
     An update whose loss or gradient is not finite is skipped: the weights and the optimizer's state stay as they were.
     The model's mode stays as it is. Dropout must be off in it, or the log-probabilities are not the policy's.
 
     Args:
         model: the policy; float32 weights, which compute in bfloat16 on a CUDA device (`autocast_context`).
         optimizer: over the model's parameters; any gradient left in them is dropped.
-        batch: on any device: `tokens.Batch`, and what the objective reads, (batch, seq) or (batch, 1) each.
+        batch: on any device: `tokens.Batch`, and what the objective reads, (batch, seq) or (batch, 1) each. Rows that are
+            marked in `silent`, (batch, 1) bool, are known to add nothing to the gradient: they go through the model for
+            their metrics only.
         learning_rate: of this update (`learning_rate_at`).
         micro_batch_size: rows that go through the model at once.
         objective: what is minimised.
@@ -212,7 +216,9 @@ def train_update(
         `optimizer/learning_rate`
         `update/skipped`      1.0 when the update was skipped, else 0.0
         `update/rows`, `update/tokens` (response tokens), `update/micro_batches`, `update/seconds`
-        `update/padding`      share of the positions that went through the model and held padding
+        `update/computed`     tokens that went through the model's body: each prefix that rows of a micro-batch share, once
+        `update/padding`      share of them that were padding (0 but for models with other than ordinary attention)
+        `update/shared`       share of the rows' tokens, prompts included, that were computed with another row's
         and what `token_metrics` makes of the objective's statistics. All are those of the policy before the update.
 
     Raises:
@@ -228,15 +234,18 @@ def train_update(
             "Look for empty responses in the training data.",
         )
     denominators = loss_denominators(mask, normalization=normalization, normalize_constant=normalize_constant)
-    micro_batches = list(_micro_batches(mask, micro_batch_size))
+    micro_batches = _micro_batches(batch, micro_batch_size)
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
     collected: dict[str, list[Tensor]] = {}
+    computed = 0  # tokens that go through the model's body
     optimizer.zero_grad(set_to_none=True)
-    for rows, width in micro_batches:
+    for rows, width, learning in micro_batches:
         check()
         micro = _cut(batch, rows, width, device)
         wanted = micro["response_mask"]
-        with autocast_context(model):
+        prefixes = wanted_prefixes(model, micro["input_ids"], wanted)
+        computed += wanted.numel() if prefixes is None else len(prefixes.tokens)
+        with torch.set_grad_enabled(learning), autocast_context(model):
             scores = get_response_log_probs(
                 model,
                 micro["input_ids"],
@@ -244,11 +253,13 @@ def train_update(
                 return_token_entropy=True,
                 response_mask=wanted,
                 temperature=temperature,
+                prefixes=prefixes,
             )
         log_probs, entropy = scores["log_probs"], scores["token_entropy"].detach()
         per_token, statistics = objective(log_probs, micro)
         loss = masked_loss(per_token, wanted, denominators[rows].to(device))
-        loss.backward()
+        if learning:
+            loss.backward()
         sums += torch.stack([loss.detach(), -log_probs.detach().sum(), entropy.sum()])  # both are 0 outside the mask
         for name, values in statistics.items():
             collected.setdefault(name, []).append(values[wanted.bool()])
@@ -260,8 +271,7 @@ def train_update(
             group["lr"] = learning_rate
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    lengths = _row_lengths(mask)
-    positions = sum(len(rows) * width for rows, width in micro_batches)
+    real = int(row_lengths(mask).sum())
     return {
         "loss/objective": objective_value,
         "loss/denominator": float((denominators * mask).sum() / num_tokens),
@@ -274,7 +284,9 @@ def train_update(
         "update/rows": float(len(mask)),
         "update/tokens": float(num_tokens),
         "update/micro_batches": float(len(micro_batches)),
-        "update/padding": 1 - int(lengths.sum()) / positions,
+        "update/computed": float(computed),
+        "update/padding": max(1 - real / computed, 0.0),
+        "update/shared": max(1 - computed / real, 0.0),
         "update/seconds": time.perf_counter() - started,
     }
 
@@ -342,7 +354,7 @@ def score(
     device = next(model.parameters()).device
     mask = batch["response_mask"].bool()
     scored: Tensor | None = None
-    for rows, width in _micro_batches(mask, micro_batch_size):
+    for rows, width, _ in _micro_batches(batch, micro_batch_size):
         check()
         micro = _cut(batch, rows, width, device)
         with torch.inference_mode(), autocast_context(model):
@@ -371,14 +383,8 @@ def make_optimizer(
     Load the policy in float32: bfloat16 weights, of 8 bits, round most steps of a learning rate of 1e-6 to 1e-5 away.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    fused = parameters[0].is_cuda
+    fused = parameters[0].device.type in ("cuda", "cpu")
     return torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused)
-
-
-def autocast_dtype(model: PreTrainedModel) -> torch.dtype | None:
-    """The precision a policy is computed in where that is not the precision of its weights: bfloat16 for float32 on CUDA."""
-    parameter = next(model.parameters())
-    return torch.bfloat16 if parameter.is_cuda and parameter.dtype == torch.float32 else None
 
 
 def autocast_context(model: PreTrainedModel) -> contextlib.AbstractContextManager[object]:
@@ -507,15 +513,26 @@ def _means_by_size(values: Tensor, sizes: Tensor) -> dict[int, float]:
     return means
 
 
-def _micro_batches(mask: Tensor, size: int) -> Iterator[tuple[Tensor, int]]:
-    """Row indices and width of each micro-batch: rows by falling length, those without a response token left out."""
-    lengths = _row_lengths(mask)
-    rows = torch.argsort(lengths, descending=True, stable=True)
-    for chunk in rows[: int((lengths > 0).sum())].split(size):
-        if len(chunk):  # nothing at all splits into one empty piece
-            yield chunk, int(lengths[chunk[0]])
+def _micro_batches(batch: Batch, size: int) -> list[tuple[Tensor, int, bool]]:
+    """Row indices and width of each micro-batch, and whether it adds to the gradient: those that do first.
 
-
-def _row_lengths(mask: Tensor) -> Tensor:
-    """(batch,): positions up to the last response token; those after it cannot influence it."""
-    return (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)
+    Prompts by the falling length of their longest row, rows of a prompt by falling length, those without a response token left
+    out. Of rows that are all `silent`, the first micro-batch counts as one that adds: its gradient of 0 is still one, and lets
+    the optimizer's momentum go on.
+    """
+    mask = batch["response_mask"].bool()
+    lengths, starts = row_lengths(mask).tolist(), mask.int().argmax(dim=1).tolist()
+    ids = batch["input_ids"].cpu().numpy()
+    silent = batch["silent"].flatten().tolist() if "silent" in batch else [False] * len(lengths)
+    cuts: list[tuple[list[int], bool]] = []
+    for learning in (True, False):
+        prompts: dict[bytes, list[int]] = {}
+        for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+            if lengths[row] and silent[row] != learning:
+                prompts.setdefault(ids[row, : starts[row] + 1].tobytes(), []).append(row)
+        rows = [row for of_prompt in prompts.values() for row in of_prompt]
+        cuts += [(rows[first : first + size], learning) for first in range(0, len(rows), size)]
+    return [
+        (torch.tensor(rows, device=mask.device), max(lengths[row] for row in rows), learning or number == 0)
+        for number, (rows, learning) in enumerate(cuts)
+    ]

@@ -57,6 +57,10 @@ def test_each_alarm_sounds_on_its_curve(name, ends, shown):
     assert "RUN" in alarm.query
 
 
+def test_a_sampler_that_lags_behind_is_meant_to_differ():
+    assert names(find_alarms(curves(mismatch__logprob_mean_abs=(0.001, 0.05), sampling__lag=(1, 1)))) == []
+
+
 def test_entropy_may_fall_when_the_task_is_solved():
     assert names(find_alarms(curves(policy__entropy=(0.4, 0.001), reward__mean=(0.3, 1.0)))) == []
 

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rlvr_cli"
 RANKS = {
     0: {"errors", "text", "records", "faults", "limits"},
-    1: {"markup", "spans", "config", "synthetic", "signals", "rows", "files", "manifest", "columns", "environment"},
+    1: {"markup", "spans", "config", "synthetic", "signals", "rows", "files", "manifest", "columns", "environment", "prefixes"},
     2: {
         "datasets", "prompts", "samplers", "graders", "store", "models", "tokens", "advantages", "losses", "queries",
         "statistics", "display", "plots", "charts",
@@ -34,6 +34,7 @@ HOMES = {
     "mpmath": {"graders"},
     "pyarrow": {"rows", "columns", "store", "queries"},
     "torch": {
+        "prefixes",
         "samplers",
         "models",
         "tokens",
@@ -47,7 +48,16 @@ HOMES = {
         "commands",
     },
     "matplotlib": {"plots"},
-    "transformers": {"samplers/transformers", "samplers/vllm", "models", "tokens", "training", "tiny_model"},
+    "transformers": {
+        "samplers/transformers",
+        "samplers/stepping",
+        "samplers/vllm",
+        "models",
+        "prefixes",
+        "tokens",
+        "training",
+        "tiny_model",
+    },
 }
 LIGHT = {
     "errors",

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from rlvr_cli.advantages import group_advantages
 from rlvr_cli.graders.r1_zero import r1_zero_reward_fn
@@ -35,6 +37,20 @@ METRICS = (
 )
 
 
+class WideRMSNorm(Qwen2RMSNorm):
+    """In the precision of its input. That of transformers rounds float64 to float32, and 1e-16 may become 1e-7."""
+
+    def forward(self, hidden_states):
+        return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+
+
+def in_float64(model):
+    for module in model.modules():
+        if isinstance(module, Qwen2RMSNorm):
+            module.__class__ = WideRMSNorm
+    return model.double()
+
+
 def objective(log_probs, batch):
     return policy_gradient(log_probs, batch, loss_type="grpo_clip", cliprange=0.02, kl_coef=0.05)
 
@@ -42,8 +58,8 @@ def objective(log_probs, batch):
 def trajectory(*, num_steps=10, questions=4, group_size=8):
     """Two updates per step, on halves of the batch; what was sampled and measured at each, and the weights at the end."""
     policy = load_policy(MODEL)
-    model, tokenizer = policy.model.double(), policy.tokenizer
-    reference = load_policy(MODEL).model.double()
+    model, tokenizer = in_float64(policy.model), policy.tokenizer
+    reference = in_float64(load_policy(MODEL).model)
     sampler = TransformersSampler(model, tokenizer)
     optimizer = make_optimizer(model, learning_rate=3e-4)
     prompt, examples = load_prompt("r1_zero"), arithmetic(num_steps * questions, seed=7)

@@ -7,15 +7,18 @@ from collections import defaultdict
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 from rlvr_cli.cli import COMMANDS
 from rlvr_cli.commands import ei, grpo
 from rlvr_cli.config import EiConfig, GrpoConfig, resolve
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models import load_policy
+from rlvr_cli.models import builtin_model_path, load_policy
 from rlvr_cli.queries import open_runs
 from rlvr_cli.store import read_rollouts, read_run
 from rlvr_cli.summary import run_files
+from rlvr_cli.tokens import collate
+from rlvr_cli.training import score
 
 SMALL = {
     "dataset": "arithmetic:200",
@@ -150,6 +153,30 @@ def test_on_policy_every_ratio_is_one(train):
     _, metrics = train(loss_type="grpo_clip", n_grpo_steps=2)
     assert set(metrics["train", "policy/ratio_max"].values()) == {1.0}
     assert set(metrics["train", "policy/clip_fraction"].values()) == {0.0}
+
+
+def test_sampling_ahead_lags_one_batch_behind_and_is_corrected_for(train):
+    rows, metrics = train(async_steps=1, n_grpo_steps=3, train_batch_size=16)
+    by_step = defaultdict(list)
+    for row in rows:
+        by_step[row["step"]].append(row)
+    assert {step: {row["policy_version"] for row in of} for step, of in by_step.items()} == {0: {0}, 2: {0}, 4: {2}}
+    start = load_policy(builtin_model_path()).model
+    gaps = {}
+    for step, of in by_step.items():
+        batch = collate([r["prompt_ids"] for r in of], [r["response_ids"] for r in of], pad_id=0)
+        ours = score(start, batch, micro_batch_size=8, temperature=1.0)[batch["response_mask"]]
+        sampled = torch.tensor([x for r in of for x in r["sampled_logprobs"]])
+        young = torch.cat([torch.arange(len(r["response_ids"])) < 4 for r in of])  # EOS was barred
+        gaps[step] = float((ours - sampled)[~young].abs().max())
+    assert gaps[0] < 1e-4
+    assert gaps[2] < 1e-4  # from the start too, although two updates were made by then
+    assert gaps[4] > 1e-2
+    weights = metrics["train", "mismatch/importance_weight_mean"]
+    assert weights[0] == pytest.approx(1, abs=1e-4)
+    assert weights[2] != pytest.approx(1, abs=1e-4)
+    assert metrics["train", "sampling/lag"] == {0: 0, 2: 2, 4: 2}
+    assert metrics["train", "sampling/waiting_seconds"].keys() == {0, 2, 4}
 
 
 def test_the_reference_is_the_model_at_the_start(train):
@@ -315,6 +342,7 @@ def test_a_round_without_a_correct_response_is_said_and_passed(tmp_path, capsys)
         ({"cliprange": 0.0}, "--cliprange"),
         ({"eval_max_tokens": 2}, "Evaluations would need 4 tokens and may have 2"),
         ({"kl_coef": -1.0}, "--kl-coef"),
+        ({"async_steps": 2}, "--async-steps is 2"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(given, problem):
@@ -493,3 +521,12 @@ def test_on_vllm_reward_rises_too_and_a_resumed_run_ends_the_same(tmp_path):
     grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
     weights = [(tmp_path / run / "model/model.safetensors").read_bytes() for run in ("r", "cut")]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_vllm_samples_ahead_in_a_process_of_its_own(train):
+    _, metrics = train(async_steps=1, engine="vllm", max_model_len=128, n_grpo_steps=3)
+    assert metrics["train", "sampling/lag"] == {0: 0, 1: 1, 2: 1}
+    gaps = metrics["train", "mismatch/logprob_mean_abs"]
+    assert gaps[0] < 1e-3 < min(gaps[1], gaps[2])

@@ -248,7 +248,9 @@ def cut(whole: Whole, tmp_path: Path) -> Path:
 # kill -9
 
 
-def kill_at_random(victims: Victims, root: Path, whole: Whole, *, kills: int, seed: int) -> None:
+def kill_at_random(
+    victims: Victims, root: Path, whole: Whole, *, kills: int, seed: int, command: list[str] = GRPO
+) -> None:
     """Kill a run and the run that goes on from it, again and again until it has ended; then the next one."""
     generator = random.Random(seed)
     killed = 0
@@ -256,7 +258,7 @@ def kill_at_random(victims: Victims, root: Path, whole: Whole, *, kills: int, se
         run = root / f"runs/cut-{number}"
         while killed < kills:
             fault = f"{generator.choice(POINTS)}:{generator.randint(1, 4)}" if generator.random() < 0.3 else None
-            pid = victims.start(root, *begin_or_resume(run, GRPO), fault=fault)
+            pid = victims.start(root, *begin_or_resume(run, command), fault=fault)
             if fault is None:
                 time.sleep(generator.uniform(0, 0.7 * whole.seconds))
                 victims.kill(pid)
@@ -267,7 +269,7 @@ def kill_at_random(victims: Victims, root: Path, whole: Whole, *, kills: int, se
             assert status == -signal.SIGKILL
             killed += 1
         else:
-            go_on(victims, run, GRPO)
+            go_on(victims, run, command)
         assert_ended_as(whole.run, run)
         if killed == kills:
             return
@@ -304,8 +306,12 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(victims: Victims
         SFT,
         [*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"],
         [*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"],
+        [*GRPO, "--async-steps", "1"],
+        pytest.param(
+            [*GRPO, "--async-steps", "1", "--dynamic-sampling", "--max-sampling-rounds", "4"], marks=pytest.mark.slow
+        ),
     ],
-    ids=["ei", "sft", "dynamic-sampling", "kl-and-importance-correction"],
+    ids=["ei", "sft", "dynamic-sampling", "kl-and-importance-correction", "async", "async-dynamic-sampling"],
 )
 def test_other_training_killed_at_some_points_ends_the_same(victims: Victims, tmp_path: Path, command: list[str]):
     whole, run = tmp_path / "runs/whole", tmp_path / "runs/cut"
@@ -315,6 +321,29 @@ def test_other_training_killed_at_some_points_ends_the_same(victims: Victims, tm
         assert_readable(run)
     go_on(victims, run, command)
     assert_ended_as(whole, run)
+
+
+@pytest.mark.slow
+def test_sampling_ahead_killed_at_40_random_points_ends_the_same(victims: Victims, tmp_path: Path):
+    command = [*GRPO, "--async-steps", "1"]
+    run = tmp_path / "runs/whole"
+    go_on(victims, run, command)
+    whole = Whole(run, run, seconds=read_run(run).metadata["wall_seconds"])
+    kill_at_random(victims, tmp_path, whole, kills=40, seed=3, command=command)
+
+
+def test_sampling_ahead_is_stopped_with_its_process(victims: Victims, tmp_path: Path):
+    run, command = tmp_path / "runs/cut", [*GRPO, "--async-steps", "1"]
+    for fault in ("update:3:term", "update:5"):
+        pid = victims.start(tmp_path, *begin_or_resume(run, command), fault=fault)
+        while victims.status(pid) is None:
+            time.sleep(0.01)
+        done = victims.wait(pid)
+        assert done.status == (130 if fault.endswith("term") else -signal.SIGKILL), done.output
+        deadline = time.monotonic() + 10  # of a process that was killed, the kernel kills the child
+        while processes_of(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert processes_of(pid) == []
 
 
 def test_killed_while_the_final_model_is_written_nothing_is_left_over(victims: Victims, whole: Whole, cut: Path):

@@ -1,9 +1,11 @@
 """The road every sample takes: requests that depend only on who they are, rows that survive whatever ends the work."""
 
 import dataclasses
+import math
 
 import pytest
 
+from rlvr_cli import rollouts
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.prompts import load_prompt, prompt_of
@@ -14,6 +16,7 @@ from rlvr_cli.rollouts import (
     generation_metrics,
     log_generations,
     request_seed,
+    sample_groups,
 )
 from rlvr_cli.signals import StopRequest
 from rlvr_cli.store import RunDir, read_rollouts, read_run
@@ -205,6 +208,59 @@ def test_averages_worked_by_hand():
         "length/truncated_share": 0.25, "entropy/mean": 1.0, "reward/samples": 4.0, "reward/grade_errors": 1.0,
     }  # fmt: skip
     assert "length/wrong" not in generation_metrics([row(1.0, 10)])
+
+
+def test_averages_of_rows_that_pass_by_are_those_of_a_list():
+    rows = [
+        {"reward": r, "format_reward": 1.0, "answer_reward": r, "num_response_tokens": n, "finish_reason": "stop", "mean_entropy": e}
+        for r, n, e in [(math.nan, 3, 0.1), (0.1, 4, 0.2), (0.7, 5, 0.7)]
+    ]  # fmt: skip
+    found = generation_metrics(iter(rows))
+    assert (found["length/correct"], found["length/wrong"]) == (5.0, 4.0)  # NaN is neither
+    assert found["entropy/mean"] == (0.1 + 0.2 + 0.7) / 3
+    assert math.isnan(found["reward/mean"])
+    assert generation_metrics([]) == {"reward/samples": 0.0, "reward/grade_errors": 0.0}
+
+
+def test_an_evaluation_asks_for_some_at_a_time_and_holds_each_sample_once(tmp_path, pool, monkeypatch):
+    monkeypatch.setattr(rollouts, "ASKED_ROWS", 4)  # two questions
+    asked = []
+
+    class Counting(ScriptedSampler):
+        def sample(self, requests, params):
+            asked.append(sum(len(request.seeds) for request in requests))
+            return super().sample(requests, params)
+
+    how = {
+        "examples": EXAMPLES, "template": TEMPLATE, "params": SamplingParams(), "num_samples": 2, "grader": pool, "seed": 5,
+        "stop": StopRequest(),
+    }  # fmt: skip
+    with RunDir.create(tmp_path, "eval", name="whole", metadata={}) as whole:
+        collect(whole, ScriptedSampler(), pool)
+    with RunDir.create(tmp_path, "eval", name="parts", metadata={}) as run:
+        with pytest.raises(RlvrError, match="gone"):
+            log_generations(
+                run, phase="eval", step=0, sampler=ScriptedSampler(fail_after=3, error=RlvrError("gone")), **how
+            )
+        averages = log_generations(run, phase="eval", step=0, sampler=Counting(), **how)
+    assert asked == [1, 4, 4]
+    assert rows_of(run) == rows_of(whole)
+    assert averages["reward/samples"] == 12.0
+
+
+def test_what_was_just_sampled_is_what_the_store_holds(tmp_path, pool):
+    def sampled(run, sampler):
+        return sample_groups(
+            run, step=0, examples=EXAMPLES, num_samples=2, advantages=lambda found: [r.reward - 0.5 for r in found],
+            template=TEMPLATE, sampler=sampler, params=SamplingParams(), grader=pool, seed=5, stop=StopRequest(),
+        )[0]  # fmt: skip
+
+    with RunDir.create(tmp_path, "grpo", metadata={}) as run:
+        fresh = sampled(run, ScriptedSampler())
+        stored = sampled(run, ScriptedSampler(fail_after=0, error=AssertionError("sampled again")))
+    assert [(r.example_id, r.sample_index) for r in fresh] == [(e.id, i) for e in EXAMPLES for i in range(2)]
+    assert fresh == stored
+    assert {r.advantage for r in stored} == {-0.5, 0.5}
 
 
 def test_prompt_and_grader_choices():

@@ -401,10 +401,11 @@ def test_slowest(ask):
         ("eval", 0): {"sampling/seconds": 9.0},
     }
     found = ask("slowest", [], metrics={"r": metrics})
-    assert columns(found, "phase", "work", "steps", "seconds", "per_step", "slowest", "slowest_step") == [
-        ("train", "step", 2, 10.0, 5.0, 6.0, 1),
-        ("eval", "sampling", 1, 9.0, 9.0, 9.0, 0),
-        ("train", "update", 2, 8.0, 4.0, 5.0, 1),
+    names = ("phase", "work", "steps", "seconds", "share_of_steps", "per_step", "slowest", "slowest_step")
+    assert columns(found, *names) == [
+        ("train", "step", 2, 10.0, 1.0, 5.0, 6.0, 1),
+        ("eval", "sampling", 1, 9.0, None, 9.0, 9.0, 0),
+        ("train", "update", 2, 8.0, 0.8, 4.0, 5.0, 1),
     ]
 
 

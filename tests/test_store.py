@@ -31,7 +31,7 @@ from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.files import atomic_write
 from rlvr_cli.manifest import grader_slug, parse_manifest, part_name, part_path
 from rlvr_cli.records import Rollout
-from rlvr_cli.store import RunDir, check_run, latest_run, read_rollouts, read_run, resolve_run
+from rlvr_cli.store import RunDir, check_run, latest_run, read_parts, read_rollouts, read_run, resolve_run
 from rlvr_cli.text import storable
 
 SOURCE = Path(rlvr_cli.__file__).parents[1]
@@ -247,6 +247,49 @@ def test_committed_keys(finished: Path):
         assert len(run.committed_keys()) == 9
         run.commit_rollouts("train", 1, [a_rollout(run.id, step=1)])
         assert run.committed_keys(step=1) == run.committed_keys("eval") | {("train", 1, "q0", 0)}
+
+
+def test_what_is_missing_is_what_is_not_committed(finished: Path):
+    with RunDir.resume(finished) as run:
+        assert run.missing("train", 0, "q1", num_samples=3) == [1, 2]
+        run.commit_rollouts("train", 0, [a_rollout(run.id, 1, sample_index=i) for i in (9, 2, 64)])
+        assert run.missing("train", 0, "q1", num_samples=11) == [1, 3, 4, 5, 6, 7, 8, 10]
+        assert run.missing("train", 0, "another", num_samples=2) == [0, 1]
+        assert run.missing("train", 7, "q1", num_samples=2) == [0, 1]
+        assert run.missing("train", 0, "q1", num_samples=0) == []
+        assert (run.num_rollouts("train", 0), run.num_rollouts("eval", 1), run.num_rollouts("eval", 0)) == (9, 3, 0)
+        with pytest.raises(AssertionError, match=r"already committed.*q1.*64"):
+            run.commit_rollouts("train", 0, [a_rollout(run.id, 1, sample_index=i) for i in (63, 64)])
+    with RunDir.resume(finished) as run:
+        assert run.missing("train", 0, "q1", num_samples=66) == [1, *range(3, 9), *range(10, 64), 65]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 300)), unique=True, min_size=1, max_size=40), st.data())
+def test_keys_in_memory_are_the_keys_given(keys: list[tuple[str, int]], data: st.DataObject):
+    cut = data.draw(st.integers(0, len(keys)))
+    held = store._held_of(keys[:cut])
+    fresh = store._held_of(keys[cut:])
+    assert store._overlap(held, fresh) == []
+    store._merge(held, fresh)
+    assert sorted((who, i) for who, bits in held.items() for i in store._indices(bits)) == sorted(keys)
+    assert store._overlap(held, store._held_of(keys[:1])) == [keys[0]]
+
+
+@pytest.mark.parametrize("index", [-1, 2**40])
+def test_a_part_with_an_impossible_sample_index_is_set_aside(run: RunDir, index: int):
+    part = run.commit_rollouts("train", 0, [a_rollout(run.id, 0)])
+    table = pq.read_table(part).set_column(5, rollout_schema().field("sample_index"), pa.array([index], pa.int64()))
+    run.close()
+    pq.write_table(table, part.with_name("train-000000-0001.parquet"))
+    with RunDir.resume(run.path) as again:
+        assert again.num_rollouts("train", 0) == 1
+        assert f"a sample index in it is {index}" in " ".join(again.notices)
+
+
+def test_parts_are_read_one_at_a_time(finished: Path):
+    parts = [t.to_pydict() for t in read_parts(finished, phase="train", columns=["example_id"])]
+    assert parts == [{"example_id": []}, {"example_id": ["q0", "q1", "q2"]}, {"example_id": ["q3", "q4", "q5"]}]
 
 
 def test_read_rollouts_chooses_rows_and_columns(finished: Path):

@@ -28,6 +28,7 @@ from transformers import (
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.tokens import (
+    _linear_log_probs,
     collate,
     compute_entropy,
     encode,
@@ -229,6 +230,14 @@ def test_a_token_that_cannot_be_sampled_adds_nothing_to_entropy_or_gradient():
 # --- log-probabilities
 
 
+@pytest.fixture(params=[0, 100, None], ids=["none kept", "some kept", "as usual"])
+def kept(request, monkeypatch):
+    """How many logits the backward pass finds instead of making them again."""
+    if request.param is not None:
+        monkeypatch.setattr("rlvr_cli.tokens._KEPT_LOGITS", request.param)
+
+
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", ONE_LINEAR_HEAD)
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_chunked_scores_and_gradients_equal_the_plain_ones(name, temperature):
@@ -252,6 +261,7 @@ def test_chunked_scores_and_gradients_equal_the_plain_ones(name, temperature):
             torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.usefixtures("kept")
 def test_one_output_alone_can_be_differentiated(policy):
     batch = make_batch()
     scores = get_response_log_probs(policy, batch["input_ids"], batch["labels"], True)
@@ -434,6 +444,30 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.mark.usefixtures("kept")
+def test_extreme_and_impossible_logits_of_a_linear_head():
+    generator = torch.Generator().manual_seed(3)
+    hidden = (30 * torch.randn(6, 4, dtype=torch.float64, generator=generator)).requires_grad_()
+    weight = (10 * torch.randn(11, 4, dtype=torch.float64, generator=generator)).requires_grad_()
+    bias = torch.zeros(11, dtype=torch.float64)
+    bias[[0, 1, 2, 5]] = -torch.inf  # with chunks of 3: all of the first one, and one of the second
+    bias.requires_grad_()
+    labels = torch.tensor([3, 4, 6, 7, 8, 10])
+    log_p = (hidden @ weight.T + bias).log_softmax(dim=-1)
+    picked, entropies = log_p.gather(-1, labels[:, None]).squeeze(-1), compute_entropy(log_p)
+    scores = _linear_log_probs(hidden, weight, bias, labels, temperature=1.0, chunk_size=3)
+    torch.testing.assert_close(scores, (picked, entropies), rtol=1e-12, atol=1e-12)
+    for ours, plain in zip(scores, (picked, entropies), strict=True):
+        assert ours is not None
+        got = torch.autograd.grad(ours.sum(), (hidden, weight, bias), retain_graph=True)
+        expected = torch.autograd.grad(plain.sum(), (hidden, weight, bias), retain_graph=True)
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
+        again = torch.autograd.grad(ours.sum(), (hidden, weight, bias), retain_graph=True)
+        torch.testing.assert_close(again, got, rtol=0, atol=0)
+    impossible, _ = _linear_log_probs(hidden, weight, bias, torch.full((6,), 5), temperature=1.0, chunk_size=3)
+    assert (impossible == -torch.inf).all()
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_logits_of_a_batch_never_exist(masked):
     vocab, chunk_size = 3001, 4
@@ -453,6 +487,30 @@ def test_the_logits_of_a_batch_never_exist(masked):
     with LargestTensor() as largest:  # the measure itself: it sees the plain way
         plain_scores(model, batch)[0].sum().backward()
     assert largest.numel == batch["labels"].numel() * vocab
+
+
+@pytest.mark.usefixtures("kept")
+def test_the_weights_gradient_is_made_once_and_taken_over_by_autograd():
+    class Storages(TorchDispatchMode):
+        """Where the tensors of one size lie that operators return."""
+
+        def __init__(self, numel):
+            super().__init__()
+            self.numel, self.found, self.kept = numel, set(), []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.numel() == self.numel:
+                self.kept.append(result.untyped_storage())  # so that no address is used twice
+                self.found.add(result.untyped_storage().data_ptr())
+            return result
+
+    hidden, weight = torch.randn(5, 8, requires_grad=True), torch.randn(3001, 8, requires_grad=True)
+    log_probs, _ = _linear_log_probs(hidden, weight, None, torch.arange(5), temperature=1.0, chunk_size=100)
+    with Storages(weight.numel()) as storages:
+        log_probs.sum().backward()
+    assert weight.grad is not None
+    assert storages.found - {weight.data_ptr()} == {weight.grad.data_ptr()}
 
 
 def test_log_probs_of_a_half_precision_model_are_not_rounded_to_it():

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from rlvr_cli.advantages import group_advantages
 from rlvr_cli.errors import RlvrError
@@ -41,6 +42,13 @@ LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_cl
 NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normalize", 1.0), ("masked_normalize", 13.0)]
 
 
+class WideRMSNorm(Qwen2RMSNorm):
+    """In the precision of its input. That of transformers rounds float64 to float32, and 1e-16 may become 1e-7."""
+
+    def forward(self, hidden_states):
+        return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+
+
 def make_policy(dtype=torch.float64):
     config = Qwen2Config(
         vocab_size=VOCAB,
@@ -58,7 +66,11 @@ def make_policy(dtype=torch.float64):
     )
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        return Qwen2ForCausalLM(config).to(dtype).eval()
+        model = Qwen2ForCausalLM(config).to(dtype).eval()
+    for module in model.modules():
+        if isinstance(module, Qwen2RMSNorm):
+            module.__class__ = WideRMSNorm
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -233,17 +245,51 @@ def test_metrics_are_exact_and_do_not_depend_on_the_cut(policy):
     assert metrics["loss/objective"] == pytest.approx(objective, rel=1e-12)
 
 
-def test_rows_of_like_length_share_a_micro_batch_and_the_longest_go_first(policy):
-    batch = make_batch([(1, 2), (1, 9), (2, 0), (1, 3), (3, 6)])  # 2, 9, none, 3 and 8 positions that matter
+def shapes_of_the_body(policy, batch, *, micro_batch_size):
+    """What goes through the model's body in an update, and the update's metrics."""
     model, shapes = copy.deepcopy(policy), []
-    model.model.register_forward_pre_hook(
+    model.base_model.register_forward_pre_hook(
         lambda _module, _args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
     get_response_log_probs(model, batch["input_ids"], batch["labels"])
     shapes.clear()
-    metrics = train_update(model, torch.optim.SGD(model.parameters()), batch, learning_rate=0.0, micro_batch_size=2)
+    optimizer = torch.optim.SGD(model.parameters())
+    return shapes, train_update(model, optimizer, batch, learning_rate=0.0, micro_batch_size=micro_batch_size)
+
+
+def test_rows_of_like_length_share_a_micro_batch_and_the_longest_go_first(policy):
+    batch = make_batch([(1, 2), (1, 9), (2, 0), (1, 3), (3, 6)])  # 2, 9, none, 3 and 8 positions that matter
+    shapes, metrics = shapes_of_the_body(policy, batch, micro_batch_size=2)
+    assert shapes == [(1, 9 + 8), (1, 3 + 2)]
+    assert (metrics["update/computed"], metrics["update/padding"], metrics["update/shared"]) == (22, 0, 0)
+
+
+def test_rows_of_a_prompt_share_a_micro_batch_in_which_it_is_computed_once(policy):
+    prompts = [[5, 6, 7], [8], [5, 6, 7], [8], [5, 6, 9]]
+    responses = [[9, 10], [11, 12, 13, 14], [9, 10, 11], [12], [13, 14, 15]]
+    batch = collate(prompts, responses, pad_id=1)
+    shapes, metrics = shapes_of_the_body(policy, batch, micro_batch_size=3)
+    # 5 6 7 9 10 (its last token predicts nothing) with 5 6 7 9 inside it, and 5 6 9 13 14, of which 5 6 is the same; then 8 11 12 13 with 8.
+    assert shapes == [(1, 5 + 3), (1, 4)]
+    assert metrics["update/shared"] == pytest.approx(1 - 12 / (5 + 4 + 5 + 4 + 1))
+
+
+def test_a_model_with_a_window_computes_row_by_row_and_says_so():
+    config = MistralConfig(
+        vocab_size=VOCAB,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=4,
+    )
+    batch = make_batch([(1, 2), (1, 9), (2, 0), (1, 3), (3, 6)])
+    with pytest.warns(UserWarning, match="MistralForCausalLM is not ordinary causal attention"):
+        shapes, metrics = shapes_of_the_body(MistralForCausalLM(config).eval(), batch, micro_batch_size=2)
     assert shapes == [(2, 9), (2, 3)]
     assert metrics["update/padding"] == pytest.approx(1 - (9 + 8 + 3 + 2) / (18 + 6))
+    assert metrics["update/shared"] == 0
 
 
 def test_the_gradient_is_clipped_to_the_norm_and_its_norm_before_is_reported(policy):
@@ -683,6 +729,41 @@ def test_responses_without_an_advantage_still_count_in_the_mean(policy):
         assert_same(whole, [gradient * fraction for gradient in half], ROUNDING)
 
 
+@pytest.mark.parametrize("silent", [[], [1], [0, 2, 3], [0, 1, 2, 3, 4, 5, 6]])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_silent_rows_leave_out_the_backward_pass_and_nothing_else(policy, loss_type, silent):
+    batch = make_rollouts(policy, [*LENGTHS, (1, 1), (2, 7), (3, 0)])
+    batch["advantages"][silent] = 0.0
+    marked = batch | {"silent": batch["advantages"] == 0}
+    for size in (1, 2, 3, 8):
+        options = update_options(loss_type, importance_cap=1.1) | {"micro_batch_size": size}
+        gradient, metrics = update_gradient(policy, batch, **options)
+        ours, found = update_gradient(policy, marked, **options)
+        assert_same(ours, gradient)
+        left_out = ("update/seconds", "update/padding", "update/micro_batches")
+        for name in metrics.keys() - set(left_out):
+            assert found[name] == pytest.approx(metrics[name], rel=1e-10, abs=1e-12), name
+
+
+def test_an_update_of_silent_rows_alone_still_follows_the_momentum(policy):
+    """As one with gradients of 0, which it is."""
+    batch = make_rollouts(policy, LENGTHS)
+    ends = []
+    for mark in (False, True):
+        model = copy.deepcopy(policy)
+        optimizer = make_optimizer(model, learning_rate=0.1)
+        options = update_options("reinforce_with_baseline") | {"learning_rate": 0.1}
+        train_update(model, optimizer, batch, **options)
+        zero = batch | {"advantages": torch.zeros_like(batch["advantages"])}
+        if mark:
+            zero["silent"] = zero["advantages"] == 0
+        before = bytes_of(model, optimizer)
+        train_update(model, optimizer, zero, **options)
+        ends.append(bytes_of(model, optimizer))
+        assert ends[-1] != before
+    assert ends[0] == ends[1]
+
+
 @pytest.mark.parametrize("poison", [7.0, math.nan, math.inf])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_nothing_outside_the_responses_has_an_influence(policy, loss_type, poison):
@@ -783,29 +864,40 @@ def test_scores_are_ordinary_tensors_and_the_model_is_left_alone():
     assert_same(model.state_dict().values(), before, 0)
 
 
+@pytest.mark.parametrize("kl_coef", [0.1, 0.0])
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_from_its_own_scores_the_first_update_has_ratios_of_exactly_one(loss_type, micro_batch_size):
+def test_from_its_own_scores_the_first_update_has_ratios_of_exactly_one(loss_type, micro_batch_size, kl_coef):
     model = make_policy(torch.float32)  # its first forward pass is that of score
     batch = make_batch([*LENGTHS, (1, 1), (2, 7), (3, 0)])
-    options = update_options(loss_type, kl_coef=0.1, importance_cap=2.0)
-    options |= {"micro_batch_size": micro_batch_size, "temperature": 0.9, "learning_rate": 0.05}
-    old = score(model, batch, micro_batch_size=micro_batch_size, temperature=0.9)
+    options = update_options(loss_type, kl_coef=kl_coef, importance_cap=2.0)
+    how = {"micro_batch_size": micro_batch_size, "temperature": 0.9}
+    options |= how | {"learning_rate": 0.05}
+    old = score(model, batch, **how)
     batch |= {"old_log_probs": old, "sampled_log_probs": old, "reference_log_probs": old}
     batch["advantages"] = torch.randn(7, 1, generator=torch.Generator().manual_seed(0))
+    if not kl_coef:
+        batch["advantages"][[1, 4]] = 0.0
+        batch["silent"] = batch["advantages"] == 0
+        old = batch["old_log_probs"] = batch["sampled_log_probs"] = score(model, batch, **how)
     optimizer = make_optimizer(model, learning_rate=0.05)
     first = train_update(model, optimizer, batch, **options)
     assert [first[f"policy/ratio_{name}"] for name in ("mean", "min", "p01", "p99", "max")] == [1.0] * 5
     assert [first[f"mismatch/ratio_{name}"] for name in ("mean", "p01", "p99", "max")] == [1.0] * 4
-    assert first["mismatch/logprob_max_abs"] == first["policy/kl"] == first.get("policy/clip_fraction", 0.0) == 0.0
+    assert (
+        first["mismatch/logprob_max_abs"]
+        == first.get("policy/kl", 0.0)
+        == first.get("policy/clip_fraction", 0.0)
+        == 0.0
+    )
     assert first["mismatch/importance_weight_mean"] == 1.0
 
-    moved = (score(model, batch, micro_batch_size=micro_batch_size, temperature=0.9) - old)[batch["response_mask"]]
+    moved = (score(model, batch, **how) - old)[batch["response_mask"]]
     second = train_update(model, optimizer, batch, **options)
     assert second["policy/ratio_min"] < 1 < second["policy/ratio_max"]
     assert second["policy/ratio_max"] == moved.exp().max().item()
     assert second["policy/ratio_mean"] == pytest.approx(moved.double().exp().mean().item(), rel=1e-6)
-    assert second["policy/kl"] > 0
+    assert not kl_coef or second["policy/kl"] > 0
     assert second["mismatch/logprob_max_abs"] == 0.0  # the sampler and the trainer before the update do not move
     if loss_type == "grpo_clip":
         assert second["policy/clip_fraction"] > 0

@@ -3,8 +3,6 @@
 Enters: an EiConfig. Leaves: a run directory with every rollout and metric, checkpoints, and the trained model in `model/`.
 """
 
-import time
-
 from rlvr_cli import display
 from rlvr_cli.config import EiConfig
 from rlvr_cli.inputs import Inputs, load_inputs
@@ -40,7 +38,7 @@ def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
     steps, asked, done = (trainer.position.get(counter, 0) for counter in ("steps", "asked", "updates_of_step"))
     with display.progress("steps", config.n_ei_steps - steps, running_mean=False) as bar:
         while steps < config.n_ei_steps and trainer.has_time():
-            started, sampled_at = time.perf_counter(), trainer.updates - done
+            sampled_at = trainer.updates - done
             if config.eval_every and steps % config.eval_every == 0 and not done:
                 trainer.evaluate()
             correct, asked_after, signals = expert_rollouts(config, trainer, inputs, step=sampled_at, asked=asked)
@@ -72,7 +70,7 @@ def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
                     f"step {steps + 1}: no response was correct, so there is nothing to train on; the next step asks others"
                 )
                 trainer.skip(after)
-            trainer.metrics.add(sampled_at, {"step/seconds": time.perf_counter() - started})
+            trainer.metrics.add(sampled_at, {"step/seconds": trainer.step_seconds})
             steps, asked, done = steps + 1, asked_after, 0
             bar.advance(1, **signals)
     trainer.finish()

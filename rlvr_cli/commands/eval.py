@@ -74,7 +74,7 @@ def run(config: EvalConfig) -> None:
         run.update(sampler=sampler_facts(sampler, reason=engine.reason))
         total = len(dataset.examples) * config.num_samples
         try:
-            with display.progress("sampling", total - len(run.committed_keys("eval", 0))) as bar:
+            with display.progress("sampling", total - run.num_rollouts("eval", 0)) as bar:
                 log_generations(
                     run,
                     phase="eval",

@@ -19,7 +19,7 @@ from rlvr_cli.journal import open_run, resumed_config
 from rlvr_cli.models import load_policy
 from rlvr_cli.plan import announce, grpo_notes, grpo_plan, overlong_buffer
 from rlvr_cli.records import Rollout
-from rlvr_cli.rollouts import Effort, rollout_metrics, sample_groups
+from rlvr_cli.rollouts import Effort, prefetch_groups, rollout_metrics, sample_groups
 from rlvr_cli.signals import StopRequest
 from rlvr_cli.tokens import Batch, pad_id_of
 from rlvr_cli.trainer import Trainer, conclude, opened
@@ -54,20 +54,29 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
         cliprange=config.cliprange,
         cliprange_high=config.cliprange_high,
         kl_coef=config.kl_coef,
-        importance_cap=config.importance_cap if config.importance_correction == "truncated" else None,
+        importance_cap=config.importance_truncation,
     )
     reference = reference_model(config)
     steps, asked, done = (trainer.position.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
     with display.progress("steps", config.n_grpo_steps - steps, running_mean=False) as bar:
         while steps < config.n_grpo_steps and trainer.has_time():
-            started, sampled_at = time.perf_counter(), trainer.updates - done
+            sampled_at = trainer.updates - done
             rollouts, asked_after, signals = rollout_batch(config, trainer, inputs, step=sampled_at, asked=asked)
-            minibatches = shuffled(config, len(rollouts), step=steps)
+            minibatches = shuffled(config, len(rollouts), step=steps) or [
+                []
+            ]  # no group had a signal: an update skipped
+            trainer.evaluate_if_due()
+            if config.async_steps:
+                if not done:
+                    trainer.lag_behind()
+                if steps + 1 < config.n_grpo_steps:
+                    sample_ahead(config, trainer, inputs, step=sampled_at + len(minibatches), asked=asked_after)
             batch = training_batch(config, trainer, rollouts, minibatches, reference=reference)
             kept = {name: batch[name] for name in batch if name == "old_log_probs"}
             after = {"steps": steps + 1, "asked": asked_after, "updates_of_batch": 0}
             for number, rows in enumerate(minibatches[done:], start=done + 1):
-                trainer.evaluate_if_due()
+                if number > done + 1:
+                    trainer.evaluate_if_due()
                 last = number == len(minibatches)
                 update = trainer.update(
                     take(batch, rows),
@@ -83,10 +92,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
                     signals |= {"entropy": update["policy/entropy"], "grad": update["optimizer/grad_norm"]}
                     if number == 1:
                         check_first_update(config, trainer, update)
-            if not minibatches:
-                trainer.evaluate_if_due()
-                trainer.skip(after)
-            trainer.metrics.add(sampled_at, {"step/seconds": time.perf_counter() - started})
+            trainer.metrics.add(sampled_at, {"step/seconds": trainer.step_seconds})
             steps, asked, done = steps + 1, asked_after, 0
             bar.advance(1, **signals)
     trainer.finish()
@@ -100,7 +106,7 @@ def rollout_batch(
     With dynamic sampling, groups without a signal are left out and others asked for until the batch is full.
 
     Args:
-        step: updates done.
+        step: updates done before it is trained on.
         asked: questions of the endless pass over the dataset that were asked before.
 
     Returns:
@@ -111,7 +117,7 @@ def rollout_batch(
     used: list[list[Rollout]] = []
     indices: list[int] = []
     effort, rounds = Effort(), 0
-    synchronising = trainer.synchronise()
+    synchronising = trainer.synchronise_rollouts()
     while len(used) < wanted and rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1):
         fresh, asked = draw(inputs.dataset.rows, wanted - len(used), seed=config.seed, start=asked, exclude=indices)
         if not fresh:
@@ -142,6 +148,7 @@ def rollout_batch(
         "groups/all_correct_share": sum(mean == 1 for mean in means) / len(groups),
         "groups/all_wrong_share": sum(mean == 0 for mean in means) / len(groups),
         "sampling/rounds": float(rounds),
+        "sampling/lag": float(step - min(r.policy_version for r in sampled)),  # updates that their policy is behind
         "synchronisation/seconds": synchronising,
     }
     trainer.metrics.add(step, metrics | effort.metrics)
@@ -153,6 +160,25 @@ def rollout_batch(
         "tokens": effort.tokens,
     }
     return [r for group in used for r in group], asked, signals
+
+
+def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int) -> None:
+    """Have the sampling process begin with the next batch's first questions, while this one is trained on."""
+    assert trainer.process is not None
+    trainer.synchronise_rollouts()
+    indices, _ = draw(
+        inputs.dataset.rows, config.n_prompts_per_rollout_batch, seed=config.seed, start=asked, exclude=[]
+    )
+    prefetch_groups(
+        trainer.run,
+        step=step,
+        examples=[inputs.dataset.examples[i] for i in indices],
+        num_samples=config.group_size,
+        template=inputs.template,
+        sampler=trainer.process,
+        params=config.sampling_params,
+        seed=config.seed,
+    )
 
 
 def advantages(config: GrpoConfig, rollouts: Sequence[Rollout]) -> list[float]:
@@ -206,6 +232,8 @@ def training_batch(
     batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
     if config.overlong == "mask":
         batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
+    if not config.kl_coef:
+        batch["silent"] = batch["advantages"] == 0
     how: dict[str, Any] = {
         "micro_batch_size": config.micro_train_batch_size,
         "temperature": config.sampling_temperature,
@@ -234,9 +262,10 @@ def check_first_update(config: GrpoConfig, trainer: Trainer, update: dict[str, f
     moved = max(update["policy/ratio_max"] - 1, 1 - update["policy/ratio_min"])
     assert not config.on_policy or not moved > 0, update
     gaps = {int(name.rpartition("/")[2]): gap for name, gap in update.items() if name.startswith("mismatch/position/")}
-    trainer.check_mismatch(
-        max((gap for start, gap in gaps.items() if start >= config.sampling_min_tokens), default=0.0)
-    )
+    if not config.async_steps:  # else they should differ
+        trainer.check_mismatch(
+            max((gap for start, gap in gaps.items() if start >= config.sampling_min_tokens), default=0.0)
+        )
 
 
 def reference_model(config: GrpoConfig) -> Any:

@@ -6,8 +6,6 @@ raised. The grader itself sees empty standard streams. JSON, never pickle: a wor
 anything.
 """
 
-import contextlib
-import ctypes
 import json
 import os
 import resource
@@ -17,8 +15,7 @@ from dataclasses import astuple
 from typing import IO, Any
 
 from rlvr_cli.errors import RlvrError
-
-_PR_SET_PDEATHSIG = 1
+from rlvr_cli.signals import die_with
 
 
 def main() -> None:
@@ -28,7 +25,7 @@ def main() -> None:
     setup = json.loads(requests.readline() or b"{}")
     if not setup:
         return
-    _die_with(setup["parent"])
+    die_with(setup["parent"])
     limit, hard = int(setup["memory_bytes"]), resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -59,14 +56,6 @@ def _take_over_streams() -> tuple[IO[bytes], IO[bytes]]:
         os.dup2(null, stream)
     os.close(null)
     return requests, replies
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent dies (Linux); elsewhere the end of standard input has to do."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the request
-        os._exit(0)
 
 
 def _reply(stream: IO[bytes], message: Any) -> None:

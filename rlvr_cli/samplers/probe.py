@@ -18,6 +18,7 @@ from rlvr_cli.records import Completion, SamplingParams
 # Largest mean |engine - torch| of the greedy log-probabilities in nats, by the coarser precision of the two. It tells
 # wrong weights (nats) from rounding (3e-6 measured in float32, 0.07 in bfloat16 on logits spread far wider than usual).
 PROBE_BOUND = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 3e-1}
+_FIXED = 2, 16  # rows and tokens of `fixed_logprobs`
 PROBE_MOVED = 1e-3  # nats by which a model must have moved for an engine that did not move at all to be called stale
 
 
@@ -65,16 +66,28 @@ def take_probe(model: Any, answers: Iterable[Completion], *, autocast_dtype: tor
     answers = sorted(answers, key=lambda c: c.request_index)
     ids = torch.tensor([c.prompt_ids + c.token_ids for c in answers], device=model.device)  # (prompts, tokens)
     start = len(answers[0].prompt_ids)
-    autocast = torch.autocast(model.device.type, autocast_dtype, enabled=autocast_dtype is not None)
-    # Not `no_grad`: where the caller has autocast on, that would read the copies of the weights that autocast keeps.
-    with evaluating(model), torch.inference_mode(), autocast:
-        logits = model(input_ids=ids, use_cache=False).logits[:, start - 1 : -1]  # (prompts, answer tokens, vocabulary)
-    logprobs = logits.float().log_softmax(-1).gather(-1, ids[:, start:, None])
     return Probe(
         tokens=tuple(c.token_ids for c in answers),
         engine=tuple(x for c in answers for x in c.logprobs),
-        torch=tuple(logprobs.flatten().tolist()),
+        torch=_logprobs(model, ids, start=start, autocast_dtype=autocast_dtype),
     )
+
+
+def _logprobs(model: Any, ids: torch.Tensor, *, start: int, autocast_dtype: torch.dtype | None) -> tuple[float, ...]:
+    """Log-probabilities of ids[:, start:], row after row."""
+    autocast = torch.autocast(model.device.type, autocast_dtype, enabled=autocast_dtype is not None)
+    # Not `no_grad`: where the caller has autocast on, that would read the copies of the weights that autocast keeps.
+    with evaluating(model), torch.inference_mode(), autocast:
+        logits = model(input_ids=ids, use_cache=False).logits[:, start - 1 : -1]  # (rows, tokens, vocabulary)
+    return tuple(logits.float().log_softmax(-1).gather(-1, ids[:, start:, None]).flatten().tolist())
+
+
+def fixed_logprobs(model: Any) -> tuple[float, ...]:
+    """What a plain forward pass of `model`, without autocast, makes of fixed token ids, nats: of the same weights the same."""
+    draw = random.Random(0)
+    vocabulary = model.get_input_embeddings().num_embeddings
+    ids = tuple(tuple(draw.randrange(vocabulary) for _ in range(_FIXED[1])) for _ in range(_FIXED[0]))
+    return _logprobs(model, torch.tensor(ids, device=model.device), start=1, autocast_dtype=None)
 
 
 def prove(

@@ -106,6 +106,8 @@ class StopStrings:
         if not self._stop or len(token_ids) <= min_tokens:
             return None
         text = response_text(self.tokenizer, token_ids)
+        if first_stop(text, self._stop) is None:  # as for most candidates: no need to know what is protected
+            return None
         protected = response_text(self.tokenizer, token_ids[:min_tokens]).rstrip(_UNDECODABLE) if min_tokens else ""
         found = first_stop(text, self._stop, start=len(protected))
         if found is None:

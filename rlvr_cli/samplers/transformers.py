@@ -8,8 +8,12 @@ of the batch nor their number or order matter, up to the rounding of the matrix 
 How rows lie in the cache: all rows write the key and value of their newest token into the same column, so a row that
 has n tokens lies in the n columns up to that one (a batch padded on the left). A step is then one slice copy per layer
 and one slice of a mask that hardly ever changes. When the columns are used up the live ones move back to the beginning.
+
+What takes the steps is `stepping.Step` where it knows the model, checked against it at the start, on a CUDA device in the
+recorded graphs of `graphs`; else the model itself, and `notes` says why.
 """
 
+import logging
 import os
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -21,7 +25,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -29,12 +32,17 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.records import Completion, FinishReason, Request, SamplingParams
 from rlvr_cli.samplers.drawing import draw_tokens, uniforms
+from rlvr_cli.samplers.graphs import FixedStep
 from rlvr_cli.samplers.probe import Probe, evaluating, probe_params, probe_prompts, prove, take_probe
+from rlvr_cli.samplers.stepping import BLOCK, Step, Window, attend, obstacle
 from rlvr_cli.samplers.stopping import StopStrings, eos_token_ids, prompt_token_ids, response_text
+
+logger = logging.getLogger(__name__)
 
 _MAX_ROWS = 256  # more rows hardly raise the rate: what a step costs beyond its arithmetic is spread thin by then
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
 _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
+_WORTH_BLOCKS = 0.1  # share of the columns that reading in blocks of rows has to save
 _ATTENTION = "rlvr_decode"
 _PROBE_PROMPTS, _PROBE_LENGTH, _PROBE_TOKENS = 2, 8, 4  # few: it is done after every update
 
@@ -46,6 +54,7 @@ class _Window:
     rows: int = 0
     low: int = 0
     column: int = 0
+    lows: tuple[int, ...] = ()  # see `stepping.Window`
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -90,24 +99,12 @@ def _attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention for a prefill (causal, no mask) and for a step (one query per row, additive mask).
-
-    In a step the query heads that share a key-value head are given as so many queries to it: the same numbers as
-    repeating keys and values for each query head, without the copies.
-    """
+    """Attention for a prefill (causal, no mask) and for a step (one query per row, additive mask)."""
     rows, heads, length, size = query.shape
     if length > 1 or attention_mask is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    if (
-        query.device.type == "cpu" and query.dtype == torch.float32
-    ):  # so few queries do not fill the fused kernel's blocks
-        queries = query.reshape(rows * key.shape[1], heads // key.shape[1], size) * (scaling or size**-0.5)
-        scores = torch.bmm(queries, key.flatten(0, 1).transpose(1, 2)).view(rows, heads, -1).add_(attention_mask[:, 0])
-        weights = scores.softmax(-1).view(rows * key.shape[1], heads // key.shape[1], -1)
-        return torch.bmm(weights, value.flatten(0, 1)).view(rows, 1, heads, -1), None
-    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
-    out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
-    return out.reshape(rows, 1, heads, -1), None
+    out = attend(query[:, :, 0], key, value, attention_mask, scaling=scaling or size**-0.5)
+    return out.view(rows, 1, heads, size), None
 
 
 AttentionInterface.register(_ATTENTION, _attend)
@@ -143,9 +140,16 @@ class _Batch:
         params: SamplingParams,
         eos: Sequence[int],
         stops: StopStrings,
+        step: Step | None = None,
+        fixed: bool = False,
     ) -> None:
-        """Allocate `rows` x `columns` slots per layer, in the shape of the keys and values in `like`."""
-        self._model, self._params, self._stops = model, params, stops
+        """Allocate `rows` x `columns` slots per layer, in the shape of the keys and values in `like`.
+
+        Args:
+            step: what takes a step in the model's place.
+            fixed: hold its shapes fixed, on a CUDA device in recorded graphs.
+        """
+        self._model, self._params, self._stops, self._step = model, params, stops, step
         device = model.device
         self.window = _Window()
         # Zeros, since a masked column still enters the weighted sum, with weight 0, and 0 x NaN is NaN.
@@ -158,6 +162,11 @@ class _Batch:
         self.mask = torch.full((rows, 1, 1, columns), -torch.inf, dtype=like[0][0].dtype, device=device)
         self.inputs = torch.zeros(rows, 1, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+        self._slots = [(layer.keys, layer.values) for layer in self.layers]
+        self._fixed_step = None
+        if step is not None and fixed:
+            still = {"tokens": self.inputs, "positions": self.positions, "mask": self.mask, "cache": self._slots}
+            self._fixed_step = FixedStep(step, **still)
         self.eos = torch.tensor(eos, dtype=torch.int64, device=device)
         self._is_eos = np.zeros(len(stops.candidates), dtype=bool)
         self._is_eos[list(eos)] = True
@@ -210,15 +219,24 @@ class _Batch:
         w = self.window
         if w.column == self.columns:
             self._move(0)
-        out = self._model(
-            input_ids=self.inputs[: w.rows],
-            position_ids=self.positions[: w.rows],
-            attention_mask=self.mask[: w.rows, :, :, w.low : w.column + 1],
-            past_key_values=self.cache,
-            use_cache=True,
-        )
+        inputs, positions = self.inputs[: w.rows], self.positions[: w.rows]
+        mask = self.mask[: w.rows, :, :, w.low : w.column + 1]
+        window = Window(w.rows, w.low, w.column + 1, w.lows)
+        if self._fixed_step is not None:
+            logits = self._fixed_step(window)
+        elif self._step is not None:
+            logits = self._step(inputs[:, 0], positions[:, 0], mask=mask, cache=self._slots, window=window)
+        else:
+            out = self._model(
+                input_ids=inputs,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=self.cache,
+                use_cache=True,
+            )
+            logits = out.logits[:, -1].float()
         w.column += 1
-        return out.logits[:, -1].float()
+        return logits
 
     def advance(self) -> list[Completion]:
         """Draw one token for every row; the completions that it ended, whose rows are then free."""
@@ -275,6 +293,7 @@ class _Batch:
                 self.questions[hole], self.questions[mover] = self.questions[mover], None
             self.alive[holes], self.alive[movers] = True, False
         w.rows = live
+        self._refit()
 
     def _barred(self, young: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | None:
         """EOS is barred from responses that are shorter than `min_tokens`."""
@@ -316,9 +335,13 @@ class _Batch:
         )
 
     def _refit(self) -> None:
-        """Read no column left of the first live one."""
-        live = self.start[self.alive]
-        self.window.low = int(live.min()) if len(live) else self.window.column
+        """Read no column left of the first live one, of all rows or, where it is worth it, of each block of rows."""
+        w = self.window
+        first = np.where(self.alive[: w.rows], self.start[: w.rows], w.column)
+        lows = np.minimum.reduceat(first, np.arange(0, w.rows, BLOCK)) if w.rows else np.array([w.column])
+        w.low = int(lows.min())
+        saved = (lows - w.low).mean() / (w.column + 1 - w.low)
+        w.lows = tuple(lows.tolist()) if saved > _WORTH_BLOCKS else ()
 
     def _move(self, room: int) -> None:
         """Move the live columns to the beginning, or as far from it as leaves `room` columns before the next one."""
@@ -333,7 +356,8 @@ class _Batch:
         self.mask[: w.rows, :, :, :target] = -torch.inf
         self.mask[: w.rows, :, :, target + length :] = 0
         self.start[: w.rows] += target - w.low
-        w.low, w.column = target, target + length
+        w.column = target + length
+        self._refit()
 
 
 class TransformersSampler:
@@ -342,6 +366,9 @@ class TransformersSampler:
     While completions are being consumed the model may be used for other things (its mode and its attention are put back
     before each of them is handed out), but its weights must not change. Between calls nothing is kept that comes from
     weights or prompts, only tables of the tokenizer.
+
+    Attributes:
+        notes: what makes sampling from this model slower than from others, one sentence each.
     """
 
     engine: Literal["transformers"] = "transformers"
@@ -378,6 +405,9 @@ class TransformersSampler:
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._doubt = ""  # why it is not known which weights the model has
         self._last_probe: Probe | None = None
+        self._distrust = ""  # why a step must not be taken in the model's place
+        self._fixed = model.device.type == "cuda"  # whether steps are taken in fixed shapes
+        self.notes: tuple[str, ...] = ()
         self._vocab_size, self._like = self._check()
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
@@ -472,7 +502,17 @@ class TransformersSampler:
             rows, columns, upcoming = self._plan(waiting, params)
             ready: deque[_Question] = deque()
             with self._sampling():
-                batch = _Batch(self._model, self._like, rows=rows, columns=columns, params=params, eos=eos, stops=stops)
+                batch = _Batch(
+                    self._model,
+                    self._like,
+                    rows=rows,
+                    columns=columns,
+                    params=params,
+                    eos=eos,
+                    stops=stops,
+                    step=self._step(columns),
+                    fixed=self._fixed,
+                )
             while upcoming or ready or batch.alive.any():
                 done: list[Completion] = []
                 with self._sampling():
@@ -491,6 +531,7 @@ class TransformersSampler:
         """
         longest = len(waiting[0].prompt_ids) + params.max_tokens
         columns = longest + max(16, longest // 8)  # to spare, so that moving back to the beginning is rare
+        columns += -columns % 8  # CUDA kernels want masks aligned
         cache = sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._like for t in pair)
         row_bytes = columns * cache + 5 * 4 * self._vocab_size  # logits and what drawing from them needs
         budget = self._kv_memory_bytes or _memory_budget(self._model.device)
@@ -570,6 +611,23 @@ class TransformersSampler:
         finally:
             model.set_attn_implementation(attention)
 
+    def _step(self, columns: int) -> Step | None:
+        """What takes a batch's steps in the model's place; None, and a note, when the model has to take them itself."""
+        reason = self._distrust or obstacle(self._model)
+        dtype = self._autocast_dtype or self._model.dtype
+        copies = self._model.num_parameters() * dtype.itemsize if dtype != self._model.dtype else 0
+        if not reason and copies > _memory_budget(self._model.device) // 2:
+            reason = f"{copies / 2**30:.1f} GiB for its weights in {str(dtype).removeprefix('torch.')} leave too little memory"
+        if not reason:
+            return Step(self._model, dtype=dtype, positions=columns)
+        self._note(f"Sampling is slower than it could be, since the model's own code takes each step: {reason}.")
+        return None
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes += (note,)
+            logger.warning(note)
+
     def _check(self) -> tuple[int, _Prefix]:
         """Compare two short prompts' logits through the cache with those of the plain model.
 
@@ -601,17 +659,34 @@ class TransformersSampler:
             prefixes = self._prefixes([prompt[:-1] for prompt in prompts])
             like = [(keys[:, :0].clone(), values[:, :0].clone()) for keys, values in prefixes[0]]
             stops = StopStrings(self._tokenizer, (), vocab_size=plain.shape[1])
-            batch = _Batch(self._model, like, rows=2, columns=8, params=SamplingParams(), eos=(), stops=stops)
-            for layer in batch.layers:  # what a mask that is not heeded would show
-                layer.keys.fill_(1.0)
-                layer.values.fill_(1.0)
-            for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
-                batch.make_room(len(prompt) - 1)
-                batch.seat(_Question(index, prompt, deque([(0, 0)]), prefix))
-            ours = batch.forward()
-        exact = self._model.dtype == torch.float32 and self._autocast_dtype is None
-        if (ours - plain).abs().max() > (1e-2 if exact else 1e-1) * plain.abs().max():
-            raise unsupported
+
+            def gap(step: Step | None, *, fixed: bool = False) -> float:
+                """The largest difference from the plain logits, as a share of the largest of these."""
+                options: dict[str, Any] = {"params": SamplingParams(), "eos": (), "stops": stops}
+                batch = _Batch(self._model, like, rows=2, columns=8, step=step, fixed=fixed, **options)
+                for layer in batch.layers:  # what a mask that is not heeded would show
+                    layer.keys.fill_(1.0)
+                    layer.values.fill_(1.0)
+                for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
+                    batch.make_room(len(prompt) - 1)
+                    batch.seat(_Question(index, prompt, deque([(0, 0)]), prefix))
+                return float((batch.forward() - plain).abs().max() / plain.abs().max())
+
+            exact = self._model.dtype.itemsize >= 4 and self._autocast_dtype is None
+            if gap(None) > (1e-2 if exact else 1e-1):
+                raise unsupported
+            bound = 1e-4 if exact else 5e-2
+            if (step := self._step(8)) is not None and gap(step) > bound:
+                self._distrust = "the faster one gives other logits"
+                step = self._step(8)
+            if step is not None and self._fixed:
+                try:
+                    failure = "they give other logits" if gap(step, fixed=True) > bound else ""
+                except RuntimeError as e:
+                    failure = str(e).partition("\n")[0]
+                if failure:
+                    self._fixed = False
+                    self._note(f"Sampling is slower than it could be, since CUDA graphs do not work here: {failure}.")
         return plain.shape[1], like
 
 

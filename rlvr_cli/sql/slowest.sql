@@ -1,13 +1,18 @@
--- Where the time went: seconds of each kind of work (metrics NAME/seconds), in all and per step, the most first.
+-- Where the time went: seconds of each kind of work (metrics NAME/seconds), in all, per step and as a share of the steps.
 -- :phase = null
 
--- step/seconds is the whole of a training step, so the other shares are parts of it.
+-- step/seconds is the whole of a training step, so the other shares are parts of it. Where one batch is sampled while another
+-- is trained on (--async-steps 1), they sum to more than 1: share_of_steps is how busy sampler and trainer are kept.
 WITH work AS (
     SELECT run_id, phase, step, value, name[:-9] AS work
     FROM metrics
     WHERE ends_with(name, '/seconds') AND phase = coalesce($phase::VARCHAR, phase)
 ), walls AS (
-    SELECT run_id, max(wall_seconds) AS wall_seconds FROM metrics GROUP BY run_id
+    SELECT
+        run_id,
+        max(wall_seconds) AS wall_seconds,
+        sum(value) FILTER (phase = 'train' AND name = 'step/seconds') AS steps_seconds
+    FROM metrics GROUP BY run_id
 )
 SELECT
     run_id,
@@ -16,6 +21,7 @@ SELECT
     count(*) AS steps,
     sum(value) AS seconds,
     sum(value) / any_value(walls.wall_seconds) AS share_of_run,
+    CASE WHEN phase = 'train' THEN sum(value) / any_value(walls.steps_seconds) END AS share_of_steps,
     avg(value) AS per_step,
     quantile_cont(value, 0.95) AS p95,
     max(value) AS slowest,
