@@ -1,24 +1,31 @@
 """Graders side by side on labelled answers: accuracy, false positives, false negatives and speed, measured in one run.
 
-    python benchmarks/grading.py cases.jsonl [--limit N] [--hostile] [--json out.json] [--errors N]
+    python benchmarks/grading.py [cases.jsonl] [--reference FILE.py:FUNCTION] [--repeats 5] [--limit N] [--hostile] [--json FILE] [--errors N]
 
 Enters: JSON lines with `response`, `ground_truth` (a string, a number, or a list of alternatives), `expected` (1 if it is to be rewarded)
-and, optionally, `kind` (`r1_zero`, the default, or `question_only`) and `category`; cases of category `hostile` are left out
-unless asked for, since Math-Verify spends seconds on some of them. Leaves: one row per grader.
+and, optionally, `kind` (`r1_zero`, the default, or `question_only`) and `category`; by default the cases of the tests. Cases of
+category `hostile` are left out unless asked for, since Math-Verify spends seconds on some of them. Leaves: a line per grader.
 
 The competitors get the answer as our extraction finds it, so that only the comparison of answer and truth is compared:
 exact string equality after stripping, and Math-Verify, `verify(parse(truth), parse(answer))` with `$...$` put around both and its
-own time limits on, as its README shows. Calls per second are of one process, in the order of the file.
+own time limits on, as its README shows. The reference that the handout comes with, sail-sg's `r1_zero_reward_fn` (fast=True), is on
+no package index: --reference names the function in a copy of its file, and it gets the responses as they are. Calls per second are
+of one process; the graders take turns within a repeat, in an order that is reversed every second repeat, and the median over the
+repeats is given. Every turn is a process of its own: a grader that keeps verdicts would only look them up the second time.
 """
 
 import argparse
 import importlib.util
 import json
 import logging
+import multiprocessing
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from rows import Row, write
 
 from rlvr_cli.graders import question_only_reward_fn, r1_zero_reward_fn
 from rlvr_cli.graders.extraction import last_boxed, tagged_answer, unboxed
@@ -26,6 +33,22 @@ from rlvr_cli.graders.r1_zero import is_formatted, truths_of
 
 Case = dict[str, Any]
 Judge = Callable[[Case], bool]
+
+TESTS = Path(__file__).parents[1] / "tests" / "data"
+GOALS = {"Math-Verify": ">= 20", "reference": ">= 1"}
+
+
+def read_cases(path: Path) -> list[Case]:
+    """The cases of a file; those of the tests name some fields otherwise."""
+    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [
+        {
+            **case,
+            "response": case.get("response", f" </think> <answer> {case.get('answer')} </answer>"),
+            "expected": case.get("expected", case.get("reward", case.get("right"))),
+        }
+        for case in cases
+    ]
 
 
 def ours(case: Case) -> bool:
@@ -60,74 +83,113 @@ def math_verify_judge() -> Judge:
     return judge
 
 
-def measure(name: str, judge: Judge, cases: list[Case], errors: int) -> dict[str, Any]:
+def reference_judge(spec: str) -> Judge:
+    """The function of FILE.py:FUNCTION, called with a response and its truth."""
+    path, _, function = spec.rpartition(":")
+    found = importlib.util.spec_from_file_location("reference", path)
+    assert found is not None, path
+    assert found.loader is not None, path
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+
+    def judge(case: Case) -> bool:
+        return getattr(module, function)(case["response"], case["ground_truth"])["reward"] > 0.5
+
+    return judge
+
+
+def judge_of(name: str, reference: str) -> Judge:
+    match name:
+        case "rlvr":
+            return ours
+        case "exact string":
+            return exact_string
+        case "Math-Verify":
+            return math_verify_judge()
+        case _:
+            return reference_judge(reference)
+
+
+def measure(name: str, cases: list[Case], reference: str) -> tuple[list[bool | None], list[float]]:
+    """The verdict on each case, None where the grader raised, and the seconds that it took."""
+    judge = judge_of(name, reference)
     judge(cases[0])  # imports on first use are no part of the speed
-    false_positives, false_negatives, crashes, slowest = 0, 0, 0, 0.0
-    seconds = 0.0
-    shown = 0
+    verdicts: list[bool | None] = []
+    seconds = []
     for case in cases:
         started = time.perf_counter()
         try:
-            rewarded = judge(case)
+            verdicts.append(judge(case))
         except Exception:  # a grader that raises has not rewarded
-            rewarded, crashes = False, crashes + 1
-        taken = time.perf_counter() - started
-        seconds += taken
-        slowest = max(slowest, taken)
-        wrong = rewarded != bool(case["expected"])
-        false_positives += wrong and rewarded
-        false_negatives += wrong and not rewarded
-        if wrong and shown < errors:
-            shown += 1
-            print(
-                f"  {name}: {'rewarded' if rewarded else 'not rewarded'}: {case['response'][-80:]!a} for {case['ground_truth']!r}"
-            )
-    return {
-        "grader": name,
-        "accuracy": 1 - (false_positives + false_negatives) / len(cases),
-        "false_positives": false_positives,
-        "false_negatives": false_negatives,
-        "exceptions": crashes,
-        "calls_per_second": len(cases) / seconds,
-        "slowest_seconds": slowest,
-    }
+            verdicts.append(None)
+        seconds.append(time.perf_counter() - started)
+    return verdicts, seconds
+
+
+def in_a_process(name: str, cases: list[Case], reference: str) -> tuple[list[bool | None], list[float]]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, (name, cases, reference))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", type=Path)
+    parser.add_argument("cases", type=Path, nargs="*", help="default: those of tests/data")
+    parser.add_argument("--reference", default="", help="FILE.py:FUNCTION of the handout's reference")
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--limit", type=int, help="take only the first N cases")
     parser.add_argument("--hostile", action="store_true", help="take the hostile cases too")
     parser.add_argument("--errors", type=int, default=0, help="print the first N wrong verdicts of each grader")
-    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--json", help="write the rows there")
     arguments = parser.parse_args()
-    with arguments.cases.open(encoding="utf-8") as lines:
-        cases = [case for case in map(json.loads, lines) if arguments.hostile or case.get("category") != "hostile"]
+    files = arguments.cases or sorted(TESTS.glob("grading_*.jsonl"))
+    cases = [c for file in files for c in read_cases(file) if arguments.hostile or c.get("category") != "hostile"]
     cases = cases[: arguments.limit]
     if not cases:
         parser.error("there are no cases to grade")
 
-    judges: dict[str, Judge] = {"rlvr": ours, "exact string": exact_string}
+    names = ["rlvr", "exact string"]
+    if arguments.reference:
+        names.append("reference")
+    else:
+        print(
+            "the handout's reference is on no package index: its row is missing.  --reference FILE.py:r1_zero_reward_fn"
+        )
     if importlib.util.find_spec("math_verify") is None:
         print("math_verify is not installed: its row is missing.  pip install 'math-verify[antlr4-13-2]'")
     else:
-        judges["Math-Verify"] = math_verify_judge()
-    rows = [measure(name, judge, cases, arguments.errors) for name, judge in judges.items()]
+        names.append("Math-Verify")
+    verdicts: dict[str, list[bool | None]] = {}
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    slowest: dict[str, float] = dict.fromkeys(names, 0.0)
+    for repeat in range(arguments.repeats):
+        for name in names if repeat % 2 == 0 else reversed(names):
+            verdicts[name], seconds = in_a_process(name, cases, arguments.reference)
+            rates[name].append(len(cases) / sum(seconds))
+            slowest[name] = max(slowest[name], *seconds)
 
     right = sum(bool(case["expected"]) for case in cases)
-    print(f"{len(cases)} cases, {right} right and {len(cases) - right} wrong answers; one process")
-    print(
-        f"{'grader':14} {'accuracy':>9} {'FP':>5} {'FN':>5} {'raised':>7} {'calls/s':>9} {'relative':>9} {'slowest':>9}"
-    )
-    for row in rows:
-        relative = row["calls_per_second"] / rows[-1]["calls_per_second"]
+    work = f"{len(cases)} labelled cases of {', '.join(file.stem for file in files)}"
+    print(f"{work}: {right} right and {len(cases) - right} wrong answers; one process")
+    print(f"{'grader':14} {'accuracy':>9} {'FP':>5} {'FN':>5} {'raised':>7} {'calls/s':>9} {'slowest':>9}")
+    middle = {name: statistics.median(values) for name, values in rates.items()}
+    for name in names:
+        wrong = [(c, bool(v)) for c, v in zip(cases, verdicts[name], strict=True) if bool(v) != bool(c["expected"])]
+        rewarded = sum(verdict for _, verdict in wrong)
+        raised = sum(verdict is None for verdict in verdicts[name])
         print(
-            f"{row['grader']:14} {row['accuracy']:9.4f} {row['false_positives']:5} {row['false_negatives']:5} {row['exceptions']:7} "
-            f"{row['calls_per_second']:9.0f} {relative:8.1f}x {row['slowest_seconds']:7.3f} s"
+            f"{name:14} {1 - len(wrong) / len(cases):9.4f} {rewarded:5} {len(wrong) - rewarded:5} {raised:7} "
+            f"{middle[name]:9.0f} {slowest[name]:7.3f} s"
         )
-    print(f"relative: to {rows[-1]['grader']}")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"cases": len(cases), "rows": rows}, indent=2) + "\n")
+        for case, verdict in wrong[: arguments.errors]:
+            print(f"  {'' if verdict else 'not '}rewarded: {case['response'][-80:]!a} for {case['ground_truth']!r}")
+    rows = [
+        Row("grading, 1 process", work, name, "responses/s", middle["rlvr"], middle[name], GOALS[name])
+        for name in names
+        if name in GOALS
+    ]
+    for row in rows:
+        print(f"rlvr beside {row.beside}: {row.ratio:.1f}x")
+    write(arguments.json, rows)
 
 
 if __name__ == "__main__":

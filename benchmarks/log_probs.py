@@ -1,107 +1,187 @@
-"""Log-probabilities and entropy of response tokens from hidden states, forward and backward: time and peak memory.
+"""Log-probabilities and entropies of tokens from hidden states, forward and backward: peak memory and time.
 
-    python benchmarks/log_probs.py [--vocabulary 151936] [--hidden 1536] [--tokens 2048] [--repeat 5] [--threads 2]
+    python benchmarks/log_probs.py [--tokens 2048] [--vocabulary 151936] [--hidden 1536] [--repeats 5] [--threads 2] [--json FILE]
 
-Enters: nothing; hidden states and an output layer are random, float32. Leaves: one row per way of doing it, each in a process of its own: median
-seconds, and the memory at its peak beyond the hidden states, the output layer and their gradients, which every way needs.
+Random hidden states and a random output layer, float32, on the CPU; each token's log-probability has a weight of its own
+in the loss, as in a policy gradient.
 
-ours      rlvr_cli.tokens: the output layer runs over chunks of positions, and again in the backward pass; exact entropy besides
-plain     log_softmax over all logits, and the entropy from it
-no entropy  the same without the entropy
-torch     torch.nn.functional.linear_cross_entropy, where this torch has it; no entropy
-Liger     LigerFusedLinearCrossEntropyFunction, where liger-kernel is installed and runs on this device; no entropy
+  ours           rlvr_cli.tokens: in chunks of the vocabulary, made again in the backward pass; exact entropies besides
+  plain          log_softmax over all logits, and the entropies from it
+  torch          torch.nn.functional.linear_cross_entropy as it is without options: over all logits; no entropies
+  torch chunked  the same with LinearCrossEntropyOptions(): in chunks of positions; no entropies
+  Liger          LigerFusedLinearCrossEntropyFunction, where liger-kernel is installed and runs here; no entropies
+
+Every measurement is a process of its own, and the ways take turns within a repeat, in an order that is reversed every second
+repeat; medians are given. Each first goes through a toy problem, so that no library is still to be loaded.
+
+Peak memory is the high-water mark of the process's resident memory (Linux: VmHWM, put back by /proc/self/clear_refs), less
+what the process held before its tensors were made. `peak` is all of that; `beyond` leaves out what every way needs: the
+hidden states, the output layer, and the gradients of both. `later` is `beyond` in a second backward pass onto gradients that
+are there already, as in gradient accumulation. MB are 10^6 bytes.
 """
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
-WAYS = ("ours", "plain", "no entropy", "torch", "Liger")
+import torch
+import torch.nn.functional as F
+from rows import Row, write
+from torch import Tensor
+
+# hidden states (tokens, hidden), output layer (vocabulary, hidden), labels -> log-probabilities (tokens,) and entropies
+Way = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
-def run(way: str, *, vocabulary: int, hidden: int, tokens: int, repeat: int, threads: int) -> dict[str, float]:
-    """Seconds of each repetition and peak bytes beyond what is given; raises what the way raises."""
-    import torch
-    import torch.nn.functional as F
+def ours(states: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    from rlvr_cli.tokens import _linear_log_probs
 
-    torch.set_num_threads(threads)
+    log_probs, entropy = _linear_log_probs(states, weight, None, labels, temperature=1.0)
+    assert entropy is not None
+    return log_probs, entropy.detach()
+
+
+def plain(states: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    log_p = (states @ weight.T).log_softmax(-1)
+    detached = log_p.detach()
+    return log_p.gather(-1, labels[:, None]).squeeze(-1), -(detached.exp() * detached).sum(-1)
+
+
+def of_torch(states: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    return -F.linear_cross_entropy(states, weight, labels, reduction="none"), None
+
+
+def of_torch_chunked(states: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    options = torch.nn.LinearCrossEntropyOptions()
+    return -F.linear_cross_entropy(states, weight, labels, reduction="none", options=options), None
+
+
+def of_liger(states: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    out = LigerFusedLinearCrossEntropyFunction.apply(states, weight, labels, None, None, -100, 0.0, 0.0, "none")
+    return -(out[0] if isinstance(out, tuple) else out), None
+
+
+WAYS: dict[str, Way] = {
+    "ours": ours,
+    "plain": plain,
+    "torch": of_torch,
+    "torch chunked": of_torch_chunked,
+    "Liger": of_liger,
+}
+NAMES = {
+    "plain": "log_softmax over full logits",
+    "torch": "torch linear_cross_entropy, without options, no entropies",
+    "torch chunked": "torch linear_cross_entropy, chunked, no entropies",
+    "Liger": "Liger fused linear cross-entropy, no entropies",
+}
+GOALS = {"plain": ("<= 0.15", "<= 1.1")}  # of `beyond` and of the time; for the others no worse
+
+
+def resident(field: str = "VmRSS") -> int:
+    """Bytes of this process that are in memory, or ("VmHWM") were at most since the mark was put back."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return 1024 * int(line.split()[1])
+    raise OSError(f"no {field} in /proc/self/status: the memory is measured on Linux only")
+
+
+def problem(tokens: int, vocabulary: int, hidden: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Hidden states, the output layer, labels, and each token's weight in the loss."""
     torch.manual_seed(0)
     weight = torch.empty(vocabulary, hidden).normal_(0, 0.02).requires_grad_()
     states = torch.randn(tokens, hidden, requires_grad=True)
-    labels = torch.randint(vocabulary, (tokens,))
-    upstream = torch.randn(tokens)
+    return states, weight, torch.randint(vocabulary, (tokens,)), torch.randn(tokens)
 
-    def ours():
-        from rlvr_cli.tokens import _linear_log_probs
 
-        log_probs, entropy = _linear_log_probs(states, weight, None, labels, temperature=1.0, chunk_size=256)
-        return log_probs, entropy.detach()
-
-    def plain():
-        log_p = (states @ weight.T).log_softmax(-1)
-        return log_p.gather(-1, labels[:, None]).squeeze(-1), -(log_p.detach().exp() * log_p.detach()).sum(-1)
-
-    def no_entropy():
-        return (states @ weight.T).log_softmax(-1).gather(-1, labels[:, None]).squeeze(-1), None
-
-    def of_torch():
-        return -F.linear_cross_entropy(states, weight, labels, reduction="none"), None  # type: ignore[attr-defined]  (newer torch only)
-
-    def liger():
-        from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
-
-        out = LigerFusedLinearCrossEntropyFunction.apply(states, weight, labels, None, None, -100, 0.0, 0.0, "none")
-        return -(out[0] if isinstance(out, tuple) else out), None
-
-    ways = dict(zip(WAYS, (ours, plain, no_entropy, of_torch, liger), strict=True))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seconds = []
-    for _ in range(repeat):
-        weight.grad = states.grad = None
+def measure(way: Way, *, tokens: int, vocabulary: int, hidden: int) -> dict[str, float]:
+    """Seconds, bytes at the peak and checksums of one pass; bytes of a second one on top of it. Raises what the way raises."""
+    states, weight, labels, upstream = problem(64, 1000, hidden)
+    (way(states, weight, labels)[0] * upstream).sum().backward()
+    del states, weight, labels, upstream
+    before = resident()
+    states, weight, labels, upstream = problem(tokens, vocabulary, hidden)
+    needed = 2 * 4 * (states.numel() + weight.numel())
+    seconds, peaks, norms = [], [], []
+    for _ in range(2):
+        Path("/proc/self/clear_refs").write_text("5")
         started = time.perf_counter()
-        log_probs, _ = ways[way]()
+        log_probs, entropy = way(states, weight, labels)
         (log_probs * upstream).sum().backward()
         seconds.append(time.perf_counter() - started)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peaks.append(resident("VmHWM") - before)
+        assert weight.grad is not None
+        norms.append(float(weight.grad.norm()))
+        total = float(entropy.sum()) if entropy is not None else float("nan")
+        del log_probs, entropy
     return {
-        "seconds": statistics.median(seconds),
-        "peak_mb": (peak - before) / 1024,
-        "checksum": float(states.grad.norm()),
+        "seconds": seconds[0],
+        "peak": peaks[0],
+        "beyond": peaks[0] - needed,
+        "later": peaks[1] - needed,
+        "entropy": total / tokens,
+        "gradient": norms[0],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=2_048)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--hidden", type=int, default=1_536)
-    parser.add_argument("--tokens", type=int, default=2_048)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    sizes = {k: v for k, v in vars(arguments).items() if k != "way"}
-    if arguments.way:
-        print(json.dumps(run(arguments.way, **sizes)))
+    sizes = {name: getattr(arguments, name) for name in ("tokens", "vocabulary", "hidden")}
+    if arguments.measure:
+        torch.set_num_threads(arguments.threads)
+        print(json.dumps(measure(WAYS[arguments.measure], **sizes)))
         return
     options = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
-    found: dict[str, dict[str, float]] = {}
-    for way in WAYS:
-        done = subprocess.run([sys.executable, __file__, *options, "--way", way], capture_output=True, text=True)
-        if done.returncode:
-            print(f"{way:<11} does not run here: {done.stderr.strip().splitlines()[-1][:110]}")
-        else:
-            found[way] = json.loads(done.stdout)
-    base = found["plain"]
-    print(f"{'way':<11} {'seconds':>8} {'of plain':>9} {'peak MB':>8} {'of plain':>9} {'gradient norm':>14}")
-    for way, row in found.items():
-        ratios = row["seconds"] / base["seconds"], row["peak_mb"] / base["peak_mb"]
-        print(
-            f"{way:<11} {row['seconds']:>8.2f} {ratios[0]:>8.2f}x {row['peak_mb']:>8.0f} {ratios[1]:>8.2f}x {row['checksum']:>14.4f}"
-        )
+    options += ["--threads", str(arguments.threads)]
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in arguments.ways}
+    for repeat in range(arguments.repeats):
+        for way in list(found)[:: -1 if repeat % 2 else 1]:
+            command = [sys.executable, __file__, *options, "--measure", way]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                print(f"{way} does not run here: {(done.stderr.strip().splitlines() or ['killed'])[-1][:100]}")
+                del found[way]
+            else:
+                found[way].append(json.loads(done.stdout))
+    middle = {way: {k: statistics.median(run[k] for run in runs) for k in runs[0]} for way, runs in found.items()}
+    head = f"{'seconds':>8} {'peak MB':>8} {'beyond':>7} {'later':>7} {'entropy':>9} {'gradient':>9}"
+    print(f"{'':<14} {head}   of plain: {'seconds':>7} {'beyond':>7} {'later':>7}")
+    for way, row in middle.items():
+        megabytes = {name: row[name] / 1e6 for name in ("peak", "beyond", "later")}
+        text = f"{way:<14} {row['seconds']:>8.2f} {megabytes['peak']:>8.0f} {megabytes['beyond']:>7.0f} {megabytes['later']:>7.0f}"
+        text += f" {row['entropy']:>9.5f} {row['gradient']:>9.4f}"
+        if base := middle.get("plain"):
+            seconds, beyond, later = (row[name] / base[name] for name in ("seconds", "beyond", "later"))
+            text += f" {seconds:>18.2f}x {beyond:>6.3f}x {later:>6.3f}x"
+        print(text)
+    if "ours" not in middle:
+        return
+    work = f"vocabulary {arguments.vocabulary:,}, hidden {arguments.hidden:,}, {arguments.tokens:,} tokens, head only, {arguments.threads} threads"
+    rows = []
+    for way in middle.keys() - {"ours"}:
+        of_memory, of_time = GOALS.get(way, ("<= 1", "<= 1"))
+        pairs = (("beyond", "peak memory", "MB", 1e6, of_memory), ("seconds", "time", "s", 1, of_time))
+        for key, what, unit, scale, goal in pairs:
+            values = middle["ours"][key] / scale, middle[way][key] / scale
+            rows.append(
+                Row(f"log-probs + entropy, forward and backward: {what}", work, NAMES[way], unit, *values, goal)
+            )
+    write(arguments.json, rows)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,23 @@
 """Tokens per second of the embedded sampler beside `transformers.generate` and, where it is installed, vLLM.
 
-    python benchmarks/sampling.py [--model PATH] [--questions 64] [--samples 4] [--max-tokens 128] [--repeats 3]
+    python benchmarks/sampling.py [--questions-file FILE] [--repeats 5] [--json FILE]
 
 The same model, prompts, number of samples and precision for each; temperature 1, full softmax. Two workloads:
 
-  fixed    every response has exactly --max-tokens tokens (EOS is barred): the cost of a token, nothing else
-  natural  responses end at EOS: what leaving and refilling the batch is worth
+  fixed    a random Qwen2 of 0.85 million parameters, 64 questions x 4 samples x 128 tokens each (EOS is barred): the
+           cost of a token, nothing else. The questions are those of FILE (any data set that `rlvr eval` reads, such as
+           GSM8K's test.jsonl), or word problems made here.
+  ragged   the first batch of quickstart's GRPO: the built-in model, 32 questions x 8 samples of 4 to 64 tokens, which
+           end after `</answer>` or EOS: what leaving the batch is worth.
 
 The engines take turns within a repeat, in an order that is reversed every second repeat, so that a change of the
-machine's speed hits all alike; the median over repeats is given, and its ratio to `generate`. Only response tokens up
-to EOS count. Our sampler also keeps log-probabilities and entropies, which `generate` here does not. Weight loading is
-not timed and every engine has one untimed batch first.
+machine's speed hits all alike; the median over repeats is given, and its ratio to ours. Only response tokens count.
+Our sampler also keeps log-probabilities and entropies, vLLM log-probabilities, `generate` here neither. Weight loading
+is not timed and every engine has one untimed batch first. A prefix cache gives vLLM an advantage here: it meets the
+same prompts in every repeat.
 
-Without --model: the built-in tiny model if there is one, else a random Qwen2 of 0.85 million parameters with so many
-EOS tokens that natural responses have about a third of --max-tokens tokens. Use one thread (--threads 1, the
-default) on a machine that does anything else. A prefix cache gives vLLM an advantage here: it meets the same prompts in
-every repeat.
+All have OMP_NUM_THREADS threads, one unless the environment says otherwise: operators this small gain little from a
+second, and lose much when anything else wants the core.
 """
 
 import argparse
@@ -24,36 +26,50 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: vLLM's kernels heed nothing else
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from rows import Row, write
 
+from rlvr_cli.datasets import load_dataset
+from rlvr_cli.models import builtin_model_path, load_policy
+from rlvr_cli.prompts import load_prompt, prompt_of
 from rlvr_cli.records import Request, SamplingParams
 from rlvr_cli.samplers.transformers import TransformersSampler
 
-BUILTIN = Path(__file__).parents[1] / "rlvr_cli" / "assets" / "tiny-math"
+GOALS = {"generate": ">= 3", "vllm": ">= 1.5"}
+NAMES = {"generate": "transformers.generate", "vllm": "vLLM, in process"}
 
 
-def questions(count: int) -> list[str]:
-    """Word problems of about 20 to 70 words."""
-    opening = "A conversation between a user and an assistant. The assistant thinks first and then answers.\nUser: "
+@dataclass(frozen=True)
+class Workload:
+    """What every engine is asked for."""
+
+    name: str
+    work: str  # in words
+    model: str  # a directory
+    prompts: Sequence[str]
+    samples: int  # per prompt
+    params: SamplingParams
+
+
+def word_problems(count: int) -> list[str]:
+    """Questions of about 20 to 70 words."""
     story = "A baker has {a} loaves and sells {b} of them at {c} coins each. "
     return [
-        opening
-        + "".join(story.format(a=20 + i + j, b=3 + i % 7, c=1 + j) for j in range(1 + i % 4))
-        + "How many are left?"
+        "".join(story.format(a=20 + i + j, b=3 + i % 7, c=1 + j) for j in range(1 + i % 4)) + "How many are left?"
         for i in range(count)
     ]
 
 
-def random_model(directory: Path, max_tokens: int) -> None:
-    """Save the model that stands in where there is none; see above."""
+def random_model(directory: str, corpus: Sequence[str]) -> None:
+    """Save a random Qwen2 of 0.85 million parameters, and a tokenizer made for the corpus."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -61,143 +77,165 @@ def random_model(directory: Path, max_tokens: int) -> None:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=1024, special_tokens=["<eos>", "<pad>"], initial_alphabet=alphabet)
-    bpe.train_from_iterator(questions(64), trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<eos>", pad_token="<pad>")
+    trainer = trainers.BpeTrainer(
+        vocab_size=2048, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(corpus, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
     tokenizer.save_pretrained(directory)
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=1024,
+        vocab_size=2048,
         hidden_size=128,
-        intermediate_size=384,
+        intermediate_size=256,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=True,
+        eos_token_id=0,  # the first of the tokenizer's
+        pad_token_id=0,
     )
-    model = Qwen2ForCausalLM(config)
-    endings = range(
-        max(1, round(3 * config.vocab_size / max_tokens))
-    )  # a random model's tokens are about equally likely
-    model.generation_config.eos_token_id = [tokenizer.eos_token_id, *(config.vocab_size - 1 - i for i in endings)]
-    model.save_pretrained(directory)
+    Qwen2ForCausalLM(config).save_pretrained(directory)
 
 
-def with_ours(model: Any, tokenizer: Any, args: argparse.Namespace) -> Callable[[bool, int], int]:
-    sampler = TransformersSampler(model, tokenizer, max_batch_size=args.batch)
+def with_ours(work: Workload) -> Callable[[int], int]:
+    model, tokenizer = load_policy(work.model)
+    sampler = TransformersSampler(model, tokenizer)
 
-    def run(fixed: bool, repeat: int) -> int:
+    def run(repeat: int) -> int:
+        first = repeat * len(work.prompts)
         requests = [
-            Request(prompt, tuple(1_000_003 * (repeat * args.questions + i) + j for j in range(args.samples)))
-            for i, prompt in enumerate(questions(args.questions))
+            Request(prompt, tuple(1_000_003 * (first + i) + j for j in range(work.samples)))
+            for i, prompt in enumerate(work.prompts)
         ]
-        params = SamplingParams(max_tokens=args.max_tokens, min_tokens=args.max_tokens if fixed else 0, stop=())
-        return sum(completion.num_tokens for completion in sampler.sample(requests, params))
+        return sum(completion.num_tokens for completion in sampler.sample(requests, work.params))
 
     return run
 
 
-def with_generate(model: Any, tokenizer: Any, args: argparse.Namespace) -> Callable[[bool, int], int]:
+def with_generate(work: Workload) -> Callable[[int], int]:
+    model, tokenizer = load_policy(work.model)
     tokenizer.padding_side = "left"
-    inputs = tokenizer(questions(args.questions), return_tensors="pt", padding=True).to(model.device)
+    inputs = tokenizer(list(work.prompts), return_tensors="pt", padding=True).to(model.device)
     length = inputs["input_ids"].shape[1]
-    eos = model.generation_config.eos_token_id
-    eos = torch.tensor(eos if isinstance(eos, list) else [eos], device=model.device)
+    stop = {"stop_strings": list(work.params.stop), "tokenizer": tokenizer} if work.params.stop else {}
 
-    def run(fixed: bool, repeat: int) -> int:
+    def run(repeat: int) -> int:
         out = model.generate(
             **inputs,
+            **stop,
             do_sample=True,
-            temperature=1.0,
+            temperature=work.params.temperature,
             top_k=0,
             top_p=1.0,
-            num_return_sequences=args.samples,
-            max_new_tokens=args.max_tokens,
-            min_new_tokens=args.max_tokens if fixed else None,
+            num_return_sequences=work.samples,
+            max_new_tokens=work.params.max_tokens,
+            min_new_tokens=work.params.min_tokens,
         )[:, length:]
-        ended = torch.isin(out, eos).cumsum(1)
-        return int(((ended == 0) | ((ended == 1) & torch.isin(out, eos))).sum())
+        return int((out != tokenizer.pad_token_id).sum())  # after its end a response is padded, with EOS
 
     return run
 
 
-def with_vllm(path: str, args: argparse.Namespace) -> Callable[[bool, int], int] | None:
+def with_vllm(work: Workload) -> Callable[[int], int] | None:
     try:
-        from vllm import LLM
-        from vllm import SamplingParams as VllmParams
+        from vllm.entrypoints.llm import LLM
+        from vllm.sampling_params import SamplingParams as VllmParams
     except ImportError:
         return None
+    cuda = torch.cuda.is_available()
     engine = LLM(
-        model=path,
-        dtype="float32" if not torch.cuda.is_available() else "auto",
-        max_model_len=2048,
-        enforce_eager=not torch.cuda.is_available(),
-        gpu_memory_utilization=0.3,
+        model=work.model,
+        dtype="auto" if cuda else "float32",
+        max_model_len=1024,
+        enforce_eager=not cuda,
+        gpu_memory_utilization=0.1,
         logprobs_mode="processed_logprobs",
         seed=0,
     )
+    params = VllmParams(
+        n=work.samples,
+        temperature=work.params.temperature,
+        max_tokens=work.params.max_tokens,
+        min_tokens=work.params.min_tokens,
+        stop=list(work.params.stop),
+        include_stop_str_in_output=True,
+        logprobs=0,
+    )
 
-    def run(fixed: bool, repeat: int) -> int:
-        params = VllmParams(
-            n=args.samples,
-            temperature=1.0,
-            max_tokens=args.max_tokens,
-            min_tokens=args.max_tokens if fixed else 0,
-            logprobs=0,
-        )
-        outputs = engine.generate(questions(args.questions), params, use_tqdm=False)
+    def run(repeat: int) -> int:
+        outputs = engine.generate(list(work.prompts), params, use_tqdm=False)
         return sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
 
     return run
 
 
+def rows_of(work: Workload, *, repeats: int) -> list[Row]:
+    """Time every engine on one workload, and say what was found."""
+    made = {"ours": with_ours(work), "generate": with_generate(work), "vllm": with_vllm(work)}
+    engines = {name: engine for name, engine in made.items() if engine is not None}
+    print(f"{work.name}: {work.work}; {torch.get_num_threads()} torch thread(s)")
+    rates: dict[str, list[float]] = {name: [] for name in engines}
+    lengths: dict[str, list[float]] = {name: [] for name in engines}
+    for repeat in range(-1, repeats):
+        for name in list(engines) if repeat % 2 == 0 else reversed(engines):
+            began = time.perf_counter()
+            tokens = engines[name](repeat + 1)
+            if repeat >= 0:
+                rates[name].append(tokens / (time.perf_counter() - began))
+                lengths[name].append(tokens / (len(work.prompts) * work.samples))
+    ours = statistics.median(rates["ours"])
+    rows = []
+    for name, values in rates.items():
+        middle, length = statistics.median(values), statistics.mean(lengths[name])
+        spread = f"({min(values):,.0f} to {max(values):,.0f}; {length:.1f} tokens a response)"
+        beside = "" if name == "ours" else f"ours is {ours / middle:.2f} x that"
+        print(f"  {name:9} {middle:9,.0f} tokens/s  {beside:22} {spread}")
+        if name != "ours":
+            what = "embedded sampler" if work.name == "fixed" else "embedded sampler, ragged lengths"
+            rows.append(Row(what, work.work, NAMES[name], "tokens/s", ours, middle, GOALS[name]))
+    if "vllm" not in engines:
+        print("  vLLM is not installed: its rows are left out")
+    sys.stdout.flush()
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", help="a directory that transformers can load")
-    parser.add_argument("--questions", type=int, default=64)
-    parser.add_argument("--samples", type=int, default=4, help="per question")
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=None, help="our max_batch_size")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--questions-file", help="questions of the fixed workload, as rlvr reads them")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", help="write the rows there")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
-    with tempfile.TemporaryDirectory() as temporary:
-        path = args.model or (str(BUILTIN) if (BUILTIN / "config.json").exists() else temporary)
-        if path == temporary:
-            random_model(Path(temporary), args.max_tokens)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, args.dtype), local_files_only=True
-        ).eval()
-        if torch.cuda.is_available():
-            model.to("cuda")
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        engines = {"ours": with_ours(model, tokenizer, args), "generate": with_generate(model, tokenizer, args)}
-        if (vllm := with_vllm(path, args)) is not None:
-            engines["vllm"] = vllm
-
-        name = "random 0.85M Qwen2" if path == temporary else path
-        print(f"{name}: {args.questions} questions x {args.samples} samples, up to {args.max_tokens} tokens")
-        for fixed in (True, False):
-            rates: dict[str, list[float]] = {engine: [] for engine in engines}
-            for repeat in range(-1, args.repeats):
-                for engine in list(engines) if repeat % 2 == 0 else reversed(engines):
-                    began = time.perf_counter()
-                    tokens = engines[engine](fixed, repeat + 1)
-                    if repeat >= 0:
-                        rates[engine].append(tokens / (time.perf_counter() - began))
-            base = statistics.median(rates["generate"])
-            for engine, values in rates.items():
-                middle = statistics.median(values)
-                spread = f"{min(values):,.0f} to {max(values):,.0f}"
-                workload = "fixed" if fixed else "natural"
-                print(f"{workload:8} {engine:9} {middle:10,.0f} tokens/s  {middle / base:5.2f} x generate  ({spread})")
-                sys.stdout.flush()
+    with tempfile.TemporaryDirectory() as directory:
+        if args.questions_file:
+            prompts = [example.question for example in load_dataset(args.questions_file, limit=64).examples]
+            of_what = "questions of " + Path(args.questions_file).parent.name
+        else:
+            prompts, of_what = word_problems(64), "word problems"
+        random_model(directory, prompts)
+        batch = load_dataset("arithmetic:4000:1", limit=32, purpose="train").examples
+        workloads = [
+            Workload(
+                name="fixed",
+                work=f"a random 0.85M Qwen2, {len(prompts)} {of_what} x 4 samples x 128 tokens",
+                model=directory,
+                prompts=prompts,
+                samples=4,
+                params=SamplingParams(max_tokens=128, min_tokens=128, stop=()),
+            ),
+            Workload(
+                name="ragged",
+                work="quickstart's first GRPO batch: 32 questions x 8 samples, up to 64 tokens, </answer> ends one",
+                model=str(builtin_model_path()),
+                prompts=[prompt_of(example, load_prompt("r1_zero")) for example in batch],
+                samples=8,
+                params=SamplingParams(max_tokens=64, min_tokens=4, stop=("</answer>",)),
+            ),
+        ]
+        write(args.json, [row for work in workloads for row in rows_of(work, repeats=args.repeats)])
 
 
 if __name__ == "__main__":

