@@ -150,7 +150,7 @@ def with_vllm(work: Workload) -> Callable[[int], int] | None:
         dtype="auto" if cuda else "float32",
         max_model_len=1024,
         enforce_eager=not cuda,
-        gpu_memory_utilization=0.1,
+        kv_cache_memory_bytes=2**30,  # a share of the memory would have to hold the first workload's engine too
         logprobs_mode="processed_logprobs",
         seed=0,
     )

@@ -64,6 +64,9 @@ class ModelOptions:
     max_batch_size: int | None = knob(
         None, "Sequences decoded at once by the transformers engine. Default: chosen from memory.", group="Model", free_on_resume=True
     )  # fmt: skip
+    cuda_graphs: bool = knob(
+        True, "Record the embedded engine's steps as CUDA graphs, which are replayed without Python.", group="Model", free_on_resume=True
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def open_sampler(
     dtype: str = "auto",
     device: str = "auto",
     max_batch_size: int | None = None,
+    cuda_graphs: bool = True,
     max_model_len: int | None = None,
     gpu_memory_utilization: float = 0.85,
     seed: int = 0,
@@ -85,7 +86,7 @@ def open_sampler(
 
             policy, tokenizer = load_policy(model_path(model), dtype=_resolved(dtype, device), device=device)
             use_few_threads(policy)
-            return TransformersSampler(policy, tokenizer, max_batch_size=max_batch_size)
+            return TransformersSampler(policy, tokenizer, max_batch_size=max_batch_size, cuda_graphs=cuda_graphs)
         case "vllm":
             from rlvr_cli.samplers.vllm import VllmSampler
 
@@ -112,6 +113,7 @@ def open_apart(
     param_dtype: str,
     device: str,
     max_batch_size: int | None,
+    cuda_graphs: bool,
     max_model_len: int | None,
     gpu_memory_utilization: float,
     seed: int,
@@ -138,7 +140,7 @@ def open_apart(
 
     policy, tokenizer = load_policy(model_path(model), dtype=param_dtype, device=device)
     use_few_threads(policy)
-    how = {"max_batch_size": max_batch_size, "autocast_dtype": autocast_dtype(policy)}
+    how = {"max_batch_size": max_batch_size, "cuda_graphs": cuda_graphs, "autocast_dtype": autocast_dtype(policy)}
     return TransformersSampler(policy, tokenizer, **how), policy
 
 

@@ -11,6 +11,7 @@ see what is to the right of a token: no attention mask is needed, and no result 
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -111,13 +112,16 @@ def collate(prompt_ids: Sequence[Sequence[int]], response_ids: Sequence[Sequence
         `input_ids` and `labels`, int64, and `response_mask`, bool, each (batch, max(len(prompt) + len(response)) - 1).
         `response_mask` marks the response tokens in `labels`: the prompt's last token predicts the first of them.
     """
-    lengths = [len(prompt) + len(response) for prompt, response in zip(prompt_ids, response_ids, strict=True)]
+    starts = [len(prompt) for prompt in prompt_ids]
+    lengths = [start + len(response) for start, response in zip(starts, response_ids, strict=True)]
+    empty = [row for row, start in enumerate(starts) if not start]
+    assert not empty, f"row {empty[0]}: nothing predicts the first response token of an empty prompt"
+    flat = chain.from_iterable(chain.from_iterable(zip(prompt_ids, response_ids, strict=True)))
+    start, end = torch.tensor(starts)[:, None], torch.tensor(lengths)[:, None]
+    place = torch.arange(max(lengths))
     ids = torch.full((len(lengths), max(lengths)), pad_id, dtype=torch.int64)
-    mask = torch.zeros((len(lengths), max(lengths) - 1), dtype=torch.bool)
-    for row, (prompt, response) in enumerate(zip(prompt_ids, response_ids, strict=True)):
-        assert len(prompt) > 0, f"row {row}: nothing predicts the first response token of an empty prompt"
-        ids[row, : lengths[row]] = torch.tensor([*prompt, *response])
-        mask[row, len(prompt) - 1 : lengths[row] - 1] = True
+    ids.masked_scatter_(place < end, torch.tensor([*flat], dtype=torch.int64))
+    mask = (place[1:] >= start) & (place[1:] < end)
     return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": mask}
 
 
@@ -309,6 +313,7 @@ def _linear_log_probs(
     if chunk_size is None:
         logits_at_once = _LOGITS_ON_CUDA if hidden.is_cuda else _LOGITS_ON_CPU
         chunk_size = max(logits_at_once // max(len(labels), 1), _MIN_CHUNK)
+    chunk_size = min(chunk_size, len(weight))
     return _LinearLogProbs.apply(  # type: ignore[return-value]
         hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype
     )
@@ -330,12 +335,13 @@ class _LinearLogProbs(torch.autograd.Function):
         picked = torch.zeros(len(labels), dtype=wide, device=hidden.device)  # the labels' z
         normalizer = torch.full_like(picked, torch.finfo(wide).min)
         entropy = torch.zeros_like(picked) if with_entropy else None
-        room = _KEPT_LOGITS if any(ctx.needs_input_grad) else 0
-        kept: list[
-            Tensor
-        ] = []  # of the first chunks that there is room for: z less its largest of each position, and these
+        full = len(weight) // chunk_size if any(ctx.needs_input_grad) else 0
+        room = min(_KEPT_LOGITS // max(len(labels) * chunk_size, 1), full)
+        # Of the first chunks: z less its largest at each position, and these. One tensor each: many would lie between
+        # others that are freed, and leave holes.
+        kept, tops = picked.new_empty(room, len(labels), chunk_size), picked.new_empty(room, len(labels))
         with torch.autocast(hidden.device.type, enabled=False):
-            for chunk in _chunks(len(weight), chunk_size):
+            for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
                 z = _scaled_logits(inputs, weight[chunk].to(dtype), bias, chunk, temperature)  # (positions, chunk)
                 inside, place = _places(labels, chunk)
                 picked = torch.where(inside, z.gather(-1, place).squeeze(-1), picked)
@@ -343,8 +349,8 @@ class _LinearLogProbs(torch.autograd.Function):
                     z.clamp_(min=_FLOOR)
                 top = z.amax(dim=-1)
                 z -= top[:, None]
-                if (room := room - z.numel()) >= 0:
-                    kept += [z, top]
+                if number < room:
+                    kept[number], tops[number] = z, top
                 p = z.exp()  # times `total`, at least 1
                 total = p.sum(dim=-1)
                 log_total = total.log()
@@ -355,7 +361,7 @@ class _LinearLogProbs(torch.autograd.Function):
                     log_before, log_here = normalizer - merged, here - merged  # of the shares of probability
                     entropy = log_before.exp() * (entropy - log_before) + log_here.exp() * (entropy_here - log_here)
                 normalizer = merged
-        ctx.save_for_backward(hidden, weight, bias, labels, normalizer, entropy, *kept)
+        ctx.save_for_backward(hidden, weight, bias, labels, normalizer, entropy, kept, tops)
         ctx.constants = temperature, chunk_size, dtype
         ctx.set_materialize_grads(False)
         return picked - normalizer, entropy
@@ -363,7 +369,7 @@ class _LinearLogProbs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_log_probs, grad_entropy):  # type: ignore[override]
-        hidden, weight, bias, labels, normalizer, entropy, *kept = ctx.saved_tensors
+        hidden, weight, bias, labels, normalizer, entropy, kept, tops = ctx.saved_tensors
         temperature, chunk_size, dtype = ctx.constants
         inputs = hidden.to(dtype)
         upstream = torch.zeros_like(normalizer) if grad_log_probs is None else grad_log_probs / temperature
@@ -374,9 +380,8 @@ class _LinearLogProbs(torch.autograd.Function):
             for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
                 operand = weight[chunk].to(dtype)
                 inside, place = _places(labels, chunk)
-                if 2 * number < len(kept):
-                    z, top = kept[2 * number : 2 * number + 2]
-                    z = z - (normalizer - top)[:, None]
+                if number < len(kept):
+                    z = kept[number] - (normalizer - tops[number])[:, None]
                 else:
                     z = _scaled_logits(inputs, operand, bias, chunk, temperature).sub_(normalizer[:, None])
                 if grad_entropy is None:

@@ -122,6 +122,7 @@ class Trainer:
                 self.model,
                 self.tokenizer,
                 max_batch_size=options.max_batch_size,
+                cuda_graphs=options.cuda_graphs,
                 autocast_dtype=autocast_dtype(self.model),
             )
         self._synchronised = -1
@@ -221,8 +222,16 @@ class Trainer:
     def _start_process(self, engine: str) -> SamplingProcess:
         options = self.options
         apart = device_apart(options.device)
-        names = ("model", "dtype", "param_dtype", "max_batch_size", "max_model_len", "gpu_memory_utilization", "seed")
-        opening = {name: getattr(options, name) for name in names}
+        names = (
+            "model",
+            "dtype",
+            "param_dtype",
+            "max_batch_size",
+            "cuda_graphs",
+            "max_model_len",
+            "gpu_memory_utilization",
+        )
+        opening = {name: getattr(options, name) for name in (*names, "seed")}
         device = options.device if apart is None else "cuda"
         self.process = SamplingProcess(engine, {**opening, "device": device}, visible_devices=apart)
         return self.process

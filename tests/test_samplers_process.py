@@ -23,7 +23,7 @@ def start(tiny_model_dir):
 
     def start(**given):
         how = {
-            "dtype": "auto", "param_dtype": "float32", "device": "cpu", "max_batch_size": None, "max_model_len": None,
+            "dtype": "auto", "param_dtype": "float32", "device": "cpu", "max_batch_size": None, "cuda_graphs": True, "max_model_len": None,
             "gpu_memory_utilization": 0.3, "seed": 0,
         } | given  # fmt: skip
         opened.append(SamplingProcess("transformers", {"model": str(tiny_model_dir), **how}))

@@ -469,7 +469,9 @@ def test_extreme_and_impossible_logits_of_a_linear_head():
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_the_logits_of_a_batch_never_exist(masked):
+def test_the_logits_of_a_batch_never_exist(masked, monkeypatch):
+    """But for those that are kept, as many as `_KEPT_LOGITS` says."""
+    monkeypatch.setattr("rlvr_cli.tokens._KEPT_LOGITS", 0)
     vocab, chunk_size = 3001, 4
     model = make_model(Qwen2Config(**{**SMALL, "vocab_size": vocab, "hidden_size": 8}), torch.float32)
     batch = make_batch(0, [(4, 20)] * 4, vocab)
@@ -484,6 +486,14 @@ def test_the_logits_of_a_batch_never_exist(masked):
     weight = model.lm_head.weight.numel()
     assert largest.numel == max(weight, chunk_size * vocab)
     assert largest.numel < positions * vocab / 5
+    room = int(positions * chunk_size * 10.5)
+    monkeypatch.setattr("rlvr_cli.tokens._KEPT_LOGITS", room)
+    with LargestTensor() as largest:
+        log_probs = get_response_log_probs(
+            model, batch["input_ids"], batch["labels"], response_mask=mask, chunk_size=chunk_size
+        )["log_probs"]
+    assert log_probs.requires_grad
+    assert largest.numel == positions * chunk_size * 10
     with LargestTensor() as largest:  # the measure itself: it sees the plain way
         plain_scores(model, batch)[0].sum().backward()
     assert largest.numel == batch["labels"].numel() * vocab

@@ -64,6 +64,7 @@ def run(config: EvalConfig) -> None:
             dtype=config.dtype,
             device=config.device,
             max_batch_size=config.max_batch_size,
+            cuda_graphs=config.cuda_graphs,
             max_model_len=config.max_model_len,
             gpu_memory_utilization=config.gpu_memory_utilization,
             seed=config.seed,

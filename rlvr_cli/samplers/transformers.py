@@ -14,7 +14,9 @@ recorded graphs of `graphs`; else the model itself, and `notes` says why.
 """
 
 import logging
+import math
 import os
+import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_ROWS = 256  # more rows hardly raise the rate: what a step costs beyond its arithmetic is spread thin by then
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
+_GATHER_SECONDS = 0.03  # how long a completion waits for others before it is handed out
 _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
 _WORTH_BLOCKS = 0.1  # share of the columns that reading in blocks of rows has to save
 _ATTENTION = "rlvr_decode"
@@ -381,6 +384,7 @@ class TransformersSampler:
         max_batch_size: int | None = None,
         kv_memory_bytes: int | None = None,
         autocast_dtype: torch.dtype | None = None,
+        cuda_graphs: bool = True,
         policy_version: int = 0,
     ) -> None:
         """Check on a few tokens that the model gives the same logits through the engine's cache as without it.
@@ -391,6 +395,7 @@ class TransformersSampler:
             kv_memory_bytes: what keys, values and logits of a batch may take; by default a quarter of the memory that
                 this process may use (CPU), or half of what is free (CUDA) when `sample` is called.
             autocast_dtype: run the model under `torch.autocast` in this precision, as its training does.
+            cuda_graphs: on CUDA, take steps in fixed shapes, each recorded once and replayed (`graphs.py`).
 
         Raises:
             RlvrError: the model is of a kind that this engine cannot run.
@@ -406,7 +411,7 @@ class TransformersSampler:
         self._doubt = ""  # why it is not known which weights the model has
         self._last_probe: Probe | None = None
         self._distrust = ""  # why a step must not be taken in the model's place
-        self._fixed = model.device.type == "cuda"  # whether steps are taken in fixed shapes
+        self._fixed = cuda_graphs and model.device.type == "cuda"  # whether steps are taken in fixed shapes
         self.notes: tuple[str, ...] = ()
         self._vocab_size, self._like = self._check()
 
@@ -515,10 +520,15 @@ class TransformersSampler:
                 )
             while upcoming or ready or batch.alive.any():
                 done: list[Completion] = []
+                due = math.inf
                 with self._sampling():
-                    while not done and (upcoming or ready or batch.alive.any()):
+                    while time.monotonic() < due and (upcoming or ready or batch.alive.any()):
                         self._admit(batch, ready, upcoming)
-                        done = batch.advance()
+                        done += batch.advance()
+                        if (
+                            done and due == math.inf
+                        ):  # those that finish at almost the same time are handed out together
+                            due = time.monotonic() + _GATHER_SECONDS
                 yield from done
                 assert self.policy_version == version, "the weights changed while completions were being consumed"
             del batch  # its memory, before the next one is planned
