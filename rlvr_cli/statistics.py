@@ -46,13 +46,15 @@ def best_at_k(rewards: Sequence[float], scores: Sequence[float | None], k: int) 
     if any(s is None or math.isnan(s) for s in scores):
         return None
     ranked = sorted(zip(scores, rewards, strict=True), key=lambda pair: pair[0] or 0.0, reverse=True)
-    draws, expected, better = math.comb(n, k), 0.0, 0
+    expected, better, reaching = 0.0, 0, 1.0  # the share of draws that have none of the better ones
     for _, tied in groupby(ranked, key=lambda pair: pair[0]):
         group = [reward for _, reward in tied]
         # The best sample drawn is in this group: all k are from here on down, and not all from below it.
-        ways = math.comb(n - better, k) - math.comb(n - better - len(group), k)
-        expected += ways / draws * (math.fsum(group) / len(group))
-        better += len(group)
+        below = reaching
+        for passed in range(better, better + len(group)):
+            below *= max(n - k - passed, 0) / (n - passed)
+        expected += (reaching - below) * (math.fsum(group) / len(group))
+        better, reaching = better + len(group), below
     return expected
 
 

@@ -208,9 +208,14 @@ def get_response_log_probs(
     return result
 
 
+def computes_prefixes(model: PreTrainedModel) -> bool:
+    """Whether prefixes that rows share go through the model's body once; recomputation in the backward pass forbids it."""
+    return _has_linear_head(model) and not model.is_gradient_checkpointing and shares_prefixes(model)
+
+
 def wanted_prefixes(model: PreTrainedModel, input_ids: Tensor, response_mask: Tensor) -> Prefixes | None:
     """What of a batch goes through the model's body in `get_response_log_probs`; None where it all does, padding too."""
-    if not (_has_linear_head(model) and shares_prefixes(model)):
+    if not computes_prefixes(model):
         return None
     lengths = row_lengths(response_mask)
     lengths[:1].clamp_(min=1)  # no model takes nothing

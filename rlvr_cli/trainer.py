@@ -105,6 +105,16 @@ class Trainer:
                 sleep_mode=options.device in ("auto", "cuda", "cuda:0"),  # vLLM takes the first device
             )
             self.sampler.sleep()
+        try:
+            self._load(shared=shared)
+        except BaseException:
+            if not shared:
+                self.sampler.close()
+            raise
+
+    def _load(self, *, shared: bool) -> None:
+        """Model, optimizer, the engine that shares the model, and what the last checkpoint says."""
+        options = self.options
         self.model, self.tokenizer = load_policy(
             model_path(options.model), dtype=options.param_dtype, device=options.device
         )
@@ -127,7 +137,7 @@ class Trainer:
             )
         self._synchronised = -1
         self._saved: tuple[int, dict[str, int]] = (0, {})
-        checkpoint, self.notices = load_checkpoint(run.path, model=self.model, optimizer=self.optimizer)
+        checkpoint, self.notices = load_checkpoint(self.run.path, model=self.model, optimizer=self.optimizer)
         if checkpoint is not None:
             state = checkpoint.state
             self.updates, self.position, self.tensors = checkpoint.step, state["position"], checkpoint.tensors
@@ -295,10 +305,12 @@ class Trainer:
         """Answer the evaluation's questions; what the run holds of this evaluation is not sampled again."""
         if self.questions is None:
             return
+        if last and self.process is not None:
+            self.process.drop()  # what was asked ahead for a step that the time limit leaves out
+        self.synchronise()  # which may have to wait for what is sampled ahead: no cost of these questions
         started = time.monotonic()
         examples = self.questions.examples[: self._questions_asked(last=last)]
         new = len(examples) - len(self.run.committed_keys("eval", self.updates))
-        self.synchronise()
         averages = log_generations(
             self.run,
             phase="eval",

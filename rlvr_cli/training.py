@@ -33,7 +33,7 @@ from rlvr_cli.losses import (
 )
 from rlvr_cli.models import autocast_dtype
 from rlvr_cli.records import Rollout
-from rlvr_cli.tokens import Batch, collate, get_response_log_probs, row_lengths, wanted_prefixes
+from rlvr_cli.tokens import Batch, collate, computes_prefixes, get_response_log_probs, row_lengths, wanted_prefixes
 
 Schedule = Literal["constant", "cosine"]
 T = TypeVar("T")
@@ -187,8 +187,8 @@ def train_update(
 ) -> dict[str, float]:
     """One optimizer update on `batch`.
 
-    Rows with the same prompt are neighbours, so that it is computed once in a micro-batch; else rows of similar length are. The
-    longest come first, so that a micro-batch too large for the device fails at once.
+    Rows with the same prompt are neighbours, so that it is computed once in a micro-batch (`tokens.computes_prefixes`); else rows of
+    similar length are. The longest come first, so that a micro-batch too large for the device fails at once.
     An update whose loss or gradient is not finite is skipped: the weights and the optimizer's state stay as they were.
     The model's mode stays as it is. Dropout must be off in it, or the log-probabilities are not the policy's.
 
@@ -234,7 +234,7 @@ def train_update(
             "Look for empty responses in the training data.",
         )
     denominators = loss_denominators(mask, normalization=normalization, normalize_constant=normalize_constant)
-    micro_batches = _micro_batches(batch, micro_batch_size)
+    micro_batches = _micro_batches(batch, micro_batch_size, together=computes_prefixes(model))
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
     collected: dict[str, list[Tensor]] = {}
     computed = 0  # tokens that go through the model's body
@@ -354,7 +354,7 @@ def score(
     device = next(model.parameters()).device
     mask = batch["response_mask"].bool()
     scored: Tensor | None = None
-    for rows, width, _ in _micro_batches(batch, micro_batch_size):
+    for rows, width, _ in _micro_batches(batch, micro_batch_size, together=computes_prefixes(model)):
         check()
         micro = _cut(batch, rows, width, device)
         with torch.inference_mode(), autocast_context(model):
@@ -513,12 +513,12 @@ def _means_by_size(values: Tensor, sizes: Tensor) -> dict[int, float]:
     return means
 
 
-def _micro_batches(batch: Batch, size: int) -> list[tuple[Tensor, int, bool]]:
+def _micro_batches(batch: Batch, size: int, *, together: bool) -> list[tuple[Tensor, int, bool]]:
     """Row indices and width of each micro-batch, and whether it adds to the gradient: those that do first.
 
-    Prompts by the falling length of their longest row, rows of a prompt by falling length, those without a response token left
-    out. Of rows that are all `silent`, the first micro-batch counts as one that adds: its gradient of 0 is still one, and lets
-    the optimizer's momentum go on.
+    Rows by falling length, those without a response token left out; with `together`, the rows of a prompt are neighbours. Of rows
+    that are all `silent`, the first micro-batch counts as one that adds: its gradient of 0 is still one, and lets the optimizer's
+    momentum go on.
     """
     mask = batch["response_mask"].bool()
     lengths, starts = row_lengths(mask).tolist(), mask.int().argmax(dim=1).tolist()
@@ -529,7 +529,7 @@ def _micro_batches(batch: Batch, size: int) -> list[tuple[Tensor, int, bool]]:
         prompts: dict[bytes, list[int]] = {}
         for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
             if lengths[row] and silent[row] != learning:
-                prompts.setdefault(ids[row, : starts[row] + 1].tobytes(), []).append(row)
+                prompts.setdefault(ids[row, : starts[row] + 1].tobytes() if together else b"", []).append(row)
         rows = [row for of_prompt in prompts.values() for row in of_prompt]
         cuts += [(rows[first : first + size], learning) for first in range(0, len(rows), size)]
     return [

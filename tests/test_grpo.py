@@ -5,6 +5,7 @@ import shutil
 import statistics
 from collections import defaultdict
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -177,6 +178,17 @@ def test_sampling_ahead_lags_one_batch_behind_and_is_corrected_for(train):
     assert weights[2] != pytest.approx(1, abs=1e-4)
     assert metrics["train", "sampling/lag"] == {0: 0, 2: 2, 4: 2}
     assert metrics["train", "sampling/waiting_seconds"].keys() == {0, 2, 4}
+
+
+def test_no_sampling_process_outlives_a_trainer_that_could_not_be_opened(train, tmp_path):
+    train(async_steps=1, n_grpo_steps=1, checkpoint_every=1)
+    (tmp_path / "r/checkpoints").rename(tmp_path / "elsewhere")
+    (tmp_path / "r/checkpoints").symlink_to(tmp_path / "elsewhere")
+    given = {"resume": "r", "n_grpo_steps": 2, "runs_dir": str(tmp_path)}
+    with pytest.raises(RlvrError, match="link"):
+        grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+    children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    assert not any(b"rlvr_cli.engines" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
 
 
 def test_the_reference_is_the_model_at_the_start(train):

@@ -77,6 +77,31 @@ def test_answers_that_are_given_up_do_not_reach_the_next_question(start, tiny_mo
     )
 
 
+def test_what_was_asked_ahead_can_be_dropped(start, tiny_model, tiny_tokenizer):
+    there = start()
+    there.load_weights(tiny_model, 0)
+    long = SamplingParams(max_tokens=400, min_tokens=400, stop=())
+    many = [Request(f"What is 12 + {i}?", tuple(range(100 * i, 100 * i + 64))) for i in range(40)]
+    there.prefetch(many, long)
+    there.prefetch(many[:1], long)
+    there.drop()
+    here = TransformersSampler(tiny_model, tiny_tokenizer)
+    assert list(there.sample(OTHERS, PARAMS)) == list(here.sample(OTHERS, PARAMS))
+    assert there._jobs == []
+    assert list(there.sample(many[:1], PARAMS)) == list(here.sample(many[:1], PARAMS))
+
+
+def test_asking_ahead_does_not_wait_for_what_was_asked_before(start, tiny_model):
+    there = start()
+    there.load_weights(tiny_model, 0)
+    many = [Request(f"What is {i}? " + "x" * 60, (i,)) for i in range(5000)]  # more than a socket holds
+    for _ in range(3):
+        there.prefetch(many, PARAMS)
+    done = next(there.sample(many, PARAMS))
+    assert done.request_index >= 0
+    assert [job.seconds for job in there._jobs][1:] == [None, None]  # all were asked for before the first was done
+
+
 def test_weights_that_did_not_arrive_are_found_out(start, tiny_model_dir):
     model, there = load_policy(tiny_model_dir).model, start()
     there.load_weights(model, 0)
@@ -89,7 +114,7 @@ def test_weights_that_did_not_arrive_are_found_out(start, tiny_model_dir):
 
 def test_weights_of_another_shape_are_refused(start, tiny_model):
     there = start()
-    tiny_model.lm_head = torch.nn.Linear(4, 4, bias=False)
+    tiny_model.lm_head = torch.nn.Linear(400, 1000, bias=False)
     with pytest.raises(RlvrError, match="do not fit the model in the sampling process"):
         there.load_weights(tiny_model, 1)
 
@@ -99,6 +124,11 @@ def test_errors_of_the_engine_are_the_users(start):
         list(start().sample(REQUESTS, SamplingParams(max_tokens=510)))
     with pytest.raises(RlvrError, match="No parameter precision 'float7'"):
         list(start(param_dtype="float7").notes)
+    there = start()
+    for _ in range(2):
+        there.prefetch(REQUESTS, SamplingParams(max_tokens=510))
+    with pytest.raises(RlvrError, match="the model's context holds 512"):  # with more to read behind it
+        list(there.sample(REQUESTS, SamplingParams(max_tokens=510)))
 
 
 def test_a_process_that_died_is_said_and_not_waited_for(start):

@@ -10,6 +10,7 @@ over a socket pair; the process does one thing after the other, as it was asked:
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,8 @@ import rlvr_cli
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.records import Completion, Request, Sampler, SamplingParams
 from rlvr_cli.samplers.probe import Probe, fixed_logprobs, prove
+
+_DROP = re.compile(rb"drop ([0-9]{1,20})")  # a message that is no JSON, and no tensor of any model
 
 
 @dataclass
@@ -64,6 +67,7 @@ class SamplingProcess:
     ) -> None:
         self.engine, self.policy_version, self.worked_seconds = engine, 0, 0.0
         self._jobs: list[_Job] = []
+        self._asked = 0  # jobs so far
         self._last_probe: Probe | None = None
         self._facts: dict[str, Any] | None = None  # what it said when it had opened its engine
         self._connection, theirs = Pipe()
@@ -102,6 +106,14 @@ class SamplingProcess:
     def prefetch(self, requests: Sequence[Request], params: SamplingParams) -> None:
         """Begin to answer: the next `sample` of just these requests finds what is done by then."""
         self._begin(requests, params)
+
+    def drop(self) -> None:
+        """Give up all that was asked for and has not been answered."""
+        for job in self._jobs:
+            job.given_up = True
+        self._forget()
+        with _explained(self._process):
+            self._connection.send_bytes(f"drop {self._asked}".encode())
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
@@ -163,7 +175,8 @@ class SamplingProcess:
 
     def _begin(self, requests: Sequence[Request], params: SamplingParams) -> _Job:
         job = _Job(list(requests), params)
-        self._send(["sample", [asdict(request) for request in requests], asdict(params)])
+        self._asked += 1
+        self._send(["sample", self._asked, [asdict(request) for request in requests], asdict(params)])
         self._jobs.append(job)
         return job
 
@@ -227,44 +240,84 @@ def serve(connection: Connection, open_engine: Callable[..., tuple[Sampler, Any]
     Args:
         open_engine: gives the engine and the model through which it is given weights.
     """
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    # Answers wait here while the parent trains and does not read, so that the engine need not.
-    threading.Thread(target=_write_all, args=(connection, answers), daemon=True).start()
+    line = _Line(connection)
     try:
-        _, opening = _read(connection)
+        _, opening = line.take()
         sampler, model = open_engine(**opening)
         notes, seeding = list(getattr(sampler, "notes", ())), getattr(sampler, "seeding", "per-request")
-        answers.put(["ready", {"notes": notes, "seeding": seeding}])
+        line.answers.put(["ready", {"notes": notes, "seeding": seeding}])
         while True:
-            _answer(_read(connection), connection, answers, sampler, model)
+            _answer(line, sampler, model)
     except RlvrError as error:
-        answers.put(["error", [error.problem, error.hint]])
-        with suppress(ConnectionError):
-            connection.poll(None)  # until the parent, which now knows, closes its end
-    except (EOFError, ConnectionError):
-        pass  # it is gone
+        line.answers.put(["error", [error.problem, error.hint]])
+        with suppress(EOFError):
+            while True:  # until the parent, which now knows, closes its end
+                line.take_bytes()
+    except EOFError:
+        pass
 
 
-def _answer(
-    message: list[Any], connection: Connection, answers: "queue.SimpleQueue[Any]", sampler: Sampler, model: Any
-) -> None:
-    match message:
-        case "sample", requests, params:
+class _Line:
+    """Both directions of the connection, each with a thread of its own.
+
+    Answers wait here while the parent trains and does not read, so that the engine need not; requests wait here while the
+    engine samples and does not read, so that the parent need not.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.answers: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        self.unwanted = 0  # of the jobs asked for, the first so many
+        self._connection = connection
+        self._inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        for work in (self._receive_all, self._send_all):
+            threading.Thread(target=work, daemon=True).start()
+
+    def take_bytes(self) -> bytes:
+        """The next message. Raises EOFError when the parent is gone."""
+        message = self._inbox.get()
+        if message is None:
+            raise EOFError
+        return message
+
+    def take(self) -> list[Any]:
+        return json.loads(self.take_bytes())
+
+    def _receive_all(self) -> None:
+        with suppress(EOFError, ConnectionError):
+            while True:
+                message = self._connection.recv_bytes()
+                if dropped := _DROP.fullmatch(message):  # does not wait its turn
+                    self.unwanted = int(dropped[1])
+                else:
+                    self._inbox.put(message)
+        self._inbox.put(None)
+
+    def _send_all(self) -> None:
+        with suppress(OSError):  # the parent is gone; the other thread sees it too
+            while True:
+                _write(self._connection, self.answers.get())
+
+
+def _answer(line: _Line, sampler: Sampler, model: Any) -> None:
+    match line.take():
+        case "sample", number, requests, params:
             started = time.perf_counter()
             asked = [Request(**request | {"seeds": tuple(request["seeds"])}) for request in requests]
-            for completion in sampler.sample(asked, SamplingParams(**params | {"stop": tuple(params["stop"])})):
-                answers.put(["completion", asdict(completion)])
-            answers.put(["done", time.perf_counter() - started])
+            completions = sampler.sample(asked, SamplingParams(**params | {"stop": tuple(params["stop"])}))
+            while number > line.unwanted and (completion := next(completions, None)):
+                line.answers.put(["completion", asdict(completion)])
+            completions.close()
+            line.answers.put(["done", time.perf_counter() - started])
         case "load", version, sizes:
             weights = weights_of(model)
             if _sizes(weights) != sizes:
                 raise RlvrError("The policy's weights do not fit the model in the sampling process.")
             with torch.no_grad():
                 for tensor in weights.values():
-                    received = torch.frombuffer(bytearray(connection.recv_bytes()), dtype=torch.uint8)
+                    received = torch.frombuffer(bytearray(line.take_bytes()), dtype=torch.uint8)
                     tensor.copy_(received.view(tensor.dtype).view(tensor.shape))
             sampler.load_weights(model, version)
-            answers.put(["loaded", fixed_logprobs(model)])
+            line.answers.put(["loaded", fixed_logprobs(model)])
 
 
 def _sizes(weights: Mapping[str, torch.Tensor]) -> list[list[Any]]:
@@ -286,12 +339,3 @@ def _write(connection: Connection, message: list[Any]) -> None:
 
 def _read(connection: Connection) -> list[Any]:
     return json.loads(connection.recv_bytes())
-
-
-def _write_all(connection: Connection, answers: "queue.SimpleQueue[Any]") -> None:
-    while True:
-        message = answers.get()
-        try:
-            _write(connection, message)
-        except OSError:
-            return  # the parent is gone; the main thread sees it too

@@ -1,0 +1,145 @@
+"""Where the time of one quickstart GRPO step goes: milliseconds and shares of each phase, exclusive of those within it.
+
+    python benchmarks/step_profile.py [--steps 20] [--threads 1]
+
+The work is `rlvr grpo --preset quickstart` on the built-in model, in this process, with a clock around the
+functions named below. The first two steps are left out; each figure is the mean over the others.
+"""
+
+import argparse
+import functools
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from rlvr_cli import rollouts, store, tokens, trainer, training
+from rlvr_cli.commands import grpo
+from rlvr_cli.config import GrpoConfig, resolve
+from rlvr_cli.display import Progress
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.samplers import transformers as engine
+
+WARM_UP = 2
+STEP = "the step's rest"
+PHASES: dict[str, list[tuple[Any, str]]] = {
+    "synchronise, probe": [(trainer.Trainer, "synchronise")],
+    "sampling: forward": [(engine._Batch, "forward")],
+    "sampling: prefill": [(engine.TransformersSampler, "_prefixes")],
+    "sampling: drawing": [(engine, "draw_tokens"), (engine, "uniforms")],
+    "sampling: completions": [(engine._Batch, "_finish")],
+    "sampling: seats, loop, prompts": [
+        (engine._Batch, "advance"),
+        (engine._Batch, "seat"),
+        (engine._Batch, "compact"),
+        (engine._Batch, "_move"),
+        (engine._Batch, "__init__"),
+        (engine, "prompt_token_ids"),
+        (rollouts, "collect_rollouts"),
+        (rollouts, "_rollout"),
+    ],
+    "grading": [(GraderPool, "grade")],
+    "store": [(store.RunDir, "commit_rollouts")],
+    "metrics": [
+        (grpo, "rollout_metrics"),
+        (training, "token_metrics"),
+        (trainer.MetricsLog, "flush"),
+        (trainer.MetricsLog, "add"),
+    ],
+    "display": [(Progress, "advance")],
+    "tensors, cuts, prefixes": [
+        (grpo, "rollout_tensors"),
+        (grpo, "take"),
+        (training, "_micro_batches"),
+        (training, "_cut"),
+        (training, "wanted_prefixes"),
+    ],
+    "update: forward, body": [(training, "get_response_log_probs")],
+    "update: forward, output layer": [(tokens, "_linear_log_probs")],
+    "update: backward": [(torch.Tensor, "backward")],
+    "update: rest": [(trainer, "train_update")],
+    "checkpoint": [(trainer, "save_checkpoint")],
+}
+
+
+class Profile:
+    """Exclusive seconds of each phase, by a stack of those that are running."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.steps: list[Counter[str]] = []
+        self._running: list[str] = []
+        self._since = 0.0
+
+    def clocked(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            probing = "synchronise, probe" in self._running
+            self._switch()
+            self._running.append("synchronise, probe" if probing else phase)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._switch()
+                self._running.pop()
+
+        return run
+
+    def _switch(self) -> None:
+        now = time.perf_counter()
+        if self._running:
+            self.seconds[self._running[-1]] += now - self._since
+        self._since = now
+
+    def next_step(self) -> None:
+        """A step ends, or the first one begins."""
+        self._switch()
+        if self._running:
+            self.steps.append(self.seconds)
+        self.seconds, self._running = Counter(), [STEP]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    profile = Profile()
+    for phase, functions in PHASES.items():
+        for owner, name in functions:
+            setattr(owner, name, profile.clocked(getattr(owner, name), phase))
+    asked = trainer.Trainer.has_time
+
+    def has_time(self: trainer.Trainer) -> bool:
+        profile.next_step()
+        return asked(self)
+
+    trainer.Trainer.has_time = has_time
+    finish = trainer.Trainer.finish
+
+    def finished(self: trainer.Trainer) -> None:
+        profile.next_step()
+        finish(self)
+
+    trainer.Trainer.finish = finished
+    with tempfile.TemporaryDirectory() as directory:
+        flags = {"preset": "quickstart", "n_grpo_steps": args.steps, "runs_dir": directory, "run": "r"}
+        rarely = {"checkpoint_every": args.steps, "eval_every": 0, "eval_examples": 1}
+        grpo.run(resolve(GrpoConfig, flags=flags | rarely, command="grpo"))
+    steps = profile.steps[WARM_UP:]
+    total = sum(sum(step.values()) for step in steps)
+    print(f"\none step: {total / len(steps) * 1e3:.0f} ms, the mean of {len(steps)}; {args.threads} thread(s)")
+    for phase in [*PHASES, STEP]:
+        seconds = sum(step[phase] for step in steps)
+        print(f"{phase:<32} {seconds / len(steps) * 1e3:7.1f} ms {seconds / total:6.1%}")
+
+
+if __name__ == "__main__":
+    main()
