@@ -129,6 +129,17 @@ def test_candidates_with_a_tokenizer_that_strips_the_first_space():
     assert stops.find([3, 0, 1], min_tokens=0) == ("ba ", "a ")
 
 
+def test_only_tokens_in_which_a_stop_string_may_end_are_candidates():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["a", "▁x>", "▁</think>", "answer>", ">", "r>▁b>", "▁<b></answer>▁c>", "</answer"]
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="a"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    stops = StopStrings(PreTrainedTokenizerFast(tokenizer_object=inner), ("</answer>",), vocab_size=8)
+    assert stops.candidates.tolist() == [False, False, False, True, True, True, True, False]
+
+
 def test_an_empty_stop_string_is_refused(tiny_tokenizer):
     with pytest.raises(RlvrError, match="stop string is empty"):
         StopStrings(tiny_tokenizer, ("x", ""), vocab_size=10)

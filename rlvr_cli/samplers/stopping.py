@@ -77,8 +77,8 @@ def eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 class StopStrings:
     """Finds stop strings across token borders without decoding at every token.
 
-    A stop string can only become complete at a token that holds its last character. `candidates` marks those tokens
-    (for most vocabularies and `</answer>`, one in a hundred), and only after one of them is the response decoded, and
+    A stop string can only become complete at a token in which it ends: one that holds it, or begins with one of its ends.
+    `candidates` marks those tokens (for most vocabularies and `</answer>`, one in a hundred), and only after one of them is the response decoded, and
     then whole: what is searched is the text that `response_text` gives, so split characters are no special case.
     """
 
@@ -95,7 +95,7 @@ class StopStrings:
         self.candidates = np.zeros(vocab_size, dtype=bool)
         if self._stop:
             known = min(vocab_size, len(tokenizer))  # a padded head has ids that no token stands behind
-            self.candidates[:known] = _may_complete(tokenizer, {string[-1] for string in self._stop}, known)
+            self.candidates[:known] = _may_complete(tokenizer, self._stop, known)
 
     def find(self, token_ids: Sequence[int], *, min_tokens: int) -> tuple[str, str] | None:
         """Whether the last of `token_ids`, a candidate, completes a stop string.
@@ -116,8 +116,8 @@ class StopStrings:
         return text[:end], string
 
 
-def _may_complete(tokenizer: Any, last_characters: set[str], vocab_size: int) -> list[bool]:
-    """For each id, whether it adds one of the characters to a text, or bytes that may be a part of one.
+def _may_complete(tokenizer: Any, stop: Sequence[str], vocab_size: int) -> list[bool]:
+    """For each id, whether a stop string may end in what it adds to a text, or in a character of which it is a part.
 
     Each is decoded behind another token, since some decoders treat the first token of a text differently.
     """
@@ -130,6 +130,16 @@ def _may_complete(tokenizer: Any, last_characters: set[str], vocab_size: int) ->
         else [response_text(tokenizer, pair) for pair in pairs]
     )
     lead_text = response_text(tokenizer, lead)
-    watched = last_characters if all(c.isascii() for c in last_characters) else {*last_characters, _UNDECODABLE}
+    last = {string[-1] for string in stop}
+    watched = last if all(c.isascii() for c in last) else {*last, _UNDECODABLE}
     in_lead = {c: lead_text.count(c) for c in watched}
-    return [any(text.count(c) > in_lead[c] for c in watched) for text in texts]
+
+    def may(text: str) -> bool:
+        if not any(text.count(c) > in_lead[c] for c in watched):
+            return False
+        if _UNDECODABLE in text or not text.startswith(lead_text):
+            return True
+        ends = (text[len(lead_text) : i + 1] for i in range(len(lead_text), len(text)) if text[i] in last)
+        return any(end.endswith(string) or string.endswith(end) for end in ends for string in stop)
+
+    return [may(text) for text in texts]
