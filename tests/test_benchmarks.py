@@ -1,0 +1,37 @@
+"""The README's table of benchmarks is the one that `benchmarks/run.py` makes of `results.json`."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("benchmarks_run", ROOT / "benchmarks/run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.modules.pop("rows", None)
+
+
+def test_the_readmes_table_is_made_of_the_results(run):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = run.table(json.loads((ROOT / "benchmarks/results.json").read_text(encoding="utf-8")))
+    assert run.with_table(readme, table) == readme
+    assert run.with_table(readme, "another\n") != readme
+
+
+def test_a_row_says_what_was_missed(run):
+    row = {"what": "w", "work": "q", "beside": "p", "unit": "s", "ours": 1.0, "theirs": 4.0}
+    rows = [row | {"goal": goal} for goal in ("<= 0.25", "<= 0.2", ">= 0.25", ">= 0.3")]
+    lines = run.table({"machine": "m", "rows": {"a": rows}}).splitlines()[-4:]
+    assert [line.endswith("| missed |") for line in lines] == [False, True, False, True]
+    assert "| 1 s | 4 s | 0.25x | <= 0.25 |" in lines[0]
