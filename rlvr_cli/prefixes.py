@@ -80,7 +80,7 @@ def hidden_states(model: PreTrainedModel, prefixes: Prefixes) -> Tensor:
 
 def gather(states: Tensor, index: Tensor) -> Tensor:
     """states[index], (n, ...) and (m,) -> (m, ...), whose gradients are summed in float32 at least."""
-    return _Gather.apply(states, index)  # type: ignore[return-value]
+    return _Gather.apply(states, index)  # type: ignore[return-value]  (apply has no types)
 
 
 _shares: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -123,7 +123,7 @@ def _probe(model: PreTrainedModel) -> bool:
             plain = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             prefixes = distinct_prefixes(ids, lengths)
             ours = hidden_states(model, prefixes)[prefixes.places]
-    except (TypeError, ValueError, NotImplementedError):
+    except (TypeError, ValueError, NotImplementedError):  # it does not take `prefixes`, or `_attend` has refused
         return False
     finally:
         for module in training:
@@ -190,7 +190,7 @@ class _Gather(torch.autograd.Function):
         return states.index_select(0, index)
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[override]
+    def backward(ctx, grad):  # type: ignore[override]  (its base takes any number of gradients)
         (index,) = ctx.saved_tensors
         wide = torch.float64 if ctx.dtype == torch.float64 else torch.float32
         summed = torch.zeros(ctx.shape, dtype=wide, device=grad.device).index_add_(0, index, grad.to(wide))

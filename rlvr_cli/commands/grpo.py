@@ -62,9 +62,8 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
         while steps < config.n_grpo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
             rollouts, asked_after, signals = rollout_batch(config, trainer, inputs, step=sampled_at, asked=asked)
-            minibatches = shuffled(config, len(rollouts), step=steps) or [
-                []
-            ]  # no group had a signal: an update skipped
+            # Where no group has a signal there is one update, of nothing: it is skipped and counted.
+            minibatches = shuffled(config, len(rollouts), step=steps) or [[]]
             trainer.evaluate_if_due()
             if config.async_steps:
                 if not done:

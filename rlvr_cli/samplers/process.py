@@ -144,7 +144,7 @@ class SamplingProcess:
         Raises:
             RlvrError: the weights do not fit, or the process does not have them.
         """
-        assert self._greeting
+        assert self._greeting  # else its answer to the weights would be taken for it
         while any(job.seconds is None for job in self._jobs):
             self._receive()
         weights = weights_of(model)
