@@ -24,22 +24,23 @@ from rlvr_cli.commands import grpo
 from rlvr_cli.config import GrpoConfig, resolve
 from rlvr_cli.display import Progress
 from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.samplers import batch
 from rlvr_cli.samplers import transformers as engine
 
 WARM_UP = 2
 STEP = "the step's rest"
 PHASES: dict[str, list[tuple[Any, str]]] = {
     "synchronise, probe": [(trainer.Trainer, "synchronise")],
-    "sampling: forward": [(engine._Batch, "forward")],
+    "sampling: forward": [(batch.Batch, "forward")],
     "sampling: prefill": [(engine.TransformersSampler, "_prefixes")],
-    "sampling: drawing": [(engine, "draw_tokens"), (engine, "uniforms")],
-    "sampling: completions": [(engine._Batch, "_finish")],
+    "sampling: drawing": [(batch, "draw_tokens"), (batch, "uniforms")],
+    "sampling: completions": [(batch.Batch, "_finish")],
     "sampling: seats, loop, prompts": [
-        (engine._Batch, "advance"),
-        (engine._Batch, "seat"),
-        (engine._Batch, "compact"),
-        (engine._Batch, "_move"),
-        (engine._Batch, "__init__"),
+        (batch.Batch, "advance"),
+        (batch.Batch, "seat"),
+        (batch.Batch, "compact"),
+        (batch.Batch, "_move"),
+        (batch.Batch, "__init__"),
         (engine, "prompt_token_ids"),
         (rollouts, "collect_rollouts"),
         (rollouts, "_rollout"),

@@ -50,6 +50,7 @@ HOMES = {
     "matplotlib": {"plots"},
     "transformers": {
         "samplers/transformers",
+        "samplers/batch",
         "samplers/stepping",
         "samplers/vllm",
         "models",

@@ -4,6 +4,7 @@ import copy
 import gc
 import math
 import random
+from collections import deque
 from fractions import Fraction
 
 import numpy as np
@@ -17,8 +18,9 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.records import Request, SamplingParams
 from rlvr_cli.samplers import drawing
 from rlvr_cli.samplers import transformers as engine
+from rlvr_cli.samplers.batch import Batch, Question, make_slots
 from rlvr_cli.samplers.drawing import draw_tokens, inverse_cdf, nucleus, uniforms
-from rlvr_cli.samplers.stopping import first_stop, response_text
+from rlvr_cli.samplers.stopping import StopStrings, first_stop, response_text
 from rlvr_cli.samplers.transformers import TransformersSampler
 
 PROMPTS = ["What is 12 + 30?", "1", "User: Solve x^2 - 5x + 6 = 0. " * 3, "数学 😀", "Natalia sold 48 clips", "a b c"]
@@ -468,7 +470,7 @@ def test_dropout_is_off_while_sampling(tiny_model, tiny_tokenizer):
 
 
 def alive_batches():
-    return sum(type(o) is engine._Batch for o in gc.get_objects())
+    return sum(type(o) is Batch for o in gc.get_objects())
 
 
 def test_closing_early_gives_the_memory_back(sampler):
@@ -631,16 +633,51 @@ def test_there_is_nothing_to_sleep_for(tiny_model, sampler):
     assert collect(sampler, requests(), FREE) == before
 
 
+def test_the_memory_of_a_call_is_used_again_and_what_stands_in_it_is_not(sampler):
+    before = collect(sampler, requests(), FREE)
+    slots = sampler._spare
+    assert slots
+    assert any(t.count_nonzero() for pair in slots for t in pair), (
+        "the call left nothing behind: this test shows nothing"
+    )
+    with torch.inference_mode():
+        for t in (t for pair in slots for t in pair):
+            t.fill_(1e30)
+    assert collect(sampler, requests(), FREE) == before
+    assert sampler._spare is slots
+    wider = SamplingParams(max_tokens=FREE.max_tokens + 50, min_tokens=0, stop=())
+    collect(sampler, requests(), wider)
+    assert sampler._spare[0][0].shape[2] > slots[0][0].shape[2]
+
+
+def test_memory_that_a_failed_call_left_is_not_used_again(tiny_model, sampler):
+    before = collect(sampler, requests(), FREE)
+    kept = {name: t.clone() for name, t in tiny_model.state_dict().items()}
+    with torch.no_grad():
+        next(tiny_model.parameters()).fill_(torch.nan)
+    with pytest.raises(RlvrError, match="not finite"):
+        collect(sampler, requests(), FREE)
+    tiny_model.load_state_dict(kept)
+    assert collect(sampler, requests(), FREE) == before
+
+
+def test_the_memory_of_a_large_call_is_given_back(sampler, monkeypatch):
+    monkeypatch.setattr(engine, "_KEPT_BYTES", 1000)
+    collect(sampler, requests(), FREE)
+    assert not sampler._spare
+
+
 def test_a_longer_prompt_joins_rows_that_are_under_way(tiny_model, tiny_tokenizer, sampler):
     short, middle, long = [7, 8, 9], [60, 61, 62, 63, 64], list(range(20, 40))
-    stops = engine.StopStrings(tiny_tokenizer, (), vocab_size=320)
+    stops = StopStrings(tiny_tokenizer, (), vocab_size=320)
     with sampler._sampling():
-        batch = engine._Batch(tiny_model, sampler._like, rows=3, columns=24, params=FREE, eos=sampler._eos, stops=stops)
+        slots = make_slots(sampler._like, rows=3, columns=24)
+        batch = Batch(tiny_model, slots, params=FREE, eos=sampler._eos, stops=stops)
         expected = []
         for prompt in (short, middle, long):  # a call of `sample` would start with the longest
             (prefix,) = sampler._prefixes([prompt[:-1]])
             batch.make_room(len(prompt) - 1)
-            batch.seat(engine._Question(0, prompt, engine.deque([(0, 3)]), prefix))
+            batch.seat(Question(0, prompt, deque([(0, 3)]), prefix))
             expected.append(list(prompt))
             for _ in range(2):
                 step = batch.step

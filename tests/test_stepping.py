@@ -8,8 +8,9 @@ import transformers
 
 from rlvr_cli.records import Request, SamplingParams
 from rlvr_cli.samplers import graphs, stepping
-from rlvr_cli.samplers import transformers as engine
+from rlvr_cli.samplers.batch import Batch, Question, make_slots
 from rlvr_cli.samplers.stepping import Step, Window, obstacle
+from rlvr_cli.samplers.stopping import StopStrings
 from rlvr_cli.samplers.transformers import TransformersSampler
 
 SHAPE = {
@@ -118,7 +119,9 @@ def test_what_a_step_does_not_know_is_said(architecture, extra, reason, tiny_tok
 
 def test_copies_that_do_not_fit_are_not_made(tiny_model, tiny_tokenizer, monkeypatch):
     sampler = TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16)
-    monkeypatch.setattr(engine, "_memory_budget", lambda device: 4 * tiny_model.num_parameters() - 1)
+    monkeypatch.setattr(
+        "rlvr_cli.samplers.transformers._memory_budget", lambda device: 4 * tiny_model.num_parameters() - 1
+    )
     assert sampler._step(16) is None
     assert sampler.notes == (f"{SLOWER}0.0 GiB for its weights in bfloat16 leave too little memory.",)
     sampler = TransformersSampler(tiny_model, tiny_tokenizer)  # nothing is cast, nothing needs to fit
@@ -172,11 +175,11 @@ def test_blocks_of_rows_read_what_they_need_and_give_the_same(tiny_model, tiny_t
     tiny_model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, *range(288, 312)]
     sampler = TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=5)
     params = SamplingParams(max_tokens=24, min_tokens=2, stop=("a",))
-    monkeypatch.setattr(engine, "_WORTH_BLOCKS", 1.0)
+    monkeypatch.setattr("rlvr_cli.samplers.batch._WORTH_BLOCKS", 1.0)
     expected = collect(sampler, params, requests(PROMPTS * 2))
-    monkeypatch.setattr(engine, "_WORTH_BLOCKS", 0.0)
-    for module in (engine, stepping):
-        monkeypatch.setattr(module, "BLOCK", block)
+    monkeypatch.setattr("rlvr_cli.samplers.batch._WORTH_BLOCKS", 0.0)
+    for module in ("batch", "stepping"):
+        monkeypatch.setattr(f"rlvr_cli.samplers.{module}.BLOCK", block)
     lows, step = set(), Step.__call__
 
     def watched(self, *args, window, **kwargs):
@@ -191,15 +194,13 @@ def test_blocks_of_rows_read_what_they_need_and_give_the_same(tiny_model, tiny_t
 def test_rows_that_were_never_in_use_harm_nobody(tiny_model, tiny_tokenizer):
     """In a fixed shape they are computed from the first step on, over columns that nothing was written to."""
     sampler = TransformersSampler(tiny_model, tiny_tokenizer)
-    stops = engine.StopStrings(tiny_tokenizer, (), vocab_size=320)
+    stops = StopStrings(tiny_tokenizer, (), vocab_size=320)
     first, second = list(range(20, 40)), [7, 8, 9, 10]
     params = SamplingParams(max_tokens=24, min_tokens=0, stop=())
     with sampler._sampling():
-        batch = engine._Batch(
+        batch = Batch(
             tiny_model,
-            sampler._like,
-            rows=3,
-            columns=40,
+            make_slots(sampler._like, rows=3, columns=40),
             params=params,
             eos=(),
             stops=stops,
@@ -209,7 +210,7 @@ def test_rows_that_were_never_in_use_harm_nobody(tiny_model, tiny_tokenizer):
         for index, prompt in enumerate((first, second)):
             (prefix,) = sampler._prefixes([prompt[:-1]])
             batch.make_room(len(prompt) - 1)
-            batch.seat(engine._Question(index, prompt, deque([(0, index)]), prefix))
+            batch.seat(Question(index, prompt, deque([(0, index)]), prefix))
             for _ in range(3):
                 batch.advance()
         assert all(slots.isfinite().all() for pair in batch._slots for slots in pair)

@@ -7,7 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.samplers.stopping import StopStrings, eos_token_ids, first_stop, prompt_token_ids, response_text
+from rlvr_cli.samplers.stopping import (
+    StopStrings,
+    _decodes_plainly,
+    eos_token_ids,
+    first_stop,
+    prompt_token_ids,
+    response_text,
+)
 
 LENIENT = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -152,6 +159,27 @@ def test_text_survives_tokenisation(tiny_tokenizer, text):
         (ids,) = prompt_token_ids(tiny_tokenizer, [text])
         composed = unicodedata.normalize("NFC", text)  # as Qwen's tokenizers do
         assert response_text(tiny_tokenizer, [*ids, tiny_tokenizer.eos_token_id]) == composed
+
+
+@LENIENT
+@given(ids=st.lists(st.integers(0, 300), max_size=12))
+def test_text_is_what_the_tokenizer_decodes(tiny_tokenizer, ids):
+    plain = tiny_tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert response_text(tiny_tokenizer, ids) == plain
+
+
+def test_a_tokenizer_that_decodes_in_its_own_way_does(tiny_tokenizer):
+    class Loud(type(tiny_tokenizer)):
+        def _decode(self, *args, **kwargs):
+            return super()._decode(*args, **kwargs).upper()
+
+    assert _decodes_plainly(type(tiny_tokenizer))
+    ids = tiny_tokenizer("no")["input_ids"]
+    tiny_tokenizer.__class__ = Loud
+    try:
+        assert response_text(tiny_tokenizer, ids) == "NO"
+    finally:
+        tiny_tokenizer.__class__ = Loud.__base__
 
 
 def test_half_a_character_shows_only_where_it_stays_half(tiny_tokenizer):

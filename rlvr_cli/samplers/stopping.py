@@ -14,6 +14,7 @@ Where a response breaks off within a character, its text ends in U+FFFD, as deco
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,18 @@ def prompt_token_ids(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
 
 def response_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
     """The text of sampled ids, special tokens left out; bytes that form no character become U+FFFD."""
+    if _decodes_plainly(type(tokenizer)):
+        return tokenizer.backend_tokenizer.decode(list(token_ids), skip_special_tokens=True)
     return tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+@cache
+def _decodes_plainly(kind: type) -> bool:
+    """Whether such a tokenizer's `decode` is transformers' common one, which adds nothing to that of the `tokenizers` library
+    but two thirds of its time."""
+    methods = [getattr(kind, name, None) for name in ("decode", "_decode")]
+    common = all(getattr(method, "__module__", "").startswith("transformers.tokenization_utils") for method in methods)
+    return common and hasattr(kind, "backend_tokenizer")
 
 
 def first_stop(text: str, stop: Sequence[str], *, start: int = 0) -> tuple[str, int] | None:

@@ -1,13 +1,9 @@
 """The embedded engine: requests -> completions, on any decoder-only `transformers` model with ordinary attention.
 
-Continuous batching over a preallocated key-value cache. Each prompt is run through the model once, whatever the number
+Continuous batching over a preallocated key-value cache (`batch`). Each prompt is run through the model once, whatever the number
 of its samples; rows that finish leave the batch and waiting ones take their place. A sample's tokens are a function of
 the weights, its prompt and its seed alone: every draw is a pure function of (seed, position), so neither the other rows
 of the batch nor their number or order matter, up to the rounding of the matrix products.
-
-How rows lie in the cache: all rows write the key and value of their newest token into the same column, so a row that
-has n tokens lies in the n columns up to that one (a batch padded on the left). A step is then one slice copy per layer
-and one slice of a mask that hardly ever changes. When the columns are used up the live ones move back to the beginning.
 
 What takes the steps is `stepping.Step` where it knows the model, checked against it at the start, on a CUDA device in the
 recorded graphs of `graphs`; else the model itself, and `notes` says why.
@@ -20,24 +16,20 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicLayer
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.records import Completion, FinishReason, Request, SamplingParams
-from rlvr_cli.samplers.drawing import draw_tokens, uniforms
-from rlvr_cli.samplers.graphs import FixedStep
+from rlvr_cli.records import Completion, Request, SamplingParams
+from rlvr_cli.samplers.batch import ATTENTION, Batch, Prefix, Question, Slots, make_slots
 from rlvr_cli.samplers.probe import Probe, evaluating, probe_params, probe_prompts, prove, take_probe
-from rlvr_cli.samplers.stepping import BLOCK, Step, Window, attend, obstacle
-from rlvr_cli.samplers.stopping import StopStrings, eos_token_ids, prompt_token_ids, response_text
+from rlvr_cli.samplers.stepping import Step, obstacle
+from rlvr_cli.samplers.stopping import StopStrings, eos_token_ids, prompt_token_ids
 
 logger = logging.getLogger(__name__)
 
@@ -45,330 +37,16 @@ _MAX_ROWS = 256  # more rows hardly raise the rate: what a step costs beyond its
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
 _GATHER_SECONDS = 0.03  # how long a completion waits for others before it is handed out
 _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
-_WORTH_BLOCKS = 0.1  # share of the columns that reading in blocks of rows has to save
-_ATTENTION = "rlvr_decode"
+_KEPT_BYTES = 64 * 2**20  # of a cache that the next call may use again
 _PROBE_PROMPTS, _PROBE_LENGTH, _PROBE_TOKENS = 2, 8, 4  # few: it is done after every update
-
-
-@dataclass(slots=True)
-class _Window:
-    """The part of the cache that a step reads: rows [0, rows), columns [low, column], of which it writes the last."""
-
-    rows: int = 0
-    low: int = 0
-    column: int = 0
-    lows: tuple[int, ...] = ()  # see `stepping.Window`
-
-
-class _SlotLayer(CacheLayerMixin):
-    """One layer's keys and values, (rows, key-value heads, columns, head size); `window` tells what is in use."""
-
-    is_sliding = False
-    keys: torch.Tensor
-    values: torch.Tensor
-
-    def __init__(self, window: _Window, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().__init__()
-        self.window, self.keys, self.values = window, keys, values
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        raise AssertionError("slots are allocated before the first step")
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
-        w = self.window
-        keys, values = self.keys[: w.rows, :, w.low : w.column + 1], self.values[: w.rows, :, w.low : w.column + 1]
-        keys[:, :, -1:] = key_states
-        values[:, :, -1:] = value_states
-        return keys, values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.window.column + 1 - self.window.low, 0
-
-    def get_seq_length(self) -> int:
-        return self.window.column - self.window.low
-
-    def get_max_length(self) -> int:
-        return self.keys.shape[2]
-
-
-def _attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention for a prefill (causal, no mask) and for a step (one query per row, additive mask)."""
-    rows, heads, length, size = query.shape
-    if length > 1 or attention_mask is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    out = attend(query[:, :, 0], key, value, attention_mask, scaling=scaling or size**-0.5)
-    return out.view(rows, 1, heads, size), None
-
-
-AttentionInterface.register(_ATTENTION, _attend)
-
-
-# Per layer the keys and values of a prompt but its last token, (key-value heads, tokens, head size).
-_Prefix = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-@dataclass(slots=True)
-class _Question:
-    """A request under way: its prompt, and those of its samples that have no seat in the batch yet."""
-
-    request_index: int
-    prompt_ids: list[int]
-    samples: deque[tuple[int, int]]  # (sample index, seed)
-    prefix: _Prefix | None = None  # once the prompt was run through the model
-
-
-class _Batch:
-    """Rows that are sampled together. Host arrays have one entry per row; a row that is not `alive` is a free seat.
-
-    The last prompt token is not part of the prefill but a row's first input, so every draw comes from a step.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        like: _Prefix,
-        *,
-        rows: int,
-        columns: int,
-        params: SamplingParams,
-        eos: Sequence[int],
-        stops: StopStrings,
-        step: Step | None = None,
-        fixed: bool = False,
-    ) -> None:
-        """Allocate `rows` x `columns` slots per layer, in the shape of the keys and values in `like`.
-
-        Args:
-            step: what takes a step in the model's place.
-            fixed: hold its shapes fixed, on a CUDA device in recorded graphs.
-        """
-        self._model, self._params, self._stops, self._step = model, params, stops, step
-        device = model.device
-        self.window = _Window()
-        # Zeros, since a masked column still enters the weighted sum, with weight 0, and 0 x NaN is NaN.
-        self.layers = [
-            _SlotLayer(self.window, *(t.new_zeros(rows, t.shape[0], columns, t.shape[-1], device=device) for t in pair))
-            for pair in like
-        ]
-        self.cache = Cache(layers=list(self.layers))
-        self.columns = columns
-        self.mask = torch.full((rows, 1, 1, columns), -torch.inf, dtype=like[0][0].dtype, device=device)
-        self.inputs = torch.zeros(rows, 1, dtype=torch.int64, device=device)
-        self.positions = torch.zeros(rows, 1, dtype=torch.int64, device=device)
-        self._slots = [(layer.keys, layer.values) for layer in self.layers]
-        self._fixed_step = None
-        if step is not None and fixed:
-            still = {"tokens": self.inputs, "positions": self.positions, "mask": self.mask, "cache": self._slots}
-            self._fixed_step = FixedStep(step, **still)
-        self.eos = torch.tensor(eos, dtype=torch.int64, device=device)
-        self._is_eos = np.zeros(len(stops.candidates), dtype=bool)
-        self._is_eos[list(eos)] = True
-        self._may_end = self._is_eos | stops.candidates
-
-        self.alive = np.zeros(rows, dtype=bool)
-        self.questions: list[_Question | None] = [None] * rows
-        self.sample = np.zeros(rows, dtype=np.int64)
-        self.seed = np.zeros(rows, dtype=np.int64)
-        self.start = np.zeros(rows, dtype=np.int64)  # the row's first column
-        self.born = np.zeros(rows, dtype=np.int64)  # the step that drew its first token
-        self.step = 0
-        # What was drawn in step s stands in column s modulo max_tokens: no row is older than that.
-        self.tokens = np.zeros((rows, params.max_tokens), dtype=np.int64)
-        self.logprobs = np.zeros((rows, params.max_tokens), dtype=np.float32)
-        self.entropy = np.zeros((rows, params.max_tokens), dtype=np.float32)
-
-    @property
-    def free(self) -> int:
-        return len(self.alive) - int(self.alive.sum())
-
-    def seat(self, question: _Question) -> None:
-        """Give free rows to the question's samples, as many as there are of both."""
-        w, length = self.window, len(question.prompt_ids) - 1
-        rows = np.flatnonzero(~self.alive)[: len(question.samples)]
-        assert question.prefix is not None
-        assert w.column >= length, (w.column, length)
-        at = torch.as_tensor(rows, device=self.inputs.device)
-        for layer, (keys, values) in zip(self.layers, question.prefix, strict=True):
-            layer.keys[at, :, w.column - length : w.column] = keys
-            layer.values[at, :, w.column - length : w.column] = values
-        self.mask[at] = -torch.inf
-        self.mask[at, :, :, w.column - length :] = 0
-        self.inputs[at] = question.prompt_ids[-1]
-        self.positions[at] = length
-        self.alive[rows], self.born[rows], self.start[rows] = True, self.step, w.column - length
-        for row in rows:
-            self.questions[row] = question
-            self.sample[row], self.seed[row] = question.samples.popleft()
-        w.rows = max(w.rows, int(rows[-1]) + 1)
-        self._refit()
-
-    def make_room(self, length: int) -> None:
-        """Have `length` columns to the left of the next one to be written, for a prompt that is to be seated."""
-        if self.window.column < length or self.window.column == self.columns:
-            self._move(length)
-
-    def forward(self) -> torch.Tensor:
-        """Feed every row its newest token; the logits of the next, (rows, vocab) float32."""
-        w = self.window
-        if w.column == self.columns:
-            self._move(0)
-        inputs, positions = self.inputs[: w.rows], self.positions[: w.rows]
-        mask = self.mask[: w.rows, :, :, w.low : w.column + 1]
-        window = Window(w.rows, w.low, w.column + 1, w.lows)
-        if self._fixed_step is not None:
-            logits = self._fixed_step(window)
-        elif self._step is not None:
-            logits = self._step(inputs[:, 0], positions[:, 0], mask=mask, cache=self._slots, window=window)
-        else:
-            out = self._model(
-                input_ids=inputs,
-                position_ids=positions,
-                attention_mask=mask,
-                past_key_values=self.cache,
-                use_cache=True,
-            )
-            logits = out.logits[:, -1].float()
-        w.column += 1
-        return logits
-
-    def advance(self) -> list[Completion]:
-        """Draw one token for every row; the completions that it ended, whose rows are then free."""
-        rows, params = self.window.rows, self._params
-        logits = self.forward()
-        age = self.step - self.born[:rows]
-        u = torch.from_numpy(uniforms(self.seed[:rows], age)).to(logits.device)
-        with torch.autocast(logits.device.type, enabled=False):  # drawing is float32 whatever the model ran in
-            draw = draw_tokens(
-                logits,
-                u,
-                temperature=params.temperature,
-                top_p=params.top_p,
-                barred=self._barred(age < params.min_tokens),
-            )
-        self.inputs[:rows, 0] = draw.tokens
-        self.positions[:rows] += 1
-        tokens = draw.tokens.cpu().numpy()
-        entropy = draw.entropy.cpu().numpy()
-        if not np.isfinite(entropy).all():
-            raise RlvrError(
-                f"The model's logits are not finite (token {int(age[~np.isfinite(entropy)][0])} of a response).",
-                "Its weights have diverged, or overflow in this precision: lower the learning rate, or load the model "
-                "in float32.",
-            )
-        slot = self.step % params.max_tokens
-        self.tokens[:rows, slot] = tokens
-        self.logprobs[:rows, slot] = draw.logprobs.cpu().numpy()
-        self.entropy[:rows, slot] = entropy
-        self.step += 1
-        may_end = self.alive[:rows] & (self._may_end[tokens] | (age + 1 == params.max_tokens))
-        completions = [c for row in np.flatnonzero(may_end) if (c := self._finish(int(row))) is not None]
-        if completions:
-            self.positions[:rows][torch.as_tensor(~self.alive[:rows], device=self.positions.device)] = 0
-            self._refit()
-        return completions
-
-    def compact(self) -> None:
-        """Move the last live rows into the free seats before them, so that a step computes live rows only."""
-        live = int(self.alive.sum())
-        holes = np.flatnonzero(~self.alive[:live])
-        movers = np.flatnonzero(self.alive[live:]) + live
-        w = self.window
-        if len(holes):
-            to, of = (torch.as_tensor(rows, device=self.inputs.device) for rows in (holes, movers))
-            for layer in self.layers:
-                for slots in (layer.keys, layer.values):
-                    slots[:, :, w.low : w.column][to] = slots[:, :, w.low : w.column][of]
-            for tensor in (self.mask, self.inputs, self.positions):
-                tensor[to] = tensor[of]
-            for array in (self.sample, self.seed, self.start, self.born, self.tokens, self.logprobs, self.entropy):
-                array[holes] = array[movers]
-            for hole, mover in zip(holes, movers, strict=True):
-                self.questions[hole], self.questions[mover] = self.questions[mover], None
-            self.alive[holes], self.alive[movers] = True, False
-        w.rows = live
-        self._refit()
-
-    def _barred(self, young: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """EOS is barred from responses that are shorter than `min_tokens`."""
-        if not len(self.eos) or not young.any():
-            return None
-        return torch.as_tensor(np.flatnonzero(young), device=self.eos.device), self.eos
-
-    def _finish(self, row: int) -> Completion | None:
-        """The completion of a row that its newest token ended; None when it goes on after all."""
-        params, question = self._params, self.questions[row]
-        assert question is not None
-        count = self.step - int(self.born[row])
-        slots = np.arange(int(self.born[row]), self.step) % params.max_tokens
-        tokens = self.tokens[row, slots].tolist()
-        reason: FinishReason = "stop"
-        stop: str | None
-        # A token may be EOS, or the last one allowed, and complete a stop string: then the stop string is the reason.
-        if self._stops.candidates[tokens[-1]] and (found := self._stops.find(tokens, min_tokens=params.min_tokens)):
-            text, stop = found
-        elif self._is_eos[tokens[-1]]:
-            text, stop = response_text(self._stops.tokenizer, tokens), "eos"
-        elif count == params.max_tokens:
-            text, reason, stop = response_text(self._stops.tokenizer, tokens), "length", None
-        else:
-            return None
-        self.alive[row], self.questions[row] = False, None
-        return Completion(
-            request_index=question.request_index,
-            sample_index=int(self.sample[row]),
-            text=text,
-            prompt_ids=tuple(question.prompt_ids),
-            token_ids=tuple(tokens),
-            logprobs=tuple(self.logprobs[row, slots].tolist()),
-            num_prompt_tokens=len(question.prompt_ids),
-            num_tokens=count,
-            finish_reason=reason,
-            stop_reason=stop,
-            mean_entropy=float(self.entropy[row, slots].mean(dtype=np.float64)),
-        )
-
-    def _refit(self) -> None:
-        """Read no column left of the first live one, of all rows or, where it is worth it, of each block of rows."""
-        w = self.window
-        first = np.where(self.alive[: w.rows], self.start[: w.rows], w.column)
-        lows = np.minimum.reduceat(first, np.arange(0, w.rows, BLOCK)) if w.rows else np.array([w.column])
-        w.low = int(lows.min())
-        saved = (lows - w.low).mean() / (w.column + 1 - w.low)
-        w.lows = tuple(lows.tolist()) if saved > _WORTH_BLOCKS else ()
-
-    def _move(self, room: int) -> None:
-        """Move the live columns to the beginning, or as far from it as leaves `room` columns before the next one."""
-        w = self.window
-        length = w.column - w.low
-        target = max(0, room - length)
-        assert target + length < self.columns, (room, length, self.columns)
-        for tensor in (self.mask, *(t for layer in self.layers for t in (layer.keys, layer.values))):
-            axis = tensor.dim() - 1 if tensor is self.mask else 2
-            live = tensor[: w.rows].narrow(axis, w.low, length).clone()
-            tensor[: w.rows].narrow(axis, target, length).copy_(live)
-        self.mask[: w.rows, :, :, :target] = -torch.inf
-        self.mask[: w.rows, :, :, target + length :] = 0
-        self.start[: w.rows] += target - w.low
-        w.column = target + length
-        self._refit()
 
 
 class TransformersSampler:
     """Samples in this process, from the very weights that are trained: there is nothing to copy.
 
     While completions are being consumed the model may be used for other things (its mode and its attention are put back
-    before each of them is handed out), but its weights must not change. Between calls nothing is kept that comes from
-    weights or prompts, only tables of the tokenizer.
+    before each of them is handed out), but its weights must not change. Between calls nothing is kept that a later one
+    would read, only tables of the tokenizer and the memory of a small cache.
 
     Attributes:
         notes: what makes sampling from this model slower than from others, one sentence each.
@@ -410,6 +88,7 @@ class TransformersSampler:
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._doubt = ""  # why it is not known which weights the model has
         self._last_probe: Probe | None = None
+        self._spare: Slots = []  # what a batch had for its cache and the next one may use
         self._distrust = ""  # why a step must not be taken in the model's place
         self._fixed = cuda_graphs and model.device.type == "cuda"  # whether steps are taken in fixed shapes
         self.notes: tuple[str, ...] = ()
@@ -445,7 +124,7 @@ class TransformersSampler:
                     else "Leave the question out, or take a model with a longer context.",
                 )
         questions = [
-            _Question(index, ids, deque(enumerate(request.seeds)))
+            Question(index, ids, deque(enumerate(request.seeds)))
             for index, (request, ids) in enumerate(zip(requests, prompts, strict=True))
             if request.seeds
         ]
@@ -473,7 +152,7 @@ class TransformersSampler:
                 ) from e
         self._doubt = "the engine does not serve those that it was given."
         prompts = probe_prompts(model, self._tokenizer, count=_PROBE_PROMPTS, length=_PROBE_LENGTH)
-        questions = deque(_Question(i, ids, deque([(0, 0)])) for i, ids in enumerate(prompts))
+        questions = deque(Question(i, ids, deque([(0, 0)])) for i, ids in enumerate(prompts))
         answers = self._stream(questions, probe_params(_PROBE_TOKENS), eos=(), stops=self._stop_strings(()))
         probe = take_probe(model, answers, autocast_dtype=self._autocast_dtype)
         dtypes = self._autocast_dtype or self._model.dtype, self._autocast_dtype or model.dtype
@@ -489,7 +168,7 @@ class TransformersSampler:
         self._last_probe, self._doubt, self.policy_version = probe, "", policy_version
 
     def sleep(self) -> None:
-        """Nothing to give back: a cache lasts no longer than its call of `sample`, and the weights are the trainer's."""
+        """Nothing to give back: only a small cache outlasts its call of `sample`, and the weights are the trainer's."""
 
     def close(self) -> None:
         """Nothing outlives a call of `sample` but the model, which is the caller's."""
@@ -500,18 +179,17 @@ class TransformersSampler:
         return self._stops[stop]
 
     def _stream(
-        self, waiting: deque[_Question], params: SamplingParams, *, eos: Sequence[int], stops: StopStrings
+        self, waiting: deque[Question], params: SamplingParams, *, eos: Sequence[int], stops: StopStrings
     ) -> Generator[Completion]:
         version = self.policy_version
         while waiting:
             rows, columns, upcoming = self._plan(waiting, params)
-            ready: deque[_Question] = deque()
+            ready: deque[Question] = deque()
             with self._sampling():
-                batch = _Batch(
+                slots = self._slots(rows, columns)
+                batch = Batch(
                     self._model,
-                    self._like,
-                    rows=rows,
-                    columns=columns,
+                    [(keys[:rows, :, :columns], values[:rows, :, :columns]) for keys, values in slots],
                     params=params,
                     eos=eos,
                     stops=stops,
@@ -532,8 +210,11 @@ class TransformersSampler:
                 yield from done
                 assert self.policy_version == version, "the weights changed while completions were being consumed"
             del batch  # its memory, before the next one is planned
+            if self._model.device.type == "cpu" and sum(t.nbytes for pair in slots for t in pair) <= _KEPT_BYTES:
+                self._spare = slots
+            del slots
 
-    def _plan(self, waiting: deque[_Question], params: SamplingParams) -> tuple[int, int, deque[_Question]]:
+    def _plan(self, waiting: deque[Question], params: SamplingParams) -> tuple[int, int, deque[Question]]:
         """Rows and columns of the next batch's cache, and the questions that it is for, which leave `waiting`.
 
         The longest question sets the columns. It sets them for all, unless they are so many that memory limits the
@@ -554,13 +235,25 @@ class TransformersSampler:
             )
         samples = sum(len(question.samples) for question in waiting)
         limited = affordable < min(self._max_rows, samples)
-        upcoming: deque[_Question] = deque()
+        upcoming: deque[Question] = deque()
         while waiting and (not limited or 2 * (len(waiting[0].prompt_ids) + params.max_tokens) >= longest):
             upcoming.append(waiting.popleft())
         samples = sum(len(question.samples) for question in upcoming)
         return min(self._max_rows, affordable, samples), columns, upcoming
 
-    def _admit(self, batch: _Batch, ready: deque[_Question], upcoming: deque[_Question]) -> None:
+    def _slots(self, rows: int, columns: int) -> Slots:
+        """Room for at least so many: what the last batch left, if it is enough, since pages that the system has to provide
+        anew cost a short call a tenth of its time.
+
+        It holds finite numbers in any case: a masked column still enters the weighted sum, with weight 0, and 0 x NaN is NaN.
+        """
+        spare, self._spare = self._spare, []
+        if spare and spare[0][0].shape[0] >= rows and spare[0][0].shape[2] >= columns:
+            return spare
+        del spare
+        return make_slots(self._like, rows=rows, columns=columns)
+
+    def _admit(self, batch: Batch, ready: deque[Question], upcoming: deque[Question]) -> None:
         """Once a fifth of the seats is free, give them to waiting samples; without any, draw the live rows together."""
         live = len(batch.alive) - batch.free
         if live <= _COMPACT_BELOW * len(batch.alive):
@@ -576,7 +269,7 @@ class TransformersSampler:
         if len(batch.alive) - batch.free < _COMPACT_BELOW * batch.window.rows:
             batch.compact()
 
-    def _prefill(self, upcoming: deque[_Question], free: int) -> list[_Question]:
+    def _prefill(self, upcoming: deque[Question], free: int) -> list[Question]:
         """Run the next questions, enough for `free` rows or for one pass, through the model together.
 
         They are padded on the right, which causal attention needs no mask for.
@@ -592,7 +285,7 @@ class TransformersSampler:
             question.prefix = prefix
         return questions
 
-    def _prefixes(self, prompts: list[list[int]]) -> list[_Prefix]:
+    def _prefixes(self, prompts: list[list[int]]) -> list[Prefix]:
         """The keys and values of each prompt."""
         length = max(map(len, prompts))
         if length == 0:
@@ -614,7 +307,7 @@ class TransformersSampler:
         model = self._model
         attention = model.config._attn_implementation or "eager"
         autocast = torch.autocast(model.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
-        model.set_attn_implementation(_ATTENTION)
+        model.set_attn_implementation(ATTENTION)
         try:
             with evaluating(model), torch.inference_mode(), autocast:
                 yield
@@ -638,7 +331,7 @@ class TransformersSampler:
             self.notes += (note,)
             logger.warning(note)
 
-    def _check(self) -> tuple[int, _Prefix]:
+    def _check(self) -> tuple[int, Prefix]:
         """Compare two short prompts' logits through the cache with those of the plain model.
 
         Returns:
@@ -657,7 +350,7 @@ class TransformersSampler:
             raise unsupported
         prompts = [[3, 1, 4, 1, 5, 9], [2, 7, 1]]
         with self._sampling():
-            if self._model.config._attn_implementation != _ATTENTION:
+            if self._model.config._attn_implementation != ATTENTION:
                 raise unsupported
             device = self._model.device
             plain = torch.stack(
@@ -673,13 +366,11 @@ class TransformersSampler:
             def gap(step: Step | None, *, fixed: bool = False) -> float:
                 """The largest difference from the plain logits, as a share of the largest of these."""
                 options: dict[str, Any] = {"params": SamplingParams(), "eos": (), "stops": stops}
-                batch = _Batch(self._model, like, rows=2, columns=8, step=step, fixed=fixed, **options)
-                for layer in batch.layers:  # what a mask that is not heeded would show
-                    layer.keys.fill_(1.0)
-                    layer.values.fill_(1.0)
+                slots = make_slots(like, rows=2, columns=8, value=1.0)  # what a mask that is not heeded would show
+                batch = Batch(self._model, slots, step=step, fixed=fixed, **options)
                 for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
                     batch.make_room(len(prompt) - 1)
-                    batch.seat(_Question(index, prompt, deque([(0, 0)]), prefix))
+                    batch.seat(Question(index, prompt, deque([(0, 0)]), prefix))
                 return float((batch.forward() - plain).abs().max() / plain.abs().max())
 
             exact = self._model.dtype.itemsize >= 4 and self._autocast_dtype is None
