@@ -71,7 +71,7 @@ def distinct_prefixes(ids: Tensor, lengths: Tensor) -> Prefixes:
 
 def hidden_states(model: PreTrainedModel, prefixes: Prefixes) -> Tensor:
     """The last hidden states of a model that `shares_prefixes`, (prefixes, hidden)."""
-    with _own_attention(model):
+    with attention(model, _ATTENTION):
         out = model.base_model(
             input_ids=prefixes.tokens[None], position_ids=prefixes.positions[None], use_cache=False, prefixes=prefixes
         )
@@ -134,10 +134,13 @@ def _probe(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def _own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """The model computes attention with `_attend`; then as before."""
+def attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """The model computes attention with what is registered under `name`; then as before.
+
+    Whether it heeds that is for the caller to find out. (`set_attn_implementation` says so, but walks all modules.)
+    """
     config: Any = model.config
-    before, config._attn_implementation = config._attn_implementation, _ATTENTION
+    before, config._attn_implementation = config._attn_implementation, name
     try:
         yield
     finally:

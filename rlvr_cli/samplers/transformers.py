@@ -25,6 +25,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.prefixes import attention
 from rlvr_cli.records import Completion, Request, SamplingParams
 from rlvr_cli.samplers.batch import ATTENTION, Batch, Prefix, Question, Slots, make_slots
 from rlvr_cli.samplers.probe import Probe, evaluating, probe_params, probe_prompts, prove, take_probe
@@ -305,14 +306,9 @@ class TransformersSampler:
     def _sampling(self) -> Iterator[None]:
         """The model as sampling needs it: no gradients, no dropout, this engine's attention; all is put back after."""
         model = self._model
-        attention = model.config._attn_implementation or "eager"
         autocast = torch.autocast(model.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
-        model.set_attn_implementation(ATTENTION)
-        try:
-            with evaluating(model), torch.inference_mode(), autocast:
-                yield
-        finally:
-            model.set_attn_implementation(attention)
+        with attention(model, ATTENTION), evaluating(model), torch.inference_mode(), autocast:
+            yield
 
     def _step(self, columns: int) -> Step | None:
         """What takes a batch's steps in the model's place; None, and a note, when the model has to take them itself."""
@@ -350,8 +346,6 @@ class TransformersSampler:
             raise unsupported
         prompts = [[3, 1, 4, 1, 5, 9], [2, 7, 1]]
         with self._sampling():
-            if self._model.config._attn_implementation != ATTENTION:
-                raise unsupported
             device = self._model.device
             plain = torch.stack(
                 [
