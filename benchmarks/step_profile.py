@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,7 +24,6 @@ from rlvr_cli import rollouts, store, tokens, trainer, training
 from rlvr_cli.commands import grpo
 from rlvr_cli.config import GrpoConfig, resolve
 from rlvr_cli.display import Progress
-from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.samplers import batch
 from rlvr_cli.samplers import transformers as engine
 
@@ -45,7 +45,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
         (rollouts, "collect_rollouts"),
         (rollouts, "_rollout"),
     ],
-    "grading": [(GraderPool, "grade")],
+    "waiting for grades": [(Future, "result")],
     "store": [(store.RunDir, "commit_rollouts")],
     "metrics": [
         (grpo, "rollout_metrics"),

@@ -5,7 +5,9 @@ Enters: examples, a template, an open sampler and grader pool, an open run. Leav
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -32,6 +34,7 @@ from rlvr_cli.text import storable
 Advantages = Callable[[Sequence[Rollout]], Sequence[float | None]]
 
 GRADE_ROWS = 64  # completions that are graded together
+GRADING_AHEAD = 4  # so many of these may be with the graders before sampling waits for them
 COMMIT_ROWS = 512  # rollouts of a part; fewer when COMMIT_SECONDS have passed
 COMMIT_SECONDS = 20.0
 SLICE_ROWS = 2048  # training rollouts that are committed together, or not at all
@@ -53,7 +56,7 @@ class Effort:
     tokens: int = 0
     sampling_seconds: float = 0.0  # the engine's
     waiting_seconds: float = 0.0  # for the engine: less, where it had begun before it was asked
-    grading_seconds: float = 0.0
+    grading_seconds: float = 0.0  # for the graders, beyond what went on beside sampling
 
     def __add__(self, other: "Effort") -> "Effort":
         return Effort(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -125,9 +128,9 @@ def collect_rollouts(
 ) -> tuple[list[Rollout], Effort]:
     """Sample, grade and commit every rollout of (phase, step) that the run does not hold yet.
 
-    Completions are graded and committed as they come, in whatever order they finish; a kill loses at most what was not yet
-    committed, and the next call samples just that. Whatever ends the work early (a signal, an endpoint that fails for
-    good), the completions at hand are graded and committed first.
+    Completions are graded and committed as they come, in whatever order they finish, while others are being sampled; a kill
+    loses at most what was not yet committed, and the next call samples just that. Whatever ends the work early (a signal, an
+    endpoint that fails for good), the completions at hand are graded and committed first.
 
     With `advantages` the rollouts are committed together, in the order of the examples and with their advantages, or not at
     all: they are trained on, and what a resumed run samples again has to be the whole batch if it is to come out the same
@@ -144,14 +147,22 @@ def collect_rollouts(
     )
     tokens, grading_seconds, started = 0, 0.0, time.monotonic()
     fresh: list[Completion] = []
+    in_grading: deque[tuple[list[Completion], Future[list[Grade]]]] = deque()
     graded: list[Rollout] = []
 
     def grade_fresh() -> None:
+        if fresh:
+            pairs = [(c.text, wanted[c.request_index][0].ground_truth) for c in fresh]
+            in_grading.append((list(fresh), grader.start(pairs)))
+            fresh.clear()
+
+    def take_verdicts() -> None:
         nonlocal grading_seconds
         start = time.monotonic()
-        grades = grader.grade([(c.text, wanted[c.request_index][0].ground_truth) for c in fresh])
+        completions, future = in_grading.popleft()
+        grades = future.result()
         grading_seconds += time.monotonic() - start
-        for completion, grade in zip(fresh, grades, strict=True):
+        for completion, grade in zip(completions, grades, strict=True):
             example, indices = wanted[completion.request_index]
             graded.append(
                 _rollout(
@@ -167,20 +178,28 @@ def collect_rollouts(
                     grader=grader.spec,
                 )
             )
-        if progress is not None and fresh:
-            progress.advance(len(fresh), **_signals(graded[-len(fresh) :], tokens=sum(c.num_tokens for c in fresh)))
-        fresh.clear()
+        if progress is not None:
+            signals = _signals(graded[-len(completions) :], tokens=sum(c.num_tokens for c in completions))
+            progress.advance(len(completions), **signals)
+
+    def grade_all() -> None:
+        grade_fresh()
+        while in_grading:
+            take_verdicts()
 
     def commit() -> None:
+        if graded:
+            run.commit_rollouts(phase, step, graded)
+            graded.clear()
+
+    def commit_all() -> None:
         try:
-            grade_fresh()
+            grade_all()
         finally:
-            if graded:
-                run.commit_rollouts(phase, step, graded)
-                graded.clear()
+            commit()
 
     def commit_whole() -> None:
-        grade_fresh()
+        grade_all()
         place = {example.id: i for i, example in enumerate(examples)}
         graded.sort(key=lambda r: (place[r.example_id], r.sample_index))
         values = advantages(graded) if advantages else []
@@ -197,7 +216,12 @@ def collect_rollouts(
             tokens += completion.num_tokens
             if len(fresh) >= GRADE_ROWS:
                 grade_fresh()
-            if advantages is None and (len(graded) >= COMMIT_ROWS or time.monotonic() - committed > COMMIT_SECONDS):
+            while in_grading and (in_grading[0][1].done() or len(in_grading) > GRADING_AHEAD):
+                take_verdicts()
+            if advantages is None and time.monotonic() - committed > COMMIT_SECONDS:
+                commit_all()
+                committed = time.monotonic()
+            elif advantages is None and len(graded) >= COMMIT_ROWS:
                 commit()
                 committed = time.monotonic()
             stop.check()
@@ -206,7 +230,7 @@ def collect_rollouts(
     finally:
         completions.close()
         if advantages is None:
-            commit()
+            commit_all()
     waiting = time.monotonic() - started - grading_seconds
     return graded, Effort(tokens, getattr(sampler, "worked_seconds", waiting), waiting, grading_seconds)
 

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
@@ -232,6 +233,34 @@ def test_an_interrupted_call_leaves_no_stale_answers(hostile, request):
         with pytest.raises(KeyboardInterrupt):
             pool.grade([("1", "1"), ("hang", "5"), ("2", "2")])
         assert [verdict.reward for verdict in pool.grade([("6", "5"), ("5", "5")])] == [0.0, 1.0]
+
+
+def test_verdicts_of_the_background_come_call_by_call(hostile):
+    with GraderPool(hostile, workers=2) as pool:
+        calls = [[(str(n), "5"), ("5", str(n))] for n in range(8)]
+        futures = [pool.start(pairs) for pairs in calls]
+        assert [v.reward for v in pool.grade([("5", "5")])] == [1.0]
+        assert [[v.reward for v in f.result()] for f in futures] == [[float(n == 5)] * 2 for n in range(8)]
+
+
+def test_an_error_of_the_background_is_the_future_s(tmp_path):
+    grader = tmp_path / "broken.py"
+    grader.write_text("import no_such_module\n\ndef grade(response, ground_truth):\n    return 1\n")
+    with GraderPool(f"{grader}:grade", workers=1) as pool, pytest.raises(RlvrError, match="no_such_module"):
+        pool.start([("1", "1")]).result()
+
+
+def test_a_pool_that_is_closed_does_not_wait_for_what_is_under_way(hostile):
+    pool = GraderPool(hostile, workers=1, timeout=600.0)
+    assert pool.grade([("5", "5")])[0].reward == 1.0
+    hanging, waiting = pool.start([("hang", "5")]), pool.start([("5", "5")])
+    while not any(worker.pending for worker in pool._workers):
+        time.sleep(0.01)
+    pool.close()
+    for future in (hanging, waiting):
+        with pytest.raises(CancelledError):
+            future.result()
+    pool.close()
 
 
 def test_threads_may_share_a_pool():

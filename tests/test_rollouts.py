@@ -123,6 +123,40 @@ def test_a_row_holds_what_was_asked_answered_and_graded(tmp_path, pool):
         assert (r["policy_version"], r["mean_entropy"], r["advantage"]) == (7, 0.25, None)
 
 
+PATIENT = """
+import pathlib, time
+
+def grade(response, ground_truth):
+    while not (pathlib.Path(__file__).parent / "later").exists():
+        time.sleep(0.01)
+    return {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
+"""
+
+
+@pytest.mark.parametrize(("rows", "ahead"), [(4, 2), (2, 1), (1, 3)])
+def test_completions_are_graded_while_others_are_sampled(tmp_path, monkeypatch, rows, ahead):
+    monkeypatch.setattr(rollouts, "GRADE_ROWS", rows)
+    monkeypatch.setattr(rollouts, "GRADING_AHEAD", ahead)
+    grader = tmp_path / "patient.py"
+    grader.write_text(PATIENT)
+
+    class Later(ScriptedSampler):
+        def sample(self, requests, params):
+            for number, completion in enumerate(super().sample(requests, params), 1):
+                yield completion
+                if number == ahead * rows:  # with the graders, who will not be done before the sampler has gone on
+                    (tmp_path / "later").touch()
+
+    with (
+        GraderPool(f"{grader}:grade", workers=1, timeout=20) as pool,
+        RunDir.create(tmp_path, "eval", metadata={}) as run,
+    ):
+        collect(run, Later(), pool)
+        found = rows_of(run)
+    assert [(r["example_id"], r["sample_index"]) for r in found] == [(e.id, i) for e in EXAMPLES for i in range(2)]
+    assert {r["reward"] for r in found} == {1.0}
+
+
 @pytest.mark.parametrize("fail_after", [0, 1, 5, 11])
 def test_work_that_ends_early_keeps_what_is_at_hand_and_resumes_to_the_same_rows(tmp_path, pool, fail_after):
     with RunDir.create(tmp_path, "eval", name="whole", metadata={}) as whole:

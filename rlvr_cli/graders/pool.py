@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -72,6 +72,7 @@ class GraderPool:
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="grader")
         # The kernel's parent-death signal is sent when the thread that started a process ends, so one thread that lives
         # as long as the pool starts them all.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="grader-start")
@@ -101,12 +102,20 @@ class GraderPool:
             assert all(verdict is not None for verdict in verdicts)
             return [verdict for verdict in verdicts if verdict is not None]
 
+    def start(self, pairs: Sequence[tuple[str, str]]) -> Future[list[Grade]]:
+        """`grade` in the background, calls in their order. What it returns or raises is the future's to give."""
+        return self._background.submit(self.grade, pairs)
+
     def close(self) -> None:
-        """End every worker and wait for it. May be called twice."""
+        """End every worker and wait for it; what is under way ends with `CancelledError`. May be called twice."""
+        self._closed = True
+        self._background.shutdown(wait=False, cancel_futures=True)
+        for worker in list(self._workers):
+            worker.interrupt()
         with self._lock:
-            self._closed = True
             self._kill_all()
             self._starter.shutdown()
+        self._background.shutdown()
 
     def _kill_all(self) -> None:
         for worker in self._workers:
@@ -132,6 +141,8 @@ class GraderPool:
                 deadline = min((worker.deadline(self.timeout) for worker in self._workers), default=now)
                 for key, _ in selector.select(max(0.0, deadline - now) + 0.001):
                     key.data.receive(verdicts)
+                if self._closed:  # its workers were killed, which says nothing about what they were grading
+                    raise CancelledError
                 now = time.monotonic()
                 for worker in list(self._workers):
                     expired = now > worker.deadline(self.timeout)
@@ -252,10 +263,14 @@ class _Worker:
         index = self.pending.popleft()
         verdicts[index] = Grade(None, None, None, error=reply) if isinstance(reply, str) else Grade(*reply)
 
-    def kill(self) -> None:
-        """Kill the process group and reap the process."""
+    def interrupt(self) -> None:
+        """Kill the process group, which whoever reads from the process will notice."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Kill the process group and reap the process."""
+        self.interrupt()
         self.process.wait()
         for stream in (self.input, self.output):
             with contextlib.suppress(OSError):
