@@ -159,6 +159,7 @@ class Batch:
         self._is_eos[list(eos)] = True
         self._may_end = self._is_eos | stops.candidates
 
+        self._changed = False  # which rows and columns are in use
         self.alive = np.zeros(rows, dtype=bool)
         self.questions: list[Question | None] = [None] * rows
         self.sample = np.zeros(rows, dtype=np.int64)
@@ -195,7 +196,7 @@ class Batch:
             self.questions[row] = question
             self.sample[row], self.seed[row] = question.samples.popleft()
         w.rows = max(w.rows, int(rows[-1]) + 1)
-        self._refit()
+        self._changed = True
 
     def make_room(self, length: int) -> None:
         """Have `length` columns to the left of the next one to be written, for a prompt that is to be seated."""
@@ -207,6 +208,7 @@ class Batch:
         w = self.window
         if w.column == self.columns:
             self._move(0)
+        self._fit()
         inputs, positions = self.inputs[: w.rows], self.positions[: w.rows]
         mask = self.mask[: w.rows, :, :, w.low : w.column + 1]
         window = Window(w.rows, w.low, w.column + 1, w.lows)
@@ -259,11 +261,12 @@ class Batch:
         completions = [c for row in np.flatnonzero(may_end) if (c := self._finish(int(row))) is not None]
         if completions:
             self.positions[:rows][torch.as_tensor(~self.alive[:rows], device=self.positions.device)] = 0
-            self._refit()
+            self._changed = True
         return completions
 
     def compact(self) -> None:
         """Move the last live rows into the free seats before them, so that a step computes live rows only."""
+        self._fit()
         live = int(self.alive.sum())
         holes = np.flatnonzero(~self.alive[:live])
         movers = np.flatnonzero(self.alive[live:]) + live
@@ -281,7 +284,7 @@ class Batch:
                 self.questions[hole], self.questions[mover] = self.questions[mover], None
             self.alive[holes], self.alive[movers] = True, False
         w.rows = live
-        self._refit()
+        self._changed = True
 
     def _barred(self, young: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | None:
         """EOS is barred from responses that are shorter than `min_tokens`."""
@@ -293,8 +296,13 @@ class Batch:
         """The completion of a row that its newest token ended; None when it goes on after all."""
         params, question = self._params, self.questions[row]
         assert question is not None
-        count = self.step - int(self.born[row])
-        slots = np.arange(int(self.born[row]), self.step) % params.max_tokens
+        born, count = int(self.born[row]), self.step - int(self.born[row])
+        first = born % params.max_tokens
+        slots = (
+            slice(first, first + count)
+            if first + count <= params.max_tokens
+            else np.arange(born, self.step) % params.max_tokens
+        )
         tokens = self.tokens[row, slots].tolist()
         reason: FinishReason = "stop"
         stop: str | None
@@ -322,8 +330,11 @@ class Batch:
             mean_entropy=float(self.entropy[row, slots].sum(dtype=np.float64)) / count,
         )
 
-    def _refit(self) -> None:
+    def _fit(self) -> None:
         """Read no column left of the first live one, of all rows or, where it is worth it, of each block of rows."""
+        if not self._changed:
+            return
+        self._changed = False
         w = self.window
         first = np.where(self.alive[: w.rows], self.start[: w.rows], w.column)
         lows = np.minimum.reduceat(first, np.arange(0, w.rows, BLOCK)) if w.rows else np.array([w.column])
@@ -333,6 +344,7 @@ class Batch:
 
     def _move(self, room: int) -> None:
         """Move the live columns to the beginning, or as far from it as leaves `room` columns before the next one."""
+        self._fit()
         w = self.window
         length = w.column - w.low
         target = max(0, room - length)
@@ -345,4 +357,4 @@ class Batch:
         self.mask[: w.rows, :, :, target + length :] = 0
         self.start[: w.rows] += target - w.low
         w.column = target + length
-        self._refit()
+        self._changed = True

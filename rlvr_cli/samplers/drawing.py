@@ -51,24 +51,24 @@ def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     rows, vocab = weights.shape
     if vocab <= 2048:
         running = weights.cumsum(-1, dtype=torch.float64)
-        return _first_above(running, uniforms * running[:, -1])[0]
+        return _first_above(running, uniforms * running[:, -1])
     size = 512
     blocks = F.pad(weights, (0, -vocab % size)).view(rows, -1, size)
     running = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
-    block, rest = _first_above(running, uniforms * running[:, -1])
+    target = uniforms * running[:, -1]
+    block = _first_above(running, target)
+    before = F.pad(running, (1, 0)).gather(1, block[:, None])[:, 0]
     inside = blocks[torch.arange(rows, device=block.device), block].cumsum(-1, dtype=torch.float64)
-    return (block * size + _first_above(inside, rest)[0]).clamp_(max=vocab - 1)
+    return (block * size + _first_above(inside, target - before)).clamp_(max=vocab - 1)
 
 
-def _first_above(running: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first index whose running sum is above the target, and what of the target is left within it.
+def _first_above(running: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The first index whose running sum is above the target, (rows,).
 
     The target is kept below the last sum: rounding may not push it past the last weight that is not zero.
     """
     target = torch.minimum(target, torch.nextafter(running[:, -1], running.new_zeros(())))
-    index = torch.searchsorted(running, target[:, None], right=True)[:, 0].clamp_(max=running.shape[1] - 1)
-    before = F.pad(running, (1, 0)).gather(1, index[:, None])[:, 0]
-    return index, target - before
+    return torch.searchsorted(running, target[:, None], right=True)[:, 0].clamp_(max=running.shape[1] - 1)
 
 
 def nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
