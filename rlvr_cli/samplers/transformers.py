@@ -38,7 +38,7 @@ _MAX_ROWS = 256  # more rows hardly raise the rate: what a step costs beyond its
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
 _GATHER_SECONDS = 0.03  # how long a completion waits for others before it is handed out
 _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
-_KEPT_BYTES = 64 * 2**20  # of a cache that the next call may use again
+_KEPT_BYTES = 128 * 2**20  # of a cache that the next call may use again
 _PROBE_PROMPTS, _PROBE_LENGTH, _PROBE_TOKENS = 2, 8, 4  # few: it is done after every update
 
 
