@@ -10,10 +10,10 @@ import argparse
 import functools
 import os
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -40,12 +40,13 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
         (batch.Batch, "seat"),
         (batch.Batch, "compact"),
         (batch.Batch, "_move"),
+        (batch.Batch, "_fit"),
         (batch.Batch, "__init__"),
         (engine, "prompt_token_ids"),
         (rollouts, "collect_rollouts"),
         (rollouts, "_rollout"),
     ],
-    "waiting for grades": [(Future, "result")],
+    "waiting for grades": [(rollouts, "wait")],
     "store": [(store.RunDir, "commit_rollouts")],
     "metrics": [
         (grpo, "rollout_metrics"),
@@ -81,6 +82,8 @@ class Profile:
     def clocked(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return function(*args, **kwargs)
             probing = "synchronise, probe" in self._running
             self._switch()
             self._running.append("synchronise, probe" if probing else phase)

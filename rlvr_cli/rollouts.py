@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -37,6 +37,7 @@ GRADE_ROWS = 64  # completions that are graded together
 GRADING_AHEAD = 4  # so many of these may be with the graders before sampling waits for them
 COMMIT_ROWS = 512  # rollouts of a part; fewer when COMMIT_SECONDS have passed
 COMMIT_SECONDS = 20.0
+_PATIENCE = 1.0  # seconds that a commit which is due waits for the graders
 SLICE_ROWS = 2048  # training rollouts that are committed together, or not at all
 ASKED_ROWS = 8192  # rollouts of an evaluation that the sampler is asked for at once: it keeps all their prompts
 AVERAGED = ("reward", "format_reward", "answer_reward", "num_response_tokens", "finish_reason", "mean_entropy")
@@ -130,7 +131,7 @@ def collect_rollouts(
 
     Completions are graded and committed as they come, in whatever order they finish, while others are being sampled; a kill
     loses at most what was not yet committed, and the next call samples just that. Whatever ends the work early (a signal, an
-    endpoint that fails for good), the completions at hand are graded and committed first.
+    endpoint that fails for good), the completions at hand are graded and committed first; a second signal waits for no grader.
 
     With `advantages` the rollouts are committed together, in the order of the examples and with their advantages, or not at
     all: they are trained on, and what a resumed run samples again has to be the whole batch if it is to come out the same
@@ -145,61 +146,56 @@ def collect_rollouts(
     wanted, requests = missing(
         run, phase=phase, step=step, examples=examples, template=template, num_samples=num_samples, seed=seed
     )
-    tokens, grading_seconds, started = 0, 0.0, time.monotonic()
-    fresh: list[Completion] = []
-    in_grading: deque[tuple[list[Completion], Future[list[Grade]]]] = deque()
+    tokens, started = 0, time.monotonic()
     graded: list[Rollout] = []
+    grading = _Grading(grader, ground_truth=lambda c: wanted[c.request_index][0].ground_truth)
 
-    def grade_fresh() -> None:
-        if fresh:
-            pairs = [(c.text, wanted[c.request_index][0].ground_truth) for c in fresh]
-            in_grading.append((list(fresh), grader.start(pairs)))
-            fresh.clear()
-
-    def take_verdicts() -> None:
-        nonlocal grading_seconds
-        start = time.monotonic()
-        completions, future = in_grading.popleft()
-        grades = future.result()
-        grading_seconds += time.monotonic() - start
-        for completion, grade in zip(completions, grades, strict=True):
-            example, indices = wanted[completion.request_index]
-            graded.append(
-                _rollout(
-                    completion,
-                    grade,
-                    run_id=run.id,
-                    phase=phase,
-                    step=step,
-                    policy_version=sampler.policy_version,
-                    example=example,
-                    sample_index=indices[completion.sample_index],
-                    request=requests[completion.request_index],
-                    grader=grader.spec,
+    def take(*, within: float | None) -> None:
+        for batch in grading.verdicts(within=within):
+            for completion, sampled_at, grade in batch:
+                example, indices = wanted[completion.request_index]
+                graded.append(
+                    _rollout(
+                        completion,
+                        grade,
+                        run_id=run.id,
+                        phase=phase,
+                        step=step,
+                        policy_version=sampler.policy_version,
+                        example=example,
+                        sample_index=indices[completion.sample_index],
+                        request=requests[completion.request_index],
+                        grader=grader.spec,
+                        sampled_at=sampled_at,
+                    )
                 )
-            )
-        if progress is not None:
-            signals = _signals(graded[-len(completions) :], tokens=sum(c.num_tokens for c in completions))
-            progress.advance(len(completions), **signals)
-
-    def grade_all() -> None:
-        grade_fresh()
-        while in_grading:
-            take_verdicts()
+            if progress is not None:
+                signals = _signals(graded[-len(batch) :], tokens=sum(c.num_tokens for c, _, _ in batch))
+                progress.advance(len(batch), **signals)
 
     def commit() -> None:
         if graded:
             run.commit_rollouts(phase, step, graded)
             graded.clear()
 
-    def commit_all() -> None:
+    def settle() -> None:
+        """Grade and commit all that is at hand; an error of the graders costs only the rows that it is of."""
+        errors = []
+        grading.send()
         try:
-            grade_all()
+            while grading.under_way:
+                try:
+                    take(within=None)
+                except RlvrError as error:
+                    errors.append(error)
         finally:
             commit()
+        if errors:
+            raise errors[0]
 
     def commit_whole() -> None:
-        grade_all()
+        grading.send()
+        take(within=None)
         place = {example.id: i for i, example in enumerate(examples)}
         graded.sort(key=lambda r: (place[r.example_id], r.sample_index))
         values = advantages(graded) if advantages else []
@@ -212,27 +208,88 @@ def collect_rollouts(
     completions = sampler.sample(requests, params)
     try:
         for completion in completions:
-            fresh.append(completion)
+            grading.add(completion)
             tokens += completion.num_tokens
-            if len(fresh) >= GRADE_ROWS:
-                grade_fresh()
-            while in_grading and (in_grading[0][1].done() or len(in_grading) > GRADING_AHEAD):
-                take_verdicts()
-            if advantages is None and time.monotonic() - committed > COMMIT_SECONDS:
-                commit_all()
-                committed = time.monotonic()
-            elif advantages is None and len(graded) >= COMMIT_ROWS:
+            due = advantages is None and time.monotonic() - committed > COMMIT_SECONDS
+            if due:
+                grading.send()
+            take(within=_PATIENCE if due else 0.0)
+            if due or (advantages is None and len(graded) >= COMMIT_ROWS):
                 commit()
                 committed = time.monotonic()
             stop.check()
         if advantages is not None:
             commit_whole()
+    except KeyboardInterrupt:  # the second signal
+        grading.give_up()
+        raise
     finally:
         completions.close()
         if advantages is None:
-            commit_all()
-    waiting = time.monotonic() - started - grading_seconds
-    return graded, Effort(tokens, getattr(sampler, "worked_seconds", waiting), waiting, grading_seconds)
+            settle()
+        grading.give_up()
+    waiting = time.monotonic() - started - grading.waited
+    return graded, Effort(tokens, getattr(sampler, "worked_seconds", waiting), waiting, grading.waited)
+
+
+class _Grading:
+    """Completions on their way through the graders, while others are sampled; in the order in which they came."""
+
+    def __init__(self, grader: GraderPool, *, ground_truth: Callable[[Completion], str]) -> None:
+        self._grader, self._ground_truth = grader, ground_truth
+        self._fresh: list[Completion] = []
+        self._batches: deque[tuple[list[Completion], datetime, Future[list[Grade]]]] = deque()
+        self.waited = 0.0  # seconds, for the graders
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the graders have any."""
+        return bool(self._batches)
+
+    def add(self, completion: Completion) -> None:
+        """Take one more; as soon as they are `GRADE_ROWS` they go to the graders."""
+        self._fresh.append(completion)
+        if len(self._fresh) >= GRADE_ROWS:
+            self.send()
+
+    def send(self) -> None:
+        """Hand the graders what they do not have yet."""
+        if self._fresh:
+            batch, self._fresh = self._fresh, []
+            verdicts = self._grader.start([(c.text, self._ground_truth(c)) for c in batch])
+            self._batches.append((batch, _now(), verdicts))
+
+    def verdicts(self, *, within: float | None) -> Iterator[list[tuple[Completion, datetime, Grade]]]:
+        """Those that are there or come within so many seconds (None: all), batch by batch, with the time of their sending.
+
+        Where the graders are far behind it waits for them: no more than `GRADING_AHEAD` batches are left with them.
+
+        Raises:
+            RlvrError: the graders failed on a batch, which is then gone; the next call goes on with the one after it.
+        """
+        started = time.monotonic()
+        while self._batches:
+            batch, sent_at, future = self._batches[0]
+            if not future.done():
+                behind = len(self._batches) > GRADING_AHEAD
+                before = time.monotonic()
+                rest = None if within is None or behind else within - (before - started)
+                if rest is not None and rest <= 0:
+                    return
+                wait([future], timeout=rest)
+                self.waited += time.monotonic() - before
+                if not future.done():
+                    return
+            self._batches.popleft()
+            yield [(c, sent_at, grade) for c, grade in zip(batch, future.result(), strict=True)]
+
+    def give_up(self) -> None:
+        """Forget all that the graders are not done with."""
+        self._fresh.clear()
+        for _, _, future in self._batches:
+            future.cancel()
+        done = [entry for entry in self._batches if entry[2].done() and not entry[2].cancelled()]
+        self._batches = deque(done)
 
 
 def sample_groups(
@@ -404,6 +461,7 @@ def evaluate_vllm(
                         sample_index=answer.index,
                         request=Request(prompts[index], (0,) * (answer.index + 1)),
                         grader=name,
+                        sampled_at=_now(),
                     )
                 )
         directory.commit_rollouts("eval", 0, rollouts)
@@ -425,6 +483,11 @@ def _grade_here(reward_fn: Callable[[str, str], dict[str, float]], response: str
         return Grade(None, None, None, error=type(e).__name__)
 
 
+def _now() -> datetime:
+    """UTC, naive, as the store wants it."""
+    return datetime.now(UTC).replace(tzinfo=None)
+
+
 def _rollout(
     completion: Completion,
     grade: Grade,
@@ -437,6 +500,7 @@ def _rollout(
     sample_index: int,
     request: Request,
     grader: str,
+    sampled_at: datetime,
 ) -> Rollout:
     return Rollout(
         run_id=run_id,
@@ -467,7 +531,7 @@ def _rollout(
         mean_logprob=_mean(completion.logprobs),
         mean_entropy=completion.mean_entropy,
         seed=request.seeds[completion.sample_index],
-        sampled_at=datetime.now(UTC).replace(tzinfo=None),
+        sampled_at=sampled_at,
     )
 
 

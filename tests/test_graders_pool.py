@@ -263,6 +263,20 @@ def test_a_pool_that_is_closed_does_not_wait_for_what_is_under_way(hostile):
     pool.close()
 
 
+def test_a_pool_that_is_closed_does_not_wait_for_a_worker_to_start(tmp_path):
+    grader = tmp_path / "slow.py"
+    grader.write_text("import time\n\ntime.sleep(600)\n\ndef grade(response, ground_truth):\n    return 1\n")
+    pool = GraderPool(f"{grader}:grade", workers=1)
+    pool._starter.submit(time.sleep, 0.5)  # the worker is still to be started when the pool is closed
+    future = pool.start([("1", "1")])
+    while not pool._lock.locked():
+        time.sleep(0.01)
+    threading.Thread(target=pool.close).start()
+    with pytest.raises(CancelledError):
+        future.result(timeout=60)
+    assert not pool._workers
+
+
 def test_threads_may_share_a_pool():
     results: dict[int, list[float | None]] = {}
 

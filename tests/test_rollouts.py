@@ -157,6 +157,14 @@ def test_completions_are_graded_while_others_are_sampled(tmp_path, monkeypatch, 
     assert {r["reward"] for r in found} == {1.0}
 
 
+@pytest.fixture(params=[(64, 4), (2, 1), (1, 3)], ids=lambda p: f"{p[0]}rows{p[1]}ahead")
+def grading_sizes(request, monkeypatch):
+    """Completions that are graded together, and how many of those may be under way."""
+    monkeypatch.setattr(rollouts, "GRADE_ROWS", request.param[0])
+    monkeypatch.setattr(rollouts, "GRADING_AHEAD", request.param[1])
+
+
+@pytest.mark.usefixtures("grading_sizes")
 @pytest.mark.parametrize("fail_after", [0, 1, 5, 11])
 def test_work_that_ends_early_keeps_what_is_at_hand_and_resumes_to_the_same_rows(tmp_path, pool, fail_after):
     with RunDir.create(tmp_path, "eval", name="whole", metadata={}) as whole:
@@ -189,6 +197,106 @@ def test_a_signal_commits_what_is_at_hand(tmp_path, pool):
         with pytest.raises(Interrupted):
             collect(run, Signalled(), pool, stop=stop, progress=Bar())
         assert len(run.committed_keys("eval", 0)) == 4
+
+
+HANGS_ON_THE_THIRD = """
+import time
+
+asked = 0
+
+def grade(response, ground_truth):
+    global asked
+    asked += 1
+    time.sleep(600 if asked == 3 else 0)
+    return {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
+"""
+
+
+def test_a_second_signal_waits_for_no_grader(tmp_path, monkeypatch):
+    monkeypatch.setattr(rollouts, "GRADE_ROWS", 1)
+    monkeypatch.setattr(rollouts, "GRADING_AHEAD", 1)  # so the first two verdicts are in when the third sample is taken
+    grader = tmp_path / "hangs.py"
+    grader.write_text(HANGS_ON_THE_THIRD)
+    sampler = ScriptedSampler(fail_after=3, error=KeyboardInterrupt())
+    with (
+        GraderPool(f"{grader}:grade", workers=1, timeout=600) as pool,
+        RunDir.create(tmp_path, "eval", metadata={}) as run,
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            collect(run, sampler, pool)
+        assert len(run.committed_keys("eval", 0)) == 2
+
+
+BREAKS_ONCE = """
+import os, pathlib
+
+broken = pathlib.Path(__file__).parent / "broken"
+if broken.exists():
+    broken.unlink()
+    raise ImportError("not today")
+
+def grade(response, ground_truth):
+    if ground_truth == "1":
+        broken.touch()
+        os._exit(1)
+    return {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
+"""
+
+
+def test_graders_that_fail_cost_the_rows_that_they_had(tmp_path, monkeypatch):
+    """The process dies on the first question's row, the one for the second question's cannot be started, the third can."""
+    monkeypatch.setattr(rollouts, "GRADE_ROWS", 1)
+    monkeypatch.setattr(rollouts, "GRADING_AHEAD", 10)
+    grader = tmp_path / "breaks.py"
+    grader.write_text(BREAKS_ONCE)
+    sampler = ScriptedSampler()
+    with GraderPool(f"{grader}:grade", workers=1) as pool, RunDir.create(tmp_path, "eval", metadata={}) as run:
+        with pytest.raises(RlvrError, match="not today"):
+            collect(run, sampler, pool, num_samples=1)
+        asked = {EXAMPLES[i].id for i in range(sampler.asked)}
+        errors = {r["example_id"]: r["grade_error"] for r in rows_of(run)}
+        assert errors.keys() == asked - {"q1"}
+        assert errors.pop("q0") == "crash"
+        assert not any(errors.values())
+        collect(run, ScriptedSampler(), pool, num_samples=1)
+        assert len(run.committed_keys("eval", 0)) == 6
+
+
+def test_what_is_due_is_committed_before_more_is_sampled(tmp_path, pool, monkeypatch):
+    monkeypatch.setattr(rollouts, "COMMIT_SECONDS", -1.0)
+    monkeypatch.setattr(rollouts, "_PATIENCE", 60.0)
+    held = []
+
+    class Looking(ScriptedSampler):
+        def sample(self, requests, params):
+            for completion in super().sample(requests, params):
+                yield completion
+                held.append(len(run.committed_keys("eval", 0)))
+
+    with RunDir.create(tmp_path, "eval", metadata={}) as run:
+        collect(run, Looking(), pool)
+    assert held == list(range(1, 13))
+
+
+def test_what_is_due_waits_for_no_slow_grader(tmp_path, monkeypatch):
+    monkeypatch.setattr(rollouts, "COMMIT_SECONDS", -1.0)
+    monkeypatch.setattr(rollouts, "_PATIENCE", 0.0)
+    monkeypatch.setattr(rollouts, "GRADING_AHEAD", 100)
+    grader = tmp_path / "patient.py"
+    grader.write_text(PATIENT)
+
+    class Later(ScriptedSampler):
+        def sample(self, requests, params):
+            yield from super().sample(requests, params)
+            assert not run.committed_keys("eval", 0)
+            (tmp_path / "later").touch()
+
+    with (
+        GraderPool(f"{grader}:grade", workers=1, timeout=60) as pool,
+        RunDir.create(tmp_path, "eval", metadata={}) as run,
+    ):
+        collect(run, Later(), pool)
+        assert len(run.committed_keys("eval", 0)) == 12
 
 
 def test_a_cut_response_is_truncated_not_malformed(tmp_path, pool):
@@ -282,6 +390,7 @@ def test_an_evaluation_asks_for_some_at_a_time_and_holds_each_sample_once(tmp_pa
     assert averages["reward/samples"] == 12.0
 
 
+@pytest.mark.usefixtures("grading_sizes")
 def test_what_was_just_sampled_is_what_the_store_holds(tmp_path, pool):
     def sampled(run, sampler):
         return sample_groups(
@@ -290,6 +399,9 @@ def test_what_was_just_sampled_is_what_the_store_holds(tmp_path, pool):
         )[0]  # fmt: skip
 
     with RunDir.create(tmp_path, "grpo", metadata={}) as run:
+        with pytest.raises(RlvrError, match="gone"):
+            sampled(run, ScriptedSampler(fail_after=5, error=RlvrError("gone")))
+        assert not run.committed_keys("train", 0)  # all or none
         fresh = sampled(run, ScriptedSampler())
         stored = sampled(run, ScriptedSampler(fail_after=0, error=AssertionError("sampled again")))
     assert [(r.example_id, r.sample_index) for r in fresh] == [(e.id, i) for e in EXAMPLES for i in range(2)]

@@ -646,6 +646,9 @@ def test_the_memory_of_a_call_is_used_again_and_what_stands_in_it_is_not(sampler
     wider = SamplingParams(max_tokens=FREE.max_tokens + 50, min_tokens=0, stop=())
     collect(sampler, requests(), wider)
     assert sampler._spare[0][0].shape[2] > slots[0][0].shape[2]
+    assert collect(sampler, requests(), FREE) == before  # in a part of what is there
+    sampler.close()
+    assert not sampler._spare
 
 
 def test_memory_that_a_failed_call_left_is_not_used_again(tiny_model, sampler):
@@ -763,6 +766,9 @@ UNSUPPORTED = {
     "Mistral": {**LLAMA_SHAPE, "num_key_value_heads": 2, "sliding_window": 8},
     "Mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
     "Bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "Falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "GPTJ": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
+    "CodeGen": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
 }
 
 

@@ -178,6 +178,8 @@ def test_a_tokenizer_that_decodes_in_its_own_way_does(tiny_tokenizer):
     tiny_tokenizer.__class__ = Loud
     try:
         assert response_text(tiny_tokenizer, ids) == "NO"
+        assert StopStrings(tiny_tokenizer, ("O",), vocab_size=320).find(ids, min_tokens=0) == ("NO", "O")
+        assert StopStrings(tiny_tokenizer, ("O",), vocab_size=320).candidates[ids[-1]]
     finally:
         tiny_tokenizer.__class__ = Loud.__base__
 

@@ -108,14 +108,18 @@ class GraderPool:
 
     def close(self) -> None:
         """End every worker and wait for it; what is under way ends with `CancelledError`. May be called twice."""
-        self._closed = True
         self._background.shutdown(wait=False, cancel_futures=True)
+        self._closed = True
         for worker in list(self._workers):
             worker.interrupt()
         with self._lock:
             self._kill_all()
             self._starter.shutdown()
         self._background.shutdown()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CancelledError
 
     def _kill_all(self) -> None:
         for worker in self._workers:
@@ -134,6 +138,7 @@ class GraderPool:
                     worker = self._starter.submit(_Worker, self._setup).result()
                     self._workers.append(worker)
                     selector.register(worker.output, selectors.EVENT_READ, worker)
+                self._check_open()
                 for worker in self._workers:
                     if worker.ready and not worker.pending and waiting:
                         worker.send(_next_batch(waiting, pairs), pairs)
@@ -141,8 +146,7 @@ class GraderPool:
                 deadline = min((worker.deadline(self.timeout) for worker in self._workers), default=now)
                 for key, _ in selector.select(max(0.0, deadline - now) + 0.001):
                     key.data.receive(verdicts)
-                if self._closed:  # its workers were killed, which says nothing about what they were grading
-                    raise CancelledError
+                self._check_open()  # if not, its workers were killed, which says nothing about what they were grading
                 now = time.monotonic()
                 for worker in list(self._workers):
                     expired = now > worker.deadline(self.timeout)
@@ -265,8 +269,9 @@ class _Worker:
 
     def interrupt(self) -> None:
         """Kill the process group, which whoever reads from the process will notice."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.returncode is None:  # else the number may be another's by now
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """Kill the process group and reap the process."""

@@ -1,5 +1,7 @@
 """The rows that the embedded engine samples together: their seats, their key-value cache, and the step that all take.
 
+Enters: questions whose prompts were run through the model. Leaves: completions, as soon as their rows end.
+
 How rows lie in the cache: all rows write the key and value of their newest token into the same column, so a row that
 has n tokens lies in the n columns up to that one (a batch padded on the left). A step is then one slice copy per layer
 and one slice of a mask that hardly ever changes. When the columns are used up the live ones move back to the beginning.
@@ -96,11 +98,13 @@ Prefix = list[tuple[torch.Tensor, torch.Tensor]]
 Slots = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def make_slots(like: Prefix, *, rows: int, columns: int, value: float = 0.0) -> Slots:
-    """Room for so many rows and columns, in the shapes and types of the keys and values in `like`."""
+def make_slots(
+    like: Prefix, *, rows: int, columns: int, device: torch.device | None = None, value: float = 0.0
+) -> Slots:
+    """Room for so many rows and columns that holds `value`, in the shapes and types of the keys and values in `like`."""
 
     def room(states: torch.Tensor) -> torch.Tensor:
-        return states.new_full((rows, states.shape[0], columns, states.shape[2]), value)
+        return states.new_full((rows, states.shape[0], columns, states.shape[2]), value, device=device)
 
     return [(room(keys), room(values)) for keys, values in like]
 

@@ -135,10 +135,9 @@ def _may_complete(tokenizer: Any, stop: Sequence[str], vocab_size: int) -> list[
     """
     lead = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
     pairs = [[*lead, token_id] for token_id in range(vocab_size)]
-    backend = getattr(tokenizer, "backend_tokenizer", None)
     texts = (
-        backend.decode_batch(pairs, skip_special_tokens=True)
-        if backend is not None
+        tokenizer.backend_tokenizer.decode_batch(pairs, skip_special_tokens=True)
+        if _decodes_plainly(type(tokenizer))
         else [response_text(tokenizer, pair) for pair in pairs]
     )
     lead_text = response_text(tokenizer, lead)

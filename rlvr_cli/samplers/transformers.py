@@ -172,7 +172,8 @@ class TransformersSampler:
         """Nothing to give back: only a small cache outlasts its call of `sample`, and the weights are the trainer's."""
 
     def close(self) -> None:
-        """Nothing outlives a call of `sample` but the model, which is the caller's."""
+        """Nothing outlives a call of `sample` but the model, which is the caller's, and the memory of a small cache."""
+        self._spare = []
 
     def _stop_strings(self, stop: tuple[str, ...]) -> StopStrings:
         if stop not in self._stops:
@@ -187,7 +188,7 @@ class TransformersSampler:
             rows, columns, upcoming = self._plan(waiting, params)
             ready: deque[Question] = deque()
             with self._sampling():
-                slots = self._slots(rows, columns)
+                slots = self._room(rows, columns)
                 batch = Batch(
                     self._model,
                     [(keys[:rows, :, :columns], values[:rows, :, :columns]) for keys, values in slots],
@@ -242,17 +243,20 @@ class TransformersSampler:
         samples = sum(len(question.samples) for question in upcoming)
         return min(self._max_rows, affordable, samples), columns, upcoming
 
-    def _slots(self, rows: int, columns: int) -> Slots:
-        """Room for at least so many: what the last batch left, if it is enough, since pages that the system has to provide
+    def _room(self, rows: int, columns: int) -> Slots:
+        """Memory for at least so many: what the last batch left, if it is enough, since pages that the system has to provide
         anew cost a short call a tenth of its time.
 
         It holds finite numbers in any case: a masked column still enters the weighted sum, with weight 0, and 0 x NaN is NaN.
         """
+        device = self._model.device
         spare, self._spare = self._spare, []
-        if spare and spare[0][0].shape[0] >= rows and spare[0][0].shape[2] >= columns:
-            return spare
+        if spare:
+            keys, _ = spare[0]
+            if keys.shape[0] >= rows and keys.shape[2] >= columns and keys.device == device:
+                return spare
         del spare
-        return make_slots(self._like, rows=rows, columns=columns)
+        return make_slots(self._like, rows=rows, columns=columns, device=device)
 
     def _admit(self, batch: Batch, ready: deque[Question], upcoming: deque[Question]) -> None:
         """Once a fifth of the seats is free, give them to waiting samples; without any, draw the live rows together."""
@@ -303,11 +307,17 @@ class TransformersSampler:
         ]
 
     @contextmanager
-    def _sampling(self) -> Iterator[None]:
-        """The model as sampling needs it: no gradients, no dropout, this engine's attention; all is put back after."""
+    def _inference(self) -> Iterator[None]:
+        """The model without gradients and dropout; all is put back after."""
         model = self._model
         autocast = torch.autocast(model.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
-        with attention(model, ATTENTION), evaluating(model), torch.inference_mode(), autocast:
+        with evaluating(model), torch.inference_mode(), autocast:
+            yield
+
+    @contextmanager
+    def _sampling(self) -> Iterator[None]:
+        """The same with this engine's attention."""
+        with attention(self._model, ATTENTION), self._inference():
             yield
 
     def _step(self, columns: int) -> Step | None:
@@ -342,17 +352,18 @@ class TransformersSampler:
             "encoder, sliding window, or recurrent state).",
             "Use --engine vllm.",
         )
-        if not _is_supported(self._model):
+        if not _is_supported(self._model) or not _heeds_attention(self._model):
             raise unsupported
         prompts = [[3, 1, 4, 1, 5, 9], [2, 7, 1]]
-        with self._sampling():
-            device = self._model.device
+        device = self._model.device
+        with self._inference():
             plain = torch.stack(
                 [
                     self._model(input_ids=torch.tensor([prompt], device=device)).logits[0, -1].float()
                     for prompt in prompts
                 ]
             )
+        with self._sampling():
             prefixes = self._prefixes([prompt[:-1] for prompt in prompts])
             like = [(keys[:, :0].clone(), values[:, :0].clone()) for keys, values in prefixes[0]]
             stops = StopStrings(self._tokenizer, (), vocab_size=plain.shape[1])
@@ -392,6 +403,15 @@ def _is_supported(model: PreTrainedModel) -> bool:
     if not {"position_ids", "past_key_values"} <= set(signature(model.forward).parameters):
         return False
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+
+
+def _heeds_attention(model: PreTrainedModel) -> bool:
+    """Whether it can be told which attention to compute with; some models have it in their own code."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(ATTENTION)
+    heeds = model.config._attn_implementation == ATTENTION
+    model.set_attn_implementation(before or "eager")
+    return heeds
 
 
 def _memory_budget(device: torch.device) -> int:
