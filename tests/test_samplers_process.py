@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models import load_policy
 from rlvr_cli.records import Request, SamplingParams
+from rlvr_cli.samplers import process
 from rlvr_cli.samplers.process import SamplingProcess, weights_of
 from rlvr_cli.samplers.transformers import TransformersSampler
 
@@ -30,9 +32,9 @@ def start(tiny_model_dir):
         return opened[-1]
 
     yield start
-    for process in opened:
-        process.close()
-        process.close()
+    for there in opened:
+        there.close()
+        there.close()
 
 
 def moved(model, by):
@@ -77,7 +79,15 @@ def test_answers_that_are_given_up_do_not_reach_the_next_question(start, tiny_mo
     )
 
 
-def test_what_was_asked_ahead_can_be_dropped(start, tiny_model, tiny_tokenizer):
+def test_what_was_asked_ahead_can_be_dropped(start, tiny_model, tiny_tokenizer, monkeypatch):
+    kinds, read = Counter(), process._read
+
+    def counted(connection):
+        message = read(connection)
+        kinds[message[0]] += 1
+        return message
+
+    monkeypatch.setattr(process, "_read", counted)
     there = start()
     there.load_weights(tiny_model, 0)
     long = SamplingParams(max_tokens=400, min_tokens=400, stop=())
@@ -87,6 +97,7 @@ def test_what_was_asked_ahead_can_be_dropped(start, tiny_model, tiny_tokenizer):
     there.drop()
     here = TransformersSampler(tiny_model, tiny_tokenizer)
     assert list(there.sample(OTHERS, PARAMS)) == list(here.sample(OTHERS, PARAMS))
+    assert kinds["completion"] < 1000, "the process went on with all 2,624 samples"
     assert there._jobs == []
     assert list(there.sample(many[:1], PARAMS)) == list(here.sample(many[:1], PARAMS))
 
