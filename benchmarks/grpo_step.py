@@ -227,13 +227,14 @@ def main() -> None:
             f"{way:<12} {of['seconds']:.3f} s a step ({min(span):.3f} to {max(span):.3f}){ratio}; "
             f"{of['tokens']:,.0f} tokens sampled, reward {of['reward']:.2f}"
         )
+    rows = []
     if "TRL" in middle:
         beside = f"TRL {version('trl')} GRPOTrainer"
         rows = [
             Row("GRPO step, wall", work, beside, "s", middle[way]["seconds"], middle["TRL"]["seconds"], "<= 0.33")
             for way, work in (("ours", "quickstart"), ("ours to EOS", "quickstart, both to EOS"))
         ]
-        write(args.json, rows)
+    write(args.json, rows)
 
 
 if __name__ == "__main__":

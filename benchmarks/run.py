@@ -1,6 +1,6 @@
 """All benchmarks, one after the other, and the table of what they found.
 
-    python benchmarks/run.py                              # all of them: about an hour on two cores
+    python benchmarks/run.py                              # all of them: about half an hour on two cores
     python benchmarks/run.py --only sampling sft          # some; the others' rows stay as they were
     python benchmarks/run.py --readme                     # nothing is run: only put the table of results.json into README.md
 
@@ -45,8 +45,12 @@ def machine() -> str:
 
 def table(results: dict) -> str:
     """The rows of `results.json` as Markdown."""
+    of: dict[str, list[str]] = {}
+    for name, rows in results["rows"].items():
+        if rows:
+            of.setdefault(results["machines"][name], []).append(name)
     lines = [
-        f"Machine: {results['machine']}.",
+        *(f"Machine{'' if len(of) == 1 else ' of ' + ', '.join(names)}: {it}." for it, names in of.items()),
         "",
         "| what | work | beside | ours | theirs | ratio | goal | |",
         "|---|---|---|--:|--:|--:|--:|---|",
@@ -84,7 +88,7 @@ def main() -> None:
         "--options", default="{}", help='JSON: more arguments, such as {"sampling": ["--repeats", "3"]}'
     )
     arguments = parser.parse_args()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"machine": "", "rows": {}}
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"machines": {}, "rows": {}}
     if not arguments.readme:
         more = json.loads(arguments.options)
         failed = []
@@ -96,8 +100,10 @@ def main() -> None:
                 if subprocess.run(command).returncode or not rows.exists():
                     failed.append(name)
                     continue
-                results["rows"][name] = [vars(row) for row in read(rows)]
-            results["machine"] = machine()
+                if not (found := read(rows)):
+                    print(f"{name} had nothing to stand beside: its rows stay as they were")
+                    continue
+                results["rows"][name], results["machines"][name] = [vars(row) for row in found], machine()
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         print(f"\n{table(results)}")
         if failed:

@@ -198,8 +198,7 @@ def main() -> None:
         )
         for way in ways[1:]
     ]
-    if rows:
-        write(args.json, rows)
+    write(args.json, rows)
 
 
 if __name__ == "__main__":

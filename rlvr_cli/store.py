@@ -360,7 +360,12 @@ class RunDir:
         self.commit_metric_rows(phase, {step: values}, gpu_seconds=gpu_seconds)
 
     def commit_metric_rows(
-        self, phase: Phase, rows: Mapping[int, Mapping[str, float]], *, gpu_seconds: float | None = None
+        self,
+        phase: Phase,
+        rows: Mapping[int, Mapping[str, float]],
+        *,
+        wall_seconds: Mapping[int, float] | None = None,
+        gpu_seconds: float | None = None,
     ) -> None:
         """Make metrics of several steps durable, all or none; those of the same step, phase and name are replaced.
 
@@ -368,6 +373,7 @@ class RunDir:
 
         Args:
             rows: step -> metric name -> value; NaN and infinities are kept.
+            wall_seconds: step -> the run's `wall_seconds` when its metrics came; now, where it is not given.
             gpu_seconds: GPU time that the run has used so far.
 
         Raises:
@@ -378,7 +384,8 @@ class RunDir:
         assert all(step >= 0 for step in rows), rows.keys()
         if not any(rows.values()):
             return
-        table = with_metrics(self._metrics, rows, phase=phase, wall_seconds=self.wall_seconds, gpu_seconds=gpu_seconds)
+        walls = dict.fromkeys(rows, self.wall_seconds) | dict(wall_seconds or {})
+        table = with_metrics(self._metrics, rows, phase=phase, wall_seconds=walls, gpu_seconds=gpu_seconds)
         self._write_metrics(table, phase=phase, step=max(rows))
 
     def committed_keys(self, phase: Phase | None = None, step: int | None = None) -> set[RolloutKey]:

@@ -491,15 +491,17 @@ class MetricsLog:
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self._waiting: dict[int, dict[str, float]] = {}
+        self._wall_seconds: dict[int, float] = {}  # when what waits came
         self._flushed = time.monotonic()
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Metrics of the training phase at that step: of the policy after so many updates."""
         self._waiting.setdefault(step, {}).update(values)
+        self._wall_seconds[step] = self.run.wall_seconds
         if time.monotonic() - self._flushed > METRICS_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        self.run.commit_metric_rows("train", self._waiting)
-        self._waiting = {}
+        self.run.commit_metric_rows("train", self._waiting, wall_seconds=self._wall_seconds)
+        self._waiting, self._wall_seconds = {}, {}
         self._flushed = time.monotonic()

@@ -32,6 +32,14 @@ def test_the_readmes_table_is_made_of_the_results(run):
 def test_a_row_says_what_was_missed(run):
     row = {"what": "w", "work": "q", "beside": "p", "unit": "s", "ours": 1.0, "theirs": 4.0}
     rows = [row | {"goal": goal} for goal in ("<= 0.25", "<= 0.2", ">= 0.25", ">= 0.3")]
-    lines = run.table({"machine": "m", "rows": {"a": rows}}).splitlines()[-4:]
+    lines = run.table({"machines": {"a": "m"}, "rows": {"a": rows}}).splitlines()[-4:]
     assert [line.endswith("| missed |") for line in lines] == [False, True, False, True]
     assert "| 1 s | 4 s | 0.25x | <= 0.25 |" in lines[0]
+
+
+def test_each_row_is_of_the_machine_that_it_was_taken_on(run):
+    row = {"what": "w", "work": "q", "beside": "p", "unit": "s", "ours": 1.0, "theirs": 4.0, "goal": "<= 1"}
+    machines, rows = {"a": "old", "b": "new", "c": "old", "d": "none"}, {"a": [row], "b": [row], "c": [row], "d": []}
+    said = [line for line in run.table({"machines": machines, "rows": rows}).splitlines() if line.startswith("Machine")]
+    assert said == ["Machine of a, c: old.", "Machine of b: new."]
+    assert run.table({"machines": {"a": "old"}, "rows": {"a": [row]}}).startswith("Machine: old.\n")

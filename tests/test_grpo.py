@@ -7,6 +7,7 @@ from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -88,6 +89,9 @@ def test_every_response_is_stored_with_its_groups_advantage(train, tmp_path):
     assert read_run(tmp_path / "r").metadata["status"] == "finished"
     assert read_run(tmp_path / "r").metadata["updates"] == 3
     assert load_policy(tmp_path / "r/model").model.num_parameters() == 436_480
+    clock = pq.read_table(read_run(tmp_path / "r").metrics).to_pylist()
+    walls = {r["step"]: r["wall_seconds"] for r in clock if (r["phase"], r["name"]) == ("train", "loss/objective")}
+    assert walls[0] < walls[1] < walls[2], "several steps' metrics are committed together, but have their own time"
 
 
 def test_every_metric_of_an_update_is_there(train):

@@ -398,6 +398,7 @@ def test_slowest(ask):
     metrics = {
         ("train", 0): {"step/seconds": 4.0, "update/seconds": 3.0, "update/tokens": 99.0},
         ("train", 1): {"step/seconds": 6.0, "update/seconds": 5.0},
+        ("train", 2): {"sampling/waiting_seconds": 1.0},
         ("eval", 0): {"sampling/seconds": 9.0},
     }
     found = ask("slowest", [], metrics={"r": metrics})
@@ -406,6 +407,7 @@ def test_slowest(ask):
         ("train", "step", 2, 10.0, 1.0, 5.0, 6.0, 1),
         ("eval", "sampling", 1, 9.0, None, 9.0, 9.0, 0),
         ("train", "update", 2, 8.0, 0.8, 4.0, 5.0, 1),
+        ("train", "waiting for the sampler", 1, 1.0, 0.1, 1.0, 1.0, 2),
     ]
 
 

@@ -359,6 +359,16 @@ def test_metrics_of_several_steps_are_one_commit(run: RunDir):
     assert len(before["manifest.jsonl"].splitlines()) == 3
 
 
+def test_metrics_that_are_committed_late_keep_the_time_at_which_they_came(run: RunDir):
+    run.commit_metric_rows("train", {1: {"loss": 0.5}, 2: {"loss": 0.25}}, wall_seconds={1: 3.0, 2: 4.5})
+    run.commit_metric_rows("train", {2: {"grad": 1.0}, 3: {"loss": 0.1}}, wall_seconds={2: 5.0})
+    table = pq.read_table(run.path / "metrics.parquet").to_pylist()
+    found = {(r["step"], r["name"]): r["wall_seconds"] for r in table}
+    now = found.pop((3, "loss"))
+    assert found == {(1, "loss"): 3.0, (2, "loss"): 4.5, (2, "grad"): 5.0}
+    assert 0 <= now <= run.wall_seconds
+
+
 def test_metrics_and_their_clock_go_on_after_a_resumption(tmp_path: Path):
     with RunDir.create(tmp_path, "sft", name="r", metadata={}) as run:
         time.sleep(0.05)

@@ -76,7 +76,7 @@ def commands(name: str, runs: Path, *, seed: int) -> list[tuple[str, list[str]]]
             "imitate traces, of which a third work the problem out and the rest guess",
             rlvr("sft", "sft", model=start, dataset=traces(8000, 0)),
         ),
-        ("now it is right a third of the time", rlvr("eval", "sft-eval", model=model_of("sft"))),
+        ("what imitation has brought", rlvr("eval", "sft-eval", model=model_of("sft"))),
         (
             "reinforce what turns out right, on other questions",
             rlvr("grpo", "grpo", model=model_of("sft"), dataset=traces(4000, 1000)),

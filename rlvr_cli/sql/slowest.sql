@@ -2,11 +2,14 @@
 -- :phase = null
 
 -- step/seconds is the whole of a training step, so the other shares are parts of it. Where one batch is sampled while another
--- is trained on (--async-steps 1), they sum to more than 1: share_of_steps is how busy sampler and trainer are kept.
+-- is trained on (--async-steps 1), they sum to more than 1: share_of_steps is how busy sampler and trainer are kept, and
+-- sampling/waiting_seconds, as "waiting for the sampler", is how long the trainer had nothing to do.
 WITH work AS (
-    SELECT run_id, phase, step, value, name[:-9] AS work
+    SELECT
+        run_id, phase, step, value,
+        CASE name WHEN 'sampling/waiting_seconds' THEN 'waiting for the sampler' ELSE name[:-9] END AS work
     FROM metrics
-    WHERE ends_with(name, '/seconds') AND phase = coalesce($phase::VARCHAR, phase)
+    WHERE (ends_with(name, '/seconds') OR name = 'sampling/waiting_seconds') AND phase = coalesce($phase::VARCHAR, phase)
 ), walls AS (
     SELECT
         run_id,
