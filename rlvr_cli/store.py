@@ -849,7 +849,7 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
     """The run with that name in `root`, or else the run in that directory.
 
     Raises:
-        RlvrError: there is neither; the hint has the names that are nearest.
+        RlvrError: there is neither; the hint has the names that are nearest, or the newest.
     """
     name, root = str(name_or_path), Path(root)
     if _RUN_NAME.fullmatch(name) is not None and os.path.lexists(root / name / RUN_FILE):
@@ -858,11 +858,12 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
         return Path(name)
     import difflib
 
-    names = sorted(run.name for run in _runs(root))
-    near = difflib.get_close_matches(name, names, n=3) or names[-3:]
+    names = [run.name for run in sorted(_runs(root), key=_changed, reverse=True)]
+    near = difflib.get_close_matches(name, names, n=3)
+    hint = f"Near it: {', '.join(near)}." if near else f"The newest there: {', '.join(names[:3])}."
     raise RlvrError(
         f"There is no run {name!r}, neither in {shown(root)} nor as a directory.",
-        f"Runs there: {', '.join(near)}." if near else "Say where the runs are with --runs-dir.",
+        hint if names else "Say where the runs are with --runs-dir.",
     )
 
 
@@ -872,6 +873,13 @@ def _runs(root: Path) -> list[Path]:
     with naming(root, "read"):
         names = [e.name for e in os.scandir(root) if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
     return [root / name for name in names if os.path.lexists(root / name / RUN_FILE)]
+
+
+def _changed(run: Path) -> float:
+    """When its metadata was last written; 0 where it is gone."""
+    with suppress(OSError):
+        return os.stat(run / RUN_FILE).st_mtime
+    return 0.0
 
 
 def check_run(path: Path | str) -> list[str]:

@@ -1267,6 +1267,18 @@ def test_a_run_is_found_by_name_or_path(finished: Path, tmp_path: Path, monkeypa
         assert "\x1b" not in str(caught.value)
 
 
+def test_a_name_like_no_other_is_answered_with_the_newest_runs(tmp_path: Path):
+    for age, name in enumerate(("zebra", "apple", "mango", "berry")):
+        RunDir.create(tmp_path, "eval", name=name, metadata={}).close()
+        os.utime(tmp_path / name / "run.json", (1e9 - age, 1e9 - age))
+    with pytest.raises(RlvrError) as caught:
+        resolve_run("q17", tmp_path)
+    assert caught.value.hint == "The newest there: zebra, apple, mango."
+    with pytest.raises(RlvrError) as caught:
+        resolve_run("mangos", tmp_path)
+    assert caught.value.hint == "Near it: mango."
+
+
 def test_a_run_can_be_read_while_it_is_written(run: RunDir):
     """A reader in another process never fails and never sees a row go."""
     code = """
