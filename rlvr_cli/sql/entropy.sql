@@ -3,7 +3,8 @@
 
 -- The estimate is minus the mean log-probability of the tokens that were sampled: the Monte Carlo estimate of the entropy
 -- of the distribution that was sampled from. It is all there is where the engine does not tell the exact one; of a greedy
--- run it only says how sure the policy was.
+-- run it only says how sure the policy was. Every token counts alike here; the summary's mean_entropy and the metric
+-- entropy/mean are means over responses, in which the tokens of short ones count more.
 SELECT
     run_id,
     phase,
