@@ -103,6 +103,38 @@ def test_no_heap_of_notation_raises(pieces, glue, gold):
     assert equivalent(text, text)
 
 
+HUGE = [  # 9^910 is a whole number too large for a float
+    ("9^{910}", "9^{910}", True),
+    ("9^{910}", r"\frac{3\sqrt{3}}{4}", False),
+    ("-9^{910}", r"-\pi", False),
+    (r"9^{910}\%", r"\sqrt{2}", False),
+    (r"9^{910}^\circ", r"\pi", False),
+    (r"9^{910}x = \sqrt{2}", "x = 1", False),
+    ("9^{910} x = 9^{910}", "x = 1", True),
+    ("9^{910} x < 9^{910}", "x < 1", True),
+    ("9^{910} x > 9^{910}", "x < 1", False),
+    (r"9^{910} \approx 5", "5", False),
+    (r"\sqrt{2} \approx 9^{910}", "5", False),
+    (r"\mathbb{R} \setminus \{9^{910}, \sqrt{2}\}", r"\mathbb{R} \setminus \{\sqrt{2}, 9^{910}\}", True),
+    (r"\{9^{910}, \sqrt 2\}", r"\{\sqrt 2, 9^{910}\}", True),
+    (r"(9^{910}, \infty)", r"(\sqrt 2, \infty)", False),
+    (r"9^{910} \pm \sqrt{2}", r"1 \pm \sqrt{2}", False),
+]
+
+
+@pytest.mark.parametrize(("answer", "truth", "same"), HUGE)
+def test_numbers_that_no_float_can_hold(answer, truth, same):
+    assert equivalent(answer, truth) is same
+    assert equivalent(truth, answer) is same
+
+
+@pytest.mark.parametrize("text", [r"\frac10e1", r"1,234\frac10e1,234", r"\frac12.", r"\frac12e", r"\sqrt2e5"])
+def test_what_is_left_of_a_number_whose_first_digits_are_taken_need_not_be_one(text):
+    for other in ("5", "x=2, y=-1", text):
+        assert equivalent(text, other) is (text == other)
+        assert equivalent(other, text) is (text == other)
+
+
 @given(st.fractions(max_denominator=10**6), st.integers(2, 9))
 @settings(deadline=None)
 def test_fractions_are_equal_in_every_form_and_both_ways(value, factor):

@@ -137,7 +137,8 @@ def _same_at_points(left: Formula, right: Formula, natural: bool) -> bool:
             if a != b:
                 return False
         else:
-            if not _close(complex(a), complex(b), 1e-7, 1e-11):
+            x, y = floating(a), floating(b)
+            if x is None or y is None or not _close(x, y, 1e-7, 1e-11):
                 return False
             exact = False
         agreed.append(point)
@@ -169,16 +170,19 @@ def proportional(left: tuple[Formula, Formula], right: tuple[Formula, Formula]) 
         if any(value is None for value in values):
             continue
         a, b, c, d = values
-        above, below = _difference(a, b), _difference(c, d)
-        if above == 0 or below == 0:
-            return None
-        ratio = above / below
-        if constant is not None:
-            if isinstance(ratio, Fraction) and isinstance(constant, Fraction):
-                if ratio != constant:
-                    return None
-            elif not _close(complex(ratio), complex(constant), 1e-9, 0.0):
+        try:
+            above, below = _difference(a, b), _difference(c, d)
+            if above == 0 or below == 0:
                 return None
+            ratio = above / below
+            if constant is not None:
+                if isinstance(ratio, Fraction) and isinstance(constant, Fraction):
+                    if ratio != constant:
+                        return None
+                elif not _close(complex(ratio), complex(constant), 1e-9, 0.0):
+                    return None
+        except OverflowError:  # an exact number beside an inexact one, and no float can hold it
+            return None
         constant = ratio
         agreed += 1
     return constant if agreed >= (2 if names else 1) else None
@@ -189,6 +193,14 @@ def _difference(a: Any, b: Any) -> Any:
         return a - b
     difference = complex(a) - complex(b)
     return 0 if abs(difference) <= 1e-12 * max(abs(a), abs(b)) else difference
+
+
+def floating(value: Fraction | complex) -> complex | None:
+    """The number in floating point; None for a fraction that is too large for it."""
+    try:
+        return complex(value)
+    except OverflowError:
+        return None
 
 
 def _close(a: complex, b: complex, relative: float, absolute: float) -> bool:
@@ -675,13 +687,16 @@ def _sum(terms: list[Tree]) -> Tree:
 
 
 def number_value(text: str) -> Fraction:
-    """The exact value of a decimal literal. Raises `Unparsed` for more digits than any answer has."""
+    """The exact value of a decimal literal. Raises `Unparsed` for more digits than any answer has, and for none."""
     mantissa, _, exponent = text.lower().partition("e")
     if len(mantissa) > MAX_BITS // 8 or len(exponent) > 4 or not mantissa.isascii():
         raise Unparsed("too many digits")
-    if exponent:
-        return Fraction(mantissa) * Fraction(10) ** int(exponent)
-    return Fraction(int(mantissa)) if mantissa.isdigit() else Fraction(mantissa)
+    if mantissa.isdigit() and not exponent:
+        return Fraction(int(mantissa))
+    try:
+        return Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
+    except ValueError:  # `\frac` took the digits before the e
+        raise Unparsed("no digits") from None
 
 
 def int_or_none(text: str) -> int | None:

@@ -16,7 +16,7 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from rlvr_cli.graders.algebra import DEGREE, combined, constant, proportional, same_value
+from rlvr_cli.graders.algebra import DEGREE, combined, constant, floating, proportional, same_value
 from rlvr_cli.graders.notation import MAX_LENGTH
 from rlvr_cli.graders.structure import (
     Group,
@@ -315,7 +315,10 @@ def _approximated(relation: Relation, *, given: bool) -> list[Node]:
     if not (given or relation.named) or not isinstance(exact, Value) or not isinstance(rounded, Value):
         return []
     a, b = exact.formula.value(0), rounded.formula.value(0)
-    if a is None or b is None or abs(complex(a) - complex(b)) > 0.02 * abs(complex(a)):
+    if a is None or b is None:
+        return []
+    a, b = floating(a), floating(b)
+    if a is None or b is None or abs(a - b) > 0.02 * abs(a):
         return []
     return [exact, rounded]
 
@@ -447,5 +450,7 @@ def _same_pair(answer: Pair, truth: Pair) -> bool:
         return False
     if operation_a in ("=", "!="):
         return True
+    if isinstance(factor, Fraction):
+        return factor > 0
     number = complex(factor)
     return number.real > 0 and abs(number.imag) <= 1e-9 * abs(number)

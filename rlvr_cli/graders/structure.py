@@ -559,9 +559,12 @@ def _joins_sets(tokens: Tokens, index: int, operation: str) -> bool:
 
 def _punctured(hole: Node) -> Node:
     holes = hole.items if isinstance(hole, Listing) else (hole,)
-    ordered = sorted(
-        holes, key=lambda node: complex(node.formula.value(0) or 0).real if isinstance(node, Value) else 0.0
-    )
+
+    def place(node: Node) -> Fraction | float:
+        value = node.formula.value(0) if isinstance(node, Value) else None
+        return 0.0 if value is None else value.real
+
+    ordered = sorted(holes, key=place)
     minus, plus = _whole_line().items
     return Sets("\\cup", tuple(Group("()", pair) for pair in pairwise([minus, *ordered, plus])))
 
