@@ -656,8 +656,9 @@ def test_memory_that_a_failed_call_left_is_not_used_again(tiny_model, sampler):
     kept = {name: t.clone() for name, t in tiny_model.state_dict().items()}
     with torch.no_grad():
         next(tiny_model.parameters()).fill_(torch.nan)
+    longest = [max(PROMPTS, key=len)] * len(PROMPTS)  # NaN stands where the shorter prompts of the next call have none
     with pytest.raises(RlvrError, match="not finite"):
-        collect(sampler, requests(), FREE)
+        collect(sampler, requests(longest), FREE)
     tiny_model.load_state_dict(kept)
     assert collect(sampler, requests(), FREE) == before
 
