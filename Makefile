@@ -23,6 +23,6 @@ check: lint types test  ## what a change must pass
 
 builtin-model:  ## train rlvr_cli/assets/tiny-math again, from nothing (about a minute)
 	rm -rf build/tiny-math && mkdir -p build
-	python -m rlvr_cli.tiny_model build/tiny-math
+	python -m rlvr_cli.models.tiny build/tiny-math
 	rlvr sft --preset quickstart --model build/tiny-math --runs-dir build --run tiny-math-sft
 	rm -rf rlvr_cli/assets/tiny-math && cp -r build/tiny-math-sft/model rlvr_cli/assets/tiny-math

@@ -40,9 +40,10 @@ def make_run(root: Path, rows: int) -> Path:
     import numpy as np
     import pyarrow as pa
 
-    from rlvr_cli.columns import SCHEMA_VERSION, rollout_schema, to_parquet
-    from rlvr_cli.manifest import entry_of, line_of, part_path
-    from rlvr_cli.store import RunDir
+    from rlvr_cli.runs.manifest import entry_of, line_of, part_path
+    from rlvr_cli.runs.parquet import to_parquet
+    from rlvr_cli.runs.run_dir import RunDir
+    from rlvr_cli.runs.schemas import SCHEMA_VERSION, rollout_schema
 
     with RunDir.create(root, "eval", name="large", metadata={"seed": 0, "config": {}, "facts": {}}) as run:
         run.finish("finished")
@@ -100,7 +101,7 @@ def make_run(root: Path, rows: int) -> Path:
 
 def write_jsonl(run: Path, target: Path) -> None:
     """The same rows, as most tools keep them: without the token ids, which are half of the bytes."""
-    from rlvr_cli.store import read_rollouts
+    from rlvr_cli.runs.readers import read_rollouts
 
     steps = len(list((run / "rollouts").iterdir()))
     keep = ["step", "example_id", "prompt", "response", "category", "reward", "num_response_tokens", "finish_reason"]

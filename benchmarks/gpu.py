@@ -24,13 +24,13 @@ from pathlib import Path
 import torch
 from rows import Row, write
 
+from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.commands import grpo
-from rlvr_cli.config import GrpoConfig
-from rlvr_cli.models import save_policy
-from rlvr_cli.queries import open_runs
-from rlvr_cli.store import read_rollouts, read_run
-from rlvr_cli.summary import run_files
-from rlvr_cli.tiny_model import new_tokenizer
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.models.policy import save_policy
+from rlvr_cli.models.tiny import new_tokenizer
+from rlvr_cli.runs.readers import read_rollouts, read_run
 
 GPU = {"layers": 28, "hidden": 1536, "intermediate": 8960, "heads": 12, "kv_heads": 2, "vocabulary": 151_936}
 TOY = {"layers": 2, "hidden": 128, "intermediate": 384, "heads": 4, "kv_heads": 2, "vocabulary": 2_048}

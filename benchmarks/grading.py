@@ -27,14 +27,14 @@ from typing import Any
 
 from rows import Row, write
 
-from rlvr_cli.graders import question_only_reward_fn, r1_zero_reward_fn
-from rlvr_cli.graders.extraction import last_boxed, tagged_answer, unboxed
-from rlvr_cli.graders.r1_zero import is_formatted, truths_of
+from rlvr_cli.graders.answers.extraction import last_boxed, tagged_answer, unboxed
+from rlvr_cli.graders.question_only import question_only_reward_fn
+from rlvr_cli.graders.r1_zero import is_formatted, r1_zero_reward_fn, truths_of
 
 Case = dict[str, Any]
 Judge = Callable[[Case], bool]
 
-TESTS = Path(__file__).parents[1] / "tests" / "data"
+TESTS = Path(__file__).parents[1] / "tests" / "fixtures"
 GOALS = {"Math-Verify": ">= 20", "reference": ">= 1"}
 
 
@@ -133,7 +133,7 @@ def in_a_process(name: str, cases: list[Case], reference: str) -> tuple[list[boo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", type=Path, nargs="*", help="default: those of tests/data")
+    parser.add_argument("cases", type=Path, nargs="*", help="default: those of tests/fixtures")
     parser.add_argument("--reference", default="", help="FILE.py:FUNCTION of the handout's reference")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--limit", type=int, help="take only the first N cases")

@@ -93,8 +93,9 @@ def workers(script: str, ways: list[str], options: list[str], *, threads: int) -
 def ours(*, stop: str) -> NoReturn:
     """`rlvr grpo`; each turn brings a step's seconds, sampled tokens and mean reward."""
     from rlvr_cli.commands import grpo
-    from rlvr_cli.config import GrpoConfig, resolve
-    from rlvr_cli.trainer import Trainer
+    from rlvr_cli.config.grpo import GrpoConfig
+    from rlvr_cli.config.sources import resolve
+    from rlvr_cli.training.trainer import Trainer
 
     has_time, rollout_batch = Trainer.has_time, grpo.rollout_batch
     begun = 0.0
@@ -127,9 +128,9 @@ def of_trl(*, threads: int) -> NoReturn:
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
     import datasets
-    from rlvr_cli.datasets import load_dataset
+    from rlvr_cli.data.datasets import load_dataset
+    from rlvr_cli.data.prompts import load_prompt, prompt_of
     from rlvr_cli.graders.r1_zero import r1_zero_reward_fn
-    from rlvr_cli.prompts import load_prompt, prompt_of
 
     torch.set_num_threads(threads)
     preset = tomllib.loads(PRESET.read_text())["grpo"]

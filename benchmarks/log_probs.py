@@ -5,7 +5,7 @@
 Random hidden states and a random output layer, float32, on the CPU; each token's log-probability has a weight of its own
 in the loss, as in a policy gradient.
 
-  ours           rlvr_cli.tokens: in chunks of the vocabulary, made again in the backward pass; exact entropies besides
+  ours           rlvr_cli.models.log_probs: in chunks of the vocabulary, made again in the backward pass; exact entropies besides
   plain          log_softmax over all logits, and the entropies from it
   torch          torch.nn.functional.linear_cross_entropy as it is without options: over all logits; no entropies
   torch chunked  the same with LinearCrossEntropyOptions(): in chunks of positions; no entropies
@@ -39,7 +39,7 @@ Way = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 def ours(states: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-    from rlvr_cli.tokens import _linear_log_probs
+    from rlvr_cli.models.log_probs import _linear_log_probs
 
     log_probs, entropy = _linear_log_probs(states, weight, None, labels, temperature=1.0)
     assert entropy is not None

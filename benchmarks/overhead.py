@@ -33,20 +33,26 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the `rlvr` script has 
 import rich.live
 from rows import Row, write
 
-from rlvr_cli import display, rollouts, trainer
 from rlvr_cli.cli import app
 from rlvr_cli.commands import grpo
-from rlvr_cli.store import RunDir
+from rlvr_cli.rollouts import collect
+from rlvr_cli.runs import metrics_log
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.terminal import console
+from rlvr_cli.training import trainer
 
 WARM_UP = 2  # steps
 CLOCKED: dict[str, list[tuple[Any, str, Callable[[], float]]]] = {
     "commit": [(RunDir, "commit_rollouts", time.perf_counter)],
-    "read back": [(rollouts, "read_rollouts", time.perf_counter), (rollouts, "to_rollouts", time.perf_counter)],
+    "read back": [(collect, "read_rollouts", time.perf_counter), (collect, "to_rollouts", time.perf_counter)],
     "average": [(grpo, "rollout_metrics", time.perf_counter)],
-    "metrics": [(trainer.MetricsLog, "add", time.perf_counter), (trainer.MetricsLog, "flush", time.perf_counter)],
+    "metrics": [
+        (metrics_log.MetricsLog, "add", time.perf_counter),
+        (metrics_log.MetricsLog, "flush", time.perf_counter),
+    ],
     "display": [
-        (display.Progress, "advance", time.perf_counter),
-        (display, "say", time.perf_counter),
+        (console.Progress, "advance", time.perf_counter),
+        (console, "say", time.perf_counter),
         (rich.live.Live, "refresh", time.thread_time),
     ],
 }

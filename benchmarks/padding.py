@@ -20,11 +20,13 @@ from pathlib import Path
 
 from rows import Row, write
 
-from rlvr_cli.models import builtin_model_path, load_policy
-from rlvr_cli.prompts import load_prompt
-from rlvr_cli.tokens import row_lengths, tokenize_prompt_and_output, wanted_prefixes
-from rlvr_cli.traces import load_traces
-from rlvr_cli.training import _cut, _micro_batches
+from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.data.traces import load_traces
+from rlvr_cli.models.identity import builtin_model_path
+from rlvr_cli.models.log_probs import wanted_prefixes
+from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.tokenization import row_lengths, tokenize_prompt_and_output
+from rlvr_cli.training.update import _cut, _micro_batches
 
 ROWS = 256
 

@@ -37,11 +37,12 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 import torch
 from rows import Row, write
 
-from rlvr_cli.datasets import load_dataset
-from rlvr_cli.models import builtin_model_path, load_policy
-from rlvr_cli.prompts import load_prompt, prompt_of
-from rlvr_cli.records import Request, SamplingParams
-from rlvr_cli.samplers.transformers import TransformersSampler
+from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.prompts import load_prompt, prompt_of
+from rlvr_cli.models.identity import builtin_model_path
+from rlvr_cli.models.policy import load_policy
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.types import Request, SamplingParams
 
 GOALS = {"generate": ">= 3", "vllm": ">= 1.5"}
 NAMES = {"generate": "transformers.generate", "vllm": "vLLM, in process"}

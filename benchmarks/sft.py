@@ -2,7 +2,7 @@
 
     python benchmarks/sft.py [--updates 20] [--repeats 5] [--threads 1] [--json FILE]
 
-The quickstart's SFT on both sides, on a CPU: an untrained model of `python -m rlvr_cli.tiny_model`, 8,000 arithmetic traces in the r1_zero prompt,
+The quickstart's SFT on both sides, on a CPU: an untrained model of `python -m rlvr_cli.models.tiny`, 8,000 arithmetic traces in the r1_zero prompt,
 batches of 16 in random order, loss on the responses alone, EOS after each, AdamW at 2e-3 with its warm-up and cosine. A rate is tokens over the wall
 time of the whole loop, collating, metrics and progress included, loading and evaluation not. Two counts of tokens: all that are not padding (the rate
 that is compared), and the responses', on which the loss is. There is a process for each way, its first updates left out; then they take turns of
@@ -59,8 +59,9 @@ class Turns:
 def ours(model: str, *, updates: int, total: int) -> NoReturn:
     """`rlvr sft`."""
     from rlvr_cli.commands import sft
-    from rlvr_cli.config import SftConfig, resolve
-    from rlvr_cli.trainer import Trainer
+    from rlvr_cli.config.sft import SftConfig
+    from rlvr_cli.config.sources import resolve
+    from rlvr_cli.training.trainer import Trainer
 
     turns = Turns(updates)
     update = Trainer.update
@@ -86,8 +87,8 @@ def of_trl(model: str, *, updates: int, total: int, packed: bool, threads: int) 
     from trl import SFTConfig, SFTTrainer  # type: ignore[import-not-found]
 
     import datasets
-    from rlvr_cli.prompts import load_prompt
-    from rlvr_cli.traces import load_traces
+    from rlvr_cli.data.prompts import load_prompt
+    from rlvr_cli.data.traces import load_traces
 
     torch.set_num_threads(threads)
     preset = tomllib.loads(PRESET.read_text())["sft"]
@@ -167,7 +168,7 @@ def main() -> None:
         print("TRL is not installed here: pip install trl")
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as model:
-        start = [sys.executable, "-m", "rlvr_cli.tiny_model", model]
+        start = [sys.executable, "-m", "rlvr_cli.models.tiny", model]
         subprocess.run(start, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
         options = ["--model", model, "--updates", str(args.updates), "--repeats", str(args.repeats)]
         with workers(__file__, ways, options, threads=args.threads) as turns:

@@ -20,12 +20,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from rlvr_cli import rollouts, store, tokens, trainer, training
 from rlvr_cli.commands import grpo
-from rlvr_cli.config import GrpoConfig, resolve
-from rlvr_cli.display import Progress
-from rlvr_cli.samplers import batch
-from rlvr_cli.samplers import transformers as engine
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.sources import resolve
+from rlvr_cli.models import log_probs
+from rlvr_cli.rollouts import collect, grading
+from rlvr_cli.runs import metrics_log, run_dir
+from rlvr_cli.samplers.embedded import batch, engine
+from rlvr_cli.terminal.console import Progress
+from rlvr_cli.training import trainer, update
 
 WARM_UP = 2
 STEP = "the step's rest"
@@ -43,27 +46,27 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
         (batch.Batch, "_fit"),
         (batch.Batch, "__init__"),
         (engine, "prompt_token_ids"),
-        (rollouts, "collect_rollouts"),
-        (rollouts, "_rollout"),
+        (collect, "collect_rollouts"),
+        (collect, "make_rollout"),
     ],
-    "waiting for grades": [(rollouts, "wait")],
-    "store": [(store.RunDir, "commit_rollouts")],
+    "waiting for grades": [(grading, "wait")],
+    "store": [(run_dir.RunDir, "commit_rollouts")],
     "metrics": [
         (grpo, "rollout_metrics"),
-        (training, "token_metrics"),
-        (trainer.MetricsLog, "flush"),
-        (trainer.MetricsLog, "add"),
+        (update, "token_metrics"),
+        (metrics_log.MetricsLog, "flush"),
+        (metrics_log.MetricsLog, "add"),
     ],
     "display": [(Progress, "advance")],
     "tensors, cuts, prefixes": [
         (grpo, "rollout_tensors"),
         (grpo, "take"),
-        (training, "_micro_batches"),
-        (training, "_cut"),
-        (training, "wanted_prefixes"),
+        (update, "_micro_batches"),
+        (update, "_cut"),
+        (update, "wanted_prefixes"),
     ],
-    "update: forward, body": [(training, "get_response_log_probs")],
-    "update: forward, output layer": [(tokens, "_linear_log_probs")],
+    "update: forward, body": [(update, "get_response_log_probs")],
+    "update: forward, output layer": [(log_probs, "_linear_log_probs")],
     "update: backward": [(torch.Tensor, "backward")],
     "update: rest": [(trainer, "train_update")],
     "checkpoint": [(trainer, "save_checkpoint")],

@@ -7,7 +7,7 @@ is `arithmetic:2000:0`.
 import json
 from pathlib import Path
 
-from rlvr_cli.synthetic import arithmetic, countdown
+from rlvr_cli.data.synthetic import arithmetic, countdown
 
 FILES = {
     "arithmetic-train.jsonl": (arithmetic, 2000, "train"),

@@ -12,22 +12,17 @@ from typing import Any
 
 import click
 
-from rlvr_cli import __version__, limits
-from rlvr_cli.config import (
-    AnalyzeConfig,
-    EiConfig,
-    EvalConfig,
-    FilterConfig,
-    GradeConfig,
-    GrpoConfig,
-    Provenance,
-    QuickstartConfig,
-    SftConfig,
-    flag,
-    options,
-    resolve,
-    value_type,
-)
+from rlvr_cli import __version__, process
+from rlvr_cli.config.analyze import AnalyzeConfig
+from rlvr_cli.config.ei import EiConfig
+from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.filter import FilterConfig
+from rlvr_cli.config.grade import GradeConfig
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.options import Provenance, flag, options, value_type
+from rlvr_cli.config.quickstart import QuickstartConfig
+from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.config.sources import resolve
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.text import printable
 
@@ -124,7 +119,7 @@ for _name, _config_type in COMMANDS.items():
 
 def main() -> None:
     """The `rlvr` script."""
-    limits.process_may_end = True
+    process.process_may_end = True
     # Torch's threads would spin while they wait, which starves them (measured: 40 times slower) when anything else wants a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:

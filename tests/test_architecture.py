@@ -1,98 +1,98 @@
-"""The house: imports point strictly downwards, heavy libraries have one home, dangerous calls have none. Read from the AST."""
+"""The house: rooms import only from rooms above them, heavy libraries have one home, dangerous calls have none. Read from the AST."""
 
 import ast
 import re
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "rlvr_cli"
-RANKS = {
-    0: {"errors", "text", "records", "faults", "limits"},
-    1: {"markup", "spans", "config", "synthetic", "signals", "rows", "files", "manifest", "columns", "environment", "prefixes"},
-    2: {
-        "datasets", "prompts", "samplers", "graders", "store", "models", "tokens", "advantages", "losses", "queries",
-        "statistics", "display", "plots", "charts",
-    },
-    3: {"report", "rollouts", "training", "checkpoints", "comparison", "summary", "engines", "journal", "tiny_model", "traces"},
-    4: {"inputs", "plan", "figures", "alarms", "excerpt", "regrading", "filtering"},
-    5: {"trainer", "reporting"},
-    6: {"commands"},
-    7: {"cli"},
-    8: {"__main__"},
-}  # fmt: skip
-RANK_OF = {stage: rank for rank, stages in RANKS.items() for stage in stages}
-HOMES = {
-    "duckdb": {"queries"},
-    "rich": {"display"},
-    "vllm": {"samplers/vllm"},
-    "openai": {"samplers/openai"},
-    "datasets": {"datasets"},
-    "click": {"cli"},
-    "math_verify": {"graders"},
-    "mpmath": {"graders"},
-    "pyarrow": {"rows", "columns", "store", "queries"},
-    "torch": {
-        "prefixes",
-        "samplers",
-        "models",
-        "tokens",
-        "advantages",
-        "losses",
-        "training",
-        "checkpoints",
-        "engines",
-        "tiny_model",
-        "trainer",
-        "commands",
-    },
-    "matplotlib": {"plots"},
-    "transformers": {
-        "samplers/transformers",
-        "samplers/batch",
-        "samplers/stepping",
-        "samplers/vllm",
-        "models",
-        "prefixes",
-        "tokens",
-        "training",
-        "tiny_model",
-    },
+
+# In the order in which data flows. A room imports from the rooms above it; files of one room may import each other.
+ROOMS = {
+    "types": "the nouns that every room speaks in",
+    "errors": "what is shown without a traceback",
+    "text": "model text made safe for a terminal and for Parquet",
+    "faults": "where a test may make a run die",
+    "process": "Ctrl-C as a request, deadlines, processes that end with their parent",
+    "terminal": "what a person sees",
+    "config": "what can be chosen",
+    "runs": "the run directory",
+    "graders": "what is right",
+    "data": "what is asked",
+    "models": "the policy",
+    "samplers": "who answers",
+    "rollouts": "question x sampler x grader -> rows",
+    "training": "what is learned",
+    "analysis": "what happened",
+    "commands": "a page each",
+    "handout": "the functions of the course",
+    "cli": "names of commands; exit statuses",
+    "__main__": "python -m rlvr_cli",
 }
+HEAVY = {
+    "torch",
+    "transformers",
+    "numpy",
+    "pyarrow",
+    "duckdb",
+    "rich",
+    "vllm",
+    "openai",
+    "math_verify",
+    "sympy",
+    "matplotlib",
+}
+# Where a library may be imported: rooms or files.
+HOMES = {
+    "duckdb": {"analysis/database"},
+    "matplotlib": {"analysis/plots"},
+    "rich": {"terminal"},
+    "click": {"cli"},
+    "openai": {"samplers/openai"},
+    "vllm": {"samplers/vllm"},
+    "datasets": {"data/datasets"},
+    "math_verify": {"graders"},
+    "mpmath": {"graders/answers"},
+    "pyarrow": {"runs", "data/files", "analysis/database"},
+    "torch": {"models", "samplers", "training", "commands", "handout"},
+    "transformers": {"models", "samplers", "training"},
+}
+# Their files import nothing heavy when they are loaded, so that `rlvr --help` and `rlvr analyze` start at once.
 LIGHT = {
+    "types",
     "errors",
     "text",
-    "records",
     "faults",
-    "signals",
+    "process",
+    "terminal",
     "config",
-    "synthetic",
-    "rows",
-    "files",
-    "manifest",
-    "columns",
-    "environment",
+    "runs",
+    "data",
     "cli",
-    "queries",
-    "display",
-    "store",
-    "prompts",
-    "plots",
-    "markup",
-    "spans",
-    "charts",
-    "report",
+    "analysis/database",
+    "analysis/named_queries",
+    "analysis/plots",
+    "analysis/report",
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def module_of(path: Path) -> str:
+    """`analysis/report/page`; a package is its folder."""
     return path.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("/__init__")
 
 
-def stage_of(module: str) -> str:
+def room_of(module: str) -> str:
     return module.split("/")[0]
+
+
+def is_in(module: str, places: set[str]) -> bool:
+    """Whether a module is one of the places, or inside of one."""
+    return any(module == place or module.startswith(f"{place}/") for place in places)
 
 
 def imports(tree: ast.AST) -> list[tuple[str, int]]:
@@ -112,48 +112,41 @@ def imports(tree: ast.AST) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_imports_point_to_lower_ranks(path):
-    module = module_of(path)
+def test_rooms_import_only_from_rooms_above(path):
+    module, order = module_of(path), list(ROOMS)
     if module == "__init__":
         return
-    stage = stage_of(module)
-    assert stage in RANK_OF, f"{module} has no rank: give it one in RANKS and in the README's tree"
+    room = room_of(module)
+    assert room in order, f"{module} is in no room: give it one, here and in docs/architecture.md"
     for name, line in imports(ast.parse(path.read_text())):
         if not name.startswith("rlvr_cli.") or name == "rlvr_cli.__version__":
             continue
         imported = name.split(".")[1]
-        within_stage = imported == stage and stage in {"samplers", "graders"}
-        assert within_stage or RANK_OF[imported] < RANK_OF[stage], (
-            f"{path.name}:{line}: {stage} must not import {imported}"
-        )
+        assert order.index(imported) <= order.index(room), f"{module}:{line}: {room} must not import {imported}"
+        assert room != "commands" or imported != "commands", f"{module}:{line}: commands are joined by files on disk"
+
+
+def test_answers_import_nothing_of_the_house():
+    """They are fit to be a distribution of their own."""
+    for path in (PACKAGE / "graders" / "answers").glob("*.py"):
+        for name, line in imports(ast.parse(path.read_text())):
+            inside = name.startswith("rlvr_cli.graders.answers")
+            assert inside or not name.startswith("rlvr_cli"), f"{path.name}:{line}: {name}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_heavy_libraries_have_one_home(path):
-    module = module_of(path)
     for name, line in imports(ast.parse(path.read_text())):
         homes = HOMES.get(name.split(".")[0])
         if homes is not None:
-            assert module in homes or stage_of(module) in homes, f"{path.name}:{line}: {name} lives in {sorted(homes)}"
+            assert is_in(module_of(path), homes), f"{module_of(path)}:{line}: {name} lives in {sorted(homes)}"
 
 
-@pytest.mark.parametrize("module", sorted(LIGHT))
-def test_light_modules_import_nothing_heavy_when_loaded(module):
-    tree = ast.parse((PACKAGE / f"{module}.py").read_text())
+@pytest.mark.parametrize("path", [p for p in FILES if is_in(module_of(p), LIGHT)], ids=module_of)
+def test_light_modules_import_nothing_heavy_when_loaded(path):
+    tree = ast.parse(path.read_text())
     top_level = ast.Module(body=[n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)], type_ignores=[])
-    heavy = {
-        "torch",
-        "transformers",
-        "numpy",
-        "pyarrow",
-        "duckdb",
-        "vllm",
-        "openai",
-        "math_verify",
-        "sympy",
-        "matplotlib",
-    }
-    assert not heavy & {name.split(".")[0] for name, _ in imports(top_level)}
+    assert not HEAVY & {name.split(".")[0] for name, _ in imports(top_level)}
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
@@ -173,19 +166,27 @@ def test_nothing_runs_foreign_code():
                 assert node.func.id not in forbidden_calls, f"{path.name}:{node.lineno}: {node.func.id}()"
 
 
-def test_readme_names_every_module():
-    readme = (PACKAGE.parent / "README.md").read_text()
-    for path in FILES:
-        if path.name != "__init__.py":
-            assert re.search(rf"\b{re.escape(path.name)}\b", readme), f"the README's tree lacks {module_of(path)}.py"
+def test_tests_mirror_the_rooms():
+    """A folder of tests is a room, so that a file's tests are found where the file is."""
+    tests = PACKAGE.parent / "tests"
+    folders = {p.parent.relative_to(tests).as_posix() for p in tests.rglob("test_*.py")} - {"."}
+    assert folders <= {p.parent.relative_to(PACKAGE).as_posix() for p in FILES}, folders
+
+
+def test_every_package_and_its_files_are_installed():
+    setuptools = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {".".join(p.parent.relative_to(PACKAGE.parent).parts) for p in FILES}
+    assert {p for p in folders if p not in setuptools["packages"]} == set()
+    installed = {
+        path
+        for package, patterns in setuptools["package-data"].items()
+        for pattern in patterns
+        for path in (PACKAGE.parent / setuptools["package-dir"].get(package, package.replace(".", "/"))).glob(pattern)
+    }
+    files = {p for p in PACKAGE.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
+    assert files <= installed, files - installed
 
 
 def test_light_modules_stay_light_in_a_fresh_interpreter():
-    import subprocess
-
-    code = (
-        "import sys, rlvr_cli.cli\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'pyarrow', 'duckdb', 'rich', 'vllm', 'openai', 'sympy', 'matplotlib'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
+    code = f"import sys, rlvr_cli.cli\nheavy = {HEAVY!r} & set(sys.modules)\nassert not heavy, heavy"
     subprocess.run([sys.executable, "-c", code], check=True)

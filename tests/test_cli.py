@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlvr_cli.cli import COMMANDS, app
-from rlvr_cli.config import flag, options
+from rlvr_cli.config.options import flag, options
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,9 +42,9 @@ def test_every_option_is_in_its_help_under_its_group(command):
 
 
 def test_the_options_are_the_ones_agreed_on():
-    """The surface cannot grow by accident: a new option is also a line of tests/data/options.txt."""
+    """The surface cannot grow by accident: a new option is also a line of tests/fixtures/options.txt."""
     now = [f"{name} {flag(o.name)}" for name, config in COMMANDS.items() for o in options(config)]
-    assert now == (ROOT / "tests/data/options.txt").read_text().splitlines()
+    assert now == (ROOT / "tests/fixtures/options.txt").read_text().splitlines()
 
 
 def test_every_readme_command_parses():

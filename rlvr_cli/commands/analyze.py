@@ -12,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli import display
-from rlvr_cli.config import AnalyzeConfig
+from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_query
+from rlvr_cli.analysis.summary import combined_tables, run_files, summarize
+from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.manifest import ROLLOUTS, part_name
-from rlvr_cli.queries import NamedQuery, named_queries, open_runs, parse_query
-from rlvr_cli.store import RunInfo, latest_run, read_run, resolve_run
-from rlvr_cli.summary import combined_tables, run_files, summarize
+from rlvr_cli.runs.manifest import ROLLOUTS, part_name
+from rlvr_cli.runs.readers import RunInfo, latest_run, read_run, resolve_run
+from rlvr_cli.terminal import cases, console, tables
 
 COUNTS = {
     "k": 1,
@@ -43,14 +44,14 @@ def run(config: AnalyzeConfig) -> None:
                 "",
             )
         )
-        return display.table(("query", "answers", "parameters"), rows, output=config.format)
+        return tables.print_table(("query", "answers", "parameters"), rows, output=config.format)
     if is_run(config.query, config.runs_dir):  # rlvr analyze RUN...
         config = replace(config, query="summary", runs=(config.query, *config.runs))
     if config.query == REPORT:
         return report(config)
     query = find_query(config.query)
     if config.show:
-        return display.source(query.sql)
+        return console.source(query.sql)
     if config.plot:
         check_plot(query, config.plot)
     parameters = chosen_parameters(query, config)
@@ -64,20 +65,20 @@ def run(config: AnalyzeConfig) -> None:
     with open_runs([run_files(i) for i in infos], timeout_seconds=config.timeout_seconds) as database:
         result = database.select(query.sql, parameters, limit=0 if config.plot else config.limit)
     if config.plot:
-        from rlvr_cli.figures import figures
-        from rlvr_cli.plots import draw
+        from rlvr_cli.analysis.figures import figures
+        from rlvr_cli.analysis.plots import draw
 
         draw(figures()[query.name](result), Path(config.plot), title=", ".join(info.id for info in infos))
-        display.say(f"picture {config.plot}")
+        console.say(f"picture {config.plot}")
         result = replace(result, rows=result.rows[: config.limit or None], more=0 < config.limit < len(result.rows))
-    if config.format == "table" and set(result.columns) >= display.CASE_COLUMNS:
-        display.cases(result)
+    if config.format == "table" and set(result.columns) >= cases.CASE_COLUMNS:
+        cases.print_cases(result)
     else:
-        display.tables([result], output=config.format)
+        tables.print_tables([result], output=config.format)
     if result.more:
-        display.say(f"the first {config.limit} rows; --limit 0 shows all of them")
+        console.say(f"the first {config.limit} rows; --limit 0 shows all of them")
     if not result.rows:
-        display.say(f"no rows; the rollouts are {'; '.join(map(contents, infos)) or 'none'}")
+        console.say(f"no rows; the rollouts are {'; '.join(map(contents, infos)) or 'none'}")
 
 
 def contents(info: RunInfo) -> str:
@@ -100,8 +101,8 @@ def _ends(steps: set[int]) -> list[Any]:
 
 def report(config: AnalyzeConfig) -> None:
     """Write the HTML page of the runs."""
-    from rlvr_cli.alarms import run_alarms
-    from rlvr_cli.reporting import write_report
+    from rlvr_cli.analysis.alarms import run_alarms
+    from rlvr_cli.analysis.report.build import write_report
 
     paths = [resolve_run(r, config.runs_dir) for r in config.runs] or [latest_run(config.runs_dir)]
     alarms = [
@@ -115,12 +116,12 @@ def report(config: AnalyzeConfig) -> None:
         for alarm in run_alarms(path)
     ]
     page = write_report(paths, Path(config.out) if config.out else None, alarms=alarms)
-    display.say(f"page {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
+    console.say(f"page {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
 def check_plot(query: NamedQuery, plot: str) -> None:
     """RlvrError when the query has no picture."""
-    from rlvr_cli.figures import figures
+    from rlvr_cli.analysis.figures import figures
 
     if query.name not in figures():
         raise RlvrError(
@@ -209,13 +210,13 @@ def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: 
     chosen = {"phase": parameters["phase"], "step": parameters["step"], "timeout_seconds": config.timeout_seconds}
     summaries = [summarize(info, **chosen) for info in infos]
     if len(summaries) == 1:
-        return display.summary(summaries[0], output=config.format)
-    display.tables(combined_tables(summaries), output=config.format, missing="–")
+        return tables.print_summary(summaries[0], output=config.format)
+    tables.print_tables(combined_tables(summaries), output=config.format, missing="–")
 
 
 def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     """Print how two runs, or two sets of runs, compare on the same questions."""
-    from rlvr_cli.comparison import compare
+    from rlvr_cli.analysis.comparison import compare
 
     if len(config.runs) != 2:
         raise RlvrError(
@@ -234,16 +235,16 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
         comparison = compare(database, ids_a, ids_b, phase=parameters["phase"], step=parameters["step"])
     *numbers, words = comparison.tables()
     if config.format != "table":
-        return display.tables([*numbers, words], output=config.format)
-    display.tables(numbers, missing="–")
-    display.source("\n" + "\n".join(textwrap.fill(text, 100) for (text,) in words.rows))
+        return tables.print_tables([*numbers, words], output=config.format)
+    tables.print_tables(numbers, missing="–")
+    console.source("\n" + "\n".join(textwrap.fill(text, 100) for (text,) in words.rows))
 
 
 def _read(paths: Sequence[Path]) -> list[RunInfo]:
     """The runs in these directories, each once; says which they are."""
     infos = list({path.resolve(): read_run(path) for path in paths}.values())
     for info in infos:
-        display.say(f"run {info.path} ({info.metadata['status']})")
+        console.say(f"run {info.path} ({info.metadata['status']})")
     return infos
 
 

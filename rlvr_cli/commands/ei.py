@@ -3,17 +3,19 @@
 Enters: an EiConfig. Leaves: a run directory with every rollout and metric, checkpoints, and the trained model in `model/`.
 """
 
-from rlvr_cli import display
-from rlvr_cli.config import EiConfig
-from rlvr_cli.inputs import Inputs, load_inputs
-from rlvr_cli.journal import open_run, resumed_config
-from rlvr_cli.plan import announce, ei_plan
-from rlvr_cli.records import Rollout
-from rlvr_cli.rollouts import rollout_metrics, sample_groups
-from rlvr_cli.signals import StopRequest
-from rlvr_cli.tokens import collate, pad_id_of
-from rlvr_cli.trainer import Trainer, conclude, opened
-from rlvr_cli.training import batches, draw
+from rlvr_cli.analysis.run_end import conclude
+from rlvr_cli.config.ei import EiConfig
+from rlvr_cli.data.order import batches, draw
+from rlvr_cli.models.tokenization import collate, pad_id_of
+from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.collect import sample_groups
+from rlvr_cli.rollouts.metrics import rollout_metrics
+from rlvr_cli.runs.provenance import open_run, resumed_config
+from rlvr_cli.terminal import console
+from rlvr_cli.training.plan import announce, ei_plan
+from rlvr_cli.training.session import Inputs, load_inputs, opened
+from rlvr_cli.training.trainer import Trainer
+from rlvr_cli.types import Rollout
 
 
 def run(config: EiConfig) -> None:
@@ -36,7 +38,7 @@ def run(config: EiConfig) -> None:
 def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
     """Algorithm 2. What interrupts it, it goes on from there: every place is a function of three counters."""
     steps, asked, done = (trainer.position.get(counter, 0) for counter in ("steps", "asked", "updates_of_step"))
-    with display.progress("steps", config.n_ei_steps - steps, running_mean=False) as bar:
+    with console.progress("steps", config.n_ei_steps - steps, running_mean=False) as bar:
         while steps < config.n_ei_steps and trainer.has_time():
             sampled_at = trainer.updates - done
             if config.eval_every and steps % config.eval_every == 0 and not done:
@@ -66,7 +68,7 @@ def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
                 )
                 signals |= {"nll": update["loss/nll"], "entropy": update["policy/entropy"]}
             if not minibatches:
-                display.say(
+                console.say(
                     f"step {steps + 1}: no response was correct, so there is nothing to train on; the next step asks others"
                 )
                 trainer.skip(after)

@@ -3,18 +3,20 @@
 Enters: an EvalConfig. Leaves: a run directory with every sample, and the summary on stdout.
 """
 
-from rlvr_cli import display
-from rlvr_cli.config import EvalConfig
-from rlvr_cli.datasets import Dataset, load_dataset
-from rlvr_cli.engines import choose_engine, model_facts, open_sampler, sampler_facts
+from rlvr_cli.analysis.summary import summarize
+from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.data.datasets import Dataset, load_dataset
+from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import reference_response
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.journal import open_run, resumed_config
-from rlvr_cli.prompts import load_prompt
-from rlvr_cli.rollouts import choose_grader, log_generations
-from rlvr_cli.signals import StopRequest
-from rlvr_cli.summary import summarize
+from rlvr_cli.models.identity import model_facts
+from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.collect import log_generations
+from rlvr_cli.rollouts.grading import choose_grader
+from rlvr_cli.runs.provenance import open_run, resumed_config
+from rlvr_cli.samplers.open import choose_engine, open_sampler, sampler_facts
+from rlvr_cli.terminal import console, tables
 
 
 def run(config: EvalConfig) -> None:
@@ -29,9 +31,9 @@ def run(config: EvalConfig) -> None:
         answer_field=config.answer_field or None,
         skip_bad_lines=config.skip_bad_lines,
     )
-    display.skipped_lines(dataset.num_skipped, dataset.skipped)
+    console.skipped_lines(dataset.num_skipped, dataset.skipped)
     for note in dataset.notes:
-        display.say(note)
+        console.say(note)
     grader = choose_grader(config.grader, dataset_grader=dataset.default_grader, prompt=config.prompt)
     pool = GraderPool(
         grader,
@@ -52,12 +54,12 @@ def run(config: EvalConfig) -> None:
         "engine": engine.name,
     }
     with pool, StopRequest() as stop, open_run(config, command="eval", facts=facts) as run:
-        display.say(f"run      {run.path}")
+        console.say(f"run      {run.path}")
         for notice in run.notices:
-            display.say(notice)
-        display.say(f"dataset  {dataset.name}: {len(dataset.examples)} questions; grader {grader}")
-        display.say(f"model    {facts['model']['name']}")
-        display.say(f"engine   {engine.name} ({engine.reason})")
+            console.say(notice)
+        console.say(f"dataset  {dataset.name}: {len(dataset.examples)} questions; grader {grader}")
+        console.say(f"model    {facts['model']['name']}")
+        console.say(f"engine   {engine.name} ({engine.reason})")
         sampler = open_sampler(
             engine.name,
             config.model,
@@ -75,7 +77,7 @@ def run(config: EvalConfig) -> None:
         run.update(sampler=sampler_facts(sampler, reason=engine.reason))
         total = len(dataset.examples) * config.num_samples
         try:
-            with display.progress("sampling", total - run.num_rollouts("eval", 0)) as bar:
+            with console.progress("sampling", total - run.num_rollouts("eval", 0)) as bar:
                 log_generations(
                     run,
                     phase="eval",
@@ -92,7 +94,7 @@ def run(config: EvalConfig) -> None:
                 )
         finally:
             sampler.close()
-    display.summary(summarize(run.path), output=config.format)
+    tables.print_summary(summarize(run.path), output=config.format)
 
 
 def check_dataset(dataset: Dataset, grader: str, pool: GraderPool, *, output: str) -> None:
@@ -115,9 +117,9 @@ def check_dataset(dataset: Dataset, grader: str, pool: GraderPool, *, output: st
         if g.reward is None or g.reward <= 0.5
     ]
     if unread:
-        display.table(("example_id", "ground_truth", "why"), unread, output=output)
+        tables.print_table(("example_id", "ground_truth", "why"), unread, output=output)
         raise RlvrError(
             f"{grader} cannot read {len(unread)} of the {len(dataset.examples)} ground truths of {dataset.name}.",
             "Every answer to them would be graded wrong: correct them, leave them out, or choose another --grader.",
         )
-    display.say(f"{grader} reads all {len(dataset.examples)} ground truths of {dataset.name}.")
+    console.say(f"{grader} reads all {len(dataset.examples)} ground truths of {dataset.name}.")

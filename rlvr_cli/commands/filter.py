@@ -12,13 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli import __version__, display
-from rlvr_cli.columns import records_parquet
-from rlvr_cli.config import FilterConfig, options
-from rlvr_cli.datasets import load_dataset
-from rlvr_cli.errors import RlvrError
-from rlvr_cli.files import atomic_write, shown, utc_now
-from rlvr_cli.filtering import (
+from rlvr_cli import __version__
+from rlvr_cli.analysis.database import Database, open_examples, open_runs
+from rlvr_cli.analysis.selection import (
     Item,
     Question,
     Selected,
@@ -30,9 +26,15 @@ from rlvr_cli.filtering import (
     response_rows,
     select,
 )
-from rlvr_cli.queries import Database, open_examples, open_runs
-from rlvr_cli.store import RunInfo, read_run, resolve_run
-from rlvr_cli.summary import run_files
+from rlvr_cli.analysis.summary import run_files
+from rlvr_cli.config.filter import FilterConfig
+from rlvr_cli.config.options import options
+from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.files import atomic_write, shown, utc_now
+from rlvr_cli.runs.parquet import records_parquet
+from rlvr_cli.runs.readers import RunInfo, read_run, resolve_run
+from rlvr_cli.terminal import console, tables
 
 SECONDS = 600.0  # that reading the rollouts may take, the condition with them
 Rows = list[dict[str, Any]]
@@ -58,7 +60,7 @@ def run(config: FilterConfig) -> None:
         selected, rows, described = from_dataset(config, evaluation)
 
     columns = ("stage", "kept", "dropped", "why")
-    display.table(columns, [(s.name, s.kept, s.dropped, s.why) for s in selected.stages], output=config.format)
+    tables.print_table(columns, [(s.name, s.kept, s.dropped, s.why) for s in selected.stages], output=config.format)
     if not selected.kept:
         last = next(s for s in selected.stages if not s.kept)
         raise RlvrError(
@@ -77,12 +79,12 @@ def run(config: FilterConfig) -> None:
     }
     atomic_write(meta, json.dumps(provenance, indent=2, ensure_ascii=False).encode() + b"\n")
     for path in filter(None, (out, control, meta)):
-        display.say(f"wrote    {path}")
+        console.say(f"wrote    {path}")
     if runs[0] and config.emit == "traces":
-        display.say(
+        console.say(
             "tokens   are left out: rlvr sft takes those that were sampled only from the run itself, else the text"
         )
-    display.say(f"next     {next_command(config, described)}")
+    console.say(f"next     {next_command(config, described)}")
 
 
 def is_run(source: str, runs_dir: str) -> bool:

@@ -7,14 +7,16 @@ import hashlib
 import shlex
 from pathlib import Path
 
-from rlvr_cli import display
-from rlvr_cli.config import GradeConfig
+from rlvr_cli.analysis.grade_changes import compare_grades
+from rlvr_cli.config.grade import GradeConfig
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.graders import GRADERS, custom
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.regrading import compare_grades, plan_regrade, regrade
-from rlvr_cli.signals import StopRequest
-from rlvr_cli.store import RunDir, latest_run, read_run, resolve_run
+from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.regrade import plan_regrade, regrade
+from rlvr_cli.runs.readers import latest_run, read_run, resolve_run
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.terminal import console, tables
 
 RULED = ("r1_zero", "countdown")  # graders that have a format rule
 
@@ -32,9 +34,9 @@ def run(config: GradeConfig) -> None:
     path = resolve_run(config.run, config.runs_dir) if config.run else latest_run(config.runs_dir)
     grader, sha256 = stored_name(config), _sha256_of(config.grader)
     with pool, StopRequest() as stop, RunDir.annotate(path) as run:
-        display.say(f"run      {run.path} ({run.metadata['status']})")
+        console.say(f"run      {run.path} ({run.metadata['status']})")
         for notice in run.notices:
-            display.say(notice)
+            console.say(notice)
         works = plan_regrade(
             run,
             grader=grader,
@@ -43,18 +45,18 @@ def run(config: GradeConfig) -> None:
             again=config.again,
         )
         done, left = sum(w.done for w in works), sum(w.left for w in works)
-        display.say(f"grader   {grader}: {left} rollouts to grade" + (f", {done} graded already" if done else ""))
+        console.say(f"grader   {grader}: {left} rollouts to grade" + (f", {done} graded already" if done else ""))
         try:
             if left:
-                with display.progress("grading", left) as bar:
+                with console.progress("grading", left) as bar:
                     regrade(run, works, grader=grader, grader_sha256=sha256, pool=pool, stop=stop, progress=bar)
         except (Interrupted, KeyboardInterrupt):
             words = ["rlvr", "grade", str(run.path), "--grader", config.grader]
             words += ["--format-rule", config.format_rule] if config.format_rule != "literal" else []
             words += ["--phase", config.phase] if config.phase != "all" else []
             raise Interrupted(f"what is done is kept in {run.path}; go on with: {shlex.join(words)}") from None
-    tables = compare_grades(read_run(path), grader=grader, phase=config.phase)  # type: ignore[arg-type]  (one of its choices)
-    display.tables(tables, output=config.format, missing="–")
+    changes = compare_grades(read_run(path), grader=grader, phase=config.phase)  # type: ignore[arg-type]  (one of its choices)
+    tables.print_tables(changes, output=config.format, missing="–")
 
 
 def stored_name(config: GradeConfig) -> str:

@@ -10,20 +10,26 @@ from typing import Any
 
 import torch
 
-from rlvr_cli import display
-from rlvr_cli.advantages import group_advantages, soft_overlong_penalty
-from rlvr_cli.config import GrpoConfig
-from rlvr_cli.engines import model_path
-from rlvr_cli.inputs import Inputs, load_inputs
-from rlvr_cli.journal import open_run, resumed_config
-from rlvr_cli.models import load_policy
-from rlvr_cli.plan import announce, grpo_notes, grpo_plan, overlong_buffer
-from rlvr_cli.records import Rollout
-from rlvr_cli.rollouts import Effort, prefetch_groups, rollout_metrics, sample_groups
-from rlvr_cli.signals import StopRequest
-from rlvr_cli.tokens import Batch, pad_id_of
-from rlvr_cli.trainer import Trainer, conclude, opened
-from rlvr_cli.training import batches, draw, explained_memory, policy_gradient, rollout_tensors, score, take
+from rlvr_cli.analysis.run_end import conclude
+from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
+from rlvr_cli.data.order import batches, draw
+from rlvr_cli.models.device import explained_memory
+from rlvr_cli.models.identity import model_path
+from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.tokenization import Batch, pad_id_of
+from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.collect import sample_groups
+from rlvr_cli.rollouts.metrics import Effort, rollout_metrics
+from rlvr_cli.rollouts.requests import prefetch_groups
+from rlvr_cli.runs.provenance import open_run, resumed_config
+from rlvr_cli.terminal import console
+from rlvr_cli.training.advantages import group_advantages, soft_overlong_penalty
+from rlvr_cli.training.objectives import policy_gradient
+from rlvr_cli.training.plan import announce, grpo_notes, grpo_plan
+from rlvr_cli.training.session import Inputs, load_inputs, opened
+from rlvr_cli.training.trainer import Trainer
+from rlvr_cli.training.update import rollout_tensors, score, take
+from rlvr_cli.types import Rollout
 
 
 def run(config: GrpoConfig) -> None:
@@ -32,7 +38,7 @@ def run(config: GrpoConfig) -> None:
     inputs = load_inputs(config, questions_per_batch=config.n_prompts_per_rollout_batch)
     announce(grpo_plan(config, inputs.facts), config, engine=inputs.engine, rows=config.micro_train_batch_size)
     for note in grpo_notes(config):
-        display.say(f"note: {note}")
+        console.say(f"note: {note}")
     if config.dry_run:
         return
     num_updates = config.n_grpo_steps * config.updates_per_rollout_batch
@@ -58,7 +64,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
     )
     reference = reference_model(config)
     steps, asked, done = (trainer.position.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
-    with display.progress("steps", config.n_grpo_steps - steps, running_mean=False) as bar:
+    with console.progress("steps", config.n_grpo_steps - steps, running_mean=False) as bar:
         while steps < config.n_grpo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
             rollouts, asked_after, signals = rollout_batch(config, trainer, inputs, step=sampled_at, asked=asked)

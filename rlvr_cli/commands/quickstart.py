@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from rlvr_cli import display
-from rlvr_cli.config import QuickstartConfig
+from rlvr_cli.analysis.estimators import wilson_interval
+from rlvr_cli.config.quickstart import QuickstartConfig
 from rlvr_cli.errors import Interrupted, RlvrError
-from rlvr_cli.statistics import wilson_interval
-from rlvr_cli.store import read_rollouts
+from rlvr_cli.runs.readers import read_rollouts
+from rlvr_cli.terminal import console, tables
 
 SHOWN = re.compile(r"evaluation +after|updates: |steps: |sampling: |note: ")  # of what a command says
 STAGES = {"untrained": "start-eval", "after SFT": "sft-eval", "after GRPO": "grpo-eval"}
@@ -32,9 +32,9 @@ def run(config: QuickstartConfig) -> None:
     runs = Path(config.runs_dir)
     started = time.monotonic()
     for title, command in commands(name, runs, seed=config.seed):
-        display.say(f"\n# {title}\n$ {shlex.join(command)}")
+        console.say(f"\n# {title}\n$ {shlex.join(command)}")
         follow(command)
-    display.say(f"\ncurves         {runs / f'{name}-curves.png'}")
+    console.say(f"\ncurves         {runs / f'{name}-curves.png'}")
     rows = []
     for stage, suffix in STAGES.items():
         table = read_rollouts(runs / f"{name}-{suffix}", columns=["reward", "format_reward", "num_response_tokens"])
@@ -42,12 +42,12 @@ def run(config: QuickstartConfig) -> None:
         correct, n = sum(reward or 0 for reward in rewards), len(rewards)
         low, high = wilson_interval(round(correct), n)
         rows.append((stage, correct / n, low, high, sum(f or 0 for f in formats) / n, sum(lengths) / n))
-    display.table(("model", "held_out_reward", "low", "high", "format_reward", "mean_tokens"), rows)
+    tables.print_table(("model", "held_out_reward", "low", "high", "format_reward", "mean_tokens"), rows)
     rise = rows[-1][1] - rows[-2][1]
-    display.say(
+    console.say(
         f"GRPO raised the held-out reward by {rise:+.2f}, in {time.monotonic() - started:.0f} s with all the rest."
     )
-    display.say(
+    console.say(
         f"look at it:    rlvr analyze failures {runs / f'{name}-grpo'}    (rlvr analyze --list names other queries)"
     )
 
@@ -67,7 +67,7 @@ def commands(name: str, runs: Path, *, seed: int) -> list[tuple[str, list[str]]]
     def traces(size: int, offset: int) -> str:
         return f"arithmetic:{size}:{seed + offset}"
 
-    make = ["python", "-m", "rlvr_cli.tiny_model", start, "--seed", str(seed)]
+    make = ["python", "-m", "rlvr_cli.models.tiny", start, "--seed", str(seed)]
     draw = ["rlvr", "analyze", "curves", f"{name}-grpo", *where, "--plot", str(runs / f"{name}-curves.png")]
     return [
         ("a tokenizer and an untrained model of 0.4M parameters", make),
@@ -97,7 +97,7 @@ def follow(command: Sequence[str]) -> None:
         for line in process.stderr:
             said.append(line)
             if SHOWN.match(line) and "every" not in line:
-                display.say(line.rstrip())
+                console.say(line.rstrip())
         status = process.wait()
     if status:
         raise RlvrError(f"{shlex.join(command)} ended with status {status}:\n{''.join(said[-8:]).rstrip()}")

@@ -8,20 +8,21 @@ from collections.abc import Mapping
 from itertools import chain, count, islice
 from typing import Any
 
-from rlvr_cli import display
-from rlvr_cli.config import SftConfig
-from rlvr_cli.engines import model_facts
+from rlvr_cli.analysis.run_end import conclude
+from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.data.order import batches, epoch_order
+from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.data.traces import choose_examples, keep_correct, load_traces
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.inputs import evaluation_questions, facts_of, grader_pool
-from rlvr_cli.journal import open_run, resumed_config
-from rlvr_cli.plan import FEW_UPDATES, announce, sft_plan
-from rlvr_cli.prompts import load_prompt
-from rlvr_cli.records import Example
-from rlvr_cli.signals import StopRequest
-from rlvr_cli.tokens import collate, encode, pad_id_of
-from rlvr_cli.traces import choose_examples, keep_correct, load_traces
-from rlvr_cli.trainer import Trainer, conclude
-from rlvr_cli.training import batches, epoch_order
+from rlvr_cli.models.identity import model_facts
+from rlvr_cli.models.tokenization import collate, encode, pad_id_of
+from rlvr_cli.process import StopRequest
+from rlvr_cli.runs.provenance import open_run, resumed_config
+from rlvr_cli.terminal import console
+from rlvr_cli.training.plan import FEW_UPDATES, announce, sft_plan
+from rlvr_cli.training.session import evaluation_questions, facts_of, grader_pool
+from rlvr_cli.training.trainer import Trainer
+from rlvr_cli.types import Example
 
 
 def run(config: SftConfig) -> None:
@@ -37,7 +38,7 @@ def run(config: SftConfig) -> None:
         skip_bad_lines=config.skip_bad_lines,
     )
     for message in traces.messages:
-        display.say(message)
+        console.say(message)
     examples = traces.examples
     if config.correct_only:
         with grader_pool(config, traces.default_grader) as pool:
@@ -58,7 +59,7 @@ def run(config: SftConfig) -> None:
     lines = sft_plan(config, facts, examples=len(examples), traces=len(traces.examples), num_updates=num_updates)
     announce(lines, config, engine="transformers", rows=config.micro_batch_size)
     if num_updates < FEW_UPDATES:
-        display.say(
+        console.say(
             f"note: {num_updates} updates move a model little; a smaller --train-batch-size or more --sft-epochs gives more"
         )
     if config.dry_run:
@@ -97,7 +98,7 @@ def train(
         batches(range(len(examples)), batch_size=config.train_batch_size, seed=config.seed, epoch=epoch)
         for epoch in count()
     )
-    with display.progress("updates", trainer.num_updates - trainer.updates, running_mean=False) as bar:
+    with console.progress("updates", trainer.num_updates - trainer.updates, running_mean=False) as bar:
         for rows in islice(stream, trainer.updates, trainer.num_updates):
             if not trainer.has_time():
                 break

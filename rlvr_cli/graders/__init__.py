@@ -12,7 +12,7 @@ from functools import partial
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.question_only import question_only_reward_fn
 from rlvr_cli.graders.r1_zero import FAILURE_KINDS, FormatRule, r1_zero_reward_fn
-from rlvr_cli.records import Grade
+from rlvr_cli.types import Grade
 
 __all__ = [
     "FAILURE_KINDS",
@@ -85,7 +85,7 @@ def reference_response(grader_name: str, ground_truth: str) -> str | None:
     Of a user's own grader it is guessed to be in the shape of r1_zero. None where no response can be right: a countdown
     puzzle without a solution, a GSM8K truth without a number.
     """
-    from rlvr_cli.graders.extraction import unboxed
+    from rlvr_cli.graders.answers.extraction import unboxed
 
     answer: str | None = unboxed(ground_truth) or ground_truth
     match grader_name:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.records import Grade
+from rlvr_cli.types import Grade
 
 
 class BadGrade(TypeError):

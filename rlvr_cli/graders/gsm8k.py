@@ -7,8 +7,8 @@ matter.
 
 from fractions import Fraction
 
-from rlvr_cli.graders.extraction import last_number
-from rlvr_cli.records import Grade
+from rlvr_cli.graders.answers.extraction import last_number
+from rlvr_cli.types import Grade
 
 _MAX_DIGITS = 1_000
 

@@ -4,9 +4,9 @@ Enters: a response, a ground truth. Leaves: a `Grade` whose format reward says w
 Run it in a `GraderPool`: Math-Verify has no time limit that could be relied on (see `symbolic.py`).
 """
 
-from rlvr_cli.graders.extraction import candidates
+from rlvr_cli.graders.answers.extraction import candidates
 from rlvr_cli.graders.r1_zero import is_right, truths_of, wrong_kind
-from rlvr_cli.records import Grade
+from rlvr_cli.types import Grade
 
 
 def grade(response: str, ground_truth: str) -> Grade:

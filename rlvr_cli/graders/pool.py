@@ -24,8 +24,9 @@ from typing import Any
 
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.graders import FormatRule, check_grader
-from rlvr_cli.records import Grade
+from rlvr_cli.graders import check_grader
+from rlvr_cli.graders.r1_zero import FormatRule
+from rlvr_cli.types import Grade
 
 _START_SECONDS = 120.0  # for a worker to import its grader
 _BATCH = 32  # items sent at a time

@@ -5,10 +5,10 @@ Enters: a response, a ground truth. Leaves: a `Grade`.
 
 from typing import Any
 
-from rlvr_cli.graders.equivalence import equivalent
-from rlvr_cli.graders.extraction import candidates, last_boxed
+from rlvr_cli.graders.answers.equivalence import equivalent
+from rlvr_cli.graders.answers.extraction import candidates, last_boxed
 from rlvr_cli.graders.r1_zero import is_right, rewards, truths_of, wrong_kind
-from rlvr_cli.records import Grade
+from rlvr_cli.types import Grade
 
 _KEPT = 1_000
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
-from rlvr_cli.graders.equivalence import equivalent, readable
-from rlvr_cli.graders.extraction import CLOSE_TAG, OPEN_TAG, candidates, tagged_answer, unboxed
-from rlvr_cli.records import Grade
+from rlvr_cli.graders.answers.equivalence import equivalent, readable
+from rlvr_cli.graders.answers.extraction import CLOSE_TAG, OPEN_TAG, candidates, tagged_answer, unboxed
+from rlvr_cli.types import Grade
 
 FormatRule = Literal["literal", "lenient"]
 
@@ -91,7 +91,7 @@ def is_right(answer: str, truths: list[str], *, fast: bool) -> bool:
         return True
     if fast:
         return False
-    from rlvr_cli.graders.symbolic import verified
+    from rlvr_cli.graders.answers.math_verify_fallback import verified
 
     return any(verified(answer, truth) for truth in truths)
 

@@ -15,7 +15,7 @@ from dataclasses import astuple
 from typing import IO, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.signals import die_with
+from rlvr_cli.process import die_with
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""Inference engines behind `records.Sampler`: requests enter, completions leave. One module per engine."""
+"""Prompts -> completions: one module an engine."""

@@ -15,7 +15,6 @@ they say of EOS too. A grader that looks for `</answer>` must not be guessed at,
 
 import asyncio
 import email.utils
-import importlib
 import importlib.util
 import ipaddress
 import json
@@ -34,9 +33,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlvr_cli.errors import RlvrError, missing_extra
-from rlvr_cli.records import Completion, Request, SamplingParams
-from rlvr_cli.samplers.stopping import first_stop
+from rlvr_cli.samplers.stop_strings import first_stop
 from rlvr_cli.text import printable, storable
+from rlvr_cli.types import Completion, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
 

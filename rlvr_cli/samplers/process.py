@@ -3,7 +3,7 @@
 Enters: how to open an engine there; requests; now and then the policy's weights. Leaves: completions in the order in which
 they finish, of weights that are proven to be the policy's.
 
-The process is `python -m rlvr_cli.engines`, which opens the engine and calls `serve`. The two talk JSON, and bytes of weights,
+The process is `python -m rlvr_cli.samplers.serve`, which opens the engine and calls `serve`. The two talk JSON, and bytes of weights,
 over a socket pair; the process does one thing after the other, as it was asked: it answers requests, or takes weights.
 """
 
@@ -28,8 +28,8 @@ import torch
 
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.records import Completion, Request, Sampler, SamplingParams
-from rlvr_cli.samplers.probe import Probe, fixed_logprobs, prove
+from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, prove
+from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
 _DROP = re.compile(rb"drop ([0-9]{1,20})")  # a message that is no JSON, and no tensor of any model
 
@@ -78,7 +78,7 @@ class SamplingProcess:
         }
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rlvr_cli.engines", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-m", "rlvr_cli.samplers.serve", str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # that is for results
                 env=environment,

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.errors import RlvrError, missing_extra
-from rlvr_cli.records import Completion, Request, SamplingParams
-from rlvr_cli.samplers.probe import PROBE_BOUND, Probe, probe_params, probe_prompts, prove, take_probe
-from rlvr_cli.samplers.stopping import first_stop, prompt_token_ids, response_text
+from rlvr_cli.samplers.stop_strings import first_stop, prompt_token_ids, response_text
+from rlvr_cli.samplers.weight_check import PROBE_BOUND, Probe, probe_params, probe_prompts, prove, take_probe
+from rlvr_cli.types import Completion, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
 

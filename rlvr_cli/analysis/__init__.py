@@ -1,0 +1,1 @@
+"""What happened: SQL over runs, statistics, pictures, a page."""

@@ -1,0 +1,453 @@
+"""SQL over runs: committed Parquet parts in, rows out; the only home of DuckDB.
+
+Enters: for each run its committed files, and one SELECT over the views `rollouts`, `grades`, `metrics` and `runs`; or the
+examples of a dataset, and a condition on its table `dataset`. Leaves: a `Table`.
+
+Nothing that a query says can write, or read anything but those files, or go on for ever:
+
+- the statement must be one SELECT, and so must everything inside it. Its type alone does not show that: DuckDB gives
+  ``WITH a AS (COPY ... TO 'part.parquet') SELECT ...`` the type SELECT and would replace the part. So the parse tree is
+  read as well; it may hold no other kind of query, and no table function but those in `TABLE_FUNCTIONS`.
+- the connection has no external access but to the committed files, its configuration is locked, it loads no extension,
+  sees no Python variable, and has limits on memory and time. Both are looked at between batches of rows, so that a single
+  call of a function on one enormous value escapes them: from the command line such a query ends the process (`limits`).
+
+A named query is a file ``sql/NAME.sql``: a comment line that says what it answers, lines ``-- :name = JSON`` for its
+parameters (``$name`` in the query) with their defaults, and one SELECT.
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_origin
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.process import bounded
+from rlvr_cli.runs.files import naming
+from rlvr_cli.text import storable
+from rlvr_cli.types import Example, Regrade, Rollout
+
+if TYPE_CHECKING:
+    import duckdb
+
+MAX_SQL_CHARACTERS = 50_000  # the parser is not under the time limit, and parentheses cost it quadratic time
+PROCESS_BYTES = 4_000_000_000  # that a query may add to the process, whatever DuckDB counts of it
+QUERY_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
+TABLE_FUNCTIONS = {
+    *("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree"),
+    *("histogram", "histogram_values", "duckdb_columns", "duckdb_functions", "duckdb_tables", "duckdb_types"),
+}
+REFUSED_FUNCTIONS = {
+    "sleep_ms"
+}  # the time limit is looked at between batches of 2048 rows, all of which would sleep first
+_METRICS_COLUMNS = """
+    run_id VARCHAR, step BIGINT, phase VARCHAR, name VARCHAR, value DOUBLE, wall_seconds DOUBLE, gpu_seconds DOUBLE
+"""
+_DATASET_COLUMNS = ("id", "question", "ground_truth")
+_RUNS_COLUMNS = """
+    run_id VARCHAR, command VARCHAR, status VARCHAR, created_at TIMESTAMP, wall_seconds DOUBLE, seed BIGINT,
+    model VARCHAR, dataset VARCHAR, config JSON, metadata JSON
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What of a run is queried."""
+
+    id: str
+    parts: Sequence[Path]  # committed rollout parts
+    metrics: Path | None
+    metadata: Mapping[str, Any]  # run.json
+    grades: Sequence[Path] = ()  # committed parts of grades
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows with named columns; a missing value is None."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    title: str = ""
+    more: bool = False  # rows were left out because of a limit
+
+
+@contextmanager
+def open_runs(
+    runs: Sequence[RunFiles], *, timeout_seconds: float = 30.0, memory_limit: str = "2GB"
+) -> Iterator["Database"]:
+    """The views `rollouts`, `grades`, `metrics` and `runs` over these runs, sealed.
+
+    Raises:
+        RlvrError: two runs have the same id, or a file is damaged.
+    """
+    ids = [r.id for r in runs]
+    if len(set(ids)) < len(ids):
+        twice = next(i for i in ids if ids.count(i) > 1)
+        raise RlvrError(
+            f"Two of the runs are both named {twice}.", "Their rows could not be told apart: ask about them in turn."
+        )
+    with (
+        tempfile.TemporaryDirectory(prefix="rlvr-") as folder,
+        _connection(timeout_seconds=timeout_seconds, memory_limit=memory_limit) as (database, connection),
+    ):
+        # A run that is being written replaces its metrics, and DuckDB opens a file more than once: it gets one version.
+        runs = [replace(r, metrics=_copied(r.metrics, Path(folder) / f"{i}.parquet")) for i, r in enumerate(runs)]
+        with database.explained_errors():
+            _create_views(connection, runs)
+            paths = [p for r in runs for p in (*r.parts, *r.grades, *([r.metrics] if r.metrics else []))]
+            _seal(connection, paths, timeout_seconds=timeout_seconds)
+        yield database
+
+
+@contextmanager
+def open_examples(
+    examples: Sequence[Example], *, timeout_seconds: float = 30.0, memory_limit: str = "2GB"
+) -> Iterator["Database"]:
+    """The table `dataset` of these examples, in their order, sealed; its columns are `_DATASET_COLUMNS`."""
+    with _connection(timeout_seconds=timeout_seconds, memory_limit=memory_limit) as (database, connection):
+        with database.explained_errors():
+            columns = [[storable(getattr(e, name)) for e in examples] for name in _DATASET_COLUMNS]
+            unnested = ", ".join(f"unnest(?::VARCHAR[]) AS {name}" for name in _DATASET_COLUMNS)
+            connection.execute(f"CREATE TABLE dataset AS SELECT {unnested}", columns)
+            _seal(connection, [], timeout_seconds=timeout_seconds)
+        yield database
+
+
+@contextmanager
+def _connection(
+    *, timeout_seconds: float, memory_limit: str
+) -> Iterator[tuple["Database", "duckdb.DuckDBPyConnection"]]:
+    import duckdb
+
+    config: dict[str, Any] = {
+        "threads": str(min(8, os.cpu_count() or 1)),
+        "memory_limit": memory_limit,
+        "temp_directory": "",  # no spilling to disk
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "allow_community_extensions": "false",
+        "allow_persistent_secrets": "false",
+        "python_enable_replacements": "false",
+    }
+    connection = duckdb.connect(":memory:", config=config)
+    try:
+        yield Database(connection, timeout_seconds=timeout_seconds, memory_limit=memory_limit), connection
+    finally:
+        connection.close()
+
+
+class Database:
+    """A sealed connection; `open_runs` and `open_examples` make one."""
+
+    def __init__(self, connection: "duckdb.DuckDBPyConnection", *, timeout_seconds: float, memory_limit: str) -> None:
+        self._connection = connection
+        self._timeout_seconds = timeout_seconds
+        self._memory_limit = memory_limit
+
+    def select(self, sql: str, parameters: Mapping[str, Any] | None = None, *, limit: int = 0) -> Table:
+        """Run one SELECT that anyone may have written.
+
+        Args:
+            sql: the statement; ``$name`` stands for a parameter.
+            parameters: values by name; those that the statement does not use are left out.
+            limit: rows to fetch; 0 for all.
+
+        Raises:
+            RlvrError: it is not one SELECT, it is wrong, or it hits the limit on time or memory.
+        """
+        with self.explained_errors():
+            statement = self._checked(sql)
+            return self._fetch(statement, parameters or {}, limit=limit)
+
+    def script(self, sql: str, parameters: Mapping[str, Any]) -> Iterator[Table]:
+        """Run the statements of a script of ours, which may make temporary tables; yields what its SELECTs return.
+
+        Raises:
+            RlvrError: it hits the limit on time or memory, or a part is damaged.
+        """
+        import duckdb
+
+        with self.explained_errors():
+            for statement in self._connection.extract_statements(sql):
+                table = self._fetch(statement, parameters, limit=0)
+                if statement.type == duckdb.StatementType.SELECT:
+                    yield table
+
+    def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Iterator[tuple[Any, ...]]:
+        """The rows of one SELECT of ours, fetched as they are asked for: they may be more than memory holds.
+
+        Raises:
+            RlvrError: it hits the limit on time or memory, or a part is damaged.
+        """
+        with self.explained_errors():
+            with self._bounded():
+                cursor = self._connection.execute(sql, dict(parameters or {}))
+            while True:
+                with self._bounded():
+                    batch = cursor.fetchmany(2048)
+                if not batch:
+                    return
+                yield from batch
+
+    def condition(self, text: str, *, table: str) -> str:
+        """A condition on the rows of a table that anyone may have written, checked, to stand in a SELECT of ours.
+
+        Raises:
+            RlvrError: it is not one boolean expression over the columns of the table.
+        """
+        hint = "Write what would stand after WHERE, such as: reward = 1 AND num_response_tokens < 500"
+        with self.explained_errors():
+            try:
+                self._tree(f"SELECT\n{text}\n")  # else it could close the parenthesis that is put around it
+                checked = f"(\n{text}\n)"
+                statement = self._checked(f"SELECT 1 FROM {table} WHERE {checked} LIMIT 0")
+            except RlvrError as e:
+                raise RlvrError(f"The condition cannot be used. {e.problem}", e.hint or hint) from e
+            if statement.named_parameters:
+                raise RlvrError("The condition has a parameter, and nothing to put there.", "Write the value itself.")
+            self._connection.execute(statement)  # it takes no aggregate, which has no value for one row
+            kind = str((self._connection.execute(f"SELECT {checked} FROM {table} LIMIT 0").description or [])[0][1])
+            if kind.upper() not in ("BOOLEAN", "BOOL"):
+                raise RlvrError(f"The condition is {kind}, not true or false.", hint)
+            return checked
+
+    def _checked(self, sql: str) -> "duckdb.Statement":
+        import duckdb
+
+        if len(sql) > MAX_SQL_CHARACTERS:
+            raise RlvrError(f"The query is longer than {MAX_SQL_CHARACTERS:,} characters.")
+        if "\0" in sql or storable(sql) != sql:
+            raise RlvrError("The query holds a character that SQL text cannot: NUL or a lone surrogate.")
+        statements = self._connection.extract_statements(sql)
+        if len(statements) != 1:
+            found = f"{len(statements)} statements" if statements else "nothing"
+            raise RlvrError(f"A query is one SELECT statement, and this is {found}.")
+        kind = statements[0].type
+        if kind != duckdb.StatementType.SELECT:
+            if (
+                kind == duckdb.StatementType.MULTI
+            ):  # PIVOT, which would first have to make a type of the values it finds
+                raise RlvrError(
+                    "PIVOT needs its values to be listed.", "For example: PIVOT t ON step IN (0, 10) USING ..."
+                )
+            raise RlvrError(
+                f"A query is one SELECT statement, and this is {kind.name}.",
+                "Runs can be read here, and never changed.",
+            )
+        _check_tree(self._tree(sql))
+        return statements[0]
+
+    def _tree(self, sql: str) -> Any:
+        if len(sql) > MAX_SQL_CHARACTERS or "\0" in sql or storable(sql) != sql:
+            raise RlvrError("The query is too long, or holds NUL or a lone surrogate.")
+        serialized = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchone()
+        assert serialized is not None
+        try:
+            tree = json.loads(serialized[0])
+        except RecursionError:
+            raise RlvrError("The query is nested too deeply.") from None
+        if tree["error"]:
+            raise RlvrError(f"The query cannot be read: {tree['error_message']}")
+        return tree
+
+    def _bounded(self) -> AbstractContextManager[None]:
+        """For what DuckDB's own limits do not reach: one call of a function, which looks at no clock and at no limit."""
+        return bounded(
+            seconds=self._timeout_seconds,
+            bytes=PROCESS_BYTES,
+            problem=f"The query ran for more than {self._timeout_seconds:g} s.",
+            hint="Make it smaller, or allow it more: --timeout-seconds.",
+        )
+
+    def _fetch(self, statement: "duckdb.Statement", parameters: Mapping[str, Any], *, limit: int) -> Table:
+        missing = sorted(statement.named_parameters - parameters.keys())
+        if missing:
+            known = ", ".join(f"${name}" for name in sorted(parameters)) or "none"
+            raise RlvrError(f"The query has no value for ${missing[0]}.", f"Parameters that have one: {known}.")
+        values = {name: parameters[name] for name in statement.named_parameters}
+        with self._bounded():
+            cursor = self._connection.execute(statement, values)
+            columns = tuple(c[0] for c in cursor.description or ())
+            if not limit:
+                return Table(columns, cursor.fetchall())
+            rows = cursor.fetchmany(limit + 1)
+        return Table(columns, rows[:limit], more=len(rows) > limit)
+
+    @contextmanager
+    def explained_errors(self) -> Iterator[None]:
+        """DuckDB's errors as RlvrErrors, with what exists where something does not."""
+        import duckdb
+
+        try:
+            yield
+        except duckdb.InterruptException as e:
+            raise RlvrError(
+                f"The query was stopped after {self._timeout_seconds:g} seconds.", "--timeout-seconds gives it longer."
+            ) from e
+        except duckdb.OutOfMemoryException as e:
+            raise RlvrError(
+                f"The query needed more than {self._memory_limit} of memory.",
+                "Select fewer rows or columns, or aggregate.",
+            ) from e
+        except duckdb.PermissionException as e:
+            raise RlvrError(
+                f"The query reaches outside of the runs: {_first_line(e)}",
+                "It may read the tables rollouts, grades, metrics and runs.",
+            ) from e
+        except duckdb.Error as e:
+            if "pytz" in str(e):
+                raise RlvrError(
+                    "The result has a timestamp with a time zone, which cannot be shown.", "Cast it: now()::TIMESTAMP."
+                ) from e
+            unknown = re.search(r"Referenced (column|table) |Table with name |does not have a column", str(e))
+            raise RlvrError(_cleaned(e), self._what_exists() if unknown else "") from e
+
+    def _what_exists(self) -> str:
+        columns = self._connection.execute(
+            "SELECT table_name, string_agg(column_name, ', ' ORDER BY column_index) FROM duckdb_columns()"
+            " WHERE NOT internal AND database_name <> 'temp' GROUP BY 1 ORDER BY 1 DESC"
+        ).fetchall()
+        return "\n".join(f"{table} has: {names}" for table, names in columns)
+
+
+def _check_tree(tree: Any) -> None:
+    """Refuse a parse tree that holds anything but SELECTs and harmless table functions."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, list):
+            pending += node
+        elif isinstance(node, dict):
+            kind = node.get("type")
+            if ("cte_map" in node or str(kind).endswith("_QUERY_NODE")) and kind not in QUERY_NODES:
+                raise RlvrError(
+                    f"A query is one SELECT statement, and this has {str(kind).removesuffix('_QUERY_NODE')} inside.",
+                    "Runs can be read here, and never changed.",
+                )
+            if kind == "FUNCTION" and (name := str(node.get("function_name")).lower()) in REFUSED_FUNCTIONS:
+                raise RlvrError(f"The function {name} is not for queries here.")
+            if kind == "TABLE_FUNCTION" and (name := node["function"]["function_name"].lower()) not in TABLE_FUNCTIONS:
+                raise RlvrError(
+                    f"The table function {name} is not for queries here.",
+                    f"Tables: rollouts, grades, metrics, runs. Table functions: {', '.join(sorted(TABLE_FUNCTIONS))}.",
+                )
+            pending += node.values()
+
+
+def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunFiles]) -> None:
+    connection.execute("SET parquet_metadata_cache = true")
+    parts, grades = [p for r in runs for p in r.parts], [p for r in runs for p in r.grades]
+    if parts:
+        connection.execute(f"CREATE VIEW rollouts AS FROM {_read_parquet(parts)}")
+    else:
+        connection.execute(f"CREATE TABLE rollouts ({_columns_of(Rollout)})")
+    if grades:
+        key = "run_id, grader, phase, step, example_id, sample_index"
+        last = f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY attempt DESC) = 1"
+        connection.execute(f"CREATE VIEW grades AS FROM {_read_parquet(grades)} {last}")
+    else:
+        connection.execute(f"CREATE TABLE grades ({_columns_of(Regrade)})")
+    metrics = [f"SELECT {_literal(r.id)} AS run_id, * FROM {_read_parquet([r.metrics])}" for r in runs if r.metrics]
+    if metrics:
+        connection.execute(f"CREATE VIEW metrics AS {' UNION ALL BY NAME '.join(metrics)}")
+    else:
+        connection.execute(f"CREATE TABLE metrics ({_METRICS_COLUMNS})")
+    connection.execute(f"CREATE TABLE runs ({_RUNS_COLUMNS})")
+    for run in runs:
+        connection.execute(
+            "INSERT INTO runs SELECT ?, ?, ?, TRY_CAST(? AS TIMESTAMP), TRY_CAST(? AS DOUBLE), TRY_CAST(? AS BIGINT),"
+            " ?, ?, ?, ?",
+            _runs_row(run),
+        )
+
+
+def _copied(path: Path | None, copy: Path) -> Path | None:
+    if path is None:
+        return None
+    with naming(path, "read"):
+        copy.write_bytes(path.read_bytes())  # of one file, whole: it is replaced, never written to
+    return copy
+
+
+def _seal(connection: "duckdb.DuckDBPyConnection", paths: Sequence[Path], *, timeout_seconds: float) -> None:
+    allowed = {text for p in paths for text in (_absolute(p), _pattern(p))}
+    connection.execute(f"SET allowed_paths = [{', '.join(map(_literal, sorted(allowed)))}]")
+    connection.execute(f"SET max_execution_time = {max(1, round(timeout_seconds * 1000))}")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _columns_of(record: type) -> str:
+    return ", ".join(f'"{f.name}" {_column_type(f.type)}' for f in fields(record))
+
+
+def _column_type(annotation: Any) -> str:
+    """The SQL type of a field of `Rollout` or `Regrade`."""
+    if get_origin(annotation) is tuple:
+        return {int: "INTEGER[]", float: "FLOAT[]"}[annotation.__args__[0]]
+    for kind, sql in ((datetime, "TIMESTAMP"), (float, "DOUBLE"), (int, "BIGINT")):
+        if annotation is kind or kind in getattr(annotation, "__args__", ()):
+            return sql
+    return "VARCHAR"
+
+
+def _runs_row(run: RunFiles) -> list[Any]:
+    def text(value: Any) -> str | None:
+        return None if value is None else str(value).encode(errors="replace").decode()
+
+    def name(key: str) -> Any:
+        facts = run.metadata.get("facts")
+        fact = facts.get(key) if isinstance(facts, Mapping) else None
+        return fact.get("name") if isinstance(fact, Mapping) else fact
+
+    plain = [run.metadata.get(key) for key in ("command", "status", "created_at", "wall_seconds", "seed")]
+    documents = [_json(value, run=run.id) for value in (run.metadata.get("config"), run.metadata)]
+    return [run.id, *map(text, plain), text(name("model")), text(name("dataset")), *documents]
+
+
+def _json(value: Any, *, run: str) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as e:
+        raise RlvrError(f"run.json of {run} holds a number that JSON does not have: {e}") from e
+    return text.encode(errors="replace").decode()  # a lone surrogate is no JSON to DuckDB
+
+
+def _read_parquet(paths: Sequence[Path]) -> str:
+    files = ", ".join(_literal(_pattern(p)) for p in paths)
+    return f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
+
+
+def _absolute(path: Path) -> str:
+    text = os.path.abspath(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RlvrError(f"The path {text!r} is not UTF-8.", "Rename the directory.") from None
+    return text
+
+
+def _pattern(path: Path) -> str:
+    """The glob pattern that matches this path alone: `read_parquet` takes patterns."""
+    return re.sub(r"[*?\[]", r"[\g<0>]", _absolute(path))
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _cleaned(error: Exception) -> str:
+    """DuckDB's message without its class and candidates, with the line of the query that it points at."""
+    text = re.sub(r"^[A-Za-z ]*Error: ", "", str(error).strip())
+    text = re.sub(r"\n+(Candidate bindings|Did you mean)[^\n]*", "", text)
+    return re.sub(r"\n{2,}", "\n", text)
+
+
+def _first_line(error: Exception) -> str:
+    return _cleaned(error).split("\n")[0]

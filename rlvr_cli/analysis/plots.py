@@ -1,0 +1,384 @@
+"""Pictures of numbers: lines with intervals, bars and histograms in a grid; the home of matplotlib.
+
+Enters: labelled numbers, among them NaN and infinity, which are gaps; labels may be any text, however hostile or long.
+Leaves: a PNG or SVG file, the same bytes for the same input, that reads without colour and on a page of any colour. No
+display is needed, and the process's matplotlib is as it was: its settings, and those in its users' files, play no part.
+"""
+
+import bisect
+import io
+import math
+import re
+import textwrap
+import unicodedata
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.files import atomic_write, shown
+from rlvr_cli.text import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+PANEL_INCHES = {1: (6.4, 4.0), 2: (4.8, 3.4), 3: (4.2, 3.2)}  # by columns, legends not counted
+TEXT_POINTS = 10.0
+MAX_IN_LEGEND = 24
+MARK_EVERY_POINT = 30  # on a line of up to so many points
+MAX_MARKERS = 12  # on a longer one; a point alone always has one
+MAX_DASHED_POINTS = 60  # among more points dashes would read as gaps: markers and lightness tell the lines apart
+MAX_BINS = 30
+MAX_LABEL_CHARACTERS = 300  # more are not even measured
+
+# What tells series apart: colours after Okabe and Ito, which the colour-blind can tell apart (their yellow is too faint on
+# white), and without colour the dashes, markers and hatches. The cycles have coprime lengths, so 35 pairs differ.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
+_HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
+
+_STYLE = {
+    "text.parse_math": False,  # a $ is a $
+    "svg.fonttype": "none",  # text stays text: to be searched, and read by a screen reader
+    "svg.hashsalt": "rlvr",  # ids are otherwise random
+    "axes.formatter.useoffset": False,
+    "axes.formatter.limits": (-4, 6),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.6,
+    "font.size": TEXT_POINTS,
+    "axes.titlesize": TEXT_POINTS + 1,
+    "xtick.labelsize": TEXT_POINTS - 1,
+    "ytick.labelsize": TEXT_POINTS - 1,
+    "legend.fontsize": TEXT_POINTS - 1,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points (x, y), as many of each, in their order; where `low` and `high` are both given, the interval between them."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines over common axes; with `share`, y is a share and its axis shows 0 to 1."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    share: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Grouped bars: each of `groups` is the name of a series and one value per label."""
+
+    title: str
+    x_label: str
+    y_label: str
+    labels: tuple[str, ...]
+    groups: tuple[tuple[str, tuple[float, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of values in common bins: each of `series` is a name and its values."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[tuple[str, tuple[float, ...]], ...]
+
+
+class _Key(NamedTuple):
+    """An entry of a legend: the artist that shows how its series is drawn, and the series' name."""
+
+    artist: Any
+    label: str
+
+
+def draw(panels: Sequence[Panel | Bars | Histogram], path: Path, *, title: str = "", caption: str = "") -> None:
+    """Draw the panels as a picture: one alone, two side by side, up to four in two columns, more in three.
+
+    Args:
+        path: ends in .png or .svg, which decides the format. An old file is replaced.
+        title: above everything, one line; caption: below everything, wrapped.
+
+    Raises:
+        RlvrError: another ending, or the file cannot be written.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".png", ".svg"):
+        raise RlvrError(f"{shown(path)} ends in neither .png nor .svg.", "A picture is one of the two: rename it.")
+
+    import matplotlib
+
+    settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE}
+    del settings["backend"]  # chosen by the format alone
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # that the font lacks: a box, and still text in an SVG
+        data = _rendered(panels, suffix, title=title, caption=caption)
+    atomic_write(path, data)
+
+
+def _rendered(panels: Sequence[Panel | Bars | Histogram], suffix: str, *, title: str, caption: str) -> bytes:
+    from matplotlib.figure import Figure
+
+    count = len(panels)
+    columns = 1 if count <= 1 else 2 if count <= 4 else 3
+    rows = max(1, math.ceil(count / columns))
+    width, height = PANEL_INCHES[columns]
+    figure = Figure(layout="constrained", facecolor="white", dpi=150)
+    grid = figure.add_gridspec(rows, columns)
+    legends = [0.0] * rows  # points
+    for place, panel in enumerate(panels):
+        axes = figure.add_subplot(grid[divmod(place, columns)])
+        inside = (width - 0.9) * 72  # points beside the labels of the y axis
+        keys = _DRAW[type(panel)](axes, panel, inside)
+        taken = _legend(axes, keys, inside)
+        legends[place // columns] = max(legends[place // columns], taken)
+        axes.set_title(_fitted(panel.title, inside, size=TEXT_POINTS + 1), loc="left", pad=6 + taken)
+        axes.set_xlabel(_fitted(panel.x_label, inside))
+        axes.set_ylabel(_fitted(panel.y_label, (height - 0.9) * 72))
+    if not panels:
+        _no_data(figure.add_subplot(grid[0, 0]))
+
+    points = width * columns * 72
+    if title:
+        large = TEXT_POINTS + 2
+        figure.suptitle(_fitted(title, points - 20, size=large), fontsize=large)
+    small = TEXT_POINTS - 1
+    lines = textwrap.wrap(_plain(caption, limit=2000), int(points / (0.65 * small)))
+    if lines:
+        text = "\n".join(_fitted(line, points - 20, size=small) for line in lines)
+        figure.supxlabel(text, fontsize=small, x=0.01, ha="left")
+    figure.set_size_inches(
+        width * columns, height * rows + sum(legends) / 72 + (0.3 if title else 0) + 0.16 * len(lines)
+    )
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=suffix[1:], metadata={"Date": None} if suffix == ".svg" else None)
+    return buffer.getvalue()
+
+
+# One kind of panel each: (axes, panel, points of width inside them) -> the legend's entries
+
+
+def _draw_lines(axes: "Axes", panel: Panel, inside: float) -> list[_Key]:
+    keys, xs = [], []
+    for number, line in enumerate(panel.lines):
+        x, y = _numbers(line.x), _numbers(line.y)
+        drawn = [math.isfinite(a) and math.isfinite(b) for a, b in zip(x, y, strict=True)]
+        around = [False, *drawn, False]
+        alone = [i for i, d in enumerate(drawn) if d and not around[i] and not around[i + 2]]
+        stride = 1 if len(x) <= MARK_EVERY_POINT else math.ceil(len(x) / MAX_MARKERS)
+        marked = range(number * stride // max(1, len(panel.lines)), len(x), stride)  # lines that meet keep theirs apart
+        dashes = _cycled(_DASHES, number) if len(x) <= MAX_DASHED_POINTS else "-"
+        style = {"color": _cycled(_COLOURS, number), "linestyle": dashes}
+        if line.low is not None and line.high is not None:
+            low, high = _numbers(line.low), _numbers(line.high)
+            axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+            for bound in (low, high):
+                axes.plot(x, bound, **style, linewidth=0.5, alpha=0.6)
+            for i in alone:  # an area without width is not seen
+                axes.plot([x[i], x[i]], [low[i], high[i]], color=style["color"], alpha=0.6)
+        (artist,) = axes.plot(
+            x,
+            y,
+            **style,
+            linewidth=1.6 if len(x) <= MAX_DASHED_POINTS else 1.2,
+            marker=_cycled(_MARKERS, number),
+            markersize=5.5,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+            markevery=sorted({*marked, *alone}),
+        )
+        keys.append(_Key(artist, line.label if any(drawn) else f"{line.label} (no data)"))
+        xs += [a for a, d in zip(x, drawn, strict=True) if d]
+    if not xs:
+        _no_data(axes)
+        return keys if len(keys) > 1 else []
+    if all(a.is_integer() for a in xs):
+        axes.xaxis.set_major_locator(_whole_numbers())
+        if min(xs) == max(xs):
+            axes.set_xlim(xs[0] - 1, xs[0] + 1)
+    if panel.share:
+        axes.set_ylim(-0.03, 1.03)  # a line at 0 or at 1 is seen whole
+        axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    return keys
+
+
+def _draw_bars(axes: "Axes", panel: Bars, inside: float) -> list[_Key]:
+    count = len(panel.labels)
+    keys, any_drawn = [], False
+    each = 0.8 / max(1, len(panel.groups))
+    for number, (name, values) in enumerate(panel.groups):
+        heights = _numbers(values)
+        assert len(heights) == count, f"{len(heights)} values for {count} labels"
+        any_drawn |= any(map(math.isfinite, heights))
+        artist = axes.bar(
+            [i - 0.4 + each * (number + 0.5) for i in range(count)],
+            heights,
+            width=each * 0.94,
+            color=_cycled(_COLOURS, number),
+            hatch=_cycled(_HATCHES, number),
+            edgecolor="white",
+        )
+        keys.append(_Key(artist, name))
+    if not any_drawn:
+        _no_data(axes)
+        return []
+    axes.grid(visible=False, axis="x")
+    axes.axhline(0, color="black", linewidth=0.8)
+    size = TEXT_POINTS - 1
+    every = math.ceil(count * 2 * size / inside)  # of too many labels for lines at 30 degrees, only some
+    labels = [_fitted(label, 100, size=size) for label in panel.labels[::every]]
+    axes.set_xticks(range(0, count, every), labels)
+    axes.set_xlim(-0.6, count - 0.4)
+    if max(_width(label, size=size) for label in labels) > 0.95 * inside / len(labels):
+        axes.tick_params(axis="x", labelrotation=30)
+        for text in axes.get_xticklabels():
+            text.set(ha="right", rotation_mode="anchor")
+    return keys
+
+
+def _draw_histogram(axes: "Axes", panel: Histogram, inside: float) -> list[_Key]:
+    import numpy
+
+    series = [(name, [v for v in _numbers(values) if math.isfinite(v)]) for name, values in panel.series]
+    together = [v for _, values in series for v in values]
+    if not together:
+        _no_data(axes)
+        return []
+    edges = _edges(together)
+    keys = []
+    for number, (name, values) in enumerate(series):
+        colour = _cycled(_COLOURS, number)
+        artist = axes.stairs(
+            numpy.histogram(values, edges)[0],
+            edges,
+            fill=True,
+            facecolor=(colour, 0.3),
+            edgecolor=colour,
+            linestyle=_cycled(_DASHES, number),
+            linewidth=1.4,
+            hatch=_cycled(_HATCHES, number),
+        )
+        keys.append(_Key(artist, name if values else f"{name} (no data)"))
+    axes.yaxis.set_major_locator(_whole_numbers())
+    if all(v.is_integer() for v in together):
+        axes.xaxis.set_major_locator(_whole_numbers())
+    return keys
+
+
+_DRAW: dict[type, Any] = {Panel: _draw_lines, Bars: _draw_bars, Histogram: _draw_histogram}
+
+
+def _edges(values: list[float]) -> list[float]:
+    """The edges of at most MAX_BINS equal bins over finite values; around whole numbers where all values are whole."""
+    low, high = min(values), max(values)
+    if all(v.is_integer() for v in values) and max(-low, high) < 2**53:
+        low, high = low - 0.5, high + 0.5
+        step = math.ceil((high - low) / MAX_BINS)
+        return [low + step * i for i in range(math.ceil((high - low) / step) + 1)]
+    size = max(abs(low), abs(high))
+    if high - low <= 1e-9 * size:  # all but equal: edges between them would coincide
+        return [low - 0.5 * size, high + 0.5 * size]
+    return [low + (high - low) * (i / MAX_BINS) for i in range(MAX_BINS)] + [high]
+
+
+def _legend(axes: "Axes", keys: list[_Key], inside: float) -> float:
+    """Put a legend between the axes and their title when there are two keys or more; its height in points."""
+    if len(keys) < 2:
+        return 0.0
+
+    from matplotlib.patches import Patch
+
+    size = TEXT_POINTS - 1
+    handle = 5 * size  # the sample of the line, and the space around it
+    labels = [_fitted(key.label, inside - handle, size=size) for key in keys[:MAX_IN_LEGEND]]
+    artists = [key.artist for key in keys[:MAX_IN_LEGEND]]
+    if len(keys) > MAX_IN_LEGEND:
+        labels[-1], artists[-1] = f"… and {len(keys) - MAX_IN_LEGEND + 1} more", Patch(alpha=0)
+    columns = max(1, min(len(labels), int(inside / (max(_width(label, size=size) for label in labels) + handle))))
+    axes.legend(
+        artists,
+        labels,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=columns,
+        frameon=False,
+        handlelength=3,
+        handletextpad=0.6,
+        columnspacing=1.2,
+        labelspacing=0.3,
+        borderpad=0,
+        borderaxespad=0.4,
+    )
+    return math.ceil(len(labels) / columns) * size * 1.32 + 5
+
+
+def _whole_numbers() -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator("auto", integer=True, steps=[1, 2, 2.5, 5, 10])
+
+
+def _no_data(axes: "Axes") -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color="#555555")
+
+
+def _cycled(values: Sequence[Any], number: int) -> Any:
+    return values[number % len(values)]
+
+
+def _numbers(values: Sequence[float]) -> list[float]:
+    """As floats, NaN for what cannot be drawn: None, infinities, and sizes with which matplotlib's own sums overflow."""
+    numbers = [math.nan if v is None else float(v) for v in values]
+    return [v if abs(v) < 1e100 else math.nan for v in numbers]
+
+
+def _plain(text: str, *, limit: int = MAX_LABEL_CHARACTERS) -> str:
+    """On one line, without what a terminal would act on or XML cannot hold; of a long text, the beginning and the end."""
+    if len(text) > limit:
+        text = f"{text[: limit // 2]}…{text[-limit // 2 :]}"
+    marks = [unicodedata.category(c) in ("Mn", "Me") for c in text]
+    text = "".join(c for i, c in enumerate(text) if i < 3 or not all(marks[i - 3 : i + 1]))  # else they tower up
+    return re.sub("[\ufffe\uffff]", "\ufffd", printable(text, keep=""))
+
+
+def _fitted(text: str, points: float, *, size: float = TEXT_POINTS) -> str:
+    """The text made plain, without so much of its middle that it is no wider than `points`."""
+    text = _plain(text)
+    if _width(text, size=size) <= points:
+        return text
+
+    def without_middle(kept: int) -> str:
+        return f"{text[:kept]}…{text[len(text) - kept :]}"
+
+    kept = bisect.bisect_right(range(len(text) // 2), points, key=lambda kept: _width(without_middle(kept), size=size))
+    return without_middle(max(0, kept - 1))
+
+
+def _width(text: str, *, size: float = TEXT_POINTS) -> float:
+    """In points, as it will be drawn, or a little more: hinting widens some letters."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    return text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)[0] * 1.04

@@ -1,0 +1,193 @@
+"""`rlvr analyze report`: run directories -> one HTML file.
+
+Enters: paths of runs, and the alarms that were found in them. Leaves: a file that `report.page` made, with the summaries
+and curves of the runs, what they were made with, and their rollouts; which of these were left out, where there are too
+many, the page says.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli.analysis import figures
+from rlvr_cli.analysis.database import Database, open_runs
+from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.analysis.plots import Line, Panel
+from rlvr_cli.analysis.report.page import Grid, Report, Setting, Share, page
+from rlvr_cli.analysis.report.rollouts import Group, excerpt, groups_of
+from rlvr_cli.analysis.summary import Estimate, RunSummary, run_files, summarize
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.files import atomic_write
+from rlvr_cli.runs.readers import RunInfo, read_run
+
+METRIC_PANELS = {  # of training, beside those of `figures.curves`: title -> metric, label of the y axis
+    "Gradient norm": ("optimizer/grad_norm", "norm before clipping"),
+    "Sampler against trainer, mean": ("mismatch/logprob_mean_abs", "difference of log-probability, nats"),
+    "Sampler against trainer, largest": ("mismatch/logprob_max_abs", "difference of log-probability, nats"),
+    "Loss": ("loss/nll", "nats per token"),
+}
+_METRICS = """
+    SELECT run_id, name, step, value FROM metrics WHERE phase = 'train' AND list_contains($names, name) ORDER BY step
+"""
+
+
+def write_report(
+    runs: Sequence[Path],
+    out: Path | None = None,
+    *,
+    alarms: Sequence[Mapping[str, Any]] = (),
+    max_rollouts: int = 50_000,
+    timeout_seconds: float = 300.0,
+) -> Path:
+    """Write the page about these runs.
+
+    Args:
+        out: an old file is replaced; None for report.html in the first run.
+        alarms: each with its name, severity, sentence and query.
+        max_rollouts: more are left out, as `excerpt.choose` says.
+        timeout_seconds: for each query.
+
+    Returns:
+        The file.
+
+    Raises:
+        RlvrError: a run cannot be read, or the file cannot be written.
+    """
+    if max_rollouts < 1:
+        raise RlvrError(f"A report cannot hold {max_rollouts} rollouts.", "Give it at least 1.")
+    infos = list({path.resolve(): read_run(path) for path in runs}.values())
+    names = tuple(info.id for info in infos)
+    with open_runs([run_files(info) for info in infos], timeout_seconds=timeout_seconds) as database:
+        groups = groups_of(database, names)
+        report = Report(
+            runs=names,
+            alarms=alarms,
+            summary=_summary(infos, groups, timeout_seconds=timeout_seconds),
+            charts=_charts(database),
+            browser=excerpt(infos, groups, max_rollouts=max_rollouts, timeout_seconds=timeout_seconds),
+            configuration=_configuration(infos),
+            environment=_environment(infos),
+        )
+    path = infos[0].path / "report.html" if out is None else out
+    atomic_write(path, page(report).encode())
+    return path
+
+
+# Tables and charts
+
+
+def _summary(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_seconds: float) -> list[Grid]:
+    """The first and the last evaluation of each run; where it has none, of its training rollouts."""
+    summaries = []
+    for info in infos:
+        steps = {
+            phase: sorted({g.step for g in groups if (g.run, g.phase) == (info.id, phase)})
+            for phase in ("eval", "train")
+        }
+        phase = "eval" if steps["eval"] else "train"
+        for step in dict.fromkeys((*steps[phase][:1], *steps[phase][-1:])):
+            summaries.append(summarize(info, phase=phase, step=step, timeout_seconds=timeout_seconds))
+    if not summaries:
+        return []
+
+    def named(summary: RunSummary) -> tuple[Any, ...]:
+        return summary.run_id if len(infos) > 1 else None, summary.phase, summary.step
+
+    which = ("run", "phase", "step")
+    grids = [
+        Grid(
+            "Accuracy, lengths and entropy",
+            (*which, "questions", "samples", "accuracy [95 % interval]", "mean reward", "tokens", "if correct", "if wrong",
+             "truncated", "entropy", "log-probability", "failed grades"),
+            [
+                (*named(s), s.questions, s.samples, _share(s.accuracy), s.mean_reward and s.mean_reward.value, s.mean_tokens,
+                 s.mean_tokens_correct, s.mean_tokens_wrong, f"{s.truncated_share:.1%}", s.mean_entropy, s.mean_logprob,
+                 s.grade_errors)
+                for s in summaries
+            ],
+        ),
+        Grid(
+            "Categories",
+            (*which, "category", "samples", "share [95 % interval]", "tokens"),
+            [(*named(s), c.category, c.samples, _share(c.share), c.mean_tokens) for s in summaries for c in s.categories],
+        ),
+        Grid(
+            "Why there was no reward",
+            (*which, "failure kind", "samples", "share of all"),
+            [(*named(s), kind, count, Share(count / s.samples)) for s in summaries for kind, count in s.failure_kinds],
+        ),
+        Grid(
+            "Of k samples",
+            (*which, "k", "questions", "pass@k [95 % interval]", "best@k", "majority@k"),
+            [(*named(s), a.k, a.questions, _share(a.pass_at_k), a.best_at_k, a.majority_at_k) for s in summaries for a in s.at_k],
+        ),
+    ]  # fmt: skip
+    return [_without_empty_columns(grid) for grid in grids if grid.rows]
+
+
+def _without_empty_columns(grid: Grid) -> Grid:
+    kept = [i for i in range(len(grid.columns)) if any(row[i] is not None for row in grid.rows)]
+    return Grid(grid.title, tuple(grid.columns[i] for i in kept), [tuple(row[i] for i in kept) for row in grid.rows])
+
+
+def _share(estimate: Estimate) -> Share:
+    return Share(estimate.value, estimate.low, estimate.high)
+
+
+def _charts(database: Database) -> list[Panel]:
+    query = named_queries()["curves"]
+    panels = figures.curves(database.select(query.sql, query.parameters))
+    names = [name for name, _ in METRIC_PANELS.values()]
+    points: dict[str, dict[str, list[tuple[int, float]]]] = {name: {} for name in names}
+    for run, name, step, value in database.select(_METRICS, {"names": names}).rows:
+        points[name].setdefault(run, []).append((step, value))
+    for title, (name, label) in METRIC_PANELS.items():
+        lines = [Line(run, *zip(*its, strict=True)) for run, its in sorted(points[name].items())]
+        if lines and title not in {panel.title for panel in panels}:
+            panels.append(Panel(title, "updates", label, tuple(lines)))
+    return panels
+
+
+def _configuration(infos: Sequence[RunInfo]) -> list[Setting]:
+    configs = [_mapping(info.metadata.get("config")) for info in infos]
+    sources = [_mapping(info.metadata.get("sources")) for info in infos]
+    return [
+        Setting(
+            name,
+            tuple(_text(config[name]) if name in config else None for config in configs),
+            tuple(str(source.get(name, "")) for source in sources),
+        )
+        for name in dict.fromkeys(name for config in configs for name in config)
+    ]
+
+
+def _environment(infos: Sequence[RunInfo]) -> list[Setting]:
+    """What the runs are, what they read and what they ran on."""
+    kept = ("command", "status", "created_at", "updated_at", "wall_seconds", "seed", "updates", "facts", "sampler")
+    flat = []
+    for info in infos:
+        environment = dict(_mapping(info.metadata.get("environment")))
+        if isinstance(environment.get("argv"), list):
+            environment["argv"] = " ".join(map(str, environment["argv"]))
+        known = {key: info.metadata[key] for key in kept if key in info.metadata}
+        flat.append(dict(_flat({**known, **environment})))
+    names = dict.fromkeys(name for values in flat for name in values)
+    settings = [Setting(name, tuple(values.get(name) for values in flat)) for name in names]
+    return [s for s in settings if set(s.values) != {None}]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield f"{prefix}{name}", _text(value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

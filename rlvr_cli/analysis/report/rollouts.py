@@ -1,0 +1,270 @@
+"""The rollouts of a report: which of them it holds, and their columns as the blocks that its page unpacks.
+
+Enters: runs. Leaves: a `report.Browser`, which says in words what was left out.
+"""
+
+import hashlib
+import math
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli.analysis.database import Database, open_runs
+from rlvr_cli.analysis.report.html import pack
+from rlvr_cli.analysis.report.page import Browser
+from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
+from rlvr_cli.analysis.summary import run_files
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.files import read_regular
+from rlvr_cli.runs.manifest import part_name
+from rlvr_cli.runs.readers import RunInfo
+
+MAX_TOKENS = 30_000_000  # of all responses in a page: about 110 MB of HTML
+CHUNK_ROWS, CHUNK_TOKENS = 500, 200_000  # of a block that the page unpacks at once; a whole group is never cut
+READ_ROWS, READ_TOKENS = 5_000, 1_000_000  # of one query
+MAX_LISTED = 60  # characters of an answer in the list of rollouts
+INDEX_COLUMNS = (
+    *("run_id", "phase", "step", "example_id", "sample_index", "category", "failure_kind", "reward", "advantage"),
+    *("num_response_tokens", "extracted_answer", "ground_truth"),
+)
+CUT_COLUMNS = {"extracted_answer", "ground_truth"}  # long ones whole among the texts alone
+TEXT_COLUMNS = (
+    *("prompt", "response", "ground_truth", "extracted_answer", "format_reward", "answer_reward", "grade_error"),
+    *("grader", "finish_reason", "stop_reason", "mean_logprob", "mean_entropy", "policy_version", "seed", "sampled_at"),
+)
+
+_GROUPS = """
+    SELECT run_id, phase, step, example_id, count(*), sum(num_response_tokens)::BIGINT FROM rollouts GROUP BY ALL
+"""
+_LOGPROBS = "[CASE WHEN isfinite(p) THEN least(round(-100 * p), 99999)::INT END FOR p IN sampled_logprobs] AS centinats"
+_ROLLOUTS = f"""
+    WITH wanted AS (
+        SELECT unnest($runs) AS run_id, unnest($phases) AS phase, unnest($steps) AS step, unnest($examples) AS example_id
+    )
+    SELECT {", ".join(dict.fromkeys(INDEX_COLUMNS + TEXT_COLUMNS))}, response_ids, {_LOGPROBS}
+    FROM rollouts SEMI JOIN wanted USING (run_id, phase, step, example_id)
+"""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The samples of one question at one step: what is kept whole."""
+
+    run: str
+    phase: str
+    step: int
+    example_id: str
+    rows: int
+    tokens: int
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        return self.run, self.phase, self.step, self.example_id
+
+
+def groups_of(database: Database, runs: Sequence[str]) -> list[Group]:
+    """All groups, by run in the order given, phase, step and question."""
+    place = {run: i for i, run in enumerate(runs)}
+    groups = [Group(*row) for row in database.select(_GROUPS).rows]
+    known = [group for group in groups if group.run in place]
+    return sorted(known, key=lambda g: (place[g.run], g.phase, g.step, _natural(g.example_id), g.example_id))
+
+
+def excerpt(infos: Sequence[RunInfo], groups: Sequence[Group], *, max_rollouts: int, timeout_seconds: float) -> Browser:
+    """The rollouts of these groups, or as many of them as a page may hold, as `choose` says."""
+    total, tokens = _rows(groups), sum(group.tokens for group in groups)
+    limit = min(max_rollouts, int(total * min(1.0, MAX_TOKENS / max(tokens, 1))))
+    kept = list(groups) if total <= limit else choose(groups, limit)
+    pieces = {info.id: _pieces(info) for info in infos}
+    index: dict[str, list[Any]] = {name: [] for name in INDEX_COLUMNS}
+    starts, texts, spans = [], [], []
+    for rows in _read_chunks(infos, kept, timeout_seconds=timeout_seconds):
+        starts.append(len(index["step"]))
+        for name, values in index.items():
+            values += [_listed(row[name]) if name in CUT_COLUMNS else _plain(row[name]) for row in rows]
+        columns = {name: [_plain(row[name]) for row in rows] for name in TEXT_COLUMNS}
+        texts.append(pack(columns | {"prompt": _coded(columns["prompt"])}))
+        lengths = [token_lengths(row["response_ids"], row["response"], pieces=pieces[row["run_id"]]) for row in rows]
+        spans.append(pack({"centinats": [row["centinats"] for row in rows], "lengths": lengths}))
+    columns = {name: _coded(values) for name, values in index.items()}
+    with_tokenizer = [info.id for info in infos if pieces[info.id]]
+    return Browser(
+        {"rows": len(index["step"]), "starts": starts, "columns": columns, "tokenizers": with_tokenizer},
+        texts,
+        spans,
+        _left_out(groups, kept, by_rows=limit == max_rollouts),
+    )
+
+
+def choose(groups: Sequence[Group], limit: int) -> list[Group]:
+    """The groups to keep where all of them have more than `limit` rollouts, in their order.
+
+    Each run and phase gets as many as any other, or all that it has. Of its steps the last and the first are kept, then
+    those that lie most evenly between; of a step that does not fit whole, groups that lie evenly in it.
+    """
+    series: dict[tuple[str, str], list[Group]] = {}
+    for group in groups:
+        series.setdefault((group.run, group.phase), []).append(group)
+    kept: set[tuple[str, str, int, str]] = set()
+    room = limit
+    smallest_first = sorted(series.values(), key=_rows)
+    for number, members in enumerate(smallest_first):
+        left = room // (len(smallest_first) - number)
+        by_step = [list(step) for _, step in groupby(members, lambda g: g.step)]
+        for i in _spread(len(by_step)):
+            whole = _rows(by_step[i]) <= left
+            for j in range(len(by_step[i])) if whole else _spread(len(by_step[i])):
+                group = by_step[i][j]
+                if group.rows <= left:
+                    kept.add(group.key)
+                    left -= group.rows
+                    room -= group.rows
+            if not whole:
+                break
+    return [group for group in groups if group.key in kept]
+
+
+def _spread(count: int) -> Iterator[int]:
+    """0 to count - 1: the last, the first, and then always the middle of the widest gap."""
+    yield from dict.fromkeys((count - 1, 0) if count else ())
+    gaps = deque([(0, count - 1)])
+    while gaps:
+        low, high = gaps.popleft()
+        middle = (low + high) // 2
+        if low < middle < high:
+            yield middle
+            gaps += [(low, middle), (middle, high)]
+
+
+def _rows(groups: Sequence[Group]) -> int:
+    return sum(group.rows for group in groups)
+
+
+def _natural(text: str) -> list[Any]:
+    """A key that sorts q-2 before q-10."""
+    parts = re.split(r"([0-9]+)", text)
+    return [(len(part.lstrip("0")), part.lstrip("0")) if i % 2 else part for i, part in enumerate(parts)]
+
+
+def _read_chunks(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_seconds: float) -> Iterator[list[Row]]:
+    """The rollouts of these groups, in their order and then that of the samples, a block's at a time."""
+    for batch in _batches(groups, rows=READ_ROWS, tokens=READ_TOKENS):
+        steps = {group.key[:3] for group in batch}
+        runs = [replace(run_files(info), parts=[p for p in info.parts if _step(info, p) in steps]) for info in infos]
+        with open_runs(runs, timeout_seconds=timeout_seconds) as database:
+            rows = iter(_read(database, batch))
+        for chunk in _batches(batch, rows=CHUNK_ROWS, tokens=CHUNK_TOKENS):
+            yield list(islice(rows, _rows(chunk)))
+
+
+def _step(info: RunInfo, part: Path) -> tuple[str, str, int]:
+    """The run, phase and step of a part."""
+    name = part_name(part.relative_to(info.path).as_posix())
+    assert name is not None, part
+    return info.id, name.phase, name.step
+
+
+def _batches(groups: Sequence[Group], *, rows: int, tokens: int) -> Iterator[list[Group]]:
+    """Consecutive groups with so many rows and tokens together, or one alone that has more."""
+    batch: list[Group] = []
+    rows_left, tokens_left = rows, tokens
+    for group in groups:
+        if batch and (group.rows > rows_left or group.tokens > tokens_left):
+            yield batch
+            batch, rows_left, tokens_left = [], rows, tokens
+        batch.append(group)
+        rows_left, tokens_left = rows_left - group.rows, tokens_left - group.tokens
+    if batch:
+        yield batch
+
+
+def _read(database: Database, groups: Sequence[Group]) -> list[Row]:
+    runs, phases, steps, examples = (list(column) for column in zip(*(g.key for g in groups), strict=True))
+    table = database.select(_ROLLOUTS, {"runs": runs, "phases": phases, "steps": steps, "examples": examples})
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    place = {group.key: i for i, group in enumerate(groups)}
+    return sorted(rows, key=lambda r: (place[r["run_id"], r["phase"], r["step"], r["example_id"]], r["sample_index"]))
+
+
+def _coded(values: Sequence[Any]) -> dict[str, list[Any]]:
+    """Values as the list of those that differ, and their places in it."""
+    codes: dict[Any, int] = {}
+    return {"codes": [codes.setdefault(value, len(codes)) for value in values], "values": list(codes)}
+
+
+def _listed(value: Any) -> Any:
+    value = _plain(value)
+    return value[:MAX_LISTED] + "…" if isinstance(value, str) and len(value) > MAX_LISTED else value
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON and JavaScript have it: no number that is not finite, none that a double would round."""
+    match value:
+        case None | str():
+            return value
+        case int() if abs(value) < 2**53:
+            return value
+        case float() if math.isfinite(value):
+            return value
+    return str(value)
+
+
+def _left_out(groups: Sequence[Group], kept: Sequence[Group], *, by_rows: bool) -> str:
+    """What is not in the page, in words; empty when nothing is missing."""
+    if len(kept) == len(groups):
+        return ""
+    series = dict.fromkeys((g.run, g.phase) for g in groups)
+
+    def steps(of: Sequence[Group], which: tuple[str, str]) -> int:
+        return len({g.step for g in of if (g.run, g.phase) == which})
+
+    counts = [
+        f"{run} {phase}: {steps(kept, (run, phase))} of {steps(groups, (run, phase))} steps" for run, phase in series
+    ]
+    why = "asked for at most so many (max_rollouts)" if by_rows else f"holds at most {MAX_TOKENS:,} tokens"
+    return (
+        f"{_rows(kept):,} of {_rows(groups):,} rollouts are in this page, which {why}: the first and the last step of each"
+        f" run and phase, steps evenly between them, and whole groups. {'; '.join(counts)}. Summary and curves are of all."
+    )
+
+
+def _pieces(info: RunInfo) -> dict[int, bytes]:
+    """The text of each token id: from the model that the run trained, or from the one that it sampled if that is still here."""
+    with suppress(RlvrError):
+        return token_pieces(read_regular(info.path, "model/tokenizer.json"))
+    try:
+        model = info.metadata["facts"]["model"]
+        directory = _sampled_model(model)
+        if directory is not None and _tokenizer_digest(directory) == model.get("tokenizer_sha256"):
+            return token_pieces((directory / "tokenizer.json").read_bytes())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        pass  # the run says nothing of its model, or nonsense, or the model is gone
+    return {}
+
+
+def _sampled_model(model: Mapping[str, Any]) -> Path | None:
+    if "path" in model:
+        return Path(model["path"])
+    if "id" not in model:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model["id"], "tokenizer.json", revision=model.get("revision"))
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def _tokenizer_digest(directory: Path) -> str:
+    """As `models.model_identity` has it: a path in a run.json that someone else wrote names no other file of ours."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.glob("tokenizer*")):
+        if not path.is_file():
+            return ""
+        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()

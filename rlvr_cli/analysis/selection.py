@@ -1,0 +1,282 @@
+"""From a run or a dataset to the rows of a new dataset: which of them are kept, and why the others are not.
+
+Enters: committed rollouts, or examples, and a `Selection`. Leaves: the items that are kept, a random control of the same size,
+and a `Stage` per reason to drop one, in this order: what cannot be used, what the evaluation holds, what is there twice (the
+control is drawn from what is left then), the condition, correctness, difficulty, and last the limits.
+"""
+
+import random
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlvr_cli.analysis.database import Database
+from rlvr_cli.data.prompts import PLACEHOLDER
+from rlvr_cli.types import Example
+
+Key = tuple[str, str, int, str, int]  # (run_id, phase, step, example_id, sample_index)
+
+_CHOSEN = "($phase = 'all' OR phase = $phase) AND ($step IS NULL OR step = $step)"
+_RIGHT = "coalesce(reward > 0.5 AND NOT isnan(reward), false)"
+_KEY = "run_id, phase, step, example_id, sample_index"
+# White space as Python's str.strip has it: what is blank to it is no response to the reader of a dataset.
+_BLANK = r"regexp_full_match(response, '[\s\p{Z}\x0b\x1c-\x1f\x{85}]*')"
+_SAME = r"md5(lower(trim(regexp_replace(response, '\s+', ' ', 'g'))))"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question of the source, and how its samples fared."""
+
+    id: str
+    text: str | None  # None: it cannot be told from its prompt
+    ground_truth: str
+    identity: str  # equal for questions that differ in case and white space at most
+    n: int = 0
+    right: int = 0
+
+    @property
+    def pass_rate(self) -> float:
+        return self.right / self.n
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One row that may be kept: a response, or a question."""
+
+    key: Any  # of a response its `Key`, else the question's
+    question: str  # key of its `Question`
+    matches: bool = True  # the condition holds
+    right: bool = False
+    tokens: int = 0
+    usable: bool = True  # it has an end and is not blank
+    digest: str = ""  # equal for responses that differ in case and white space at most
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is asked for."""
+
+    where: bool = False
+    correct_only: bool = False
+    min_pass_rate: float = 0.0
+    max_pass_rate: float = 1.0
+    max_per_question: int | None = None
+    shortest: bool = False
+    dedup: bool = False
+    limit: int | None = None
+    with_control: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One reason to drop an item, and how many it met."""
+
+    name: str
+    kept: int
+    dropped: int
+    why: str
+
+
+@dataclass
+class Selected:
+    """What is left, and how it came about."""
+
+    kept: list[Item]
+    stages: list[Stage] = field(default_factory=list)
+    control: list[Item] = field(default_factory=list)
+
+    def keep(self, name: str, wanted: Callable[[Item], bool], why: str) -> None:
+        """Drop what is not wanted."""
+        left = [item for item in self.kept if wanted(item)]
+        self.stages.append(Stage(name, len(left), len(self.kept) - len(left), why))
+        self.kept = left
+
+
+# Sources
+
+
+def read_samples(
+    database: Database, *, phase: str, step: int | None, condition: str, templates: Mapping[str, str]
+) -> tuple[list[Item], dict[str, Question]]:
+    """The rollouts of runs as items, and their questions by key.
+
+    Args:
+        condition: what `Database.condition` has checked.
+        templates: run id -> the prompt template that its questions stand in.
+    """
+    chosen = {"phase": phase, "step": step}
+    questions: dict[str, Question] = {}
+    sql = (
+        f"SELECT md5(prompt), run_id, prompt, min(example_id), min(ground_truth), count(*), count(*) FILTER ({_RIGHT})"
+        f" FROM rollouts WHERE {_CHOSEN} GROUP BY run_id, prompt ORDER BY run_id"
+    )
+    for key, run_id, prompt, example_id, truth, n, right in database.rows(sql, chosen):
+        known = questions.get(key)  # another run may have asked it too
+        text = (known and known.text) or question_of(prompt, templates.get(run_id, ""))
+        questions[key] = Question(
+            id=min(example_id, known.id) if known else example_id,
+            text=text,
+            ground_truth=min(truth, known.ground_truth) if known else truth,
+            identity=normalised(text or prompt),
+            n=n + (known.n if known else 0),
+            right=right + (known.right if known else 0),
+        )
+    sql = (
+        f"SELECT {_KEY}, md5(prompt), coalesce({condition}, false), {_RIGHT}, num_response_tokens,"
+        f" finish_reason <> 'length' AND NOT {_BLANK}, {_SAME} FROM rollouts WHERE {_CHOSEN}"
+    )
+    items = [Item(tuple(row[:5]), *row[5:]) for row in database.rows(sql, chosen)]
+    return items, questions
+
+
+def read_examples(
+    database: Database, examples: Sequence[Example], *, condition: str
+) -> tuple[list[Item], dict[str, Question]]:
+    """The examples of a dataset as items, and their questions by key: their ids."""
+    matches = {row for row, holds in database.rows(f"SELECT rowid, coalesce({condition}, false) FROM dataset") if holds}
+    items = [
+        Item(e.id, e.id, matches=row in matches, digest=normalised(e.response or "")) for row, e in enumerate(examples)
+    ]
+    return items, {e.id: Question(e.id, e.question, e.ground_truth, normalised(e.question)) for e in examples}
+
+
+def by_question(items: Iterable[Item]) -> list[Item]:
+    """One item per question, in the order in which they come up: it is as right as the best of its samples that match."""
+    merged: dict[str, Item] = {}
+    for item in items:
+        earlier = merged.get(item.question)
+        merged[item.question] = Item(
+            item.question,
+            item.question,
+            matches=item.matches or (earlier is not None and earlier.matches),
+            right=(item.right and item.matches) or (earlier is not None and earlier.right),
+        )
+    return list(merged.values())
+
+
+def response_rows(
+    database: Database, keys: Collection[Key], *, phase: str, step: int | None
+) -> Iterator[dict[str, Any]]:
+    """The texts of these rollouts, in the order of the runs, each with its `Key` and the key of its question."""
+    columns = ("prompt", "response", "ground_truth", "reward", "grader")
+    sql = f"SELECT {_KEY}, md5(prompt), {', '.join(columns)} FROM rollouts WHERE {_CHOSEN}"
+    for row in database.rows(sql, {"phase": phase, "step": step}):
+        if tuple(row[:5]) in keys:
+            yield {"key": tuple(row[:5]), "question": row[5]} | dict(zip(columns, row[6:], strict=True))
+
+
+def question_of(prompt: str, template: str) -> str | None:
+    """The question that the template was filled with to give the prompt; None when it was not."""
+    parts = template.split(PLACEHOLDER)
+    holes = len(parts) - 1
+    length, rest = divmod(len(prompt) - sum(map(len, parts)), holes or 1)
+    if not holes or rest or length < 1:
+        return None
+    question = prompt[len(parts[0]) : len(parts[0]) + length]
+    return question if question.strip() and template.replace(PLACEHOLDER, question) == prompt else None
+
+
+# What is kept
+
+
+def select(
+    items: Sequence[Item],
+    questions: Mapping[str, Question],
+    selection: Selection,
+    *,
+    seen: Mapping[str, str] | None = None,
+    source: str = "",
+) -> Selected:
+    """Apply a selection.
+
+    Args:
+        seen: keys of questions that an evaluation holds, and how; None: that was not asked.
+        source: what the items come from, for the first line of the table.
+    """
+    s = selection
+    selected = Selected(list(items), [Stage("source", len(items), 0, source)])
+    if any(not item.usable for item in items):
+        selected.keep("whole", lambda i: i.usable, "cut at its length limit, or empty: nothing to learn from")
+    if seen is not None:
+        counts = {how: sum(seen.get(i.question) == how for i in selected.kept) for how in sorted(set(seen.values()))}
+        found = "; ".join(f"{count} {how}" for how, count in counts.items() if count)
+        selected.keep("decontaminate", lambda i: i.question not in seen, found or "its question is in the evaluation")
+    if s.dedup:
+        there: set[tuple[str, str]] = set()
+
+        def first(item: Item) -> bool:
+            identity = (questions[item.question].identity, item.digest)
+            new = identity not in there
+            there.add(identity)
+            return new
+
+        selected.keep("dedup", first, "there already, but for case and white space")
+    pool = selected.kept
+    if s.where:
+        selected.keep("where", lambda i: i.matches, "the condition does not hold")
+    if s.correct_only:
+        selected.keep("correct", lambda i: i.right, "not rewarded")
+    if (s.min_pass_rate, s.max_pass_rate) != (0.0, 1.0):
+        selected.keep(
+            "pass rate",
+            lambda i: s.min_pass_rate <= questions[i.question].pass_rate <= s.max_pass_rate,
+            f"its question's is not within {s.min_pass_rate:g} to {s.max_pass_rate:g}",
+        )
+    how = "the shortest stay" if s.shortest else f"chosen at random, seed {s.seed}"
+    if s.max_per_question:
+        groups: dict[str, list[Item]] = defaultdict(list)
+        for item in selected.kept:
+            groups[item.question].append(item)
+        draw = random.Random(f"per question {s.seed}")
+        few = {i.key for g in groups.values() for i in _some(g, s.max_per_question, shortest=s.shortest, draw=draw)}
+        selected.keep("per question", lambda i: i.key in few, f"more than {s.max_per_question}; {how}")
+    if s.limit:
+        draw = random.Random(f"limit {s.seed}")
+        some = {i.key for i in _some(selected.kept, s.limit, shortest=s.shortest, draw=draw)}
+        selected.keep("limit", lambda i: i.key in some, f"more than {s.limit}; {how}")
+    if s.with_control:
+        drawn = {i.key for i in random.Random(f"control {s.seed}").sample(pool, len(selected.kept))}
+        selected.control = [i for i in pool if i.key in drawn]
+    return selected
+
+
+def _some(items: Sequence[Item], count: int, *, shortest: bool, draw: random.Random) -> Sequence[Item]:
+    if len(items) <= count:
+        return items
+    return sorted(items, key=lambda i: i.tokens)[:count] if shortest else draw.sample(items, count)
+
+
+# Contamination
+
+
+def normalised(text: str) -> str:
+    """A text without its case and with single spaces."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def contaminated(questions: Mapping[str, Question], evaluation: Sequence[str], *, ngram: int) -> dict[str, str]:
+    """The questions that an evaluation holds: key -> how. Equal ones, and those with `ngram` words in a row in common.
+
+    A question of fewer words can only be equal: short questions have all their words in common by chance.
+    """
+    texts = [normalised(text) for text in evaluation]
+    equal, grams = set(texts), {gram for text in texts for gram in _grams(text, ngram)}
+    found: dict[str, str] = {}
+    for key, question in questions.items():
+        text = question.identity
+        if text in equal:
+            found[key] = "equal to one of the evaluation"
+        elif any(gram in grams for gram in _grams(text, ngram)):
+            found[key] = f"with {ngram} words in common with one of the evaluation"
+    return found
+
+
+def _grams(text: str, n: int) -> Iterator[tuple[str, ...]]:
+    """Words in a row, without the punctuation around them; what is nothing else, such as +, is a word."""
+    words = [re.sub(r"^[^\w\s]+|[^\w\s]+$", "", word) or word for word in text.split()]
+    return (tuple(words[i : i + n]) for i in range(len(words) - n + 1))

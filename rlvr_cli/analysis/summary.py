@@ -1,0 +1,287 @@
+"""What came of a run, in numbers: the handout's three categories, accuracy with its interval, pass@k, failures.
+
+Enters: a run directory, a phase and a step. Leaves: a `RunSummary`, whose `tables` print in any format.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli.analysis.database import Database, RunFiles, Table, open_runs
+from rlvr_cli.analysis.estimators import best_at_k, bootstrap_interval, majority_at_k, pass_at_k, wilson_interval
+from rlvr_cli.analysis.named_queries import NamedQuery, named_queries
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.readers import RunInfo, read_run
+
+HANDOUT_CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer_0")
+Kinds = list[tuple[float, int, int]]  # (summed value, samples, questions of that kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over samples with its 95 % interval, and what the interval is: wilson, or bootstrap (by question)."""
+
+    value: float
+    low: float | None
+    high: float | None
+    interval: str
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryCount:
+    category: str
+    samples: int
+    share: Estimate
+    mean_tokens: float | None  # None when there are no samples
+
+
+@dataclass(frozen=True, slots=True)
+class AtK:
+    """Means over the questions that have at least k samples, each the exact expectation over k of them."""
+
+    k: int
+    questions: int
+    pass_at_k: Estimate
+    best_at_k: float | None  # None: the log-probability of a sample is missing, so there is no best one
+    majority_at_k: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One phase and step of a run. Rewards that are NULL (the grade failed) count as 0, and in `grade_errors`."""
+
+    run_id: str
+    phase: str
+    step: int
+    questions: int
+    samples: int
+    grade_errors: int
+    accuracy: Estimate  # share of samples with a reward above 0.5
+    mean_reward: Estimate | None  # None where rewards are 0 and 1 alone: it is the accuracy then
+    categories: tuple[CategoryCount, ...]
+    at_k: tuple[AtK, ...]  # empty with one sample per question
+    failure_kinds: tuple[tuple[str, int], ...]  # most frequent first
+    mean_tokens: float
+    mean_tokens_correct: float | None
+    mean_tokens_wrong: float | None
+    truncated_share: float
+    mean_entropy: float | None  # nats per token
+    mean_logprob: float | None  # nats per token
+    tokens_per_second: float | None  # of sampling
+
+    def tables(self) -> list[Table]:
+        """The summary as rows; a value that does not exist is None."""
+        measures: list[tuple[Any, ...]] = [("accuracy", *_cells(self.accuracy))]
+        if self.mean_reward is not None:
+            measures.append(("mean_reward", *_cells(self.mean_reward)))
+        others = {
+            "grade_errors": self.grade_errors,
+            "mean_tokens": self.mean_tokens,
+            "mean_tokens_correct": self.mean_tokens_correct,
+            "mean_tokens_wrong": self.mean_tokens_wrong,
+            "truncated_share": self.truncated_share,
+            "mean_entropy": self.mean_entropy,
+            "mean_logprob": self.mean_logprob,
+            "tokens_per_second": self.tokens_per_second,
+        }
+        measures += [(name, value, None, None, None) for name, value in others.items()]
+        head = (self.run_id, self.phase, self.step, self.questions, self.samples)
+        tables = [
+            Table(("run_id", "phase", "step", "questions", "samples"), [head], title="run"),
+            Table(
+                ("category", "samples", "share", "low", "high", "interval", "mean_tokens"),
+                [(c.category, c.samples, *_cells(c.share), c.mean_tokens) for c in self.categories],
+                title="categories",
+            ),
+            Table(("measure", "value", "low", "high", "interval"), measures, title="measures"),
+        ]
+        if self.at_k:
+            columns = ("k", "questions", "pass_at_k", "low", "high", "interval", "best_at_k", "majority_at_k")
+            rows = [(a.k, a.questions, *_cells(a.pass_at_k), a.best_at_k, a.majority_at_k) for a in self.at_k]
+            tables.append(Table(columns, rows, title="at_k"))
+        if self.failure_kinds:
+            rows = [(kind, count, count / self.samples) for kind, count in self.failure_kinds]
+            tables.append(Table(("failure_kind", "samples", "share"), rows, title="failures"))
+        return tables
+
+
+def run_files(run: RunInfo) -> RunFiles:
+    """What `queries` reads of a run."""
+    return RunFiles(run.id, run.parts, run.metrics, run.metadata, run.grades)
+
+
+def summarize(
+    run: RunInfo | Path | str, *, phase: str = "eval", step: int | None = None, timeout_seconds: float = 30.0
+) -> RunSummary:
+    """Summarise one phase and step of a run.
+
+    Args:
+        step: None for the last step of that phase.
+
+    Raises:
+        RlvrError: the run has no such rollouts, or cannot be read.
+    """
+    info = run if isinstance(run, RunInfo) else read_run(run)
+    query = named_queries()["summary"]
+    with open_runs([run_files(info)], timeout_seconds=timeout_seconds) as database:
+        return _summary(database, query, run_id=info.id, phase=phase, step=step)
+
+
+def combined_tables(summaries: Sequence[RunSummary]) -> list[Table]:
+    """The tables of several summaries below each other, each row with the run it is of."""
+    tables: dict[str, Table] = {}
+    for summary in summaries:
+        for table in summary.tables():
+            named = table.columns[0] == "run_id"
+            columns = table.columns if named else ("run_id", *table.columns)
+            rows = table.rows if named else [(summary.run_id, *row) for row in table.rows]
+            earlier = tables.get(table.title)
+            tables[table.title] = Table(columns, [*(earlier.rows if earlier else []), *rows], title=table.title)
+    return list(tables.values())
+
+
+def _cells(estimate: Estimate) -> tuple[float, float | None, float | None, str]:
+    return estimate.value, estimate.low, estimate.high, estimate.interval
+
+
+def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, step: int | None) -> RunSummary:
+    tables = database.script(query.sql, {"phase": phase, "step": step})
+    samples = next(_records(tables))
+    if not samples["samples"]:
+        raise _nothing(database, run_id=run_id, phase=phase, step=step)
+    kinds = [(row["n"], row["c"], row["total"], row["questions"]) for row in _records(tables)]
+    questions = sum(count for *_, count in kinds)
+    most = max(n for n, *_ in kinds)
+    counts = {row["category"]: row for row in _records(tables)}
+    hits: dict[str, Kinds] = {}
+    for row in _records(tables):
+        hits.setdefault(row["category"], []).append((row["hits"], row["n"], row["questions"]))
+    failures = tuple((row["failure_kind"], row["samples"]) for row in _records(tables))
+    asked = [(n, count) for n, _, _, count in kinds]
+
+    def category(name: str) -> CategoryCount:
+        counted = counts.get(name, {"samples": 0, "tokens": None})
+        share = share_of(_with_misses(hits.get(name, []), asked))
+        return CategoryCount(name, counted["samples"], share, counted["tokens"])
+
+    return RunSummary(
+        run_id=run_id,
+        phase=phase,
+        step=samples["step"],
+        questions=questions,
+        samples=samples["samples"],
+        grade_errors=samples["ungraded"],
+        accuracy=share_of([(c, n, count) for n, c, _, count in kinds]),
+        mean_reward=None if samples["binary_reward"] else _bootstrapped([(t, n, count) for n, _, t, count in kinds]),
+        categories=tuple(category(name) for name in dict.fromkeys((*HANDOUT_CATEGORIES, *counts))),
+        at_k=_at_k(tables, kinds) if most > 1 else (),
+        failure_kinds=failures,
+        mean_tokens=samples["tokens"],
+        mean_tokens_correct=samples["tokens_correct"],
+        mean_tokens_wrong=samples["tokens_wrong"],
+        truncated_share=samples["truncated"],
+        mean_entropy=samples["entropy"],
+        mean_logprob=samples["logprob"],
+        tokens_per_second=samples["tokens_per_second"],
+    )
+
+
+def _records(tables: Iterator[Table]) -> Iterator[dict[str, Any]]:
+    table = next(tables)
+    return (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+
+
+def _with_misses(hits: Kinds, asked: list[tuple[int, int]]) -> Kinds:
+    """The kinds of questions with a category, and those without it, which the query left out."""
+    misses = {n: 0 for n, _ in asked}
+    for n, count in asked:
+        misses[n] += count
+    for _, n, count in hits:
+        misses[n] -= count
+    return [*hits, *((0.0, n, count) for n, count in misses.items() if count)]
+
+
+def share_of(kinds: Kinds) -> Estimate:
+    """A share of samples: Wilson's interval where they are independent, one per question, and else the bootstrap's."""
+    hits, samples, questions = _sums(kinds)
+    if samples == questions:
+        return Estimate(hits / samples, *wilson_interval(round(hits), questions), "wilson")
+    if hits in (0, samples):  # every resample looks like this one; at worst a question's samples are all alike
+        return Estimate(hits / samples, *wilson_interval(questions if hits else 0, questions), "wilson by question")
+    return _bootstrapped(kinds)
+
+
+def _bootstrapped(kinds: Kinds) -> Estimate:
+    total, samples, questions = _sums(kinds)
+    if questions == 1:
+        return Estimate(total / samples, None, None, "")  # one question says nothing about another
+    alike: Counter[tuple[float, int]] = Counter()  # so that equal shares get equal intervals, however they were counted
+    for value, n, count in kinds:
+        alike[value, n] += count
+    low, high = _interval(tuple(sorted(alike.items())))
+    return Estimate(total / samples, low, high, "bootstrap by question")
+
+
+@functools.lru_cache(maxsize=64)  # the accuracy, the share of the first category and pass@1 are one
+def _interval(kinds: tuple[tuple[tuple[float, int], int], ...]) -> tuple[float, float]:
+    return bootstrap_interval([k[0] for k, _ in kinds], [k[1] for k, _ in kinds], [count for _, count in kinds])
+
+
+def _sums(kinds: Kinds) -> tuple[float, int, int]:
+    return (
+        sum(total * count for total, _, count in kinds),
+        sum(n * count for _, n, count in kinds),
+        sum(count for *_, count in kinds),
+    )
+
+
+def _at_k(tables: Iterator[Table], kinds: list[tuple[int, int, float, int]]) -> tuple[AtK, ...]:
+    ranked: dict[int, list[dict[str, Any]]] = {}  # number of samples -> by rank, the best first
+    for row in _records(tables):
+        ranked.setdefault(row["n"], []).append(row)
+    votes = [(row["correct"], row["wrong"], row["abstained"], row["questions"]) for row in _records(tables)]
+    most = max(n for n, *_ in kinds)
+
+    def best(k: int) -> float | None:
+        values = []
+        for n, ranks in ranked.items():
+            if n >= k:
+                scores = [None if r["missing"] else -position for position, r in enumerate(ranks)]
+                value = best_at_k([r["reward"] for r in ranks], scores, k)
+                if value is None:
+                    return None
+                values.append((value, ranks[0]["questions"]))
+        return sum(value * count for value, count in values) / sum(count for _, count in values)
+
+    def at(k: int) -> AtK:
+        passed = [(pass_at_k(n, c, k), 1, count) for n, c, _, count in kinds if n >= k]
+        majority = [
+            (majority_at_k(correct, wrong, k, abstained=abstained), count)
+            for correct, wrong, abstained, count in votes
+            if correct + sum(wrong) + abstained >= k
+        ]
+        questions = sum(count for *_, count in passed)
+        certain = {value for value, *_ in passed} <= {0.0, 1.0}
+        return AtK(
+            k=k,
+            questions=questions,
+            pass_at_k=share_of(passed) if certain else _bootstrapped(passed),
+            best_at_k=best(k),
+            majority_at_k=sum(value * count for value, count in majority) / questions,
+        )
+
+    ks = [2**i for i in range(most.bit_length()) if 2**i < most]
+    return tuple(at(k) for k in [*ks, most])
+
+
+def _nothing(database: Database, *, run_id: str, phase: str, step: int | None) -> RlvrError:
+    found = database.select("SELECT phase, min(step), max(step) FROM rollouts GROUP BY 1 ORDER BY 1").rows
+    asked = f"{phase} rollouts" + ("" if step is None else f" of step {step}")
+    has = "; ".join(f"{name} rollouts of steps {first} to {last} (--phase {name})" for name, first, last in found)
+    return RlvrError(
+        f"{run_id} has no {asked}.",
+        f"It has {has}." if has else 'It has none at all. Its metrics: rlvr analyze "SELECT * FROM metrics"',
+    )

@@ -1,0 +1,1 @@
+"""What can be chosen: a module per command, over groups of options that they share."""

@@ -1,0 +1,44 @@
+"""The options of `rlvr analyze`."""
+
+from dataclasses import dataclass
+
+from rlvr_cli.config.options import FORMATS, Provenance, at_least, check_values, knob
+from rlvr_cli.errors import RlvrError
+
+
+@dataclass(frozen=True)
+class AnalyzeConfig(Provenance):
+    """Ask a run what happened: a named query, any SELECT over `rollouts`, `grades`, `metrics` and `runs`, or a report."""
+
+    query: str = knob(
+        "summary",
+        "A named query (--list), a SELECT statement, a .sql file, or report for an HTML page; a run alone is summarised.",
+        group="Query",
+        argument=True,
+    )
+    runs: tuple[str, ...] = knob(
+        (), "Run directories or names (compare: A1,A2,A3 B1,B2,B3). None: the latest run.", group="Query", argument=True
+    )
+    list: bool = knob(False, "List the named queries.", group="Query")
+    show: bool = knob(False, "Print the named query's SQL instead of running it.", group="Query")
+    set: tuple[str, ...] = knob(
+        (), "NAME=VALUE, a parameter of the query (--list); repeat for several. Text that is no JSON is text.", group="Query"
+    )  # fmt: skip
+    phase: str = knob("eval", "Rollouts of which phase.", group="Query", choices=("eval", "train"))
+    step: int | None = knob(None, "Rollouts of which step. Default: the last one.", group="Query")
+    category: str = knob("", "failures: only this category, such as format_0_answer_0.", group="Query")
+    failure_kind: str = knob("", "failures: only this kind, such as wrong_answer.", group="Query")
+    limit: int = knob(50, "Rows to show; 0: all.", group="Output")
+    format: str = knob("table", "How rows are printed.", group="Output", choices=FORMATS)
+    plot: str = knob(
+        "", "Draw it too, in this .png or .svg file: curves, entropy, pass_at_k, best_at_k, categories, length_histogram.", group="Output"
+    )  # fmt: skip
+    out: str = knob("", "report: the HTML file. Default: report.html in the first run.", group="Output")
+    timeout_seconds: float = knob(30.0, "Seconds after which a query is interrupted.", group="Query")
+    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Query")
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        at_least(self, 0, "limit", "step")
+        if not self.timeout_seconds > 0:
+            raise RlvrError(f"--timeout-seconds is {self.timeout_seconds}.", "It must be above 0.")

@@ -1,0 +1,68 @@
+"""The options of `rlvr eval`."""
+
+from dataclasses import dataclass
+
+from rlvr_cli.config.options import Provenance, at_least, check_values, knob
+from rlvr_cli.config.shared import (
+    EngineOptions,
+    ModelOptions,
+    PromptOptions,
+    QuestionOptions,
+    RunOptions,
+    SamplingOptions,
+    check_sampling,
+)
+from rlvr_cli.config.sources import is_partial
+from rlvr_cli.errors import RlvrError
+
+
+@dataclass(frozen=True)
+class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, ModelOptions, QuestionOptions, Provenance):
+    """Measure a model on questions: sample, grade, store, and say how many answers are right and how sure that is."""
+
+    dataset: str = knob(
+        "arithmetic",
+        "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, or hf:ORG/NAME.",
+        group="Data",
+    )
+    limit: int | None = knob(None, "Use the first N questions.", group="Data")
+    check_dataset: bool = knob(
+        False, "Only grade every ground truth against itself and list those the grader cannot read; no model.", group="Data"
+    )  # fmt: skip
+    num_samples: int = knob(
+        1, "Samples per question; more than one adds pass@k, best@k and majority@k.", group="Sampling"
+    )
+    base_url: str = knob(
+        "", "Address of an OpenAI-compatible endpoint, such as http://localhost:8000/v1.", group="Model"
+    )
+    endpoint: str = knob(
+        "completions",
+        "Endpoint's API: completions (raw prompt) or chat.",
+        group="Model",
+        choices=("completions", "chat"),
+    )
+    resume: str = knob(
+        "", "Go on with this run (a name or a directory): only what is missing is done.", group="Run", free_on_resume=True
+    )  # fmt: skip
+    api_key_env: str = knob("OPENAI_API_KEY", "Environment variable that holds the endpoint's key.", group="Model")
+
+    def __post_init__(self) -> None:
+        if is_partial(self):
+            return
+        check_values(self)
+        check_sampling(self)
+        at_least(self, 1, "num_samples", "grader_workers", "limit", "max_batch_size", "max_model_len")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise RlvrError(
+                f"--gpu-memory-utilization is {self.gpu_memory_utilization}.", "It must be above 0 and at most 1."
+            )
+        if self.max_model_len and self.engine == "transformers":
+            raise RlvrError(
+                "--max-model-len is vLLM's; --engine transformers takes what a question needs.", "Leave it out."
+            )
+        if self.engine == "openai" and not self.base_url:
+            raise RlvrError("--engine openai needs an endpoint.", "Name it: --base-url http://localhost:8000/v1")
+        if self.base_url and self.engine not in ("auto", "openai"):
+            raise RlvrError(f"--base-url and --engine {self.engine} exclude each other.", "Leave one of them out.")
+        if (self.base_url or self.engine == "openai") and not self.model:
+            raise RlvrError("An endpoint needs the name of its model.", "Name it: --model NAME")

@@ -1,0 +1,173 @@
+"""The options of `rlvr grpo`; the defaults are the handout's."""
+
+from dataclasses import dataclass
+
+from rlvr_cli.config.options import Provenance, above_zero, at_least, divides, knob
+from rlvr_cli.config.shared import (
+    EvaluationOptions,
+    EvaluationSamplingOptions,
+    ModelOptions,
+    OptimisationOptions,
+    PromptOptions,
+    QuestionOptions,
+    TrainingEngineOptions,
+    TrainingRunOptions,
+    check_training,
+)
+from rlvr_cli.config.sources import is_partial
+from rlvr_cli.errors import RlvrError
+
+
+@dataclass(frozen=True)
+class GrpoConfig(
+    TrainingRunOptions,
+    EvaluationOptions,
+    EvaluationSamplingOptions,
+    PromptOptions,
+    OptimisationOptions,
+    TrainingEngineOptions,
+    ModelOptions,
+    QuestionOptions,
+    Provenance,
+):
+    """Policy gradient on groups of graded responses: GRPO, its ablations and its relatives (handout, algorithm 3)."""
+
+    dataset: str = knob("arithmetic", "Training questions: as for rlvr eval.", group="Data")
+    n_grpo_steps: int = knob(200, "Rollout batches.", group="Algorithm", free_on_resume=True)
+    rollout_batch_size: int = knob(256, "Responses per rollout batch: questions times --group-size.", group="Algorithm")
+    group_size: int = knob(8, "Responses per question.", group="Algorithm")
+    epochs_per_rollout_batch: int = knob(1, "Passes over each rollout batch; 1 on-policy.", group="Algorithm")
+    train_batch_size: int = knob(256, "Responses per update; on-policy that of the rollout batch.", group="Algorithm")
+    gradient_accumulation_steps: int = knob(
+        128, "Micro-batches per update: train batch / micro-batch size. The result does not depend on it.", group="Optimisation", free_on_resume=True
+    )  # fmt: skip
+    loss_type: str = knob(
+        "reinforce_with_baseline",
+        "no_baseline (-r log p), reinforce_with_baseline (-A log p), grpo_clip (PPO's clipped ratio), grpo_no_clip (-ratio A).",
+        group="Algorithm",
+        choices=("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"),
+    )
+    use_std_normalization: bool = knob(
+        True, "Divide advantages by the standard deviation of their group.", group="Algorithm"
+    )
+    advantage_eps: float = knob(1e-6, "Added to that standard deviation.", group="Algorithm")
+    cliprange: float = knob(0.2, "grpo_clip: how far the probability ratio may move.", group="Algorithm")
+    cliprange_high: float | None = knob(
+        None, "grpo_clip: how far it may rise (DAPO's clip-higher). Default: --cliprange.", group="Algorithm"
+    )
+    length_normalization: str = knob(
+        "masked_mean",
+        "What the summed loss is divided by: masked_mean (each response's length, then their number), masked_normalize (--normalize-constant, then "
+        "their number), token_mean (response tokens of the update).",
+        group="Algorithm",
+        choices=("masked_mean", "masked_normalize", "token_mean"),
+    )
+    normalize_constant: float | None = knob(
+        None, "Divisor under masked_normalize. Default: --sampling-max-tokens.", group="Algorithm"
+    )
+    kl_coef: float = knob(0.0, "Weight of the KL penalty (k3) to the starting model; 0 loads none.", group="Algorithm")
+    async_steps: int = knob(
+        0, "1: a second process samples the next batch while this one is trained on, one batch behind the policy.", group="Algorithm"
+    )  # fmt: skip
+    importance_correction: str = knob(
+        "auto",
+        "Weigh tokens by trainer / sampler probability: none, or truncated at --importance-cap. auto: truncated with --async-steps 1, else none.",
+        group="Algorithm",
+        choices=("auto", "none", "truncated"),
+    )
+    importance_cap: float = knob(2.0, "Largest of these weights.", group="Algorithm")
+    dynamic_sampling: bool = knob(
+        False,
+        "Sample on until every group of the batch has a signal (DAPO); counts what that costs.",
+        group="Algorithm",
+    )
+    max_sampling_rounds: int = knob(
+        10, "Rounds of sampling per batch that dynamic sampling may take.", group="Algorithm"
+    )
+    overlong: str = knob(
+        "none",
+        "Responses cut at the length limit: none (as graded), mask (no loss on them), soft_punish (DAPO: a penalty that grows over the last "
+        "--overlong-buffer tokens).",
+        group="Algorithm",
+        choices=("none", "mask", "soft_punish"),
+    )
+    overlong_buffer: int | None = knob(
+        None, "Tokens before the limit. Default: a fifth of --sampling-max-tokens.", group="Algorithm"
+    )
+    eval_every: int = knob(10, "Updates between evaluations; 0: only before and after training.", group="Evaluation")
+
+    @property
+    def n_prompts_per_rollout_batch(self) -> int:
+        return self.rollout_batch_size // self.group_size
+
+    @property
+    def micro_train_batch_size(self) -> int:
+        return self.train_batch_size // self.gradient_accumulation_steps
+
+    @property
+    def updates_per_rollout_batch(self) -> int:
+        return self.epochs_per_rollout_batch * self.rollout_batch_size // self.train_batch_size
+
+    @property
+    def on_policy(self) -> bool:
+        return self.updates_per_rollout_batch == 1
+
+    @property
+    def importance_truncation(self) -> float | None:
+        """Where importance weights are cut off; None without them."""
+        wanted = self.importance_correction == "truncated" or (
+            self.importance_correction == "auto" and self.async_steps
+        )
+        return self.importance_cap if wanted else None
+
+    @property
+    def constant(self) -> float | None:
+        """What masked_normalize divides by; None for the other normalisations."""
+        if self.length_normalization != "masked_normalize":
+            return None
+        return self.normalize_constant or float(self.sampling_max_tokens)
+
+    def __post_init__(self) -> None:
+        if is_partial(self):
+            return
+        check_training(self)
+        at_least(
+            self,
+            1,
+            *("n_grpo_steps", "rollout_batch_size", "group_size", "epochs_per_rollout_batch", "train_batch_size"),
+            *("gradient_accumulation_steps", "max_sampling_rounds", "overlong_buffer"),
+        )
+        at_least(self, 0, "kl_coef", "advantage_eps")
+        above_zero(self, "cliprange", "cliprange_high", "normalize_constant", "importance_cap")
+        if self.async_steps not in (0, 1):
+            raise RlvrError(
+                f"--async-steps is {self.async_steps}.",
+                "0 samples and trains in turn; 1 samples the next batch meanwhile, from weights one batch old.",
+            )
+        divides(self, "group_size", "rollout_batch_size")
+        divides(self, "train_batch_size", "rollout_batch_size")
+        divides(self, "gradient_accumulation_steps", "train_batch_size")
+        if self.train_batch_size < self.group_size:
+            raise RlvrError(
+                f"--train-batch-size {self.train_batch_size} is smaller than --group-size {self.group_size}.",
+                f"Take at least {self.group_size}.",
+            )
+        if self.sampling_temperature == 0:
+            raise RlvrError(
+                "--sampling-temperature 0 samples every response of a group alike: there is nothing to compare.",
+                "Take 1.",
+            )
+        if self.group_size == 1 and self.loss_type != "no_baseline":
+            raise RlvrError(
+                "A group of one has advantage 0: nothing would be learned.",
+                "Take --group-size 8, or --loss-type no_baseline.",
+            )
+        if (self.overlong_buffer or 1) > self.sampling_max_tokens:
+            raise RlvrError(
+                f"--overlong-buffer {self.overlong_buffer} exceeds --sampling-max-tokens {self.sampling_max_tokens}."
+            )
+
+
+def overlong_buffer(config: GrpoConfig) -> int:
+    """Tokens over which soft_punish grows."""
+    return config.overlong_buffer or max(config.sampling_max_tokens // 5, 1)

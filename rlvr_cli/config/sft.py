@@ -1,0 +1,70 @@
+"""The options of `rlvr sft`."""
+
+from dataclasses import dataclass
+
+from rlvr_cli.config.options import Provenance, above_zero, at_least, knob
+from rlvr_cli.config.shared import (
+    EvaluationOptions,
+    ModelOptions,
+    OptimisationOptions,
+    PromptOptions,
+    QuestionOptions,
+    SamplingOptions,
+    TrainingRunOptions,
+    check_training,
+)
+from rlvr_cli.config.sources import is_partial
+from rlvr_cli.errors import RlvrError
+
+
+@dataclass(frozen=True)
+class SftConfig(
+    TrainingRunOptions,
+    EvaluationOptions,
+    SamplingOptions,
+    PromptOptions,
+    OptimisationOptions,
+    ModelOptions,
+    QuestionOptions,
+    Provenance,
+):
+    """Fine-tune on reasoning traces: cross-entropy on the response tokens, evaluated as it goes (handout, algorithm 1)."""
+
+    dataset: str = knob(
+        "arithmetic:8000",
+        "Traces: a file of {prompt, response[, ground_truth]}, a run directory, arithmetic:SIZE[:SEED] or countdown:SIZE[:SEED].",
+        group="Data",
+    )
+    num_examples: str = knob(
+        "all", "Unique examples to train on: a number (128, 256, 512, 1024, ...) or all.", group="Data"
+    )
+    correct_only: bool = knob(False, "Train only on traces that the grader rewards.", group="Data")
+    sft_epochs: int = knob(1, "Passes over the examples.", group="Optimisation")
+    n_sft_steps: int = knob(0, "Updates; 0: as many as --sft-epochs needs.", group="Optimisation")
+    train_batch_size: int = knob(256, "Examples per update.", group="Optimisation")
+    micro_batch_size: int = knob(
+        8, "Examples per forward pass; the result does not depend on it.", group="Optimisation", free_on_resume=True
+    )
+    length_normalization: str = knob(
+        "token_mean",
+        "What the summed loss is divided by: token_mean (response tokens of the update), masked_mean (each example's length, then their number), "
+        "masked_normalize (--normalize-constant, then the number of examples: the handout's form).",
+        group="Optimisation",
+        choices=("token_mean", "masked_mean", "masked_normalize"),
+    )
+    normalize_constant: float = knob(
+        1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimisation"
+    )
+    append_eos: bool = knob(True, "Teach the end-of-sequence token after each response.", group="Optimisation")
+
+    def __post_init__(self) -> None:
+        if is_partial(self):
+            return
+        check_training(self)
+        at_least(self, 1, "train_batch_size", "micro_batch_size", "sft_epochs")
+        at_least(self, 0, "n_sft_steps")
+        above_zero(self, "normalize_constant")
+        if self.num_examples != "all" and not (
+            self.num_examples.isascii() and self.num_examples.isdigit() and int(self.num_examples)
+        ):
+            raise RlvrError(f"--num-examples is {self.num_examples!r}.", "Give a positive number, or all.")

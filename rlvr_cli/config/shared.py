@@ -1,0 +1,261 @@
+"""Groups of options that several commands have, and their checks."""
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlvr_cli.config.options import FORMATS, above_zero, at_least, check_values, flag, knob
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.types import SamplingParams
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    model: str = knob(
+        "",
+        "Local directory or hub id of the model. Empty: the built-in tiny model.",
+        group="Model",
+        free_on_resume=True,
+    )
+    device: str = knob("auto", "Torch device of the model: auto, cpu, cuda, cuda:1.", group="Model")
+    max_batch_size: int | None = knob(
+        None, "Sequences decoded at once by the transformers engine. Default: chosen from memory.", group="Model", free_on_resume=True
+    )  # fmt: skip
+    cuda_graphs: bool = knob(
+        True, "Record the embedded engine's steps as CUDA graphs, which are replayed without Python.", group="Model", free_on_resume=True
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    engine: str = knob(
+        "auto",
+        "Inference engine. auto: openai with --base-url, else vllm where it is installed with a CUDA device, else transformers.",
+        group="Model",
+        choices=("auto", "transformers", "vllm", "openai"),
+    )
+    dtype: str = knob(
+        "auto",
+        "Precision of sampling. auto: bfloat16 on CUDA, float32 on CPU.",
+        group="Model",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    max_model_len: int | None = knob(
+        None, "Context window given to vLLM, in tokens. Default: the model's own.", group="Model"
+    )  # fmt: skip
+    gpu_memory_utilization: float = knob(
+        0.85, "Share of the GPU's memory that vLLM takes.", group="Model", free_on_resume=True
+    )
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    prompt: str = knob(
+        "r1_zero", "Prompt template: r1_zero, question_only, or a file that holds {question}.", group="Data"
+    )
+    grader: str = knob(
+        "",
+        "Grader: r1_zero, question_only, math_verify, gsm8k, countdown, or FILE.py:FUNCTION. Empty: the one that fits the dataset and prompt.",
+        group="Grading",
+    )
+    format_rule: str = knob(
+        "literal",
+        "r1_zero's format rule: literal wants exactly '</think> <answer>', lenient any white space between the tags.",
+        group="Grading",
+        choices=("literal", "lenient"),
+    )
+    grader_timeout: float = knob(5.0, "Seconds that one grade may take before its worker is killed.", group="Grading")
+    grader_workers: int = knob(2, "Worker processes that grade.", group="Grading", free_on_resume=True)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    sampling_temperature: float = knob(1.0, "Temperature; 0 is greedy.", group="Sampling")
+    sampling_top_p: float = knob(
+        1.0, "Nucleus: the smallest set of tokens with this much probability.", group="Sampling"
+    )
+    sampling_max_tokens: int = knob(1024, "Longest response, in tokens.", group="Sampling")
+    sampling_min_tokens: int = knob(4, "Tokens before a response may end.", group="Sampling")
+    stop: tuple[str, ...] = knob(
+        ("</answer>",), "String that ends a response and is kept; repeat for several, '' for none.", group="Sampling"
+    )
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        return SamplingParams(
+            temperature=self.sampling_temperature,
+            top_p=self.sampling_top_p,
+            max_tokens=self.sampling_max_tokens,
+            min_tokens=self.sampling_min_tokens,
+            stop=tuple(s for s in self.stop if s),
+        )
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    seed: int = knob(0, "Seed of every random choice of the run.", group="Run")
+    run: str = knob("", "Name of the run directory. Empty: COMMAND-DATE-TIME-ID.", group="Run")
+    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", free_on_resume=True)
+    config: str = knob("", "TOML file with options; a flag beats it.", group="Run", free_on_resume=True)
+    preset: str = knob("", "Named set of options; a flag or --config beats it.", group="Run")
+    format: str = knob("table", "How result tables are printed.", group="Run", choices=FORMATS, free_on_resume=True)
+
+
+@dataclass(frozen=True)
+class QuestionOptions:
+    split: str = knob("", "Split of a named dataset. Empty: the one that this command is for.", group="Data")
+    question_field: str = knob("", "Field with the question. Empty: found by name.", group="Data")
+    answer_field: str = knob("", "Field with the answer. Empty: found by name.", group="Data")
+    skip_bad_lines: bool = knob(
+        False, "Skip lines that cannot be read, and count them, instead of stopping.", group="Data"
+    )
+
+
+@dataclass(frozen=True)
+class OptimisationOptions:
+    learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimisation")
+    warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimisation")
+    lr_schedule: str = knob(
+        "constant",
+        "After warm-up: constant, or cosine down to a tenth.",
+        group="Optimisation",
+        choices=("constant", "cosine"),
+    )
+    adam_beta1: float = knob(0.9, "AdamW's first beta.", group="Optimisation")
+    adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimisation")
+    weight_decay: float = knob(0.0, "AdamW's weight decay.", group="Optimisation")
+    max_grad_norm: float = knob(1.0, "Gradient norm above which gradients are scaled down.", group="Optimisation")
+    max_skipped_updates: int = knob(3, "Non-finite updates in a row that end the run.", group="Optimisation")
+    param_dtype: str = knob(
+        "float32",
+        "Precision of the weights and of AdamW's state; bfloat16 halves the memory and rounds most small steps away.",
+        group="Optimisation",
+        choices=("float32", "bfloat16"),
+    )
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    eval_dataset: str = knob(
+        "",
+        "Questions of the evaluations. Empty: the evaluation split of a named dataset, else none.",
+        group="Evaluation",
+    )
+    eval_examples: int = knob(1024, "Questions per evaluation, the same each time.", group="Evaluation")
+    eval_every: int = knob(0, "Updates between evaluations; 0: only before and after training.", group="Evaluation")
+    final_eval_examples: int | None = knob(
+        None, "Questions of the last evaluation. Default: --eval-examples.", group="Evaluation"
+    )
+
+
+@dataclass(frozen=True)
+class EvaluationSamplingOptions(SamplingOptions):
+    eval_temperature: float | None = knob(
+        None, "Temperature of the evaluations. Default: --sampling-temperature.", group="Evaluation"
+    )
+    eval_top_p: float | None = knob(None, "Nucleus of the evaluations. Default: --sampling-top-p.", group="Evaluation")
+    eval_max_tokens: int | None = knob(
+        None, "Longest response of the evaluations. Default: --sampling-max-tokens.", group="Evaluation"
+    )
+    eval_min_tokens: int | None = knob(
+        None, "Shortest response of the evaluations. Default: --sampling-min-tokens.", group="Evaluation"
+    )
+
+    @property
+    def eval_sampling_params(self) -> SamplingParams:
+        given = {
+            "temperature": self.eval_temperature,
+            "top_p": self.eval_top_p,
+            "max_tokens": self.eval_max_tokens,
+            "min_tokens": self.eval_min_tokens,
+        }
+        return replace(self.sampling_params, **{k: v for k, v in given.items() if v is not None})
+
+
+@dataclass(frozen=True)
+class TrainingRunOptions(RunOptions):
+    checkpoint_every: int = knob(
+        10, "Updates between checkpoints, of which the last two are kept; 0: only when interrupted.", group="Run", free_on_resume=True
+    )  # fmt: skip
+    time_limit: str = knob(
+        "", "Time for the whole run, such as 4h or 90m, its last evaluation included.", group="Run", free_on_resume=True
+    )
+    resume: str = knob("", "Go on with this run (a name or a directory).", group="Run", free_on_resume=True)
+    dry_run: bool = knob(False, "Print the plan and stop.", group="Run", free_on_resume=True)
+
+    @property
+    def time_limit_seconds(self) -> float:
+        """Infinite without a limit."""
+        return _seconds(self.time_limit) if self.time_limit else math.inf
+
+
+@dataclass(frozen=True)
+class TrainingEngineOptions(EngineOptions):
+    engine: str = knob(
+        "auto",
+        "Inference engine. auto: vllm where it is installed with a CUDA device, else transformers, which samples from the trainer's own weights.",
+        group="Model",
+        choices=("auto", "transformers", "vllm"),
+    )
+    dtype: str = knob(
+        "auto",
+        "Precision of vLLM. auto: bfloat16 on CUDA, float32 on CPU. (transformers computes as the trainer does.)",
+        group="Model",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+
+
+def check_sampling(config: Any) -> None:
+    at_least(config, 0, "sampling_temperature", "sampling_min_tokens", "seed")
+    at_least(config, 1, "sampling_max_tokens")
+    if not 0 < config.sampling_top_p <= 1:
+        raise RlvrError(f"--sampling-top-p is {config.sampling_top_p}.", "It must be above 0 and at most 1.")
+    if config.sampling_min_tokens > config.sampling_max_tokens:
+        raise RlvrError(
+            f"--sampling-min-tokens {config.sampling_min_tokens} exceeds --sampling-max-tokens {config.sampling_max_tokens}."
+        )
+    if not config.grader_timeout > 0:
+        raise RlvrError(f"--grader-timeout is {config.grader_timeout}.", "It must be above 0 seconds.")
+
+
+def check_training(config: Any) -> None:
+    check_values(config)
+    check_sampling(config)
+    at_least(
+        config, 1, "eval_examples", "final_eval_examples", "max_skipped_updates", "max_batch_size", "grader_workers"
+    )
+    at_least(config, 0, "eval_every", "warmup_steps", "weight_decay", "checkpoint_every")
+    above_zero(config, "learning_rate", "max_grad_norm")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(config, name) < 1:
+            raise RlvrError(f"{flag(name)} is {getattr(config, name)}.", "It must be at least 0 and below 1.")
+    if config.time_limit:
+        _seconds(config.time_limit)
+    if isinstance(config, EvaluationSamplingOptions):
+        at_least(config, 0, "eval_temperature", "eval_min_tokens")
+        at_least(config, 1, "eval_max_tokens")
+        held_out = config.eval_sampling_params
+        if held_out.min_tokens > held_out.max_tokens:
+            raise RlvrError(
+                f"Evaluations would need {held_out.min_tokens} tokens and may have {held_out.max_tokens}.",
+                "Make --eval-min-tokens at most --eval-max-tokens.",
+            )
+        if not 0 < held_out.top_p <= 1:
+            raise RlvrError(f"--eval-top-p is {config.eval_top_p}.", "It must be above 0 and at most 1.")
+
+
+def _seconds(text: str) -> float:
+    """ "4h", "90m", "1h30m", "45s" or a number of seconds."""
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text)
+    if text and "".join(n + unit for n, unit in parts) == text:
+        seconds = sum(float(n) * _SECONDS[unit] for n, unit in parts)
+    elif re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        seconds = float(text)
+    else:
+        seconds = 0.0
+    if not seconds > 0:
+        raise RlvrError(f"--time-limit is {text!r}.", "Write it as 4h, 90m, 1h30m or 600s.")
+    return seconds

@@ -1,0 +1,125 @@
+"""Where values come from: flag > ``--config FILE`` > ``--preset NAME`` > default, or the run that goes on.
+
+Enters: flags by field name, TOML files, a stored config. Leaves: a config that knows the source of each of its values.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import Field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlvr_cli.config.options import Provenance, flag, options, value_type
+from rlvr_cli.errors import RlvrError
+
+C = TypeVar("C", bound=Provenance)
+
+
+def is_partial(config: Any) -> bool:
+    """Whether a config holds just what was given beside ``--resume``, and makes sense only together with the run's own."""
+    return bool(config.resume) and "resumed run" not in config.sources.values()
+
+
+def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> C:
+    """A config from flags > ``--config FILE`` > ``--preset NAME`` > defaults.
+
+    Args:
+        flags: the values given on the command line, by field name; an option that was not given is absent.
+        command: the name of the TOML table that may hold this command's options.
+
+    Raises:
+        RlvrError: an unreadable file, an unknown key, a value of the wrong type, or one that makes no sense.
+    """
+    file = flags.get("config")
+    from_file = read_toml(config_type, Path(file), command=command) if file else {}
+    preset = flags.get("preset") or from_file.get("preset")
+    from_preset = read_toml(config_type, preset_path(preset, command=command), command=command) if preset else {}
+    sources = {f.name: "default" for f in options(config_type)}
+    sources |= dict.fromkeys(from_preset, f"preset {preset}")
+    sources |= dict.fromkeys(from_file, f"config {file}")
+    sources |= dict.fromkeys(flags, "flag")
+    return config_type(**{**from_preset, **from_file, **flags}, sources=sources)
+
+
+def preset_path(name: str, *, command: str) -> Path:
+    """The TOML file of a preset that has a table for the command. Raises RlvrError, which lists those that have one."""
+    presets = Path(__file__).parent / "presets"
+    fitting = sorted(p.stem for p in presets.glob("*.toml") if command in tomllib.loads(p.read_text()))
+    if name not in fitting:
+        raise RlvrError(
+            f"rlvr {command} has no preset {name!r}.",
+            f"Its presets: {', '.join(fitting)}." if fitting else "Give the options themselves, or a --config file.",
+        )
+    return presets / f"{name}.toml"
+
+
+def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
+    """The config of a run that goes on: the stored one; what was given anew must agree with it.
+
+    Options marked `free_on_resume` (batch sizes, workers, output) may change; they do not change what is sampled.
+
+    Raises:
+        RlvrError: names every option that was given and differs.
+    """
+    known = {f.name: f for f in options(type(config))}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k in known}
+    given = {k for k, source in config.sources.items() if source != "default"}
+    free = {k for k, f in known.items() if f.metadata["free_on_resume"]}
+    differing = sorted(k for k in given - free if k in values and getattr(config, k) != values[k])
+    if differing:
+        raise RlvrError(
+            f"{run} was started with other options: "
+            + ", ".join(f"{flag(k)} {values[k]!r}, not {getattr(config, k)!r}" for k in differing),
+            "Resume it with its own options (rlvr takes them from the run), or start a new run.",
+        )
+    if values.get("lr_schedule", "constant") != "constant":
+        lengths = {"n_grpo_steps", "n_sft_steps", "sft_epochs"} & given
+        if changed := sorted(k for k in lengths if getattr(config, k) != values[k]):
+            raise RlvrError(
+                f"{run} has a {values['lr_schedule']} learning rate over {flag(changed[0])} {values[changed[0]]}: with another number of "
+                "updates those that were made would have been others.",
+                "Resume it as it is, or start a new run.",
+            )
+    values |= {k: getattr(config, k) for k in known if k in given & free or k not in values}
+    sources = {k: config.sources[k] if k in given & free else "resumed run" for k in known}
+    return type(config)(**values, sources=sources)
+
+
+def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
+    """The options in a TOML file: its top level, overridden by its table ``[command]``; kebab or snake case."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise RlvrError(f"Cannot read the config file {path}: {e.strerror}.") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise RlvrError(f"{path} is not valid TOML: {e}.") from e
+    flat = {k: v for k, v in content.items() if not isinstance(v, dict)}
+    if not isinstance(content.get(command, {}), dict):
+        raise RlvrError(f"{path}: {command!r} is no option of rlvr {command}; as a table, [{command}], it holds them.")
+    given = {**flat, **content.get(command, {})}
+    known = {f.name: f for f in options(config_type)}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        name = key.replace("-", "_")
+        if name not in known or name == "config":
+            close = difflib.get_close_matches(name, known, n=1)
+            raise RlvrError(
+                f"{path}: {key!r} is no option of rlvr {command}.",
+                f"Did you mean {close[0]!r}?" if close else f"rlvr {command} --help lists them.",
+            )
+        values[name] = _typed(value, known[name], where=f"{path}: {key}")
+    return values
+
+
+def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
+    kind, several = value_type(option)
+    items = value if several and isinstance(value, list) else [value]
+    right = [
+        (isinstance(v, kind) and (kind is bool or not isinstance(v, bool))) or (kind is float and type(v) is int)
+        for v in items
+    ]
+    if not all(right):
+        raise RlvrError(f"{where} is {value!r}; expected {kind.__name__}{' or a list of them' if several else ''}.")
+    typed = tuple(kind(v) for v in items)
+    return typed if several else typed[0]

@@ -1,0 +1,1 @@
+"""What is asked: datasets, prompts, traces, and their order."""

@@ -1,0 +1,339 @@
+r"""A dataset's name or path becomes a list of `Example`s.
+
+Enters: ``arithmetic``, ``countdown``, ``gsm8k`` or ``math`` (recipes in datasets/NAME.toml); the first two also as
+``NAME:SIZE[:SEED]``, generated; ``hf:ORG/NAME[:CONFIG]`` from the hub; a .jsonl, .json, .csv or .parquet file; a
+directory of such files, one per split. Leaves: examples whose texts UTF-8 can hold (a lone surrogate is escaped), with
+the SHA-256 of their content. A row that cannot be used is reported as FILE:LINE with the keys found; none is lost
+silently.
+
+How a row is read, unless an option names the field:
+
+- question: the first of `QUESTION_FIELDS` that the file has. With a response beside it, ``prompt`` is a prompt that is
+  already formatted, as in the handout's sft.jsonl: it goes to the model as it stands.
+- answer: the first of `ANSWER_FIELDS`. A worked solution is reduced to its answer: what follows ``####`` on the last
+  line, thousands commas removed, else the content of the last balanced ``\boxed{}``. A number stays as it is written.
+- ``nums`` (or ``numbers``) and ``target`` without a question are a Countdown puzzle.
+- response: ``response``, else ``completion``. To fine-tune on, a worked solution that ends in ``####`` or a box will do.
+- id: ``id``, else ``unique_id``, else the file's stem and the row's number.
+"""
+
+import difflib
+import hashlib
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli.data.examples import SHOWN_BAD_ROWS, Purpose, Reading
+from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, named
+from rlvr_cli.data.synthetic import arithmetic, countdown
+from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.text import storable
+from rlvr_cli.types import Example
+
+_GENERATORS = {"arithmetic": arithmetic, "countdown": countdown}
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples, and what is to be said about where they came from."""
+
+    name: str  # what was asked for
+    split: str | None  # None for a file
+    examples: list[Example]
+    fingerprint: str  # SHA-256, hex, of the examples' content: ids, questions, truths, prompts, responses, in order
+    source: str
+    licence: str | None = None  # None: not known here
+    default_grader: str | None = None  # None: the prompt decides
+    num_skipped: int = 0  # bad rows left out
+    skipped: list[str] = field(default_factory=list)  # the first of them, "FILE:LINE: what is wrong"; "and N more"
+    notes: list[str] = field(default_factory=list)  # what the user should hear: too few rows, answers of mixed form
+
+    @property
+    def rows(self) -> int:
+        return len(self.examples)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """datasets/NAME.toml: where a built-in dataset's rows come from."""
+
+    name: str
+    source: str
+    licence: str
+    training_split: str
+    evaluation_split: str
+    grader: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)  # split -> file beside the recipe
+    hub: Mapping[str, Any] = field(default_factory=dict)  # name, configs, question_field, answer_field, answer_form
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Rows to be read, and what is known of them before."""
+
+    name: str
+    split: str | None
+    rows: Generator[Row | BadRow]
+    stem: str  # of the ids of rows that have none
+    source: str
+    licence: str | None = None
+    grader: str | None = None
+    question_field: str | None = None
+    answer_field: str | None = None
+    answer_form: str | None = None  # "####" or "boxed": every answer must have it
+
+
+# What is asked for
+
+
+def load_dataset(
+    spec: str,
+    *,
+    split: str | None = None,
+    limit: int | None = None,
+    question_field: str | None = None,
+    answer_field: str | None = None,
+    skip_bad_lines: bool = False,
+    seed: int = 0,
+    purpose: Purpose = "eval",
+) -> Dataset:
+    """Questions with their ground truths; the module's docstring says what `spec` may be and how a row is read.
+
+    Args:
+        split: of a named dataset or a directory. None or "": the one that `purpose` calls for.
+        limit: the first so many usable rows; what comes after them is not read. More than there are: a note says so.
+        question_field: field with the question. None or "": found by name.
+        answer_field: field with the answer. None or "": found by name.
+        skip_bad_lines: leave bad rows out and list them in `skipped`, instead of raising on the first.
+        seed: of NAME:SIZE, when it names none.
+        purpose: "eval" takes the evaluation split, also of generated data, so that no question trained on is measured;
+            "train" takes the training split; "traces" takes it to fine-tune on: every example has a response, and one
+            without a ground truth has "" there.
+
+    Raises:
+        RlvrError: an unknown name, an unreadable file, a bad row, no rows, no network, a missing extra.
+    """
+    split, question_field, answer_field = split or None, question_field or None, answer_field or None
+    if limit is not None and limit < 1:
+        raise RlvrError(f"A limit of {limit} leaves no examples.", "Give at least 1.")
+    name, *numbers = spec.split(":")
+    if name in dataset_names():
+        if numbers:
+            if question_field or answer_field:
+                raise RlvrError(f"{spec} is generated: its fields have no other names.", "Leave the field options out.")
+            return _generated(spec, split, limit=limit, seed=seed, purpose=purpose)
+        source = _from_recipe(recipe(name), split, purpose=purpose)
+    elif spec.startswith("hf:"):
+        source = _from_hub(spec, split, purpose=purpose)
+    else:
+        source = _from_path(spec, split, purpose=purpose)
+    reading = Reading(
+        stem=storable(source.stem),  # a file's name can hold bytes that are no text
+        question_field=question_field or source.question_field,
+        answer_field=answer_field or source.answer_field,
+        answer_form=None if answer_field else source.answer_form,
+        prompt_is_question=question_field == "prompt",
+        traces=purpose == "traces",
+    )
+    with closing(source.rows) as rows:  # also after an error, whose traceback would keep the file open
+        examples, skipped = reading.examples(rows, name=source.name, limit=limit, skip_bad_lines=skip_bad_lines)
+    more = len(skipped) - SHOWN_BAD_ROWS
+    return Dataset(
+        name=storable(source.name),
+        split=source.split,
+        examples=examples,
+        fingerprint=_fingerprint(examples),
+        source=storable(source.source),
+        licence=source.licence,
+        default_grader=source.grader or ("countdown" if reading.num_puzzles == len(examples) else None),
+        skipped=[storable(str(bad)) for bad in skipped[:SHOWN_BAD_ROWS]] + ([f"and {more:,} more"] if more > 0 else []),
+        num_skipped=len(skipped),
+        notes=reading.notes() + _limit_note(source.name, len(examples), limit),
+    )
+
+
+def dataset_names() -> list[str]:
+    """The names of the built-in datasets."""
+    return sorted(path.stem for path in _recipes().glob("*.toml") if "training_split" in _toml(path))
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of a built-in dataset."""
+    return Recipe(name=name, **_toml(_recipes() / f"{name}.toml"))
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def _recipes() -> Path:
+    package = Path(__file__).parents[1]
+    installed = package / "builtin_datasets"  # in a wheel; in a checkout they lie beside the package
+    return installed if installed.is_dir() else package.parent / "datasets"
+
+
+def _generated(spec: str, split: str | None, *, limit: int | None, seed: int, purpose: Purpose) -> Dataset:
+    name, *numbers = spec.split(":")
+    if name not in _GENERATORS:
+        raise RlvrError(
+            f"{name} is no generated dataset: {spec!r} has no meaning.",
+            f"The generated ones are {named(_GENERATORS)}.",
+        )
+    if len(numbers) > 2 or not all(re.fullmatch(r"[0-9]{1,9}", number) for number in numbers) or int(numbers[0]) < 1:
+        raise RlvrError(
+            f"{spec!r} is not {name}:SIZE or {name}:SIZE:SEED.", f"For example {name}:8000 or {name}:8000:7."
+        )
+    size, *given = map(int, numbers)
+    made_from = recipe(name)
+    split = split or (made_from.evaluation_split if purpose == "eval" else made_from.training_split)
+    seed = given[0] if given else seed
+    examples = _GENERATORS[name](min(size, limit or size), seed=seed, split=split)
+    return Dataset(
+        name=f"{name}:{size}:{seed}",
+        split=split,
+        examples=examples,
+        fingerprint=_fingerprint(examples),
+        source=f"generated by rlvr (seed {seed})",
+        licence=made_from.licence,
+        default_grader=made_from.grader,
+        notes=_limit_note(spec, len(examples), limit),
+    )
+
+
+def _from_recipe(made_from: Recipe, split: str | None, *, purpose: Purpose) -> _Source:
+    split = split or (made_from.evaluation_split if purpose == "eval" else made_from.training_split)
+    name = made_from.name
+    if made_from.hub:
+        rows = _hub_rows(made_from.hub["name"], made_from.hub["configs"], split=split)
+    elif split in made_from.files:
+        rows = file_rows(_recipes() / made_from.files[split])
+    else:
+        raise RlvrError(f"{name} has no split {split!r}.", f"Its splits are {named(made_from.files)}.")
+    return _Source(
+        name=name,
+        split=split,
+        rows=rows,
+        stem=f"{name}-{split}",
+        source=made_from.source,
+        licence=made_from.licence,
+        grader=made_from.grader,
+        question_field=made_from.hub.get("question_field"),
+        answer_field=made_from.hub.get("answer_field"),
+        answer_form=made_from.hub.get("answer_form"),
+    )
+
+
+def _from_hub(spec: str, split: str | None, *, purpose: Purpose) -> _Source:
+    name, _, config = spec.removeprefix("hf:").partition(":")
+    if not name:
+        raise RlvrError(f"{spec!r} names no dataset of the hub.", "Write hf:ORG/NAME or hf:ORG/NAME:CONFIG.")
+    split = split or ("test" if purpose == "eval" else "train")
+    return _Source(
+        name=spec,
+        split=split,
+        rows=_hub_rows(name, [config or None], split=split),
+        stem=f"{name.rsplit('/', 1)[-1]}-{split}",
+        source=f"https://huggingface.co/datasets/{name}",
+    )
+
+
+def _from_path(spec: str, split: str | None, *, purpose: Purpose) -> _Source:
+    path = Path(spec)
+    try:
+        is_directory, exists = path.is_dir(), path.exists()
+    except OSError as e:
+        raise RlvrError(f"Cannot read {spec}: {e.strerror}.") from e
+    if is_directory:
+        path, split = _split_file(path, split, purpose=purpose)
+    elif not exists:
+        raise _unknown(spec)
+    elif split:
+        raise RlvrError(f"{spec} is one file: it has no split {split!r}.", "Leave --split out, or name another file.")
+    elif path.suffix.lower() not in SUFFIXES:
+        raise RlvrError(f"{spec}: cannot tell what kind of file this is.", f"Its name must end in {named(SUFFIXES)}.")
+    return _Source(name=spec, split=split, rows=file_rows(path), stem=path.stem, source=str(path))
+
+
+def _split_file(directory: Path, split: str | None, *, purpose: Purpose) -> tuple[Path, str]:
+    if (directory / "run.json").exists():
+        raise RlvrError(
+            f"{directory} is a run, not a dataset.",
+            f"To train on the rollouts of a run: rlvr sft --dataset {directory}",
+        )
+    files = [path for path in sorted(directory.iterdir()) if path.suffix.lower() in SUFFIXES and path.is_file()]
+    wanted = [split] if split else ["validation", "test"] if purpose == "eval" else ["train"]
+    for name in wanted:
+        match [path for path in files if path.stem == name]:
+            case [path]:
+                return path, name
+            case [_, *_] as several:
+                raise RlvrError(
+                    f"The directory {directory} has several files for {name}.", f"Name one of {named(several)}."
+                )
+    raise RlvrError(
+        f"The directory {directory} has no file for the split {' or '.join(wanted)}.",
+        f"It has {named(path.stem for path in files)}; choose with --split."
+        if files
+        else "Name a file, or put train.jsonl, validation.jsonl or test.jsonl there.",
+    )
+
+
+def _unknown(spec: str) -> RlvrError:
+    names = dataset_names()
+    if "/" in spec or "\\" in spec or Path(spec).suffix.lower() in SUFFIXES:
+        return RlvrError(f"There is no file {spec}.", f"The built-in datasets are {named(names)}.")
+    close = difflib.get_close_matches(spec.partition(":")[0], names, n=1)
+    return RlvrError(
+        f"There is no dataset {spec!r}, neither built in nor as a file.",
+        (f"Did you mean {close[0]!r}? " if close else "")
+        + f"The built-in ones are {named(names)}; others are hf:ORG/NAME or a file that ends in {named(SUFFIXES)}.",
+    )
+
+
+def _limit_note(name: str, rows: int, limit: int | None) -> list[str]:
+    return [f"{name} has only {rows:,} of the {limit:,} examples asked for."] if limit and rows < limit else []
+
+
+def _fingerprint(examples: Iterable[Example]) -> str:
+    digest = hashlib.sha256()
+    for e in examples:
+        texts = [e.id, e.question, e.ground_truth, e.prompt, e.response, *([e.solution] if e.solution else [])]
+        digest.update(json.dumps(texts).encode() + b"\n")
+    return digest.hexdigest()
+
+
+# The hub
+
+
+def _hub_rows(name: str, configs: Sequence[str | None], *, split: str) -> Generator[Row]:
+    """The rows of a hub dataset; several configs take turns, so that the first N rows have some of each."""
+    try:
+        from datasets.exceptions import DatasetsError
+
+        from datasets import load_dataset as fetch  # pyright: ignore[reportAttributeAccessIssue]
+    except ImportError:  # the datasets/ folder of a checkout can be found under this name, and has none of it
+        raise missing_extra("Hugging Face datasets", "hub") from None
+
+    def rows(config: str | None) -> Iterator[Row]:
+        try:
+            table = fetch(name, config, split=split)
+        except (OSError, ValueError, DatasetsError) as e:
+            which = f"{name} ({config})" if config else name
+            why = " ".join(str(e).split())[:500] or type(e).__name__
+            raise RlvrError(
+                f"Cannot get the split {split!r} of {which} from the Hugging Face hub: {why}",
+                "Check the name (hf:ORG/NAME:CONFIG), --split and the network, or give the path of a file.",
+            ) from e
+        for number, values in enumerate(table, start=1):
+            row_name = f"{config}-{number}" if len(configs) > 1 else number
+            where = f"{name}{f':{config}' if config else ''} {split} row {number}"
+            yield Row(where, row_name, dict(values), list(values))
+
+    taking_turns = itertools.zip_longest(*(rows(config) for config in configs))
+    return (row for turn in taking_turns for row in turn if row is not None)

@@ -1,0 +1,215 @@
+"""Rows of a dataset -> examples: which field is the question, which the answer, and what the final answer in it is."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlvr_cli.data.files import BadRow, Row, named, text_of
+from rlvr_cli.data.synthetic import countdown_question
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.text import storable
+from rlvr_cli.types import Example
+
+Purpose = Literal["eval", "train", "traces"]
+
+QUESTION_FIELDS = ("question", "problem", "prompt", "input", "query", "instruction")
+ANSWER_FIELDS = ("ground_truth", "answer", "final_answer", "expected_answer", "target", "solution")
+RESPONSE_FIELDS = ("response", "completion")
+ID_FIELDS = ("id", "unique_id")
+NUMBERS_FIELDS = ("nums", "numbers")
+SHOWN_BAD_ROWS = 5
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_CALCULATOR = re.compile(r"<<[^<>\n]*>>")  # GSM8K's "<<48/2=24>>24"
+_BARE = re.compile(r"[^\s${}\\]+")
+_BRACE = re.compile(r"\\.|[{}]")  # \{ and \} delimit nothing
+
+
+# From a row to an Example
+
+
+@dataclass
+class Reading:
+    """What one source's rows have in common: their fields, fixed by the first row that has them, and the ids so far."""
+
+    stem: str
+    question_field: str | None
+    answer_field: str | None
+    answer_form: str | None
+    prompt_is_question: bool  # the user says so: it is not formatted yet, whatever stands beside it
+    traces: bool  # a response is needed, a ground truth is not
+    where_is: dict[str, str] = field(default_factory=dict)  # id -> its row
+    num_puzzles: int = 0
+    num_marked: int = 0  # answers found by their mark
+    whole: list[str] = field(default_factory=list)  # rows whose answers were taken whole
+
+    def examples(
+        self, rows: Iterable[Row | BadRow], *, name: str, limit: int | None, skip_bad_lines: bool
+    ) -> tuple[list[Example], list[BadRow]]:
+        """The usable rows, at most `limit`, and the bad ones among those read."""
+        examples: list[Example] = []
+        skipped: list[BadRow] = []
+        for row in rows:
+            try:
+                if isinstance(row, BadRow):
+                    raise row
+                examples.append(self.example(row))
+            except BadRow as bad:
+                if not skip_bad_lines:
+                    raise RlvrError(str(bad), f"{bad.hint} To leave such rows out: --skip-bad-lines".strip()) from None
+                skipped.append(bad)
+            if len(examples) == limit:
+                break
+        if not examples and skipped:
+            raise RlvrError(f"{name}: none of its {len(skipped)} rows can be used. {skipped[0]}", skipped[0].hint)
+        if not examples:
+            raise RlvrError(f"{name}: there are no rows in it.", "Is it the right file?")
+        return examples, skipped
+
+    def example(self, row: Row) -> Example:
+        response_field = _first(RESPONSE_FIELDS, row.keys)
+        response = text_of(row, response_field) if response_field else None
+        solution = self.solution(row) if self.traces and response_field is None else None
+        if self.traces and not (response or "").strip() and not solution:
+            raise BadRow(
+                row.where,
+                f"no response to train on: looked for {named(RESPONSE_FIELDS)}; the keys are {named(row.keys)}.",
+                "Fine-tuning needs traces: {prompt, response} rows, or worked solutions that end in #### or \\boxed{}.",
+            )
+        question_field = self.question_field or _first(QUESTION_FIELDS, row.keys)
+        numbers_field = _first(NUMBERS_FIELDS, row.keys)
+        if question_field is None and numbers_field is not None and "target" in row.keys:
+            question, truth = _puzzle(row, numbers_field)
+            self.num_puzzles += 1
+        else:
+            question = self.question(row, question_field)
+            truth = self.truth(row)
+        is_formatted = response_field is not None and "prompt" in row.keys and not self.prompt_is_question
+        prompt = text_of(row, "prompt") if is_formatted else None
+        return Example(
+            id=self.new_id(row),
+            question=question,
+            ground_truth=truth,
+            prompt=prompt or None,
+            response=response or None,
+            solution=solution,
+        )
+
+    def question(self, row: Row, question_field: str | None) -> str:
+        question = text_of(row, question_field) if question_field else None
+        if question is None or not question.strip():
+            looked_for = self.question_field or named(QUESTION_FIELDS)
+            raise BadRow(
+                row.where,
+                f"no question: looked for {looked_for}; the keys are {named(row.keys)}.",
+                "Name its field: --question-field.",
+            )
+        self.question_field = question_field
+        return question
+
+    def truth(self, row: Row) -> str:
+        answer_field = self.answer_field or _first(ANSWER_FIELDS, row.keys)
+        answer = text_of(row, answer_field) if answer_field else None
+        if answer is None or not answer.strip():
+            if self.traces:
+                return ""
+            looked_for = self.answer_field or named(ANSWER_FIELDS)
+            raise BadRow(
+                row.where,
+                f"no answer: looked for {looked_for}; the keys are {named(row.keys)}.",
+                "Name its field: --answer-field.",
+            )
+        self.answer_field = answer_field
+        form, truth = final_answer(answer)
+        if not truth:
+            raise BadRow(row.where, f"the answer in {answer_field!r} has a {form} mark with nothing after it.")
+        if self.answer_form and form != self.answer_form:
+            raise BadRow(row.where, f"the answer in {answer_field!r} has no {self.answer_form} mark.")
+        if form == "whole":
+            self.whole.append(row.where)
+        else:
+            self.num_marked += 1
+        return truth
+
+    def solution(self, row: Row) -> str | None:
+        """The working of a worked solution: without GSM8K's last line and calculator marks; None for a bare answer."""
+        field = self.answer_field or _first(("solution", *ANSWER_FIELDS), row.keys)
+        text = (text_of(row, field) or "").strip() if field else ""
+        form, _ = final_answer(text)
+        if form == "####":
+            return _CALCULATOR.sub("", text.rpartition("####")[0]).strip() or None
+        return text if form == "boxed" and not _BOX.match(text) else None
+
+    def new_id(self, row: Row) -> str:
+        given = (text_of(row, name) for name in ID_FIELDS if name in row.keys)
+        example_id = next((text for text in given if text), f"{self.stem}-{row.number}")
+        if example_id in self.where_is:
+            raise BadRow(
+                row.where,
+                f"the id {named([example_id])} is taken: {self.where_is[example_id]} has it too.",
+                "Ids must be unique; without an id field, rows are numbered.",
+            )
+        self.where_is[example_id] = row.where
+        return example_id
+
+    def notes(self) -> list[str]:
+        if not self.whole or not self.num_marked:
+            return []
+        answers = len(self.whole) + self.num_marked
+        return [
+            f"{len(self.whole):,} of {answers:,} answers have neither #### nor \\boxed and were taken whole; "
+            f"the first is {storable(self.whole[0])}."
+        ]
+
+
+def final_answer(text: str) -> tuple[str, str]:
+    r"""(form, answer): how a text marks its final answer, and that answer, stripped; "" when it cannot be read.
+
+    "####" is GSM8K's mark: the rest of the last line, thousands commas removed. "boxed" is MATH's: the content of the
+    last balanced ``\boxed{}`` or ``\fbox{}``. "whole" is any other text.
+    """
+    _, mark, tail = text.rstrip().rpartition("####")
+    if mark and "\n" not in tail:
+        answer = tail.strip()
+        return "####", answer.replace(",", "") if re.fullmatch(r"[-+]?\$?\d{1,3}(,\d{3})+(\.\d+)?", answer) else answer
+    if _BOX.search(text):
+        return "boxed", (_last_boxed(text) or "").strip()
+    return "whole", text.strip()
+
+
+def _last_boxed(text: str) -> str | None:
+    r"""The content of the last ``\boxed{}`` whose braces balance; ``\boxed 5``, without braces, counts too."""
+    for box in reversed(list(_BOX.finditer(text))):
+        start = box.end()
+        if text[start : start + 1] != "{":
+            if bare := _BARE.match(text, start):
+                return bare[0].rstrip(".,;")
+            continue
+        depth = 0
+        for brace in _BRACE.finditer(text, start):
+            depth += {"{": 1, "}": -1}.get(brace[0], 0)
+            if depth == 0:
+                return text[start + 1 : brace.start()]
+    return None
+
+
+def _puzzle(row: Row, numbers_field: str) -> tuple[str, str]:
+    target, numbers = row.values["target"], row.values[numbers_field]
+    integers = (
+        [n for n in (*numbers, target) if re.fullmatch(r"-?[0-9]{1,12}", str(n))] if isinstance(numbers, list) else []
+    )
+    if len(integers) < 2 or len(integers) != len(numbers) + 1:
+        raise BadRow(row.where, f"{numbers_field!r} is not a list of integers with an integer 'target' beside it.")
+    *numbers, target = map(int, integers)
+    return countdown_question(numbers, target), json.dumps({"numbers": numbers, "target": target})
+
+
+def _first(names: Sequence[str], keys: Sequence[str]) -> str | None:
+    """The first of `names` among `keys`; failing that, the first that differs in case only."""
+    for name in names:
+        if name in keys:
+            return name
+    folded = {key.lower(): key for key in reversed(keys)}
+    return next((folded[name] for name in names if name in folded), None)

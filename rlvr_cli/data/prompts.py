@@ -1,0 +1,69 @@
+"""Prompt templates: text with `{question}` in it.
+
+Enters: the name of a built-in template (prompts/NAME.prompt) or a file, and a question. Leaves: the prompt. Nothing but
+`{question}` means anything in a template, and nothing means anything in a question.
+"""
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.types import Example
+
+PLACEHOLDER = "{question}"
+_DIRECTORY = Path(__file__).parent / "prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTemplate:
+    """A template and what it was asked for as: a built-in name or a path."""
+
+    name: str
+    text: str
+
+    def fill(self, question: str) -> str:
+        """The template with `question` for every `{question}`, in one pass: what is put in is not read again."""
+        return self.text.replace(PLACEHOLDER, question)
+
+
+def prompt_names() -> list[str]:
+    """The names of the built-in templates."""
+    return sorted(path.stem for path in _DIRECTORY.glob("*.prompt"))
+
+
+def load_prompt(name_or_path: str) -> PromptTemplate:
+    """A built-in template by its name, else the file at this path (UTF-8, kept to the byte but for a leading BOM).
+
+    Raises:
+        RlvrError: no such name or file, a file that cannot be read as UTF-8 text, or one without `{question}`.
+    """
+    names = prompt_names()
+    path = _DIRECTORY / f"{name_or_path}.prompt" if name_or_path in names else Path(name_or_path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as e:
+        close = difflib.get_close_matches(name_or_path, names, n=1)
+        raise RlvrError(
+            f"There is no prompt {name_or_path!r}, neither built in nor as a file.",
+            (f"Did you mean {close[0]!r}? " if close else "")
+            + f"The built-in prompts are {', '.join(names)}; any other is a file that holds {PLACEHOLDER}.",
+        ) from e
+    except UnicodeDecodeError as e:
+        raise RlvrError(
+            f"The prompt file {name_or_path} is not UTF-8: byte {e.object[e.start]:#04x} at offset {e.start}.",
+            "Save it as UTF-8.",
+        ) from e
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the path
+        reason = e.strerror if isinstance(e, OSError) else e
+        raise RlvrError(f"Cannot read the prompt file {name_or_path!r}: {reason}.") from e
+    if PLACEHOLDER not in text:
+        raise RlvrError(
+            f"The prompt file {name_or_path} does not say where the question goes.", f"Put {PLACEHOLDER} into it."
+        )
+    return PromptTemplate(name_or_path, text)
+
+
+def prompt_of(example: Example, template: PromptTemplate) -> str:
+    """An example's own prompt when it has one, else the template around its question."""
+    return example.prompt if example.prompt is not None else template.fill(example.question)

@@ -1,0 +1,145 @@
+"""What SFT trains on: a dataset with responses, or the rollouts of a run, as prompt and response texts.
+
+Enters: a dataset spec or a run directory. Leaves: examples that each have a prompt and a response, filtered and counted.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.prompts import PromptTemplate, prompt_of
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.types import Example
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Examples that each have `prompt` and `response`, no pair of them twice."""
+
+    name: str
+    fingerprint: str  # sha256 of the source, before any filter
+    examples: list[Example]
+    default_grader: str | None
+    messages: list[str]  # skipped lines and notes, to be shown
+    token_ids: Mapping[
+        str, tuple[list[int], list[int]]
+    ]  # example id -> prompt and response ids as sampled, where they are known
+
+
+def load_traces(
+    spec: str,
+    template: PromptTemplate,
+    *,
+    split: str = "",
+    question_field: str = "",
+    answer_field: str = "",
+    skip_bad_lines: bool = False,
+) -> Traces:
+    """Traces from a run directory (every rollout is one) or from whatever `load_dataset` reads.
+
+    Raises:
+        RlvrError: nothing to train on, or what `load_dataset` raises.
+    """
+    if (Path(spec) / "run.json").is_file():
+        source = _from_run(Path(spec))
+    else:
+        dataset = load_dataset(
+            spec,
+            split=split,
+            question_field=question_field,
+            answer_field=answer_field,
+            skip_bad_lines=skip_bad_lines,
+            purpose="traces",
+        )
+        source = Traces(
+            dataset.name,
+            dataset.fingerprint,
+            dataset.examples,
+            dataset.default_grader,
+            [f"skipped: {reason}" for reason in dataset.skipped] + dataset.notes,
+            {},
+        )
+    with_prompts = [replace(e, prompt=prompt_of(e, template)) for e in source.examples]
+    worked = sum(e.solution is not None for e in with_prompts)
+    with_prompts = [replace(e, response=e.response or response_of(e)) for e in with_prompts]
+    unique = list({(e.prompt, e.response): e for e in with_prompts if e.response}.values())
+    messages = list(source.messages)
+    if worked:
+        messages.append(f"{worked} responses were made of worked solutions, in the format that the prompt asks for")
+    if len(unique) < len(with_prompts):
+        messages.append(f"{len(with_prompts) - len(unique)} traces were empty or there twice and are left out")
+    if not unique:
+        raise RlvrError(f"{spec} holds no response to train on.", "SFT needs rows with a prompt and a response.")
+    return replace(source, examples=unique, messages=messages)
+
+
+def response_of(example: Example) -> str | None:
+    """A worked solution as a response to the example's prompt: after an open <think> in its tags, else with the answer in a box."""
+    if example.solution is None:
+        return None
+    if (example.prompt or "").rstrip().endswith("<think>"):
+        return f" {example.solution} </think> <answer> {example.ground_truth} </answer>"
+    if "\\boxed" in example.solution:
+        return f" {example.solution}"
+    return f" {example.solution}\nThe answer is $\\boxed{{{example.ground_truth}}}$."
+
+
+def _from_run(path: Path) -> Traces:
+    run = read_run(path)
+    key_columns = ["phase", "step", "example_id", "sample_index"]
+    texts = ["prompt", "response", "ground_truth", "grader", "finish_reason"]
+    rows = read_rollouts(path, columns=[*key_columns, *texts, "prompt_ids", "response_ids"]).to_pylist()
+    rows.sort(key=lambda r: (r["phase"], r["step"], r["example_id"], r["sample_index"]))
+    digest = hashlib.sha256()
+    examples, token_ids = [], {}
+    for r in rows:
+        key = f"{r['phase']}-{r['step']}-{r['example_id']}-{r['sample_index']}"
+        digest.update(f"{key}\0{r['prompt']}\0{r['response']}\0{r['ground_truth']}\0".encode())
+        if r["finish_reason"] == "length":
+            continue  # to train on its end would teach the model to stop in the middle
+        examples.append(Example(key, r["prompt"], r["ground_truth"], prompt=r["prompt"], response=r["response"]))
+        if r["prompt_ids"] and r["response_ids"]:
+            token_ids[key] = (r["prompt_ids"], r["response_ids"])
+    cut = len(rows) - len(examples)
+    messages = [f"{cut} responses were cut at their length limit and are left out"] if cut else []
+    grader = rows[0]["grader"] if rows else None
+    return Traces(run.id, digest.hexdigest(), examples, grader, messages, token_ids)
+
+
+def keep_correct(examples: Sequence[Example], grader: GraderPool) -> list[Example]:
+    """The examples whose response the grader rewards.
+
+    Raises:
+        RlvrError: an example has no ground truth to grade against, or none is correct.
+    """
+    without_truth = next((e for e in examples if not e.ground_truth), None)
+    if without_truth is not None:
+        raise RlvrError(
+            f"--correct-only needs a ground truth for every trace; {without_truth.id} has none.",
+            "Add a ground_truth field, or leave --correct-only out.",
+        )
+    grades = grader.grade([(e.response or "", e.ground_truth) for e in examples])
+    correct = [e for e, g in zip(examples, grades, strict=True) if g.reward is not None and g.reward > 0.5]
+    if not correct:
+        raise RlvrError(f"None of the {len(examples)} traces is correct: --correct-only leaves nothing to train on.")
+    return correct
+
+
+def choose_examples(examples: Sequence[Example], num_examples: str, *, order: Sequence[int]) -> list[Example]:
+    """The first `num_examples` in `order`, or all: a smaller choice is part of every larger one of the same order.
+
+    Raises:
+        RlvrError: there are fewer than asked for.
+    """
+    if num_examples == "all":
+        return list(examples)
+    if int(num_examples) > len(examples):
+        raise RlvrError(
+            f"--num-examples {num_examples}, but there are {len(examples)} traces to choose from.",
+            "Ask for fewer, or for all. (--correct-only chooses among the correct ones.)",
+        )
+    return [examples[i] for i in sorted(order[: int(num_examples)])]

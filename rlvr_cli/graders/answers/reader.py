@@ -1,0 +1,818 @@
+r"""What kind of object an answer is: tokens -> nodes.
+
+Enters: the text of an answer. Leaves: a tree of frozen dataclasses: a number or formula, a quantity with its unit, an
+ordered tuple or interval, an unordered list or set, a union, an equation or inequality, a matrix, a ratio, a numeral in
+another base, words; or `Opaque`, notation that this grammar does not know and that only equals itself.
+"""
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+
+from rlvr_cli.graders.answers.formula import Formula, combined, constant, parse_formula
+from rlvr_cli.graders.answers.formula_parser import Unparsed, int_or_none
+from rlvr_cli.graders.answers.notation import FUNCTIONS, GREEK, Token, Unreadable, is_prose, key_of, names, tokens_of
+from rlvr_cli.graders.answers.objects import (
+    Group,
+    Listing,
+    Matrix,
+    Node,
+    Numeral,
+    Opaque,
+    Quantity,
+    Ratio,
+    Relation,
+    Sets,
+    Value,
+    Words,
+)
+from rlvr_cli.graders.answers.units import GLUED_UNITS, UNITS, canonical_unit
+
+MAX_ITEMS = 200  # of a list, a set or a tuple
+_MAX_WORK = 1_500  # objects read for one text
+
+Tokens = list[Token]
+
+
+class _Work(threading.local):
+    left = 0
+
+
+_work = _Work()
+
+_OPEN = {
+    "(": ")",
+    "[": "]",
+    "{": "}",
+    "\\{": "\\}",
+    "\\langle": "\\rangle",
+    "\\lfloor": "\\rfloor",
+    "\\lceil": "\\rceil",
+}
+_CLOSE = frozenset(_OPEN.values())
+_RELATIONS = frozenset(
+    ["=", "\\approx", "<", ">", "<=", ">=", "!=", "\\in", "\\equiv", "\\iff", "\\notin", "\\sim", "\\propto"]
+)
+_MATRICES = names("matrix pmatrix bmatrix Bmatrix vmatrix Vmatrix smallmatrix array psmallmatrix bsmallmatrix")
+_MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_COUNTED = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_NUMBER_WORDS = {word: number for number, word in enumerate(_COUNTED.split())}
+_NUMBER_WORDS |= {word: 10 * number for number, word in enumerate(_TENS.split(), 2)}
+_HEDGES = names(
+    "not no cannot can't isn't or either neither nor between least most more less fewer than about root roots if else "
+    "approximately around roughly nearly almost maybe perhaps possibly never without except undefined "
+    "negative minus impossible unknown insufficient infinitely infinite"
+)
+_CONNECTIVES = names("is are was be equals equal gives get answer therefore thus hence")
+_BEFORE_UNIT = names("^ 2 3 { } / - ( ) * . '")
+_INSIDE_NAMES = names(", | _ ^ - + '")
+_BESIDE_NAMES = names("_ ' : / . ^")
+_SET_OPERATORS = {"\\cup": names(r"\cup U u"), "\\cap": names(r"\cap"), "\\setminus": names(r"\setminus -")}
+_PUNCTUATION = names(". ' \" ! : `")
+_CONNECTED_BY_TO = names("equal equals simplifies reduces evaluates amounts comes")
+_DISPLAYS = names("align aligned equation gather gathered center split")
+_LINE = ("all real numbers", "all reals", "all real x", "set of all real numbers", "real numbers", "reals")
+_SCALES = {"c": "celsius", "celsius": "celsius", "f": "fahrenheit", "fahrenheit": "fahrenheit"}
+_NO_LETTER = re.compile(r"[^a-z0-9.+/-]+")
+
+
+@lru_cache(maxsize=16)  # a text is spelled, then read
+def _cached_tokens(text: str) -> tuple[Token, ...]:
+    return tokens_of(text)
+
+
+def _tokens(text: str) -> Tokens:
+    return list(_cached_tokens(text))
+
+
+@lru_cache(maxsize=4_096)
+def spelling(text: str) -> str | None:
+    """A text with everything dropped that only concerns typesetting; None if it is too long or empty."""
+    try:
+        return key_of(trimmed(_tokens(text))) or None
+    except Unreadable:
+        return None
+
+
+@lru_cache(maxsize=4_096)
+def readings(text: str) -> tuple[Node, ...]:
+    """Every way to read a text, the most literal first: as notation, with its commas as separators, as a sentence.
+
+    Empty for a text that is too long, too deep or too much work.
+    """
+    _work.left = _MAX_WORK
+    found: list[Node] = []
+    with contextlib.suppress(Unreadable):
+        _read_all(text, found)
+    return tuple(found)
+
+
+def _read_all(text: str, found: list[Node]) -> None:
+    tokens = trimmed(_tokens(text))
+    node = read_tokens(tokens)
+    if node is not None:
+        found.append(node)
+    if any(token.text == "," for token in tokens) and merge_thousands(tokens) != tokens:
+        other = read_tokens(tokens, thousands=False)
+        if other is not None:
+            found.append(other)
+    if has_prose(node):
+        found.extend(_sentences(text))
+    elif (
+        isinstance(node, Value)
+        and node.formula.names
+        and any(token.gap and token.text in UNITS for token in tokens[1:])
+    ):
+        unit = _quantity(tokens)  # `5 m` may be five metres
+        if isinstance(unit, Quantity) and "?" not in unit.unit:
+            found.append(unit)
+
+
+def has_prose(node: Node | None) -> bool:
+    """Whether a part of the object could not be read as mathematics."""
+    match node:
+        case None | Words() | Opaque():
+            return True
+        case Quantity(value=value):
+            return has_prose(value)
+        case Listing(items=items) | Group(items=items) | Sets(parts=items) | Ratio(parts=items):
+            return any(has_prose(item) for item in items)
+        case Relation(sides=sides):
+            return any(has_prose(side) for side in sides)
+        case Matrix(rows=rows):
+            return any(has_prose(cell) for row in rows for cell in row)
+        case _:
+            return False
+
+
+def read_tokens(tokens: Tokens, *, thousands: bool = True, nested: bool = False) -> Node | None:
+    """Read tokens as a list of objects or, without separators, as one object."""
+    tokens = trimmed(tokens)
+    if not tokens:
+        return None
+    merged = merge_thousands(tokens) if thousands and not nested else tokens
+    parts = split(merged, lambda token: token.kind == "sep" or token.text in (",", ";"))
+    if len(parts) == 1:
+        return read_one(merged)
+    if len(parts) > MAX_ITEMS:
+        return _opaque(tokens)
+    items: list[Node] = []
+    prefix: Relation | None = None
+    for part in parts:
+        item = read_one(part)
+        if item is None:
+            continue
+        if isinstance(item, Relation):
+            prefix = item if len(item.sides) == 2 and item.operations[0] == "=" and item.named else None
+        elif prefix is not None and not has_prose(item):
+            item = Relation((prefix.sides[0], item), prefix.operations, True)  # x = 1, 2, 3
+        items.extend(item.items if isinstance(item, Listing) and not item.braces else (item,))
+    if not items:
+        return None
+    only_or = all(token.text == "or" for token in tokens if token.kind == "sep" or token.text in (",", ";"))
+    return items[0] if len(items) == 1 else Listing(tuple(items), alternatives=only_or)
+
+
+def read_one(tokens: Tokens) -> Node | None:
+    """Read tokens as one object."""
+    tokens = trimmed(tokens)
+    if not tokens:
+        return None
+    if len(tokens) > 1 and tokens[0].text.lower() in ("negative", "minus") and tokens[1].kind == "num":
+        tokens = [Token("op", "-", False), *tokens[1:]]
+    _work.left -= 1
+    if _work.left < 0:  # kinds that read a part and then give up make deep nesting exponential
+        raise Unreadable("too much work")
+    unequal = any(token.text in ("<", ">", "<=", ">=") for token in tokens)
+    unit_last = _ends_in_unit(tokens)
+    node = (
+        _words(tokens)
+        or (_sets(tokens) if unequal else None)
+        or _relation(tokens)
+        or _plus_minus(tokens)
+        or (None if unequal else _sets(tokens))
+        or _system(tokens)
+        or _bracketed(tokens)
+        or _matrix(tokens)
+        or _numeral(tokens)
+        or (_quantity(tokens) if unit_last else None)
+        or _ratio(tokens)
+        or _formula(tokens)
+        or (None if unit_last else _quantity(tokens))
+    )
+    return node if node is not None else _opaque(tokens)
+
+
+# Tokens
+
+
+def trimmed(tokens: Tokens) -> Tokens:
+    """Without the punctuation around it and the braces, quotes and boxes that hold all of it."""
+    start, end = 0, len(tokens)
+    while True:
+        before = (start, end)
+        while (
+            start < end
+            and tokens[start].text in (".", ",", ";", ":", "?", '"', "`", "...")
+            and not (tokens[start].text == "..." and end - start == 1)
+        ):
+            start += 1
+        while start < end and tokens[end - 1].text in (".", ",", ";", ":", "?", '"', "`", "\\\\"):
+            end -= 1
+        if start < end and tokens[end - 1].text == "!" and end - start > 1 and tokens[end - 2].kind == "text":
+            end -= 1
+        if end - start >= 2 and tokens[start].text == "{" and closing(tokens, start, end) == end - 1:
+            start, end = start + 1, end - 1
+        if (
+            start < end
+            and tokens[start].kind == "begin"
+            and tokens[start].text in _DISPLAYS
+            and tokens[end - 1].kind == "end"
+        ):
+            start, end = start + 1, end - 1
+        if before == (start, end):
+            return tokens[start:end]
+
+
+def closing(tokens: Tokens, start: int, end: int) -> int:
+    """The index of the bracket that closes the one at `start`; any closing bracket closes any opening one ([0, 1))."""
+    depth = 0
+    for index in range(start, end):
+        token = tokens[index]
+        if token.text in _OPEN or token.kind == "begin":
+            depth += 1
+        elif token.text in _CLOSE or token.kind == "end":
+            depth -= 1
+            if depth == 0:
+                return index
+    return -1
+
+
+def split(tokens: Tokens, is_separator: Callable[[Token], bool]) -> list[Tokens]:
+    """Cut at the separators that are inside no bracket."""
+    parts: list[Tokens] = [[]]
+    depth = 0
+    for token in tokens:
+        if token.text in _OPEN or token.kind == "begin":
+            depth += 1
+        elif token.text in _CLOSE or token.kind == "end":
+            depth -= 1
+        elif depth == 0 and is_separator(token):
+            parts.append([])
+            continue
+        parts[-1].append(token)
+    return parts
+
+
+def merge_thousands(tokens: Tokens) -> Tokens:
+    """Join `1` `,` `234` `,` `567` into one number: groups of three digits, without spaces, outside of brackets."""
+    if not any(token.text == "," for token in tokens):
+        return tokens
+    out: Tokens = []
+    index, depth, count = 0, 0, len(tokens)
+    while index < count:
+        token = tokens[index]
+        if token.text in ("(", "[", "\\{"):
+            depth += 1
+        elif token.text in (")", "]", "\\}"):
+            depth -= 1
+        if token.kind == "num" and depth == 0:
+            run = index + 1
+            while (
+                run + 1 < count
+                and tokens[run].text == ","
+                and tokens[run + 1].kind == "num"
+                and not tokens[run + 1].gap
+            ):
+                run += 2
+            groups = [tokens[at].text for at in range(index, run, 2)]
+            if len(groups) > 1:
+                whole = [group.partition(".")[0] for group in groups]
+                if (
+                    1 <= len(groups[0]) <= 3
+                    and groups[0].isdigit()
+                    and all(len(digits) == 3 for digits in whole[1:])
+                    and all(group.isdigit() for group in groups[:-1])
+                ):
+                    out.append(Token("num", "".join(groups), token.gap))
+                else:
+                    out.extend(tokens[index:run])
+                index = run
+                continue
+        out.append(token)
+        index += 1
+    return out
+
+
+# Kinds of objects, each a function that answers None for "not of this kind"
+
+
+def _words(tokens: Tokens) -> Node | None:
+    if [token.text for token in tokens] == ["\\mathbbR"]:
+        return _whole_line()
+    wordy = [token for token in tokens if token.kind in ("word", "text")]
+    if not wordy or any(token.kind in ("cmd", "bad", "begin", "end") for token in tokens):
+        return None
+    plain = _plain(tokens)
+    if plain in ("infinity", "positive infinity", "+infinity", "plus infinity"):
+        return _parsed("\\infty")
+    if plain in ("negative infinity", "-infinity", "minus infinity"):
+        return _parsed("-\\infty")
+    if plain in _LINE:
+        return _whole_line()
+    operators = {token.text for token in tokens if token.kind == "op"} - _PUNCTUATION
+    if any(token.kind == "num" for token in tokens):
+        return Words(plain) if tokens[0].kind == "text" and not any(token.kind == "op" for token in tokens) else None
+    if operators - {"(", ")", "-"}:
+        return None
+    if all(token.kind == "text" for token in wordy):
+        return Words(plain)
+    prose = [token.kind == "text" or is_prose(token.text) for token in wordy]
+    if all(prose) or (any(prose) and not operators and (prose[0] or wordy[1].kind == "word")):
+        return Words(plain)
+    return None
+
+
+def _opaque(tokens: Tokens) -> Opaque:
+    wordy = any(t.kind in ("word", "text") for t in tokens) and all(
+        t.kind in ("word", "text", "num", "sep") or t.text in (".", ",", "-", "'", ":", "(", ")") for t in tokens
+    )
+    return Opaque(key_of(tokens), _plain(tokens) if wordy else "")
+
+
+def _plain(tokens: Tokens) -> str:
+    text = " ".join(token.text for token in tokens).lower()
+    text = text.replace("\\{", " ").replace("\\}", " ")
+    text = " ".join(_NO_LETTER.sub(" ", text).split()).strip(" .")
+    for article in ("the ", "a ", "an ", "on "):
+        text = text.removeprefix(article)
+    return text
+
+
+def _whole_line() -> Group:
+    return Group("()", (_parsed("-\\infty"), _parsed("\\infty")))
+
+
+def _is_line(node: Node) -> bool:
+    return isinstance(node, Group) and [_key(item) for item in node.items] == ["- \\infty", "\\infty"]
+
+
+def _key(node: Node) -> str:
+    return node.formula.key if isinstance(node, Value) else ""
+
+
+def _parsed(text: str) -> Value:
+    return Value(parse_formula(tokens_of(text)))
+
+
+def _relation(tokens: Tokens) -> Node | None:
+    operations: list[str] = []
+
+    def is_relation(token: Token) -> bool:
+        if token.text in _RELATIONS:
+            operations.append(token.text)
+            return True
+        return False
+
+    sides = split(tokens, is_relation)
+    if not operations:
+        return None
+    if len(sides) > 12:
+        return _opaque(tokens)
+    if not trimmed(sides[0]) and operations[0] in ("=", "\\approx"):
+        return read_one(tokens[1:]) if trimmed(tokens[1:]) else None
+    nodes = tuple(read_one(side) for side in sides)
+    literal = any(token.kind == "num" for token in sides[0]) and any(
+        token.kind in ("word", "cmd") for token in sides[0]
+    )
+    return Relation(nodes, tuple(operations), _is_name(trimmed(sides[0])), literal)
+
+
+def _is_name(tokens: Tokens) -> bool:
+    r"""Whether tokens only name something: `x`, `x_1`, `f(x)`, `AB`, `\angle A`, `P(A|B)`, `Area`, `(x, y)`, `a:b`."""
+    if not tokens or len(tokens) > 16:
+        return False
+    texts = [token.text for token in tokens]
+    if len(tokens) == 3 and texts[0] == texts[2] == "|":
+        return texts[1].isupper()  # |AB|
+    if texts[0] == "(":
+        return all(token.kind == "word" or token.text in ("(", ")", ",") for token in tokens)
+    outside: Tokens = []  # what is in no bracket and no subscript
+    depth = 0
+    for before, token in pairwise([Token("op", "", False), *tokens]):
+        if token.text in ("(", "{", "["):
+            depth += 1
+        elif token.text in (")", "}", "]"):
+            depth -= 1
+        elif depth:
+            if token.kind == "op" and token.text not in _INSIDE_NAMES:
+                return False
+        elif before.text not in ("_", "^"):
+            outside.append(token)
+    if any(t.kind == "num" or (t.kind == "op" and t.text not in _BESIDE_NAMES) for t in outside):
+        return False
+    words = [token.text for token in outside if token.kind == "word"]
+    if any(len(word) > 1 and word.islower() and not is_prose(word) and word not in GREEK for word in words):
+        return False  # xy = 6 is an equation
+    letters = sum(len(word) == 1 and word.islower() for word in words)
+    return letters <= 1 or ":" in texts or "/" in texts or any(map(is_prose, words))
+
+
+def _plus_minus(tokens: Tokens) -> Node | None:
+    if not any(token.text in ("\\pm", "\\mp") for token in tokens):
+        return None
+    both: list[Node] = []
+    for upper in (True, False):
+        chosen = [
+            Token("op", "+" if (token.text == "\\pm") == upper else "-", token.gap)
+            if token.text in ("\\pm", "\\mp")
+            else token
+            for token in tokens
+        ]
+        node = read_one(chosen)
+        if node is None:
+            return None
+        both.append(node)
+    return Listing(tuple(both))
+
+
+def _sets(tokens: Tokens) -> Node | None:
+    texts = {token.text for token in tokens}
+    for operation in ("\\cup", "\\cap", "\\setminus"):
+        if not texts & _SET_OPERATORS[operation]:
+            continue
+        marks = {id(token) for index, token in enumerate(tokens) if _joins_sets(tokens, index, operation)}
+        pieces = [trimmed(piece) for piece in split(tokens, lambda token, marks=marks: id(token) in marks)]
+        if len(pieces) < 2 or not all(pieces):
+            continue
+        parts = tuple(node for node in map(read_one, pieces) if node is not None)
+        if (
+            operation == "\\setminus"
+            and len(parts) == 2
+            and _is_line(parts[0])
+            and isinstance(parts[1], Listing | Value)
+        ):
+            return _punctured(parts[1])
+        return Sets(operation, parts)
+    return None
+
+
+def _joins_sets(tokens: Tokens, index: int, operation: str) -> bool:
+    r"""Whether a token is the operation: spelled out, `U` between brackets, or the minus of `\mathbb{R} - \{0\}`."""
+    text = tokens[index].text
+    if text == operation:
+        return True
+    if not 0 < index < len(tokens) - 1:
+        return False
+    before, after = tokens[index - 1].text, tokens[index + 1].text
+    if operation == "\\cup":
+        return text in ("U", "u") and before in _CLOSE and after in _OPEN
+    return operation == "\\setminus" and text == "-" and before == "\\mathbbR" and after == "\\{"
+
+
+def _punctured(hole: Node) -> Node:
+    holes = hole.items if isinstance(hole, Listing) else (hole,)
+
+    def place(node: Node) -> Fraction | float:
+        value = node.formula.value(0) if isinstance(node, Value) else None
+        return 0.0 if value is None else value.real
+
+    ordered = sorted(holes, key=place)
+    minus, plus = _whole_line().items
+    return Sets("\\cup", tuple(Group("()", pair) for pair in pairwise([minus, *ordered, plus])))
+
+
+def _bracketed(tokens: Tokens) -> Node | None:
+    first = tokens[0].text
+    if first not in ("(", "[", "\\{", "\\langle") or closing(tokens, 0, len(tokens)) != len(tokens) - 1:
+        return None
+    last = tokens[-1].text
+    inner = tokens[1:-1]
+    if first == "\\{":
+        if last != "\\}":
+            return None
+        if not inner:
+            return Words("empty set")
+        builder = split(inner, lambda token: token.text in ("|", ":"))
+        if len(builder) == 2 and len(builder[0]) <= 3 and builder[0] and builder[0][0].kind == "word":
+            return read_tokens(builder[1], nested=True)
+        node = read_tokens(inner, nested=True)
+        if node is None:
+            return None
+        return Listing(node.items, True) if isinstance(node, Listing) else Listing((node,), True)
+    parts = split(inner, lambda token: token.text in (",", ";"))
+    if len(parts) == 1:
+        if inner and inner[0].kind == "begin":
+            return None  # a matrix between its brackets
+        if first == "[" or (
+            inner and (inner[0].text in ("(", "[") or any(t.text in _RELATIONS or t.text == "\\cup" for t in inner))
+        ):
+            node = read_one(inner)
+            return node if not isinstance(node, Opaque) else None
+        return None
+    if len(parts) > MAX_ITEMS:
+        return None
+    items = [read_one(part) for part in parts]
+    if any(item is None for item in items):
+        return None
+    if last == "\\rangle":
+        last = ")"
+    return Group(("(" if first == "\\langle" else first) + last, tuple(item for item in items if item is not None))
+
+
+def _system(tokens: Tokens) -> Node | None:
+    """Equations one below the other behind a brace: a list of them."""
+    start = 1 if tokens[0].text == "\\{" else 0
+    if start >= len(tokens) or (tokens[start].kind, tokens[start].text) not in (("begin", "cases"), ("begin", "array")):
+        return None
+    if closing(tokens, start, len(tokens)) != len(tokens) - 1 or (tokens[start].text == "array" and not start):
+        return None
+    lines = [line for line in split(tokens[start + 1 : -1], lambda token: token.text == "\\\\") if trimmed(line)]
+    if any(token.text == "&" for line in lines for token in line):
+        return None  # a function by cases
+    items = tuple(node for node in map(read_one, lines) if node is not None)
+    return Listing(items) if items else None
+
+
+def _matrix(tokens: Tokens) -> Node | None:
+    start = next((index for index, token in enumerate(tokens) if token.kind == "begin"), None)
+    if start is None or tokens[start].text not in _MATRICES:
+        return None
+    end = closing(tokens, start, len(tokens))
+    if end < 0:
+        return None
+    before, body, after = tokens[:start], tokens[start + 1 : end], tokens[end + 1 :]
+    if before and before[-1].text in ("(", "[", "|") and after:
+        before, after = before[:-1], after[1:]
+    if after:
+        return None
+    if before and before[-1].text == "*":
+        before = before[:-1]
+    scale: Formula | None = None
+    if before:
+        try:
+            scale = constant(-1) if [token.text for token in before] == ["-"] else parse_formula(before)
+        except Unparsed:
+            return None
+    rows: list[tuple[Node, ...]] = []
+    for line in split(body, lambda token: token.text == "\\\\"):
+        if not line:
+            continue
+        cells = []
+        for cell in split(line, lambda token: token.text == "&"):
+            node = read_one(cell)
+            if node is None:
+                return None
+            cells.append(_scaled(scale, node) if scale else node)
+        rows.append(tuple(cells))
+    return Matrix(tuple(rows), tokens[start].text.lower().startswith("v")) if rows else None
+
+
+def _scaled(scale: Formula, node: Node) -> Node:
+    return Value(combined("*", scale, node.formula)) if isinstance(node, Value) else node
+
+
+def _numeral(tokens: Tokens) -> Node | None:
+    """`4210_{5}`, `2A_{12}`: digits, an underscore, a base."""
+    at = next((index for index, token in enumerate(tokens) if token.text == "_"), 0)
+    if not at or any(token.kind not in ("num", "word", "text") for token in tokens[:at]):
+        return None
+    digits = "".join(token.text for token in tokens[:at])
+    if not digits[0].isdigit() and not (tokens[0].kind == "text" and digits.isalnum()):
+        return None
+    base = [token for token in tokens[at + 1 :] if token.text not in ("{", "}")]
+    if len(base) != 1:
+        return None
+    number = int_or_none(base[0].text) if base[0].kind == "num" else _NUMBER_WORDS.get(base[0].text.lower())
+    if number is None or not 2 <= number <= 36 or not digits.replace(".", "", 1).isalnum():
+        return None
+    return Numeral(digits.upper().lstrip("0") or "0", number)
+
+
+def _ratio(tokens: Tokens) -> Node | None:
+    parts = split(tokens, lambda token: token.text in (":", "to", "\\ratio"))
+    if not 2 <= len(parts) <= 8:
+        return None
+    nodes = [read_one(part) for part in parts]
+    if any(node is None or has_prose(node) for node in nodes):
+        if (
+            len(parts) == 2
+            and nodes[1] is not None
+            and not has_prose(nodes[1])
+            and all(t.kind in ("word", "text") for t in parts[0])
+        ):
+            return nodes[1]  # Answer: 5
+        return None
+    return Ratio(tuple(node for node in nodes if node is not None), key_of(tokens).replace(" ", ""))
+
+
+def _formula(tokens: Tokens) -> Node | None:
+    try:
+        formula = parse_formula(tokens)
+    except (Unparsed, RecursionError):
+        return None
+    if any(token.text == "/" for token in tokens):
+        try:
+            loose = parse_formula(tokens, loose=True)
+        except (Unparsed, RecursionError):
+            loose = None
+        return Value(formula, loose if loose is not None and loose.tree != formula.tree else None)
+    return Value(formula)
+
+
+def _ends_in_unit(tokens: Tokens) -> bool:
+    """Whether the end must be a unit: a percent or degree sign, or a known unit that nobody means as variables."""
+    end = len(tokens)
+    if tokens[-1].text == "%":
+        return sum(token.text == "%" for token in tokens) == 1
+    if _degree_sign(tokens) or (tokens[-1].text.lower() in _SCALES and _degree_sign(tokens[:-1])):
+        return True
+    if any(token.text in ("\\pmod", "\\bmod") for token in tokens):
+        return True
+    for power in (["^", "2"], ["^", "3"], ["^", "{", "2", "}"], ["^", "{", "3", "}"]):
+        if [token.text for token in tokens[-len(power) :]] == power:
+            end -= len(power)
+    if end < 2:
+        return False
+    last = tokens[end - 1]
+    if last.kind == "text":
+        return True
+    if last.kind == "word" and len(last.text) > 1 and last.text in UNITS:
+        return last.gap or (last.text in GLUED_UNITS and tokens[end - 2].kind == "num")
+    return False
+
+
+def _degree_sign(tokens: Tokens) -> int:
+    """How many tokens at the end are a degree sign; none where a function is applied to the angle."""
+    for count in (4, 2, 1):
+        if "".join(token.text for token in tokens[-count:]) in ("^{\\circ}", "^\\circ", "\\circ"):
+            applied = any(token.text.removeprefix("\\") in FUNCTIONS for token in tokens)
+            return 0 if applied else count
+    return 0
+
+
+def _quantity(tokens: Tokens) -> Node | None:
+    """A value, then words for its unit, a percent or a degree sign or a modulus; or a currency sign, then a value."""
+    for special in (_temperature, _modular):
+        node = special(tokens)
+        if node is not None:
+            return node
+    aside = tokens[-3:] if len(tokens) > 3 else []
+    if [token.text for token in aside[::2]] == ["(", ")"] and aside[1].kind in ("word", "text") and aside[1].text[1:]:
+        tokens = [*tokens[:-3], Token("text", aside[1].text, True)]  # 5 (meters)
+    currency = "$" in (tokens[0].text, tokens[1].text if len(tokens) > 2 and tokens[0].text == "-" else "")
+    if currency:
+        tokens = [token for index, token in enumerate(tokens) if not (token.text == "$" and index < 2)]
+    end = len(tokens)
+    while end > 1 and _may_be_unit(tokens, end - 1):
+        end -= 1
+    while end < len(tokens) and tokens[end].text in _BEFORE_UNIT:
+        end += 1  # in `5 ^2 cm` the unit begins with its first word
+    if end == len(tokens) and not currency:
+        return None
+    value, unit_tokens = read_one(tokens[:end]), tokens[end:]
+    if value is None or isinstance(value, Words | Opaque | Relation | Quantity):
+        return None
+    words = [word for token in unit_tokens for word in token.text.lower().split()]
+    if any(word in _HEDGES for word in words):
+        return None
+    if words and words[0] in _MULTIPLIERS and isinstance(value, Value) and " " not in unit_tokens[0].text:
+        value = Value(combined("*", value.formula, constant(_MULTIPLIERS[words[0]])))
+        unit_tokens = unit_tokens[1:]
+    unit = canonical_unit(unit_tokens)
+    if currency:
+        unit = "dollar" if unit in ("", "dollar") else f"dollar {unit}"
+    return Quantity(value, unit) if unit else value
+
+
+def _temperature(tokens: Tokens) -> Node | None:
+    """An angle or a temperature: a value and a degree sign, then C or F or nothing."""
+    scale = _SCALES.get(tokens[-1].text.lower(), "")
+    bare = tokens[:-1] if scale else tokens
+    cut = _degree_sign(bare)
+    if not cut:
+        return None
+    value = read_one(bare[:-cut])
+    return Quantity(value, scale or "degree") if isinstance(value, Value | Listing) else None
+
+
+def _modular(tokens: Tokens) -> Node | None:
+    at = next((index for index, token in enumerate(tokens) if token.text in ("\\pmod", "\\bmod")), 0)
+    value = read_one([token for token in tokens[:at] if token.text != "("]) if at else None
+    return Quantity(value, f"mod {key_of(tokens[at + 1 :])}") if isinstance(value, Value) else None
+
+
+def _may_be_unit(tokens: Tokens, index: int) -> bool:
+    token, before = tokens[index], tokens[index - 1]
+    if token.kind == "text":
+        return True
+    if token.text in ("%", "$"):
+        return before.text != token.text
+    if token.kind == "word":
+        text = token.text
+        if text in FUNCTIONS or text in GREEK or text == "pi":
+            return False
+        if is_prose(text) or (text in UNITS and len(text) > 1 and (token.gap or text in GLUED_UNITS)):
+            return True
+        if len(text) == 1 and text in UNITS and before.text == "/":
+            return True
+        return token.gap and (text in UNITS or before.kind in ("word", "text") or (len(text) == 3 and text.isalpha()))
+    if token.text in ("2", "3") and before.text in ("^", "{"):
+        return True
+    if token.text in _BEFORE_UNIT:
+        following = [t for t in tokens[index + 1 :] if t.text not in ("{", "}", "(", ")", ".")]
+        return (
+            bool(following)
+            and following[0].kind in ("word", "text", "num", "op")
+            and any(t.kind in ("word", "text") for t in tokens[:index][-3:])
+        )
+    return False
+
+
+# Sentences
+
+
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z$\\(\d])")
+
+
+def _sentences(text: str) -> list[Node]:
+    """What the last sentence that states anything states: the objects after its last `is` and `=`, or its only one."""
+    for sentence in reversed(_SENTENCE.split(text.strip())[-3:]):
+        found = [] if sentence.startswith("I hope") else _stated(trimmed(list(tokens_of(sentence))))
+        if found:
+            return found
+    return []
+
+
+def _stated(tokens: Tokens) -> list[Node]:
+    depth, after_word, after_equals = 0, 0, 0
+    for index, token in enumerate(tokens):
+        if token.text in _OPEN or token.kind == "begin":
+            depth += 1
+        elif token.text in _CLOSE or token.kind == "end":
+            depth -= 1
+        elif depth == 0 and token.text == "=":
+            after_equals = index + 1
+        elif depth == 0 and _connects(tokens, index):
+            after_word = index + 1
+    found: list[Node] = []
+    for start in {after_word, after_equals} - {0}:
+        before = {token.text.lower() for token in tokens[max(0, start - 3) : start]}
+        node = read_tokens(tokens[start:])
+        if node is not None and not before & {"not", "cannot", "nor"}:
+            found.append(node)
+    if after_equals or not all(isinstance(node, Opaque | Words) for node in found):
+        return found
+    return [*found, *_only_object(tokens)]
+
+
+def _connects(tokens: Tokens, index: int) -> bool:
+    """Whether what follows a word (`is`) or a colon after a word (`Answer:`) is what the sentence states."""
+    token = tokens[index]
+    if token.kind == "word":
+        before = tokens[index - 1].text.lower() if index else ""
+        return token.text.lower() in _CONNECTIVES or (token.text == "to" and before in _CONNECTED_BY_TO)
+    return token.text == ":" and index > 0 and tokens[index - 1].kind in ("word", "text")
+
+
+def _only_object(tokens: Tokens) -> list[Node]:
+    """The one piece of mathematics among words none of which doubts it."""
+    words = [word.lower() for token in tokens if token.kind in ("word", "text", "sep") for word in token.text.split()]
+    if any(word in _HEDGES for word in words) or any(token.kind == "bad" for token in tokens):
+        return []
+    pieces: list[Tokens] = [[]]
+    for token in tokens:
+        if token.kind == "text" or (token.kind == "word" and is_prose(token.text)):
+            if pieces[-1] and not token.gap:
+                return []
+            pieces.append([])
+        elif token.text not in (".", ",", "!", "'", '"', "-") or pieces[-1] or token.text == "-":
+            if not pieces[-1] and len(pieces) > 1 and not token.gap:
+                return []
+            pieces[-1].append(token)
+    pieces = [piece for piece in map(trimmed, pieces) if piece and not (len(piece) == 1 and piece[0].kind == "word")]
+    if len(pieces) != 1:
+        return []
+    node = read_tokens(pieces[0])
+    return [] if has_prose(node) or node is None else [node]
+
+
+def number_word(text: str) -> Fraction | None:
+    """The number below a hundred that English words name."""
+    words = text.replace("-", " ").split()
+    sign = -1 if words[:1] in (["negative"], ["minus"]) else 1
+    total = 0
+    for word in words[sign < 0 :]:
+        value = _NUMBER_WORDS.get(word)
+        if value is None or (total and (total % 10 or not 0 < value < 10)):
+            return None
+        total += value
+    return Fraction(sign * total) if words[sign < 0 :] else None

@@ -1,0 +1,102 @@
+"""Units of measurement: words after a number -> one spelling per unit, and whether two of them are the same.
+
+Enters: tokens, or two units as `canonical_unit` spells them. Leaves: a spelling such as `cm^2`, `mi / h` or `?apple`
+(a word that is no known unit), or a yes or no.
+"""
+
+import re
+
+from rlvr_cli.graders.answers.notation import Token, names
+
+_ALIASES = {
+    "cm": "cm centimeter centimeters centimetre centimetres cms",
+    "mm": "mm millimeter millimeters millimetre millimetres",
+    "m": "m meter meters metre metres",
+    "km": "km kilometer kilometers kilometre kilometres kms",
+    "in": "in inch inches",
+    "ft": "ft foot feet",
+    "yd": "yd yard yards yds",
+    "mi": "mi mile miles",
+    "mg": "mg milligram milligrams",
+    "g": "g gram grams gm",
+    "kg": "kg kilogram kilograms kgs",
+    "lb": "lb lbs pound pounds",
+    "oz": "oz ounce ounces",
+    "ton": "ton tons tonne tonnes",
+    "ml": "ml mL milliliter milliliters millilitre millilitres",
+    "l": "L l liter liters litre litres",
+    "gal": "gal gallon gallons",
+    "qt": "qt quart quarts",
+    "pt": "pint pints",
+    "cup": "cup cups",
+    "s": "s sec secs second seconds",
+    "min": "min mins minute minutes",
+    "h": "h hr hrs hour hours",
+    "day": "day days",
+    "week": "week weeks wk wks",
+    "month": "month months",
+    "year": "year years yr yrs",
+    "dm": "dm decimeter decimeters",
+    "mol": "mol moles",
+    "kw": "kW kilowatts",
+    "dollar": "$ dollar dollars usd USD bucks",
+    "cent": "cent cents ¢",
+    "euro": "euro euros",
+    "percent": "% percent pct percents",
+    "degree": "degree degrees deg degs",
+    "rad": "rad rads radian radians",
+    "mph": "mph",
+    "am": "am a.m AM A.M",
+    "pm": "pm p.m PM P.M",
+    "hz": "Hz hertz",
+    "n": "N newton newtons",
+    "j": "J joule joules",
+    "w": "W watt watts",
+    "v": "V volt volts",
+    "unit": "unit units",
+    "square": "square sq",
+    "cubic": "cubic cu",
+}
+UNITS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()}
+# these may follow a number without a space
+GLUED_UNITS = names("cm mm km kg mg ml mL ft lbs hrs hr min mph am pm sec AM PM mi yd in oz")
+_TAILS = names("of in that which for to from left total is are were each")  # what follows them is not the unit
+
+
+def canonical_unit(tokens: list[Token]) -> str:
+    """One spelling per known unit; unknown words keep theirs, without a plural s."""
+    text = " ".join(token.text for token in tokens)
+    text = text.replace("{", " ").replace("}", " ").replace("^ ", "^").replace("'", "")
+    found: list[str] = []
+    power = ""
+    for word in re.findall(r"\^-?\d|[A-Za-z.]+|[$%/¢]", text):
+        if word.startswith("^"):
+            power = word[1:]
+            continue
+        if found and word.lower() in _TAILS:
+            break
+        bare = word.strip(".")
+        name = UNITS.get(bare) or UNITS.get(bare.lower())
+        if name == "square":
+            power = "2"
+        elif name == "cubic":
+            power = "3"
+        elif word == "/" or bare == "per":
+            found.append("/")
+        elif name:
+            found.extend(("mi", "/", "h") if name == "mph" else (name,))
+        elif bare:
+            found.append("?" + (bare.lower().removesuffix("s") or bare.lower()))
+    found = [name for name in found if name != "unit"]
+    return " ".join(found) + (f"^{power}" if power and found else "")
+
+
+def units_agree(left: str, right: str) -> bool:
+    """Whether two units, neither empty, are the same; of words that are no known unit one in common is enough."""
+    if left == right or {left, right} in ({"degree", "celsius"}, {"degree", "fahrenheit"}):
+        return True
+    a, b = left.split(), right.split()
+    if all(word.startswith("?") for word in (*a, *b)):
+        return bool(set(a) & set(b)) or left.startswith(right) or right.startswith(left)
+    known_a, known_b = ([word for word in side if not word.startswith("?")] for side in (a, b))
+    return known_a == known_b and bool(known_a)

@@ -1,0 +1,107 @@
+"""What identifies a model in run.json, and what its config alone says of it.
+
+Enters: a directory or a hub name. Leaves: names, hashes and sizes; no weights are loaded.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
+
+from rlvr_cli.models.policy import fetch_model, load_error, local_directory
+
+
+def builtin_model_path() -> Path:
+    """The directory of the tiny model that comes with the package."""
+    return Path(__file__).parents[1] / "assets" / "tiny-math"
+
+
+def model_identity(path_or_id: str | Path, *, fetch: bool = False) -> dict[str, Any]:
+    """What run.json keeps of a model, enough to tell later whether it is the same one.
+
+    Args:
+        fetch: download a Hub model that is not on this machine.
+
+    Returns:
+        `path` or `id` (with the Hub's `revision`), and, where its weights lie on this machine, `sha256` (of the list of
+        weight files with their SHA-256), `bytes`, `parameters` (stored ones: tied weights count once), and the
+        tokenizer's `tokenizer_sha256`.
+
+    Raises:
+        RlvrError: a path with no model in it, or a damaged one.
+    """
+    directory = local_directory(path_or_id)
+    if directory is not None:
+        return {"path": str(directory.resolve()), **_weights_identity(directory)}
+    from huggingface_hub import try_to_load_from_cache
+
+    if fetch:
+        fetch_model(str(path_or_id))
+    cached = try_to_load_from_cache(str(path_or_id), "config.json")
+    if not isinstance(cached, str):
+        return {"id": str(path_or_id), "revision": None}
+    snapshot = Path(cached).parent  # the cache names it by the commit
+    return {"id": str(path_or_id), "revision": snapshot.name, **_weights_identity(snapshot)}
+
+
+def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
+    """Sizes of a model on this machine, for an estimate of memory: parameters, layers, hidden, intermediate, kv_width (key-value
+    heads times head size), vocabulary. None when its files are not here or name these sizes in another way."""
+    try:
+        config = AutoConfig.from_pretrained(path_or_id, local_files_only=True)
+        heads, head_size = config.num_attention_heads, getattr(config, "head_dim", None)
+        return {
+            "parameters": model_identity(path_or_id)["parameters"],
+            "layers": config.num_hidden_layers,
+            "hidden": config.hidden_size,
+            "intermediate": config.intermediate_size,
+            "kv_width": config.num_key_value_heads * (head_size or config.hidden_size // heads),
+            "vocabulary": config.vocab_size,
+        }
+    except (OSError, ValueError, AttributeError, KeyError):
+        return None
+
+
+def _weights_identity(directory: Path) -> dict[str, Any]:
+    digest, size, parameters = hashlib.sha256(), 0, 0
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        size += path.stat().st_size
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
+                    count = 1
+                    for length in tensors.get_slice(name).get_shape():
+                        count *= length
+                    parameters += count
+        except SafetensorError as error:
+            raise load_error("model", str(directory), directory, error) from error
+    tokenizer = hashlib.sha256()
+    for path in sorted(directory.glob("tokenizer*")):
+        tokenizer.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return {
+        "sha256": digest.hexdigest(),
+        "bytes": size,
+        "parameters": parameters,
+        "tokenizer_sha256": tokenizer.hexdigest(),
+    }
+
+
+def model_path(model: str) -> str:
+    """The model that was named, or the built-in one."""
+    return model or str(builtin_model_path())
+
+
+def model_facts(engine: str, model: str, *, base_url: str = "", fetch: bool = True) -> dict[str, Any]:
+    """What identifies the model in run.json: its name and, where there are files, their hashes.
+
+    Args:
+        fetch: download a hub model that is not on this machine yet, so that its files are known from the start.
+    """
+    if engine == "openai":
+        return {"name": model, "endpoint": base_url}
+    identity = model_identity(model_path(model), fetch=fetch)
+    return {"name": model or "tiny-math (built in; name another with --model)", **identity}

@@ -1,0 +1,328 @@
+"""The log-probabilities and entropies that a model gives tokens, in nats, chunked and in fp32.
+
+Enters: a batch of token ids (`tokenization`) and a causal language model of transformers. Leaves: (batch, seq) tensors.
+"""
+
+import warnings
+import weakref
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
+
+from rlvr_cli.models.prefixes import Prefixes, distinct_prefixes, gather, hidden_states, shares_prefixes
+from rlvr_cli.models.tokenization import row_lengths
+
+# How many logits are held at once: as few as keep the products fast. On a CPU they then stay in its cache; on a GPU
+# each operator still has enough to do to be worth its launch.
+_LOGITS_ON_CPU, _LOGITS_ON_CUDA = 2**20, 2**26
+_KEPT_LOGITS = 5 * 2**24  # that the backward pass finds and need not make again: 320 MiB, all of a small vocabulary's
+_MIN_CHUNK = 256  # however many positions there are
+_FLOOR = -1e30  # instead of a logit of -inf: its probability is 0 too, and times 0 it is a number
+
+
+def compute_entropy(logits: Tensor) -> Tensor:
+    """Entropy of the next-token distributions, in nats.
+
+    Computed in float32 at least, from the log-softmax: no overflow, no cancellation between large logits, and a logit
+    of -inf (a token that cannot be sampled) adds exactly 0, in the gradient too.
+
+    Args:
+        logits: (..., vocab), unnormalised.
+
+    Returns:
+        (...), float32 (float64 for float64 logits).
+    """
+    log_probs = torch.log_softmax(logits, dim=-1, dtype=_accumulation_dtype(logits.dtype))
+    probs = log_probs.exp()
+    return -(probs * log_probs.masked_fill(probs == 0, 0.0)).sum(dim=-1)
+
+
+def get_response_log_probs(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    labels: Tensor,
+    return_token_entropy: bool = False,
+    *,
+    response_mask: Tensor | None = None,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+    prefixes: Prefixes | None = None,
+) -> dict[str, Tensor]:
+    """Log-probabilities of `labels` under the model, and optionally the entropies they were drawn from.
+
+    The (batch, seq, vocab) logits never exist. The model's body gives hidden states, of each prefix that rows have in
+    common once and of no padding (`prefixes.py`; a model with other than ordinary attention: row by row); its head runs over the wanted
+    positions only, `chunk_size` entries of the vocabulary at a time, and most of it again in the backward pass. Log-probabilities
+    and entropies are float32 (float64 for a float64 model), also under autocast, where the head's product of bfloat16
+    operands stays in float32.
+
+    That needs a model whose logits are one linear map of its body's last hidden states. Where they are not (Gemma's
+    soft capping, Cohere's and Granite's scaling) the model's own forward pass makes the full logits, and a warning says
+    so.
+
+    Args:
+        model: on the device of the ids. Its mode is left as it is: with dropout active the result is random.
+        input_ids: (batch, seq), padded on the right.
+        labels: (batch, seq), the token that follows each position.
+        return_token_entropy: whether to return `token_entropy`; it is differentiable too.
+        response_mask: (batch, seq); positions outside it are not computed and come back as exactly 0. None: every
+            position.
+        temperature: divides the logits, as in sampling: log-probabilities are those of the distribution sampled from.
+        chunk_size: entries of the vocabulary whose logits are held at once, at the peak in two or three (positions,
+            chunk_size) float32 tensors. None: so many that each is a few MB (on a GPU a few hundred), or the whole of
+            a small vocabulary.
+        prefixes: `wanted_prefixes` of the same, where they are known already.
+
+    Returns:
+        `log_probs`, and `token_entropy` when asked for, each (batch, seq).
+    """
+    assert temperature > 0, f"temperature {temperature}: a greedy policy has no log-probabilities"
+    mask = torch.ones_like(labels, dtype=torch.bool) if response_mask is None else response_mask.bool()
+    targets = labels[mask]  # (positions,)
+    if _has_linear_head(model):
+        hidden = _hidden(model, input_ids, mask, prefixes or wanted_prefixes(model, input_ids, mask))
+        head = model.get_output_embeddings()
+        assert isinstance(head, nn.Linear)  # what `_has_linear_head` has found
+        log_probs, entropy = _linear_log_probs(
+            hidden,
+            head.weight,
+            head.bias,
+            targets,
+            temperature=temperature,
+            with_entropy=return_token_entropy,
+            chunk_size=chunk_size,
+        )
+    else:
+        logits = model(input_ids).logits[mask]  # (positions, vocab)
+        logits = logits.to(_accumulation_dtype(logits.dtype)) / temperature
+        log_probs = torch.log_softmax(logits, dim=-1).gather(-1, targets[:, None]).squeeze(-1)
+        entropy = compute_entropy(logits) if return_token_entropy else None
+    result = {"log_probs": _unmask(log_probs, mask)}
+    if entropy is not None:
+        result["token_entropy"] = _unmask(entropy, mask)
+    return result
+
+
+def computes_prefixes(model: PreTrainedModel) -> bool:
+    """Whether prefixes that rows share go through the model's body once; recomputation in the backward pass forbids it."""
+    return _has_linear_head(model) and not model.is_gradient_checkpointing and shares_prefixes(model)
+
+
+def wanted_prefixes(model: PreTrainedModel, input_ids: Tensor, response_mask: Tensor) -> Prefixes | None:
+    """What of a batch goes through the model's body in `get_response_log_probs`; None where it all does, padding too."""
+    if not computes_prefixes(model):
+        return None
+    lengths = row_lengths(response_mask)
+    lengths[:1].clamp_(min=1)  # no model takes nothing
+    return distinct_prefixes(input_ids, lengths)
+
+
+def _hidden(model: PreTrainedModel, input_ids: Tensor, mask: Tensor, prefixes: Prefixes | None) -> Tensor:
+    """The last hidden states of the wanted positions, (positions, hidden)."""
+    if prefixes is None:
+        return model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[mask]
+    return gather(hidden_states(model, prefixes), prefixes.places[mask])
+
+
+def _unmask(values: Tensor, mask: Tensor) -> Tensor:
+    """(positions,) -> the shape of the mask, 0 outside it."""
+    return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
+
+
+def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+_linear_heads: weakref.WeakKeyDictionary[nn.Module, tuple[nn.Module | None, bool]] = weakref.WeakKeyDictionary()
+
+
+def _has_linear_head(model: nn.Module) -> bool:
+    """Whether the model's logits are `head(body(input_ids).last_hidden_state)`; found out once per model and head."""
+    policy = model if isinstance(model, PreTrainedModel) else None
+    head = policy.get_output_embeddings() if policy is not None else None
+    known = _linear_heads.get(model)
+    if known is None or known[0] is not head:
+        known = (head, policy is not None and type(head) is nn.Linear and _probe_linear_head(policy, head))
+        _linear_heads[model] = known
+        if not known[1]:
+            warnings.warn(
+                f"The logits of {type(model).__name__} are not one linear map of its hidden states, so the logits of a "
+                "whole micro-batch are held in memory at once: it may have to be smaller than for other models.",
+                stacklevel=3,
+            )
+    return known[1]
+
+
+@torch.no_grad()
+def _probe_linear_head(model: PreTrainedModel, head: nn.Linear) -> bool:
+    """Ask the model itself, instead of a list of architectures.
+
+    One token goes through it. The head must be given exactly the body's last hidden states, and what the head returns
+    must come back as the logits untouched; a planted output, spread over ±100, would show any cap, scale or offset.
+    """
+    seen: dict[str, Tensor | None] = {}
+
+    def see_body(_module: nn.Module, _inputs: object, output: object) -> None:
+        seen["body"] = getattr(output, "last_hidden_state", None)
+
+    def plant(_module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        seen["input"] = inputs[0]
+        spread = torch.linspace(-100, 100, output.shape[-1], device=output.device)
+        seen["output"] = spread.to(output.dtype).expand_as(output).clone()
+        return seen["output"].clone()  # the model may change its own in place
+
+    body = model.base_model
+    if body is model:
+        return False
+    hooks = [body.register_forward_hook(see_body), head.register_forward_hook(plant)]
+    token = torch.zeros((1, 1), dtype=torch.int64, device=head.weight.device)
+    devices = [token.device] if token.is_cuda else []
+    try:
+        with torch.random.fork_rng(devices):  # active dropout must not draw from the run's random numbers here
+            logits = model(token, use_cache=False).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    hidden, given, planted = seen.get("body"), seen.get("input"), seen.get("output")
+    if hidden is None or given is None or planted is None:
+        return False
+    return torch.equal(hidden, given) and torch.equal(planted.to(logits.dtype), logits)
+
+
+def _linear_log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    *,
+    temperature: float,
+    with_entropy: bool = True,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities of `labels`, and entropies, under softmax((hidden @ weight.T + bias) / temperature)."""
+    dtype = hidden.dtype
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+    if not hidden.is_cuda:
+        dtype = _accumulation_dtype(dtype)  # a CPU has no product of halves that is kept in float32
+    if chunk_size is None:
+        logits_at_once = _LOGITS_ON_CUDA if hidden.is_cuda else _LOGITS_ON_CPU
+        chunk_size = max(logits_at_once // max(len(labels), 1), _MIN_CHUNK)
+    chunk_size = min(chunk_size, len(weight))
+    return _LinearLogProbs.apply(  # type: ignore[return-value]
+        hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype
+    )
+
+
+class _LinearLogProbs(torch.autograd.Function):
+    """`_linear_log_probs` in chunks of the vocabulary.
+
+    With z = logits / temperature, p = softmax(z), l = log p, H = -sum p l: the forward pass merges the chunks' normalizers
+    and entropies, and the backward pass makes z again, chunk by chunk, where it was not kept: d(log-prob of y) / dz = onehot(y) - p, and
+    dH / dz = -p (l + H). Each row of the weight's gradient is written once, by the chunk that it belongs to; chunks of
+    positions would add to the whole of it each time.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype):
+        wide = _accumulation_dtype(dtype)
+        inputs = hidden.to(dtype)
+        picked = torch.zeros(len(labels), dtype=wide, device=hidden.device)  # the labels' z
+        normalizer = torch.full_like(picked, torch.finfo(wide).min)
+        entropy = torch.zeros_like(picked) if with_entropy else None
+        full = len(weight) // chunk_size if any(ctx.needs_input_grad) else 0
+        room = min(_KEPT_LOGITS // max(len(labels) * chunk_size, 1), full)
+        # Of the first chunks: z less its largest at each position, and these. One tensor each: many would lie between
+        # others that are freed, and leave holes.
+        kept, tops = picked.new_empty(room, len(labels), chunk_size), picked.new_empty(room, len(labels))
+        with torch.autocast(hidden.device.type, enabled=False):
+            for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
+                z = _scaled_logits(inputs, weight[chunk].to(dtype), bias, chunk, temperature)  # (positions, chunk)
+                inside, place = _places(labels, chunk)
+                picked = torch.where(inside, z.gather(-1, place).squeeze(-1), picked)
+                if bias is not None:  # which may be -inf
+                    z.clamp_(min=_FLOOR)
+                top = z.amax(dim=-1)
+                z -= top[:, None]
+                if number < room:
+                    kept[number], tops[number] = z, top
+                p = z.exp()  # times `total`, at least 1
+                total = p.sum(dim=-1)
+                log_total = total.log()
+                here = top + log_total  # the chunk's own normalizer
+                merged = torch.logaddexp(normalizer, here)
+                if entropy is not None:
+                    entropy_here = log_total - p.mul_(z).sum(dim=-1) / total
+                    log_before, log_here = normalizer - merged, here - merged  # of the shares of probability
+                    entropy = log_before.exp() * (entropy - log_before) + log_here.exp() * (entropy_here - log_here)
+                normalizer = merged
+        ctx.save_for_backward(hidden, weight, bias, labels, normalizer, entropy, kept, tops)
+        ctx.constants = temperature, chunk_size, dtype
+        ctx.set_materialize_grads(False)
+        return picked - normalizer, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_log_probs, grad_entropy):  # type: ignore[override]
+        hidden, weight, bias, labels, normalizer, entropy, kept, tops = ctx.saved_tensors
+        temperature, chunk_size, dtype = ctx.constants
+        inputs = hidden.to(dtype)
+        upstream = torch.zeros_like(normalizer) if grad_log_probs is None else grad_log_probs / temperature
+        grad_hidden = torch.zeros_like(hidden, dtype=_accumulation_dtype(dtype)) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
+                operand = weight[chunk].to(dtype)
+                inside, place = _places(labels, chunk)
+                if number < len(kept):
+                    z = kept[number] - (normalizer - tops[number])[:, None]
+                else:
+                    z = _scaled_logits(inputs, operand, bias, chunk, temperature).sub_(normalizer[:, None])
+                if grad_entropy is None:
+                    grad = z.exp_().mul_(-upstream[:, None])  # by the logits, (positions, chunk)
+                else:
+                    grad = z.exp()
+                    z.clamp_(min=_FLOOR).add_(entropy[:, None]).mul_(grad_entropy[:, None] / -temperature)
+                    grad *= z.sub_(upstream[:, None])
+                grad.scatter_add_(-1, place, torch.where(inside, upstream, 0.0)[:, None])
+                if grad_bias is not None:
+                    grad_bias[chunk] = grad.sum(dim=0)
+                grad = grad.to(dtype)
+                if grad_hidden is not None and grad.dtype == grad_hidden.dtype:
+                    grad_hidden.addmm_(grad, operand)  # in place: a product apart would be another (positions, hidden)
+                elif grad_hidden is not None:
+                    grad_hidden += _product(grad, operand)
+                if grad_weight is not None:
+                    grad_weight[chunk] = _product(grad.T, inputs)
+        grad_hidden = None if grad_hidden is None else grad_hidden.to(hidden.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+
+
+def _chunks(length: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))
+
+
+def _places(labels: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
+    """(positions,), whether each label is in this chunk; (positions, 1), where in it, or anywhere in it."""
+    place = labels - chunk.start
+    width = chunk.stop - chunk.start
+    return (place >= 0) & (place < width), place.clamp(0, width - 1)[:, None]
+
+
+def _scaled_logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, chunk: slice, temperature: float) -> Tensor:
+    """(positions, hidden) and the chunk's (chunk, hidden) -> (positions, chunk), float32 or float64."""
+    logits = _product(inputs, weight.T)
+    if bias is not None:
+        logits += bias[chunk]
+    return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, not rounded to half precision: near 20, bfloat16 logits are 0.125 apart."""
+    if a.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(a, b, out_dtype=torch.float32)  # type: ignore[call-overload]
+    return a @ b

@@ -1,0 +1,116 @@
+"""Text or sampled token ids -> right-padded tensors with a mask on the response tokens.
+
+A batch is the dictionary of the handout: `input_ids`, `labels` and `response_mask`, each (batch, seq), where
+`labels[b, t]` is the token that follows `input_ids[b, :t + 1]`. Rows are padded on the right, and a causal model cannot
+see what is to the right of a token: no attention mask is needed, and no result depends on the padding's width or id.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlvr_cli.errors import RlvrError
+
+Batch = dict[str, Tensor]
+
+
+def tokenize_prompt_and_output(
+    prompt_strs: list[str], output_strs: list[str], tokenizer: PreTrainedTokenizerBase
+) -> Batch:
+    """Tokenize prompts and outputs separately, concatenate them, mark the response tokens (the handout, section 4.2).
+
+    Args:
+        prompt_strs: one prompt per row.
+        output_strs: one output per row; nothing is added to it, in particular no EOS.
+        tokenizer: also says what to pad with, see `pad_id_of`.
+
+    Returns:
+        `input_ids` and `labels`, int64, and `response_mask`, bool, each (batch, max(prompt_and_output_lens) - 1).
+
+    Raises:
+        RlvrError: see `encode` and `pad_id_of`.
+    """
+    prompt_ids, output_ids = encode(prompt_strs, output_strs, tokenizer)
+    return collate(prompt_ids, output_ids, pad_id=pad_id_of(tokenizer))
+
+
+def encode(
+    prompt_strs: list[str], output_strs: list[str], tokenizer: PreTrainedTokenizerBase, *, append_eos: bool = False
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of prompts and of outputs, each tokenized on its own.
+
+    A prompt gets the special tokens that its tokenizer puts there (some begin with BOS; Qwen's add none), an output
+    gets none. For text data only: a sampled response is trained on as the ids that were sampled, because its text need
+    not tokenize back to them.
+
+    Args:
+        prompt_strs: the prompts.
+        output_strs: as many outputs.
+        tokenizer: the model's.
+        append_eos: whether each output that does not end with the EOS token gets one.
+
+    Returns:
+        The prompts' ids and the outputs' ids.
+
+    Raises:
+        RlvrError: a prompt has no token, so that nothing predicts its output's first one; or there is no EOS to append.
+    """
+    assert len(prompt_strs) == len(output_strs), (len(prompt_strs), len(output_strs))
+    if not prompt_strs:
+        return [], []
+    prompt_ids = tokenizer(prompt_strs).input_ids
+    empty = [row for row, ids in enumerate(prompt_ids) if not ids]
+    if empty:
+        raise RlvrError(
+            f"Prompt {empty[0]} of {len(prompt_ids)} has no token: nothing predicts its response's first token.",
+            "Give every example a prompt that is not empty.",
+        )
+    output_ids = tokenizer(output_strs, add_special_tokens=False).input_ids
+    if append_eos:
+        eos = tokenizer.eos_token_id
+        if eos is None:
+            raise RlvrError("The tokenizer has no EOS token to append.", "Train without appending EOS.")
+        output_ids = [ids if ids[-1:] == [eos] else [*ids, eos] for ids in output_ids]
+    return prompt_ids, output_ids
+
+
+def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The tokenizer's pad token, or EOS when it has none; RlvrError when it has neither."""
+    pad_id: Any = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    if pad_id is None:
+        raise RlvrError("The tokenizer has neither a pad nor an EOS token.", "Set tokenizer.pad_token to any token.")
+    return pad_id
+
+
+def collate(prompt_ids: Sequence[Sequence[int]], response_ids: Sequence[Sequence[int]], *, pad_id: int) -> Batch:
+    """Concatenate prompts and responses that are ids already, padded on the right to the longest row.
+
+    Args:
+        prompt_ids: one non-empty prompt per row.
+        response_ids: one response per row; an empty one gives a row without a response token.
+        pad_id: any id of the vocabulary; no result depends on it.
+
+    Returns:
+        `input_ids` and `labels`, int64, and `response_mask`, bool, each (batch, max(len(prompt) + len(response)) - 1).
+        `response_mask` marks the response tokens in `labels`: the prompt's last token predicts the first of them.
+    """
+    starts = [len(prompt) for prompt in prompt_ids]
+    lengths = [start + len(response) for start, response in zip(starts, response_ids, strict=True)]
+    empty = [row for row, start in enumerate(starts) if not start]
+    assert not empty, f"row {empty[0]}: nothing predicts the first response token of an empty prompt"
+    flat = chain.from_iterable(chain.from_iterable(zip(prompt_ids, response_ids, strict=True)))
+    start, end = torch.tensor(starts)[:, None], torch.tensor(lengths)[:, None]
+    place = torch.arange(max(lengths))
+    ids = torch.full((len(lengths), max(lengths)), pad_id, dtype=torch.int64)
+    ids.masked_scatter_(place < end, torch.tensor([*flat], dtype=torch.int64))
+    mask = (place[1:] >= start) & (place[1:] < end)
+    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": mask}
+
+
+def row_lengths(mask: Tensor) -> Tensor:
+    """(batch,): positions up to the last one wanted; those after it cannot influence it."""
+    return (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)

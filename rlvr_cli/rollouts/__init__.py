@@ -1,0 +1,1 @@
+"""Question x sampler x grader -> rows in the store."""

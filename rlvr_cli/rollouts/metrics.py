@@ -1,0 +1,77 @@
+"""Averages over rollouts, and what it took to sample them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from rlvr_cli.types import Rollout
+
+AVERAGED = ("reward", "format_reward", "answer_reward", "num_response_tokens", "finish_reason", "mean_entropy")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What it took to collect rollouts."""
+
+    tokens: int = 0
+    sampling_seconds: float = 0.0  # the engine's
+    waiting_seconds: float = 0.0  # for the engine: less, where it had begun before it was asked
+    grading_seconds: float = 0.0  # for the graders, beyond what went on beside sampling
+
+    def __add__(self, other: "Effort") -> "Effort":
+        return Effort(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """By metric name; empty when nothing had to be sampled."""
+        if not self.tokens:
+            return {}
+        return {
+            "sampling/tokens": float(self.tokens),
+            "sampling/seconds": self.sampling_seconds,
+            "sampling/waiting_seconds": self.waiting_seconds,
+            "sampling/tokens_per_second": self.tokens / max(self.sampling_seconds, 1e-9),
+            "grading/seconds": self.grading_seconds,
+        }
+
+
+def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """`generation_metrics` of rollouts."""
+    return generation_metrics({name: getattr(r, name) for name in AVERAGED} for r in rollouts)
+
+
+def generation_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Averages over rollout rows; a failed grade counts as 0 reward and is counted in `reward/grade_errors`."""
+    totals: dict[str, tuple[float, int]] = {}
+    samples = errors = 0
+    for row in rows:
+        reward, tokens = row["reward"] or 0.0, row["num_response_tokens"]
+        samples, errors = samples + 1, errors + (row["reward"] is None)
+        values = {
+            "reward/mean": reward,
+            "reward/format": row["format_reward"] or 0.0,
+            "reward/answer": row["answer_reward"] or 0.0,
+            "length/mean": tokens,
+            "length/correct": tokens if reward > 0.5 else None,
+            "length/wrong": tokens if reward <= 0.5 else None,
+            "length/truncated_share": row["finish_reason"] == "length",
+            "entropy/mean": row["mean_entropy"],
+        }
+        for name, value in values.items():
+            total, count = totals.get(name, (0.0, 0))
+            totals[name] = (total, count) if value is None else (total + value, count + 1)
+    means = {name: total / count for name, (total, count) in totals.items() if count}
+    return means | {"reward/samples": float(samples), "reward/grade_errors": float(errors)}
+
+
+def progress_signals(rollouts: Sequence[Rollout], *, tokens: int) -> dict[str, float]:
+    return {
+        "reward": mean_or_none(r.reward or 0.0 for r in rollouts) or 0.0,
+        "truncated": mean_or_none(r.finish_reason == "length" for r in rollouts) or 0.0,
+        "tokens": float(tokens),
+    }
+
+
+def mean_or_none(values: Iterable[float]) -> float | None:
+    items = [float(v) for v in values]
+    return sum(items) / len(items) if items else None

@@ -1,0 +1,144 @@
+"""Another grader's verdicts on a finished run: nothing is sampled again.
+
+Enters: a run that nobody is writing, a grader pool. Leaves: committed parts of grades.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.collect import COMMIT_ROWS, COMMIT_SECONDS, Progress
+from rlvr_cli.rollouts.grading import failure_kind_of
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Phase, Regrade
+
+PhaseChoice = Literal["all", "eval", "train"]
+
+GRADE_ROWS = 128  # responses that are graded together: how long Ctrl-C waits
+GRADED_COLUMNS = ("example_id", "sample_index", "response", "ground_truth", "finish_reason", "reward")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The rollouts of one phase and step that one attempt of a grader has yet to see."""
+
+    phase: Phase
+    step: int
+    attempt: int
+    done: int
+    left: int
+
+
+def plan_regrade(run: RunDir, *, grader: str, grader_sha256: str | None, phase: PhaseChoice, again: bool) -> list[Work]:
+    """What is to be graded. What the grader has seen stays, unless `again`, or its file is not the one that it was.
+
+    Raises:
+        RlvrError: the run has no such rollouts.
+    """
+    steps: list[tuple[Phase, int]] = [place for place in run.steps() if phase in ("all", place[0])]
+    if not steps:
+        raise RlvrError(
+            f"{run.path} has no {'' if phase == 'all' else phase + ' '}rollouts to grade.",
+            "rlvr eval, ei and grpo make some." if phase == "all" else "Take --phase all.",
+        )
+    attempts: dict[Phase, int] = {}
+    for p, _ in steps:
+        if p not in attempts:
+            last = run.last_attempt(grader, p)
+            fresh = last is not None and (again or last.grader_sha256 != grader_sha256)
+            attempts[p] = 0 if last is None else last.number + fresh
+    works = []
+    for p, s in steps:
+        done = len(run.graded_keys(grader, p, s, attempt=attempts[p]))
+        works.append(Work(p, s, attempts[p], done, len(run.committed_keys(p, s)) - done))
+    return works
+
+
+def regrade(
+    run: RunDir,
+    works: Sequence[Work],
+    *,
+    grader: str,
+    grader_sha256: str | None,
+    pool: GraderPool,
+    stop: StopRequest,
+    progress: Progress | None = None,
+) -> None:
+    """Grade what is left of `works` and commit it; what a kill or a signal leaves undone the next call does.
+
+    Args:
+        grader: the name that the grades are stored under.
+
+    Raises:
+        Interrupted: `stop` was requested; everything at hand is committed.
+    """
+    for work in works:
+        if work.left:
+            _regrade_step(
+                run, work, grader=grader, grader_sha256=grader_sha256, pool=pool, stop=stop, progress=progress
+            )
+
+
+def _regrade_step(
+    run: RunDir,
+    work: Work,
+    *,
+    grader: str,
+    grader_sha256: str | None,
+    pool: GraderPool,
+    stop: StopRequest,
+    progress: Progress | None,
+) -> None:
+    held = run.graded_keys(grader, work.phase, work.step, attempt=work.attempt)
+    rows = run.rollouts(work.phase, work.step, columns=GRADED_COLUMNS).to_pylist()
+    rows = [r for r in rows if (r["example_id"], r["sample_index"]) not in held]
+    graded: list[Regrade] = []
+
+    def commit() -> None:
+        if graded:
+            run.commit_grades(work.phase, work.step, graded)
+            graded.clear()
+
+    committed = time.monotonic()
+    try:
+        for start in range(0, len(rows), GRADE_ROWS):
+            stop.check()
+            batch = rows[start : start + GRADE_ROWS]
+            grades = pool.grade([(r["response"], r["ground_truth"]) for r in batch])
+            for row, grade in zip(batch, grades, strict=True):
+                graded.append(
+                    Regrade(
+                        run_id=run.id,
+                        phase=work.phase,
+                        step=work.step,
+                        example_id=row["example_id"],
+                        sample_index=row["sample_index"],
+                        grader=grader,
+                        attempt=work.attempt,
+                        grader_sha256=grader_sha256,
+                        format_reward=grade.format_reward,
+                        answer_reward=grade.answer_reward,
+                        reward=grade.reward,
+                        grade_error=grade.error,
+                        extracted_answer=grade.extracted_answer,
+                        category=grade.category,
+                        failure_kind=failure_kind_of(grade, finish_reason=row["finish_reason"]),
+                    )
+                )
+            if progress is not None:
+                flipped = sum(_right(r["reward"]) != _right(g.reward) for r, g in zip(batch, grades, strict=True))
+                right = sum(_right(g.reward) for g in grades)
+                progress.advance(len(batch), right=right / len(batch), changed=flipped / len(batch))
+            if len(graded) >= COMMIT_ROWS or time.monotonic() - committed > COMMIT_SECONDS:
+                commit()
+                committed = time.monotonic()
+    finally:
+        commit()
+
+
+def _right(reward: float | None) -> bool:
+    return reward is not None and reward > 0.5

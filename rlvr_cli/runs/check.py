@@ -1,0 +1,60 @@
+"""Every byte of a run read again, against the sha256 of the manifest."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.files import read_regular, shown
+from rlvr_cli.runs.manifest import METRICS, Entry, is_of
+from rlvr_cli.runs.readers import metrics_path, present_parts, read_manifest, read_metadata, read_part
+
+
+def check_run(path: Path | str) -> list[str]:
+    """Read every byte that was committed and say what is wrong, one sentence per problem; empty when all is well.
+
+    May be used while the run is being written.
+    """
+    path = Path(path)
+    problems: list[str] = []
+    try:
+        read_metadata(path)
+    except RlvrError as error:
+        problems.append(error.problem)
+    try:
+        earlier, _ = read_manifest(path)
+        present = present_parts(path)
+        problems += _check_metrics(path, earlier)
+        entries, _ = read_manifest(path)
+    except RlvrError as error:
+        return [*problems, error.problem]
+    for entry in entries:
+        if entry.path != METRICS:
+            try:
+                rows = read_part(path, entry).num_rows
+            except RlvrError as error:
+                problems.append(error.problem)
+            else:
+                if rows != entry.rows:
+                    problems.append(f"{shown(path / entry.path)} has {rows} rows, and {entry.rows} in the manifest.")
+    listed = {e.path for e in entries}
+    problems += [
+        f"{shown(path / p)} is not in the manifest: its commit is under way, or was cut short and resuming settles it."
+        for p in present
+        if p not in listed
+    ]
+    return problems
+
+
+def _check_metrics(run: Path, earlier: Sequence[Entry]) -> list[str]:
+    try:
+        if metrics_path(run, earlier) is None:
+            return []
+        data = read_regular(run, METRICS)
+    except RlvrError as error:
+        return [error.problem]
+    # A writer may have gone on since `earlier` was read: the file is any announced from the one before its last on.
+    announced = sum(e.path == METRICS for e in earlier)
+    candidates = [e for e in read_manifest(run)[0] if e.path == METRICS][max(announced - 2, 0) :]
+    if any(is_of(e, data) for e in candidates):
+        return []
+    return [f"{shown(run / METRICS)} is damaged: its sha256 is not the one in the manifest."]

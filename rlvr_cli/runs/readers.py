@@ -1,0 +1,258 @@
+"""Reading a run without its lock: what its manifest names, and nothing else.
+
+Enters: a run directory or a name. Leaves: `RunInfo` and tables of rollouts. A file that is not what was committed is an RlvrError.
+"""
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.files import naming, read_regular, refuse_links, shown
+from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, is_of, parse_manifest
+from rlvr_cli.runs.parquet import from_parquet
+from rlvr_cli.runs.schemas import SCHEMA_VERSION, grade_schema, rollout_schema
+from rlvr_cli.text import printable
+from rlvr_cli.types import Phase
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+RUN_FILE, MANIFEST = "run.json", "manifest.jsonl"
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run as its files say, read without a lock."""
+
+    path: Path
+    id: str
+    metadata: dict[str, Any]  # run.json
+    parts: list[Path]  # committed rollout parts, in the order of their commits
+    grades: list[Path]  # committed parts of grades, likewise
+    metrics: Path | None  # None before the first metric
+    fingerprint: str  # SHA-256, hex, of what the rollout parts are
+
+
+def damaged_file(path: Path, what: str) -> RlvrError:
+    return RlvrError(f"{shown(path)} is damaged: {what}.", "Restore the file from a copy, or start a new run.")
+
+
+def read_manifest(run: Path) -> tuple[list[Entry], int]:
+    """The entries of the manifest, and the length in bytes of their lines."""
+    data = read_regular(run, MANIFEST)
+    try:
+        return parse_manifest(data, newest=SCHEMA_VERSION)
+    except ValueError as error:
+        raise damaged_file(run / MANIFEST, printable(str(error), keep="")) from error
+
+
+def read_metadata(run: Path) -> dict[str, Any]:
+    path = run / RUN_FILE
+    try:
+        metadata = json.loads(read_regular(run, RUN_FILE))
+    except (ValueError, RecursionError) as error:
+        raise damaged_file(path, f"it is not JSON ({printable(str(error), keep='')})") from error
+    if not isinstance(metadata, dict):
+        raise damaged_file(path, "it is not a JSON object")
+    version = metadata.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise RlvrError(
+            f"{shown(run)} was written by a newer rlvr (schema version {version}).", "Upgrade rlvr-cli to read it."
+        )
+    for name in ("run_id", "command", "status", "created_at"):
+        if not isinstance(metadata.get(name), str):
+            raise damaged_file(path, f"it has no {name}")
+    if version != SCHEMA_VERSION or RUN_NAME.fullmatch(metadata["run_id"]) is None:
+        raise damaged_file(path, "its schema_version or run_id is none that rlvr writes")
+    return metadata
+
+
+def check_part(run: Path, entry: Entry) -> Path:
+    """The path of a committed part that is there, whole by its size; its bytes are not read."""
+    path = run / entry.path
+    with naming(path, "read"):
+        refuse_links(run, entry.path)
+        state = os.lstat(path)
+    if not stat.S_ISREG(state.st_mode):
+        raise RlvrError(f"{shown(path)} is not a regular file.")
+    if state.st_size != entry.bytes:
+        raise damaged_file(path, f"it has {state.st_size} bytes, and {entry.bytes} were committed")
+    return path
+
+
+def read_part(run: Path, entry: Entry, columns: Sequence[str] | None = None) -> "pa.Table":
+    path = run / entry.path
+    data = read_regular(run, entry.path)
+    if not is_of(entry, data):
+        raise damaged_file(path, "its sha256 is not the one in the manifest")
+    return parsed_table(data, schema_of(entry.folder), path=path, columns=columns)
+
+
+def schema_of(folder: str) -> "pa.Schema":
+    return grade_schema() if folder == GRADES else rollout_schema()
+
+
+def parsed_table(data: bytes, schema: "pa.Schema", *, path: Path, columns: Sequence[str] | None = None) -> "pa.Table":
+    try:
+        return from_parquet(data, schema, columns=columns)
+    except ValueError as error:
+        raise damaged_file(path, str(error)) from error
+
+
+# The readers
+
+
+def read_run(path: Path | str) -> RunInfo:
+    """What a run holds, also while it is being written.
+
+    Raises:
+        RlvrError: it is no run, or run.json, the manifest or a committed file is missing, a link or of the wrong size.
+    """
+    path = Path(path)
+    metadata = read_metadata(path)
+    entries, _ = read_manifest(path)
+    parts = {folder: [check_part(path, e) for e in entries if e.folder == folder] for folder in (ROLLOUTS, GRADES)}
+    digests = "".join(e.sha256 for e in entries if e.folder == ROLLOUTS)
+    return RunInfo(
+        path=path,
+        id=metadata["run_id"],
+        metadata=metadata,
+        parts=parts[ROLLOUTS],
+        grades=parts[GRADES],
+        metrics=metrics_path(path, entries),
+        fingerprint=hashlib.sha256(digests.encode()).hexdigest(),
+    )
+
+
+def present_parts(run: Path) -> list[str]:
+    """The paths of the ``*.parquet`` files in rollouts/ and grades/, whether committed or not."""
+    found: list[str] = []
+    for folder in (ROLLOUTS, GRADES):
+        if folder == GRADES and not os.path.lexists(run / folder):
+            continue
+        refuse_links(run, folder)
+        with naming(run / folder, "read"):
+            found += sorted(f"{folder}/{n}" for n in os.listdir(run / folder) if n.endswith(".parquet"))
+    return found
+
+
+def metrics_path(run: Path, entries: Sequence[Entry]) -> Path | None:
+    path = run / METRICS
+    announced = sum(e.path == METRICS for e in entries)
+    refuse_links(run, METRICS)
+    if announced and path.is_file():
+        return path
+    if announced > 1:  # the first announcement may not have been kept yet
+        raise RlvrError(f"{shown(path)} is missing.", "Restore the file from a copy, or resume the run without it.")
+    return None
+
+
+def read_rollouts(
+    path: Path | str, *, phase: Phase | None = None, step: int | None = None, columns: Sequence[str] | None = None
+) -> "pa.Table":
+    """The committed rollouts of a run, of one phase and step or of all, in the order of their commits.
+
+    The sha256 of every part is checked against the manifest, and the checksum of every page.
+
+    Args:
+        columns: names of columns; None for all.
+
+    Raises:
+        RlvrError: as `read_run`, and for a part that is damaged anywhere.
+    """
+    import pyarrow as pa
+
+    return pa.concat_tables(read_parts(path, phase=phase, step=step, columns=columns))
+
+
+def read_parts(
+    path: Path | str, *, phase: Phase | None = None, step: int | None = None, columns: Sequence[str] | None = None
+) -> "Iterator[pa.Table]":
+    """`read_rollouts` part by part: they may be more than memory holds. The first table is empty."""
+    path = Path(path)
+    read_metadata(path)
+    entries, _ = read_manifest(path)
+    return part_tables(path, entries, phase=phase, step=step, columns=columns)
+
+
+def part_tables(
+    path: Path, entries: Sequence[Entry], *, phase: Phase | None, step: int | None, columns: Sequence[str] | None
+) -> "Iterator[pa.Table]":
+    names = rollout_schema().names if columns is None else list(columns)
+    assert set(names) <= set(rollout_schema().names), names
+    yield rollout_schema().empty_table().select(names)
+    for entry in entries:
+        if entry.folder == ROLLOUTS and phase in (None, entry.phase) and step in (None, entry.step):
+            yield read_part(path, entry, names).select(names)
+
+
+def latest_run(root: Path | str) -> Path:
+    """The run in `root` that was created last, by run.json; one whose run.json cannot be read is passed over.
+
+    Raises:
+        RlvrError: there is none, or none that can be read.
+    """
+    runs = _runs(Path(root))
+    if not runs:
+        raise RlvrError(
+            f"There is no run in {shown(root)}.",
+            "Make one, for instance with `rlvr eval`, or say where the runs are with --runs-dir.",
+        )
+    readable: list[tuple[str, str, Path]] = []
+    unreadable: list[RlvrError] = []
+    for run in sorted(runs):
+        try:
+            readable.append((read_metadata(run)["created_at"], run.name, run))
+        except RlvrError as error:
+            unreadable.append(error)
+    if not readable:
+        raise unreadable[0]
+    return max(readable)[2]
+
+
+def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
+    """The run with that name in `root`, or else the run in that directory.
+
+    Raises:
+        RlvrError: there is neither; the hint has the names that are nearest, or the newest.
+    """
+    name, root = str(name_or_path), Path(root)
+    if RUN_NAME.fullmatch(name) is not None and os.path.lexists(root / name / RUN_FILE):
+        return root / name
+    if os.path.lexists(Path(name) / RUN_FILE):
+        return Path(name)
+    import difflib
+
+    names = [run.name for run in sorted(_runs(root), key=_changed, reverse=True)]
+    near = difflib.get_close_matches(name, names, n=3)
+    hint = f"Near it: {', '.join(near)}." if near else f"The newest there: {', '.join(names[:3])}."
+    raise RlvrError(
+        f"There is no run {name!r}, neither in {shown(root)} nor as a directory.",
+        hint if names else "Say where the runs are with --runs-dir.",
+    )
+
+
+def _runs(root: Path) -> list[Path]:
+    if not root.is_dir():
+        return []
+    with naming(root, "read"):
+        names = [e.name for e in os.scandir(root) if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
+    return [root / name for name in names if os.path.lexists(root / name / RUN_FILE)]
+
+
+def _changed(run: Path) -> float:
+    """When its metadata was last written; 0 where it is gone."""
+    with suppress(OSError):
+        return os.stat(run / RUN_FILE).st_mtime
+    return 0.0

@@ -1,0 +1,650 @@
+"""The run store: a directory per run, written by one process, readable by anyone at any time, whole after any kill.
+
+Enters: rollouts, metrics, and what describes the run. Leaves: a run directory ::
+
+    run.json                            what the run is and how it stands; replaced atomically
+    manifest.jsonl                      one line per commit: path, rows, bytes, sha256, schema_version, phase, step
+    rollouts/PHASE-STEP-PART.parquet    parts, which never change; the columns are the fields of `Rollout`
+    grades/GRADER-PHASE-STEP-PART.parquet   parts with what other graders said later; the fields of `Regrade`
+    metrics.parquet                     long form; replaced atomically by each commit
+    set-aside/                          files found by a resumed run that cannot be part of it
+
+A part is committed when its manifest line is on disk; readers follow the manifest and never list the directory. The
+order of a commit: temporary file, fsync, rename, fsync of the directory, manifest line, fsync. So after a kill
+
+- before the rename there is a temporary file, whose name neither DuckDB's ``*.parquet`` nor pyarrow's scan of a
+  directory takes up: opening the run for writing deletes it;
+- between rename and manifest line there is a whole part that the manifest does not name. Opening the run for writing
+  adopts it when it reads without error, belongs to this run and its keys are new, so that nothing is sampled twice;
+  anything else goes to ``set-aside/`` with a notice;
+- within the manifest line there is a last line without a newline: readers ignore it, opening for writing cuts it off.
+
+So every row whose `commit_rollouts` returned is there exactly once, and no key is there twice. metrics.parquet is
+replaced in place, so its new sha256 is announced in the manifest *before* the rename: the file is the one announced
+last or the one before it, and opening the run for writing takes back an announcement that was not kept.
+
+run.json itself has no checksum: it must parse, but a changed value in it is not noticed.
+"""
+
+import errno
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.faults import fault_point
+from rlvr_cli.runs.files import (
+    atomic_write,
+    close_private,
+    fsync_directory,
+    naming,
+    open_private,
+    read_regular,
+    refuse_links,
+    shown,
+    utc_now,
+    write_all,
+)
+from rlvr_cli.runs.lock import Lock
+from rlvr_cli.runs.manifest import (
+    GRADES,
+    METRICS,
+    ROLLOUTS,
+    Entry,
+    entry_of,
+    grader_slug,
+    is_of,
+    line_of,
+    part_name,
+    part_path,
+)
+from rlvr_cli.runs.parquet import grade_table, keys_of, rollout_table, to_parquet, with_metrics
+from rlvr_cli.runs.readers import (
+    MANIFEST,
+    RUN_FILE,
+    RUN_NAME,
+    check_part,
+    damaged_file,
+    parsed_table,
+    part_tables,
+    present_parts,
+    read_manifest,
+    read_metadata,
+    read_part,
+    schema_of,
+)
+from rlvr_cli.runs.schemas import SCHEMA_VERSION, metrics_schema
+from rlvr_cli.text import storable
+from rlvr_cli.types import Phase, Regrade, Rollout
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+Status = Literal["running", "finished", "failed", "interrupted"]
+RolloutKey = tuple[str, int, str, int]  # (phase, step, example_id, sample_index)
+Held = dict[Any, int]  # example_id, or (example_id, attempt) of grades -> its sample indices, as the bits of a number
+MAX_SAMPLES = 2**24  # of a question: a part that claims more would cost memory that nobody has
+_FIXED_FIELDS = ("schema_version", "run_id", "command", "status", "created_at", "updated_at", "wall_seconds")
+
+
+class Attempt(NamedTuple):
+    """One go of a grader at the rollouts of a run."""
+
+    number: int
+    grader_sha256: str | None
+
+
+def _entry(relative: str, data: bytes | memoryview, *, rows: int, phase: str, step: int) -> Entry:
+    return entry_of(data, path=relative, rows=rows, phase=phase, step=step, schema_version=SCHEMA_VERSION)
+
+
+# The writer
+
+
+class RunDir:
+    """An open run that this process, and no other, is writing. Use as a context manager, from one thread.
+
+    Leaving the context sets the status: interrupted after `Interrupted` or KeyboardInterrupt, failed after any other
+    exception, and otherwise finished, unless `finish` was called before.
+
+    Attributes:
+        path: the run directory.
+        notices: what was found and repaired when the run was opened, one sentence each, to be shown to the user.
+    """
+
+    def __init__(self, path: Path, lock: Lock, *, goes_on: bool = True) -> None:
+        """Not for callers: see `create`, `resume` and `annotate`. `lock` is held and is given back when this raises."""
+        self.path = path
+        self.notices: list[str] = []
+        self._goes_on = goes_on
+        self._lock = lock
+        self._process = os.getpid()
+        self._session_start = time.monotonic()
+        self._keys: dict[tuple[str, str, int], Held] = {}  # (slug of grader, phase, step) -> what is committed there
+        self._entries: list[Entry] = []
+        self._manifest_size = 0  # bytes of whole lines
+        self._manifest = -1
+        try:
+            self._metadata = read_metadata(path)
+            self._remove_temporaries()
+            self._open_manifest()
+            self._metrics = self._settled_metrics()
+            for entry in self._entries:
+                if entry.path != METRICS:
+                    check_part(path, entry)
+            self._settle_unlisted_parts()
+            self._earlier_seconds = self._seconds_before()
+            if goes_on:
+                self._set(status="running")
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def create(
+        cls, root: Path | str, command: str, *, name: str | None = None, metadata: Mapping[str, Any]
+    ) -> "RunDir":
+        """Start a new run in `root`, which is made when it is not there.
+
+        Args:
+            root: the directory of runs.
+            command: the rlvr command; the id of the run starts with it.
+            name: the id; None or "" makes one up, ``COMMAND-YYYYmmdd-HHMMSS-XXXX`` in UTC.
+            metadata: more fields for run.json, as JSON can hold them.
+
+        Raises:
+            RlvrError: the name is none, a run of that name exists, or the directory cannot be written.
+        """
+        assert command.isidentifier(), command
+        assert not set(_FIXED_FIELDS) & metadata.keys(), metadata.keys()
+        if name and RUN_NAME.fullmatch(name) is None:
+            raise RlvrError(
+                f"{name!r} cannot be the name of a run.",
+                "Use up to 128 of the characters A-Z a-z 0-9 . _ - and start with a letter or digit.",
+            )
+        root = Path(root)
+        with naming(root):
+            root.mkdir(parents=True, exist_ok=True)
+        while True:
+            run_id = name or f"{command}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
+            now = utc_now()
+            head = {"schema_version": SCHEMA_VERSION, "run_id": run_id, "command": command, "status": "running"}
+            times = {"created_at": now, "updated_at": now, "wall_seconds": 0.0}
+            lock = _make_run(root / run_id, {**head, **times, **metadata})
+            if lock is not None:
+                return cls(root / run_id, lock)
+            if name:
+                raise RlvrError(
+                    f"{shown(root / run_id)} exists already.",
+                    f"Choose another name with --run, or go on with it: --resume {run_id}",
+                )
+
+    @classmethod
+    def resume(cls, path: Path | str) -> "RunDir":
+        """Open a run to go on with it, whatever state a kill has left it in; see `notices`.
+
+        Raises:
+            RlvrError: there is no run, another process is writing it, or a committed file is missing or damaged.
+        """
+        path = Path(path)
+        read_metadata(path)  # before a lock file is made in what may be no run
+        return cls(path, Lock(path))
+
+    @classmethod
+    def annotate(cls, path: Path | str) -> "RunDir":
+        """Open a run that nobody is writing to add grades to it: run.json, its status and its clock stay as they are.
+
+        Raises:
+            RlvrError: as `resume`.
+        """
+        path = Path(path)
+        read_metadata(path)
+        return cls(path, Lock(path), goes_on=False)
+
+    @property
+    def id(self) -> str:
+        return self._metadata["run_id"]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """run.json. Change it through `update`."""
+        return self._metadata
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds that the run has been open for writing, in this process and those before it; never goes back."""
+        return self._earlier_seconds + time.monotonic() - self._session_start
+
+    def update(self, **values: Any) -> None:
+        """Set fields of run.json and replace it atomically. Raises RlvrError."""
+        assert not set(_FIXED_FIELDS) & values.keys(), values.keys()
+        self._set(**values)
+
+    def finish(self, status: Status) -> None:
+        """Record how the run ended: finished, failed or interrupted. Raises RlvrError."""
+        assert status in get_args(Status), status
+        self._set(status=status)
+
+    def commit_rollouts(self, phase: Phase, step: int, rollouts: Sequence[Rollout]) -> Path:
+        """Make rollouts of one phase and step durable, all or none; when this returns they survive anything.
+
+        Returns:
+            The new part.
+
+        Raises:
+            RlvrError: the part cannot be written; the run is as it was.
+        """
+        self._assert_open()
+        assert phase in get_args(Phase), phase
+        assert step >= 0, step
+        assert rollouts, "a part has at least one row"
+        places = {(r.run_id, r.phase, r.step) for r in rollouts}
+        assert places == {(self.id, phase, step)}, (places, self.id, phase, step)
+        return self._commit_part(rollout_table(rollouts), phase=phase, step=step)
+
+    def commit_grades(self, phase: Phase, step: int, grades: Sequence[Regrade]) -> Path:
+        """Make the verdicts of one grader's attempt on rollouts of one phase and step durable, all or none.
+
+        Returns:
+            The new part.
+
+        Raises:
+            RlvrError: the part cannot be written; the run is as it was.
+        """
+        self._assert_open()
+        assert grades, "a part has at least one row"
+        owners = {(g.run_id, g.phase, g.step, g.grader, g.attempt, g.grader_sha256) for g in grades}
+        assert len(owners) == 1, owners
+        assert next(iter(owners))[:3] == (self.id, phase, step), (owners, self.id, phase, step)
+        with naming(self.path / GRADES):
+            if not os.path.lexists(self.path / GRADES):
+                (self.path / GRADES).mkdir()
+                fsync_directory(self.path)
+        return self._commit_part(grade_table(grades), phase=phase, step=step, grader=grades[0].grader)
+
+    def commit_metrics(
+        self, step: int, phase: Phase, values: Mapping[str, float], *, gpu_seconds: float | None = None
+    ) -> None:
+        """Make metrics of one step durable: `commit_metric_rows` of that step alone."""
+        self.commit_metric_rows(phase, {step: values}, gpu_seconds=gpu_seconds)
+
+    def commit_metric_rows(
+        self,
+        phase: Phase,
+        rows: Mapping[int, Mapping[str, float]],
+        *,
+        wall_seconds: Mapping[int, float] | None = None,
+        gpu_seconds: float | None = None,
+    ) -> None:
+        """Make metrics of several steps durable, all or none; those of the same step, phase and name are replaced.
+
+        A run that was killed and goes on has such: it does again what followed its last checkpoint.
+
+        Args:
+            rows: step -> metric name -> value; NaN and infinities are kept.
+            wall_seconds: step -> the run's `wall_seconds` when its metrics came; now, where it is not given.
+            gpu_seconds: GPU time that the run has used so far.
+
+        Raises:
+            RlvrError: the file cannot be written; the metrics are as they were.
+        """
+        self._assert_open()
+        assert phase in get_args(Phase), phase
+        assert all(step >= 0 for step in rows), rows.keys()
+        if not any(rows.values()):
+            return
+        walls = dict.fromkeys(rows, self.wall_seconds) | dict(wall_seconds or {})
+        table = with_metrics(self._metrics, rows, phase=phase, wall_seconds=walls, gpu_seconds=gpu_seconds)
+        self._write_metrics(table, phase=phase, step=max(rows))
+
+    def committed_keys(self, phase: Phase | None = None, step: int | None = None) -> set[RolloutKey]:
+        """The keys (phase, step, example_id, sample_index) of the committed rollouts, of one phase and step or of all.
+
+        Example ids are as stored, which is `text.storable` of what was given.
+
+        Raises:
+            RlvrError: a part is missing or damaged.
+        """
+        return {
+            (p, s, example_id, sample_index)
+            for p, s in self.steps()
+            if phase in (None, p) and step in (None, s)
+            for example_id, bits in self._held(p, s).items()
+            for sample_index in _indices(bits)
+        }
+
+    def num_rollouts(self, phase: Phase, step: int) -> int:
+        """How many rollouts of that phase and step are committed."""
+        return sum(e.rows for e in self._entries if (e.folder, e.phase, e.step) == (ROLLOUTS, phase, step))
+
+    def missing(self, phase: Phase, step: int, example_id: str, *, num_samples: int) -> list[int]:
+        """The sample indices below `num_samples` of a question that are not committed, in their order.
+
+        Raises:
+            RlvrError: a part is missing or damaged.
+        """
+        return list(_indices(~self._held(phase, step).get(storable(example_id), 0) & ((1 << num_samples) - 1)))
+
+    def steps(self) -> list[tuple[Phase, int]]:
+        """The (phase, step) of the committed rollouts, in the order of their first commits."""
+        return list(dict.fromkeys((e.phase, e.step) for e in self._entries if e.folder == ROLLOUTS))  # type: ignore[misc]  (their paths hold no other phase)
+
+    def rollouts(self, phase: Phase, step: int, *, columns: Sequence[str]) -> "pa.Table":
+        """`read_rollouts` of this run. Raises RlvrError when a part is damaged."""
+        import pyarrow as pa
+
+        return pa.concat_tables(part_tables(self.path, self._entries, phase=phase, step=step, columns=columns))
+
+    def last_attempt(self, grader: str, phase: Phase) -> Attempt | None:
+        """The last attempt of a grader on the rollouts of a phase; None before the first."""
+        slug = grader_slug(grader)
+        entries = [e for e in self._entries if (n := part_name(e.path)) and (n.grader, n.phase) == (slug, phase)]
+        if not entries:
+            return None
+        (row, *_) = read_part(self.path, entries[-1], ["attempt", "grader_sha256"]).slice(0, 1).to_pylist()
+        return Attempt(row["attempt"], row["grader_sha256"])
+
+    def graded_keys(self, grader: str, phase: Phase, step: int, *, attempt: int) -> set[tuple[str, int]]:
+        """The (example_id, sample_index) of the rollouts with a verdict of that attempt of the grader."""
+        held = self._held(phase, step, grader=grader_slug(grader))
+        return {(e, i) for (e, number), bits in held.items() if number == attempt for i in _indices(bits)}
+
+    def close(self) -> None:
+        """Let others write the run. The status stays as it is. May be called twice."""
+        if os.getpid() != self._process:  # a forked child holds neither the lock nor the manifest
+            return
+        if self._manifest >= 0:
+            close_private(self._manifest)
+            self._manifest = -1
+        self._lock.release()
+
+    def __enter__(self) -> "RunDir":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._process or self._manifest < 0:
+            return
+        try:
+            if self._metadata["status"] != "running" or not self._goes_on:
+                return
+            if error is None:
+                self.finish("finished")
+            else:
+                with suppress(RlvrError):  # the disk may be full, which may be why; `error` is what the user must see
+                    self.finish("interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed")
+        finally:
+            self.close()
+
+    def _assert_open(self) -> None:
+        assert self._manifest >= 0, "the run is closed"
+        assert os.getpid() == self._process, "a forked child may not write its parent's run"
+
+    def _set(self, **values: Any) -> None:
+        self._assert_open()
+        assert self._goes_on, "a run that is annotated stays as it is"
+        metadata = self._metadata | values | {"updated_at": utc_now(), "wall_seconds": round(self.wall_seconds, 3)}
+        atomic_write(self.path / RUN_FILE, _json(metadata))
+        self._metadata = metadata
+
+    def _commit_part(self, table: "pa.Table", *, phase: Phase, step: int, grader: str = "") -> Path:
+        keys = keys_of(table)
+        fresh, held = _held_of(keys), self._held(phase, step, grader=grader and grader_slug(grader))
+        assert len(keys) == table.num_rows, "two of the rows have the same key"
+        assert not (twice := _overlap(held, fresh)), f"already committed: {twice[:3]}"
+
+        relative = part_path(phase, step, self._next_part(phase, step, grader=grader), grader=grader)
+        path = self.path / relative
+        assert not path.exists(), path
+        data = to_parquet(table)
+        before = self._manifest_size
+        try:
+            atomic_write(path, data)
+            self._append(_entry(relative, data, rows=table.num_rows, phase=phase, step=step))
+        except BaseException:
+            # Else the manifest may name the part, which then has to stay.
+            if os.fstat(self._manifest).st_size == before:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+            raise
+        _merge(held, fresh)
+        return path
+
+    def _held(self, phase: str, step: int, *, grader: str = "") -> Held:
+        """What is committed of a phase and step, or of a grader's slug there; read from its parts the first time."""
+        group = (grader, phase, step)
+        if group not in self._keys:
+            columns = ["example_id", "sample_index", *(["attempt"] if grader else [])]
+            held: Held = {}
+            for entry in self._entries:
+                if (
+                    (entry.phase, entry.step) == (phase, step)
+                    and (name := part_name(entry.path))
+                    and name.grader == grader
+                ):
+                    try:
+                        _merge(held, _held_of(keys_of(read_part(self.path, entry, columns))))
+                    except ValueError as error:
+                        raise damaged_file(self.path / entry.path, str(error)) from error
+            self._keys[group] = held
+        return self._keys[group]
+
+    def _next_part(self, phase: str, step: int, *, grader: str) -> int:
+        group = (grader and grader_slug(grader), phase, step)
+        names = [part_name(e.path) for e in self._entries if (e.phase, e.step) == (phase, step)]
+        return max((n.number for n in names if n and n[:3] == group), default=-1) + 1
+
+    def _append(self, entry: Entry) -> None:
+        """Add a line to the manifest, durably; when this raises, the manifest is cut back to what it was."""
+        line = line_of(entry)
+        half = len(line) // 2
+        with naming(self.path / MANIFEST):
+            try:
+                fault_point("manifest")
+                write_all(self._manifest, line[:half], offset=self._manifest_size)
+                fault_point("manifest.torn")
+                write_all(self._manifest, line[half:], offset=self._manifest_size + half)
+                os.fsync(self._manifest)
+            except BaseException:
+                self._cut_manifest(self._manifest_size)
+                raise
+        self._manifest_size += len(line)
+        self._entries.append(entry)
+        fault_point("manifest.done")
+
+    def _cut_manifest(self, size: int) -> None:
+        os.ftruncate(self._manifest, size)
+        self._manifest_size = size
+        os.fsync(self._manifest)
+
+    def _write_metrics(self, table: "pa.Table", *, phase: str, step: int) -> None:
+        table = table.combine_chunks()
+        data = to_parquet(table)
+        entry = _entry(METRICS, data, rows=table.num_rows, phase=phase, step=step)
+        self._append(entry)
+        try:
+            atomic_write(self.path / METRICS, data)
+        except BaseException:
+            with suppress(RlvrError):  # what cannot be settled now is settled when the run is opened again
+                if os.path.lexists(self.path / METRICS) and is_of(entry, read_regular(self.path, METRICS)):
+                    self._metrics = table  # only the fsync of the directory failed
+                else:
+                    self._take_back_announcement()
+            raise
+        self._metrics = table
+
+    # Opening. Each step leaves the directory no worse than it was, so a kill during a repair is as good as one before.
+
+    def _remove_temporaries(self) -> None:
+        for name in (ROLLOUTS, GRADES):
+            refuse_links(self.path, name)
+        for folder in (self.path, *(self.path / name for name in (ROLLOUTS, GRADES))):
+            if folder.name == GRADES and not os.path.lexists(folder):
+                continue  # nothing was ever graded again
+            with naming(folder):
+                for item in list(os.scandir(folder)):
+                    if item.name.startswith(".") and item.name.endswith(".tmp") and item.is_file(follow_symlinks=False):
+                        os.unlink(item.path)
+
+    def _open_manifest(self) -> None:
+        self._entries, size = read_manifest(self.path)
+        path = self.path / MANIFEST
+        with naming(path):
+            self._manifest = open_private(path, os.O_RDWR)
+            if os.fstat(self._manifest).st_size > size:
+                self.notices.append(f"{shown(path)} ended in an incomplete line, which was removed.")
+            self._cut_manifest(size)
+
+    def _settled_metrics(self) -> "pa.Table":
+        """The committed metrics, after taking back an announcement that was not kept."""
+        path = self.path / METRICS
+        announced = [e for e in self._entries if e.path == METRICS]
+        unsure = bool(announced) and self._entries[-1] is announced[-1]  # a kept one may be followed by other commits
+        if not os.path.lexists(path):
+            if unsure and len(announced) == 1:
+                self._take_back_announcement()
+            elif announced:
+                self.notices.append(f"{shown(path)} was missing; the metrics begin anew.")
+                self._write_metrics(metrics_schema().empty_table(), phase=announced[-1].phase, step=announced[-1].step)
+            return metrics_schema().empty_table()
+        data = read_regular(self.path, METRICS)
+        if not announced or not is_of(announced[-1], data):
+            if not unsure or len(announced) < 2 or not is_of(announced[-2], data):
+                raise RlvrError(
+                    f"{shown(path)} is damaged: its sha256 is not the one in the manifest.",
+                    "Restore the file from a copy, or move it away to go on without the metrics so far.",
+                )
+            self._take_back_announcement()
+        return parsed_table(data, metrics_schema(), path=path)
+
+    def _take_back_announcement(self) -> None:
+        with naming(self.path / MANIFEST):
+            lines = read_regular(self.path, MANIFEST)[: self._manifest_size]
+            self._cut_manifest(lines.rfind(b"\n", 0, -1) + 1)
+        self._entries.pop()
+
+    def _settle_unlisted_parts(self) -> None:
+        """Adopt or set aside each ``*.parquet`` in rollouts/ and grades/ that the manifest does not name."""
+        listed = {e.path for e in self._entries}
+        for relative in (p for p in present_parts(self.path) if p not in listed):
+            try:
+                entry = self._verified(relative)
+            except RlvrError as error:
+                self._set_aside(relative, why=error.problem)
+                continue
+            self._append(entry)
+            self.notices.append(f"{shown(relative)}, written just before the run was cut short, was taken up.")
+
+    def _verified(self, relative: str) -> Entry:
+        """The entry for a part that the manifest does not name. Raises RlvrError when it may not be adopted."""
+        name = part_name(relative)
+        if name is None:
+            raise RlvrError("its name is not that of a part")
+        phase, step = name.phase, name.step
+        data = read_regular(self.path, relative)
+        table = parsed_table(data, schema_of(relative.partition("/")[0]), path=self.path / relative)
+        owners = set(zip(*(table[c].to_pylist() for c in ("run_id", "phase", "step")), strict=True))
+        if owners != {(self.id, phase, step)}:
+            raise RlvrError("its rows are of another run, phase or step")
+        if name.grader and set(map(grader_slug, table["grader"].to_pylist())) != {name.grader}:
+            raise RlvrError("its rows are of another grader")
+        keys = keys_of(table)
+        try:
+            fresh, held = _held_of(keys), self._held(phase, step, grader=name.grader)
+        except ValueError as error:
+            raise RlvrError(str(error)) from error
+        if len(keys) != table.num_rows or _overlap(held, fresh):
+            raise RlvrError("its rows are in the run already")
+        _merge(held, fresh)
+        return _entry(relative, data, rows=table.num_rows, phase=phase, step=step)
+
+    def _set_aside(self, relative: str, *, why: str) -> None:
+        folder = self.path / "set-aside"
+        with naming(folder):
+            folder.mkdir(exist_ok=True)
+            name = Path(relative).name
+            target = next(p for p in (folder / f"{i}-{name}" for i in range(1_000_000)) if not os.path.lexists(p))
+            os.rename(self.path / relative, target)
+            fsync_directory((self.path / relative).parent)
+        self.notices.append(f"{shown(relative)} was moved to {shown(target)}: {why.rstrip('.')}.")
+
+    def _seconds_before(self) -> float:
+        recorded = self._metadata.get("wall_seconds")
+        measured = self._metrics["wall_seconds"].to_pylist()
+        return max([float(recorded) if isinstance(recorded, int | float) else 0.0, *measured])
+
+
+# The keys in memory: a bit each, since a run may hold millions
+
+
+def _held_of(keys: Iterable[tuple[Any, ...]]) -> Held:
+    """Keys of `columns.keys_of`. Raises ValueError for a sample index that nothing of ours has."""
+    found: dict[Any, bytearray] = {}
+    for example_id, index, *attempt in keys:
+        if not 0 <= index < MAX_SAMPLES:
+            raise ValueError(f"a sample index in it is {index}")
+        octets = found.setdefault((example_id, *attempt) if attempt else example_id, bytearray())
+        octets.extend(bytes(max(index // 8 + 1 - len(octets), 0)))
+        octets[index // 8] |= 1 << index % 8
+    return {who: int.from_bytes(octets, "little") for who, octets in found.items()}
+
+
+def _indices(bits: int) -> Iterator[int]:
+    return (index for index, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
+
+
+def _overlap(held: Held, fresh: Held) -> list[Any]:
+    return [(who, *_indices(both)) for who, bits in fresh.items() if (both := bits & held.get(who, 0))]
+
+
+def _merge(held: Held, fresh: Held) -> None:
+    for who, bits in fresh.items():
+        held[who] = held.get(who, 0) | bits
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return storable(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)).encode() + b"\n"
+
+
+def _make_run(path: Path, metadata: Mapping[str, Any]) -> Lock | None:
+    """Make a run directory, whole and locked, under its name at once; None when something of that name is there."""
+    import shutil
+
+    text = _json(metadata)
+    if os.path.lexists(path):
+        return None
+    temporary = path.parent / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
+    lock = None
+    try:
+        with naming(path):
+            temporary.mkdir()
+            lock = Lock(temporary)
+            (temporary / "rollouts").mkdir()
+            os.close(os.open(temporary / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            atomic_write(temporary / RUN_FILE, text)
+            fsync_directory(temporary)
+            fault_point("create")
+            try:
+                os.rename(temporary, path)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                    raise
+                lock.release()
+                shutil.rmtree(temporary)
+                return None
+            lock.run = path
+            fsync_directory(path.parent)
+            return lock
+    except BaseException:
+        if lock is not None:
+            lock.release()
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

@@ -1,0 +1,364 @@
+"""The rows that the embedded engine samples together: their seats, their key-value cache, and the step that all take.
+
+Enters: questions whose prompts were run through the model. Leaves: completions, as soon as their rows end.
+
+How rows lie in the cache: all rows write the key and value of their newest token into the same column, so a row that
+has n tokens lies in the n columns up to that one (a batch padded on the left). A step is then one slice copy per layer
+and one slice of a mask that hardly ever changes. When the columns are used up the live ones move back to the beginning.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.samplers.embedded.cuda_graphs import FixedStep
+from rlvr_cli.samplers.embedded.decode_step import BLOCK, Step, Window, attend
+from rlvr_cli.samplers.embedded.draw import draw_tokens, uniforms
+from rlvr_cli.samplers.stop_strings import StopStrings, response_text
+from rlvr_cli.types import Completion, FinishReason, SamplingParams
+
+ATTENTION = "rlvr_decode"  # the attention that a model has to be set to while it takes a batch's steps
+_WORTH_BLOCKS = 0.1  # share of the columns that reading in blocks of rows has to save
+
+
+@dataclass(slots=True)
+class _Window:
+    """The part of the cache that a step reads: rows [0, rows), columns [low, column], of which it writes the last."""
+
+    rows: int = 0
+    low: int = 0
+    column: int = 0
+    lows: tuple[int, ...] = ()  # see `stepping.Window`
+
+
+class _SlotLayer(CacheLayerMixin):
+    """One layer's keys and values, (rows, key-value heads, columns, head size); `window` tells what is in use."""
+
+    is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, window: _Window, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.window, self.keys, self.values = window, keys, values
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        raise AssertionError("slots are allocated before the first step")
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
+        w = self.window
+        keys, values = self.keys[: w.rows, :, w.low : w.column + 1], self.values[: w.rows, :, w.low : w.column + 1]
+        keys[:, :, -1:] = key_states
+        values[:, :, -1:] = value_states
+        return keys, values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.window.column + 1 - self.window.low, 0
+
+    def get_seq_length(self) -> int:
+        return self.window.column - self.window.low
+
+    def get_max_length(self) -> int:
+        return self.keys.shape[2]
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention for a prefill (causal, no mask) and for a step (one query per row, additive mask)."""
+    rows, heads, length, size = query.shape
+    if length > 1 or attention_mask is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    out = attend(query[:, :, 0], key, value, attention_mask, scaling=scaling or size**-0.5)
+    return out.view(rows, 1, heads, size), None
+
+
+AttentionInterface.register(ATTENTION, _attend)
+
+
+# Per layer the keys and values of a prompt but its last token, (key-value heads, tokens, head size).
+Prefix = list[tuple[torch.Tensor, torch.Tensor]]
+# Per layer room for the keys and values of rows, (rows, key-value heads, columns, head size).
+Slots = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def make_slots(
+    like: Prefix, *, rows: int, columns: int, device: torch.device | None = None, value: float = 0.0
+) -> Slots:
+    """Room for so many rows and columns that holds `value`, in the shapes and types of the keys and values in `like`."""
+
+    def room(states: torch.Tensor) -> torch.Tensor:
+        return states.new_full((rows, states.shape[0], columns, states.shape[2]), value, device=device)
+
+    return [(room(keys), room(values)) for keys, values in like]
+
+
+@dataclass(slots=True)
+class Question:
+    """A request under way: its prompt, and those of its samples that have no seat in the batch yet."""
+
+    request_index: int
+    prompt_ids: list[int]
+    samples: deque[tuple[int, int]]  # (sample index, seed)
+    prefix: Prefix | None = None  # once the prompt was run through the model
+
+
+class Batch:
+    """Rows that are sampled together. Host arrays have one entry per row; a row that is not `alive` is a free seat.
+
+    The last prompt token is not part of the prefill but a row's first input, so every draw comes from a step.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        slots: Slots,
+        *,
+        params: SamplingParams,
+        eos: Sequence[int],
+        stops: StopStrings,
+        step: Step | None = None,
+        fixed: bool = False,
+    ) -> None:
+        """Free seats, as many as there are rows in `slots`.
+
+        Args:
+            slots: any finite numbers.
+            step: what takes a step in the model's place.
+            fixed: hold its shapes fixed, on a CUDA device in recorded graphs.
+        """
+        self._model, self._params, self._stops, self._step = model, params, stops, step
+        device = model.device
+        self.window = _Window()
+        rows, _, columns, _ = slots[0][0].shape
+        self._slots = slots
+        self.layers = [_SlotLayer(self.window, *pair) for pair in slots]
+        self.cache = Cache(layers=list(self.layers))
+        self.columns = columns
+        self.mask = torch.full((rows, 1, 1, columns), -torch.inf, dtype=slots[0][0].dtype, device=device)
+        self.inputs = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+        self._fixed_step = None
+        if step is not None and fixed:
+            still = {"tokens": self.inputs, "positions": self.positions, "mask": self.mask, "cache": self._slots}
+            self._fixed_step = FixedStep(step, **still)
+        self.eos = torch.tensor(eos, dtype=torch.int64, device=device)
+        self._is_eos = np.zeros(len(stops.candidates), dtype=bool)
+        self._is_eos[list(eos)] = True
+        self._may_end = self._is_eos | stops.candidates
+
+        self._changed = False  # which rows and columns are in use
+        self.alive = np.zeros(rows, dtype=bool)
+        self.questions: list[Question | None] = [None] * rows
+        self.sample = np.zeros(rows, dtype=np.int64)
+        self.seed = np.zeros(rows, dtype=np.int64)
+        self.start = np.zeros(rows, dtype=np.int64)  # the row's first column
+        self.born = np.zeros(rows, dtype=np.int64)  # the step that drew its first token
+        self.step = 0
+        # What was drawn in step s stands in column s modulo max_tokens: no row is older than that.
+        self.tokens = np.zeros((rows, params.max_tokens), dtype=np.int64)
+        self.logprobs = np.zeros((rows, params.max_tokens), dtype=np.float32)
+        self.entropy = np.zeros((rows, params.max_tokens), dtype=np.float32)
+
+    @property
+    def free(self) -> int:
+        return len(self.alive) - int(self.alive.sum())
+
+    def seat(self, question: Question) -> None:
+        """Give free rows to the question's samples, as many as there are of both."""
+        w, length = self.window, len(question.prompt_ids) - 1
+        rows = np.flatnonzero(~self.alive)[: len(question.samples)]
+        assert question.prefix is not None
+        assert w.column >= length, (w.column, length)
+        together = rows[-1] - rows[0] == len(rows) - 1  # as all are at the start
+        at = slice(rows[0], rows[-1] + 1) if together else torch.as_tensor(rows, device=self.inputs.device)
+        for layer, (keys, values) in zip(self.layers, question.prefix, strict=True):
+            layer.keys[at, :, w.column - length : w.column] = keys
+            layer.values[at, :, w.column - length : w.column] = values
+        self.mask[at] = -torch.inf
+        self.mask[at, :, :, w.column - length :] = 0
+        self.inputs[at] = question.prompt_ids[-1]
+        self.positions[at] = length
+        self.alive[rows], self.born[rows], self.start[rows] = True, self.step, w.column - length
+        for row in rows:
+            self.questions[row] = question
+            self.sample[row], self.seed[row] = question.samples.popleft()
+        w.rows = max(w.rows, int(rows[-1]) + 1)
+        self._changed = True
+
+    def make_room(self, length: int) -> None:
+        """Have `length` columns to the left of the next one to be written, for a prompt that is to be seated."""
+        if self.window.column < length or self.window.column == self.columns:
+            self._move(length)
+
+    def forward(self) -> torch.Tensor:
+        """Feed every row its newest token; the logits of the next, (rows, vocab) float32."""
+        w = self.window
+        if w.column == self.columns:
+            self._move(0)
+        self._fit()
+        inputs, positions = self.inputs[: w.rows], self.positions[: w.rows]
+        mask = self.mask[: w.rows, :, :, w.low : w.column + 1]
+        window = Window(w.rows, w.low, w.column + 1, w.lows)
+        if self._fixed_step is not None:
+            logits = self._fixed_step(window)
+        elif self._step is not None:
+            logits = self._step(inputs[:, 0], positions[:, 0], mask=mask, cache=self._slots, window=window)
+        else:
+            out = self._model(
+                input_ids=inputs,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=self.cache,
+                use_cache=True,
+            )
+            logits = out.logits[:, -1].float()
+        w.column += 1
+        return logits
+
+    def advance(self) -> list[Completion]:
+        """Draw one token for every row; the completions that it ended, whose rows are then free."""
+        rows, params = self.window.rows, self._params
+        logits = self.forward()
+        age = self.step - self.born[:rows]
+        u = torch.from_numpy(uniforms(self.seed[:rows], age)).to(logits.device)
+        with torch.autocast(logits.device.type, enabled=False):  # drawing is float32 whatever the model ran in
+            draw = draw_tokens(
+                logits,
+                u,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                barred=self._barred(age < params.min_tokens),
+            )
+        self.inputs[:rows, 0] = draw.tokens
+        self.positions[:rows] += 1
+        tokens = draw.tokens.cpu().numpy()
+        entropy = draw.entropy.cpu().numpy()
+        if not np.isfinite(entropy).all():
+            raise RlvrError(
+                f"The model's logits are not finite (token {int(age[~np.isfinite(entropy)][0])} of a response).",
+                "Its weights have diverged, or overflow in this precision: lower the learning rate, or load the model "
+                "in float32.",
+            )
+        slot = self.step % params.max_tokens
+        self.tokens[:rows, slot] = tokens
+        self.logprobs[:rows, slot] = draw.logprobs.cpu().numpy()
+        self.entropy[:rows, slot] = entropy
+        self.step += 1
+        may_end = self.alive[:rows] & (self._may_end[tokens] | (age + 1 == params.max_tokens))
+        completions = [c for row in np.flatnonzero(may_end) if (c := self._finish(int(row))) is not None]
+        if completions:
+            self.positions[:rows][torch.as_tensor(~self.alive[:rows], device=self.positions.device)] = 0
+            self._changed = True
+        return completions
+
+    def compact(self) -> None:
+        """Move the last live rows into the free seats before them, so that a step computes live rows only."""
+        self._fit()
+        live = int(self.alive.sum())
+        holes = np.flatnonzero(~self.alive[:live])
+        movers = np.flatnonzero(self.alive[live:]) + live
+        w = self.window
+        if len(holes):
+            to, of = (torch.as_tensor(rows, device=self.inputs.device) for rows in (holes, movers))
+            for layer in self.layers:
+                for slots in (layer.keys, layer.values):
+                    slots[:, :, w.low : w.column][to] = slots[:, :, w.low : w.column][of]
+            for tensor in (self.mask, self.inputs, self.positions):
+                tensor[to] = tensor[of]
+            for array in (self.sample, self.seed, self.start, self.born, self.tokens, self.logprobs, self.entropy):
+                array[holes] = array[movers]
+            for hole, mover in zip(holes, movers, strict=True):
+                self.questions[hole], self.questions[mover] = self.questions[mover], None
+            self.alive[holes], self.alive[movers] = True, False
+        w.rows = live
+        self._changed = True
+
+    def _barred(self, young: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """EOS is barred from responses that are shorter than `min_tokens`."""
+        if not len(self.eos) or not young.any():
+            return None
+        return torch.as_tensor(np.flatnonzero(young), device=self.eos.device), self.eos
+
+    def _finish(self, row: int) -> Completion | None:
+        """The completion of a row that its newest token ended; None when it goes on after all."""
+        params, question = self._params, self.questions[row]
+        assert question is not None
+        born, count = int(self.born[row]), self.step - int(self.born[row])
+        first = born % params.max_tokens
+        slots = (
+            slice(first, first + count)
+            if first + count <= params.max_tokens
+            else np.arange(born, self.step) % params.max_tokens
+        )
+        tokens = self.tokens[row, slots].tolist()
+        reason: FinishReason = "stop"
+        stop: str | None
+        # A token may be EOS, or the last one allowed, and complete a stop string: then the stop string is the reason.
+        if self._stops.candidates[tokens[-1]] and (found := self._stops.find(tokens, min_tokens=params.min_tokens)):
+            text, stop = found
+        elif self._is_eos[tokens[-1]]:
+            text, stop = response_text(self._stops.tokenizer, tokens), "eos"
+        elif count == params.max_tokens:
+            text, reason, stop = response_text(self._stops.tokenizer, tokens), "length", None
+        else:
+            return None
+        self.alive[row], self.questions[row] = False, None
+        return Completion(
+            request_index=question.request_index,
+            sample_index=int(self.sample[row]),
+            text=text,
+            prompt_ids=tuple(question.prompt_ids),
+            token_ids=tuple(tokens),
+            logprobs=tuple(self.logprobs[row, slots].tolist()),
+            num_prompt_tokens=len(question.prompt_ids),
+            num_tokens=count,
+            finish_reason=reason,
+            stop_reason=stop,
+            mean_entropy=float(self.entropy[row, slots].sum(dtype=np.float64)) / count,
+        )
+
+    def _fit(self) -> None:
+        """Read no column left of the first live one, of all rows or, where it is worth it, of each block of rows."""
+        if not self._changed:
+            return
+        self._changed = False
+        w = self.window
+        first = np.where(self.alive[: w.rows], self.start[: w.rows], w.column)
+        lows = np.minimum.reduceat(first, np.arange(0, w.rows, BLOCK)) if w.rows else np.array([w.column])
+        w.low = int(lows.min())
+        saved = (lows - w.low).mean() / (w.column + 1 - w.low)
+        w.lows = tuple(lows.tolist()) if saved > _WORTH_BLOCKS else ()
+
+    def _move(self, room: int) -> None:
+        """Move the live columns to the beginning, or as far from it as leaves `room` columns before the next one."""
+        self._fit()
+        w = self.window
+        length = w.column - w.low
+        target = max(0, room - length)
+        assert target + length < self.columns, (room, length, self.columns)
+        for tensor in (self.mask, *(t for layer in self.layers for t in (layer.keys, layer.values))):
+            axis = tensor.dim() - 1 if tensor is self.mask else 2
+            live = tensor[: w.rows].narrow(axis, w.low, length).clone()
+            tensor[: w.rows].narrow(axis, target, length).copy_(live)
+        self.mask[: w.rows, :, :, :target] = -torch.inf
+        self.mask[: w.rows, :, :, target + length :] = 0
+        self.start[: w.rows] += target - w.low
+        w.column = target + length
+        self._changed = True

@@ -1,0 +1,87 @@
+"""Steps in few shapes, each recorded once as a CUDA graph and replayed: a step then costs one call, not hundreds.
+
+Enters: a `Step` and the tensors that a batch keeps in place from step to step. Leaves: logits, in place too.
+
+Rows and columns are rounded outwards to a shape that many steps share, and the column to write is read from the device.
+Rows beyond those in use compute what nobody reads. On a CPU the same is computed in the same shapes, unrecorded.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from rlvr_cli.samplers.embedded.decode_step import Step, Window
+
+_ROWS, _COLUMNS = 32, 128  # what is rounded to: coarser is fewer recordings, finer is less that is computed in vain
+
+
+class FixedStep:
+    """A step of a batch whose tensors stay where they are.
+
+    Args:
+        tokens, positions: (rows, 1), of every row's newest token.
+        mask: (rows, 1, 1, columns), added to attention scores; columns after the newest one are hidden in any case.
+        cache: keys and values of each layer, (rows, key-value heads, columns, head size).
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        *,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        self._step, self._tokens, self._positions, self._mask, self._cache = step, tokens, positions, mask, cache
+        device = tokens.device
+        self._newest = torch.zeros(1, dtype=torch.int64, device=device)
+        self._columns = torch.arange(mask.shape[-1], device=device)
+        self._logits = torch.empty(len(tokens), step.vocab_size, device=device)
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._graphs: dict[Window, torch.cuda.CUDAGraph] = {}
+
+    def __call__(self, window: Window) -> torch.Tensor:
+        """Take a step in at least this window, whose last column is the one to write.
+
+        Returns:
+            (window.rows, vocab) float32, overwritten by the next step.
+        """
+        self._newest.fill_(window.high - 1)
+        shape = Window(
+            min(window.rows + -window.rows % _ROWS, len(self._tokens)),
+            window.low // _COLUMNS * _COLUMNS,
+            min(window.high + -window.high % _COLUMNS, len(self._columns)),
+        )
+        if self._pool is None:
+            self._take(shape)
+        else:
+            if shape not in self._graphs:
+                self._graphs[shape] = self._recorded(shape)
+            self._graphs[shape].replay()
+        return self._logits[: window.rows]
+
+    def _take(self, shape: Window) -> None:
+        columns = self._columns[shape.low : shape.high]
+        mask = self._mask[: shape.rows, :, :, shape.low : shape.high].masked_fill(columns > self._newest, -torch.inf)
+        mask.masked_fill_(columns == self._newest, 0)  # rows that were never in use see something, or would make NaN
+        self._logits[: shape.rows] = self._step(
+            self._tokens[: shape.rows, 0],
+            self._positions[: shape.rows, 0],
+            mask=mask,
+            cache=self._cache,
+            window=shape,
+            at=self._newest - shape.low,
+        )
+
+    def _recorded(self, shape: Window) -> torch.cuda.CUDAGraph:
+        """Taking a step twice does what taking it once does, so the first, which loads kernels, needs no undoing."""
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self._take(shape)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            self._take(shape)
+        return graph

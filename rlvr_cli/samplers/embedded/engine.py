@@ -1,0 +1,426 @@
+"""The embedded engine: requests -> completions, on any decoder-only `transformers` model with ordinary attention.
+
+Continuous batching over a preallocated key-value cache (`batch`). Each prompt is run through the model once, whatever the number
+of its samples; rows that finish leave the batch and waiting ones take their place. A sample's tokens are a function of
+the weights, its prompt and its seed alone: every draw is a pure function of (seed, position), so neither the other rows
+of the batch nor their number or order matter, up to the rounding of the matrix products.
+
+What takes the steps is `stepping.Step` where it knows the model, checked against it at the start, on a CUDA device in the
+recorded graphs of `graphs`; else the model itself, and `notes` says why.
+"""
+
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicLayer
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.prefixes import attention
+from rlvr_cli.samplers.embedded.batch import ATTENTION, Batch, Prefix, Question, Slots, make_slots
+from rlvr_cli.samplers.embedded.decode_step import Step, obstacle
+from rlvr_cli.samplers.stop_strings import StopStrings, eos_token_ids, prompt_token_ids
+from rlvr_cli.samplers.weight_check import Probe, evaluating, probe_params, probe_prompts, prove, take_probe
+from rlvr_cli.types import Completion, Request, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+_MAX_ROWS = 256  # more rows hardly raise the rate: what a step costs beyond its arithmetic is spread thin by then
+_PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
+_GATHER_SECONDS = 0.03  # how long a completion waits for others before it is handed out
+_COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
+_KEPT_BYTES = 128 * 2**20  # of a cache that the next call may use again
+_PROBE_PROMPTS, _PROBE_LENGTH, _PROBE_TOKENS = 2, 8, 4  # few: it is done after every update
+
+
+class TransformersSampler:
+    """Samples in this process, from the very weights that are trained: there is nothing to copy.
+
+    While completions are being consumed the model may be used for other things (its mode and its attention are put back
+    before each of them is handed out), but its weights must not change. Between calls nothing is kept that a later one
+    would read, only tables of the tokenizer and the memory of a small cache.
+
+    Attributes:
+        notes: what makes sampling from this model slower than from others, one sentence each.
+    """
+
+    engine: Literal["transformers"] = "transformers"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_batch_size: int | None = None,
+        kv_memory_bytes: int | None = None,
+        autocast_dtype: torch.dtype | None = None,
+        cuda_graphs: bool = True,
+        policy_version: int = 0,
+    ) -> None:
+        """Check on a few tokens that the model gives the same logits through the engine's cache as without it.
+
+        Args:
+            model: on the device to sample on. It is shared, not copied.
+            max_batch_size: samples in the batch at once; by default 256. Fewer when the memory holds no more.
+            kv_memory_bytes: what keys, values and logits of a batch may take; by default a quarter of the memory that
+                this process may use (CPU), or half of what is free (CUDA) when `sample` is called.
+            autocast_dtype: run the model under `torch.autocast` in this precision, as its training does.
+            cuda_graphs: on CUDA, take steps in fixed shapes, each recorded once and replayed (`graphs.py`).
+
+        Raises:
+            RlvrError: the model is of a kind that this engine cannot run.
+        """
+        assert max_batch_size is None or max_batch_size > 0, max_batch_size
+        self.policy_version = policy_version
+        self._model, self._tokenizer = model, tokenizer
+        self._max_rows = max_batch_size or _MAX_ROWS
+        self._kv_memory_bytes = kv_memory_bytes
+        self._autocast_dtype = autocast_dtype
+        self._eos = eos_token_ids(model, tokenizer)
+        self._stops: dict[tuple[str, ...], StopStrings] = {}
+        self._doubt = ""  # why it is not known which weights the model has
+        self._last_probe: Probe | None = None
+        self._spare: Slots = []  # what a batch had for its cache and the next one may use
+        self._distrust = ""  # why a step must not be taken in the model's place
+        self._fixed = cuda_graphs and model.device.type == "cuda"  # whether steps are taken in fixed shapes
+        self.notes: tuple[str, ...] = ()
+        self._vocab_size, self._like = self._check()
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+        """Answer every seed of every request; completions come in the order in which they finish.
+
+        A consumer may stop early: closing the iterator gives its memory back.
+
+        Raises:
+            RlvrError: before anything is sampled, a prompt that is empty or that leaves no room in the model's context
+                for `max_tokens` more, or weights that a failed `load_weights` left in doubt; while sampling, logits that
+                are not finite.
+        """
+        assert params.max_tokens > 0, params
+        if params.min_tokens > params.max_tokens:
+            raise RlvrError(
+                f"At least {params.min_tokens} tokens are asked for, and at most {params.max_tokens}.",
+                "Make --sampling-min-tokens at most --sampling-max-tokens.",
+            )
+        if self._doubt:
+            raise RlvrError(f"The engine's weights are in doubt: {self._doubt}", "Load weights again, or start anew.")
+        prompts = prompt_token_ids(self._tokenizer, [request.prompt for request in requests])
+        limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        for index, ids in enumerate(prompts):
+            if limit is not None and len(ids) + params.max_tokens > limit:
+                raise RlvrError(
+                    f"Question {requests[index].name or index}: its prompt has {len(ids)} tokens and up to {params.max_tokens} are to be "
+                    f"sampled, but the model's context holds {limit}.",
+                    f"Set --sampling-max-tokens to at most {limit - len(ids)}, or leave the question out."
+                    if len(ids) < limit
+                    else "Leave the question out, or take a model with a longer context.",
+                )
+        questions = [
+            Question(index, ids, deque(enumerate(request.seeds)))
+            for index, (request, ids) in enumerate(zip(requests, prompts, strict=True))
+            if request.seeds
+        ]
+        # Longest first: neighbours need about as many columns, and the cache is at once as wide as it will have to be.
+        questions.sort(key=lambda question: -len(question.prompt_ids))
+        return self._stream(deque(questions), params, eos=self._eos, stops=self._stop_strings(params.stop))
+
+    def load_weights(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Sample from `model`'s weights from now on, and prove it: see `probe.prove`.
+
+        They are shared if it is the model given at the start, else copied.
+
+        Raises:
+            RlvrError: the weights do not fit the engine's model, or the engine does not serve them.
+        """
+        if model is not self._model:
+            self._doubt = "loading them failed half-way."
+            try:
+                self._model.load_state_dict(model.state_dict())
+            except RuntimeError as e:
+                first_lines = " ".join(line.strip() for line in str(e).splitlines()[:2])
+                raise RlvrError(
+                    f"These weights do not fit the engine's model: {first_lines}",
+                    "The policy must have the architecture that the engine was started with.",
+                ) from e
+        self._doubt = "the engine does not serve those that it was given."
+        prompts = probe_prompts(model, self._tokenizer, count=_PROBE_PROMPTS, length=_PROBE_LENGTH)
+        questions = deque(Question(i, ids, deque([(0, 0)])) for i, ids in enumerate(prompts))
+        answers = self._stream(questions, probe_params(_PROBE_TOKENS), eos=(), stops=self._stop_strings(()))
+        probe = take_probe(model, answers, autocast_dtype=self._autocast_dtype)
+        dtypes = self._autocast_dtype or self._model.dtype, self._autocast_dtype or model.dtype
+        prove(
+            probe,
+            self._last_probe,
+            precisions=[str(dtype).removeprefix("torch.") for dtype in dtypes],
+            version=policy_version,
+            served=self.policy_version,
+            way_out="Something holds old weights, or changes the model when it reads one token at a time: a hook, a patch, "
+            "a cache of its own. Remove it, or use --engine vllm.",
+        )
+        self._last_probe, self._doubt, self.policy_version = probe, "", policy_version
+
+    def sleep(self) -> None:
+        """Nothing to give back: only a small cache outlasts its call of `sample`, and the weights are the trainer's."""
+
+    def close(self) -> None:
+        """Nothing outlives a call of `sample` but the model, which is the caller's, and the memory of a small cache."""
+        self._spare = []
+
+    def _stop_strings(self, stop: tuple[str, ...]) -> StopStrings:
+        if stop not in self._stops:
+            self._stops[stop] = StopStrings(self._tokenizer, stop, vocab_size=self._vocab_size)
+        return self._stops[stop]
+
+    def _stream(
+        self, waiting: deque[Question], params: SamplingParams, *, eos: Sequence[int], stops: StopStrings
+    ) -> Generator[Completion]:
+        version = self.policy_version
+        while waiting:
+            rows, columns, upcoming = self._plan(waiting, params)
+            ready: deque[Question] = deque()
+            with self._sampling():
+                slots = self._room(rows, columns)
+                batch = Batch(
+                    self._model,
+                    [(keys[:rows, :, :columns], values[:rows, :, :columns]) for keys, values in slots],
+                    params=params,
+                    eos=eos,
+                    stops=stops,
+                    step=self._step(columns),
+                    fixed=self._fixed,
+                )
+            while upcoming or ready or batch.alive.any():
+                done: list[Completion] = []
+                due = math.inf
+                with self._sampling():
+                    while time.monotonic() < due and (upcoming or ready or batch.alive.any()):
+                        self._admit(batch, ready, upcoming)
+                        done += batch.advance()
+                        if (
+                            done and due == math.inf
+                        ):  # those that finish at almost the same time are handed out together
+                            due = time.monotonic() + _GATHER_SECONDS
+                yield from done
+                assert self.policy_version == version, "the weights changed while completions were being consumed"
+            del batch  # its memory, before the next one is planned
+            if self._model.device.type == "cpu" and sum(t.nbytes for pair in slots for t in pair) <= _KEPT_BYTES:
+                self._spare = slots
+            del slots
+
+    def _plan(self, waiting: deque[Question], params: SamplingParams) -> tuple[int, int, deque[Question]]:
+        """Rows and columns of the next batch's cache, and the questions that it is for, which leave `waiting`.
+
+        The longest question sets the columns. It sets them for all, unless they are so many that memory limits the
+        rows: then questions that need less than half of it wait for a narrower cache with more rows.
+        """
+        longest = len(waiting[0].prompt_ids) + params.max_tokens
+        columns = longest + max(16, longest // 8)  # to spare, so that moving back to the beginning is rare
+        columns += -columns % 8  # CUDA kernels want masks aligned
+        cache = sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._like for t in pair)
+        row_bytes = columns * cache + 5 * 4 * self._vocab_size  # logits and what drawing from them needs
+        budget = self._kv_memory_bytes or _memory_budget(self._model.device)
+        affordable = budget // row_bytes
+        if affordable == 0:
+            raise RlvrError(
+                f"One sample of question {waiting[0].request_index} may take {row_bytes / 2**20:.0f} MiB of memory "
+                f"({longest} tokens), but only {budget / 2**20:.0f} MiB are set aside for sampling.",
+                "Lower --sampling-max-tokens, free memory, or use --engine vllm.",
+            )
+        samples = sum(len(question.samples) for question in waiting)
+        limited = affordable < min(self._max_rows, samples)
+        upcoming: deque[Question] = deque()
+        while waiting and (not limited or 2 * (len(waiting[0].prompt_ids) + params.max_tokens) >= longest):
+            upcoming.append(waiting.popleft())
+        samples = sum(len(question.samples) for question in upcoming)
+        return min(self._max_rows, affordable, samples), columns, upcoming
+
+    def _room(self, rows: int, columns: int) -> Slots:
+        """Memory for at least so many: what the last batch left, if it is enough, since pages that the system has to provide
+        anew cost a short call a tenth of its time.
+
+        It holds finite numbers in any case: a masked column still enters the weighted sum, with weight 0, and 0 x NaN is NaN.
+        """
+        device = self._model.device
+        spare, self._spare = self._spare, []
+        if spare:
+            keys, _ = spare[0]
+            if keys.shape[0] >= rows and keys.shape[2] >= columns and keys.device == device:
+                return spare
+        del spare
+        return make_slots(self._like, rows=rows, columns=columns, device=device)
+
+    def _admit(self, batch: Batch, ready: deque[Question], upcoming: deque[Question]) -> None:
+        """Once a fifth of the seats is free, give them to waiting samples; without any, draw the live rows together."""
+        live = len(batch.alive) - batch.free
+        if live <= _COMPACT_BELOW * len(batch.alive):
+            while batch.free and (ready or upcoming):
+                if not ready:
+                    ready.extend(self._prefill(upcoming, batch.free))
+                question = ready[0]
+                batch.make_room(len(question.prompt_ids) - 1)
+                batch.seat(question)
+                if not question.samples:
+                    question.prefix = None
+                    ready.popleft()
+        if len(batch.alive) - batch.free < _COMPACT_BELOW * batch.window.rows:
+            batch.compact()
+
+    def _prefill(self, upcoming: deque[Question], free: int) -> list[Question]:
+        """Run the next questions, enough for `free` rows or for one pass, through the model together.
+
+        They are padded on the right, which causal attention needs no mask for.
+        """
+        questions = [upcoming.popleft()]
+        length = len(questions[0].prompt_ids) - 1  # the longest, since they are sorted
+        while upcoming and sum(len(q.samples) for q in questions) < free:
+            if (len(questions) + 1) * length > _PREFILL_TOKENS:
+                break
+            questions.append(upcoming.popleft())
+        prefixes = self._prefixes([question.prompt_ids[:-1] for question in questions])
+        for question, prefix in zip(questions, prefixes, strict=True):
+            question.prefix = prefix
+        return questions
+
+    def _prefixes(self, prompts: list[list[int]]) -> list[Prefix]:
+        """The keys and values of each prompt."""
+        length = max(map(len, prompts))
+        if length == 0:
+            return [self._like for _ in prompts]
+        cache = DynamicCache(config=self._model.config)
+        ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self._model.device)
+        self._model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+        dtype = self._autocast_dtype or self._model.dtype
+        states: list[tuple[torch.Tensor, torch.Tensor]] = [(keys, values) for keys, values, *_ in cache]  # type: ignore
+        pairs = [(keys.to(dtype), values.to(dtype)) for keys, values in states]
+        return [
+            [(keys[row, :, : len(prompt)], values[row, :, : len(prompt)]) for keys, values in pairs]
+            for row, prompt in enumerate(prompts)
+        ]
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        """The model without gradients and dropout; all is put back after."""
+        model = self._model
+        autocast = torch.autocast(model.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
+        with evaluating(model), torch.inference_mode(), autocast:
+            yield
+
+    @contextmanager
+    def _sampling(self) -> Iterator[None]:
+        """The same with this engine's attention."""
+        with attention(self._model, ATTENTION), self._inference():
+            yield
+
+    def _step(self, columns: int) -> Step | None:
+        """What takes a batch's steps in the model's place; None, and a note, when the model has to take them itself."""
+        reason = self._distrust or obstacle(self._model)
+        dtype = self._autocast_dtype or self._model.dtype
+        copies = self._model.num_parameters() * dtype.itemsize if dtype != self._model.dtype else 0
+        if not reason and copies > _memory_budget(self._model.device) // 2:
+            reason = f"{copies / 2**30:.1f} GiB for its weights in {str(dtype).removeprefix('torch.')} leave too little memory"
+        if not reason:
+            return Step(self._model, dtype=dtype, positions=columns)
+        self._note(f"Sampling is slower than it could be, since the model's own code takes each step: {reason}.")
+        return None
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes += (note,)
+            logger.warning(note)
+
+    def _check(self) -> tuple[int, Prefix]:
+        """Compare two short prompts' logits through the cache with those of the plain model.
+
+        Returns:
+            The number of logits, and a prefix of no tokens in the shapes and types of the model's keys and values.
+
+        Raises:
+            RlvrError: they differ, or the model says that it keeps anything but ordinary keys and values.
+        """
+        name = type(self._model).__name__
+        unsupported = RlvrError(
+            f"The embedded engine cannot sample from {name}: it runs decoder-only models with ordinary attention (no "
+            "encoder, sliding window, or recurrent state).",
+            "Use --engine vllm.",
+        )
+        if not _is_supported(self._model) or not _heeds_attention(self._model):
+            raise unsupported
+        prompts = [[3, 1, 4, 1, 5, 9], [2, 7, 1]]
+        device = self._model.device
+        with self._inference():
+            plain = torch.stack(
+                [
+                    self._model(input_ids=torch.tensor([prompt], device=device)).logits[0, -1].float()
+                    for prompt in prompts
+                ]
+            )
+        with self._sampling():
+            prefixes = self._prefixes([prompt[:-1] for prompt in prompts])
+            like = [(keys[:, :0].clone(), values[:, :0].clone()) for keys, values in prefixes[0]]
+            stops = StopStrings(self._tokenizer, (), vocab_size=plain.shape[1])
+
+            def gap(step: Step | None, *, fixed: bool = False) -> float:
+                """The largest difference from the plain logits, as a share of the largest of these."""
+                options: dict[str, Any] = {"params": SamplingParams(), "eos": (), "stops": stops}
+                slots = make_slots(like, rows=2, columns=8, value=1.0)  # what a mask that is not heeded would show
+                batch = Batch(self._model, slots, step=step, fixed=fixed, **options)
+                for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
+                    batch.make_room(len(prompt) - 1)
+                    batch.seat(Question(index, prompt, deque([(0, 0)]), prefix))
+                return float((batch.forward() - plain).abs().max() / plain.abs().max())
+
+            exact = self._model.dtype.itemsize >= 4 and self._autocast_dtype is None
+            if gap(None) > (1e-2 if exact else 1e-1):
+                raise unsupported
+            bound = 1e-4 if exact else 5e-2
+            if (step := self._step(8)) is not None and gap(step) > bound:
+                self._distrust = "the faster one gives other logits"
+                step = self._step(8)
+            if step is not None and self._fixed:
+                try:
+                    failure = "they give other logits" if gap(step, fixed=True) > bound else ""
+                except RuntimeError as e:
+                    failure = str(e).partition("\n")[0]
+                if failure:
+                    self._fixed = False
+                    self._note(f"Sampling is slower than it could be, since CUDA graphs do not work here: {failure}.")
+        return plain.shape[1], like
+
+
+def _is_supported(model: PreTrainedModel) -> bool:
+    """Whether the model declares ordinary causal attention in all its layers, with positions that can be given."""
+    if model.config.is_encoder_decoder or not model.can_generate() or model.get_output_embeddings() is None:
+        return False
+    if not {"position_ids", "past_key_values"} <= set(signature(model.forward).parameters):
+        return False
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+
+
+def _heeds_attention(model: PreTrainedModel) -> bool:
+    """Whether it can be told which attention to compute with; some models have it in their own code."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(ATTENTION)
+    heeds = model.config._attn_implementation == ATTENTION
+    model.set_attn_implementation(before or "eager")
+    return heeds
+
+
+def _memory_budget(device: torch.device) -> int:
+    """Bytes that a batch may take: half of what is free on a CUDA device, else a quarter of this process's memory."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // 2
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")  # a container's share, where there is one
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        total = min(total, int(text))
+    return total // 4

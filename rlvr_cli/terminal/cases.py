@@ -1,0 +1,103 @@
+"""Rollouts for reading, one below the other, through a pager on a terminal.
+
+Enters: rows of the query `failures`. Leaves: paragraphs on stdout.
+"""
+
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TextIO
+
+from rlvr_cli.terminal.console import one_line, rich_console, shortened, write_text
+from rlvr_cli.terminal.tables import Rows
+from rlvr_cli.text import printable
+
+MAX_CASE_CHARACTERS = 3000  # of each text of a case
+CASE_COLUMNS = {
+    *("run_id", "step", "example_id", "sample_index", "category", "failure_kind", "why", "ground_truth"),
+    *("extracted_answer", "num_response_tokens", "finish_reason", "prompt", "response"),
+}
+
+_ANSWER = re.compile(r"(<answer>.*?</answer>|\\boxed\{[^{}]*\})", re.DOTALL)
+
+
+def print_cases(result: Rows) -> None:
+    """Print rollouts for reading, one below the other: where it stands, why it failed, prompt, response, truth, answer.
+
+    On a terminal the answer's tags are highlighted, and what is longer than the screen goes through a pager. Of a long text
+    the middle is left out, with the number of characters.
+
+    Args:
+        result: rows with the columns of the query `failures`, `CASE_COLUMNS`.
+    """
+    shown = [list(_case(i, dict(zip(result.columns, row, strict=True)))) for i, row in enumerate(result.rows, start=1)]
+    if not sys.stdout.isatty():
+        return write_text(sys.stdout, "".join(map(_plain_case, shown)))
+    page = io.StringIO()
+    for lines in shown:
+        _print_case(lines, page)
+    _page(page.getvalue())
+
+
+def _case(number: int, case: Mapping[str, Any]) -> Iterator[list[tuple[str, str]]]:
+    """The paragraphs of a case, each in pieces of printable text with a style."""
+    place = f"step {case['step']}, example {case['example_id']}, sample {case['sample_index']}"
+    yield [(one_line(f"{number}. {case['run_id']} {place}"), "bold")]
+    facts = [case["category"], case["failure_kind"], f"{case['num_response_tokens']} tokens"]
+    yield [(one_line(", ".join([*filter(None, facts), f"finished by {case['finish_reason']}"])), "dim")]
+    for label, name in (("why", "why"), ("truth", "ground_truth"), ("extracted", "extracted_answer")):
+        value = "(nothing)" if case[name] in (None, "") else one_line(shortened(str(case[name]), MAX_CASE_CHARACTERS))
+        yield [(f"{label:<10}", "cyan"), (value, "")]
+    for name in ("prompt", "response"):
+        yield [(name, "cyan")]
+        text = printable(shortened(str(case[name]), MAX_CASE_CHARACTERS))
+        styles = ("", "bold green" if name == "response" else "")
+        yield [(piece, styles[i % 2]) for i, piece in enumerate(_ANSWER.split(text))]  # every other one is an answer
+    yield [("", "")]
+
+
+def _page(text: str) -> None:
+    """Write a text to the terminal: through $PAGER (less) where it is longer than the screen and a person is at the keys."""
+    import shlex
+    import shutil
+    import subprocess
+
+    command = shlex.split(os.environ.get("PAGER", "less"))  # empty: none is wanted
+    long = text.count("\n") >= shutil.get_terminal_size().lines
+    person = sys.stdin is not None and sys.stdin.isatty()
+    if not (long and person and command and shutil.which(command[0])):
+        return write_text(sys.stdout, text)
+    sys.stdout.flush()
+    environment = {"LESS": "FRX", **os.environ}  # colours pass, and what fits on one screen does not wait for a key
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as pager:
+        assert pager.stdin is not None
+        with suppress(OSError, KeyboardInterrupt), pager.stdin:  # it was left before the end
+            pager.stdin.write(text.encode(sys.stdout.encoding, "backslashreplace"))
+        while pager.poll() is None:
+            with suppress(KeyboardInterrupt):  # it is the pager's
+                pager.wait()
+
+
+def _print_case(lines: Sequence[Sequence[tuple[str, str]]], page: TextIO) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = rich_console(page)
+    for number, line in enumerate(lines):
+        console.print(Padding(Text.assemble(*line), (0, 0, 0, 2 if _is_quoted(number, lines) else 0)))
+
+
+def _plain_case(lines: Sequence[Sequence[tuple[str, str]]]) -> str:
+    texts = ["".join(text for text, _ in line) for line in lines]
+    return "".join(
+        (re.sub(r"(?m)^(?=.)", "  ", text) if _is_quoted(number, lines) else text) + "\n"
+        for number, text in enumerate(texts)
+    )
+
+
+def _is_quoted(number: int, lines: Sequence[Sequence[tuple[str, str]]]) -> bool:
+    """Whether a paragraph of a case is its prompt or response: indented, so that it cannot look like the next case."""
+    return number in (len(lines) - 4, len(lines) - 2)

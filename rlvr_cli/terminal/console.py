@@ -1,0 +1,179 @@
+"""The terminal: messages and progress on stderr, texts on stdout; the home of rich, with its two neighbours.
+
+Enters: texts, however hostile: a response can hold escape sequences, markup or an endless line. Leaves: text in which every control
+character but newline and tab is escaped (`text.printable`), and ANSI codes of our own only where a person is looking, never in a pipe.
+"""
+
+import io
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from rlvr_cli.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LOG_SECONDS = 5.0  # between two lines of progress where stderr is no terminal
+BAR_RATE = 2  # times a second that a bar is drawn: each takes milliseconds from the work
+
+
+def say(text: str) -> None:
+    """One message for the person at the terminal, on stderr."""
+    write_text(sys.stderr, printable(text) + "\n")
+
+
+def skipped_lines(count: int, reasons: Sequence[str]) -> None:
+    """Say how many lines of a data file were left out, and why the first of them were."""
+    if count:
+        say(f"skipped {count} bad line{'s' if count > 1 else ''}:")
+        for reason in reasons:
+            say(f"  {reason}")
+
+
+def source(text: str) -> None:
+    """Print a text on stdout as it is, made printable."""
+    write_text(sys.stdout, printable(text).rstrip("\n") + "\n")
+
+
+class Progress:
+    """Work that is under way; `progress` makes one."""
+
+    def __init__(self, total: int, *, running_mean: bool) -> None:
+        self.total = total
+        self.done = 0
+        self._running_mean = running_mean
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._tokens = 0.0
+        self._started = time.monotonic()
+        self._show: Callable[[], None] = lambda: None
+
+    def advance(self, n: int, **signals: float) -> None:
+        """Record that n more items are done.
+
+        Args:
+            signals: means over these n items, shown as means over all items so far, or as they are where the progress
+                was opened with ``running_mean=False``; `tokens` is a number, shown as tokens per second.
+        """
+        self.done += n
+        self._tokens += signals.pop("tokens", 0.0)
+        for name, value in signals.items():
+            total, count = self._sums.get(name, (0.0, 0)) if self._running_mean else (0.0, 0)
+            self._sums[name] = total + value * n, count + n
+        self._show()
+
+    def signals(self) -> dict[str, str]:
+        """What is shown beside the bar, by name."""
+        shown = {name: f"{total / count:.4g}" for name, (total, count) in self._sums.items() if count}
+        seconds = time.monotonic() - self._started
+        if self._tokens and seconds > 0:
+            shown["tokens/s"] = f"{self._tokens / seconds:,.0f}"
+        return shown
+
+    def line(self, description: str) -> str:
+        """The state in one line, for a log."""
+        seconds = time.monotonic() - self._started
+        rate = self.done / seconds if seconds > 0 else 0.0
+        left = _duration((self.total - self.done) / rate) if rate else "?"
+        share = f" ({self.done / self.total:.0%})" if self.total else ""
+        parts = [f"{self.done}/{self.total}{share}", f"{rate:.3g}/s", f"{left} left"]
+        return f"{description}: " + ", ".join(parts + [f"{k} {v}" for k, v in self.signals().items()])
+
+
+@contextmanager
+def progress(description: str, total: int, *, running_mean: bool = True) -> Iterator[Progress]:
+    """Show on stderr how far long work is: a bar with rate, time left and signals; in a pipe, now and then a line."""
+    state = Progress(total, running_mean=running_mean)
+    with _bar(description, state) if sys.stderr.isatty() else _log_lines(description, state):
+        yield state
+
+
+@contextmanager
+def _log_lines(description: str, state: Progress) -> Iterator[None]:
+    shown_at, shown = time.monotonic(), -1
+
+    def show() -> None:
+        nonlocal shown_at, shown
+        now = time.monotonic()
+        if now - shown_at >= LOG_SECONDS or state.done >= state.total > shown:
+            shown_at, shown = now, state.done
+            say(one_line(state.line(description)))
+
+    state._show = show
+    yield
+    if shown != state.done:
+        say(one_line(state.line(description)))
+
+
+@contextmanager
+def _bar(description: str, state: Progress) -> Iterator[None]:
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+    from rich.text import Text
+
+    class Signals(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            rate = f"{task.speed:.3g}/s" if task.speed else ""
+            return Text(one_line("  ".join([rate, *(f"{k} {v}" for k, v in state.signals().items())])))
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        Signals(),
+    )
+    console = rich_console(sys.stderr)
+    with RichProgress(*columns, console=console, redirect_stdout=False, refresh_per_second=BAR_RATE) as bars:
+        task = bars.add_task(one_line(description), total=state.total)
+        state._show = lambda: bars.update(task, completed=state.done)
+        yield
+
+
+def rich_console(stream: TextIO) -> "Console":
+    """A console on a terminal that takes every text as it is."""
+    from rich.console import Console
+
+    return Console(
+        file=_tolerant(stream),
+        force_terminal=True,
+        force_jupyter=False,
+        legacy_windows=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def write_text(stream: TextIO, text: str) -> None:
+    _tolerant(stream).write(text)
+    stream.flush()
+
+
+def _tolerant(stream: TextIO) -> TextIO:
+    """The stream, set to escape what its encoding lacks."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    return stream
+
+
+def shortened(text: str, limit: int) -> str:
+    """The beginning and the end of a long text, and how many characters lie between them."""
+    if len(text) <= limit:
+        return text
+    kept = limit // 2
+    return f"{text[:kept]} … [{len(text) - 2 * kept:,} characters left out] … {text[-kept:]}"
+
+
+def one_line(text: str) -> str:
+    return printable(text.replace("\n", "\\n").replace("\t", "\\t"), keep="")
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

@@ -1,0 +1,278 @@
+"""Rows as a table, JSON, CSV or Markdown on stdout.
+
+Enters: columns and rows of any values. Leaves: text, made printable in a table and whole in the other formats.
+"""
+
+import csv
+import io
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, timedelta
+from datetime import time as time_of_day
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Protocol
+from unicodedata import combining, east_asian_width
+
+from rlvr_cli.terminal.console import one_line, rich_console, shortened, write_text
+from rlvr_cli.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+MAX_CELL_CHARACTERS = 300  # of a cell of a table on the terminal; the other formats have it whole
+_PLAIN_NUMBER = re.compile(r"[-+]?[\d.,]+")
+
+
+class Rows(Protocol):
+    """What is printed: `queries.Table`."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    @property
+    def rows(self) -> list[tuple[Any, ...]]: ...
+
+
+class Summary(Protocol):
+    """`summary.RunSummary`."""
+
+    def tables(self) -> Sequence[Rows]: ...
+
+
+class Result:
+    """Columns and rows for `print_tables`, for callers without a `queries.Table`."""
+
+    def __init__(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "") -> None:
+        self.columns = tuple(columns)
+        self.rows = [tuple(row) for row in rows]
+        self.title = title
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, output: str = "table") -> None:
+    """Print rows on stdout as `output`: table, json, csv or markdown."""
+    print_tables([Result(columns, rows)], output=output)
+
+
+def print_summary(result: Summary, *, output: str = "table") -> None:
+    """Print the tables of a summary on stdout."""
+    print_tables(result.tables(), output=output, missing="–")
+
+
+def print_tables(results: Sequence[Rows], *, output: str = "table", missing: str = "NULL") -> None:
+    """Print tables on stdout; `missing` is shown for None in a table.
+
+    One table is, as JSON, a list of objects. Several are an object with a list for each title; as CSV they are one
+    table with a first column `table` and all their columns.
+    """
+    match output:
+        case "json":
+            write_text(sys.stdout, _json_text(results))
+        case "csv":
+            write_text(sys.stdout, _csv_text(results))
+        case "markdown":
+            write_text(sys.stdout, "\n".join(map(_markdown_text, results)))
+        case "table":
+            _print_tables(results, missing=missing)
+        case _:
+            raise AssertionError(output)
+
+
+def _print_tables(results: Sequence[Rows], *, missing: str) -> None:
+    for index, result in enumerate(results):
+        columns = [one_line(shortened(c, MAX_CELL_CHARACTERS)) for c in result.columns]
+        cells = [[one_line(shortened(_shown(v, missing), MAX_CELL_CHARACTERS)) for v in row] for row in result.rows]
+        title = one_line(result.title) if len(results) > 1 else ""
+        if index:
+            write_text(sys.stdout, "\n")
+        if sys.stdout.isatty():
+            _print_grid(result, columns, cells, title=title)
+        else:
+            write_text(sys.stdout, _plain_grid(result, columns, cells, title=title))
+
+
+def _plain_grid(result: Rows, columns: Sequence[str], cells: Sequence[Sequence[str]], *, title: str) -> str:
+    """A table for a pipe, which has no width and no colours: loading rich would cost more than the query."""
+    widths = [max(map(_cell_width, [name, *(row[i] for row in cells)])) for i, name in enumerate(columns)]
+    right = [_is_numeric(result.rows, i) for i in range(len(columns))]
+
+    def line(texts: Sequence[str]) -> str:
+        padding = [" " * (width - _cell_width(text)) for width, text in zip(widths, texts, strict=True)]
+        return "   ".join(p + t if r else t + p for t, p, r in zip(texts, padding, right, strict=True)).rstrip()
+
+    rule = "-" * (sum(widths) + 3 * (len(widths) - 1))
+    return "\n".join([*([title] if title else []), line(columns), rule, *map(line, cells)]) + "\n"
+
+
+def _cell_width(text: str) -> int:
+    """How many columns of a terminal a line of printable text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def _print_grid(result: Rows, columns: Sequence[str], cells: Sequence[Sequence[str]], *, title: str) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    console = rich_console(sys.stdout)
+    if title:
+        console.print(Text(title, style="bold"))
+    widths = [max(map(_cell_width, [name, *(row[i] for row in cells)])) for i, name in enumerate(columns)]
+    if sum(widths) + 3 * len(widths) > console.width and 12 * len(columns) > console.width:
+        return _print_records(console, columns, cells)  # side by side every column would be a thread
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for i, name in enumerate(columns):
+        justify = "right" if _is_numeric(result.rows, i) else "left"
+        grid.add_column(Text(name), justify=justify, overflow="fold")
+    for row, texts in zip(result.rows, cells, strict=True):
+        grid.add_row(*(Text(t, style="dim" if v is None else "") for v, t in zip(row, texts, strict=True)))
+    console.print(grid)
+
+
+def _print_records(console: "Console", columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    for number, row in enumerate(cells, start=1):
+        console.print(Text(f"row {number}", style="bold"))
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column()
+        grid.add_column(overflow="fold")
+        for name, cell in zip(columns, row, strict=True):
+            grid.add_row(Text(name, style="cyan"), Text(cell))
+        console.print(grid)
+
+
+def _is_numeric(rows: Sequence[tuple[Any, ...]], column: int) -> bool:
+    values = [row[column] for row in rows if row[column] is not None]
+    return bool(values) and all(_is_number(v) for v in values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+
+
+def _shown(value: Any, missing: str) -> str:
+    """A value as the cell of a table: numbers to 4 significant digits."""
+    if value is None:
+        return missing
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float | Decimal):
+        return f"{value:.1f}" if 1000 <= abs(value) < math.inf else f"{value:.4g}"
+    return _as_text(value)
+
+
+def _as_text(value: Any) -> str:
+    """A value as text, whole."""
+    if isinstance(value, str):
+        return value
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it; what is no number is None."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Decimal():
+            return _plain(float(value))
+        case datetime():
+            return value.isoformat(sep=" ")
+        case date() | time_of_day():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case bytes() | bytearray():
+            return bytes(value).hex()
+        case Mapping():
+            return {str(_plain(k)): _plain(v) for k, v in value.items()}
+        case list() | tuple() | set():
+            return [_plain(v) for v in value]
+    return str(value)
+
+
+def _unique(columns: Sequence[str]) -> list[str]:
+    """The column names, the second `a` as `a_2`: an object cannot hold both."""
+    names: list[str] = []
+    for column in columns:
+        name, number = column, 1
+        while name in names:
+            number += 1
+            name = f"{column}_{number}"
+        names.append(name)
+    return names
+
+
+def _json_text(results: Sequence[Rows]) -> str:
+    objects = {}
+    for result in results:
+        names = _unique(result.columns)
+        objects[result.title] = [dict(zip(names, map(_plain, row), strict=True)) for row in result.rows]
+    value = objects if len(results) > 1 else next(iter(objects.values()))
+    return re.sub(r"[^\n -~]", _json_escape, json.dumps(value, ensure_ascii=False, indent=1)) + "\n"
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    character = match[0]
+    if printable(character) == character:
+        return character
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+
+
+def _csv_text(results: Sequence[Rows]) -> str:
+    several = len(results) > 1
+    names = list(dict.fromkeys(n for r in results for n in _unique(r.columns)))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_csv_cell, ["table", *names] if several else names))
+    for result in results:
+        for row in result.rows:
+            record = dict(zip(_unique(result.columns), row, strict=True))
+            cells = [_csv_cell(record.get(n)) for n in names]
+            writer.writerow([_csv_cell(result.title), *cells] if several else cells)
+    return text.getvalue()
+
+
+def _csv_cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if _is_number(value):
+        return str(value)
+    text = _as_text(value)
+    if text[:1] in ("=", "+", "-", "@", "\t", "\r") and not _PLAIN_NUMBER.fullmatch(text):
+        text = "'" + text  # a spreadsheet would run it as a formula
+    return printable(text)
+
+
+_MARKDOWN = {
+    "&": "&amp;",
+    "<": "&lt;",
+    ">": "&gt;",
+    "|": "&#124;",
+    "\\": "\\\\",
+    "`": "\\`",
+    "[": "\\[",
+    "\n": "<br>",
+    "\t": " ",
+}
+
+
+def _markdown_text(result: Rows) -> str:
+    def line(cells: Sequence[str]) -> str:
+        escaped = ["".join(_MARKDOWN.get(c, c) for c in printable(cell)) for cell in cells]
+        return f"| {' | '.join(escaped)} |\n"
+
+    rule = f"|{'|'.join('--:' if _is_numeric(result.rows, i) else '---' for i in range(len(result.columns)))}|\n"
+    heading = f"### {one_line(result.title)}\n\n" if result.title else ""
+    return heading + line(result.columns) + rule + "".join(line([_shown(v, "") for v in row]) for row in result.rows)

@@ -1,0 +1,1 @@
+"""What is learned: one optimizer update, and what surrounds an algorithm."""

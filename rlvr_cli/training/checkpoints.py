@@ -1,0 +1,419 @@
+"""Checkpoints: all that a training run needs to go on, written as one transaction and read back bit for bit.
+
+Enters: a model, its optimizer, and what the caller wants back: JSON (cursors, counters) and tensors. Leaves: a directory ::
+
+    RUN/checkpoints/step-000050/
+      model/                 the policy as `models.save_policy` writes it, fit for ``rlvr eval --model``
+      optimizer.safetensors  the optimizer's state, as PARAMETER/KEY (exp_avg, exp_avg_sq, step)
+      tensors.safetensors    the caller's tensors; not there when there are none
+      state.json             the step, the caller's JSON, bytes and sha256 of the files above, and its own sha256
+
+It is written and flushed as ``.step-000050.tmp``, renamed, and only then are older ones removed, each renamed to such a
+name first. So a directory called step-N was whole once, and its checksums say whether it still is. A checkpoint that is
+replaced steps aside as ``.step-000050.old`` for the instant between two renames; loading and saving put it back if the
+second one did not happen, and remove what else a kill has left. Both are for the process that holds the run's lock.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.faults import fault_point
+from rlvr_cli.models.policy import load_policy, save_policy
+from rlvr_cli.runs.files import atomic_write, fsync_directory, naming, read_regular, refuse_links, shown
+
+SCHEMA_VERSION = 1
+
+KEEP = 2  # checkpoints that stay
+
+_FOLDER, _STATE = "checkpoints", "state.json"
+_MODEL, _OPTIMIZER, _TENSORS = "model", "optimizer.safetensors", "tensors.safetensors"
+_NAME = re.compile(r"step-([0-9]{6,12})")
+_PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)  # what `load_policy` reads without losing a bit
+
+
+class Checkpoint(NamedTuple):
+    """What the caller gave to `save_checkpoint`; model and optimizer are filled in place."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+    tensors: dict[str, Tensor]  # on the CPU
+
+
+def checkpoint_bytes(model: PreTrainedModel) -> int:
+    """About the space that a checkpoint takes on disk: weights, two moments of those that are trained, tokenizer."""
+    weights = sum(p.nbytes * (3 if p.requires_grad else 1) for p in model.parameters())
+    vocabulary = cast(torch.nn.Embedding, model.get_input_embeddings()).num_embeddings
+    return weights + 128 * vocabulary + 2**16  # tokenizer.json of Qwen, Llama and Gemma: 75 to 135 bytes per id
+
+
+def save_checkpoint(
+    run: Path,
+    *,
+    step: int,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    tensors: Mapping[str, Tensor] | None = None,
+    keep: int = KEEP,
+) -> Path:
+    """Write the checkpoint of `step`, durably, and remove all but the newest `keep`.
+
+    One of the same step is replaced. Those of later steps are removed: the run has gone back behind them, because they
+    were damaged.
+
+    Args:
+        run: the run directory, whose lock the caller holds.
+        step: updates done so far.
+        model: in a precision that `load_policy` knows.
+        tokenizer: goes with the model.
+        optimizer: over parameters of `model`.
+        state: comes back as JSON makes it: keys are strings, tuples are lists.
+        tensors: come back bit for bit, on the CPU.
+        keep: how many checkpoints stay, this one included.
+
+    Returns:
+        The checkpoint's directory.
+
+    Raises:
+        RlvrError: weights or optimizer state hold NaN or infinity, too little space is free, or the disk refuses. The
+            earlier checkpoints are as they were.
+    """
+    assert step >= 0, step
+    assert keep >= 1, keep
+    assert all(p.dtype in _PRECISIONS for p in model.parameters()), {p.dtype for p in model.parameters()}
+    folder = run / _FOLDER
+    path = folder / f"step-{step:06d}"
+    temporary = folder / f".{path.name}.tmp"
+    moments = _optimizer_tensors(model, optimizer)
+    extra = {name: tensor.detach() for name, tensor in (tensors or {}).items()}
+    with naming(path):
+        fault_point("checkpoint")
+        refuse_links(run, f"{_FOLDER}/{path.name}")
+        _check_finite(run, step=step, weights=model.state_dict(), moments=moments)
+        if not folder.is_dir():
+            folder.mkdir()
+            fsync_directory(run)
+        _settle(folder)
+        _check_space(path, needed=checkpoint_bytes(model) + sum(tensor.nbytes for tensor in extra.values()))
+        try:
+            temporary.mkdir()
+            with _naming_errors_of_rust():
+                save_policy(model, tokenizer, temporary / _MODEL)
+            fault_point("checkpoint.torn")
+            _write_tensors(temporary / _OPTIMIZER, moments)
+            if extra:
+                _write_tensors(temporary / _TENSORS, {name: _apart(tensor) for name, tensor in extra.items()})
+            files = {name: _identity(temporary, name) for name in _names_in(temporary)}
+            record = {"schema_version": SCHEMA_VERSION, "step": step, "state": dict(state), "files": files}
+            atomic_write(temporary / _STATE, _encoded(record))  # flushes the directory, too
+            fault_point("checkpoint.rename")
+            if path.is_dir():
+                path.rename(folder / f".{path.name}.old")
+            temporary.rename(path)
+            fault_point("checkpoint.renamed")
+            fsync_directory(folder)
+        except BaseException:
+            with suppress(OSError):
+                _settle(folder)
+            raise
+        _settle(folder)
+        _prune(folder, newest=step, keep=keep)
+    return path
+
+
+def load_checkpoint(
+    run: Path, *, model: PreTrainedModel, optimizer: torch.optim.Optimizer
+) -> tuple[Checkpoint | None, list[str]]:
+    """Copy the newest intact checkpoint into `model` and `optimizer`, in place, bit for bit, on whatever device they are.
+
+    Tied weights stay tied. Learning rates and other settings of the optimizer stay the caller's.
+
+    Args:
+        run: the run directory, whose lock the caller holds.
+        model: of the checkpoint's architecture.
+        optimizer: over its parameters; what state it has is replaced.
+
+    Returns:
+        The checkpoint, or None when there is none that is intact; and for the user, a notice per newer one that is
+        damaged, which names the file.
+
+    Raises:
+        RlvrError: the checkpoint is of another model or precision (model and optimizer are as they were), or the folder
+            cannot be read.
+    """
+    folder = run / _FOLDER
+    if not os.path.lexists(folder):
+        return None, []
+    refuse_links(run, _FOLDER)
+    with naming(folder):
+        _settle(folder)
+    found, problems = _newest_intact(run)
+    if found is None:
+        over = f"{shown(folder)} holds no intact checkpoint: training starts over from the stored rollouts."
+        return None, [*problems, over] if problems else []
+    path, record = found
+    weights = _fitting_weights(path, model)
+    moments = _fitting_moments(path, model, optimizer)
+    for name, tensor in model.state_dict().items():
+        tensor.copy_(weights[name])
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    tensors = _read_tensors(path / _TENSORS) if _TENSORS in record["files"] else {}
+    if not problems:  # else the next save decides
+        with naming(folder):
+            _prune(folder, newest=record["step"], keep=KEEP)  # what a kill kept from being pruned
+    notices = [f"{problem} Training goes on from {path.name} instead." for problem in problems]
+    return Checkpoint(path, record["step"], record["state"], tensors), notices
+
+
+# What may be written
+
+
+def _check_finite(run: Path, *, step: int, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
+    for kind, tensors in (("weights", weights), ("optimizer's state", moments)):
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point() or not tensor.numel():
+                continue
+            if not math.isfinite(torch.linalg.vector_norm(tensor, ord=math.inf)):  # max |x|, without a mask as large
+                newest, _ = _newest_intact(run)
+                raise RlvrError(
+                    f"No checkpoint of step {step} is written: the {kind} hold NaN or infinity, first in {name}.",
+                    f"The newest intact checkpoint is {shown(newest[0])}; a lower learning rate may get past this step."
+                    if newest
+                    else "There is no earlier checkpoint: start again with a lower learning rate.",
+                )
+
+
+def _check_space(path: Path, *, needed: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise RlvrError(
+            f"Cannot write {shown(path)}: a checkpoint takes {needed:,} bytes, and {free:,} are free on that disk.",
+            "Free some space on that disk, and go on.",
+        )
+
+
+# Tensors and their files
+
+
+def _optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as PARAMETER/KEY -> tensor; empty before its first step."""
+    return {
+        f"{name}/{key}": tensor.detach().contiguous()
+        for name, parameter in _optimized(model, optimizer)
+        for key, tensor in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _optimized(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.nn.Parameter]]:
+    """The optimizer's parameters with their names in the model, in the order of its `state_dict`."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return [(names[parameter], parameter) for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """A copy on the CPU that shares no memory with another tensor, which safetensors would refuse."""
+    return tensor.to("cpu", copy=True).contiguous()
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    with _naming_errors_of_rust():
+        save_file(dict(tensors), path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    # Copied out of the mapped file: one that is pruned while it is mapped would keep its space on the disk.
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}
+
+
+@contextmanager
+def _naming_errors_of_rust() -> Iterator[None]:
+    """safetensors and tokenizers report a full disk as exceptions of their own; make OSErrors of them."""
+    try:
+        yield
+    except Exception as error:
+        code = re.search(r"\(os error ([0-9]+)\)", str(error))
+        if code is None or isinstance(error, OSError):
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+
+
+def _fitting_weights(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
+    """The checkpoint's weights, on the CPU, under the names and in the precisions that they have in `model`.
+
+    They are read as any model is, since for some architectures (mixtures of experts) the names and shapes in the files
+    differ from those in the module. float32 holds all of `_PRECISIONS`.
+    """
+    stored = load_policy(path / _MODEL, dtype="float32", device="cpu").model.state_dict()
+    wanted = model.state_dict()
+    for name in sorted(stored.keys() ^ wanted.keys()):
+        raise _misfit(path, name, "is not in it" if name in wanted else "is in it and not in the model")
+    fitting = {}
+    for name, tensor in stored.items():
+        target = wanted[name]
+        if tensor.shape != target.shape:
+            raise _misfit(path, name, f"is {tuple(tensor.shape)} in it and {tuple(target.shape)} in the model")
+        fitting[name] = tensor.to(target.dtype)
+        if not fitting[name].to(tensor.dtype).equal(tensor):
+            raise _misfit(path, name, f"has bits that {target.dtype} cannot hold")
+    return fitting
+
+
+def _fitting_moments(
+    path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer
+) -> dict[int, dict[str, Tensor]]:
+    """The checkpoint's optimizer state, as the optimizer numbers its parameters."""
+    places = {name: (index, parameter) for index, (name, parameter) in enumerate(_optimized(model, optimizer))}
+    fitting: dict[int, dict[str, Tensor]] = {}
+    for stored_name, tensor in _read_tensors(path / _OPTIMIZER).items():
+        name, _, key = stored_name.rpartition("/")
+        if name not in places:
+            raise _misfit(path, stored_name, "is the state of a parameter that the optimizer does not have")
+        index, parameter = places[name]
+        found, wanted = (tuple(tensor.shape), tensor.dtype), (tuple(parameter.shape), parameter.dtype)
+        if key != "step" and found != wanted:  # which is a scalar, whatever the parameter
+            raise _misfit(path, stored_name, f"is {found} in it, and its parameter is {wanted}")
+        fitting.setdefault(index, {})[key] = tensor
+    return fitting
+
+
+def _misfit(path: Path, name: str, what: str) -> RlvrError:
+    return RlvrError(
+        f"{shown(path)} does not fit the model: {shown(name)} {what}.",
+        "Go on with the model and the precision that the run was started with.",
+    )
+
+
+# What is on disk
+
+
+def _steps(folder: Path) -> list[tuple[int, Path]]:
+    """The checkpoints that stand there, newest first, with their steps; whether they are intact is another question."""
+    found = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
+    return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+
+
+def _newest_intact(run: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[str]]:
+    """The newest intact checkpoint with its state.json, and what is wrong with each newer one."""
+    problems: list[str] = []
+    folder = run / _FOLDER
+    with naming(folder, "read"):
+        steps = _steps(folder) if os.path.lexists(folder) else []
+    for step, path in steps:
+        try:
+            return (path, _verified(run, path, step=step)), problems
+        except RlvrError as error:
+            problems.append(error.problem)
+    return None, problems
+
+
+def _verified(run: Path, path: Path, *, step: int) -> dict[str, Any]:
+    """The state.json of a checkpoint of which every byte is as written.
+
+    Raises:
+        RlvrError: which file is not.
+    """
+    within = f"{_FOLDER}/{path.name}"
+    data = read_regular(run, f"{within}/{_STATE}")
+    try:
+        record = json.loads(data)
+        whole = isinstance(record, dict) and record.pop("sha256", None) and data == _encoded(record)
+    except (ValueError, RecursionError):
+        whole = False
+    kinds = {"schema_version": int, "step": int, "state": dict, "files": dict}
+    if not whole or {name: type(value) for name, value in record.items()} != kinds:
+        raise _damaged(path / _STATE, "it is not as it was written")
+    if (record["schema_version"], record["step"]) != (SCHEMA_VERSION, step):
+        raise _damaged(path / _STATE, "its schema_version or step is not the one that belongs here")
+    recorded = {**record["files"], _STATE: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+    present = _names_in(path)
+    for name in sorted({*recorded, *present}):
+        refuse_links(run, f"{within}/{name}")
+        if name not in recorded:
+            raise RlvrError(f"{shown(path / name)} is not a part of its checkpoint.")
+        if name not in present:
+            raise RlvrError(f"{shown(path / name)} is missing.")
+        with naming(path / name, "read"):
+            found = _identity(path, name)
+        if found != recorded[name]:
+            raise _damaged(path / name, "its size or sha256 is not the one in state.json")
+    return record
+
+
+def _damaged(path: Path, what: str) -> RlvrError:
+    return RlvrError(f"{shown(path)} is damaged: {what}.")
+
+
+def _encoded(record: Mapping[str, Any]) -> bytes:
+    """state.json, which ends in the sha256 of all else in it."""
+    digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
+    return json.dumps({**record, "sha256": digest}, indent=2).encode() + b"\n"
+
+
+def _names_in(folder: Path) -> list[str]:
+    """All but directories, at any depth, relative and with "/"; links are not followed."""
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
+
+
+def _identity(folder: Path, name: str) -> dict[str, Any]:
+    """What state.json keeps of a file. Raises OSError."""
+    descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("it is not a regular file")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": file.tell(), "sha256": digest}
+
+
+# Names that come and go. Each step leaves a directory that loads; all raise OSError.
+
+
+def _settle(folder: Path) -> None:
+    """Undo or finish what a kill has cut short."""
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() or not path.is_dir() or not path.name.startswith("."):
+            continue
+        if path.name.endswith(".tmp"):
+            shutil.rmtree(path)
+        elif path.name.endswith(".old") and _NAME.fullmatch(path.name[1:-4]):
+            successor = folder / path.name[1:-4]
+            if successor.exists():
+                _discard(path)
+            else:
+                path.rename(successor)
+
+
+def _prune(folder: Path, *, newest: int, keep: int) -> None:
+    steps = [(step, path) for step, path in _steps(folder) if path.is_dir() and not path.is_symlink()]
+    abandoned = [path for step, path in steps if step > newest]
+    history = [path for step, path in steps if step <= newest]
+    for path in (*abandoned, *history[keep:]):
+        fault_point("prune")
+        _discard(path)
+
+
+def _discard(path: Path) -> None:
+    """Remove a checkpoint so that none of its name is ever there in part."""
+    aside = path.with_name(f".{path.name.removeprefix('.')}.tmp")
+    path.rename(aside)
+    fsync_directory(path.parent)
+    fault_point("prune.torn")
+    shutil.rmtree(aside)

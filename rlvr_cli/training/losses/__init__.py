@@ -1,0 +1,1 @@
+"""Per-token losses, and what they are divided by."""

@@ -1,0 +1,158 @@
+"""Losses as pure functions of per-token tensors.
+
+Enters: (batch, seq) log-probabilities, advantages and a response mask. Leaves: per-token losses, a scalar to differentiate, or
+masked sums and means.
+
+What a loss is divided by is decided once for a whole optimizer update (`loss_denominators`), never per micro-batch: the
+sum of the micro-batches' losses is then the loss of the batch, however it was cut.
+"""
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
+
+MAX_LOG_RATIO = 20.0  # nats that a log-ratio is held to: beyond, exp overflows and its gradient is nan
+
+
+def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
+    """-A_t log p(o_t | q, o_<t), per token (the handout, equation 32).
+
+    Args:
+        raw_rewards_or_advantages: (batch, 1), one per response.
+        policy_log_probs: (batch, seq).
+
+    Returns:
+        (batch, seq).
+    """
+    _check_column(raw_rewards_or_advantages, policy_log_probs, name="raw_rewards_or_advantages")
+    return -raw_rewards_or_advantages * policy_log_probs
+
+
+def compute_grpo_clip_loss(
+    advantages: Tensor,
+    policy_log_probs: Tensor,
+    old_log_probs: Tensor,
+    cliprange: float,
+    *,
+    cliprange_high: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """-min(ratio A, clip(ratio, 1 - cliprange, 1 + cliprange_high) A), per token (the handout, equation 33).
+
+    Args:
+        advantages: (batch, 1).
+        policy_log_probs: (batch, seq), of the policy being trained.
+        old_log_probs: (batch, seq), of the policy that the update starts from; no gradient goes through them.
+        cliprange: how far the ratio may fall, and rise.
+        cliprange_high: how far it may rise when that differs (DAPO's clip-higher).
+
+    Returns:
+        The loss, (batch, seq), and, each (batch, seq): `ratio`, and whether the clipped term was the smaller one and so no
+        gradient flows, `clipped`, with its two cases `clipped_low` (A < 0) and `clipped_high` (A > 0).
+    """
+    _check_column(advantages, policy_log_probs, name="advantages")
+    ratio = _ratio(policy_log_probs, old_log_probs)
+    high = cliprange if cliprange_high is None else cliprange_high
+    unclipped, limited = ratio * advantages, ratio.clamp(1 - cliprange, 1 + high) * advantages
+    clipped = limited < unclipped
+    return -torch.minimum(unclipped, limited), {
+        "ratio": ratio.detach(),
+        "clipped": clipped,
+        "clipped_low": clipped & (advantages < 0),
+        "clipped_high": clipped & (advantages > 0),
+    }
+
+
+def compute_policy_gradient_loss(
+    policy_log_probs: Tensor,
+    loss_type: LossType,
+    raw_rewards: Tensor | None = None,
+    advantages: Tensor | None = None,
+    old_log_probs: Tensor | None = None,
+    cliprange: float | None = None,
+    *,
+    cliprange_high: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The per-token loss of the type that is asked for (the handout, sections 7.2 and 8).
+
+    Args:
+        policy_log_probs: (batch, seq).
+        loss_type: `no_baseline` (-r log p), `reinforce_with_baseline` (-A log p), `grpo_clip`, or `grpo_no_clip` (-ratio A).
+        raw_rewards: (batch, 1), for `no_baseline`.
+        advantages: (batch, 1), for the others.
+        old_log_probs: (batch, seq), for `grpo_clip` and `grpo_no_clip`.
+        cliprange, cliprange_high: for `grpo_clip`.
+
+    Returns:
+        The loss, (batch, seq), and the per-token statistics of `compute_grpo_clip_loss`, or `ratio` alone for `grpo_no_clip`.
+
+    Raises:
+        ValueError: an unknown loss type, or one that lacks an argument; names it.
+    """
+
+    def needed(name: str, value: Tensor | float | None) -> Any:
+        if value is None:
+            raise ValueError(f"loss_type {loss_type!r} needs {name}")
+        return value
+
+    match loss_type:
+        case "no_baseline":
+            return compute_naive_policy_gradient_loss(needed("raw_rewards", raw_rewards), policy_log_probs), {}
+        case "reinforce_with_baseline":
+            return compute_naive_policy_gradient_loss(needed("advantages", advantages), policy_log_probs), {}
+        case "grpo_clip":
+            return compute_grpo_clip_loss(
+                needed("advantages", advantages),
+                policy_log_probs,
+                needed("old_log_probs", old_log_probs),
+                needed("cliprange", cliprange),
+                cliprange_high=cliprange_high,
+            )
+        case "grpo_no_clip":
+            ratio = _ratio(policy_log_probs, needed("old_log_probs", old_log_probs))
+            return compute_naive_policy_gradient_loss(needed("advantages", advantages), ratio), {
+                "ratio": ratio.detach()
+            }
+    raise ValueError(f"loss_type {loss_type!r} is none of {', '.join(get_args(LossType))}")
+
+
+def kl_penalty(policy_log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+    """The k3 estimate of KL(policy || reference), per token: exp(d) - d - 1 with d = log p_ref - log p (Schulman, 2020).
+
+    Never negative, and unbiased for tokens sampled from the policy.
+
+    Args:
+        policy_log_probs, reference_log_probs: (batch, seq); no gradient goes through the reference.
+
+    Returns:
+        (batch, seq), nats.
+    """
+    difference = (reference_log_probs.detach() - policy_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return torch.expm1(difference) - difference
+
+
+def importance_weights(trainer_log_probs: Tensor, sampled_log_probs: Tensor, *, cap: float) -> Tensor:
+    """min(p_trainer / p_sampler, cap), per token: corrects for an engine that samples from slightly other numbers.
+
+    Truncated importance sampling (Yao et al., 2025), with the trainer's probabilities before the update. A constant to the
+    gradient.
+
+    Args:
+        trainer_log_probs, sampled_log_probs: (batch, seq), of the same weights and tokens.
+        cap: the largest weight.
+    """
+    difference = (trainer_log_probs - sampled_log_probs).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return difference.exp().clamp(max=cap)
+
+
+def _ratio(policy_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    assert policy_log_probs.shape == old_log_probs.shape, (policy_log_probs.shape, old_log_probs.shape)
+    return (policy_log_probs - old_log_probs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _check_column(per_response: Tensor, per_token: Tensor, *, name: str) -> None:
+    """(batch,) would broadcast along the tokens without a word."""
+    if per_response.shape != (len(per_token), 1):
+        raise ValueError(f"{name} has shape {tuple(per_response.shape)}, not (batch, 1) = ({len(per_token)}, 1)")

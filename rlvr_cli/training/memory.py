@@ -1,0 +1,56 @@
+"""What a training run will need of a device's memory, estimated from the model's config alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+HEAD_LOGITS = 3 * 2**26 + 5 * 2**24  # held at once at most on a GPU: three chunks, and what is kept (tokens.py)
+GUESSED_PROMPT = 256  # tokens
+
+
+def memory_estimate(
+    config: Any, shape: Mapping[str, int] | None, *, rows: int, engine: str, on_gpu: bool
+) -> dict[str, float]:
+    """Bytes that training takes at its peak, by what takes them; empty when the model's shape is not known here.
+
+    Args:
+        shape: parameters, layers, hidden, intermediate, kv_width (key-value heads times head size), vocabulary.
+        rows: responses that go through the model together.
+        engine: which samples.
+        on_gpu: bfloat16 autocast, or float32.
+    """
+    if not shape:
+        return {}
+    wide, half = (4, 2) if config.param_dtype == "float32" else (2, 2)
+    compute = half if on_gpu else wide
+    n, tokens = shape["parameters"], GUESSED_PROMPT + config.sampling_max_tokens
+    autocast = n * half if on_gpu and wide == 4 else 0
+    memory = {
+        "weights, gradients, AdamW": 4.0 * n * wide + autocast,
+        "activations of a micro-batch": float(
+            rows * tokens * shape["layers"] * (10 * shape["hidden"] + 4 * shape["intermediate"]) * compute
+        ),
+        "logits": 4.0 * min(HEAD_LOGITS, rows * config.sampling_max_tokens * shape["vocabulary"]),
+    }
+    if getattr(config, "kl_coef", 0):
+        memory["reference model"] = float(n * wide)
+    if getattr(config, "async_steps", 0):
+        memory["the sampling process's weights, and those it is behind with"] = 2.0 * n * wide
+    if engine == "transformers":
+        sequences = min(getattr(config, "rollout_batch_size", 256), config.max_batch_size or 256)
+        memory["key-value cache of sampling"] = float(
+            sequences * tokens * shape["layers"] * 2 * shape["kv_width"] * compute
+        )
+    return memory
+
+
+def memory_line(memory: Mapping[str, float], *, utilization: float | None) -> str:
+    """The estimate in a line, the largest terms first; `utilization` is the share of its device that vLLM takes."""
+    if not memory:
+        return "not known: the model's files are not on this machine"
+    parts = sorted(memory.items(), key=lambda item: -item[1])
+    text = f"about {_size(sum(memory.values()))}: " + ", ".join(f"{name} {_size(size)}" for name, size in parts)
+    return text + (f"; vLLM takes {utilization:.0%} of its device besides" if utilization else "")
+
+
+def _size(bytes: float) -> str:
+    return f"{bytes / 2**30:.1f} GiB" if bytes >= 2**30 else f"{bytes / 2**20:.0f} MiB"

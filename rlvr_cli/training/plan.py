@@ -1,0 +1,198 @@
+"""What a training command will do: batches, the objective as a formula, memory."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rlvr_cli.config.ei import EiConfig
+from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
+from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.models.device import on_cuda
+from rlvr_cli.models.identity import model_path, model_shape
+from rlvr_cli.terminal import console
+from rlvr_cli.training.memory import memory_estimate, memory_line
+
+FEW_UPDATES = 10  # under which the plan says that they are few
+
+
+def announce(lines: Mapping[str, str], config: Any, *, engine: str, rows: int) -> None:
+    """Say the plan.
+
+    Args:
+        rows: of a micro-batch.
+    """
+    for name, value in lines.items():
+        console.say(f"{name:<14} {value}")
+    path, on_gpu = model_path(config.model), on_cuda(config.device)
+    memory = memory_estimate(config, model_shape(path), rows=rows, engine=engine, on_gpu=on_gpu)
+    utilization = config.gpu_memory_utilization if engine == "vllm" and on_gpu else None
+    console.say(f"{'memory':<14} {memory_line(memory, utilization=utilization)}")
+
+
+def sft_plan(
+    config: SftConfig, facts: Mapping[str, Any], *, examples: int, traces: int, num_updates: int
+) -> dict[str, str]:
+    """The plan of `rlvr sft`, line by line."""
+    batch = min(config.train_batch_size, examples)
+    kept = ", correct ones only" if config.correct_only else ""
+    return {
+        "model": facts["model"]["name"],
+        "examples": f"{examples} of {traces} traces of {facts['dataset']['name']}{kept}",
+        "updates": f"{num_updates} of {batch} examples, in micro-batches of {min(config.micro_batch_size, batch)}; "
+        f"{num_updates / math.ceil(examples / config.train_batch_size):g} epochs",
+        "objective": sft_objective(config.length_normalization, config.normalize_constant),
+        **_common(config, facts),
+    }
+
+
+def ei_plan(config: EiConfig, facts: Mapping[str, Any]) -> dict[str, str]:
+    """The plan of `rlvr ei`, line by line."""
+    return {
+        "model": facts["model"]["name"],
+        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
+        "rounds": f"{config.n_ei_steps}, each of {config.ei_batch_size} questions x {config.group_size} samples",
+        "updates": f"{config.sft_epochs} epochs over a round's distinct correct responses, {config.train_batch_size} an update, "
+        f"in micro-batches of {config.micro_batch_size}",
+        "objective": sft_objective("token_mean", 1.0),
+        "sampling": _sampling(config),
+        "engine": facts["engine"],
+        **_common(config, facts, unit="rounds"),
+    }
+
+
+def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
+    """The plan of `rlvr grpo`, line by line."""
+    updates = config.updates_per_rollout_batch
+    policy = (
+        "on-policy"
+        if config.on_policy
+        else f"off-policy: old log-probabilities are computed once per batch, {updates} updates use them"
+    )
+    if config.async_steps:
+        policy = f"rollouts one batch behind, sampled in a second process meanwhile; else {policy}"
+    rounds = (
+        f"; up to {config.max_sampling_rounds} rounds until every group has a signal" if config.dynamic_sampling else ""
+    )
+    return {
+        "model": facts["model"]["name"],
+        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
+        "rollouts": f"{config.n_grpo_steps} batches of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples{rounds}",
+        "updates": f"{updates} per batch ({config.epochs_per_rollout_batch} epochs, {config.train_batch_size} responses each), "
+        f"{config.n_grpo_steps * updates} in all; {policy}",
+        "micro-batches": f"{config.micro_train_batch_size} responses, {config.gradient_accumulation_steps} per update",
+        "advantage": advantage_formula(config),
+        "objective": grpo_objective(config),
+        "overlong": {"none": "as graded", "mask": "no loss on responses cut at the limit"}.get(
+            config.overlong, f"soft penalty over the last {overlong_buffer(config)} tokens"
+        ),
+        "sampling": _sampling(config),
+        "engine": facts["engine"],
+        **_common(config, facts),
+    }
+
+
+def grpo_notes(config: GrpoConfig) -> list[str]:
+    """What looks like a mistake, a sentence each."""
+    notes = []
+    if config.on_policy and config.loss_type == "grpo_clip":
+        notes.append(
+            "on-policy every ratio is 1 and nothing is ever clipped: grpo_clip is reinforce_with_baseline here"
+        )
+    if not config.on_policy and config.loss_type in ("no_baseline", "reinforce_with_baseline"):
+        notes.append(
+            f"{config.loss_type} ignores how far the policy has moved from the one that sampled; off-policy take grpo_clip"
+        )
+    if config.async_steps and config.importance_correction == "none":
+        notes.append(
+            "rollouts come from a policy one batch old, and --importance-correction none does not correct for it"
+        )
+    if config.sampling_top_p < 1:
+        notes.append(
+            "with --sampling-top-p below 1 responses come from another distribution than the one that is trained"
+        )
+    if config.param_dtype == "bfloat16":
+        notes.append("bfloat16 weights have 8 bits: most steps of a learning rate of 1e-6 to 1e-5 are rounded away")
+    if config.loss_type == "no_baseline" and config.dynamic_sampling:
+        notes.append(
+            "dynamic sampling looks for groups with unequal rewards; no_baseline could also learn from all-correct ones"
+        )
+    return notes
+
+
+def sft_objective(length_normalization: str, constant: float) -> str:
+    """What supervised fine-tuning minimises, as a formula."""
+    match length_normalization:
+        case "token_mean":
+            return "-(1/T) sum_t log p(o_t | q, o_<t), T the response tokens of the update"
+        case "masked_mean":
+            return "-(1/B) sum_i (1/|o_i|) sum_t log p(o_i,t | q_i, o_i,<t), B examples an update"
+    return f"-(1/(B*{constant:g})) sum_i sum_t log p(o_i,t | q_i, o_i,<t), B examples an update"
+
+
+def advantage_formula(config: GrpoConfig) -> str:
+    """The advantage of response i of a group."""
+    reward = "r_i" if config.overlong != "soft_punish" else "r_i (with its length penalty)"
+    if config.loss_type == "no_baseline":
+        return f"A_i = {reward}"
+    if not config.use_std_normalization:
+        return f"A_i = {reward} - mean(r)"
+    return f"A_i = ({reward} - mean(r)) / (std(r) + {config.advantage_eps:g}); 0 where all r are equal"
+
+
+def grpo_objective(config: GrpoConfig) -> str:
+    """What `rlvr grpo` minimises, as a formula."""
+    high = config.cliprange if config.cliprange_high is None else config.cliprange_high
+    per_token = {
+        "no_baseline": "A_i log p_i,t",
+        "reinforce_with_baseline": "A_i log p_i,t",
+        "grpo_clip": f"min(rho_i,t A_i, clip(rho_i,t, 1-{config.cliprange:g}, 1+{high:g}) A_i)",
+        "grpo_no_clip": "rho_i,t A_i",
+    }[config.loss_type]
+    if config.importance_truncation is not None:
+        per_token = f"min(p_trainer/p_sampler, {config.importance_truncation:g}) {per_token}"
+    if config.kl_coef:
+        per_token = f"[{per_token} - {config.kl_coef:g} k3(p_ref, p)]"
+    size = config.train_batch_size
+    scale = {
+        "masked_mean": f"(1/{size}) sum_i (1/|o_i|) sum_t",
+        "masked_normalize": f"(1/({size}*{config.constant or 0:g})) sum_i sum_t",
+        "token_mean": "(1/T) sum_i,t",
+    }[config.length_normalization]
+    terms = ["log p at temperature " + f"{config.sampling_temperature:g}"]
+    if "rho" in per_token:
+        terms.append("rho = p/p_old")
+    if config.overlong == "mask":
+        terms.append("responses cut at the limit left out")
+    if config.length_normalization == "token_mean":
+        terms.append("T the response tokens of the update")
+    return f"-{scale} {per_token};  {', '.join(terms)}"
+
+
+def _sampling(config: Any) -> str:
+    train, held_out = config.sampling_params, config.eval_sampling_params
+
+    def line(p: Any) -> str:
+        return f"temperature {p.temperature:g}, top-p {p.top_p:g}, {p.min_tokens}-{p.max_tokens} tokens"
+
+    return line(train) + (f"; evaluations: {line(held_out)}" if held_out != train else "")
+
+
+def _common(config: Any, facts: Mapping[str, Any], *, unit: str = "updates") -> dict[str, str]:
+    questions = facts["eval_dataset"]
+    every = f", every {config.eval_every} {unit}" if config.eval_every else ""
+    save = (
+        f"every {config.checkpoint_every} updates, the last two kept"
+        if config.checkpoint_every
+        else "only when interrupted"
+    )
+    return {
+        "learning rate": f"{config.learning_rate:g}: {config.warmup_steps} updates of warm-up, then {config.lr_schedule}",
+        "precision": "float32 weights and optimizer state; bfloat16 autocast on CUDA"
+        if config.param_dtype == "float32"
+        else "bfloat16 weights and optimizer state",
+        "evaluation": f"{min(questions['rows'], config.eval_examples)} questions of {questions['name']}, before, after{every}"
+        if questions
+        else "none: name questions with --eval-dataset",
+        "checkpoints": save,
+        **({"time limit": f"{config.time_limit}, the last evaluation included"} if config.time_limit else {}),
+    }

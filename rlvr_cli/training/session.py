@@ -1,0 +1,154 @@
+"""What a training command reads and opens before its first step.
+
+Enters: a config. Leaves: `Inputs`, or an RlvrError before anything heavy was loaded; then an open `Trainer`.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
+from rlvr_cli.data.prompts import PromptTemplate, load_prompt, prompt_of
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.models.identity import model_facts
+from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.grading import choose_grader
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.samplers.open import choose_engine, sampler_facts
+from rlvr_cli.terminal import console
+from rlvr_cli.training.trainer import Trainer
+from rlvr_cli.types import Example
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of a command that samples its own training data."""
+
+    template: PromptTemplate
+    dataset: Dataset
+    questions: Dataset | None  # of the evaluations
+    pool: GraderPool  # not started yet
+    engine: str
+    engine_reason: str
+    facts: dict[str, Any]  # for run.json
+
+
+def load_inputs(config: Any, *, questions_per_batch: int) -> Inputs:
+    """The inputs of `rlvr ei` and `rlvr grpo`.
+
+    Raises:
+        RlvrError: unreadable or too few questions, an unknown prompt, grader or engine.
+    """
+    template = load_prompt(config.prompt)
+    dataset = load_dataset(
+        config.dataset,
+        split=config.split,
+        question_field=config.question_field,
+        answer_field=config.answer_field,
+        skip_bad_lines=config.skip_bad_lines,
+        purpose="train",
+    )
+    console.skipped_lines(dataset.num_skipped, dataset.skipped)
+    for note in dataset.notes:
+        console.say(note)
+    if dataset.rows < questions_per_batch:
+        raise RlvrError(
+            f"A batch needs {questions_per_batch} different questions; {dataset.name} has {dataset.rows}.",
+            "Ask for fewer responses per batch, or more per question, or give a larger --dataset.",
+        )
+    questions = evaluation_questions(config)
+    pool = grader_pool(config, dataset.default_grader)
+    if questions is not None and grader_pool(config, questions.default_grader).spec != pool.spec:
+        raise RlvrError(
+            f"{dataset.name} is graded by {pool.spec}, and {questions.name} by {questions.default_grader}.",
+            "Name the grader of both: --grader; or evaluate on questions of the same kind.",
+        )
+    engine = choose_engine(config.engine, base_url="")
+    facts = {
+        "dataset": facts_of(dataset),
+        "eval_dataset": questions and facts_of(questions),
+        "model": model_facts(engine.name, config.model, fetch=not config.dry_run),
+        "prompt": {"name": template.name, "text": template.text},
+        "grader": pool.spec,
+        "engine": engine.name,
+    }
+    return Inputs(template, dataset, questions, pool, engine.name, engine.reason, facts)
+
+
+def evaluation_questions(config: Any) -> Dataset | None:
+    """The questions named with --eval-dataset, else the evaluation split of a dataset that has a name, else None."""
+    name = config.dataset.split(":")[0]
+    spec = config.eval_dataset or (name if name in dataset_names() else "")
+    if not spec:
+        return None
+    limit = max(config.eval_examples, config.final_eval_examples or 0)
+    named = spec.split(":")[0] in dataset_names()  # their fields are known
+    questions = load_dataset(
+        spec,
+        limit=limit,
+        question_field=None if named else config.question_field,
+        answer_field=None if named else config.answer_field,
+        skip_bad_lines=config.skip_bad_lines,
+    )
+    console.skipped_lines(questions.num_skipped, questions.skipped)
+    return questions
+
+
+def grader_pool(config: Any, dataset_grader: str | None) -> GraderPool:
+    """The grader that was named, or the one that fits the dataset, in its processes."""
+    return GraderPool(
+        choose_grader(config.grader, dataset_grader=dataset_grader, prompt=config.prompt),
+        format_rule=config.format_rule,
+        workers=config.grader_workers,
+        timeout=config.grader_timeout,
+    )
+
+
+def facts_of(dataset: Dataset) -> dict[str, Any]:
+    """What identifies a dataset in run.json."""
+    return {"name": dataset.name, "rows": dataset.rows, "fingerprint": dataset.fingerprint}
+
+
+@contextmanager
+def opened(config: Any, run: RunDir, *, inputs: Inputs, num_updates: int, stop: StopRequest) -> Iterator[Trainer]:
+    """The trainer of a command that samples its own training data; says what it found when it opened the run."""
+    with Trainer(
+        config,
+        run,
+        engine=inputs.engine,
+        num_updates=num_updates,
+        questions=inputs.questions,
+        template=inputs.template,
+        eval_params=config.eval_sampling_params,
+        grader=inputs.pool,
+        stop=stop,
+    ) as trainer:
+        run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine_reason))
+        for examples, params in (
+            (inputs.dataset.examples, config.sampling_params),
+            (inputs.questions.examples if inputs.questions else [], config.eval_sampling_params),
+        ):
+            check_prompts(examples, inputs.template, trainer, max_tokens=params.max_tokens, limit=config.max_model_len)
+        yield trainer
+
+
+def check_prompts(
+    examples: Sequence[Example], template: PromptTemplate, trainer: Trainer, *, max_tokens: int, limit: int | None
+) -> None:
+    """RlvrError when a prompt and its response might not fit into the context: now, and not at the step that draws it."""
+    context = min(trainer.model.config.max_position_embeddings, limit or math.inf)
+    prompts = [prompt_of(e, template) for e in examples]
+    for example, prompt in zip(examples, prompts, strict=True):
+        most = len(prompt.encode(errors="replace"))  # no more tokens than bytes: spares the tokenizer
+        if most + max_tokens <= context:
+            continue
+        length = len(trainer.tokenizer(prompt).input_ids)
+        if length + max_tokens > context:
+            raise RlvrError(
+                f"Question {example.id} has a prompt of {length} tokens; with {max_tokens} for the response that is "
+                f"{length + max_tokens}, and the context holds {context}.",
+                "Leave it out of the dataset, or allow shorter responses: --sampling-max-tokens, --eval-max-tokens.",
+            )

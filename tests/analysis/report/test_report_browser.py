@@ -1,0 +1,378 @@
+"""The report in a real browser: what its filters, search and list do, and what hostile rollouts cannot.
+
+Needs Chromium with its driver, and selenium; without them these tests are skipped.
+"""
+
+import json
+import shutil
+import socket
+import threading
+from datetime import datetime
+
+import pytest
+
+from rlvr_cli.analysis.report.build import write_report
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Rollout
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMEDRIVER = shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason="there is no chromium with its chromedriver"),
+]
+WATCH = """
+window.__violations = [];
+document.addEventListener("securitypolicyviolation", (e) => window.__violations.push(e.violatedDirective + " " + e.blockedURI));
+window.alert = () => { window.__pwned = "alert"; };
+"""
+
+
+class Listener:
+    """Counts who connects to a port of this machine."""
+
+    def __init__(self) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        self.connections = 0
+        self.thread = threading.Thread(target=self._count)
+        self.thread.start()
+
+    def _count(self) -> None:
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            self.connections += 1
+            connection.close()
+
+    def close(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        self.thread.join()
+
+
+@pytest.fixture
+def listener():
+    made = Listener()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1400,1000"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(CHROMEDRIVER))
+    driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": WATCH})
+    yield driver
+    driver.quit()
+
+
+class Page:
+    """A report that is open in the browser."""
+
+    def __init__(self, browser, path) -> None:
+        self.browser = browser
+        browser.get_log("performance")
+        browser.get(path.as_uri())
+        self.settled()
+
+    def js(self, script, *arguments):
+        return self.browser.execute_script(script, *arguments)
+
+    def all(self, selector):
+        return self.browser.find_elements("css selector", selector)
+
+    def one(self, selector):
+        (found,) = self.all(selector)
+        return found
+
+    def until(self, holds):
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        return WebDriverWait(self.browser, 30, poll_frequency=0.02).until(lambda _: holds())
+
+    def settled(self) -> str:
+        """The status line, once no search is under way."""
+        # No status line either, while the page still unpacks its rollouts: that goes on after the browser's load event.
+        self.until(lambda: [e for e in self.all(".status") if "rollouts" in e.text])
+        return self.one(".status").text
+
+    def choose(self, name, text) -> str:
+        from selenium.webdriver.support.ui import Select
+
+        Select(self.one(f"#filter-{name}")).select_by_visible_text(text)
+        return self.settled()
+
+    def search(self, text) -> str:
+        self.js("const s = document.querySelector('.status'); s.textContent = 'waiting'")
+        self.one("#search").clear()
+        self.one("#search").send_keys(text)
+        return self.settled()
+
+    def column(self, number) -> list[str]:
+        return self.js(
+            "return [...document.querySelectorAll('.list tbody tr')].map(r => r.cells[arguments[0]].textContent)",
+            number,
+        )
+
+    def open(self, place) -> None:
+        """Click the row at this place of the list, and wait until its rollout is shown."""
+        row = self.all(".list tbody tr")[place]
+        question, sample = (c.get_attribute("textContent") for c in row.find_elements("css selector", "td")[:2])
+        row.find_element("css selector", "button").click()
+        self.until(lambda: self.all("#rollout h3") and self.text("#rollout h3") == f"{question} · sample {sample}")
+
+    def text(self, selector) -> str:
+        return self.js("return document.querySelector(arguments[0]).textContent", selector)
+
+    def requests(self) -> list[str]:
+        """What the browser asked for since the page was opened."""
+        events = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
+        return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+
+    def is_unharmed(self) -> bool:
+        return self.js(
+            "return window.__pwned === undefined && window.__violations.length === 0"
+            " && document.querySelectorAll('img, iframe, base, object, embed, #browser script, #browser style').length === 0"
+        )
+
+
+def rollout(run_id, example, sample, *, phase="eval", step=0, response="r", reward=0.0, **changes):
+    correct = reward is not None and reward > 0.5
+    values = {
+        "run_id": run_id, "phase": phase, "step": step, "policy_version": step, "example_id": example,
+        "sample_index": sample, "prompt": f"What is {example}?", "response": response, "ground_truth": "7", "prompt_ids": (1,),
+        "response_ids": tuple(response.encode()), "sampled_logprobs": tuple(-0.25 * i for i, _ in enumerate(response.encode())),
+        "finish_reason": "stop", "stop_reason": None, "num_prompt_tokens": 1, "num_response_tokens": len(response.encode()),
+        "grader": "r1_zero", "format_reward": 1.0, "answer_reward": reward, "reward": reward, "grade_error": None,
+        "extracted_answer": "7" if correct else "8", "category": f"format_1_answer_{int(correct)}",
+        "failure_kind": None if correct else "wrong_answer", "advantage": None, "mean_logprob": -0.25, "mean_entropy": 0.5,
+        "seed": 2**62 + 1, "sampled_at": datetime(2026, 1, 2),
+    }  # fmt: skip
+    return Rollout(**{**values, **changes})
+
+
+def make_run(root, name, rollouts, *, tokenizer=True):
+    with RunDir.create(root, "grpo", name=name, metadata={}) as run:
+        for phase, step in sorted({(r.phase, r.step) for r in rollouts}):
+            run.commit_rollouts(phase, step, [r for r in rollouts if (r.phase, r.step) == (phase, step)])
+    if tokenizer:  # of bytes
+        themselves = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [b for b in range(256) if b not in themselves]
+        vocabulary = {chr(b): b for b in themselves} | {chr(256 + i): b for i, b in enumerate(others)}
+        document = {"model": {"type": "BPE", "vocab": vocabulary}, "decoder": {"type": "ByteLevel"}, "added_tokens": []}
+        (root / name / "model").mkdir()
+        (root / name / "model" / "tokenizer.json").write_text(json.dumps(document))
+    return root / name
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    """Run a: 3 steps of 4 groups of 4, in which sample i of question i was right; run b: 30 evaluated questions."""
+    root = tmp_path_factory.mktemp("two-runs")
+    train = [
+        rollout("a", f"a-{q}", s, phase="train", step=step, reward=float(s == q), response=f"step {step} says {q}{s}",
+                advantage=1.5 if s == q else -0.5)
+        for step in range(3) for q in range(4) for s in range(4)
+    ]  # fmt: skip
+    failed = {
+        "reward": None,
+        "category": "grade_error",
+        "failure_kind": None,
+        "grade_error": "timeout",
+        "extracted_answer": None,
+    }
+    evaluated = [rollout("b", f"b-{q}", 0, response=f"b{q}", **(failed if q == 29 else {})) for q in range(30)]
+    runs = [make_run(root, "a", train), make_run(root, "b", evaluated, tokenizer=False)]
+    return write_report(runs, root / "report.html")
+
+
+def test_filters_change_what_is_listed(browser, two_runs):
+    page = Page(browser, two_runs)
+    assert page.settled() == "1 to 25 of 78 rollouts"
+    assert page.column(0)[:5] == ["a-0", "a-0", "a-0", "a-0", "a-1"]
+    assert page.choose("run_id", "b") == "1 to 25 of 30 rollouts (of 78 in this page)"
+    assert page.choose("category", "grade_error") == "1 to 1 of 1 rollouts (of 78 in this page)"
+    assert page.column(0) == ["b-29"]
+    page.one("#reset").click()
+    assert page.settled() == "1 to 25 of 78 rollouts"
+    page.choose("phase", "train")
+    page.choose("step", "1")
+    assert page.choose("reward", "above 0.5") == "1 to 4 of 4 rollouts (of 78 in this page)"
+    assert page.column(0) == ["a-0", "a-1", "a-2", "a-3"]
+    assert page.column(1) == ["0", "1", "2", "3"]
+    assert page.choose("failure_kind", "wrong_answer").startswith("0 rollouts")
+    page.one("#reset").click()
+    assert page.choose("reward", "none: the grade failed").startswith("1 to 1 of 1 ")
+    assert page.is_unharmed()
+
+
+def test_pages_and_sorting(browser, two_runs):
+    page = Page(browser, two_runs)
+    assert len(page.column(0)) == 25
+    assert not page.one("#page-previous").is_enabled()
+    page.one("#page-next").click()
+    assert page.settled() == "26 to 50 of 78 rollouts"
+    page.one("#page-last").click()
+    assert page.settled() == "76 to 78 of 78 rollouts"
+    assert page.column(0) == ["b-27", "b-28", "b-29"]
+    assert not page.one("#page-next").is_enabled()
+    page.one("[data-sort=advantage]").click()
+    assert page.settled() == "1 to 25 of 78 rollouts"
+    values = page.column(6)
+    assert values == ["1.5"] * 12 + ["-0.5"] * 13  # missing ones last
+    page.one("[data-sort=advantage]").click()
+    assert page.column(6)[0] == "-0.5"
+    assert page.js("return document.querySelector('[data-sort=advantage]').parentNode.ariaSort") == "ascending"
+
+
+def test_search_finds_text_of_prompts_responses_and_ids(browser, two_runs):
+    page = Page(browser, two_runs)
+    assert page.search("SAYS 21") == "1 to 3 of 3 rollouts (of 78 in this page)"
+    assert page.column(0) == ["a-2"] * 3
+    assert page.search("What is b-17?").startswith("1 to 1 of 1 ")
+    assert page.search("says 99").startswith("0 rollouts")
+    page.choose("step", "2")
+    assert page.search("says 3").startswith("1 to 4 of 4 ")
+
+
+def test_a_rollout_is_shown_with_its_tokens_and_its_group(browser, two_runs):
+    from selenium.webdriver.common.keys import Keys
+
+    page = Page(browser, two_runs)
+    page.choose("step", "2")
+    page.open(5)  # a-1, sample 1
+    assert page.text("pre.response") == "step 2 says 11"
+    assert page.text("pre.prompt") == "What is a-1?"
+    facts = dict(zip([e.text for e in page.all("dt")], [e.text for e in page.all("dd")], strict=True))
+    assert facts["ground truth"] == "7"
+    assert facts["extracted answer"] == "7"
+    assert facts["advantage"] == "1.5"
+    assert facts["seed"] == str(2**62 + 1)
+    assert [e.text[:8] for e in page.all(".card")] == ["sample 0", "sample 1", "sample 2", "sample 3"]
+    assert [e.text for e in page.all(".card pre")] == [f"step 2 says 1{s}" for s in range(4)]
+    tokens = page.all("pre.response [data-token]")
+    assert [t.text for t in tokens[:6]] == ["s", "t", "e", "p", " ", "2"]
+    classes = [t.get_attribute("class") for t in tokens]
+    assert classes[0] == "p0"  # log-probability 0
+    assert classes[-1] == "p4"  # -3.25
+    page.one("pre.response").send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert page.text("output") == 'Token 2 of 14 "t": probability 0.7788 (log-probability -0.25)'
+    page.all(".card button")[1].click()
+    page.until(lambda: page.text("pre.response") == "step 2 says 12")
+    assert page.is_unharmed()
+
+
+def test_the_list_can_be_used_with_a_keyboard(browser, two_runs):
+    from selenium.webdriver.common.keys import Keys
+
+    page = Page(browser, two_runs)
+    page.all(".list .open")[0].send_keys(Keys.ARROW_DOWN)
+    page.browser.switch_to.active_element.send_keys(Keys.ARROW_DOWN)
+    page.browser.switch_to.active_element.send_keys(Keys.ENTER)
+    page.until(lambda: page.all("#rollout h3"))
+    assert page.text("#rollout h3") == "a-0 · sample 2"
+    page.until(lambda: page.js("return document.activeElement.tagName") == "H3")
+
+
+def test_without_a_tokenizer_the_page_says_why_there_is_no_shading(browser, two_runs):
+    page = Page(browser, two_runs)
+    page.choose("run_id", "b")
+    page.open(3)
+    assert page.text("pre.response") == "b3"
+    assert not page.all("pre.response span")
+    assert page.text("#rollout .note") == "Not shaded: the tokenizer was not at hand when this page was made."
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_hostile_rollouts_are_only_text_and_ask_for_nothing(browser, tmp_path, listener, tokenizer):
+    url = listener.url
+    hostile = [
+        "<script>window.__pwned = 1</script>",
+        f"</script><script src={url}/a.js></script>",
+        f"<img src={url}/b.png onerror='window.__pwned = 2'>",
+        f"<iframe src={url}></iframe><object data={url}></object>",
+        f"<style>@import url({url}/c.css); * {{ display: none }}</style>",
+        f"<link rel=stylesheet href={url}><link rel=prefetch href={url}>",
+        f"<meta http-equiv=refresh content='0;url={url}'><base href={url}>",
+        "<svg onload=alert(1)><a xlink:href='javascript:alert(1)'>x</a></svg>",
+        "&lt;script&gt;window.__pwned = 3&lt;/script&gt; &amp; &#60;",
+        "<!--<script>", "]]>", "</pre></article></main></body></html>", "<noscript><template><textarea>",
+        "\x00\x07\x1b[2J\x7f\x9b \u202eright to left\u2066 \u2028\u2029\ufeff",
+        "${window.__pwned = 4} {{window.__pwned = 5}} `", "__proto__", "constructor",
+    ]  # fmt: skip
+    rows = [
+        rollout("r", text, s, response=text, prompt=text, ground_truth=text, extracted_answer=text, failure_kind=text,
+                category=text, stop_reason=text, grade_error=text, grader=text)
+        for text in hostile for s in range(2)
+    ]  # fmt: skip
+    alarm = dict.fromkeys(("name", "severity", "sentence", "query"), hostile[1])
+    path = write_report([make_run(tmp_path, "r", rows, tokenizer=tokenizer)], alarms=[alarm])
+    page = Page(browser, path)
+    scripts = page.js("return document.scripts.length")
+    elements = set(page.js("return [...document.querySelectorAll('*')].map(e => e.localName)"))
+    assert not elements & {"img", "iframe", "object", "link", "base", "embed", "template", "textarea"}
+    questions = page.column(0)
+    assert len(questions) == 25
+    for place, text in enumerate(hostile):
+        page.search(text[:40] if text.isprintable() else "right to left")
+        page.open(0)
+        shown = page.text("pre.response")
+        if text.isprintable():
+            assert shown == page.text("pre.prompt") == text, place
+            assert [e.get_attribute("textContent") for e in page.all(".card pre")] == [text, text]
+        else:
+            assert shown == "\\x00\\x07\\x1b[2J\\x7f\\x9b \\u202eright to left\\u2066 \\u2028\\u2029\\ufeff"
+        assert bool(page.all("pre.response [data-token]")) == tokenizer
+    assert page.js("return document.scripts.length") == scripts
+    assert page.is_unharmed()
+    assert [u for u in page.requests() if not u.startswith("data:")] == [path.as_uri()]
+    assert not browser.get_log("browser")
+    assert listener.connections == 0
+
+
+def test_the_policy_stops_what_would_get_past_everything_else(browser, two_runs, listener):
+    page = Page(browser, two_runs)
+    url = listener.url
+    page.js("document.body.append(Object.assign(new Image(), {src: arguments[0]}))", url)
+    assert (
+        page.js("try { document.body.innerHTML = '<b>'; return 'parsed' } catch (e) { return e.name }") == "TypeError"
+    )
+    made = "const s = document.createElement('script');"
+    assert (
+        page.js(f"try {{ {made} s.textContent = 'window.__pwned = 1'; return 'set' }} catch (e) {{ return e.name }}")
+        == "TypeError"
+    )
+    page.js("return fetch(arguments[0]).catch(() => null)", url)
+    page.until(lambda: len(page.js("return window.__violations")) >= 2)
+    violations = " ".join(page.js("return window.__violations"))
+    assert "img-src" in violations
+    assert "connect-src" in violations
+    assert listener.connections == 0
+    with socket.create_connection(listener.socket.getsockname()):  # it would have been counted
+        page.until(lambda: listener.connections == 1)
+    assert page.js("return window.__pwned === undefined")
+    browser.get_log("browser")
+
+
+def test_fifty_thousand_rollouts_are_a_list_like_any_other(browser, tmp_path):
+    rows = [
+        rollout("r", f"q{i}", s, phase="train", step=step, response=f"{step} {i}", reward=float(s == 0))
+        for step in range(25) for i in range(250) for s in range(8)
+    ]  # fmt: skip
+    page = Page(browser, write_report([make_run(tmp_path, "r", rows)]))
+    assert page.settled() == "1 to 25 of 50,000 rollouts"
+    assert page.js("return document.querySelectorAll('*').length") < 2000
+    assert page.choose("step", "17") == "1 to 25 of 2,000 rollouts (of 50,000 in this page)"
+    assert page.choose("reward", "above 0.5") == "1 to 25 of 250 rollouts (of 50,000 in this page)"
+    page.one("#reset").click()
+    assert page.search("24 249") == "1 to 8 of 8 rollouts (of 50,000 in this page)"
+    page.open(7)
+    assert len(page.all(".card")) == 8

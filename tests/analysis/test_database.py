@@ -1,0 +1,606 @@
+"""Queries: what they answer, and that nothing a query says can write, reach outside of the runs or go on for ever."""
+
+import hashlib
+import os
+import re
+import time
+from contextlib import suppress
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from rlvr_cli.analysis.database import RunFiles, open_examples, open_runs
+from rlvr_cli.analysis.named_queries import named_queries, parse_query
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Example, Regrade, Rollout
+
+SECRET = "s3cret-canary"
+
+
+def rollout(run_id, example, sample=0, *, reward=1.0, phase="eval", step=0, **changes):
+    values = {
+        "run_id": run_id, "phase": phase, "step": step, "policy_version": step, "example_id": example,
+        "sample_index": sample, "prompt": "3 + 4?", "response": "</think> <answer> 7 </answer>", "ground_truth": "7",
+        "prompt_ids": (1, 2), "response_ids": (3, 4, 5), "sampled_logprobs": (-0.5, -1.0, -1.5),
+        "finish_reason": "stop", "stop_reason": "</answer>", "num_prompt_tokens": 2, "num_response_tokens": 3,
+        "grader": "r1_zero",
+        "format_reward": 1.0, "answer_reward": reward, "reward": reward, "grade_error": None, "extracted_answer": "7",
+        "category": f"format_1_answer_{int(reward or 0)}", "failure_kind": None if reward else "wrong_answer",
+        "advantage": None, "mean_logprob": -1.0, "mean_entropy": 0.5, "seed": 7, "sampled_at": datetime(2026, 1, 2),
+    }  # fmt: skip
+    return Rollout(**{**values, **changes})
+
+
+def files_of(path):
+    run = read_run(path)
+    return RunFiles(run.id, run.parts, run.metrics, run.metadata, run.grades)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Two runs; `a` has 3 rollouts of step 0 and 1 of step 5 in two parts, `b` has 1."""
+    root = tmp_path_factory.mktemp("runs [x] it's")  # brackets are a glob pattern, the quote ends an SQL string
+    metadata = {"seed": 3, "config": {"num_samples": 1}, "facts": {"model": {"name": "tiny"}, "dataset": {"name": "d"}}}
+    with RunDir.create(root, "eval", name="a", metadata=metadata) as run:
+        run.commit_rollouts(
+            "eval", 0, [rollout("a", "x"), rollout("a", "y", reward=0.0), rollout("a", "z", reward=None)]
+        )
+        run.commit_rollouts("eval", 5, [rollout("a", "x", step=5)])
+        run.commit_metrics(0, "eval", {"sampling/tokens_per_second": 12.5})
+    with RunDir.create(root, "eval", name="b", metadata={}) as run:
+        run.commit_rollouts("eval", 0, [rollout("b", "x", reward=0.0)])
+    (root / "secret.txt").write_text(SECRET)
+    (root / "a" / "rollouts" / "secret.txt").write_text(SECRET)
+    (root / "a" / "rollouts" / "stray.parquet").write_text("not Parquet, and in no manifest")
+    return root
+
+
+@pytest.fixture(scope="module")
+def database(root):
+    with open_runs([files_of(root / "a"), files_of(root / "b")], timeout_seconds=2) as opened:
+        yield opened
+
+
+# What queries answer
+
+
+def test_rollouts_of_several_runs_are_one_view(database):
+    table = database.select("SELECT run_id, count(*), count(reward), sum(reward) FROM rollouts GROUP BY 1 ORDER BY 1")
+    assert table.rows == [("a", 4, 3, 2.0), ("b", 1, 1, 0.0)]
+
+
+def test_metrics_have_the_run_they_are_of(database):
+    table = database.select("SELECT run_id, step, phase, name, value FROM metrics")
+    assert table.rows == [("a", 0, "eval", "sampling/tokens_per_second", 12.5)]
+
+
+def test_runs_have_their_configs(database):
+    table = database.select(
+        "SELECT run_id, command, status, seed, model, dataset, config->>'num_samples' FROM runs ORDER BY run_id"
+    )
+    assert table.rows == [
+        ("a", "eval", "finished", 3, "tiny", "d", "1"),
+        ("b", "eval", "finished", None, None, None, None),
+    ]
+    created = database.select("SELECT created_at FROM runs").rows[0][0]
+    assert abs(created.replace(tzinfo=UTC).timestamp() - time.time()) < 600
+
+
+def test_lists_come_back_whole(database):
+    table = database.select("SELECT response_ids, sampled_logprobs FROM rollouts LIMIT 1")
+    assert table.rows == [([3, 4, 5], [-0.5, -1.0, -1.5])]
+
+
+def test_limit_says_that_there_is_more(database):
+    assert database.select("SELECT * FROM range(10)", limit=10).more is False
+    table = database.select("SELECT * FROM range(11)", limit=10)
+    assert (len(table.rows), table.more) == (10, True)
+    assert len(database.select("SELECT * FROM range(5000)").rows) == 5000
+
+
+def test_parameters(database):
+    sql = "SELECT count(*) FROM rollouts WHERE phase = $phase AND ($step IS NULL OR step = $step)"
+    assert database.select(sql, {"phase": "eval", "step": None, "unused": 1}).rows == [(5,)]
+    assert database.select(sql, {"phase": "eval", "step": 5}).rows == [(1,)]
+    with pytest.raises(RlvrError, match=r"no value for \$step"):
+        database.select(sql, {"phase": "eval"})
+
+
+def test_a_run_without_anything_has_the_same_columns(tmp_path, database):
+    RunDir.create(tmp_path, "sft", name="empty", metadata={}).close()
+    with open_runs([files_of(tmp_path / "empty")]) as empty:
+        for view in ("rollouts", "metrics"):
+            table = empty.select(f"SELECT * FROM {view}")
+            assert table.rows == []
+            assert table.columns == database.select(f"SELECT * FROM {view} LIMIT 1").columns
+        kinds = (
+            "SELECT column_name, replace(data_type, 'INTEGER', 'BIGINT') FROM duckdb_columns()"
+            " WHERE table_name = 'rollouts'"
+        )
+        assert empty.select(kinds).rows == database.select(kinds).rows
+        assert empty.select("SELECT count(*) FROM runs").rows == [(1,)]
+
+
+def test_columns_are_the_fields_of_a_rollout(database):
+    assert database.select("SELECT * FROM rollouts LIMIT 1").columns == tuple(f.name for f in fields(Rollout))
+
+
+def test_a_part_with_one_more_column(root, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    first = read_run(root / "a").parts[0]
+    wider = pq.read_table(first).append_column("extra", pa.array([1.0, 2.0, 3.0]))
+    pq.write_table(wider, tmp_path / "wider.parquet")
+    with open_runs([RunFiles("a", [first, tmp_path / "wider.parquet"], None, {})]) as both:
+        assert both.select("SELECT count(*), count(extra), sum(extra) FROM rollouts").rows == [(6, 3, 6.0)]
+
+
+def test_directories_whose_names_are_patterns(tmp_path):
+    for name in ("x[1]", "x1", "x*", "xy", "a=b", "q'", "ü\n", "{a,b}"):
+        with RunDir.create(tmp_path / name, "eval", name="r", metadata={}) as run:
+            run.commit_rollouts("eval", 0, [rollout("r", name)])
+        with open_runs([files_of(tmp_path / name / "r")]) as opened:
+            assert opened.select("SELECT example_id FROM rollouts").rows == [(name,)]
+
+
+def test_relative_paths(root, monkeypatch):
+    monkeypatch.chdir(root)
+    with open_runs([files_of(Path("a"))]) as opened:
+        assert opened.select("SELECT count(*) FROM rollouts").rows == [(4,)]
+
+
+def test_two_runs_of_one_name_are_refused(root):
+    with pytest.raises(RlvrError, match="both named a"), open_runs([files_of(root / "a")] * 2):
+        pass
+
+
+def test_metadata_that_json_cannot_hold(root):
+    with pytest.raises(RlvrError, match=r"run\.json of r"), open_runs([RunFiles("r", [], None, {"x": float("nan")})]):
+        pass
+    hostile = {"seed": {"not": "a number"}, "created_at": "yesterday", "facts": "none", "command": "\ud800"}
+    with open_runs([RunFiles("r", [], None, hostile)]) as opened:
+        assert opened.select("SELECT command, created_at, seed, model FROM runs").rows == [("?", None, None, None)]
+
+
+def test_a_damaged_part(tmp_path):
+    (tmp_path / "p.parquet").write_bytes(b"PAR1 nonsense PAR1")
+    with pytest.raises(RlvrError, match=r"p\.parquet"), open_runs([RunFiles("r", [tmp_path / "p.parquet"], None, {})]):
+        pass
+
+
+def graded(run_id, example, grader, reward, *, attempt=0):
+    return Regrade(run_id, "eval", 0, example, 0, grader, attempt, None, 1.0, reward, reward, None, None, "c", None)
+
+
+def test_the_grades_of_a_run_are_a_view_of_their_own(tmp_path, database):
+    with RunDir.create(tmp_path, "eval", name="g", metadata={}) as run:
+        run.commit_rollouts("eval", 0, [rollout("g", e) for e in "xyz"])
+        run.commit_grades("eval", 0, [graded("g", e, "r1_zero", 0.0) for e in "xyz"])
+        run.commit_grades("eval", 0, [graded("g", "x", "mine.py:f", 0.5)])
+        run.commit_grades("eval", 0, [graded("g", e, "r1_zero", 1.0, attempt=1) for e in "xy"])  # cut short
+    with open_runs([files_of(tmp_path / "g")]) as opened:
+        table = opened.select("SELECT grader, example_id, reward FROM grades ORDER BY ALL")
+        assert table.rows == [
+            ("mine.py:f", "x", 0.5),
+            ("r1_zero", "x", 1.0),
+            ("r1_zero", "y", 1.0),
+            ("r1_zero", "z", 0.0),
+        ]
+        assert opened.select("SELECT count(*) FROM rollouts").rows == [(3,)]
+        everything = opened.select("FROM grades")
+        assert everything.columns == tuple(f.name for f in fields(Regrade))
+        kinds = "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = 'grades'"
+        with_some = opened.select(kinds).rows
+        with pytest.raises(RlvrError):
+            opened.select(f"SELECT * FROM read_parquet('{next((tmp_path / 'g' / 'grades').iterdir())}')")
+    assert database.select("FROM grades").rows == []  # of runs that were never graded again
+    assert database.select(kinds).rows == with_some
+
+
+# Conditions
+
+
+def test_a_condition_may_ask_anything_of_a_row(database):
+    for text in (
+        "reward = 1",
+        "reward = 1 -- a remark",
+        "example_id IN (SELECT example_id FROM grades)",
+        "true",
+        "NULL::BOOL",
+    ):
+        assert text in database.condition(text, table="rollouts")
+    condition = database.condition("reward = 1 OR\nreward IS NULL", table="rollouts")
+    assert sum(row[0] for row in database.rows(f"SELECT coalesce({condition}, false) FROM rollouts")) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " ", "--", "reward", "1", "'true'", "true, true", "true) OR (true", "(true", "true)", "true AS x", "true x",
+        "true) FROM rollouts WHERE (true", "true FROM rollouts", "true WHERE true", "true LIMIT 1", "true ORDER BY 1",
+        "true) UNION SELECT (true", "true; SELECT true", "true /*", "'", "count(*) > 1", "row_number() OVER () = 1",
+        "unnest([true])", "*", "COLUMNS(*)", "$1", "?", "$phase = 'eval'", "DISTINCT true", "SELECT true", "FROM runs",
+        "(WITH a AS (COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)) SELECT true)", "sleep_ms(1000) IS NULL",
+        "EXISTS (FROM read_text('/etc/passwd'))", "reward = 1 \0", "reward = '\ud800'", "true AND " * 9000 + "true",
+        "nothing = 1", "getenv('HOME') = ''",
+    ],
+)  # fmt: skip
+def test_what_is_no_condition(root, text):
+    run = files_of(root / "a")
+    before = tree_hash(root)
+    with open_runs([run]) as database, pytest.raises(RlvrError):
+        database.condition(text.replace("{part}", str(run.parts[0]).replace("'", "''")), table="rollouts")
+    assert tree_hash(root) == before
+
+
+def test_the_examples_of_a_dataset_are_a_table():
+    examples = [Example("a", "q's\ud800", "1"), Example("b", "", "2")]
+    with open_examples(examples) as database:
+        assert list(database.rows("SELECT rowid, * FROM dataset")) == [(0, "a", "q's\\ud800", "1"), (1, "b", "", "2")]
+        assert database.condition("ground_truth::INT > 1", table="dataset")
+        with pytest.raises(RlvrError, match="dataset has: id, question, ground_truth"):
+            database.condition("reward = 1", table="dataset")
+        with pytest.raises(RlvrError):
+            database.select("SELECT * FROM read_text('/etc/passwd')")
+    with open_examples([]) as database:
+        assert list(database.rows("FROM dataset")) == []
+
+
+# Errors that teach
+
+
+def test_an_unknown_column_names_the_columns(database):
+    with pytest.raises(RlvrError) as caught:
+        database.select("SELECT accuracy FROM rollouts")
+    assert caught.value.problem.startswith('Referenced column "accuracy" not found')
+    assert "answer_reward" in caught.value.hint
+
+
+def test_an_unknown_table_names_the_tables(database):
+    with pytest.raises(RlvrError) as caught:
+        database.select("SELECT * FROM rollout")
+    assert caught.value.problem.startswith("Table with name rollout does not exist!")
+    assert {line.split(" has:")[0] for line in caught.value.hint.splitlines()} == {
+        "rollouts",
+        "grades",
+        "metrics",
+        "runs",
+    }
+
+
+def test_a_syntax_error_shows_the_place(database):
+    with pytest.raises(RlvrError, match=r'syntax error at or near "selec"\nLINE 1: selec 1\n *\^'):
+        database.select("selec 1")
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("", "this is nothing"),
+        ("-- a comment", "this is nothing"),
+        ("SELECT 1; SELECT 2", "2 statements"),
+        ("EXPLAIN SELECT 1", "this is EXPLAIN"),
+        ("EXPLAIN ANALYZE COPY (SELECT 1) TO 'x'", "this is EXPLAIN"),
+        ("PIVOT rollouts ON step", "PIVOT needs its values"),
+        ("SELECT now()", "time zone"),
+        ("SELECT 'x'::INT", "Could not convert"),
+        ("SELECT sleep_ms(100) FROM range(100000)", "sleep_ms is not for queries"),
+        ("SELECT 1 \0 ", "NUL"),
+        ("SELECT '\ud800'", "surrogate"),
+        ("SELECT " + "1 + " * 20000 + "1", "longer than"),
+    ],
+)
+def test_what_is_refused_says_why(database, sql, message):
+    with pytest.raises(RlvrError, match=message):
+        database.select(sql)
+
+
+def test_plain_select_forms_work(database):
+    for sql in (
+        "FROM rollouts", "TABLE rollouts", "VALUES (1)", "DESCRIBE rollouts", "SHOW TABLES", "SUMMARIZE rollouts",
+        "WITH a AS (SELECT 1) FROM a", "SELECT 1 UNION SELECT 2", "PIVOT rollouts ON step IN (0, 5) USING count(*)",
+        "SELECT unnest(response_ids) FROM rollouts", "FROM range(3)", "SELECT * FROM rollouts USING SAMPLE 2",
+        "SELECT 1;",
+        "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t WHERE n < 5) SELECT sum(n) FROM t",
+        "FROM histogram_values(rollouts, num_response_tokens)", "SELECT * FROM json_each('[1, 2]')",
+    ):  # fmt: skip
+        database.select(sql, limit=5)
+
+
+# What no query can do
+
+
+def tree_hash(root):
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0")
+        if path.is_file():
+            digest.update(path.read_bytes())
+            digest.update(str(path.stat().st_mtime_ns).encode())
+    return digest.hexdigest()
+
+
+HOSTILE = r"""
+    COPY (SELECT 1) TO '{part}'
+    COPY (SELECT 1) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)
+    WITH a AS (COPY (SELECT 1 AS one) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)) SELECT * FROM a
+    WITH a AS MATERIALIZED (COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)) SELECT 1
+    SELECT (WITH a AS (COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)) SELECT 1)
+    SELECT 1 WHERE 1 IN (WITH a AS (COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)) SELECT 1)
+    SELECT 1 UNION (WITH a AS (COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)) SELECT 1)
+    WITH RECURSIVE a AS (COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)) SELECT 1
+    SELECT * FROM (WITH a AS (COPY rollouts TO '{part}' (USE_TMP_FILE false)) SELECT 1)
+    PIVOT (WITH a AS (COPY rollouts TO '{part}' (USE_TMP_FILE false)) SELECT 1 AS k) ON k IN (1) USING count(*)
+    DESCRIBE (WITH a AS (COPY rollouts TO '{part}' (USE_TMP_FILE false)) SELECT 1 AS k)
+    WITH a AS (COPY (SELECT 1) TO '{root}/new.csv') SELECT 1
+    WITH a AS (COPY metrics TO '{metrics}' (FORMAT parquet, USE_TMP_FILE false)) SELECT 1
+    WITH a AS (INSERT INTO runs (run_id) VALUES ('x') RETURNING *) SELECT * FROM a
+    WITH a AS (DELETE FROM runs RETURNING *) SELECT * FROM a
+    WITH a AS (UPDATE runs SET status = 'finished' RETURNING *) SELECT * FROM a
+    SELECT * FROM query('COPY (SELECT 1) TO ''{part}'' (USE_TMP_FILE false)')
+    SELECT * FROM query('WITH a AS (COPY (SELECT 1) TO ''{part}'' (USE_TMP_FILE false)) SELECT 1')
+    SELECT * FROM query_table('{secret}')
+    FROM json_execute_serialized_sql(json_serialize_sql('WITH a AS (COPY (SELECT 1) TO ''{part}'') SELECT 1'))
+    EXPLAIN ANALYZE COPY (SELECT 1) TO '{root}/x'
+    EXPLAIN ANALYZE WITH a AS (COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)) SELECT 1
+    EXPORT DATABASE '{root}/export'
+    IMPORT DATABASE '{root}/a'
+    ATTACH '{root}/new.db'
+    ATTACH '{part}' AS p
+    ATTACH ':memory:' AS m
+    CREATE TABLE t AS SELECT 1
+    CREATE OR REPLACE VIEW rollouts AS SELECT 1
+    CREATE MACRO f() AS 1
+    CREATE SECRET s (TYPE s3)
+    DROP VIEW rollouts
+    INSERT INTO runs (run_id) VALUES ('x')
+    UPDATE runs SET status = 'finished'
+    DELETE FROM runs
+    SELECT 1; COPY (SELECT 1) TO '{root}/x'
+    COPY runs FROM '{secret}'
+    SET enable_external_access = true
+    SET lock_configuration = false
+    RESET allowed_paths
+    SET VARIABLE x = 1
+    PRAGMA enable_external_access
+    SELECT * FROM enable_logging(storage = 'file', storage_path = '{root}/log')
+    SELECT * FROM enable_profiling(save_location = '{root}/profile.json')
+    CALL enable_logging()
+    INSTALL httpfs
+    LOAD httpfs
+    LOAD '{secret}'
+    CHECKPOINT
+    VACUUM
+    BEGIN
+    PREPARE p AS SELECT 1
+    EXECUTE p
+    DEALLOCATE p
+    USE memory
+    SELECT * FROM read_text('{secret}')
+    SELECT * FROM read_text('{root}/a/rollouts/secret.txt')
+    SELECT * FROM read_blob('{secret}')
+    SELECT * FROM read_csv('{secret}')
+    SELECT * FROM read_csv_auto('/etc/passwd')
+    SELECT * FROM read_json('{secret}')
+    SELECT * FROM read_parquet('{root}/a/rollouts/*.parquet')
+    SELECT * FROM read_parquet('{part}')
+    SELECT * FROM parquet_scan('{secret}')
+    SELECT * FROM parquet_metadata('{secret}')
+    SELECT * FROM parquet_kv_metadata('{part}')
+    SELECT * FROM sniff_csv('{secret}')
+    SELECT * FROM glob('/etc/*')
+    SELECT * FROM glob('{root}/**')
+    SELECT * FROM '{secret}'
+    SELECT * FROM '/etc/passwd'
+    SELECT * FROM '{root}/a/rollouts/../../secret.txt'
+    SELECT * FROM "{root}/secret.csv"
+    SELECT * FROM read_duckdb('{secret}')
+    SELECT * FROM 'https://example.com/x.parquet'
+    SELECT * FROM read_text('https://example.com/')
+    SELECT * FROM read_parquet('s3://bucket/x.parquet')
+    SELECT * FROM read_text('/proc/self/environ')
+    SELECT * FROM read_text(['{secret}'])
+    SELECT * FROM system.main.read_text('{secret}')
+    SELECT * FROM READ_TEXT('{secret}')
+    SELECT * FROM "read_text"('{secret}')
+    SELECT read_text('{secret}')
+    SELECT (SELECT content FROM read_text('{secret}'))
+    SELECT * FROM rollouts, LATERAL (SELECT content FROM read_text('{secret}'))
+    SELECT getenv('HOME')
+    SELECT * FROM arrow_scan(1, 2, 3)
+    SELECT * FROM python_arrow_scan(1, 2, 3)
+    SELECT * FROM pandas_scan(1)
+    SELECT * FROM python_map_function(1)
+    SELECT * FROM canary
+    SELECT * FROM root
+    SELECT * FROM register_external_resource('x')
+    SELECT * FROM copy_database('memory', 'x')
+    SELECT * FROM import_database('{root}/a')
+    SELECT * FROM force_checkpoint()
+    SELECT * FROM duckdb_secrets()
+    SELECT * FROM which_secret('s3://x', 's3')
+    CALL pragma_version()
+    COMMENT ON TABLE runs IS 'x'
+    ALTER TABLE runs ADD COLUMN x INT
+    ANALYZE
+    DETACH memory
+    MERGE INTO runs USING runs AS r ON true WHEN MATCHED THEN DELETE
+    TRUNCATE runs
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("sql", [s.strip() for s in HOSTILE])
+def test_a_hostile_query_is_refused_and_changes_nothing(root, sql, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    canary = [SECRET]  # a Python variable that DuckDB's replacement scans would find
+    run = files_of(root / "a")
+    names = {"part": run.parts[0], "metrics": run.metrics, "root": root, "secret": root / "secret.txt"}
+    for name, path in names.items():
+        sql = sql.replace(f"{{{name}}}", str(path).replace("'", "''"))
+    before = tree_hash(root)
+    with open_runs([run], timeout_seconds=2) as database:
+        runs_before = database.select("FROM runs").rows
+        with pytest.raises(RlvrError) as caught:
+            database.select(sql)
+        assert SECRET not in str(caught.value)
+        assert database.select("SELECT count(*), sum(reward) FROM rollouts").rows == [(4, 2.0)]
+        assert database.select("FROM runs").rows == runs_before
+    assert tree_hash(root) == before
+    assert os.listdir(tmp_path) == []
+    assert canary
+
+
+def test_the_hostile_queries_are_many():
+    assert len(HOSTILE) >= 60
+
+
+def test_without_the_check_of_the_tree_a_part_would_be_lost(root, tmp_path):
+    """The statement's type and DuckDB's own settings do not suffice: this is why the parse tree is read."""
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        run.commit_rollouts("eval", 0, [rollout("r", "x")])
+    files = files_of(tmp_path / "r")
+    sql = f"WITH a AS (COPY (SELECT 1) TO '{files.parts[0]}' (FORMAT parquet, USE_TMP_FILE false)) SELECT * FROM a"
+    with open_runs([files]) as database:
+        statement = database._connection.extract_statements(sql)[0]
+        assert statement.type.name == "SELECT"
+        before = files.parts[0].read_bytes()
+        database._connection.execute(statement).fetchall()
+        assert files.parts[0].read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_text('{root}/secret.txt')",
+        "SELECT * FROM read_text('{root}/a/rollouts/secret.txt')",
+        "SELECT * FROM read_parquet('{root}/a/rollouts/*.parquet')",
+        "COPY (SELECT 1) TO '{root}/new.csv'",
+        "COPY (SELECT 1) TO '{root}/a/rollouts/new.parquet' (USE_TMP_FILE false)",
+        "ATTACH '{root}/new.db'",
+        "SELECT * FROM 'https://example.com/x.parquet'",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "SET allowed_paths = ['/etc/passwd']",
+        "CALL enable_logging(storage = 'file', storage_path = '{root}/log')",
+        "FROM canary",
+    ],
+)
+def test_the_connection_itself_is_sealed(root, sql):
+    """What passes the checks of the statement, if anything ever does, meets a connection without rights."""
+    import duckdb
+
+    canary = [SECRET]
+    before = tree_hash(root)
+    with open_runs([files_of(root / "a")]) as database, pytest.raises(duckdb.Error):
+        database._connection.execute(sql.replace("{root}", str(root).replace("'", "''"))).fetchall()
+    assert tree_hash(root) == before
+    assert canary
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count(*) FROM range(1000000) a, range(1000000) b",
+        "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b WHERE a.range % 7 = b.range % 5",
+        "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t",
+        "SELECT count(*) FROM rollouts a, rollouts b, range(1000000000000)",
+        "SELECT * FROM range(1000000000000)",
+    ],
+)
+def test_endless_queries_are_stopped(root, sql):
+    with open_runs([files_of(root / "a")], timeout_seconds=0.5, memory_limit="200MB") as database:
+        start = time.monotonic()
+        with pytest.raises(RlvrError, match=r"stopped after 0\.5 seconds|needed more than"):
+            database.select(sql)
+        assert time.monotonic() - start < 5
+        assert database.select("SELECT count(*) FROM rollouts").rows == [(4,)]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT list(range) FROM range(1000000000)",
+        "SELECT string_agg(range::VARCHAR) FROM range(1000000000)",
+        "SELECT range FROM range(1000000000) ORDER BY hash(range) DESC LIMIT 100000000",
+    ],
+)
+def test_memory_is_limited(root, sql):
+    with (
+        open_runs([files_of(root / "a")], timeout_seconds=20, memory_limit="100MB") as database,
+        pytest.raises(RlvrError, match="needed more than 100MB"),
+    ):
+        database.select(sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT " + "(" * 20000 + "1" + ")" * 20000,
+        "SELECT " + "[" * 20000,
+        "SELECT " + "NOT " * 12000 + "true",
+        "SELECT * FROM " + "(SELECT * FROM " * 2000 + "rollouts" + ")" * 2000,
+        "SELECT 1" + " UNION SELECT 1" * 3000,
+        "SELECT " + "-" * 40000 + "1",
+    ],
+)
+def test_deep_queries_do_not_crash(database, sql):
+    start = time.monotonic()
+    with suppress(RlvrError):  # refused, stopped or, on a fast machine, answered
+        database.select(sql)
+    assert time.monotonic() - start < 10
+    assert database.select("SELECT 1").rows == [(1,)]
+
+
+# Named queries
+
+
+def test_every_named_query_says_what_it_answers_and_runs(database):
+    queries = named_queries()
+    assert {"summary", "categories", "failures"} <= queries.keys()
+    for name, query in queries.items():
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
+        assert query.description.endswith("."), name
+        tables = list(database.script(query.sql, query.parameters))
+        assert tables, name
+        for parameter in query.parameters:
+            assert f"${parameter}" in query.sql, f"{name} declares :{parameter} and does not use it"
+
+
+def test_parse_query():
+    query = parse_query("q", '-- What it is.\n-- More.\n-- :k = 8\n-- :phase = "eval"\n\n-- :not = 1\nSELECT $k')
+    assert (query.description, dict(query.parameters)) == ("What it is.", {"k": 8, "phase": "eval"})
+    assert parse_query("q", "SELECT 1").description == ""
+    with pytest.raises(RlvrError, match="not JSON"):
+        parse_query("q", "-- What.\n-- :k = eval\nSELECT 1")
+
+
+def test_categories(database):
+    query = named_queries()["categories"]
+    table = database.select(query.sql, {**query.parameters, "step": 0})
+    shares = [(row[0], row[2], row[3], round(row[4], 6)) for row in table.rows]
+    assert shares == [
+        ("a", "format_1_answer_1", 1, 0.333333),
+        ("a", "format_1_answer_0", 2, 0.666667),
+        ("b", "format_1_answer_0", 1, 1.0),
+    ]
+    latest = database.select(query.sql, query.parameters)  # the last step of each run
+    assert [row[:4] for row in latest.rows] == [("a", 5, "format_1_answer_1", 1), ("b", 0, "format_1_answer_0", 1)]
+
+
+def test_failures(database):
+    query = named_queries()["failures"]
+
+    def keys(**parameters):
+        table = database.select(query.sql, {**query.parameters, "step": 0, **parameters})
+        return [row[table.columns.index("example_id")] for row in table.rows]
+
+    assert keys() == ["y", "z", "x"]  # run a, then run b; a NULL reward is a failure
+    assert keys(limit=1) == ["y"]
+    assert keys(category="format_1_answer_1") == ["x"]  # of run a: asked for by its category, rewarded or not
+    assert keys(failure_kind="wrong_answer") == ["y", "z", "x"]
+    assert keys(failure_kind="truncated") == []

@@ -1,0 +1,370 @@
+"""`rlvr analyze`: which run and which query are meant, and what goes to stdout and to stderr."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import unicodedata
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.commands.analyze import find_query, run
+from rlvr_cli.config.analyze import AnalyzeConfig
+from rlvr_cli.config.sources import resolve
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Rollout
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e[red]</think> <answer> 8 </answer>\r\x00"
+
+
+def rollout(run_id, example, reward, *, step=0, phase="eval", response="</think> <answer> 7 </answer>"):
+    return Rollout(
+        run_id=run_id, phase=phase, step=step, policy_version=step, example_id=example, sample_index=0, prompt="3 + 4?",
+        response=response, ground_truth="7", prompt_ids=(1,), response_ids=(2,), sampled_logprobs=(-1.0,),
+        finish_reason="stop", stop_reason=None, num_prompt_tokens=1, num_response_tokens=1, grader="r1_zero",
+        format_reward=1.0, answer_reward=reward, reward=reward, grade_error=None, extracted_answer="8",
+        category=f"format_1_answer_{int(reward)}", failure_kind=None if reward else "wrong_answer", advantage=None,
+        mean_logprob=-1.0, mean_entropy=None, seed=1, sampled_at=datetime(2026, 1, 2),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory):
+    """`old`: 1 of 2 right; `new`, made later: 0 of 3 right at step 0 (eval), 1 of 1 at step 4 (train)."""
+    root = tmp_path_factory.mktemp("runs")
+    with RunDir.create(root, "eval", name="old", metadata={}) as old:
+        old.commit_rollouts("eval", 0, [rollout("old", "a", 1.0), rollout("old", "b", 0.0)])
+    with RunDir.create(root, "grpo", name="new", metadata={}) as new:
+        new.commit_rollouts("eval", 0, [rollout("new", e, 0.0, response=HOSTILE) for e in "abc"])
+        new.commit_rollouts("train", 4, [rollout("new", "a", 1.0, step=4, phase="train")])
+    return root
+
+
+@pytest.fixture
+def analyze(runs_dir, capsys):
+    """Calls the command as the command line does; gives stdout and stderr."""
+
+    def call(**flags):
+        run(resolve(AnalyzeConfig, flags={"runs_dir": str(runs_dir), **flags}, command="analyze"))
+        return capsys.readouterr()
+
+    return call
+
+
+def test_the_latest_run_is_the_default(analyze, runs_dir):
+    captured = analyze(format="json")
+    assert captured.err == f"run {runs_dir / 'new'} (finished)\n"
+    tables = json.loads(captured.out)
+    assert tables["run"] == [{"run_id": "new", "phase": "eval", "step": 0, "questions": 3, "samples": 3}]
+    assert tables["measures"][0]["value"] == 0.0
+
+
+def test_a_run_by_name_and_by_path(analyze, runs_dir):
+    for name in ("old", str(runs_dir / "old")):
+        captured = analyze(runs=(name,), format="json")
+        assert json.loads(captured.out)["measures"][0]["value"] == 0.5
+    with pytest.raises(RlvrError, match="no run 'odl'"):
+        analyze(runs=("odl",))
+
+
+def test_several_runs_are_compared(analyze):
+    captured = analyze(runs=("old", "new"), format="json")
+    rows = [r for r in json.loads(captured.out)["measures"] if r["measure"] == "accuracy"]
+    assert [(r["run_id"], r["value"]) for r in rows] == [("old", 0.5), ("new", 0.0)]
+    table = analyze(runs=("old", "new")).out
+    assert "–" in table
+    assert "NULL" not in table
+
+
+def test_the_same_run_twice_is_one(analyze, runs_dir):
+    captured = analyze(runs=("old", str(runs_dir / "old")), query="SELECT count(*) AS n FROM rollouts", format="json")
+    assert json.loads(captured.out) == [{"n": 2}]
+
+
+def test_sql(analyze):
+    captured = analyze(
+        query="select run_id, sum(reward) as total from rollouts group by 1 order by 1",
+        runs=("new", "old"),
+        format="csv",
+    )
+    assert captured.out == "run_id,total\nnew,1.0\nold,1.0\n"
+
+
+def test_sql_may_use_the_options(analyze):
+    sql = "SELECT count(*) AS n FROM rollouts WHERE phase = $phase AND step = coalesce($step, step)"
+    assert json.loads(analyze(query=sql, format="json").out) == [{"n": 3}]
+    assert json.loads(analyze(query=sql, phase="train", step=4, format="json").out) == [{"n": 1}]
+    assert json.loads(analyze(query=sql, phase="train", step=5, format="json").out) == [{"n": 0}]
+
+
+def test_a_file_with_its_own_defaults(analyze, tmp_path):
+    file = tmp_path / "mine.sql"
+    file.write_text(
+        '-- Mine.\n-- :phase = "train"\n-- :least = 0.5\n'
+        "SELECT step FROM rollouts WHERE phase = $phase AND reward >= $least"
+    )
+    assert json.loads(analyze(query=str(file), format="json").out) == [{"step": 4}]  # the file's default
+    captured = analyze(query=str(file), phase="eval", format="json")  # a flag goes before it
+    assert json.loads(captured.out) == []
+    assert "no rows; the rollouts are " in captured.err
+
+
+def test_the_limit(analyze):
+    captured = analyze(query="FROM range(3)", limit=2, format="csv")
+    assert captured.out == "range\n0\n1\n"
+    assert "the first 2 rows; --limit 0 shows all of them" in captured.err
+    captured = analyze(query="FROM range(100)", limit=0, format="csv")
+    assert len(captured.out.splitlines()) == 101
+    assert "--limit" not in captured.err
+    captured = analyze(query="failures", limit=2)
+    assert captured.out.count("\nwhy ") == 2
+    assert "the first 2 rows" in captured.err
+
+
+def test_failures_to_read(analyze):
+    out = analyze(query="failures").out
+    assert out.startswith(
+        "1. new step 0, example a, sample 0\nformat_1_answer_0, wrong_answer, 1 tokens, finished by stop\n"
+    )
+    assert "\\x1b]0;owned\\x07\\x1b[2J\\u202e[red]</think> <answer> 8 </answer>\\x0d\\x00\n" in out
+    rows = json.loads(analyze(query="failures", format="json").out)
+    assert [r["response"] for r in rows] == [HOSTILE] * 3
+    assert {r["why"] for r in rows} == {"the answer differs from the truth"}
+    assert json.loads(analyze(query="failures", failure_kind="truncated", format="json").out) == []
+    right = analyze(query="failures", category="format_1_answer_1", phase="train", format="json")
+    assert [r["step"] for r in json.loads(right.out)] == [4]
+
+
+def test_failures_show_ten_of_each_category(analyze, tmp_path):
+    """Also where one category is a hundred times as frequent as another."""
+    rows = [rollout("r", f"w{i:04}", 0.0) for i in range(1200)]
+    rows += [
+        replace(rollout("r", f"u{i}", 0.0), category="format_0_answer_0", failure_kind="correct_but_unformatted")
+        for i in range(12)
+    ]
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        run.commit_rollouts("eval", 0, rows)
+    captured = analyze(query="failures", runs=(str(tmp_path / "r"),))
+    assert captured.out.count("\nformat_0_answer_0, correct_but_unformatted") == 12
+    assert captured.out.count("\nformat_1_answer_0, wrong_answer") == 38
+    assert captured.out.count("the fault is the parser's, not the model's") == 12
+    narrowed = analyze(query="failures", runs=(str(tmp_path / "r"),), category="format_1_answer_0")
+    assert narrowed.out.count("\nwhy ") == 50
+
+
+# Parameters
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A query with parameters of its own."""
+    path = tmp_path / "mine.sql"
+    path.write_text(
+        '-- Mine.\n-- :k = 8\n-- :name = "x"\nSELECT $k AS k, $name AS name, $phase AS phase, $extra AS extra'
+    )
+    return str(path)
+
+
+def test_a_query_of_ones_own_starts_from_a_named_one(analyze, tmp_path):
+    """A copy is what it says, not the named query of its name; and cases stay readable."""
+    copy = tmp_path / "failures.sql"
+    copy.write_text(analyze(query="failures", show=True).out.replace("ELSE coalesce", "-- mine\n ELSE coalesce"))
+    assert analyze(query=str(copy)).out == analyze(query="failures").out
+    copy = tmp_path / "compare.sql"
+    copy.write_text("SELECT 1 AS mine")
+    assert analyze(query=str(copy), format="csv").out == "mine\n1\n"
+
+
+def test_set(analyze, file):
+    captured = analyze(query=file, set=("k=4", "extra=null"), format="json")
+    assert json.loads(captured.out) == [{"k": 4, "name": "x", "phase": "eval", "extra": None}]
+    captured = analyze(query=file, set=("name=a=b", "extra=[1, 2]", "phase=any"), format="json")
+    assert json.loads(captured.out) == [{"k": 8, "name": "a=b", "phase": "any", "extra": [1, 2]}]
+    captured = analyze(query=file, set=("extra=not JSON", "name=", 'phase="4"'), format="json")
+    assert json.loads(captured.out) == [{"k": 8, "name": "", "phase": "4", "extra": "not JSON"}]
+    assert json.loads(analyze(query="SELECT $n + 1 AS n", set=("n=2",), format="json").out) == [{"n": 3}]
+
+
+def test_set_beats_the_option_of_that_name(analyze):
+    captured = analyze(query="categories", phase="eval", set=("phase=train",), format="json")
+    assert [(r["step"], r["samples"]) for r in json.loads(captured.out)] == [(4, 1)]
+    assert json.loads(analyze(set=("phase=train",), format="json").out)["run"][0]["phase"] == "train"
+
+
+def test_what_cannot_be_set(analyze, file):
+    with pytest.raises(RlvrError) as caught:
+        analyze(query=file, set=("kk=4",))
+    assert caught.value.problem == f"{file} has no parameter 'kk'."
+    assert caught.value.hint == 'Its parameters: extra = null, k = 8, name = "x", phase = null.'
+    with pytest.raises(RlvrError, match="--set k has no value"):
+        analyze(query=file, set=("k",))
+    with pytest.raises(RlvrError) as caught:
+        analyze(query="SELECT 1", set=("k=1",))
+    assert caught.value.hint == "Its parameters: none."
+
+
+# Two runs
+
+
+def test_compare(analyze):
+    tables = json.loads(analyze(query="compare", runs=("old", "new"), format="json").out)
+    assert [(r["arm"], r["runs"], r["questions"], r["left_out"], r["accuracy"]) for r in tables["arms"]] == [
+        ("A", "old", 2, 0, 0.5), ("B", "new", 2, 1, 0.0),
+    ]  # fmt: skip
+    assert {r["b_minus_a"]: r["value"] for r in tables["difference"]}["mcnemar_p"] == 1.0
+    captured = analyze(query="compare", runs=("old", "new"))
+    assert " ".join(r["in_words"] for r in tables["verdict"]) in " ".join(captured.out.split())
+    assert max(map(len, captured.out.splitlines())) <= 120
+    assert "(finished)" in captured.err
+
+
+def test_compare_arms_of_seeds(analyze, tmp_path):
+    for name in ("a1", "a2", "b1", "b2"):
+        with RunDir.create(tmp_path, "eval", name=name, metadata={}) as run:
+            run.commit_rollouts("eval", 0, [rollout(name, q, float(name[0] == "b")) for q in "xyz"])
+    runs = ("a1,a2", "b1,b2")
+    tables = json.loads(analyze(query="compare", runs=runs, runs_dir=str(tmp_path), format="json").out)
+    assert [(r["runs"], r["samples"], r["accuracy"]) for r in tables["arms"]] == [
+        ("a1, a2", 6, 0.0),
+        ("b1, b2", 6, 1.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "runs", [(), ("old",), ("old", "new", "old"), ("old", "old"), ("old", "old,new"), ("old", ",")]
+)
+def test_what_cannot_be_compared(analyze, runs):
+    with pytest.raises(RlvrError, match="compare wants"):
+        analyze(query="compare", runs=runs)
+
+
+def test_list_and_show(analyze):
+    captured = analyze(list=True, format="json")
+    listed = {r["query"]: r for r in json.loads(captured.out)}
+    assert list(listed) == [*sorted(named_queries()), "report"]
+    assert listed["pass_at_k"]["parameters"] == 'k = null, phase = "eval", step = null'
+    assert listed["pass_at_k"]["answers"] == named_queries()["pass_at_k"].description
+    assert captured.err == ""
+    assert analyze(query="categories", show=True).out.strip() == named_queries()["categories"].sql.strip()
+    assert "pass@k" in analyze(show=True).out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("categorys", "no query named 'categorys'. Did you mean categories?"),
+        ("runs/eval-1", "no query named 'runs/eval-1'"),
+        ("nowhere.sql", "Cannot read the query nowhere.sql"),
+        ("", "no query named ''"),
+    ],
+)
+def test_what_is_no_query(text, message):
+    with pytest.raises(RlvrError) as caught:
+        find_query(text)
+    assert message in caught.value.problem
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "x.sql").write_bytes(b"\xff\xfe")
+    with pytest.raises(RlvrError, match="Cannot read the query"):
+        find_query(str(tmp_path / "x.sql"))
+
+
+def test_an_empty_directory_of_runs(tmp_path):
+    with pytest.raises(RlvrError, match="no run in"):
+        run(AnalyzeConfig(runs_dir=str(tmp_path)))
+
+
+def test_the_timeout(analyze):
+    with pytest.raises(RlvrError, match=r"stopped after 0\.2 seconds"):
+        analyze(query="SELECT count(*) FROM range(1000000) a, range(1000000) b", timeout_seconds=0.2)
+
+
+COMMAND = [sys.executable, "-c", "from rlvr_cli.cli import main; main()", "analyze"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm-256color"}
+
+
+@pytest.mark.parametrize("arguments", [["--show", "pass_at_k"], ["pass_at_k", "--show"]])
+def test_show_goes_before_or_after_the_name(arguments):
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, check=True, env=ENVIRONMENT)
+    assert done.stdout.decode() == named_queries()["pass_at_k"].sql
+
+
+def test_set_on_the_command_line(runs_dir):
+    arguments = ["pass_at_k", "old", "--set", "k=1", "--set", "step=0", "--format", "csv", "--runs-dir", str(runs_dir)]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, check=True, env=ENVIRONMENT, text=True)
+    assert done.stdout.splitlines()[1] == "old,0,1,2,0.5,0.0,1.0,0,0"
+
+
+def test_a_pipe_gets_rows_alone(runs_dir):
+    done = subprocess.run(
+        [*COMMAND, "failures", "--runs-dir", str(runs_dir)], capture_output=True, check=True, env=ENVIRONMENT
+    )
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert done.stderr.startswith(b"run ")
+
+
+def test_errors_are_two_lines_and_no_traceback(runs_dir):
+    sql = "select \x1b[31m from rollouts"
+    done = subprocess.run([*COMMAND, sql, "--runs-dir", str(runs_dir)], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_terminal_gets_colours_of_ours_and_nothing_of_the_models(runs_dir):
+    parent, child = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "failures", "--runs-dir", str(runs_dir)], stdout=child, stderr=child, env=ENVIRONMENT
+    ) as process:
+        os.close(child)
+        output = b""
+        while True:
+            try:
+                chunk = os.read(parent, 65536)
+            except OSError:  # the terminal has hung up
+                break
+            if not chunk:
+                break
+            output += chunk
+    os.close(parent)
+    assert process.returncode == 0
+    text = output.decode()
+    assert "\x1b[1;32m<answer> 8 </answer>" in text
+    assert "\x1b]0" not in text
+    assert "\x1b[2J" not in text
+    left = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r\n", "\n")
+    assert not {c for c in left if c != "\n" and unicodedata.category(c) in {"Cc", "Cf", "Cs", "Co"}}
+
+
+def test_analyze_imports_nothing_that_it_does_not_need(runs_dir):
+    code = (
+        "import sys; from rlvr_cli.commands.analyze import run; from rlvr_cli.config.analyze import AnalyzeConfig\n"
+        f"run(AnalyzeConfig(query='summary', runs=('old',), runs_dir={str(runs_dir)!r}))\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'pandas', 'pyarrow', 'sympy', 'vllm'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=ENVIRONMENT)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"query": "curves", "step": 1}, "curves has no --step"),
+        ({"query": "lengths", "category": "format_1_answer_1"}, "lengths has no --category"),
+        ({"query": "pass_at_k", "set": ("k=abc",)}, "k is a whole number from 1"),
+        ({"query": "pass_at_k", "set": ("k=0",)}, "k is a whole number from 1"),
+    ],
+)
+def test_what_does_not_apply_is_said(runs_dir, given, problem):
+    flags = {**given, "runs_dir": str(runs_dir)}
+    with pytest.raises(RlvrError, match=problem):
+        run(resolve(AnalyzeConfig, flags=flags, command="analyze"))

@@ -1,0 +1,452 @@
+"""`rlvr filter`: what is kept is what was asked for, what is dropped is counted with its reason, and other commands take the file."""
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlvr_cli.analysis.selection import Question, contaminated, normalised, question_of
+from rlvr_cli.commands.filter import run as filter_run
+from rlvr_cli.config.filter import FilterConfig
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.config.sources import resolve
+from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.data.traces import load_traces
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import FinishReason, Phase, Rollout
+
+TEMPLATE = load_prompt("r1_zero")
+RIGHT, WRONG = "</think> <answer> 7 </answer>", "</think> <answer> 8 </answer>"
+
+
+def rollout(
+    run_id,
+    question,
+    sample,
+    response,
+    *,
+    reward,
+    phase: Phase = "train",
+    step=0,
+    finish: FinishReason = "stop",
+    tokens=10,
+):
+    return Rollout(
+        run_id=run_id, phase=phase, step=step, policy_version=step, example_id=question.split()[0], sample_index=sample,
+        prompt=TEMPLATE.fill(question), response=response, ground_truth="7", prompt_ids=(1,), response_ids=(2,),
+        sampled_logprobs=(-1.0,), finish_reason=finish, stop_reason=None, num_prompt_tokens=1, num_response_tokens=tokens,
+        grader="r1_zero", format_reward=1.0, answer_reward=reward, reward=reward, grade_error=None if reward is not None else "timeout",
+        extracted_answer=None, category="format_1_answer_1", failure_kind=None, advantage=0.0,
+        mean_logprob=-1.0, mean_entropy=None, seed=1, sampled_at=datetime(2026, 1, 2),
+    )  # fmt: skip
+
+
+FACTS = {"facts": {"prompt": {"name": "r1_zero", "text": TEMPLATE.text}, "grader": "r1_zero", "dataset": {"name": "d"}}}
+
+# (question, response, reward, finish reason, tokens), in this order
+ROWS: list[tuple[str, str, float | None, FinishReason, int]] = [
+    ("easy: 3 + 4?", f"a {RIGHT}", 1.0, "stop", 9),
+    ("easy: 3 + 4?", f"A   {RIGHT}", 1.0, "stop", 5),  # as the first but for case and white space
+    ("easy: 3 + 4?", f"b {RIGHT}", 1.0, "stop", 4),
+    ("easy: 3 + 4?", f"c {RIGHT}", 1.0, "stop", 3),
+    ("half: 5 + 2?", f"d {RIGHT}", 1.0, "stop", 8),
+    ("half: 5 + 2?", f"e {WRONG}", 0.0, "stop", 2),
+    ("half: 5 + 2?", f"f {RIGHT}", 1.0, "stop", 7),
+    ("half: 5 + 2?", "g and on", None, "length", 64),  # the grade failed
+    ("hard: 8 - 1?", f"h {WRONG}", 0.0, "stop", 6),
+    ("hard: 8 - 1?", " \u00a0\n", 0.0, "stop", 1),
+]
+
+
+@pytest.fixture
+def made(tmp_path) -> Path:
+    """10 training rollouts of 3 questions at step 3, and 1 of the evaluation."""
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata=FACTS) as run:
+        rows = [
+            rollout("r", q, i, text, reward=reward, step=3, finish=finish, tokens=tokens)
+            for i, (q, text, reward, finish, tokens) in enumerate(ROWS)
+        ]
+        run.commit_rollouts("eval", 0, [rollout("r", "eval: 1 + 6?", 0, f"x {RIGHT}", reward=1.0, phase="eval")])
+        run.commit_rollouts("train", 3, rows[:4])
+        run.commit_rollouts("train", 3, rows[4:])
+    return run.path
+
+
+@pytest.fixture
+def call(tmp_path, capsys):
+    """Filters into a new file; gives its rows and the stages as (name, kept, dropped)."""
+
+    def filtered(source, *, out="out.jsonl", **flags):
+        sources = tuple(map(str, source if isinstance(source, tuple) else (source,)))
+        capsys.readouterr()
+        given = {"source": sources, "out": str(tmp_path / out), "runs_dir": str(tmp_path / "runs"), **flags}
+        filter_run(resolve(FilterConfig, flags={"format": "json", **given}, command="filter"))
+        stages = json.loads(capsys.readouterr().out)
+        return rows_of(tmp_path / out), [(s["stage"], s["kept"], s["dropped"]) for s in stages]
+
+    return filtered
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.suffix == ".jsonl" else []
+
+
+def starts(rows) -> str:
+    """The first letters of the responses: ROWS has a different one for each."""
+    return "".join(r["response"][0] for r in rows)
+
+
+def test_without_a_filter_all_that_can_be_learned_from_is_kept(made, call, tmp_path):
+    rows, stages = call(made)
+    assert starts(rows) == "aAbcdefh"
+    assert stages == [("source", 10, 0), ("whole", 8, 2)]
+    assert rows[0] == {
+        "id": "r/train/3/easy:/0",
+        "question": "easy: 3 + 4?",
+        "prompt": TEMPLATE.fill("easy: 3 + 4?"),
+        "response": f"a {RIGHT}",
+        "ground_truth": "7",
+        "reward": 1.0,
+        "step": 3,
+        "run": "r",
+    }
+    assert not list(tmp_path.glob("*control*"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept", "stages"),
+    [
+        ({"correct_only": True}, "aAbcdf", [("correct", 6, 2)]),
+        ({"where": "num_response_tokens < 8 AND reward = 1"}, "Abcf", [("where", 4, 4)]),
+        ({"where": "reward > 0.5 -- or so"}, "aAbcdf", [("where", 6, 2)]),
+        ({"where": "grade_error IS NOT NULL OR example_id = 'hard:'"}, "h", [("where", 1, 7)]),
+        ({"where": "num_response_tokens > (SELECT avg(num_response_tokens) FROM rollouts)"}, "", None),
+        ({"dedup": True}, "abcdefh", [("dedup", 7, 1)]),
+        ({"min_pass_rate": 0.1}, "aAbcdef", [("pass rate", 7, 1)]),
+        ({"max_pass_rate": 0.5}, "defh", [("pass rate", 4, 4)]),  # half: 2 of its 4 samples, the cut one too
+        ({"min_pass_rate": 0.5, "max_pass_rate": 0.5}, "def", [("pass rate", 3, 5)]),
+        ({"max_per_question": 1, "shortest": True}, "ceh", [("per question", 3, 5)]),
+        ({"max_per_question": 2, "shortest": True, "correct_only": True}, "bcdf", [("correct", 6, 2), ("per question", 4, 2)]),
+        ({"limit": 3, "shortest": True}, "bce", [("limit", 3, 5)]),
+        ({"limit": 100}, "aAbcdefh", [("limit", 8, 0)]),
+        ({"step": 3}, "aAbcdefh", []),
+        ({"phase": "eval"}, "x", None),
+        ({"phase": "all"}, "xaAbcdefh", [("whole", 9, 2)]),
+    ],
+)  # fmt: skip
+def test_each_filter(made, call, flags, kept, stages):
+    if not kept:
+        with pytest.raises(RlvrError, match="Nothing is left"):
+            call(made, **flags)
+        return
+    rows, found = call(made, **flags)
+    assert starts(rows) == kept
+    if stages is not None:
+        assert found[1 if ("whole", 9, 2) in stages else 2 :] == stages
+
+
+def test_random_choices_are_a_function_of_the_seed(made, call):
+    first, _ = call(made, limit=4)
+    same, _ = call(made, limit=4, overwrite=True)
+    assert first == same
+    others = [call(made, limit=4, seed=seed, overwrite=True)[0] for seed in range(1, 6)]
+    assert any(starts(rows) != starts(first) for rows in others)
+    for rows in [first, *others]:
+        assert len(rows) == 4
+        assert [r["id"] for r in rows] == sorted((r["id"] for r in rows), key=lambda i: int(i.rsplit("/")[-1]))
+    one, _ = call(made, max_per_question=1, overwrite=True)
+    assert [r["question"][:4] for r in one] == ["easy", "half", "hard"]
+
+
+def test_questions_with_their_difficulty(made, call):
+    rows, stages = call(made, emit="questions")
+    assert rows == [
+        {"id": "easy:", "question": "easy: 3 + 4?", "ground_truth": "7", "pass_rate": 1.0, "n": 4},
+        {"id": "half:", "question": "half: 5 + 2?", "ground_truth": "7", "pass_rate": 0.5, "n": 4},
+        {"id": "hard:", "question": "hard: 8 - 1?", "ground_truth": "7", "pass_rate": 0.0, "n": 2},
+    ]
+    assert stages == [("source", 3, 0)]
+    rows, stages = call(made, emit="questions", max_pass_rate=0.9, correct_only=True, overwrite=True)
+    assert [r["id"] for r in rows] == ["half:"]
+    assert stages == [("source", 3, 0), ("correct", 2, 1), ("pass rate", 1, 1)]
+    rows, _ = call(made, emit="questions", where="num_response_tokens = 2", overwrite=True)
+    assert [r["id"] for r in rows] == ["half:"]
+    with pytest.raises(RlvrError, match="Nothing is left"):  # no sample is both
+        call(made, emit="questions", where="num_response_tokens = 2", correct_only=True, overwrite=True)
+
+
+def test_several_runs(made, call, tmp_path):
+    with RunDir.create(tmp_path / "runs", "eval", name="s", metadata=FACTS) as run:
+        rows = [rollout("s", "easy: 3 + 4?", 0, f"z {WRONG}", reward=0.0, phase="eval")]
+        rows.append(rollout("s", "easy: 9 - 2?", 0, f"y {RIGHT}", reward=1.0, phase="eval", step=0))
+        run.commit_rollouts("eval", 0, [rows[0]])
+        run.commit_rollouts(
+            "eval", 1, [rollout("s", "easy: 9 - 2?", 0, f"y {RIGHT}", reward=1.0, phase="eval", step=1)]
+        )
+    rows, _ = call(("r", "s"), phase="all", emit="questions")
+    assert [(r["id"], r["question"], r["pass_rate"], r["n"]) for r in rows][1:] == [
+        ("easy:", "easy: 3 + 4?", 0.8, 5),  # of both runs
+        ("half:", "half: 5 + 2?", 0.5, 4),
+        ("hard:", "hard: 8 - 1?", 0.0, 2),
+        ("easy:-2", "easy: 9 - 2?", 1.0, 1),  # another question of that id
+    ]
+    assert load_dataset(str(tmp_path / "out.jsonl")).rows == 5
+    rows, _ = call((made, "s", "r"), phase="all", overwrite=True)  # one of them twice
+    assert starts(rows) == "xaAbcdefhzy"
+    assert len({r["id"] for r in rows}) == len(rows)
+    with pytest.raises(RlvrError, match="s has no train rollouts"):
+        call(("r", "s"), overwrite=True)
+
+
+def test_the_control_is_as_large_and_from_the_same_source(made, call, tmp_path):
+    rows, _ = call(made, correct_only=True, dedup=True, with_control=True)
+    control = rows_of(tmp_path / "out-control.jsonl")
+    assert len(control) == len(rows) == 5
+    everything, _ = call(made, dedup=True, out="all.jsonl")
+    assert all(r in everything for r in control)
+    draws = set()
+    for seed in range(8):
+        call(made, correct_only=True, dedup=True, with_control=True, seed=seed, overwrite=True)
+        draws.add(starts(rows_of(tmp_path / "out-control.jsonl")))
+    assert len(draws) > 1
+    assert any(set(d) & set("eh") for d in draws)  # wrong ones too
+
+
+def test_the_provenance(made, call, tmp_path):
+    call(made, correct_only=True, with_control=True, out="o.jsonl")
+    meta = json.loads((tmp_path / "o.jsonl.meta.json").read_text())
+    assert meta["sha256"] == hashlib.sha256((tmp_path / "o.jsonl").read_bytes()).hexdigest()
+    assert meta["control"]["sha256"] == hashlib.sha256((tmp_path / "o-control.jsonl").read_bytes()).hexdigest()
+    assert (meta["file"], meta["rows"], meta["control"]["rows"]) == ("o.jsonl", 6, 6)
+    (source,) = meta["sources"]
+    assert (source["run"], source["phase"], source["grader"]) == ("r", "train", "r1_zero")
+    assert source["rollouts_fingerprint"] == read_run(made).fingerprint
+    assert meta["options"]["correct_only"] is True
+    assert meta["stages"][-1] == {"name": "correct", "kept": 6, "dropped": 2, "why": "not rewarded"}
+    assert meta["rlvr_version"]
+
+
+def test_nothing_is_overwritten_unasked(made, call, tmp_path):
+    for name in ("out.jsonl", "out-control.jsonl", "out.jsonl.meta.json"):
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(RlvrError, match=f"{name} exists already"):
+            call(made, with_control=True)
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).unlink()
+    (tmp_path / "out.jsonl").write_text("mine")
+    with pytest.raises(RlvrError, match="Nothing is left"):
+        call(made, where="false", overwrite=True)
+    assert (tmp_path / "out.jsonl").read_text() == "mine"
+    assert len(call(made, overwrite=True)[0]) == 8
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_sft_takes_the_traces_and_grpo_the_questions(made, call, tmp_path, capsys):
+    from rlvr_cli.commands import grpo, sft
+
+    for name in ("t.jsonl", "t.parquet"):
+        call(made, out=name)
+        traces = load_traces(str(tmp_path / name), TEMPLATE)
+        assert [(e.prompt, e.response, e.ground_truth) for e in traces.examples] == [
+            (TEMPLATE.fill(ROWS[i][0]), ROWS[i][1], "7") for i in (0, 1, 2, 3, 4, 5, 6, 8)
+        ]
+        sft.run(
+            resolve(
+                SftConfig, flags={"dataset": str(tmp_path / name), "correct_only": True, "dry_run": True}, command="sft"
+            )
+        )
+        assert "6 of 8 traces" in capsys.readouterr().err
+    for name in ("q.jsonl", "q.parquet"):
+        call(made, out=name, emit="questions")
+        questions = load_dataset(str(tmp_path / name), purpose="train").examples
+        assert [(e.id, e.question, e.ground_truth) for e in questions] == [
+            (q.split()[0], q, "7") for q in dict.fromkeys(row[0] for row in ROWS)
+        ]
+        flags = {"dataset": str(tmp_path / name), "rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4}
+        flags |= {"gradient_accumulation_steps": 1, "dry_run": True, "runs_dir": str(tmp_path)}
+        grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
+        assert "3 of " in capsys.readouterr().err
+
+
+def test_a_run_without_its_template_gives_traces_alone(tmp_path, call):
+    with RunDir.create(tmp_path / "runs", "eval", name="r", metadata={}) as run:
+        run.commit_rollouts(
+            "eval", 0, [rollout("r", "q: 1?", i, f"{i} {RIGHT}", reward=1.0, phase="eval") for i in range(2)]
+        )
+    rows, _ = call(run.path)
+    assert "question" not in rows[0]
+    assert len(load_traces(str(tmp_path / "out.jsonl"), TEMPLATE).examples) == 2
+    for flags in ({"emit": "questions"}, {"decontaminate_against": ("arithmetic:5",)}):
+        with pytest.raises(RlvrError, match="1 of 1 questions cannot be told from their prompts"):
+            call(run.path, out="other.jsonl", **flags)
+
+
+def write(path: Path, rows) -> str:
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return str(path)
+
+
+def test_a_dataset(tmp_path, call):
+    rows = [
+        {"id": "1", "question": "What is 3 + 4?", "answer": "7"},
+        {"id": "2", "question": "what is  3 + 4?", "answer": "7"},
+        {"id": "3", "question": "What is 3 - 4?", "answer": "-1"},
+        {"id": "4", "question": "Long ago?", "answer": "9"},
+    ]
+    source = write(tmp_path / "d.jsonl", rows)
+    found, stages = call(source, dedup=True, where="id <> '4' AND length(ground_truth) < 3")
+    assert found == [
+        {"id": "1", "question": "What is 3 + 4?", "ground_truth": "7"},
+        {"id": "3", "question": "What is 3 - 4?", "ground_truth": "-1"},
+    ]
+    assert stages == [("source", 4, 0), ("dedup", 3, 1), ("where", 2, 1)]
+    meta = json.loads((tmp_path / "out.jsonl.meta.json").read_text())
+    assert meta["sources"][0]["fingerprint"] == load_dataset(source, purpose="train").fingerprint
+    assert load_dataset(str(tmp_path / "out.jsonl"), purpose="train").rows == 2
+    found, _ = call("arithmetic:50", limit=10, out="a.jsonl")
+    assert len(found) == 10
+
+
+def test_responses_of_a_dataset_stay(tmp_path, call):
+    rows = [{"prompt": "P", "response": r, "ground_truth": "1"} for r in (" a", " A", " b")]
+    found, stages = call(write(tmp_path / "d.jsonl", rows), dedup=True)
+    assert [(r["prompt"], r["response"]) for r in found] == [("P", " a"), ("P", " b")]
+    assert stages[-1] == ("dedup", 2, 1)
+    assert len(load_traces(str(tmp_path / "out.jsonl"), TEMPLATE).examples) == 2
+
+
+def test_decontamination(tmp_path, call):
+    words = "A train leaves the station at noon and goes at sixty miles an hour to the north for two hours".split()
+    evaluation = [
+        {"question": "What is 3 + 4?", "answer": "7"},
+        {"question": " ".join(words) + ": how far?", "answer": "120"},
+    ]
+    rows = [
+        ("equal", "WHAT is\n3 + 4?"),
+        ("another sign", "What is 3 - 4?"),
+        ("thirteen", "Long ago, " + " ".join(words[2:15]) + ", so they say."),
+        ("twelve", "Long ago, " + " ".join(words[2:14]) + " so they say."),
+        ("none", "How many?"),
+    ]
+    source = write(tmp_path / "d.jsonl", [{"id": i, "question": q, "answer": "1"} for i, q in rows])
+    against = (write(tmp_path / "e.jsonl", evaluation),)
+    found, stages = call(source, decontaminate_against=against)
+    assert [r["id"] for r in found] == ["another sign", "twelve", "none"]
+    assert stages[-1] == ("decontaminate", 3, 2)
+    meta = json.loads((tmp_path / "out.jsonl.meta.json").read_text())
+    assert (
+        meta["stages"][-1]["why"]
+        == "1 equal to one of the evaluation; 1 with 13 words in common with one of the evaluation"
+    )
+    found, _ = call(source, decontaminate_against=against, ngram=12, overwrite=True)
+    assert [r["id"] for r in found] == ["another sign", "none"]
+
+
+def test_rollouts_are_decontaminated_by_their_questions(made, call, tmp_path):
+    against = (write(tmp_path / "e.jsonl", [{"question": "HALF:  5 + 2?", "answer": "7"}]),)
+    rows, stages = call(made, decontaminate_against=against, with_control=True)
+    assert starts(rows) == "aAbch"
+    assert stages[-1] == ("decontaminate", 5, 3)
+    assert not set(starts(rows_of(tmp_path / "out-control.jsonl"))) & set("def")  # nor does the control have them
+
+
+@given(
+    question=st.text(min_size=1, max_size=30),
+    parts=st.lists(st.text(max_size=10).filter(lambda t: "{question}" not in t), min_size=2, max_size=4),
+)
+def test_a_question_is_read_back_from_its_prompt(question, parts):
+    template = "{question}".join(parts)
+    expected = question if question.strip() else None
+    assert question_of(template.replace("{question}", question), template) == expected
+
+
+def test_a_prompt_of_another_template_has_no_question():
+    assert question_of("Q: 1? A:", "Q: {question} B:") is None
+    assert question_of("Q: 1? 2? A:", "Q: {question} {question} A:") is None
+    assert question_of("anything", "no place for it") is None
+    assert question_of("", "{question}") is None
+
+
+def test_contamination_finds_every_planted_run_of_words():
+    generator = random.Random(0)
+    vocabulary = [f"w{i}" for i in range(5000)]
+    evaluation = [" ".join(generator.sample(vocabulary, 40)) for _ in range(50)]
+    questions = {}
+    for i in range(100):
+        words = [f"x{generator.randrange(5000)}" for _ in range(30)]
+        if i % 2:
+            source = generator.choice(evaluation).split()
+            at, there = generator.choice([0, 5, 27]), generator.choice([0, 7, 30])
+            words[there:there] = [w.upper() + "," for w in source[at : at + 13]]
+        text = " ".join(words)
+        questions[str(i)] = Question(str(i), text, "1", normalised(text))
+    assert set(contaminated(questions, evaluation, ngram=13)) == {str(i) for i in range(1, 100, 2)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"where": "reward ="}, "syntax error"),
+        ({"where": "rewrad = 1"}, 'Referenced column "rewrad" not found'),
+        ({"where": "reward"}, "The condition is DOUBLE"),
+        ({"where": "avg(reward) > 0"}, "cannot contain aggregates"),
+        ({"where": "true) OR (SELECT true"}, "syntax error"),
+        ({"where": "true), (true"}, "syntax error"),
+        ({"where": "true) FROM rollouts WHERE (true"}, "syntax error"),
+        ({"where": "true; SELECT true"}, "syntax error"),
+        ({"where": "true); SELECT (true"}, "syntax error"),
+        ({"where": "true) UNION SELECT (true"}, "syntax error"),
+        ({"where": "EXISTS (FROM read_text('/etc/passwd'))"}, "read_text is not for queries"),
+        ({"where": "(WITH a AS (COPY (SELECT 1) TO '/tmp/x') SELECT true)"}, "COPY inside"),
+        ({"where": "true, false"}, "not true or false"),
+        ({"where": "true AS kept"}, "syntax error"),
+        ({"where": "*"}, "STAR expression"),
+        ({"where": "reward = $limit"}, "has a parameter"),
+        ({"step": 9}, "r has no train rollouts of step 9"),
+        ({"limit": 0}, "--limit is 0"),
+        ({"phase": "test"}, "--phase is 'test'"),
+        ({"min_pass_rate": 0.5, "max_pass_rate": 0.2}, "leave nothing"),
+        ({"emit": "questions", "shortest": True}, "--emit questions has none"),
+        ({"decontaminate_against": ("nowhere.jsonl",)}, "There is no file nowhere.jsonl"),
+        ({"shortest": True}, "nothing makes them go"),
+        ({"out": "x.txt"}, "what kind of file"),
+        ({"out": ""}, "--out is missing"),
+        ({"source": ()}, "What is to be filtered?"),
+        ({"source": ("nowhere",)}, "There is no dataset 'nowhere'"),
+        ({"source": ("r", "nowhere")}, "There is no run 'nowhere'"),
+        ({"source": ("arithmetic:5", "countdown:5")}, "several datasets"),
+        ({"source": ("arithmetic:5",), "correct_only": True}, "--correct-only is about sampled responses"),
+        ({"source": ("arithmetic:5",), "where": "reward = 1"}, 'Referenced column "reward" not found'),
+    ],
+)
+def test_what_the_user_can_put_right(made, tmp_path, flags, problem):
+    given = {"source": (str(made),), "out": str(tmp_path / "out.jsonl"), "runs_dir": str(tmp_path / "runs"), **flags}
+    with pytest.raises(RlvrError) as caught:
+        filter_run(resolve(FilterConfig, flags=given, command="filter"))
+    assert problem in caught.value.problem
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_missing_directory_is_two_lines_and_no_traceback(made):
+    command = [sys.executable, "-c", "from rlvr_cli.cli import main; main()", "filter", str(made)]
+    done = subprocess.run([*command, "--out", str(made / "no" / "x.jsonl")], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Cannot write")
+    assert "Traceback" not in done.stderr
+
+
+def test_filtering_leaves_the_run_as_it_is(made, call):
+    before = {p: p.read_bytes() for p in made.rglob("*") if p.is_file()}
+    call(made, correct_only=True, dedup=True, with_control=True)
+    assert {p: p.read_bytes() for p in made.rglob("*") if p.is_file()} == before

@@ -1,0 +1,551 @@
+"""`rlvr grpo` and `rlvr ei` on the built-in model: what is trained on, what is logged, and that it teaches."""
+
+import json
+import shutil
+import statistics
+from collections import defaultdict
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.summary import run_files
+from rlvr_cli.cli import COMMANDS
+from rlvr_cli.commands import ei, grpo
+from rlvr_cli.config.ei import EiConfig
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.sources import resolve
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.identity import builtin_model_path
+from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.tokenization import collate
+from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.training.update import score
+
+SMALL = {
+    "dataset": "arithmetic:200",
+    "n_grpo_steps": 2,
+    "rollout_batch_size": 32,
+    "group_size": 4,
+    "train_batch_size": 32,
+    "gradient_accumulation_steps": 2,
+    "sampling_max_tokens": 48,
+    "learning_rate": 1e-3,
+    "eval_examples": 8,
+    "run": "r",
+}
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Run GRPO with these options beside SMALL; the rows of the run, and its metrics: (phase, name) -> {step: value}."""
+
+    def run(**given):
+        grpo.run(GrpoConfig(**{**SMALL, **given, "runs_dir": str(tmp_path)}))
+        return rows_of(tmp_path / "r"), metrics_of(tmp_path / "r")
+
+    return run
+
+
+def rows_of(run, phase="train"):
+    return read_rollouts(run, phase=phase).to_pylist()
+
+
+def metrics_of(run):
+    with open_runs([run_files(read_run(run))]) as database:
+        found = defaultdict(dict)
+        for phase, name, step, value in database.select("select phase, name, step, value from metrics").rows:
+            found[phase, name][step] = value
+    return found
+
+
+def groups_of(rows):
+    """(step, example_id) -> its rows, by sample."""
+    groups = defaultdict(list)
+    for row in sorted(rows, key=lambda r: r["sample_index"]):
+        groups[row["step"], row["example_id"]].append(row)
+    return groups
+
+
+def test_every_response_is_stored_with_its_groups_advantage(train, tmp_path):
+    rows, metrics = train(n_grpo_steps=3, eval_every=2)
+    assert {r["step"] for r in rows} == {0, 1, 2}
+    groups = groups_of(rows)
+    assert len(groups) == 3 * 8
+    assert {len(group) for group in groups.values()} == {4}
+    for group in groups.values():
+        rewards = [r["reward"] for r in group]
+        spread = statistics.stdev(rewards)
+        for row in group:
+            expected = (row["reward"] - statistics.mean(rewards)) / (spread + 1e-6) if spread else 0.0
+            assert row["advantage"] == pytest.approx(expected, abs=1e-9)
+            assert row["policy_version"] == row["step"]
+            assert len(row["sampled_logprobs"]) == len(row["response_ids"]) == row["num_response_tokens"]
+    first = [r for r in rows if r["step"] == 0]
+    assert metrics["train", "reward/mean"][0] == pytest.approx(statistics.mean(r["reward"] for r in first))
+    signal = statistics.mean(len({r["reward"] for r in g}) > 1 for k, g in groups.items() if k[0] == 0)
+    assert metrics["train", "groups/signal_share"][0] == signal
+    assert {r["step"] for r in rows_of(tmp_path / "r", "eval")} == {0, 2, 3}
+    assert read_run(tmp_path / "r").metadata["status"] == "finished"
+    assert read_run(tmp_path / "r").metadata["updates"] == 3
+    assert load_policy(tmp_path / "r/model").model.num_parameters() == 436_480
+    clock = pq.read_table(read_run(tmp_path / "r").metrics).to_pylist()
+    walls = {r["step"]: r["wall_seconds"] for r in clock if (r["phase"], r["name"]) == ("train", "loss/objective")}
+    assert walls[0] < walls[1] < walls[2], "several steps' metrics are committed together, but have their own time"
+
+
+def test_every_metric_of_an_update_is_there(train):
+    _, metrics = train(
+        n_grpo_steps=1, rollout_batch_size=64, epochs_per_rollout_batch=2, loss_type="grpo_clip", kl_coef=0.1
+    )
+    wanted = {
+        *("loss/objective", "loss/nll", "optimizer/grad_norm", "policy/entropy", "policy/kl", "policy/clip_fraction"),
+        *("policy/clip_fraction_low", "policy/clip_fraction_high", "policy/ratio_p01", "policy/ratio_p99", "policy/ratio_max"),
+        *("mismatch/logprob_mean_abs", "mismatch/logprob_max_abs", "mismatch/ratio_mean"),
+        *("update/seconds", "update/tokens", "update/padding", "update/skipped"),
+    }  # fmt: skip
+    for name in wanted:
+        assert set(metrics["train", name]) == {0, 1, 2, 3}, name
+    once = {
+        *("reward/mean", "reward/format", "reward/answer", "reward/grade_errors", "length/mean", "length/truncated_share"),
+        *("groups/signal_share", "sampling/tokens_per_second", "sampling/seconds", "grading/seconds", "scoring/seconds"),
+        *("step/seconds", "synchronisation/seconds", "entropy/mean"),
+    }  # fmt: skip
+    for name in once:
+        assert set(metrics["train", name]) == {0}, name
+
+
+def test_what_was_sampled_is_trained_on_and_not_what_its_text_tokenizes_to(
+    train, tmp_path, tiny_model_dir, tiny_tokenizer
+):
+    """A random model samples ids that no tokenizer would choose for their text."""
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"question": f"{i}?", "answer": "7"}) + "\n" for i in range(9))
+    )
+    (tmp_path / "mine.py").write_text(
+        "def grade(response, truth):\n"
+        "    reward = float(len(response) % 2)\n"
+        "    return {'format_reward': 1.0, 'answer_reward': reward, 'reward': reward}\n"
+    )
+    rows, metrics = train(
+        model=str(tiny_model_dir), dataset=str(tmp_path / "d.jsonl"), prompt="question_only", grader=f"{tmp_path / 'mine.py'}:grade",
+        n_grpo_steps=1, sampling_max_tokens=24,
+    )  # fmt: skip
+    again = [tiny_tokenizer(r["response"], add_special_tokens=False).input_ids for r in rows]
+    assert sum(map(len, again)) != sum(r["num_response_tokens"] for r in rows)
+    assert metrics["train", "update/tokens"][0] == sum(r["num_response_tokens"] for r in rows)
+    sampled = [x for r in rows for x in r["sampled_logprobs"]]
+    assert metrics["train", "loss/nll"][0] == pytest.approx(
+        -statistics.mean(sampled), abs=0.02
+    )  # but for barred tokens
+
+
+def test_old_log_probs_are_those_before_the_first_update_on_a_batch(train):
+    _, metrics = train(rollout_batch_size=64, epochs_per_rollout_batch=2, loss_type="grpo_clip", learning_rate=3e-3)
+    low, high = metrics["train", "policy/ratio_min"], metrics["train", "policy/ratio_max"]
+    assert set(low) == set(range(8))
+    for step in range(8):  # four updates a batch
+        if step % 4 == 0:
+            assert (low[step], high[step]) == (1.0, 1.0)
+        else:
+            assert low[step] < 1 < high[step]
+    assert max(metrics["train", "policy/clip_fraction"].values()) > 0
+    # The sampler is compared with the policy that it sampled from, in every update on its rollouts.
+    assert max(metrics["train", "mismatch/logprob_mean_abs"].values()) < 1e-3
+
+
+def test_on_policy_every_ratio_is_one(train):
+    _, metrics = train(loss_type="grpo_clip", n_grpo_steps=2)
+    assert set(metrics["train", "policy/ratio_max"].values()) == {1.0}
+    assert set(metrics["train", "policy/clip_fraction"].values()) == {0.0}
+
+
+def test_sampling_ahead_lags_one_batch_behind_and_is_corrected_for(train):
+    rows, metrics = train(async_steps=1, n_grpo_steps=3, train_batch_size=16)
+    by_step = defaultdict(list)
+    for row in rows:
+        by_step[row["step"]].append(row)
+    assert {step: {row["policy_version"] for row in of} for step, of in by_step.items()} == {0: {0}, 2: {0}, 4: {2}}
+    start = load_policy(builtin_model_path()).model
+    gaps = {}
+    for step, of in by_step.items():
+        batch = collate([r["prompt_ids"] for r in of], [r["response_ids"] for r in of], pad_id=0)
+        ours = score(start, batch, micro_batch_size=8, temperature=1.0)[batch["response_mask"]]
+        sampled = torch.tensor([x for r in of for x in r["sampled_logprobs"]])
+        young = torch.cat([torch.arange(len(r["response_ids"])) < 4 for r in of])  # EOS was barred
+        gaps[step] = float((ours - sampled)[~young].abs().max())
+    assert gaps[0] < 1e-4
+    assert gaps[2] < 1e-4  # from the start too, although two updates were made by then
+    assert gaps[4] > 1e-2
+    weights = metrics["train", "mismatch/importance_weight_mean"]
+    assert weights[0] == pytest.approx(1, abs=1e-4)
+    assert weights[2] != pytest.approx(1, abs=1e-4)
+    assert metrics["train", "sampling/lag"] == {0: 0, 2: 2, 4: 2}
+    assert metrics["train", "sampling/waiting_seconds"].keys() == {0, 2, 4}
+
+
+def test_no_sampling_process_outlives_a_trainer_that_could_not_be_opened(train, tmp_path):
+    train(async_steps=1, n_grpo_steps=1, checkpoint_every=1)
+    (tmp_path / "r/checkpoints").rename(tmp_path / "elsewhere")
+    (tmp_path / "r/checkpoints").symlink_to(tmp_path / "elsewhere")
+    given = {"resume": "r", "n_grpo_steps": 2, "runs_dir": str(tmp_path)}
+    with pytest.raises(RlvrError, match="link"):
+        grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+    children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    assert not any(b"rlvr_cli.samplers.serve" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
+
+
+def test_the_reference_is_the_model_at_the_start(train):
+    _, metrics = train(kl_coef=0.5, n_grpo_steps=3)
+    kl = metrics["train", "policy/kl"]
+    assert kl[0] == pytest.approx(0, abs=1e-9)
+    assert kl[1] > 0
+    assert kl[2] > 0
+
+
+def test_no_baseline_weighs_by_the_reward_itself(train):
+    rows, _ = train(loss_type="no_baseline", n_grpo_steps=1)
+    assert all(row["advantage"] == row["reward"] for row in rows)
+    assert {row["reward"] for row in rows} == {0.0, 1.0}
+
+
+def test_without_std_normalization_advantages_are_differences(train):
+    rows, _ = train(use_std_normalization=False, n_grpo_steps=1)
+    for group in groups_of(rows).values():
+        mean = statistics.mean(r["reward"] for r in group)
+        assert [r["advantage"] for r in group] == pytest.approx([r["reward"] - mean for r in group])
+
+
+def test_dynamic_sampling_trains_on_groups_with_a_signal_and_counts_what_they_cost(train):
+    rows, metrics = train(dynamic_sampling=True, n_grpo_steps=2, group_size=2)
+    for step in (0, 1):
+        groups = [g for (at, _), g in groups_of(rows).items() if at == step]
+        with_signal = [g for g in groups if len({r["reward"] for r in g}) > 1]
+        assert metrics["train", "groups/sampled"][step] == len(groups)
+        assert metrics["train", "groups/used"][step] == len(with_signal) == 16
+        assert metrics["train", "update/rows"][step] == 32
+        assert metrics["train", "reward/samples"][step] == len(groups) * 2
+    assert max(metrics["train", "sampling/rounds"].values()) > 1
+    assert len({r["example_id"] for r in rows}) == len(groups_of(rows))  # 200 questions: none is asked twice yet
+
+
+def test_dynamic_sampling_gives_up_after_its_rounds(train, tmp_path):
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"question": f"{i}?", "answer": "never"}) + "\n" for i in range(50))
+    )
+    before = load_policy("rlvr_cli/assets/tiny-math").model.state_dict()
+    rows, metrics = train(
+        dataset=str(tmp_path / "d.jsonl"), dynamic_sampling=True, max_sampling_rounds=2, sampling_max_tokens=8
+    )
+    assert metrics["train", "groups/used"] == {0: 0, 1: 0}
+    assert metrics["train", "groups/sampled"] == {0: 16, 1: 16}
+    assert metrics["train", "update/skipped"] == {0: 1, 1: 1}
+    assert len(rows) == 2 * 16 * 4
+    after = load_policy(tmp_path / "r/model").model.state_dict()
+    assert all((before[name] == after[name]).all() for name in before)
+
+
+def test_a_soft_penalty_falls_on_what_runs_into_the_limit(train):
+    rows, _ = train(
+        overlong="soft_punish", overlong_buffer=16, sampling_max_tokens=32, use_std_normalization=False, n_grpo_steps=1
+    )
+    for group in groups_of(rows).values():
+        shaped = [r["reward"] - min(max((r["num_response_tokens"] - 16) / 16, 0), 1) for r in group]
+        mean = statistics.mean(shaped)
+        assert [r["advantage"] for r in group] == pytest.approx([x - mean for x in shaped], abs=1e-9)
+    assert any(r["num_response_tokens"] > 16 for r in rows)
+
+
+def test_masked_responses_are_not_trained_on(train):
+    rows, metrics = train(overlong="mask", sampling_max_tokens=12, n_grpo_steps=1)
+    whole = [r for r in rows if r["finish_reason"] != "length"]
+    assert 0 < len(whole) < len(rows)
+    assert metrics["train", "update/tokens"][0] == sum(r["num_response_tokens"] for r in whole)
+
+
+def test_a_failed_grade_counts_as_nothing_and_is_counted(train, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def grade(response, truth):\n"
+        "    if truth in '0123': raise KeyError(truth)\n"
+        "    return {'format_reward': 1.0, 'answer_reward': float(len(response) % 2), 'reward': float(len(response) % 2)}\n"
+    )
+    rows, metrics = train(grader=f"{tmp_path / 'mine.py'}:grade", n_grpo_steps=1)
+    failed = [r for r in rows if r["grade_error"]]
+    assert failed
+    assert {(r["reward"], r["advantage"]) for r in failed} == {(None, 0.0)}
+    assert metrics["train", "reward/grade_errors"][0] == len(failed)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"loss_type": "grpo_clip", "train_batch_size": 64, "epochs_per_rollout_batch": 2, "n_grpo_steps": 6, "learning_rate": 4e-4},
+        {"loss_type": "no_baseline"},
+        {"length_normalization": "masked_normalize", "importance_correction": "truncated", "use_std_normalization": False},
+    ],
+    ids=["default", "off-policy", "no_baseline", "dr_grpo"],
+)  # fmt: skip
+def test_reward_rises(train, given):
+    steps = given.get("n_grpo_steps", 14)
+    options = {
+        "dataset": "arithmetic:2000",
+        "rollout_batch_size": 128,
+        "group_size": 8,
+        "train_batch_size": 128,
+    } | given
+    _, metrics = train(**{"n_grpo_steps": steps, "eval_every": 0, "eval_examples": 128, **options})
+    before, after = (metrics["eval", "reward/mean"][step] for step in sorted(metrics["eval", "reward/mean"]))
+    assert after > before + 0.15
+
+
+def test_expert_iteration_trains_on_correct_responses_once_each(tmp_path):
+    ei.run(
+        EiConfig(
+            dataset="arithmetic:100", n_ei_steps=2, ei_batch_size=24, group_size=4, sft_epochs=2, train_batch_size=8, micro_batch_size=8,
+            sampling_max_tokens=48, learning_rate=1e-3, eval_examples=8, runs_dir=str(tmp_path), run="r",
+        )
+    )  # fmt: skip
+    rows, metrics = rows_of(tmp_path / "r"), metrics_of(tmp_path / "r")
+    steps = sorted({r["step"] for r in rows})
+    assert len(steps) == 2
+    for start, end in zip(steps, [*steps[1:], read_run(tmp_path / "r").metadata["updates"]], strict=True):
+        sampled = [r for r in rows if r["step"] == start]
+        assert len(sampled) == 24 * 4
+        distinct = {(*r["prompt_ids"], -1, *r["response_ids"]) for r in sampled if r["reward"] == 1}
+        assert metrics["train", "experts/distinct"][start] == len(distinct)
+        trained = sum(metrics["train", "update/rows"][step] for step in range(start, end))
+        assert trained == 2 * len(distinct)
+    assert {r["step"] for r in rows_of(tmp_path / "r", "eval")} == {
+        *steps,
+        read_run(tmp_path / "r").metadata["updates"],
+    }
+    assert set(metrics["train", "policy/entropy"]) == set(range(read_run(tmp_path / "r").metadata["updates"]))
+    assert {r["advantage"] for r in rows} == {None}
+
+
+def test_a_round_without_a_correct_response_is_said_and_passed(tmp_path, capsys):
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"question": f"{i}?", "answer": "never"}) + "\n" for i in range(9))
+    )
+    ei.run(
+        EiConfig(
+            dataset=str(tmp_path / "d.jsonl"), n_ei_steps=2, ei_batch_size=4, group_size=2, train_batch_size=4, sampling_max_tokens=8,
+            runs_dir=str(tmp_path), run="r",
+        )
+    )  # fmt: skip
+    assert capsys.readouterr().err.count("no response was correct") == 2
+    assert metrics_of(tmp_path / "r")["train", "update/skipped"] == {0: 1, 1: 1}
+    rows = rows_of(tmp_path / "r")
+    assert len({(r["step"], r["example_id"]) for r in rows}) == 8
+    assert read_run(tmp_path / "r").metadata["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"rollout_batch_size": 100}, "--rollout-batch-size 100 is not a multiple of --group-size 8"),
+        ({"train_batch_size": 96}, "--rollout-batch-size 256 is not a multiple of --train-batch-size 96"),
+        ({"train_batch_size": 64}, "--train-batch-size 64 is not a multiple of --gradient-accumulation-steps 128"),
+        (
+            {"train_batch_size": 4, "gradient_accumulation_steps": 1},
+            "--train-batch-size 4 is smaller than --group-size 8",
+        ),
+        ({"group_size": 1}, "group of one"),
+        ({"sampling_temperature": 0.0}, "nothing to compare"),
+        ({"time_limit": "4 hours"}, "--time-limit"),
+        ({"eval_top_p": 0.0}, "--eval-top-p"),
+        ({"cliprange": 0.0}, "--cliprange"),
+        ({"eval_max_tokens": 2}, "Evaluations would need 4 tokens and may have 2"),
+        ({"kl_coef": -1.0}, "--kl-coef"),
+        ({"async_steps": 2}, "--async-steps is 2"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(given, problem):
+    with pytest.raises(RlvrError, match=problem) as refused:
+        GrpoConfig(**given)
+    assert refused.value.hint or "must" in refused.value.problem
+
+
+def test_too_few_questions_for_a_batch(tmp_path):
+    with pytest.raises(RlvrError, match="needs 32 different questions; arithmetic:20:0 has 20"):
+        grpo.run(GrpoConfig(dataset="arithmetic:20", runs_dir=str(tmp_path)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_time_limits_are_read():
+    given = {"4h": 14400, "90m": 5400, "1h30m": 5400, "45s": 45, "600": 600, "1.5h": 5400, "1d": 86400}
+    assert {text: GrpoConfig(time_limit=text).time_limit_seconds for text in given} == given
+    assert GrpoConfig().time_limit_seconds == float("inf")
+
+
+@pytest.mark.parametrize("name", ["cs336", "dr-grpo", "dapo", "leaderboard-4h", "quickstart"])
+def test_presets_are_options_and_each_line_says_where_it_comes_from(name):
+    from pathlib import Path
+
+    import rlvr_cli
+
+    file = Path(rlvr_cli.__file__).parent / "config" / "presets" / f"{name}.toml"
+    for line in file.read_text().splitlines():
+        assert not line or line.startswith(("#", "[")) or " # " in line, line
+    tables = [line[1:-1] for line in file.read_text().splitlines() if line.startswith("[")]
+    assert "grpo" in tables
+    for command in tables:
+        config = resolve(COMMANDS[command], flags={"preset": name, "seed": 7}, command=command)
+        assert config.preset == name
+        assert config.seed == 7
+        assert f"preset {name}" in config.sources.values()
+
+
+def test_a_flag_beats_a_file_beats_a_preset(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("cliprange_high = 0.3\ngroup_size = 4\n")
+    flags = {"preset": "dapo", "config": str(file), "group_size": 8}
+    config = resolve(GrpoConfig, flags=flags, command="grpo")
+    assert (config.group_size, config.cliprange_high, config.length_normalization) == (8, 0.3, "token_mean")
+    assert config.sources["group_size"] == "flag"
+    assert config.sources["cliprange_high"] == f"config {file}"
+    assert config.sources["length_normalization"] == "preset dapo"
+    assert config.sources["seed"] == "default"
+    file.write_text('preset = "dr-grpo"\n')
+    assert resolve(GrpoConfig, flags={"config": str(file)}, command="grpo").use_std_normalization is False
+    with pytest.raises(RlvrError, match="no preset 'dapo'"):
+        resolve(COMMANDS["sft"], flags={"preset": "dapo"}, command="sft")
+
+
+@pytest.mark.parametrize("loss_type", ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"])
+@pytest.mark.parametrize("normalization", ["masked_mean", "masked_normalize", "token_mean"])
+def test_a_dry_run_says_the_objective_and_does_nothing(tmp_path, capsys, loss_type, normalization):
+    grpo.run(
+        GrpoConfig(
+            loss_type=loss_type, length_normalization=normalization, cliprange_high=0.28, kl_coef=0.1, runs_dir=str(tmp_path), dry_run=True
+        )
+    )  # fmt: skip
+    said = capsys.readouterr().err
+    objective = next(line for line in said.splitlines() if line.startswith("objective"))
+    assert {
+        "no_baseline": "A_i log p",
+        "reinforce_with_baseline": "A_i log p",
+        "grpo_clip": "1+0.28",
+        "grpo_no_clip": "rho_i,t A_i",
+    }[loss_type] in objective
+    assert {"masked_mean": "(1/|o_i|)", "masked_normalize": "(1/(256*1024))", "token_mean": "(1/T)"}[
+        normalization
+    ] in objective
+    assert "0.1 k3(p_ref, p)" in objective
+    assert "memory         about" in said
+    assert "on-policy" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_out_of_time_keeps_what_it_has_learned(tmp_path):
+    options = {**SMALL, "n_grpo_steps": 500, "time_limit": "4s", "checkpoint_every": 1000, "runs_dir": str(tmp_path)}
+    grpo.run(GrpoConfig(**options))
+    updates = read_run(tmp_path / "r").metadata["updates"]
+    assert 0 < updates < 500
+    model = (tmp_path / "r/model/model.safetensors").read_bytes()
+    grpo.run(resolve(GrpoConfig, flags={"resume": "r", "runs_dir": str(tmp_path)}, command="grpo"))
+    assert read_run(tmp_path / "r").metadata["updates"] == updates
+    assert (tmp_path / "r/model/model.safetensors").read_bytes() == model
+
+
+def test_a_prompt_that_does_not_fit_is_named_before_anything_is_sampled(tmp_path):
+    rows = [{"question": "What is the last digit of 1+1+1+1+1?", "answer": "5"}] * 8 + [
+        {"question": "long " * 5000, "answer": "5"}
+    ]
+    (tmp_path / "e.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    with pytest.raises(RlvrError, match=r"Question e-9 has a prompt of \d+ tokens; with 48 for the response"):
+        grpo.run(
+            GrpoConfig(
+                **{**SMALL, "eval_dataset": str(tmp_path / "e.jsonl"), "eval_examples": 9, "runs_dir": str(tmp_path)}
+            )
+        )
+    assert not list((tmp_path / "r/rollouts").iterdir())
+
+
+def test_evaluations_are_due_though_no_group_has_a_signal(train, tmp_path):
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"question": f"{i}?", "answer": "never"}) + "\n" for i in range(50))
+    )
+    given = {"dataset": str(tmp_path / "d.jsonl"), "eval_dataset": str(tmp_path / "d.jsonl"), "eval_every": 1}
+    train(**given, dynamic_sampling=True, max_sampling_rounds=1, sampling_max_tokens=8)
+    assert {r["step"] for r in rows_of(tmp_path / "r", "eval")} == {0, 1, 2}
+
+
+def test_the_number_of_steps_is_fixed_by_a_cosine(tmp_path):
+    grpo.run(GrpoConfig(**{**SMALL, "lr_schedule": "cosine", "n_grpo_steps": 1, "runs_dir": str(tmp_path)}))
+    given = {"resume": "r", "n_grpo_steps": 2, "runs_dir": str(tmp_path)}
+    with pytest.raises(RlvrError, match="cosine learning rate over --n-grpo-steps 1"):
+        grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+
+
+def test_what_is_given_beside_resume_is_checked_with_the_runs_own_options(tmp_path):
+    grpo.run(GrpoConfig(**{**SMALL, "train_batch_size": 16, "n_grpo_steps": 1, "runs_dir": str(tmp_path)}))
+    given = {"resume": "r", "gradient_accumulation_steps": 4, "n_grpo_steps": 2, "runs_dir": str(tmp_path)}
+    grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+    assert read_run(tmp_path / "r").metadata["updates"] == 4
+    given["gradient_accumulation_steps"] = 3
+    with pytest.raises(RlvrError, match="--train-batch-size 16 is not a multiple of --gradient-accumulation-steps 3"):
+        grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+
+
+def test_a_model_that_was_moved_is_the_same_model(tmp_path):
+    shutil.copytree("rlvr_cli/assets/tiny-math", tmp_path / "here")
+    grpo.run(GrpoConfig(**{**SMALL, "model": str(tmp_path / "here"), "n_grpo_steps": 1, "runs_dir": str(tmp_path)}))
+    (tmp_path / "here").rename(tmp_path / "there")
+    given = {"resume": "r", "model": str(tmp_path / "there"), "n_grpo_steps": 2, "runs_dir": str(tmp_path)}
+    grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+    assert read_run(tmp_path / "r").metadata["updates"] == 2
+    config = tmp_path / "there/tokenizer_config.json"
+    config.write_text(config.read_text() + "\n")
+    with pytest.raises(RlvrError, match="its model tokenizer_sha256 was"):
+        grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+
+
+def test_training_and_evaluation_have_one_grader(tmp_path):
+    with pytest.raises(RlvrError, match=r"arithmetic:200:0 is graded by r1_zero, and countdown by countdown"):
+        grpo.run(GrpoConfig(**{**SMALL, "eval_dataset": "countdown", "runs_dir": str(tmp_path)}))
+
+
+def test_fields_are_named_for_both_files(tmp_path):
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"q": f"{i}?", "a": "7"}) + "\n" for i in range(40)))
+    file = str(tmp_path / "d.jsonl")
+    named = {"dataset": file, "eval_dataset": file, "question_field": "q", "answer_field": "a"}
+    grpo.run(GrpoConfig(**{**SMALL, **named, "n_grpo_steps": 1, "runs_dir": str(tmp_path)}))
+    assert read_run(tmp_path / "r").metadata["status"] == "finished"
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_on_vllm_reward_rises_too_and_a_resumed_run_ends_the_same(tmp_path):
+    options = {
+        **SMALL, "engine": "vllm", "max_model_len": 128, "dataset": "arithmetic:2000", "rollout_batch_size": 128, "group_size": 8,
+        "train_batch_size": 64, "epochs_per_rollout_batch": 2, "loss_type": "grpo_clip", "n_grpo_steps": 5, "learning_rate": 4e-4,
+        "eval_every": 0, "eval_examples": 128, "runs_dir": str(tmp_path),
+    }  # fmt: skip
+    grpo.run(GrpoConfig(**options))
+    metrics = metrics_of(tmp_path / "r")
+    before, after = (metrics["eval", "reward/mean"][step] for step in (0, 20))
+    assert after > before + 0.1
+    assert {r["policy_version"] for r in rows_of(tmp_path / "r")} == {0, 4, 8, 12, 16}
+    # The sampler's log-probabilities are the trainer's, before any update and after each load of weights.
+    assert set(metrics["train", "mismatch/logprob_mean_abs"]) == set(range(20))
+    assert max(metrics["train", "mismatch/logprob_mean_abs"].values()) < 1e-3
+    assert [metrics["train", "policy/ratio_max"][step] for step in range(0, 20, 4)] == [1.0] * 5
+    grpo.run(GrpoConfig(**{**options, "run": "cut", "n_grpo_steps": 2}))
+    given = {"resume": "cut", "n_grpo_steps": 5, "runs_dir": str(tmp_path)}
+    grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
+    weights = [(tmp_path / run / "model/model.safetensors").read_bytes() for run in ("r", "cut")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_vllm_samples_ahead_in_a_process_of_its_own(train):
+    _, metrics = train(async_steps=1, engine="vllm", max_model_len=128, n_grpo_steps=3)
+    assert metrics["train", "sampling/lag"] == {0: 0, 1: 1, 2: 1}
+    gaps = metrics["train", "mismatch/logprob_mean_abs"]
+    assert gaps[0] < 1e-3 < min(gaps[1], gaps[2])

@@ -1,0 +1,64 @@
+"""What the sft command decides before and beside the loop: which ids are trained on, who grades, what the plan says."""
+
+import pytest
+
+from rlvr_cli.commands.sft import check_lengths, encode_traces
+from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.identity import builtin_model_path
+from rlvr_cli.models.policy import load_policy
+from rlvr_cli.training.plan import sft_objective
+from rlvr_cli.training.session import evaluation_questions, grader_pool
+from rlvr_cli.types import Example
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_policy(builtin_model_path()).tokenizer
+
+
+def test_sampled_ids_are_trained_on_as_they_were_sampled(tokenizer):
+    text = " it looks like 9 </think> <answer> 9 </answer>"
+    spelled = [i for character in text for i in tokenizer(character).input_ids]  # the same text, not as it tokenizes
+    assert tokenizer.decode(spelled) == text
+    assert spelled != tokenizer(text).input_ids
+    prompt = tokenizer("Q").input_ids
+    example = Example("a", "Q", "9", prompt="Q", response=text)
+    ids = {"a": (prompt, spelled)}
+    eos = tokenizer.eos_token_id
+    assert encode_traces([example], ids, tokenizer, append_eos=True) == ([prompt], [[*spelled, eos]])
+    assert encode_traces([example], {"a": (prompt, [*spelled, eos])}, tokenizer, append_eos=True)[1] == [
+        [*spelled, eos]
+    ]
+    assert encode_traces([example], ids, tokenizer, append_eos=False)[1] == [spelled]
+
+
+def test_ids_of_another_tokenizer_are_not_taken(tokenizer):
+    example = Example("a", "Q", "9", prompt="Q", response=" 9")
+    foreign = {"a": (tokenizer("R").input_ids, tokenizer(" 8").input_ids)}
+    expected = ([tokenizer("Q").input_ids], [[*tokenizer(" 9").input_ids, tokenizer.eos_token_id]])
+    assert encode_traces([example], foreign, tokenizer, append_eos=True) == expected
+    assert encode_traces([example], {}, tokenizer, append_eos=True) == expected
+
+
+def test_the_evaluation_is_graded_by_its_own_dataset():
+    config = SftConfig(dataset="arithmetic:10", eval_dataset="countdown", eval_examples=5)
+    questions = evaluation_questions(config)
+    assert questions is not None
+    assert questions.rows == 5
+    assert grader_pool(config, questions.default_grader).spec == "countdown"
+    assert grader_pool(config, None).spec == "r1_zero"
+    assert evaluation_questions(SftConfig(dataset="some.jsonl")) is None
+
+
+def test_a_trace_longer_than_the_context_is_refused_by_name():
+    examples = [Example("short", "", ""), Example("long", "", "")]
+    check_lengths(examples[:1], [[1, 2]], [[3]], longest=3)
+    with pytest.raises(RlvrError, match=r"long has 2 \+ 2 tokens"):
+        check_lengths(examples, [[1, 2], [1, 2]], [[3], [3, 4]], longest=3)
+
+
+def test_the_plan_says_what_is_minimised():
+    formulas = {sft_objective(n, 7.0) for n in ("token_mean", "masked_mean", "masked_normalize")}
+    assert len(formulas) == 3
+    assert all(f.startswith("-(1/") for f in formulas)

@@ -1,0 +1,120 @@
+"""What SFT trains on: filtered as asked, counted, never silently."""
+
+import json
+
+import pytest
+
+from rlvr_cli.data.order import epoch_order
+from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.data.traces import choose_examples, keep_correct, load_traces
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.types import Example
+
+TEMPLATE = load_prompt("r1_zero")
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return str(path)
+
+
+def test_formatted_prompts_stay_and_duplicates_and_empty_ones_go(tmp_path):
+    rows = [
+        {"prompt": "P1", "response": " a"},
+        {"prompt": "P1", "response": " a"},
+        {"prompt": "P1", "response": " b"},
+        {"prompt": "P2 {question}", "response": " c", "ground_truth": "3"},
+    ]
+    traces = load_traces(write(tmp_path / "t.jsonl", rows), TEMPLATE)
+    assert [(e.prompt, e.response, e.ground_truth) for e in traces.examples] == [
+        ("P1", " a", ""),
+        ("P1", " b", ""),
+        ("P2 {question}", " c", "3"),
+    ]
+    assert any("1 trace" in m or "1 traces" in m for m in traces.messages)
+
+
+def test_generated_traces_get_the_template():
+    traces = load_traces("arithmetic:20:3", TEMPLATE)
+    assert len(traces.examples) == 20
+    assert all(e.prompt == TEMPLATE.fill(e.question) and e.response for e in traces.examples)
+
+
+def test_correct_only_keeps_what_the_grader_rewards():
+    examples = [
+        Example("a", "q", "6", prompt="p", response=" </think> <answer> 6 </answer>"),
+        Example("b", "q", "6", prompt="p", response=" </think> <answer> 7 </answer>"),
+        Example("c", "q", "6", prompt="p", response=" 6"),
+    ]
+    with GraderPool("r1_zero", workers=1) as pool:
+        assert [e.id for e in keep_correct(examples, pool)] == ["a"]
+        with pytest.raises(RlvrError, match="None of the 2"):
+            keep_correct(examples[1:], pool)
+        with pytest.raises(RlvrError, match="ground truth"):
+            keep_correct([Example("d", "q", "", prompt="p", response="r")], pool)
+
+
+def test_a_smaller_choice_is_part_of_a_larger_one():
+    examples = [Example(str(i), "q", "1", prompt="p", response=str(i)) for i in range(50)]
+    order = epoch_order(50, seed=1, epoch=-1)
+    few, more = (choose_examples(examples, n, order=order) for n in ("8", "16"))
+    assert set(few) < set(more) < set(examples)
+    assert choose_examples(examples, "8", order=epoch_order(50, seed=2, epoch=-1)) != few
+    assert choose_examples(examples, "all", order=order) == examples
+    with pytest.raises(RlvrError, match="there are 50"):
+        choose_examples(examples, "51", order=order)
+
+
+def test_a_runs_rollouts_are_traces_but_for_the_cut_ones(tmp_path):
+    from datetime import datetime
+
+    from rlvr_cli.runs.run_dir import RunDir
+    from rlvr_cli.types import Rollout
+
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+
+        def rollout(index: int, finish: str) -> Rollout:
+            return Rollout(
+                run_id=run.id, phase="eval", step=0, policy_version=0, example_id="q", sample_index=index, prompt="P", response=f" {index}",
+                ground_truth="1", prompt_ids=(1,), response_ids=(2, index), sampled_logprobs=(-1.0, -1.0), finish_reason=finish,
+                stop_reason=None, num_prompt_tokens=1, num_response_tokens=2, grader="gsm8k", format_reward=1.0, answer_reward=1.0, reward=1.0,
+                grade_error=None, extracted_answer="1", category="format_1_answer_1", failure_kind=None, advantage=None,
+                mean_logprob=-1.0, mean_entropy=None, seed=0, sampled_at=datetime(2026, 1, 1),
+            )  # fmt: skip
+
+        run.commit_rollouts("eval", 0, [rollout(0, "stop"), rollout(1, "length"), rollout(2, "stop")])
+    traces = load_traces(str(tmp_path / "r"), TEMPLATE)
+    assert [(e.prompt, e.response, e.ground_truth) for e in traces.examples] == [("P", " 0", "1"), ("P", " 2", "1")]
+    assert {k: (list(p), list(r)) for k, (p, r) in traces.token_ids.items()} == {
+        "eval-0-q-0": ([1], [2, 0]),
+        "eval-0-q-2": ([1], [2, 2]),
+    }
+    assert traces.default_grader == "gsm8k"
+    assert any("1 responses were cut" in m for m in traces.messages)
+
+
+@pytest.mark.parametrize(
+    ("row", "solution", "truth"),
+    [
+        ({"answer": "He has 4/2=<<4/2=2>>2 left.\nSo 2+1,000=<<2+1000=1002>>1,002.\n#### 1,002"}, "He has 4/2=2 left.\nSo 2+1,000=1,002.", "1002"),
+        ({"solution": "Add: $1+1=\\boxed{2}$.", "answer": "2"}, "Add: $1+1=\\boxed{2}$.", "2"),
+    ],
+)  # fmt: skip
+def test_a_worked_solution_becomes_a_response_in_the_prompts_format(tmp_path, row, solution, truth):
+    (tmp_path / "d.jsonl").write_text(json.dumps({"question": "How many?", **row}) + "\n")
+    tagged = load_traces(str(tmp_path / "d.jsonl"), load_prompt("r1_zero"))
+    assert tagged.examples[0].response == f" {solution} </think> <answer> {truth} </answer>"
+    assert "1 responses were made of worked solutions" in " ".join(tagged.messages)
+    boxed = load_traces(str(tmp_path / "d.jsonl"), load_prompt("question_only")).examples[0].response
+    assert boxed.startswith(f" {solution}")
+    assert f"\\boxed{{{truth}}}" in boxed
+    with GraderPool("r1_zero", workers=1) as pool:
+        assert keep_correct(tagged.examples, pool)
+
+
+@pytest.mark.parametrize("answer", ["72", "#### 72", "\\boxed{72}"])
+def test_a_bare_answer_is_no_trace(tmp_path, answer):
+    (tmp_path / "d.jsonl").write_text(json.dumps({"question": "How many?", "answer": answer}) + "\n")
+    with pytest.raises(RlvrError, match="no response to train on"):
+        load_traces(str(tmp_path / "d.jsonl"), load_prompt("r1_zero"))

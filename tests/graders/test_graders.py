@@ -1,0 +1,434 @@
+"""The graders by name: formats, rewards, failure kinds, extraction, and what a perfect model would answer."""
+
+import itertools
+import json
+import subprocess
+import sys
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders import GRADERS, countdown, reference_response, resolve_grader
+from rlvr_cli.graders.answers.extraction import candidates, last_boxed, last_number, tagged_answer
+from rlvr_cli.graders.question_only import question_only_reward_fn
+from rlvr_cli.graders.r1_zero import FAILURE_KINDS, r1_zero_reward_fn
+
+RIGHT = {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
+WRONG = {"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0}
+UNFORMATTED = {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
+
+
+def in_tags(answer: str) -> str:
+    return f"reasoning </think> <answer> {answer} </answer>"
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "rewards"),
+    [
+        (in_tags("4a - 2"), "4a-2", RIGHT),
+        (in_tags("$4a − 2$"), "4a-2", RIGHT),
+        (in_tags("4 - 2a"), "4a-2", WRONG),
+        (in_tags(r"\boxed{5}"), "5", RIGHT),
+        (in_tags(r"so \boxed{4}, no, \boxed{5}"), "5", RIGHT),
+        (in_tags(r"\boxed{5"), "5", WRONG),
+        (in_tags("5"), r"\boxed{5}", RIGHT),
+        (in_tags("5") + " Hope this helps!", "5", RIGHT),
+        ("</think> <answer> 999 </answer> <answer> 5 </answer>", "5", RIGHT),
+        ("</think> <answer> 5 </answer> <answer> 999 </answer>", "5", WRONG),
+        ("</answer> r </think> <answer> 5", "5", RIGHT),  # the handout's rule asks for the two strings, in no order
+        ("r </think>\n<answer> 5 </answer>", "5", UNFORMATTED),
+        ("r </think><answer> 5 </answer>", "5", UNFORMATTED),
+        ("r </think>  <answer> 5 </answer>", "5", UNFORMATTED),
+        ("r </think> <answer> 5", "5", UNFORMATTED),
+        (in_tags("96"), 96.0, RIGHT),
+        (in_tags("97"), 96, WRONG),
+        (in_tags("6630"), ["6630.65", "6630"], RIGHT),
+        (in_tags("1"), [], WRONG),
+        ("", "5", UNFORMATTED),
+    ],
+)
+def test_r1_zero_rewards(response, truth, rewards):
+    assert r1_zero_reward_fn(response, truth) == rewards
+    assert r1_zero_reward_fn(response, truth, fast=False) == rewards
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "rewards"),
+    [
+        (r"It is $\boxed{\frac{1}{2}}$.", "0.5", RIGHT),
+        (r"\boxed{5} but on reflection $\boxed{777}$", "5", WRONG),
+        (r"$\boxed{28}$ pct", r"28\%", RIGHT),
+        (r"\fbox{5}", "5", RIGHT),
+        ("The answer is 5.", "5", UNFORMATTED),
+        (r"\boxed{5", "5", UNFORMATTED),
+        (r"\boxed 5", "5", UNFORMATTED),
+        (in_tags("5"), "5", UNFORMATTED),
+    ],
+)
+def test_question_only_rewards(response, truth, rewards):
+    assert question_only_reward_fn(response, truth) == rewards
+
+
+@pytest.mark.parametrize("truth", [None, {"a": 1}, [None]])
+def test_a_ground_truth_of_no_known_type_is_refused(truth):
+    for reward_fn in (r1_zero_reward_fn, question_only_reward_fn):
+        with pytest.raises(TypeError, match="ground truth"):
+            reward_fn(in_tags("5"), truth)
+
+
+def test_lenient_format_accepts_any_white_space_between_the_tags():
+    literal, lenient = resolve_grader("r1_zero"), resolve_grader("r1_zero", format_rule="lenient")
+    for gap in ("", " ", "  ", "\n", "\n\n\t"):
+        response = f"r </think>{gap}<answer> 5 </answer>"
+        assert lenient(response, "5").reward == 1.0
+        assert literal(response, "5").reward == float(gap == " ")
+    assert lenient("r </think> so <answer> 5 </answer>", "5").format_reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("response", "kind"),
+    [
+        (in_tags("5"), None),
+        ("", "empty"),
+        ("  \n", "empty"),
+        (in_tags(""), "empty"),
+        (in_tags("6"), "wrong_answer"),
+        (in_tags("I do not know"), "unparsed_answer"),
+        (in_tags(r"\foo{5}"), "unparsed_answer"),
+        (in_tags(r"\boxed{5"), "unparsed_answer"),
+        ("</think> <answer> 5 </answer> <answer> 6 </answer>", "multiple_answers"),
+        ("I am still thinking about 7", "no_think_close"),
+        ("<answer> 6 </answer>", "no_think_close"),
+        ("r </think> it is 7", "no_answer_tags"),
+        ("r </think> <answer> 7", "no_answer_tags"),
+        ('r </think> <answer value="7"> </answer>', "malformed_tags"),
+        ("r </think>\n<answer> 5 </answer>", "malformed_tags"),
+        ("r </think> so <answer> 7 </answer>", "malformed_tags"),
+        ("The answer is 5.", "correct_but_unformatted"),
+        (r"so it is \boxed{5}", "correct_but_unformatted"),
+        ("r </think> it is 5", "correct_but_unformatted"),
+        ("<answer> 5 </answer>", "correct_but_unformatted"),
+    ],
+)
+def test_r1_zero_says_why(response, kind):
+    verdict = resolve_grader("r1_zero")(response, "5")
+    assert verdict.failure_kind == kind
+    assert kind is None or kind in FAILURE_KINDS
+    assert (verdict.reward == 1.0) is (kind is None)
+
+
+@pytest.mark.parametrize(
+    ("grader", "response", "kind"),
+    [
+        ("question_only", "", "empty"),
+        ("question_only", "no idea", "no_answer_tags"),
+        ("question_only", r"\boxed{6", "malformed_tags"),
+        ("question_only", "The answer is 5.", "correct_but_unformatted"),
+        ("question_only", r"\boxed{}", "empty"),
+        ("question_only", r"\boxed{6}", "wrong_answer"),
+        ("question_only", r"\boxed{who knows}", "unparsed_answer"),
+        ("math_verify", "", "empty"),
+        ("math_verify", "It is 6.", "wrong_answer"),
+        ("gsm8k", "", "empty"),
+        ("gsm8k", "nothing", "unparsed_answer"),
+        ("gsm8k", "it is 6", "wrong_answer"),
+    ],
+)
+def test_the_others_say_why(grader, response, kind):
+    assert resolve_grader(grader)(response, "5").failure_kind == kind
+    assert kind in FAILURE_KINDS
+
+
+def test_the_extracted_answer_is_kept():
+    assert resolve_grader("r1_zero")(in_tags(r"\boxed{6}"), "5").extracted_answer == "6"
+    assert resolve_grader("gsm8k")("it costs $1,234.50.", "5").extracted_answer == "$1,234.50"
+    assert len(resolve_grader("r1_zero")(in_tags("6" * 5_000), "5").extracted_answer or "") == 1_000
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "right"),
+    [
+        (in_tags("5"), "5", True),
+        (r"Hence \boxed{\frac{1}{2}} as claimed.", "0.5", True),
+        ("I get 3, then 4.\nFinal answer: $\\frac{1}{2}$", "0.5", True),
+        ("**Answer:** 12 cm", "12", True),
+        ("2 + 2 = 4\n#### 4", "4", True),
+        ("Adding up gives\n\\[x = 7\\]", "7", True),
+        ("first 3 and then 12 apples", "12", True),
+        ("The answer is 3.5. That is all.", "3.5", True),
+        ("The answer is 6.", "5", False),
+        ("<answer> 6 </answer> although 5", "5", False),
+    ],
+)
+def test_the_lenient_grader_finds_the_answer(response, truth, right):
+    assert resolve_grader("math_verify")(response, truth).reward == float(right)
+
+
+def test_math_verify_is_asked_where_our_grammar_ends():
+    from rlvr_cli.graders.answers.math_verify_fallback import verified
+
+    assert verified(r"\nabla f + 1", r"1 + \nabla f")
+    assert not verified(r"\nabla f + 2", r"1 + \nabla f")
+    assert r1_zero_reward_fn(in_tags(r"\nabla f + 1"), r"1 + \nabla f", fast=False) == RIGHT
+    assert resolve_grader("math_verify")(in_tags(r"\nabla f + 1"), r"1 + \nabla f").reward == 1.0
+    for answer, truth in [
+        ("5", "5"),
+        ("36_8", "36"),
+        (r"\foo 5 < x", "5"),
+        ("five", "5"),
+        ("9**9**9", r"\foo 5"),
+        ("", "5"),
+    ]:
+        assert not verified(answer, truth), (answer, truth)  # readable, or refused
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "right"),
+    [
+        ("She has 48 + 24 = 72 clips.", "72", True),
+        ("so\n#### 72", "Natalia sold 24.\n#### 72", True),
+        ("It costs $1,234.00.", "1234", True),
+        ("72 is the number", "72.0", True),
+        ("-5", "-5", True),
+        ("10-5", "5", True),
+        ("from 10 to −5", "-5", True),
+        ("the total is .5", "0.5", True),
+        ("half, 1/2", "0.5", True),
+        ("half, 1/2", "2", False),
+        ("It was 72, then 73", "72", False),
+        ("#### 72 and not 73", "72", False),
+        ("about 7.2", "72", False),
+        ("1/0", "1", False),
+    ],
+)
+def test_gsm8k_takes_the_last_number(response, truth, right):
+    assert resolve_grader("gsm8k")(response, truth).reward == float(right)
+
+
+def test_gsm8k_refuses_a_truth_without_a_number():
+    with pytest.raises(ValueError, match="no number"):
+        resolve_grader("gsm8k")("5", "five")
+
+
+PUZZLE = json.dumps({"numbers": [44, 19, 35], "target": 875})
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("(44 - 19) * 35", None),
+        ("(44 - 19) * 35 = 875", None),
+        (r"$(44 - 19) \times 35 = 875$.", None),
+        ("35×(44−19)", None),
+        (r"\boxed{35 * (44 - 19)}", None),
+        ("44 - 19 * 35", "wrong_answer"),
+        ("(44 - 19) * 35 * 1", "wrong_answer"),
+        ("(44 - 19 + 44 - 44) * 35", "wrong_answer"),
+        ("875", "wrong_answer"),
+        ("25 * 35", "wrong_answer"),
+        ("(44 - 19) * 35 = 876", "unparsed_answer"),
+        ("875 = (44 - 19) * 35", "wrong_answer"),
+        ("(44 - 19) ** 35", "unparsed_answer"),
+        ("(44 - 19) 35", "unparsed_answer"),
+        ("((44 - 19) * 35", "unparsed_answer"),
+        ("44.0 - 19 * 35", "unparsed_answer"),
+        ("__import__('os').system('true')", "unparsed_answer"),
+        ("44 / (19 - 19) + 35", "unparsed_answer"),
+        ("(" * 5_000 + "44", "unparsed_answer"),
+        ("", "empty"),
+    ],
+)
+def test_countdown(answer, kind):
+    verdict = resolve_grader("countdown")(in_tags(answer), PUZZLE)
+    assert verdict.format_reward == 1.0
+    assert verdict.failure_kind == kind
+    assert verdict.reward == float(kind is None)
+
+
+def test_countdown_format_is_that_of_r1_zero():
+    assert resolve_grader("countdown")("(44 - 19) * 35", PUZZLE).category == "format_0_answer_0"
+    tight = "r </think><answer> (44 - 19) * 35 </answer>"
+    assert resolve_grader("countdown")(tight, PUZZLE).failure_kind == "malformed_tags"
+    assert resolve_grader("countdown", format_rule="lenient")(tight, PUZZLE).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "truth", ["5", "[]", "{}", '{"numbers": "12", "target": 3}', '{"numbers": [1.5], "target": 3}', "{"]
+)
+def test_countdown_refuses_other_truths(truth):
+    with pytest.raises(ValueError, match=r"must be whole|a countdown ground truth"):
+        resolve_grader("countdown")(in_tags("1 + 2"), truth)
+
+
+@given(st.lists(st.integers(1, 12), min_size=2, max_size=4), st.data())
+@settings(deadline=None, max_examples=40)
+def test_countdown_solver_finds_what_can_be_found(numbers, data):
+    value = Fraction(numbers[0])
+    for number in numbers[1:]:
+        operation = data.draw(st.sampled_from("+-*/"))
+        value = {"+": value + number, "-": value - number, "*": value * number, "/": value / number}[operation]
+    if value.denominator != 1:
+        return
+    found = countdown.solution(numbers, int(value))
+    assert found is not None
+    assert countdown.solves(found, numbers, int(value))
+
+
+def test_countdown_solver_against_every_expression_of_three_numbers():
+    numbers = [2, 3, 7]
+    reachable = set()
+    for a, b, c in itertools.permutations(map(Fraction, numbers)):
+        for f, g in itertools.product("+-*/", repeat=2):
+            for left_first in (True, False):
+                try:
+                    value = _apply(g, _apply(f, a, b), c) if left_first else _apply(g, a, _apply(f, b, c))
+                except ZeroDivisionError:
+                    continue
+                reachable.add(value)
+    for target in range(-60, 61):
+        assert (countdown.solution(numbers, target) is not None) == (target in reachable), target
+
+
+def _apply(operation: str, a: Fraction, b: Fraction) -> Fraction:
+    return {"+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "/": lambda: a / b}[operation]()
+
+
+@pytest.mark.parametrize(
+    ("grader", "truth"),
+    [
+        ("r1_zero", r"\frac{1}{2}"),
+        ("r1_zero", r"\boxed{x^2+1}"),
+        ("r1_zero", r"\text{even}"),
+        ("question_only", r"(-\infty, 3] \cup \{5\}"),
+        ("math_verify", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+        ("gsm8k", "48/2 = 24\n#### 1,072"),
+        ("countdown", PUZZLE),
+    ],
+)
+def test_a_perfect_model_is_rewarded(grader, truth):
+    response = reference_response(grader, truth)
+    assert response is not None
+    assert resolve_grader(grader)(response, truth).reward == 1.0
+
+
+def test_no_response_is_invented():
+    assert reference_response("countdown", json.dumps({"numbers": [1, 1], "target": 99})) is None
+    assert reference_response("countdown", "not a puzzle") is None
+    assert reference_response("gsm8k", "no number") is None
+    assert reference_response("mine.py:grade", "5") == reference_response("r1_zero", "5")
+
+
+def test_unknown_graders_are_named_with_the_list():
+    with pytest.raises(RlvrError) as error:
+        resolve_grader("r2_zero")
+    assert "r2_zero" in error.value.problem
+    assert all(name in error.value.hint for name in GRADERS)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        (None, "no grader file"),
+        ("def other(response, truth): return {}", "no function grade"),
+        ("def grade(response: return", "is not Python"),
+        ("def grade(response): return {}", "two arguments"),
+        ("def grade(response, truth, *, strict): return {}", "two arguments"),
+        ("raise RuntimeError('boom')\ndef grade(r, t): return {}", "could not be loaded: RuntimeError: boom"),
+        ("grade = 5", "is not a function"),
+    ],
+)
+def test_a_user_s_grader_that_cannot_be_used(source, problem, tmp_path):
+    path = tmp_path / "mine.py"
+    if source is not None:
+        path.write_text(source)
+    with pytest.raises(RlvrError, match=problem):
+        resolve_grader(f"{path}:grade")
+
+
+def test_a_user_s_file_needs_a_function(tmp_path):
+    with pytest.raises(RlvrError, match="names no function"):
+        resolve_grader(str(tmp_path / "mine.py"))
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ("{'format_reward': 1, 'answer_reward': 0.5, 'reward': 0.5}", (1.0, 0.5, 0.5, "wrong_answer")),
+        ("{'reward': 1.0}", (1.0, 1.0, 1.0, None)),
+        ("{'answer_reward': True}", (1.0, 1.0, 1.0, None)),
+        ("{'reward': 0}", (1.0, 0.0, 0.0, "wrong_answer")),
+        ("{'reward': 0, 'format_reward': 0}", (0.0, 0.0, 0.0, "malformed_tags")),
+        ("{'reward': 0, 'failure_kind': 'too_long', 'extracted_answer': 'x'}", (1.0, 0.0, 0.0, "too_long")),
+        ("{'reward': 0.5, 'failure_kind': 'too_long'}", (1.0, 0.5, 0.5, "too_long")),
+        ("{'reward': 0.2}", (1.0, 0.2, 0.2, "wrong_answer")),
+        ("{'reward': 0.6, 'failure_kind': 'too_long'}", (1.0, 0.6, 0.6, None)),
+    ],
+)
+def test_a_user_s_grader(returned, expected, tmp_path):
+    (tmp_path / "helper.py").write_text(f"RESULT = {returned}")
+    (tmp_path / "mine.py").write_text(
+        "from helper import RESULT\n\ndef grade(response, truth):\n    return dict(RESULT)\n"
+    )
+    try:
+        verdict = resolve_grader(f"{tmp_path / 'mine.py'}:grade")("response", "truth")
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("helper", None)
+    assert (verdict.format_reward, verdict.answer_reward, verdict.reward, verdict.failure_kind) == expected
+
+
+@pytest.mark.parametrize("returned", ["1.0", "None", "{}", "{'reward': 'high'}", "{'reward': float('nan')}", "(1, 1)"])
+def test_a_user_s_grader_that_returns_something_else(returned, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(f"def grade(response, truth):\n    return {returned}\n")
+    try:
+        grade = resolve_grader(f"{path}:grade")
+    finally:
+        sys.path.remove(str(tmp_path))
+    with pytest.raises(TypeError):
+        grade("response", "truth")
+
+
+def test_extraction_by_hand():
+    assert tagged_answer("<answer> 1 </answer> <answer> 2 </answer> 3") == " 2 "
+    assert tagged_answer("no tags") is None
+    assert last_boxed(r"\boxed{1} \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
+    assert last_boxed(r"\boxed{\left\{ 1 \right\}}") == r"\left\{ 1 \right\}"
+    assert last_boxed(r"\boxed{1} and \boxed{2") == "1"
+    assert last_boxed("nothing") is None
+    assert [last_number(text) for text in ("a1", "x = 3.5.", "1,2,3", "v1.2.3", "none")] == [
+        None,
+        "3.5",
+        "3",
+        None,
+        None,
+    ]
+    assert candidates("") == []
+
+
+@given(st.text(max_size=80), st.sampled_from(["r1_zero", "question_only", "gsm8k"]))
+@settings(deadline=None)
+def test_no_response_raises(text, name):
+    grade = resolve_grader(name)
+    for response in (text, in_tags(text), rf"\boxed{{{text}}}", "\\boxed{" * 500 + text):
+        verdict = grade(response, "5")
+        assert verdict.error is None
+        assert (verdict.failure_kind in FAILURE_KINDS) is (verdict.reward == 0.0)
+
+
+def test_importing_the_graders_is_light():
+    code = "import sys, rlvr_cli.graders, rlvr_cli.graders.pool; print([m for m in sys.argv[1:] if m in sys.modules])"
+    heavy = ["math_verify", "sympy", "mpmath", "torch", "numpy", "pyarrow", "rich"]
+    run = subprocess.run(
+        [sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True, env={"PYTHONPATH": _root()}
+    )
+    assert run.stdout.strip() == "[]"
+
+
+def _root() -> str:
+    import rlvr_cli
+
+    return str(next(iter(rlvr_cli.__path__)).rsplit("/", 1)[0])

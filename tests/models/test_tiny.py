@@ -1,0 +1,64 @@
+"""A model from nothing is a model like any other: what was made is what every loader loads."""
+
+import pytest
+
+from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.models.identity import builtin_model_path
+from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.tiny import new_tiny_model, new_tokenizer
+
+TEMPLATE = load_prompt("r1_zero")
+TRACES = load_dataset("arithmetic:200", purpose="traces").examples
+TEXTS = [text for e in TRACES for text in (TEMPLATE.fill(e.question), e.response or "")]
+OTHER = [
+    "Janet's ducks lay 16 eggs.",
+    "é ½ 数 😀\n\n",
+    " </answer>",
+    r"\boxed{1,234}",
+    " it looks like 9 </think> <answer> 9 </answer>",
+]
+
+
+def test_the_tokenizer_on_disk_is_the_one_that_was_trained(tmp_path):
+    tokenizer = new_tokenizer(TEXTS)
+    new_tiny_model(tmp_path / "m", texts=TEXTS)
+    loaded = load_policy(tmp_path / "m").tokenizer
+    for text in (*TEXTS[:20], *OTHER):
+        ids = tokenizer(text).input_ids
+        assert loaded(text).input_ids == ids
+        assert loaded.decode(ids) == text
+
+
+def test_the_template_is_a_handful_of_tokens_and_digits_are_tokens():
+    tokenizer = new_tokenizer(TEXTS)
+    assert len(tokenizer(TEXTS[0]).input_ids) < 24
+    assert tokenizer.tokenize("123") == ["1", "2", "3"]
+
+
+def test_a_seed_is_a_model(tmp_path):
+    import torch
+
+    weights = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        new_tiny_model(tmp_path / name, texts=TEXTS, seed=seed)
+        weights.append(load_policy(tmp_path / name).model.model.embed_tokens.weight)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_the_built_in_model_is_small_and_knows_its_tokens():
+    files = [p for p in builtin_model_path().iterdir() if p.is_file()]
+    assert sum(p.stat().st_size for p in files) < 3_000_000
+    assert {p.name for p in files} >= {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"}
+    policy = load_policy(builtin_model_path())
+    assert policy.model.config.model_type == "qwen2"
+    prompt = TEMPLATE.fill(load_dataset("arithmetic").examples[0].question)
+    assert len(policy.tokenizer(prompt).input_ids) < 24
+    assert policy.tokenizer.eos_token_id == policy.model.config.eos_token_id
+
+
+@pytest.mark.parametrize("text", OTHER)
+def test_any_text_is_encodable(text):
+    tokenizer = new_tokenizer(TEXTS)
+    assert tokenizer.decode(tokenizer(text).input_ids) == text

@@ -1,0 +1,470 @@
+"""The road every sample takes: requests that depend only on who they are, rows that survive whatever ends the work."""
+
+import dataclasses
+import math
+
+import pytest
+
+from rlvr_cli.data.prompts import load_prompt, prompt_of
+from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts import collect as collecting
+from rlvr_cli.rollouts import grading
+from rlvr_cli.rollouts.collect import collect_rollouts, log_generations, sample_groups
+from rlvr_cli.rollouts.grading import choose_grader
+from rlvr_cli.rollouts.metrics import generation_metrics
+from rlvr_cli.rollouts.requests import request_seed
+from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Completion, Example, SamplingParams
+
+EXAMPLES = [Example(id=f"q{i}", question=f"{i}+1?", ground_truth=str(i + 1)) for i in range(6)]
+TEMPLATE = load_prompt("r1_zero")
+
+
+class ScriptedSampler:
+    """Answers every request from its prompt and seed alone, as an engine does, and can be told to fail after n answers."""
+
+    engine = "scripted"
+    policy_version = 7
+
+    def __init__(self, *, fail_after=None, error=None):
+        self.fail_after, self.error, self.asked = fail_after, error, 0
+
+    def sample(self, requests, params):
+        done = 0
+        for r, request in enumerate(requests):
+            for s, seed in enumerate(request.seeds):
+                if done == self.fail_after:
+                    raise self.error
+                done += 1
+                self.asked += 1
+                number = int(request.prompt.rsplit("User: ", 1)[1].split("+")[0])
+                answer = number + 1 if seed % 2 else number
+                yield Completion(
+                    request_index=r,
+                    sample_index=s,
+                    text=f" adding </think> <answer> {answer} </answer>",
+                    prompt_ids=(1, 2),
+                    token_ids=(3, 4, seed % 100),
+                    logprobs=(-0.5, -1.0, -1.5),
+                    num_prompt_tokens=2,
+                    num_tokens=3,
+                    finish_reason="stop",
+                    stop_reason="</answer>",
+                    mean_entropy=0.25,
+                )
+
+    def load_weights(self, model, policy_version):
+        raise AssertionError("not asked for")
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with GraderPool("r1_zero", workers=1) as pool:
+        yield pool
+
+
+def collect(run, sampler, pool, *, num_samples=2, stop=None, **more):
+    collect_rollouts(
+        run,
+        phase="eval",
+        step=0,
+        examples=EXAMPLES,
+        template=TEMPLATE,
+        sampler=sampler,
+        params=SamplingParams(),
+        num_samples=num_samples,
+        grader=pool,
+        seed=5,
+        stop=stop or StopRequest(),
+        **more,
+    )
+
+
+def rows_of(run, *, without=("sampled_at", "run_id")):
+    rows = read_rollouts(run.path).to_pylist()
+    kept = [{k: v for k, v in r.items() if k not in without} for r in rows]
+    return sorted(kept, key=lambda r: (r["example_id"], r["sample_index"]))
+
+
+def test_seeds_are_a_function_of_identity_and_differ():
+    def seed(**change):
+        who = {"phase": "eval", "step": 0, "example_id": "a", "sample_index": 0, **change}
+        return request_seed(0, **who)
+
+    assert seed() == seed()
+    others = [seed(phase="train"), seed(step=1), seed(example_id="b"), seed(sample_index=1)]
+    assert len({seed(), request_seed(1, phase="eval", step=0, example_id="a", sample_index=0), *others}) == 6
+    assert all(0 <= s < 2**63 for s in others)
+
+
+def test_a_row_holds_what_was_asked_answered_and_graded(tmp_path, pool):
+    with RunDir.create(tmp_path, "eval", metadata={}) as run:
+        collect(run, ScriptedSampler(), pool)
+        rows = rows_of(run)
+    assert [(r["example_id"], r["sample_index"]) for r in rows] == [(e.id, i) for e in EXAMPLES for i in range(2)]
+    for r in rows:
+        seed = request_seed(5, phase="eval", step=0, example_id=r["example_id"], sample_index=r["sample_index"])
+        right = seed % 2
+        assert r["seed"] == seed
+        assert r["prompt"].endswith(f"User: {r['example_id'][1]}+1?\nAssistant: <think>")
+        assert (r["format_reward"], r["answer_reward"], r["reward"]) == (1.0, float(right), float(right))
+        assert r["category"] == f"format_1_answer_{right}"
+        assert r["failure_kind"] == (None if right else "wrong_answer")
+        assert r["response_ids"] == [3, 4, seed % 100]
+        assert r["mean_logprob"] == pytest.approx(-1.0)
+        assert (r["policy_version"], r["mean_entropy"], r["advantage"]) == (7, 0.25, None)
+
+
+PATIENT = """
+import pathlib, time
+
+def grade(response, ground_truth):
+    while not (pathlib.Path(__file__).parent / "later").exists():
+        time.sleep(0.01)
+    return {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
+"""
+
+
+@pytest.mark.parametrize(("rows", "ahead"), [(4, 2), (2, 1), (1, 3)])
+def test_completions_are_graded_while_others_are_sampled(tmp_path, monkeypatch, rows, ahead):
+    monkeypatch.setattr(grading, "GRADE_ROWS", rows)
+    monkeypatch.setattr(grading, "GRADING_AHEAD", ahead)
+    grader = tmp_path / "patient.py"
+    grader.write_text(PATIENT)
+
+    class Later(ScriptedSampler):
+        def sample(self, requests, params):
+            for number, completion in enumerate(super().sample(requests, params), 1):
+                yield completion
+                if number == ahead * rows:  # with the graders, who will not be done before the sampler has gone on
+                    (tmp_path / "later").touch()
+
+    with (
+        GraderPool(f"{grader}:grade", workers=1, timeout=20) as pool,
+        RunDir.create(tmp_path, "eval", metadata={}) as run,
+    ):
+        collect(run, Later(), pool)
+        found = rows_of(run)
+    assert [(r["example_id"], r["sample_index"]) for r in found] == [(e.id, i) for e in EXAMPLES for i in range(2)]
+    assert {r["reward"] for r in found} == {1.0}
+
+
+@pytest.fixture(params=[(64, 4), (2, 1), (1, 3)], ids=lambda p: f"{p[0]}rows{p[1]}ahead")
+def grading_sizes(request, monkeypatch):
+    """Completions that are graded together, and how many of those may be under way."""
+    monkeypatch.setattr(grading, "GRADE_ROWS", request.param[0])
+    monkeypatch.setattr(grading, "GRADING_AHEAD", request.param[1])
+
+
+@pytest.mark.usefixtures("grading_sizes")
+@pytest.mark.parametrize("fail_after", [0, 1, 5, 11])
+def test_work_that_ends_early_keeps_what_is_at_hand_and_resumes_to_the_same_rows(tmp_path, pool, fail_after):
+    with RunDir.create(tmp_path, "eval", name="whole", metadata={}) as whole:
+        collect(whole, ScriptedSampler(), pool)
+    with RunDir.create(tmp_path, "eval", name="cut", metadata={}) as cut:
+        with pytest.raises(RlvrError, match="gone"):
+            collect(cut, ScriptedSampler(fail_after=fail_after, error=RlvrError("gone")), pool)
+        assert len(cut.committed_keys("eval", 0)) == fail_after
+    with RunDir.resume(tmp_path / "cut") as cut:
+        again = ScriptedSampler()
+        collect(cut, again, pool)
+        assert again.asked == 12 - fail_after  # nothing is sampled twice
+    assert rows_of(cut) == rows_of(whole)
+
+
+def test_a_signal_commits_what_is_at_hand(tmp_path, pool):
+    stop = StopRequest()
+
+    class Bar:
+        def advance(self, n, **signals):
+            pass
+
+    class Signalled(ScriptedSampler):
+        def sample(self, requests, params):
+            for i, completion in enumerate(super().sample(requests, params)):
+                stop.requested = i == 3
+                yield completion
+
+    with RunDir.create(tmp_path, "eval", metadata={}) as run:
+        with pytest.raises(Interrupted):
+            collect(run, Signalled(), pool, stop=stop, progress=Bar())
+        assert len(run.committed_keys("eval", 0)) == 4
+
+
+HANGS_ON_THE_THIRD = """
+import time
+
+asked = 0
+
+def grade(response, ground_truth):
+    global asked
+    asked += 1
+    time.sleep(600 if asked == 3 else 0)
+    return {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
+"""
+
+
+def test_a_second_signal_waits_for_no_grader(tmp_path, monkeypatch):
+    monkeypatch.setattr(grading, "GRADE_ROWS", 1)
+    monkeypatch.setattr(grading, "GRADING_AHEAD", 1)  # so the first two verdicts are in when the third sample is taken
+    grader = tmp_path / "hangs.py"
+    grader.write_text(HANGS_ON_THE_THIRD)
+    sampler = ScriptedSampler(fail_after=3, error=KeyboardInterrupt())
+    with (
+        GraderPool(f"{grader}:grade", workers=1, timeout=600) as pool,
+        RunDir.create(tmp_path, "eval", metadata={}) as run,
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            collect(run, sampler, pool)
+        assert len(run.committed_keys("eval", 0)) == 2
+
+
+BREAKS_ONCE = """
+import os, pathlib
+
+broken = pathlib.Path(__file__).parent / "broken"
+if broken.exists():
+    broken.unlink()
+    raise ImportError("not today")
+
+def grade(response, ground_truth):
+    if ground_truth == "1":
+        broken.touch()
+        os._exit(1)
+    return {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
+"""
+
+
+def test_graders_that_fail_cost_the_rows_that_they_had(tmp_path, monkeypatch):
+    """The process dies on the first question's row, the one for the second question's cannot be started, the third can."""
+    monkeypatch.setattr(grading, "GRADE_ROWS", 1)
+    monkeypatch.setattr(grading, "GRADING_AHEAD", 10)
+    grader = tmp_path / "breaks.py"
+    grader.write_text(BREAKS_ONCE)
+    sampler = ScriptedSampler()
+    with GraderPool(f"{grader}:grade", workers=1) as pool, RunDir.create(tmp_path, "eval", metadata={}) as run:
+        with pytest.raises(RlvrError, match="not today"):
+            collect(run, sampler, pool, num_samples=1)
+        asked = {EXAMPLES[i].id for i in range(sampler.asked)}
+        errors = {r["example_id"]: r["grade_error"] for r in rows_of(run)}
+        assert errors.keys() == asked - {"q1"}
+        assert errors.pop("q0") == "crash"
+        assert not any(errors.values())
+        collect(run, ScriptedSampler(), pool, num_samples=1)
+        assert len(run.committed_keys("eval", 0)) == 6
+
+
+def test_what_is_due_is_committed_before_more_is_sampled(tmp_path, pool, monkeypatch):
+    monkeypatch.setattr(collecting, "COMMIT_SECONDS", -1.0)
+    monkeypatch.setattr(collecting, "_PATIENCE", 60.0)
+    held = []
+
+    class Looking(ScriptedSampler):
+        def sample(self, requests, params):
+            for completion in super().sample(requests, params):
+                yield completion
+                held.append(len(run.committed_keys("eval", 0)))
+
+    with RunDir.create(tmp_path, "eval", metadata={}) as run:
+        collect(run, Looking(), pool)
+    assert held == list(range(1, 13))
+
+
+def test_what_is_due_waits_for_no_slow_grader(tmp_path, monkeypatch):
+    monkeypatch.setattr(collecting, "COMMIT_SECONDS", -1.0)
+    monkeypatch.setattr(collecting, "_PATIENCE", 0.0)
+    monkeypatch.setattr(grading, "GRADING_AHEAD", 100)
+    grader = tmp_path / "patient.py"
+    grader.write_text(PATIENT)
+
+    class Later(ScriptedSampler):
+        def sample(self, requests, params):
+            yield from super().sample(requests, params)
+            assert not run.committed_keys("eval", 0)
+            (tmp_path / "later").touch()
+
+    with (
+        GraderPool(f"{grader}:grade", workers=1, timeout=60) as pool,
+        RunDir.create(tmp_path, "eval", metadata={}) as run,
+    ):
+        collect(run, Later(), pool)
+        assert len(run.committed_keys("eval", 0)) == 12
+
+
+def test_a_cut_response_is_truncated_not_malformed(tmp_path, pool):
+    class Cut(ScriptedSampler):
+        def sample(self, requests, params):
+            for c in super().sample(requests, params):
+                yield dataclasses.replace(c, text=" still thinking", finish_reason="length", stop_reason=None)
+
+    with RunDir.create(tmp_path, "eval", metadata={}) as run:
+        collect(run, Cut(), pool, num_samples=1)
+    assert {r["failure_kind"] for r in rows_of(run)} == {"truncated"}
+
+
+def test_log_generations_logs_the_averages_it_returns(tmp_path, pool):
+    with RunDir.create(tmp_path, "eval", metadata={}) as run:
+        averages = log_generations(
+            run,
+            phase="eval",
+            step=3,
+            examples=EXAMPLES,
+            template=TEMPLATE,
+            sampler=ScriptedSampler(),
+            params=SamplingParams(),
+            num_samples=2,
+            grader=pool,
+            seed=5,
+            stop=StopRequest(),
+        )
+    rewards = [r["reward"] for r in rows_of(run)]
+    assert averages["reward/mean"] == pytest.approx(sum(rewards) / 12)
+    assert averages["entropy/mean"] == 0.25
+    import pyarrow.parquet as pq
+
+    metrics = pq.read_table(read_run(run.path).metrics).to_pylist()
+    stored = {m["name"]: m["value"] for m in metrics if m["step"] == 3 and m["phase"] == "eval"}
+    assert averages.items() <= stored.items()
+
+
+def test_averages_worked_by_hand():
+    def row(reward, tokens, finish="stop", entropy=None):
+        return {
+            "reward": reward, "format_reward": reward, "answer_reward": reward, "num_response_tokens": tokens,
+            "finish_reason": finish, "mean_entropy": entropy,
+        }  # fmt: skip
+
+    averages = generation_metrics(
+        [row(1.0, 10, entropy=0.5), row(0.0, 20), row(None, 60, "length"), row(1.0, 30, entropy=1.5)]
+    )
+    assert averages == {
+        "reward/mean": 0.5, "reward/format": 0.5, "reward/answer": 0.5, "length/mean": 30.0, "length/correct": 20.0, "length/wrong": 40.0,
+        "length/truncated_share": 0.25, "entropy/mean": 1.0, "reward/samples": 4.0, "reward/grade_errors": 1.0,
+    }  # fmt: skip
+    assert "length/wrong" not in generation_metrics([row(1.0, 10)])
+
+
+def test_averages_of_rows_that_pass_by_are_those_of_a_list():
+    rows = [
+        {"reward": r, "format_reward": 1.0, "answer_reward": r, "num_response_tokens": n, "finish_reason": "stop", "mean_entropy": e}
+        for r, n, e in [(math.nan, 3, 0.1), (0.1, 4, 0.2), (0.7, 5, 0.7)]
+    ]  # fmt: skip
+    found = generation_metrics(iter(rows))
+    assert (found["length/correct"], found["length/wrong"]) == (5.0, 4.0)  # NaN is neither
+    assert found["entropy/mean"] == (0.1 + 0.2 + 0.7) / 3
+    assert math.isnan(found["reward/mean"])
+    assert generation_metrics([]) == {"reward/samples": 0.0, "reward/grade_errors": 0.0}
+
+
+def test_an_evaluation_asks_for_some_at_a_time_and_holds_each_sample_once(tmp_path, pool, monkeypatch):
+    monkeypatch.setattr(collecting, "ASKED_ROWS", 4)  # two questions
+    asked = []
+
+    class Counting(ScriptedSampler):
+        def sample(self, requests, params):
+            asked.append(sum(len(request.seeds) for request in requests))
+            return super().sample(requests, params)
+
+    how = {
+        "examples": EXAMPLES, "template": TEMPLATE, "params": SamplingParams(), "num_samples": 2, "grader": pool, "seed": 5,
+        "stop": StopRequest(),
+    }  # fmt: skip
+    with RunDir.create(tmp_path, "eval", name="whole", metadata={}) as whole:
+        collect(whole, ScriptedSampler(), pool)
+    with RunDir.create(tmp_path, "eval", name="parts", metadata={}) as run:
+        with pytest.raises(RlvrError, match="gone"):
+            log_generations(
+                run, phase="eval", step=0, sampler=ScriptedSampler(fail_after=3, error=RlvrError("gone")), **how
+            )
+        averages = log_generations(run, phase="eval", step=0, sampler=Counting(), **how)
+    assert asked == [1, 4, 4]
+    assert rows_of(run) == rows_of(whole)
+    assert averages["reward/samples"] == 12.0
+
+
+@pytest.mark.usefixtures("grading_sizes")
+def test_what_was_just_sampled_is_what_the_store_holds(tmp_path, pool):
+    def sampled(run, sampler):
+        return sample_groups(
+            run, step=0, examples=EXAMPLES, num_samples=2, advantages=lambda found: [r.reward - 0.5 for r in found],
+            template=TEMPLATE, sampler=sampler, params=SamplingParams(), grader=pool, seed=5, stop=StopRequest(),
+        )[0]  # fmt: skip
+
+    with RunDir.create(tmp_path, "grpo", metadata={}) as run:
+        with pytest.raises(RlvrError, match="gone"):
+            sampled(run, ScriptedSampler(fail_after=5, error=RlvrError("gone")))
+        assert not run.committed_keys("train", 0)  # all or none
+        fresh = sampled(run, ScriptedSampler())
+        stored = sampled(run, ScriptedSampler(fail_after=0, error=AssertionError("sampled again")))
+    assert [(r.example_id, r.sample_index) for r in fresh] == [(e.id, i) for e in EXAMPLES for i in range(2)]
+    assert fresh == stored
+    assert {r.advantage for r in stored} == {-0.5, 0.5}
+
+
+def test_prompt_and_grader_choices():
+    assert prompt_of(Example("a", "q{x}", "1", prompt="ready {question}"), TEMPLATE) == "ready {question}"
+    assert choose_grader("", dataset_grader=None, prompt="r1_zero") == "r1_zero"
+    assert choose_grader("", dataset_grader=None, prompt="question_only") == "question_only"
+    assert choose_grader("", dataset_grader="countdown", prompt="r1_zero") == "countdown"
+    assert choose_grader("gsm8k", dataset_grader="countdown", prompt="r1_zero") == "gsm8k"
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("default")  # vLLM's own
+def test_evaluate_vllm_serialises_what_a_real_engine_answers(tmp_path, monkeypatch):
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    import torch
+    import vllm
+
+    monkeypatch.setattr(torch, "set_num_threads", torch.set_num_threads)  # vLLM replaces it; put back when this is over
+
+    from rlvr_cli.data.datasets import load_dataset
+    from rlvr_cli.graders.r1_zero import r1_zero_reward_fn
+    from rlvr_cli.handout import evaluate_vllm
+    from rlvr_cli.models.identity import builtin_model_path
+
+    examples = load_dataset("arithmetic", limit=20).examples
+    memory = {"kv_cache_memory_bytes": 2**28}
+    model = vllm.LLM(
+        str(builtin_model_path()),
+        dtype="float32",
+        max_model_len=256,
+        enforce_eager=True,
+        enable_chunked_prefill=False,
+        **memory,
+    )
+    params = vllm.SamplingParams(
+        n=2,
+        temperature=1.0,
+        max_tokens=64,
+        min_tokens=4,
+        stop=["</answer>"],
+        include_stop_str_in_output=True,
+        logprobs=0,
+    )
+    prompts = [TEMPLATE.fill(e.question) for e in examples]
+    evaluate_vllm(
+        model,
+        r1_zero_reward_fn,
+        prompts,
+        params,
+        ground_truths=[e.ground_truth for e in examples],
+        runs_dir=str(tmp_path),
+        run="r",
+    )
+    rows = read_rollouts(tmp_path / "r").to_pylist()
+    assert len(rows) == 40
+    for r in rows:
+        assert r["prompt"] == prompts[int(r["example_id"])]
+        assert len(r["response_ids"]) == len(r["sampled_logprobs"]) == r["num_response_tokens"]
+        assert r["reward"] == r1_zero_reward_fn(r["response"], r["ground_truth"])["reward"]
+    assert {r["stop_reason"] for r in rows} <= {"</answer>", "eos", None}
+    with pytest.raises(RlvrError, match="20 prompts came with 1"):
+        evaluate_vllm(model, r1_zero_reward_fn, prompts, params, ground_truths=["1"])

@@ -1,0 +1,65 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from rlvr_cli.runs.provenance import environment, redact_argv
+
+
+def test_environment_is_json_and_says_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["rlvr", "eval", "--api-key", "canary"])
+    found = environment()
+    assert "canary" not in json.dumps(found)
+    assert found["argv"] == ["rlvr", "eval", "--api-key", "***"]
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["packages"]["pyarrow"] == pa.__version__
+    assert "vllm" in found["packages"]
+    assert found["cpus"] >= 1
+    assert found["memory_bytes"] > 2**20
+    monkeypatch.chdir(tmp_path)
+    assert (environment()["git_revision"], environment()["git_dirty"]) == (None, None)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_environment_has_the_git_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    def git(*arguments: str) -> str:
+        names = ["-c", "user.name=n", "-c", "user.email=e"]
+        return subprocess.run(["git", *names, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "f").write_text("1")
+    git("add", "f")
+    git("commit", "-qm", "m")
+    found = environment()
+    assert (found["git_revision"], found["git_dirty"]) == (git("rev-parse", "HEAD"), False)
+    (tmp_path / "f").write_text("22")
+    assert environment()["git_dirty"] is True
+
+
+def test_secrets_are_taken_out_of_the_command_line():
+    given_and_shown = [
+        (["--api-key", "S"], ["--api-key", "***"]),
+        (["--api-key=S"], ["--api-key=***"]),
+        (["--openai_api_key=S"], ["--openai_api_key=***"]),
+        (["--token", "S", "x"], ["--token", "***", "x"]),
+        (["--hf-token", "-S"], ["--hf-token", "***"]),
+        (["--password", "--verbose"], ["--password", "--verbose"]),
+        (["OPENAI_API_KEY=S"], ["OPENAI_API_KEY=***"]),
+        (["--base-url", "https://user:S@host/v1?token=S&n=3"], ["--base-url", "https://***@host/v1?token=***&n=3"]),
+        (["https://S@host"], ["https://***@host"]),
+        (["--header=x-secret=S"], ["--header=x-secret=***"]),
+        (["client-secret=S;mode=1"], ["client-secret=***;mode=1"]),
+        (["--max-tokens", "1024"], ["--max-tokens", "1024"]),
+        (["--sampling-min-tokens=4"], ["--sampling-min-tokens=4"]),
+        (["--tokenizer", "path", "--keyword", "x"], ["--tokenizer", "path", "--keyword", "x"]),
+        (["select key from t where a = 1"], ["select key from t where a = 1"]),
+        (["user@host:/path"], ["user@host:/path"]),
+    ]
+    for arguments, shown in given_and_shown:
+        assert redact_argv(arguments) == shown

@@ -1,0 +1,188 @@
+"""kill -9 at random and at every named point of a commit: what was acknowledged is there once, and the run goes on.
+
+`kill_writer.py` is the victim; see there for the protocol.
+"""
+
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import rlvr_cli
+from rlvr_cli.runs.check import check_run
+from rlvr_cli.runs.parquet import to_rollouts
+from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.run_dir import RunDir
+
+WRITER = Path(__file__).with_name("kill_writer.py")
+_spec = importlib.util.spec_from_file_location("kill_writer", WRITER)
+assert _spec is not None
+assert _spec.loader is not None
+kill_writer = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(kill_writer)
+
+# Every point that a commit or the creation of a run passes, in files.py and store.py.
+POINTS = ("create", "write", "write.torn", "rename", "renamed", "manifest", "manifest.torn", "manifest.done")
+
+
+@dataclass
+class Victims:
+    """The writer's process, and what its children have acknowledged so far, by run."""
+
+    process: subprocess.Popen
+    acknowledged: dict[Path, set[tuple[str, ...]]] = field(default_factory=dict)
+
+    def write(
+        self,
+        run: Path,
+        *,
+        steps: int | None = None,
+        fault: str | None = None,
+        kill_after: tuple[int, float] | None = None,
+    ) -> int:
+        """Let a child write the run to its end, or kill it some seconds after that many acknowledgements.
+
+        Returns:
+            Its exit status; -9 when it was killed.
+        """
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"run": str(run), "steps": steps, "fault": fault}) + "\n")
+        self.process.stdin.flush()
+        acknowledged = self.acknowledged.setdefault(run, set())
+        child, count = 0, 0
+        while True:
+            word, *rest = self.process.stdout.readline().split()
+            if word == "dead":
+                return int(rest[0])
+            if word == "pid":
+                child = int(rest[0])
+            elif word == "ack":
+                acknowledged.add(tuple(rest))
+                count += 1
+            if child and kill_after is not None and count >= kill_after[0]:
+                time.sleep(kill_after[1])
+                os.kill(child, signal.SIGKILL)
+                kill_after = None
+
+
+@pytest.fixture(scope="module")
+def victims() -> Iterator[Victims]:
+    environment = os.environ | {"PYTHONPATH": str(Path(rlvr_cli.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, str(WRITER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        yield Victims(process)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=10) == 0
+
+
+def assert_whole(run: Path, acknowledged: set[tuple[str, ...]]) -> None:
+    """What readers see: each acknowledged part and metric, no key twice, each row as written, no unreadable file."""
+    if not run.exists():
+        assert not acknowledged
+        return
+    rows = to_rollouts(read_rollouts(run))
+    keys = Counter((r.phase, r.step, r.example_id, r.sample_index) for r in rows)
+    assert set(keys.values()) <= {1}, [k for k, n in keys.items() if n > 1]
+    parts = {(r.phase, r.step, r.sample_index // 100) for r in rows}
+    expected = {r for phase, step, part in parts for r in _part(run, phase=phase, step=step, part=part)}
+    assert set(rows) == expected
+    committed = {(phase, str(step), str(part)) for phase, step, part in parts}
+    assert {a for a in acknowledged if a[0] != "metrics"} <= committed
+
+    info = read_run(run)
+    steps = set()
+    if info.metrics is not None:
+        query = f"select step from read_parquet('{info.metrics}') where name = 'reward/mean' and value = step / 2"
+        found = [row[0] for row in duckdb.connect().execute(query).fetchall()]
+        assert len(found) == len(set(found))
+        steps = set(found)
+    assert {int(a[1]) for a in acknowledged if a[0] == "metrics"} <= steps
+
+    # The directory as someone would glob it who knows nothing of the manifest.
+    if list((run / "rollouts").glob("*.parquet")):
+        query = f"""select count(*), count(distinct (phase, step, example_id, sample_index)), sum(length(response))
+                    from read_parquet('{run}/rollouts/*.parquet')"""
+        count, distinct, _ = duckdb.connect().execute(query).fetchall()[0]
+        assert count == distinct
+        assert count >= len(rows)
+    assert [p for p in check_run(run) if "is not in the manifest" not in p] == []
+
+
+def assert_goes_on(run: Path, acknowledged: set[tuple[str, ...]]) -> None:
+    """A resumed run has nothing left to complain of and takes more rows."""
+    with RunDir.resume(run) as directory:
+        step = 1 + max((s for _, s, _, _ in directory.committed_keys()), default=0)
+        directory.commit_rollouts("eval", step, _part(run, phase="eval", step=step, part=0))
+        directory.commit_metrics(step, "eval", {"reward/mean": step / 2})
+    acknowledged |= {("eval", str(step), "0"), ("metrics", str(step))}
+    assert_whole(run, acknowledged)
+    assert check_run(run) == []
+    assert not list(run.rglob("*.tmp"))
+    assert not (run / "set-aside").exists()
+    assert read_run(run).metadata["status"] == "finished"
+
+
+def _part(run: Path, *, phase: str, step: int, part: int) -> list:
+    return kill_writer.rollouts_of(run.name, phase=phase, step=step, part=part)
+
+
+def kill_at_random(victims: Victims, root: Path, *, seed: int, runs: int, kills: int) -> None:
+    generator = random.Random(seed)
+    rows = 0
+    for number in range(runs):
+        run = root / f"run-{number}"
+        for _ in range(kills):
+            # From none and 0 seconds: the repair that opening makes gets killed as well.
+            status = victims.write(run, kill_after=(generator.randrange(7), generator.uniform(0.0, 0.03)))
+            assert status == -signal.SIGKILL
+            assert_whole(run, victims.acknowledged[run])
+        if run.exists():
+            assert_goes_on(run, victims.acknowledged[run])
+            rows += read_rollouts(run, columns=["step"]).num_rows
+    assert rows > 10 * runs * kills, "the children were killed before they wrote anything worth a test"
+
+
+def test_killed_at_30_random_points_nothing_acknowledged_is_lost(victims: Victims, tmp_path: Path):
+    kill_at_random(victims, tmp_path, seed=1, runs=5, kills=6)
+
+
+@pytest.mark.slow
+def test_killed_at_200_random_points_nothing_acknowledged_is_lost(victims: Victims, tmp_path: Path):
+    kill_at_random(victims, tmp_path, seed=2, runs=10, kills=20)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_every_passage_of_a_point_the_run_ends_the_same(victims: Victims, tmp_path: Path, point: str):
+    steps, kills = 1, 0
+    while True:
+        run = tmp_path / f"run-{kills}"
+        status = victims.write(run, steps=steps, fault=f"{point}:{kills + 1}")
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        kills += 1
+        assert_whole(run, victims.acknowledged[run])
+        if point in ("renamed", "manifest.torn"):  # a repair follows: it dies within its first manifest line
+            assert victims.write(run, steps=steps, fault="manifest.torn:1") in (0, -signal.SIGKILL)
+        assert victims.write(run, steps=steps) == 0
+        assert_whole(run, victims.acknowledged[run])
+        expected = {r for phase, part in kill_writer.PARTS for r in _part(run, phase=phase, step=0, part=part)}
+        assert set(to_rollouts(read_rollouts(run))) == expected
+        assert check_run(run) == []
+        assert not list(run.rglob("*.tmp"))
+    at_least = {"create": 1, "manifest": 4, "manifest.torn": 4, "manifest.done": 4}.get(point, 7)
+    assert kills >= at_least, f"{point} was passed {kills} times in a whole run"

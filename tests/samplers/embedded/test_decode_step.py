@@ -1,0 +1,239 @@
+"""samplers/stepping.py and samplers/graphs.py against the models' own forward passes."""
+
+from collections import deque
+
+import pytest
+import torch
+import transformers
+
+from rlvr_cli.samplers.embedded import cuda_graphs, decode_step
+from rlvr_cli.samplers.embedded.batch import Batch, Question, make_slots
+from rlvr_cli.samplers.embedded.decode_step import Step, Window, obstacle
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.samplers.stop_strings import StopStrings
+from rlvr_cli.types import Request, SamplingParams
+
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "pad_token_id": 1,
+    "eos_token_id": 0,
+    "bos_token_id": None,
+}
+ARCHITECTURES = {
+    "Llama": {"attention_bias": True},
+    "Mistral": {"sliding_window": None},
+    "Qwen2": {"tie_word_embeddings": True},
+    "Qwen3": {"head_dim": 16},
+}
+SLOWER = "Sampling is slower than it could be, since the model's own code takes each step: "
+PROMPTS = ["What is 12 + 30?", "1", "Natalia sold 48 clips in April", "a b c"]
+
+
+def small_model(architecture, **extra):
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{architecture}Config")(**{**SHAPE, **extra})
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config).eval()
+    for name, parameter in model.named_parameters():  # else norms are ones and biases zeros
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.3)
+    return model
+
+
+def requests(prompts=PROMPTS, samples=3):
+    return [Request(p, tuple(1000 * i + j for j in range(samples))) for i, p in enumerate(prompts)]
+
+
+def collect(sampler, params, asked=None):
+    return {(c.request_index, c.sample_index): c for c in sampler.sample(asked or requests(), params)}
+
+
+def same(done, expected):
+    """Equal but for the last bits of log-probabilities and entropies."""
+    assert done.keys() == expected.keys()
+    for key, completion in done.items():
+        assert completion.token_ids == expected[key].token_ids
+        assert completion.finish_reason == expected[key].finish_reason
+        assert completion.logprobs == pytest.approx(expected[key].logprobs, abs=1e-4)
+        assert completion.mean_entropy == pytest.approx(expected[key].mean_entropy, abs=1e-4)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_a_step_gives_the_models_logits(architecture, dtype, joined, monkeypatch):
+    model = small_model(architecture, **ARCHITECTURES[architecture]).to(dtype)
+    if not joined:
+        monkeypatch.setattr(decode_step, "_JOINED_BELOW", 0)
+    assert obstacle(model) == ""
+    step = Step(model, dtype=dtype, positions=16)
+    ids = torch.randint(320, (3, 9), generator=torch.Generator().manual_seed(0))
+    expected = model(input_ids=ids).logits
+    heads, size = model.config.num_key_value_heads, model.model.layers[0].self_attn.head_dim
+    cache = [(torch.zeros(4, heads, 12, size, dtype=dtype), torch.zeros(4, heads, 12, size, dtype=dtype)) for _ in "ab"]
+    mask = torch.zeros(3, 1, 1, 12, dtype=dtype)
+    for position in range(9):  # from an empty cache, one token after the other
+        window = Window(3, 2, 2 + position + 1)
+        seen = mask[..., window.low : window.high]
+        logits = step(ids[:, position], torch.full((3,), position), mask=seen, cache=cache, window=window)
+        torch.testing.assert_close(logits, expected[:, position].float(), atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_sampler_takes_the_step_and_says_nothing(architecture, tiny_tokenizer):
+    model = small_model(architecture, **ARCHITECTURES[architecture])
+    sampler = TransformersSampler(model, tiny_tokenizer, max_batch_size=4)
+    assert sampler.notes == ()
+    params = SamplingParams(max_tokens=12, min_tokens=0, stop=())
+    done = collect(sampler, params)
+    calls = []
+    handle = model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    by_the_model = collect(sampler, params)
+    handle.remove()
+    assert calls, "a hook is to be heard"
+    same(done, by_the_model)
+    assert sampler.notes == (f"{SLOWER}lm_head has a hook or a patch.",)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "extra", "reason"),
+    [
+        ("Granite", {}, "granite is none of"),
+        ("Qwen2", {"hidden_act": "gelu"}, "unusual"),
+        ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "unusual"),
+    ],
+)
+def test_what_a_step_does_not_know_is_said(architecture, extra, reason, tiny_tokenizer, caplog):
+    sampler = TransformersSampler(small_model(architecture, **extra), tiny_tokenizer)
+    assert [record.message for record in caplog.records] == list(sampler.notes)
+    assert len(sampler.notes) == 1
+    assert reason in sampler.notes[0]
+
+
+def test_copies_that_do_not_fit_are_not_made(tiny_model, tiny_tokenizer, monkeypatch):
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16)
+    monkeypatch.setattr(
+        "rlvr_cli.samplers.embedded.engine._memory_budget", lambda device: 4 * tiny_model.num_parameters() - 1
+    )
+    assert sampler._step(16) is None
+    assert sampler.notes == (f"{SLOWER}0.0 GiB for its weights in bfloat16 leave too little memory.",)
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer)  # nothing is cast, nothing needs to fit
+    assert sampler.notes == ()
+
+
+def test_a_replaced_layer_is_an_obstacle():
+    class Adapted(torch.nn.Linear):
+        pass
+
+    model = small_model("Qwen2")
+    model.model.layers[1].mlp.up_proj = Adapted(32, 64, bias=False)
+    assert obstacle(model) == "model.layers.1.mlp.up_proj is of Adapted, which is not the architecture's own"
+    model = small_model("Qwen2")
+    model.model.norm.forward = lambda x: x
+    assert obstacle(model) == "model.norm has a hook or a patch"
+
+
+def test_a_step_that_departs_from_the_model_is_not_taken(tiny_tokenizer):
+    model = small_model("Qwen2")
+    model.model.layers[1].self_attn.scaling *= 1.1
+    sampler = TransformersSampler(model, tiny_tokenizer)
+    assert sampler.notes == (f"{SLOWER}the faster one gives other logits.",)
+    for c in collect(sampler, SamplingParams(temperature=0.0, max_tokens=12, min_tokens=0, stop=())).values():
+        prompt = torch.tensor([c.prompt_ids])
+        out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
+        assert c.token_ids == tuple(out[0, len(c.prompt_ids) :].tolist())
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 8), (32, 128)])
+def test_fixed_shapes_give_the_same_tokens(tiny_model, tiny_tokenizer, rows, columns, autocast, monkeypatch):
+    """Rows leave, others take their place, the window moves: in shapes of one size, of a few, and of many."""
+    monkeypatch.setattr(cuda_graphs, "_ROWS", rows)
+    monkeypatch.setattr(cuda_graphs, "_COLUMNS", columns)
+    tiny_model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, *range(288, 312)]
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=5, autocast_dtype=autocast)
+    params = SamplingParams(max_tokens=24, min_tokens=2, stop=("a",))
+    expected = collect(sampler, params, requests(PROMPTS * 2))
+    sampler._fixed = True
+    done = collect(sampler, params, requests(PROMPTS * 2))
+    if autocast is None:
+        same(done, expected)
+    else:  # sums of other lengths round otherwise
+        equal = [done[key].token_ids == expected[key].token_ids for key in expected]
+        assert sum(equal) > len(equal) / 2
+
+
+@pytest.mark.parametrize("block", [1, 2, 3])
+def test_blocks_of_rows_read_what_they_need_and_give_the_same(tiny_model, tiny_tokenizer, block, monkeypatch):
+    tiny_model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, *range(288, 312)]
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=5)
+    params = SamplingParams(max_tokens=24, min_tokens=2, stop=("a",))
+    monkeypatch.setattr("rlvr_cli.samplers.embedded.batch._WORTH_BLOCKS", 1.0)
+    expected = collect(sampler, params, requests(PROMPTS * 2))
+    monkeypatch.setattr("rlvr_cli.samplers.embedded.batch._WORTH_BLOCKS", 0.0)
+    for module in ("batch", "decode_step"):
+        monkeypatch.setattr(f"rlvr_cli.samplers.embedded.{module}.BLOCK", block)
+    lows, step = set(), Step.__call__
+
+    def watched(self, *args, window, **kwargs):
+        lows.add(window.lows)
+        return step(self, *args, window=window, **kwargs)
+
+    monkeypatch.setattr(Step, "__call__", watched)
+    same(collect(sampler, params, requests(PROMPTS * 2)), expected)
+    assert any(len(set(window)) > 1 for window in lows)
+
+
+def test_rows_that_were_never_in_use_harm_nobody(tiny_model, tiny_tokenizer):
+    """In a fixed shape they are computed from the first step on, over columns that nothing was written to."""
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer)
+    stops = StopStrings(tiny_tokenizer, (), vocab_size=320)
+    first, second = list(range(20, 40)), [7, 8, 9, 10]
+    params = SamplingParams(max_tokens=24, min_tokens=0, stop=())
+    with sampler._sampling():
+        batch = Batch(
+            tiny_model,
+            make_slots(sampler._like, rows=3, columns=40),
+            params=params,
+            eos=(),
+            stops=stops,
+            step=sampler._step(40),
+            fixed=True,
+        )
+        for index, prompt in enumerate((first, second)):
+            (prefix,) = sampler._prefixes([prompt[:-1]])
+            batch.make_room(len(prompt) - 1)
+            batch.seat(Question(index, prompt, deque([(0, index)]), prefix))
+            for _ in range(3):
+                batch.advance()
+        assert all(slots.isfinite().all() for pair in batch._slots for slots in pair)
+        logits = batch.forward()
+        for row, prompt in enumerate((first, second)):
+            drawn = batch.tokens[row, batch.born[row] : batch.step].tolist()
+            plain = tiny_model(input_ids=torch.tensor([[*prompt, *drawn]])).logits[0, -1]
+            torch.testing.assert_close(logits[row], plain, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_recorded_steps_give_the_same_tokens(tiny_model, tiny_tokenizer, autocast, monkeypatch):
+    """In float32; in bfloat16 most of them."""
+    monkeypatch.setattr(cuda_graphs, "_COLUMNS", 8)
+    tiny_model.to("cuda")
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=40, autocast_dtype=autocast)
+    assert sampler._fixed
+    assert sampler.notes == ()
+    params = SamplingParams(max_tokens=24, min_tokens=2, stop=("a",))
+    done = collect(sampler, params, requests(PROMPTS * 6))
+    sampler._fixed = False
+    expected = collect(sampler, params, requests(PROMPTS * 6))
+    equal = [done[key].token_ids == expected[key].token_ids for key in expected]
+    assert sum(equal) >= len(equal) * (0.95 if autocast is None else 0.5)

@@ -1,0 +1,787 @@
+"""samplers/transformers.py against `transformers.generate`, plain forward passes, and slow references."""
+
+import copy
+import gc
+import math
+import random
+from collections import deque
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.samplers.embedded import draw, engine
+from rlvr_cli.samplers.embedded.batch import Batch, Question, make_slots
+from rlvr_cli.samplers.embedded.draw import draw_tokens, inverse_cdf, nucleus, uniforms
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.samplers.stop_strings import StopStrings, first_stop, response_text
+from rlvr_cli.types import Request, SamplingParams
+
+PROMPTS = ["What is 12 + 30?", "1", "User: Solve x^2 - 5x + 6 = 0. " * 3, "数学 😀", "Natalia sold 48 clips", "a b c"]
+FREE = SamplingParams(max_tokens=24, min_tokens=0, stop=())
+
+
+@pytest.fixture
+def sampler(tiny_model, tiny_tokenizer):
+    return TransformersSampler(tiny_model, tiny_tokenizer)
+
+
+def requests(prompts=PROMPTS, samples=3, seed=0):
+    return [Request(p, tuple(hash((seed, i, j)) & (2**63 - 1) for j in range(samples))) for i, p in enumerate(prompts)]
+
+
+def collect(sampler, asked, params):
+    """Completions by (request, sample)."""
+    done = {(c.request_index, c.sample_index): c for c in sampler.sample(asked, params)}
+    assert sorted(done) == [(i, j) for i, r in enumerate(asked) for j in range(len(r.seeds))]
+    return done
+
+
+def end_often(model, tokenizer):
+    """Make a tenth of the vocabulary end a response, so that rows leave the batch at different times."""
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, *range(288, 312)]
+
+
+@torch.no_grad()
+def plain_logits(model, ids):
+    """(vocab,) logits of the token after `ids`."""
+    return model(input_ids=torch.tensor([ids])).logits[0, -1]
+
+
+@torch.no_grad()
+def plain_logprobs(model, completion, *, temperature=1.0):
+    """(tokens, vocab) log-probabilities of one forward pass over prompt and response, and the response's ids."""
+    ids = torch.tensor([completion.prompt_ids + completion.token_ids])
+    logits = model(input_ids=ids).logits[0, len(completion.prompt_ids) - 1 : -1].float()
+    return (logits / temperature).log_softmax(-1), torch.tensor(completion.token_ids)
+
+
+# --- drawing ----------------------------------------------------------------------------------------------------------
+
+
+def reference_uniform(seed, position):
+    def mix(z):
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return z ^ (z >> 31)
+
+    return (mix((mix(seed) + (position + 1) * 0x9E3779B97F4A7C15) % 2**64) >> 11) / 2**53
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**31))
+def test_uniforms_equal_the_reference(seed, position):
+    (u,) = uniforms(np.array([seed]), np.array([position]))
+    assert u == reference_uniform(seed, position)
+    assert 0 <= u < 1
+
+
+def test_splitmix64_is_the_published_one():
+    # The first outputs for state 1234567, from the reference implementation at https://prng.di.unimi.it/splitmix64.c
+    state = np.array([1234567 + k * 0x9E3779B97F4A7C15 & (2**64 - 1) for k in (1, 2, 3)], dtype=np.uint64)
+    assert draw._mix(state).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@pytest.mark.parametrize("layout", ["one seed", "consecutive seeds", "seeds a generator increment apart"])
+def test_uniforms_are_uniform_and_unrelated(layout):
+    n = 200_000
+    seeds = {
+        "one seed": np.full(n, 42),
+        "consecutive seeds": np.arange(n),
+        "seeds a generator increment apart": np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        >> np.uint64(1),
+    }[layout]
+    u = uniforms(seeds, np.arange(n) if layout == "one seed" else np.zeros(n, dtype=np.int64))
+    counts = np.histogram(u, bins=100, range=(0, 1))[0]
+    chi2 = ((counts - n / 100) ** 2 / (n / 100)).sum()
+    assert abs(chi2 - 99) < 5 * math.sqrt(2 * 99)
+    for lag in (1, 2, 7):
+        assert abs(np.corrcoef(u[:-lag], u[lag:])[0, 1]) < 5 / math.sqrt(n)
+    assert len(np.unique(u)) == n
+
+
+@given(
+    weights=st.lists(st.floats(0, 1, width=32) | st.just(0.0), min_size=1, max_size=20).filter(lambda w: sum(w) > 0),
+    u=st.floats(0, 1, exclude_max=True),
+)
+def test_inverse_cdf_equals_exact_arithmetic(weights, u):
+    index = int(inverse_cdf(torch.tensor([weights]), torch.tensor([u], dtype=torch.float64)))
+    assert weights[index] > 0
+    target, before = Fraction(u) * sum(map(Fraction, weights)), sum(map(Fraction, weights[:index]))
+    slack = Fraction(1, 10**12)
+    assert before - slack <= target <= before + Fraction(weights[index]) + slack
+
+
+@pytest.mark.parametrize("vocab", [2049, 151_936])
+def test_inverse_cdf_in_a_large_vocabulary(vocab):
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(40, vocab, generator=generator) ** 8
+    weights[torch.rand(40, vocab, generator=generator) < 0.3] = 0
+    weights[0] = 0
+    weights[0, -1] = 1e-30  # all the mass in the last place
+    weights[1, 1:] = 0
+    weights[1, 0] = 1e-30
+    u = torch.rand(40, generator=generator, dtype=torch.float64)
+    u[2], u[3] = 0.0, 1 - 2**-53
+    index = inverse_cdf(weights, u)
+    running = weights.double().cumsum(-1)
+    assert index[0] == vocab - 1
+    assert index[1] == 0
+    assert (weights[torch.arange(40), index] > 0).all()
+    target = u * running[:, -1]
+    slack = 1e-6 * running[:, -1]  # blocks are summed in float32
+    assert (running[torch.arange(40), index] >= target - slack).all()
+    assert (running[torch.arange(40), index] - weights[torch.arange(40), index] <= target + slack).all()
+
+
+@settings(deadline=None)
+@given(
+    weights=st.lists(st.integers(0, 50), min_size=2, max_size=12).filter(any),
+    top_p=st.floats(0.05, 0.999),
+)
+def test_nucleus_is_the_smallest_set_with_that_mass(weights, top_p):
+    p = torch.tensor([weights], dtype=torch.float64) / sum(weights)
+    kept = nucleus(p, top_p)[0]
+    assert ((kept == p[0]) | (kept == 0)).all()
+    chosen = sorted(kept[kept > 0].tolist(), reverse=True)
+    assert chosen == sorted(p[0].tolist(), reverse=True)[: len(chosen)]
+    assert sum(chosen) >= top_p - 1e-9
+    assert sum(chosen[:-1]) < top_p + 1e-9
+
+
+def test_draw_by_hand():
+    logits = torch.tensor([[math.log(0.5), math.log(0.3), math.log(0.2)]] * 4)
+    u = torch.tensor([0.49, 0.51, 0.79, 0.81], dtype=torch.float64)
+    draw = draw_tokens(logits.clone(), u, temperature=1.0, top_p=1.0)
+    assert draw.tokens.tolist() == [0, 1, 1, 2]
+    torch.testing.assert_close(draw.logprobs, torch.tensor([0.5, 0.3, 0.3, 0.2]).log())
+    entropy = -(0.5 * math.log(0.5) + 0.3 * math.log(0.3) + 0.2 * math.log(0.2))
+    torch.testing.assert_close(draw.entropy, torch.full((4,), entropy))
+    # Temperature 1/2 squares and normalises: 25, 9, 4 of 38. A nucleus of 0.8 keeps 25 and 9, that is 34.
+    draw = draw_tokens(logits.clone(), u, temperature=0.5, top_p=0.8)
+    assert draw.tokens.tolist() == [0, 0, 1, 1]
+    torch.testing.assert_close(draw.logprobs, torch.tensor([25 / 34, 25 / 34, 9 / 34, 9 / 34]).log())
+    # Token 0 barred from the rows 0 and 2: 0.3 and 0.2 of 0.5 are left. The entropy is that of all three.
+    barred = torch.tensor([0, 2]), torch.tensor([0])
+    draw = draw_tokens(logits.clone(), u, temperature=1.0, top_p=1.0, barred=barred)
+    assert draw.tokens.tolist() == [1, 1, 2, 2]
+    torch.testing.assert_close(draw.logprobs, torch.tensor([0.6, 0.3, 0.4, 0.2]).log())
+    torch.testing.assert_close(draw.entropy, torch.full((4,), entropy))
+    draw = draw_tokens(logits.clone(), u, temperature=0.0, top_p=0.1, barred=barred)
+    assert draw.tokens.tolist() == [1, 0, 1, 0]
+    torch.testing.assert_close(draw.logprobs, torch.tensor([0.6, 0.5, 0.6, 0.5]).log())
+
+
+def test_a_target_beyond_the_sum_does_not_reach_a_zero_weight():
+    running = torch.tensor([[0.0, 0.25, 0.5, 0.5]], dtype=torch.float64)
+    assert draw._first_above(running, torch.tensor([0.6], dtype=torch.float64)).item() == 2
+
+
+def test_an_impossible_token_has_no_part_in_the_entropy():
+    logits = torch.tensor([[0.0, 0.0, -torch.inf]])
+    draw = draw_tokens(logits, torch.tensor([0.999], dtype=torch.float64), temperature=2.0, top_p=1.0)
+    assert draw.tokens.item() == 1
+    assert draw.entropy.item() == pytest.approx(math.log(2))
+
+
+def test_a_barred_token_that_had_all_the_probability():
+    logits = torch.tensor([[500.0, 1.0, 0.0]])
+    barred = torch.tensor([0]), torch.tensor([0])
+    draw = draw_tokens(logits, torch.tensor([0.9], dtype=torch.float64), temperature=1.0, top_p=1.0, barred=barred)
+    assert draw.tokens.tolist() == [2]
+    assert draw.logprobs.item() == pytest.approx(-math.log(1 + math.e), abs=1e-6)
+    assert draw.entropy.item() == pytest.approx(0, abs=1e-6)
+
+
+# --- the engine -------------------------------------------------------------------------------------------------------
+
+
+def greedy_reference(model, ids, max_tokens):
+    prompt = torch.tensor([ids])
+    out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=max_tokens, do_sample=False)
+    return tuple(out[0, len(ids) :].tolist())
+
+
+def test_greedy_equals_generate(tiny_model, tiny_tokenizer, sampler):
+    end_often(tiny_model, tiny_tokenizer)
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=4)
+    params = SamplingParams(temperature=0.0, max_tokens=40, min_tokens=0, stop=())
+    done = collect(sampler, requests(samples=2), params)
+    assert len({c.num_tokens for c in done.values()}) > 2  # rows did leave at different times
+    for completion in done.values():
+        assert completion.token_ids == greedy_reference(tiny_model, completion.prompt_ids, 40)
+        logp, ids = plain_logprobs(tiny_model, completion)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), logp.max(-1).values, atol=1e-4, rtol=0)
+        assert (logp.argmax(-1) == ids).all()
+
+
+SMALL = {
+    "vocab_size": 320,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "eos_token_id": 0,
+    "bos_token_id": None,
+}
+LLAMA_SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+ARCHITECTURES = {
+    "Llama": {**LLAMA_SHAPE, "num_key_value_heads": 4},
+    "Qwen3": {**LLAMA_SHAPE, "num_key_value_heads": 1, "head_dim": 16},
+    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "Granite": {**LLAMA_SHAPE, "num_key_value_heads": 2, "logits_scaling": 4.0, "attention_multiplier": 0.5},
+    "OPT": {**LLAMA_SHAPE, "ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0, "init_std": 0.3},
+}
+
+
+def small_model(architecture, **extra):
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{architecture}Config")(**{**SMALL, "pad_token_id": 1, **extra})
+    return getattr(transformers, f"{architecture}{'LMHeadModel' if architecture == 'GPT2' else 'ForCausalLM'}")(
+        config
+    ).eval()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_equals_generate_for_other_architectures(architecture, tiny_tokenizer):
+    model = small_model(architecture, **ARCHITECTURES[architecture])
+    prompts = ["What is 12 + 30?", "1", "Natalia sold 48", "a b c"]
+    sampler = TransformersSampler(model, tiny_tokenizer, max_batch_size=3)
+    done = collect(
+        sampler, requests(prompts, samples=2), SamplingParams(temperature=0.0, max_tokens=40, stop=(), min_tokens=0)
+    )
+    for completion in done.values():
+        assert completion.token_ids == greedy_reference(model, completion.prompt_ids, 40)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.7, 0.7)])
+def test_logprobs_and_entropy_equal_a_plain_forward(tiny_model, sampler, temperature, top_p):
+    params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=30, min_tokens=0, stop=())
+    for completion in sampler.sample(requests(), params):
+        logp, ids = plain_logprobs(tiny_model, completion, temperature=temperature)
+        entropy = -(logp.exp() * logp).sum(-1).mean()
+        assert completion.mean_entropy == pytest.approx(entropy.item(), abs=1e-4)
+        if top_p < 1:
+            kept = nucleus(logp.exp(), top_p)
+            logp = (kept / kept.sum(-1, keepdim=True)).log()
+        expected = logp.gather(1, ids[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
+
+
+def test_tokens_are_the_inverse_cdf_of_the_seeds_draws(tiny_model, sampler):
+    for completion in sampler.sample(requests(samples=1), FREE):
+        logp, ids = plain_logprobs(tiny_model, completion)
+        seed = requests(samples=1)[completion.request_index].seeds[0]
+        u = [reference_uniform(seed, position) for position in range(len(ids))]
+        running = logp.double().exp().cumsum(-1)
+        assert torch.searchsorted(running, torch.tensor(u)[:, None].double() * running[:, -1:], right=True)[:, 0].equal(
+            ids
+        )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 64])
+def test_tokens_do_not_depend_on_the_rest_of_the_batch(tiny_model, tiny_tokenizer, rows):
+    end_often(tiny_model, tiny_tokenizer)
+    asked = requests(PROMPTS * 2, samples=3)
+    params = SamplingParams(max_tokens=24, min_tokens=2, stop=("a",))
+    alone = TransformersSampler(tiny_model, tiny_tokenizer)
+    expected = {
+        (i, j): next(iter(alone.sample([Request(r.prompt, (seed,))], params)))
+        for i, r in enumerate(asked)
+        for j, seed in enumerate(r.seeds)
+    }
+    done = collect(TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=rows), asked, params)
+    backwards = collect(TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=rows), asked[::-1], params)
+    for (i, j), single in expected.items():
+        for other in (done[i, j], backwards[len(asked) - 1 - i, j]):
+            assert other.token_ids == single.token_ids
+            assert (other.text, other.finish_reason, other.stop_reason) == (
+                single.text,
+                single.finish_reason,
+                single.stop_reason,
+            )
+            np.testing.assert_allclose(other.logprobs, single.logprobs, atol=1e-4)
+
+
+def test_one_prefill_serves_all_samples_of_a_question(tiny_model, tiny_tokenizer):
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=3)
+    shapes = []
+    tiny_model.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: shapes.append(tuple(args[0].shape))
+    )
+    shared = collect(sampler, requests(PROMPTS[:2], samples=5), FREE)
+    prefilled = sum(rows * length for rows, length in shapes if length > 1)
+    assert prefilled == len(shared[0, 0].prompt_ids) - 1  # the other prompt is one token, which is a step's input
+    separate = [Request(r.prompt, (seed,)) for r in requests(PROMPTS[:2], samples=5) for seed in r.seeds]
+    for index, completion in {k: v for (k, _), v in collect(sampler, separate, FREE).items()}.items():
+        assert completion.token_ids == shared[divmod(index, 5)].token_ids
+
+
+def test_first_tokens_have_the_policys_distribution(tiny_model, sampler):
+    n = 6000
+    params = SamplingParams(max_tokens=1, min_tokens=0, stop=())
+    tokens = [c.token_ids[0] for c in sampler.sample([Request(PROMPTS[0], tuple(range(n)))], params)]
+    p = plain_logits(tiny_model, sampler._tokenizer(PROMPTS[0])["input_ids"]).softmax(-1).numpy()
+    counts = np.bincount(tokens, minlength=len(p))
+    common = n * p >= 5
+    observed = np.append(counts[common], counts[~common].sum())
+    expected = np.append(n * p[common], n * p[~common].sum())
+    degrees = len(observed) - 1
+    assert degrees > 50
+    assert abs(((observed - expected) ** 2 / expected).sum() - degrees) < 4 * math.sqrt(2 * degrees)
+
+
+def test_rows_that_wait_take_the_place_of_rows_that_finish(tiny_model, tiny_tokenizer):
+    end_often(tiny_model, tiny_tokenizer)
+    widths = []
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=10)
+    tiny_model.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: widths.append(tuple(args[0].shape))
+    )
+    done = collect(sampler, requests(PROMPTS * 5, samples=4), SamplingParams(max_tokens=60, min_tokens=0, stop=()))
+    steps = [rows for rows, length in widths if length == 1]
+    assert max(steps) == 10
+    assert steps[-1] < 3  # and without waiting rows, the batch shrinks
+    tokens = sum(c.num_tokens for c in done.values())
+    assert tokens / sum(steps) > 0.75  # of what was computed was a live row's
+    assert len(steps) < 1.4 * tokens / 10  # most steps had about as many rows as there may be
+
+
+def test_finish_reasons(tiny_model, tiny_tokenizer):
+    end_often(tiny_model, tiny_tokenizer)
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer)
+    eos = set(tiny_model.generation_config.eos_token_id)
+    params = SamplingParams(max_tokens=12, min_tokens=3, stop=("e", "s"))
+    seen = set()
+    for c in sampler.sample(requests(samples=20), params):
+        seen.add((c.finish_reason, c.stop_reason))
+        assert c.num_tokens == len(c.token_ids) == len(c.logprobs) <= 12
+        assert c.num_prompt_tokens == len(c.prompt_ids)
+        assert not eos & set(c.token_ids[:-1])
+        full = response_text(tiny_tokenizer, c.token_ids)
+        if c.stop_reason == "eos":
+            assert c.token_ids[-1] in eos
+            protected = response_text(tiny_tokenizer, c.token_ids[:3]).rstrip("\ufffd")
+            assert first_stop(full, params.stop, start=len(protected)) is None  # else that was the reason
+            assert c.num_tokens > 3
+            assert c.text == full
+            assert "<|endoftext|>" not in c.text
+        elif c.finish_reason == "length":
+            assert c.stop_reason is None
+            assert c.num_tokens == 12
+            assert c.text == full
+        else:
+            assert c.stop_reason in params.stop
+            assert c.num_tokens > 3
+            assert c.text.endswith(c.stop_reason)
+            assert full.startswith(c.text)  # the rest of the last token is cut from the text, not from the ids
+            assert len(response_text(tiny_tokenizer, c.token_ids[:-1]).rstrip("\ufffd")) < len(c.text)
+    assert seen == {("stop", "eos"), ("stop", "e"), ("stop", "s"), ("length", None)}
+
+
+def test_a_stop_string_on_the_last_token_is_a_stop(sampler):
+    asked = requests(samples=1)
+    for (i, _), free in collect(sampler, asked, FREE).items():
+        text = free.text
+        if free.finish_reason != "length" or text[-1] == "\ufffd" or text[-1] in text[:-1]:
+            continue
+        params = SamplingParams(max_tokens=free.num_tokens, min_tokens=0, stop=(text[-1],))
+        (again,) = sampler.sample([asked[i]], params)
+        assert (again.token_ids, again.finish_reason, again.stop_reason) == (free.token_ids, "stop", text[-1])
+        return
+    raise AssertionError("no response ends in a character of its own: change the seeds")
+
+
+def test_the_default_stop_string_ends_a_response_across_tokens(tiny_model, tiny_tokenizer):
+    """A policy that can only spell: its next token is the one that follows in `</answer>`, letter by letter."""
+    letters = tiny_tokenizer.convert_tokens_to_ids(list("</answer>"))
+    assert len(set(letters)) == 9
+    with torch.no_grad():
+        embeddings = torch.zeros_like(tiny_model.get_input_embeddings().weight)
+        embeddings[letters, range(9)] = 1.0
+        head = torch.zeros_like(embeddings)
+        for k in range(9):
+            head[letters[(k + 1) % 9], k] = 50.0
+        for layer in tiny_model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        tiny_model.get_input_embeddings().weight = torch.nn.Parameter(embeddings)
+        tiny_model.lm_head.weight = torch.nn.Parameter(head)
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer)
+    (completion,) = sampler.sample([Request("<", (7,))], SamplingParams(max_tokens=100))
+    assert (completion.text, completion.stop_reason) == ("/answer></answer>", "</answer>")
+    assert completion.num_tokens == 17
+    (completion,) = sampler.sample([Request("<", (7,))], SamplingParams(max_tokens=100, min_tokens=17))
+    assert completion.num_tokens == 26  # the first one is complete within min_tokens and does not count
+
+
+def test_min_tokens_bars_eos_and_renormalises(tiny_model, tiny_tokenizer):
+    end_often(tiny_model, tiny_tokenizer)
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer)
+    eos = tiny_model.generation_config.eos_token_id
+    free = collect(sampler, requests(samples=8), SamplingParams(max_tokens=9, min_tokens=0, stop=()))
+    done = collect(sampler, requests(samples=8), SamplingParams(max_tokens=9, min_tokens=6, stop=()))
+    assert any(c.num_tokens <= 6 for c in free.values())
+    assert {c.num_tokens for c in done.values()} == {7, 8, 9}
+    for c in done.values():
+        logp, ids = plain_logprobs(tiny_model, c)
+        logp[:6, eos] = -torch.inf
+        expected = logp.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(c.logprobs), expected, atol=1e-4, rtol=0)
+
+
+def test_text_is_the_decoding_of_all_ids(tiny_tokenizer, sampler):
+    texts = []
+    for c in sampler.sample(requests(samples=10), FREE):
+        assert c.text == tiny_tokenizer.decode(list(c.token_ids), skip_special_tokens=True)
+        texts.append(c.text)
+    assert any(ord(char) > 127 and char != "\ufffd" for text in texts for char in text)
+
+
+def test_the_model_is_left_as_it_was_between_completions(tiny_model, sampler):
+    tiny_model.train()
+    tiny_model.model.layers[0].eval()
+    weights = {name: p.clone() for name, p in tiny_model.named_parameters()}
+    modes = [m.training for m in tiny_model.modules()]
+    ids = torch.tensor([[5, 6, 7]])
+    for completion in sampler.sample(requests(samples=2), FREE):
+        assert [m.training for m in tiny_model.modules()] == modes
+        assert tiny_model.config._attn_implementation == "sdpa"
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+        tiny_model(input_ids=ids).logits.sum().backward()  # a trainer at work on the same model
+        assert completion.num_tokens
+    assert all(p.grad is not None for p in tiny_model.parameters())
+    assert all(p.equal(weights[name]) for name, p in tiny_model.named_parameters())
+
+
+def test_dropout_is_off_while_sampling(tiny_model, tiny_tokenizer):
+    model = small_model("GPT2", n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    sampler = TransformersSampler(model, tiny_tokenizer)
+    quiet = collect(sampler, requests(PROMPTS[:2]), FREE)
+    model.train()
+    assert collect(sampler, requests(PROMPTS[:2]), FREE) == quiet
+    assert model.training
+
+
+def alive_batches():
+    return sum(type(o) is Batch for o in gc.get_objects())
+
+
+def test_closing_early_gives_the_memory_back(sampler):
+    gc.collect()
+    gc.disable()  # reference counts alone must do it
+    try:
+        stream = sampler.sample(requests(samples=4), FREE)
+        next(stream)
+        assert alive_batches() == 1
+        stream.close()
+        assert alive_batches() == 0
+        list(sampler.sample(requests(samples=4), FREE))
+        assert alive_batches() == 0
+    finally:
+        gc.enable()
+
+
+def test_weights_must_not_change_under_a_running_sample(tiny_model, tiny_tokenizer):
+    end_often(tiny_model, tiny_tokenizer)
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer)
+    stream = sampler.sample(requests(samples=8), FREE)
+    next(stream)
+    sampler.load_weights(tiny_model, 1)
+    with pytest.raises(AssertionError, match="weights changed"):
+        list(stream)
+
+
+def test_load_weights_copies_another_models(tiny_model, tiny_tokenizer, sampler):
+    other = small_model("Qwen2", **LLAMA_SHAPE, num_key_value_heads=2, tie_word_embeddings=True)
+    other.config.max_position_embeddings = 512
+    before = collect(sampler, requests(), FREE)
+    storage = tiny_model.lm_head.weight.data_ptr()
+    sampler.load_weights(other, 5)
+    assert sampler.policy_version == 5
+    assert tiny_model.lm_head.weight.data_ptr() == storage
+    after = collect(sampler, requests(), FREE)
+    assert after != before
+    assert after == collect(TransformersSampler(other, tiny_tokenizer), requests(), FREE)
+    sampler.load_weights(tiny_model, 6)  # its own: nothing to copy
+    assert sampler.policy_version == 6
+    assert collect(sampler, requests(), FREE) == after
+
+
+def nudge(model, size):
+    """A training step's worth of change: every weight moves a little."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * size)
+
+
+def test_a_load_that_put_other_weights_in_is_caught(tiny_model, sampler):
+    trained = copy.deepcopy(tiny_model)
+    nudge(trained, 0.01)
+    handle = tiny_model.register_load_state_dict_post_hook(lambda model, _: nudge(model, 0.01))
+    with pytest.raises(
+        RlvrError, match=r"does not serve the model's weights \(version 3\).* bound for float32 is 0.001"
+    ):
+        sampler.load_weights(trained, 3)
+    assert sampler.policy_version == 0
+    with pytest.raises(RlvrError, match="in doubt"):
+        sampler.sample(requests(), FREE)
+    handle.remove()
+    sampler.load_weights(trained, 3)
+    assert sampler.policy_version == 3
+    assert collect(sampler, requests(), FREE) == collect(
+        TransformersSampler(trained, sampler._tokenizer), requests(), FREE
+    )
+
+
+def test_decoding_that_departs_from_the_model_is_caught(tiny_model, sampler):
+    """Weights are shared, and the prefill is right: only what reads one token at a time is off."""
+    sampler.load_weights(tiny_model, 1)
+    handle = tiny_model.model.norm.register_forward_hook(
+        lambda module, args, out: 1.01 * out if out.shape[1] == 1 else out
+    )
+    with pytest.raises(RlvrError, match=r"does not serve the model's weights \(version 2\)"):
+        sampler.load_weights(tiny_model, 2)
+    assert sampler.policy_version == 1
+    handle.remove()
+    sampler.load_weights(tiny_model, 2)
+    assert sampler.policy_version == 2
+
+
+def test_in_bfloat16_a_step_too_small_for_the_bound_still_shows_stale_weights(tiny_model, tiny_tokenizer):
+    trained, old = copy.deepcopy(tiny_model), copy.deepcopy(tiny_model.state_dict())
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16)
+    sampler.load_weights(trained, 1)
+    nudge(trained, 3e-4)
+    handle = tiny_model.register_load_state_dict_pre_hook(lambda module, new, *_: new.update(old))
+    with pytest.raises(RlvrError, match="still serves version 1"):
+        sampler.load_weights(trained, 2)
+    handle.remove()
+    sampler.load_weights(trained, 2)
+    assert sampler.policy_version == 2
+
+
+def test_weights_of_another_shape_are_refused(tiny_model, sampler):
+    other = small_model("Qwen2", **{**LLAMA_SHAPE, "hidden_size": 64}, num_key_value_heads=2, tie_word_embeddings=True)
+    with pytest.raises(RlvrError, match=r"do not fit the engine's model: .*size mismatch"):
+        sampler.load_weights(other, 1)
+    assert sampler.policy_version == 0
+    with pytest.raises(RlvrError, match="in doubt"):
+        sampler.sample(requests(), FREE)
+
+
+def test_weights_that_diverged_are_the_users_to_know(tiny_model, sampler):
+    with torch.no_grad():
+        tiny_model.model.norm.weight[0] = torch.nan
+    with pytest.raises(RlvrError, match="logits are not finite"):
+        sampler.load_weights(tiny_model, 1)
+    assert sampler.policy_version == 0
+
+
+def test_the_proof_leaves_no_trace(tiny_tokenizer):
+    model = small_model("GPT2", n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    sampler = TransformersSampler(model, tiny_tokenizer)
+    model.train()
+    model.transformer.h[0].eval()
+    modes = [m.training for m in model.modules()]
+    weights = copy.deepcopy(model.state_dict())
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    sampler.load_weights(model, 1)
+    assert states == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert [m.training for m in model.modules()] == modes
+    assert model.config._attn_implementation == "sdpa"
+    assert all(tensor.equal(weights[name]) for name, tensor in model.state_dict().items())
+    model(input_ids=torch.tensor([[5, 6, 7]])).logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_an_answer_to_the_probe_may_hold_eos(tiny_model, tiny_tokenizer):
+    tokens = []
+    for _ in range(2):
+        sampler = TransformersSampler(tiny_model, tiny_tokenizer)
+        sampler.load_weights(tiny_model, 1)
+        tokens.append(sampler._last_probe.tokens)
+        tiny_model.generation_config.eos_token_id = list(tokens[0][0])
+    assert tokens[0] == tokens[1]
+    assert {len(answer) for answer in tokens[0]} == {4}
+
+
+def test_the_copies_that_autocast_keeps_are_not_taken_for_the_weights(tiny_model, tiny_tokenizer):
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        ids = torch.tensor([[5, 6, 7]])
+        old = tiny_model(input_ids=ids).logits
+        nudge(tiny_model.model.layers[0].mlp, 0.5)
+        assert tiny_model(input_ids=ids).logits.equal(old), "autocast kept no copies: this test shows nothing"
+        sampler.load_weights(tiny_model, 1)
+        inside = collect(sampler, requests(), FREE)
+    assert inside == collect(
+        TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16), requests(), FREE
+    )
+
+
+def test_there_is_nothing_to_sleep_for(tiny_model, sampler):
+    before = collect(sampler, requests(), FREE)
+    sampler.sleep()
+    assert collect(sampler, requests(), FREE) == before
+
+
+def test_the_memory_of_a_call_is_used_again_and_what_stands_in_it_is_not(sampler):
+    before = collect(sampler, requests(), FREE)
+    slots = sampler._spare
+    assert slots
+    assert any(t.count_nonzero() for pair in slots for t in pair), (
+        "the call left nothing behind: this test shows nothing"
+    )
+    with torch.inference_mode():
+        for t in (t for pair in slots for t in pair):
+            t.fill_(1e30)
+    assert collect(sampler, requests(), FREE) == before
+    assert sampler._spare is slots
+    wider = SamplingParams(max_tokens=FREE.max_tokens + 50, min_tokens=0, stop=())
+    collect(sampler, requests(), wider)
+    assert sampler._spare[0][0].shape[2] > slots[0][0].shape[2]
+    assert collect(sampler, requests(), FREE) == before  # in a part of what is there
+    sampler.close()
+    assert not sampler._spare
+
+
+def test_memory_that_a_failed_call_left_is_not_used_again(tiny_model, sampler):
+    before = collect(sampler, requests(), FREE)
+    kept = {name: t.clone() for name, t in tiny_model.state_dict().items()}
+    with torch.no_grad():
+        next(tiny_model.parameters()).fill_(torch.nan)
+    longest = [max(PROMPTS, key=len)] * len(PROMPTS)  # NaN stands where the shorter prompts of the next call have none
+    with pytest.raises(RlvrError, match="not finite"):
+        collect(sampler, requests(longest), FREE)
+    tiny_model.load_state_dict(kept)
+    assert collect(sampler, requests(), FREE) == before
+
+
+def test_the_memory_of_a_large_call_is_given_back(sampler, monkeypatch):
+    monkeypatch.setattr(engine, "_KEPT_BYTES", 1000)
+    collect(sampler, requests(), FREE)
+    assert not sampler._spare
+
+
+def test_a_longer_prompt_joins_rows_that_are_under_way(tiny_model, tiny_tokenizer, sampler):
+    short, middle, long = [7, 8, 9], [60, 61, 62, 63, 64], list(range(20, 40))
+    stops = StopStrings(tiny_tokenizer, (), vocab_size=320)
+    with sampler._sampling():
+        slots = make_slots(sampler._like, rows=3, columns=24)
+        batch = Batch(tiny_model, slots, params=FREE, eos=sampler._eos, stops=stops)
+        expected = []
+        for prompt in (short, middle, long):  # a call of `sample` would start with the longest
+            (prefix,) = sampler._prefixes([prompt[:-1]])
+            batch.make_room(len(prompt) - 1)
+            batch.seat(Question(0, prompt, deque([(0, 3)]), prefix))
+            expected.append(list(prompt))
+            for _ in range(2):
+                step = batch.step
+                batch.advance()
+                for row, ids in enumerate(expected):
+                    ids.append(int(batch.tokens[row, step % FREE.max_tokens]))
+        logits = batch.forward()
+    for row, ids in enumerate(expected):
+        torch.testing.assert_close(logits[row], plain_logits(tiny_model, ids), atol=1e-4, rtol=1e-4)
+
+
+def test_no_requests_and_no_seeds(sampler):
+    assert list(sampler.sample([], FREE)) == []
+    assert [c.request_index for c in sampler.sample([Request("a", ()), Request("b", (1,))], FREE)] == [1]
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_sampling(sampler):
+    long = "1 " * 150
+    tokens = len(sampler._tokenizer(long)["input_ids"])
+    params = SamplingParams(max_tokens=512 - tokens)
+    assert next(sampler.sample([Request(long, (0,))], params)).num_tokens > 0
+    with pytest.raises(
+        RlvrError, match=rf"Question 1: its prompt has {tokens} tokens and up to 213 .* holds 512"
+    ) as info:
+        sampler.sample([Request("1", (0,)), Request(long, (0,))], SamplingParams(max_tokens=213))
+    assert f"--sampling-max-tokens to at most {512 - tokens}" in info.value.hint
+    with pytest.raises(RlvrError, match="holds 512") as info:
+        sampler.sample([Request("1 " * 600, (0,))], SamplingParams())
+    assert "longer context" in info.value.hint
+
+
+def test_a_response_may_fill_a_learned_position_table_to_the_end(tiny_tokenizer):
+    model = small_model("GPT2", **ARCHITECTURES["GPT2"])
+    end_often(model, tiny_tokenizer)  # rows that ended early stay in the batch for a while: their positions must too
+    sampler = TransformersSampler(model, tiny_tokenizer, max_batch_size=9)
+    params = SamplingParams(max_tokens=60, min_tokens=0, stop=())
+    done = collect(sampler, requests(["1 + 1"], samples=150), params)
+    assert max(c.num_prompt_tokens + c.num_tokens for c in done.values()) > 50
+
+
+def test_more_minimum_than_maximum_tokens_is_refused(sampler):
+    with pytest.raises(RlvrError, match="At least 5 tokens are asked for, and at most 3"):
+        sampler.sample(requests(), SamplingParams(max_tokens=3, min_tokens=5))
+
+
+def test_memory_limits_the_rows_and_not_the_tokens(tiny_model, tiny_tokenizer):
+    asked = requests([PROMPTS[2] * 3, *PROMPTS], samples=4)
+    expected = collect(TransformersSampler(tiny_model, tiny_tokenizer), asked, FREE)
+    widths = []
+    sampler = TransformersSampler(tiny_model, tiny_tokenizer, kv_memory_bytes=1_000_000)
+    tiny_model.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: widths.append(tuple(args[0].shape))
+    )
+    assert {k: c.token_ids for k, c in collect(sampler, asked, FREE).items()} == {
+        k: c.token_ids for k, c in expected.items()
+    }
+    steps = [rows for rows, length in widths if length == 1]
+    assert steps[0] < 28
+    assert max(steps) > steps[0]  # short questions had a batch of their own, with more rows
+    with pytest.raises(RlvrError, match=r"One sample of question 0 may take .* MiB of memory"):
+        list(TransformersSampler(tiny_model, tiny_tokenizer, kv_memory_bytes=10_000).sample(asked, FREE))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_the_users_to_know(tiny_model, sampler, temperature):
+    with torch.no_grad():
+        tiny_model.model.norm.weight[0] = torch.nan
+    with pytest.raises(RlvrError, match="logits are not finite"):
+        list(sampler.sample(requests(), SamplingParams(temperature=temperature, max_tokens=8)))
+
+
+def test_autocast_samples_in_lower_precision(tiny_model, tiny_tokenizer, sampler):
+    half = TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16)
+    exact = collect(sampler, requests(), FREE)
+    done = collect(half, requests(), FREE)
+    assert done != exact
+    for completion in done.values():
+        with torch.autocast("cpu", torch.bfloat16):
+            logp, ids = plain_logprobs(tiny_model, completion)
+        error = torch.tensor(completion.logprobs) - logp.gather(1, ids[:, None])[:, 0]
+        assert error.abs().mean() < 0.1
+
+
+UNSUPPORTED = {
+    "Mistral": {**LLAMA_SHAPE, "num_key_value_heads": 2, "sliding_window": 8},
+    "Mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+    "Bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "Falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "GPTJ": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
+    "CodeGen": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
+}
+
+
+@pytest.mark.parametrize("architecture", UNSUPPORTED)
+def test_models_it_cannot_run_are_refused_with_the_way_out(architecture, tiny_tokenizer):
+    model = small_model(architecture, **UNSUPPORTED[architecture])
+    with pytest.raises(RlvrError, match=f"cannot sample from {architecture}ForCausalLM") as info:
+        TransformersSampler(model, tiny_tokenizer)
+    assert "--engine vllm" in info.value.hint
+
+
+def test_a_model_that_does_not_heed_the_mask_is_found_out(tiny_model, tiny_tokenizer):
+    forward = tiny_model.model.forward
+    tiny_model.model.forward = lambda *args, attention_mask=None, **kwargs: forward(*args, **kwargs)
+    with pytest.raises(RlvrError, match="cannot sample from Qwen2ForCausalLM"):
+        TransformersSampler(tiny_model, tiny_tokenizer)

@@ -1,0 +1,617 @@
+"""The endpoint sampler against a real HTTP server on this machine that answers, errs, stalls and breaks off as told."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.samplers import openai
+from rlvr_cli.samplers.openai import OpenAISampler
+from rlvr_cli.types import Completion, Request, SamplingParams
+
+pytest.importorskip("openai", reason="the openai package is not installed")
+
+CANARY = "sk-canary-4f1d9a"
+
+
+@dataclass
+class Reply:
+    """What the server does with a request: waits, then sends this; status 0 breaks the connection off."""
+
+    body: Any = None
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    wait: float = 0.0
+
+
+@dataclass
+class Endpoint:
+    """A running server: `answer` maps a request's body to a reply, and may be replaced at any time."""
+
+    url: str
+    answer: Callable[[dict], Reply]
+    bodies: list[dict] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    under_way: int = 0
+    most_under_way: int = 0
+
+
+def completion(text: str, finish: str = "stop", **choice: Any) -> Reply:
+    usage = {"prompt_tokens": 7, "completion_tokens": choice.pop("completion_tokens", 3)}
+    return Reply({"choices": [{"index": 0, "text": text, "finish_reason": finish, **choice}], "usage": usage})
+
+
+def error(status: int, message: str, **headers: str) -> Reply:
+    return Reply({"error": {"message": message}}, status, {k.replace("_", "-"): v for k, v in headers.items()})
+
+
+@pytest.fixture
+def endpoint(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
+    monkeypatch.setattr(openai, "FIRST_DELAY", 0.01)
+    lock, closing = threading.Lock(), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            with lock:
+                served.bodies.append(body)
+                served.paths.append(self.path)
+                served.keys.append(self.headers["authorization"])
+                served.times.append(time.monotonic())
+                served.under_way += 1
+                served.most_under_way = max(served.most_under_way, served.under_way)
+                reply = served.answer(body)
+            closing.wait(reply.wait)
+            with lock:
+                served.under_way -= 1
+            if not reply.status:
+                self.close_connection = True
+                return
+            data = reply.body.encode() if isinstance(reply.body, str) else json.dumps(reply.body).encode()
+            try:
+                self.send_response(reply.status)
+                for name, value in ({"content-type": "application/json"} | reply.headers).items():
+                    self.send_header(name, value)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+            except OSError:
+                self.close_connection = True  # the client has gone
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    served = Endpoint(f"http://127.0.0.1:{server.server_port}/v1", lambda body: completion("4 </answer>"))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield served
+    closing.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def in_turn(*replies: Reply, then: Reply | None = None) -> Callable[[dict], Reply]:
+    """The replies one after the other, and `then` for ever."""
+    left = list(replies)
+    last = then or completion("4 </answer>")
+    return lambda body: left.pop(0) if left else last
+
+
+def open_sampler(endpoint: Endpoint, /, **options: Any) -> OpenAISampler:
+    return OpenAISampler("m", base_url=endpoint.url, **{"timeout": 10.0, **options})
+
+
+def one(endpoint: Endpoint, params: SamplingParams | None = None, /, **options: Any) -> Completion:
+    completions = list(
+        open_sampler(endpoint, **options).sample([Request("2+2=", (2**62 + 1,))], params or SamplingParams())
+    )
+    assert len(completions) == 1
+    return completions[0]
+
+
+def until_failure(stream: Iterator[Completion]) -> tuple[list[Completion], RlvrError | None]:
+    """What a stream yields, and the error that it ends with."""
+    completions = []
+    try:
+        for completion in stream:
+            completions.append(completion)
+    except RlvrError as failure:
+        return completions, failure
+    return completions, None
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_sent_to_completions(endpoint):
+    params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=50, min_tokens=4, stop=("</answer>", "\n\n"))
+    c = one(endpoint, params)
+    assert (c.text, c.finish_reason, c.stop_reason) == ("4 </answer>", "stop", "</answer>")
+    assert (c.num_prompt_tokens, c.num_tokens, c.token_ids, c.prompt_ids, c.mean_entropy) == (7, 3, (), (), None)
+    body = endpoint.bodies[0]
+    assert endpoint.paths == ["/v1/completions"]
+    assert endpoint.keys == [f"Bearer {CANARY}"]
+    seed = body.pop("seed")
+    assert 0 <= seed < 2**31
+    assert body == {
+        "model": "m",
+        "prompt": "2+2=",
+        "max_tokens": 50,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "stop": ["</answer>", "\n\n"],
+        "min_tokens": 4,
+        "include_stop_str_in_output": True,
+        "return_token_ids": True,
+    }
+
+
+def test_chat_sends_one_user_message_and_reads_the_assistants(endpoint):
+    content = [{"token": "4", "logprob": -0.5}, {"token": " </answer>", "logprob": -0.25}]
+    message = {"role": "assistant", "content": "4 </answer>"}
+    choice = {"message": message, "finish_reason": "stop", "logprobs": {"content": content}}
+    endpoint.answer = in_turn(Reply({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}))
+    c = one(endpoint, endpoint="chat")
+    assert endpoint.paths == ["/v1/chat/completions"]
+    assert endpoint.bodies[0]["messages"] == [{"role": "user", "content": "2+2="}]
+    assert "prompt" not in endpoint.bodies[0]
+    assert endpoint.bodies[0]["logprobs"] is True
+    assert (c.text, c.logprobs, c.num_tokens, c.num_prompt_tokens) == ("4 </answer>", (-0.5, -0.25), 2, 9)
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+def test_folded_seeds_fit_and_differ(a, b):
+    assert 0 <= openai._fold(a) < 2**31
+    assert openai._fold(a) == openai._fold(a)
+    assert openai._fold(2**32 + a) != openai._fold(a), "the high bits count"
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "asked"), [(1.0, 1.0, True), (0.0, 1.0, True), (0.7, 1.0, False), (1.0, 0.9, False)]
+)
+def test_logprobs_are_asked_for_where_they_are_of_the_distribution_sampled_from(endpoint, temperature, top_p, asked):
+    one(endpoint, SamplingParams(temperature=temperature, top_p=top_p))
+    assert ("logprobs" in endpoint.bodies[0]) == asked
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_vllm_tells_is_kept(endpoint):
+    endpoint.answer = in_turn(
+        completion(
+            "4 </answer>",
+            stop_reason="</answer>",
+            logprobs={"tokens": ["4", " </", "answer>"], "token_logprobs": [-0.5, -0.25, 0]},
+            token_ids=[19, 5, 6],
+            prompt_token_ids=[1, 2],
+        )
+    )
+    c = one(endpoint)
+    assert c.logprobs == (-0.5, -0.25, 0.0)
+    assert c.token_ids == (19, 5, 6)
+    assert c.prompt_ids == (1, 2)
+    assert c.stop_reason == "</answer>"
+
+
+@pytest.mark.parametrize(
+    "told", [None, {}, {"tokens": None, "token_logprobs": None}, {"tokens": ["4"], "token_logprobs": [None]}]
+)
+def test_logprobs_that_are_not_there_are_none(endpoint, told):
+    endpoint.answer = in_turn(completion("4 </answer>", logprobs=told))
+    assert one(endpoint).logprobs == ()
+
+
+def test_logprobs_that_do_not_match_the_token_ids_are_not_kept(endpoint):
+    logprobs = {"tokens": ["4", "x"], "token_logprobs": [-1.0, -2.0]}
+    endpoint.answer = in_turn(completion("4 </answer>", token_ids=[1, 2, 3], logprobs=logprobs))
+    c = one(endpoint)
+    assert c.logprobs == ()
+    assert c.token_ids == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "finish", "reason"),
+    [
+        (completion("a </answer>"), "a </answer>", "stop", "</answer>"),
+        (completion("a </answer>", stop_reason="</answer>"), "a </answer>", "stop", "</answer>"),
+        (completion("a ", stop_reason="</answer>"), "a </answer>", "stop", "</answer>"),  # cut: put back
+        (completion("a ", matched_stop="</answer>"), "a </answer>", "stop", "</answer>"),  # SGLang
+        (completion("a", stop_reason=None), "a", "stop", "eos"),
+        (completion("a", stop_reason=151643), "a", "stop", "eos"),  # the id of an EOS token
+        (completion("a", matched_stop=2), "a", "stop", "eos"),
+        (completion("a", "length", stop_reason=None), "a", "length", None),
+        (completion("a", "length"), "a", "length", None),
+        (completion("a", "content_filter"), "a", "stop", "content_filter"),
+    ],
+)
+def test_how_a_response_ended(endpoint, reply, text, finish, reason):
+    endpoint.answer = in_turn(reply)
+    c = one(endpoint)
+    assert (c.text, c.finish_reason, c.stop_reason) == (text, finish, reason)
+    assert len(endpoint.bodies) == 1
+
+
+def test_an_endpoint_that_does_not_say_what_stopped_is_no_longer_asked_to_stop(endpoint):
+    """Most endpoints: the stop string is cut off, and "stop" may as well have been EOS. Nothing is guessed."""
+    full = {"p0": "<answer> 4 </answer> User: next", "p1": "no tags at all", "p2": "too long"}
+
+    def plain(body):
+        text = full[body["prompt"]]
+        if "stop" in body:
+            return completion(text.partition("</answer>")[0])
+        return completion(text, "length" if text == "too long" else "stop", completion_tokens=9)
+
+    endpoint.answer = plain
+    sampler = open_sampler(endpoint)
+    requests = [Request(p, (1, 2)) for p in full]
+    completions = {(c.request_index, c.sample_index): c for c in sampler.sample(requests, SamplingParams())}
+    ends = {k: (c.text, c.finish_reason, c.stop_reason) for k, c in completions.items()}
+    for j in (0, 1):
+        assert ends[0, j] == ("<answer> 4 </answer>", "stop", "</answer>")
+        assert ends[1, j] == ("no tags at all", "stop", "eos")
+        assert ends[2, j] == ("too long", "length", None)
+    assert sum("stop" in body for body in endpoint.bodies) == 1, "the first sample alone found it out"
+    assert len(endpoint.bodies) == 7
+    assert len({body["seed"] for body in endpoint.bodies if body["prompt"] == "p0"}) == 2, (
+        "asked again with its own seed"
+    )
+    assert len(sampler.notes) == 1
+    assert "does not say which stop string" in sampler.notes[0]
+
+
+def test_a_response_that_is_cut_here_keeps_the_tokens_up_to_the_cut(endpoint):
+    tokens = ["4", " </", "answer>", " User", ":"]
+    logprobs = {"tokens": tokens, "token_logprobs": [-1.0, -2.0, -3.0, -4.0, -5.0]}
+    endpoint.answer = in_turn(
+        completion("4 "), completion("".join(tokens), "length", logprobs=logprobs, completion_tokens=5)
+    )
+    c = one(endpoint, SamplingParams(min_tokens=1))
+    assert (c.text, c.num_tokens, c.logprobs) == ("4 </answer>", 3, (-1.0, -2.0, -3.0))
+
+
+def test_a_stop_string_within_the_first_tokens_does_not_count(endpoint):
+    tokens = ["</answer>", " 5", " </answer>", " x"]
+    logprobs = {"tokens": tokens, "token_logprobs": [-1.0] * 4}
+    endpoint.answer = in_turn(completion("?"), completion("".join(tokens), "length", logprobs=logprobs))
+    assert one(endpoint, SamplingParams(min_tokens=2)).text == "</answer> 5 </answer>"
+
+
+def test_without_a_count_of_tokens_that_is_said(endpoint):
+    endpoint.answer = in_turn(Reply({"choices": [{"text": "4 </answer>", "finish_reason": "stop"}]}))
+    sampler = open_sampler(endpoint)
+    (c,) = sampler.sample([Request("p", (1,))], SamplingParams())
+    assert c.num_tokens == 0
+    assert "does not count tokens" in sampler.notes[0]
+
+
+# --- what an endpoint refuses -----------------------------------------------------------------------------------------
+
+
+def test_fields_that_the_endpoint_refuses_are_left_out_and_named(endpoint):
+    known = {"model", "prompt", "max_tokens", "temperature", "top_p", "stop"}
+
+    def strict(body):
+        unknown = sorted(set(body) - known)
+        return (
+            error(400, f"Unrecognized request argument supplied: {unknown[0]}")
+            if unknown
+            else completion("4 </answer>")
+        )
+
+    endpoint.answer = strict
+    sampler = open_sampler(endpoint)
+    assert sampler.seeding == "endpoint"
+    assert len(list(sampler.sample([Request("p", (1, 2, 3))], SamplingParams()))) == 3
+    assert len(endpoint.bodies) == 5 + 3, "one refusal for each field, then as many requests as samples"
+    assert sampler.seeding == "none"
+    for name in ("seed", "min_tokens", "logprobs", "token_ids"):
+        assert any(name in note for note in sampler.notes), name
+
+
+def test_a_refusal_that_is_about_something_else_changes_nothing(endpoint):
+    """The message holds the name of a field, but leaving that out does not help: the next request has it again."""
+    answers = {"bad": error(400, "too long: 'the seed of an apple'"), "good": completion("4 </answer>")}
+    endpoint.answer = lambda body: answers[body["prompt"]]
+    sampler = open_sampler(endpoint, max_concurrency=1)
+    stream = sampler.sample([Request("bad", (1,)), Request("good", (1,))], SamplingParams())
+    assert next(stream).request_index == 1
+    with pytest.raises(RlvrError, match="1 of 2 samples failed"):
+        next(stream)
+    assert "seed" in endpoint.bodies[-1]
+    assert sampler.notes == ()
+
+
+def test_models_that_know_only_max_completion_tokens(endpoint):
+    def strict(body):
+        if "max_tokens" in body:
+            return error(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
+        return Reply({"choices": [{"message": {"content": "4 </answer>"}, "finish_reason": "stop"}]})
+
+    endpoint.answer = strict
+    one(endpoint, SamplingParams(max_tokens=33), endpoint="chat")
+    assert endpoint.bodies[-1]["max_completion_tokens"] == 33
+
+
+# --- trouble that passes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        [error(429, "slow down", Retry_After="0.01")],
+        [error(500, "oops"), error(503, "busy")],
+        [Reply(status=0)],
+        [Reply("<html>gateway</html>", 502), Reply("<html>fine</html>", 200)],
+        [Reply({"error": {"message": "upstream"}}, 200)],
+        [Reply({"choices": []})],
+    ],
+)
+def test_what_passes_is_tried_again(endpoint, trouble):
+    endpoint.answer = in_turn(*trouble)
+    assert one(endpoint).text == "4 </answer>"
+    assert len(endpoint.bodies) == len(trouble) + 1
+    assert len({json.dumps(body) for body in endpoint.bodies}) == 1, "the same request, seed and all"
+
+
+@pytest.mark.parametrize(
+    ("headers", "least"),
+    [({"retry_after": "0.4"}, 0.4), ({"retry_after_ms": "300"}, 0.3), ({"retry_after": "date"}, 0.2)],
+)
+def test_the_endpoint_says_how_long_to_wait(endpoint, headers, least):
+    if headers.get("retry_after") == "date":  # whole seconds: between one and two from now
+        headers = {"retry_after": formatdate(time.time() + 2, usegmt=True)}
+    endpoint.answer = in_turn(error(429, "slow down", **headers))
+    one(endpoint)
+    assert endpoint.times[1] - endpoint.times[0] >= least
+
+
+def test_backoff_grows_is_jittered_and_has_an_end(endpoint, monkeypatch):
+    monkeypatch.setattr(openai, "FIRST_DELAY", 1.0)
+    sampler = open_sampler(endpoint)
+    delays = [[sampler._delay(tries, {}) for _ in range(50)] for tries in range(1, 9)]
+    for tries, drawn in enumerate(delays, start=1):
+        longest = min(openai.LONGEST_DELAY, 2.0 ** (tries - 1))
+        assert all(longest / 2 <= d <= longest for d in drawn)
+        assert len(set(drawn)) > 40
+
+
+def test_retries_have_an_end(endpoint):
+    endpoint.answer = in_turn(then=error(500, "broken for good"))
+    with pytest.raises(RlvrError, match=r"500 .*broken for good.*tried 3 times"):
+        one(endpoint, max_retries=2)
+    assert len(endpoint.bodies) == 3
+
+
+def test_a_server_that_hangs_meets_the_deadline(endpoint):
+    endpoint.answer = in_turn(then=Reply(wait=30))
+    start = time.monotonic()
+    with pytest.raises(RlvrError, match=r"no answer within 0\.5 s"):
+        one(endpoint, timeout=0.5)
+    assert 0.5 <= time.monotonic() - start < 3
+
+
+def test_a_wait_past_the_deadline_is_not_begun(endpoint):
+    endpoint.answer = in_turn(then=error(429, "slow down", retry_after="3600"))
+    start = time.monotonic()
+    with pytest.raises(RlvrError, match="past the timeout"):
+        one(endpoint)
+    assert time.monotonic() - start < 3
+
+
+def test_an_endpoint_that_is_not_there():
+    with pytest.raises(RlvrError, match=r"Connection error.*tried 2 times"):
+        list(
+            OpenAISampler("m", base_url="http://127.0.0.1:9/v1", max_retries=1).sample(
+                [Request("p", (1,))], SamplingParams()
+            )
+        )
+
+
+# --- trouble for good -------------------------------------------------------------------------------------------------
+
+
+def test_what_was_answered_is_yielded_before_the_failure_of_another(endpoint):
+    endpoint.answer = lambda body: (
+        error(400, "prompt too long") if body["prompt"] == "p2" else completion("4 </answer>")
+    )
+    stream = open_sampler(endpoint).sample([Request(f"p{i}", (1, 2)) for i in range(10)], SamplingParams())
+    completions, failure = until_failure(stream)
+    assert {(c.request_index, c.sample_index) for c in completions} == {
+        (i, j) for i in range(10) for j in (0, 1) if i != 2
+    }
+    assert re.search(r"2 of 20 samples failed at 127.*prompt 2: 400 .*prompt too long", str(failure))
+    assert len(endpoint.bodies) == 20, "a 400 is not tried again"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_failure_that_would_be_everyones_stops_the_asking(endpoint, status):
+    endpoint.answer = in_turn(completion("4 </answer>"), completion("4 </answer>"), then=error(status, "not you"))
+    sampler = open_sampler(endpoint, max_concurrency=4)
+    completions, failure = until_failure(sampler.sample([Request("p", tuple(range(1000)))], SamplingParams()))
+    assert len(completions) == 2
+    assert re.search("of 1000 samples failed.*were not asked for", str(failure))
+    assert len(endpoint.bodies) <= 2 + 4
+
+
+def test_one_that_takes_too_long_does_not_stop_the_others(endpoint):
+    endpoint.answer = lambda body: Reply(wait=30) if body["prompt"] == "p1" else completion("4 </answer>")
+    sampler = open_sampler(endpoint, max_concurrency=2, timeout=0.5)
+    completions, failure = until_failure(sampler.sample([Request(f"p{i}", (1,)) for i in range(12)], SamplingParams()))
+    assert {c.request_index for c in completions} == set(range(12)) - {1}
+    assert re.search("1 of 12 samples failed.*no answer within", str(failure))
+
+
+def test_a_spent_quota_is_not_waited_for(endpoint):
+    endpoint.answer = in_turn(then=Reply({"error": {"message": "pay", "code": "insufficient_quota"}}, 429))
+    with pytest.raises(RlvrError, match="insufficient_quota"):
+        one(endpoint)
+    assert len(endpoint.bodies) == 1
+
+
+def test_when_nothing_ever_succeeds_not_everything_is_tried(endpoint):
+    endpoint.answer = in_turn(then=error(400, "no"))
+    with pytest.raises(RlvrError, match="of 1000 samples failed"):
+        list(open_sampler(endpoint, max_concurrency=4).sample([Request("p", tuple(range(1000)))], SamplingParams()))
+    assert len(endpoint.bodies) <= 8 + 3
+
+
+# --- streaming --------------------------------------------------------------------------------------------------------
+
+
+def test_completions_come_as_they_finish_and_so_many_at_once(endpoint):
+    def slow_first(body):
+        reply = completion(f"{body['prompt']} </answer>")
+        reply.wait = {"p0": 0.0, "p1": 1.0}.get(body["prompt"], 0.05)
+        return reply
+
+    endpoint.answer = slow_first
+    requests = [Request(f"p{i}", (5,)) for i in range(9)]
+    completions = list(open_sampler(endpoint, max_concurrency=3).sample(requests, SamplingParams()))
+    order = [c.request_index for c in completions]
+    assert (order[0], order[-1]) == (0, 1), "the slow one comes last, and held up nothing"
+    assert sorted(order) == list(range(9))
+    assert all(c.text == f"p{c.request_index} </answer>" for c in completions)
+    assert endpoint.most_under_way == 3
+
+
+def test_requests_go_on_while_the_caller_is_busy(endpoint):
+    stream = open_sampler(endpoint).sample([Request("p", tuple(range(8)))], SamplingParams())
+    next(stream)
+    deadline = time.monotonic() + 5
+    while len(endpoint.bodies) < 8 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(endpoint.bodies) == 8
+    assert len(list(stream)) == 7
+
+
+def test_closing_the_stream_drops_what_is_under_way(endpoint):
+    endpoint.answer = in_turn(completion("4 </answer>"), then=Reply(wait=30))
+    threads = threading.active_count()
+    stream = open_sampler(endpoint, max_concurrency=4).sample([Request("p", tuple(range(100)))], SamplingParams())
+    next(stream)
+    start = time.monotonic()
+    stream.close()
+    assert time.monotonic() - start < 3
+    assert not [t for t in threading.enumerate() if t.name == "rlvr-openai"]
+    assert len(endpoint.bodies) <= 5
+    assert threading.active_count() <= threads + 5  # the server's own
+    assert list(open_sampler(endpoint).sample([], SamplingParams())) == []
+
+
+# --- the key ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_key_appears_nowhere(endpoint, caplog, capfd):
+    """Not in the sampler, not in a message, not in a traceback, not in a log, even when the endpoint echoes it."""
+    caplog.set_level(logging.DEBUG)
+    endpoint.answer = in_turn(
+        error(500, f"bad key {CANARY}"), then=error(401, f"Incorrect API key provided: {CANARY}. Find yours at ...")
+    )
+    sampler = open_sampler(endpoint)
+    with pytest.raises(RlvrError) as caught:
+        list(sampler.sample([Request("p", (1, 2))], SamplingParams()))
+    assert "[key]" in str(caught.value)
+    shown = "".join(traceback.format_exception(caught.value)) + caplog.text + repr(vars(sampler)) + str(caught.value)
+    assert caplog.text, "nothing was logged: the test looks at nothing"
+    assert CANARY not in shown + "".join(capfd.readouterr())
+    assert endpoint.keys[0] == f"Bearer {CANARY}"
+
+
+@pytest.mark.parametrize("key", ["sk-canary\nx", "sk-canary-ключ"])
+def test_a_key_that_cannot_be_sent_is_not_shown(endpoint, monkeypatch, key):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(RlvrError, match="OPENAI_API_KEY") as caught:
+        open_sampler(endpoint)
+    assert "canary" not in str(caught.value)
+
+
+def test_a_missing_key_names_the_variable(monkeypatch):
+    monkeypatch.delenv("MY_KEY", raising=False)
+    with pytest.raises(RlvrError, match="MY_KEY is not set"):
+        OpenAISampler("m", base_url="https://api.example.com/v1", api_key_env="MY_KEY")
+
+
+def test_an_endpoint_on_this_machine_needs_no_key(endpoint, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY")
+    one(endpoint)
+    assert endpoint.keys == ["Bearer EMPTY"]
+    for url in ("http://localhost:1/v1", "http://[::1]:1/v1", "http://127.3.2.1/v1"):
+        OpenAISampler("m", base_url=url)
+    with pytest.raises(RlvrError, match="not set"):
+        OpenAISampler("m", base_url="http://localhost.example.com/v1")
+
+
+def test_a_message_cannot_act_on_the_terminal(endpoint):
+    endpoint.answer = in_turn(then=error(400, "\x1b[2J\u202eevil"))
+    with pytest.raises(RlvrError) as caught:
+        one(endpoint)
+    assert "\x1b" not in str(caught.value)
+    assert "\u202e" not in str(caught.value)
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://h/v1", "http://", "/v1"])
+def test_an_address_that_is_none(url):
+    with pytest.raises(RlvrError, match="no address of an endpoint"):
+        OpenAISampler("m", base_url=url)
+
+
+@pytest.mark.parametrize("url", ["https://me:secret-canary@h/v1", "me:secret-canary@h/v1"])
+def test_an_address_with_a_password_is_refused_without_showing_it(url):
+    with pytest.raises(RlvrError, match=r"holds a user name or password|no address") as caught:
+        OpenAISampler("m", base_url=url)
+    assert "secret-canary" not in str(caught.value)
+
+
+def test_weights_cannot_be_loaded(endpoint):
+    sampler = open_sampler(endpoint)
+    with pytest.raises(RlvrError, match="cannot be changed"):
+        sampler.load_weights(None, 1)
+    sampler.sleep()
+    sampler.close()
+
+
+def test_a_prompt_that_is_no_unicode_is_named(endpoint):
+    with pytest.raises(RlvrError, match="Prompt 1"):
+        next(open_sampler(endpoint).sample([Request("a", (1,)), Request("\ud83d", (1,))], SamplingParams()))
+    assert not endpoint.bodies
+
+
+def test_a_missing_package_says_how_to_install_it():
+    code = (
+        "import sys; sys.modules['openai'] = None\n"
+        "from rlvr_cli.samplers.openai import OpenAISampler\n"
+        "OpenAISampler('m', base_url='http://localhost/v1')"
+    )
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert "openai is not installed" in result.stderr
+    assert "pip install -e '.[openai]'" in result.stderr

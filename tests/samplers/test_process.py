@@ -1,0 +1,157 @@
+"""A sampler in a process of its own: the answers of one in this process, asked ahead or not, and proof of its weights."""
+
+import os
+import signal
+from collections import Counter
+
+import pytest
+import torch
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.policy import load_policy
+from rlvr_cli.samplers import process
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.samplers.process import SamplingProcess, weights_of
+from rlvr_cli.types import Request, SamplingParams
+
+PARAMS = SamplingParams(max_tokens=12, min_tokens=0, stop=())
+REQUESTS = [Request("What is 12 + 30?", (1, 2, 3)), Request("Solve x^2 - 5x + 6 = 0.", (4, 5))]
+OTHERS = [Request("Natalia sold 48 clips", (6,))]
+
+
+@pytest.fixture
+def start(tiny_model_dir):
+    opened = []
+
+    def start(**given):
+        how = {
+            "dtype": "auto", "param_dtype": "float32", "device": "cpu", "max_batch_size": None, "cuda_graphs": True, "max_model_len": None,
+            "gpu_memory_utilization": 0.3, "seed": 0,
+        } | given  # fmt: skip
+        opened.append(SamplingProcess("transformers", {"model": str(tiny_model_dir), **how}))
+        return opened[-1]
+
+    yield start
+    for there in opened:
+        there.close()
+        there.close()
+
+
+def moved(model, by):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + by)
+    return model
+
+
+def test_its_answers_are_those_of_a_sampler_in_this_process(start, tiny_model_dir, tiny_tokenizer):
+    model = moved(load_policy(tiny_model_dir).model, 0.1)
+    here, there = TransformersSampler(model, tiny_tokenizer), start()
+    there.load_weights(model, 7)
+    assert (there.policy_version, there.seeding, there.notes) == (7, "per-request", [])
+    there.prefetch(REQUESTS, PARAMS)
+    there.prefetch(OTHERS, PARAMS)
+    greedy = SamplingParams(max_tokens=5, temperature=0.0, stop=())
+    asked = [(REQUESTS, greedy), (OTHERS, PARAMS), (REQUESTS, PARAMS), (REQUESTS, PARAMS)]  # out of turn, and once more
+    for requests, params in asked:
+        assert list(there.sample(requests, params)) == list(here.sample(requests, params))
+    assert there.worked_seconds > 0
+
+
+def test_what_was_asked_ahead_is_of_the_weights_of_then(start, tiny_model_dir, tiny_tokenizer):
+    first, second = load_policy(tiny_model_dir).model, moved(load_policy(tiny_model_dir).model, 0.3)
+    there = start()
+    there.load_weights(first, 0)
+    there.prefetch(REQUESTS, PARAMS)
+    there.load_weights(second, 1)
+    then = list(there.sample(REQUESTS, PARAMS))
+    assert then == list(TransformersSampler(first, tiny_tokenizer).sample(REQUESTS, PARAMS))
+    assert list(there.sample(REQUESTS, PARAMS)) != then
+
+
+def test_answers_that_are_given_up_do_not_reach_the_next_question(start, tiny_model, tiny_tokenizer):
+    there = start()
+    answers = there.sample(REQUESTS, PARAMS)
+    next(answers)
+    answers.close()
+    assert list(there.sample(OTHERS, PARAMS)) == list(
+        TransformersSampler(tiny_model, tiny_tokenizer).sample(OTHERS, PARAMS)
+    )
+
+
+def test_what_was_asked_ahead_can_be_dropped(start, tiny_model, tiny_tokenizer, monkeypatch):
+    kinds, read = Counter(), process._read
+
+    def counted(connection):
+        message = read(connection)
+        kinds[message[0]] += 1
+        return message
+
+    monkeypatch.setattr(process, "_read", counted)
+    there = start()
+    there.load_weights(tiny_model, 0)
+    long = SamplingParams(max_tokens=400, min_tokens=400, stop=())
+    many = [Request(f"What is 12 + {i}?", tuple(range(100 * i, 100 * i + 64))) for i in range(40)]
+    there.prefetch(many, long)
+    there.prefetch(many[:1], long)
+    there.drop()
+    here = TransformersSampler(tiny_model, tiny_tokenizer)
+    assert list(there.sample(OTHERS, PARAMS)) == list(here.sample(OTHERS, PARAMS))
+    assert kinds["completion"] < 1000, "the process went on with all 2,624 samples"
+    assert there._jobs == []
+    assert list(there.sample(many[:1], PARAMS)) == list(here.sample(many[:1], PARAMS))
+
+
+def test_asking_ahead_does_not_wait_for_what_was_asked_before(start, tiny_model):
+    there = start()
+    there.load_weights(tiny_model, 0)
+    many = [Request(f"What is {i}? " + "x" * 60, (i,)) for i in range(5000)]  # more than a socket holds
+    for _ in range(3):
+        there.prefetch(many, PARAMS)
+    done = next(there.sample(many, PARAMS))
+    assert done.request_index >= 0
+    assert [job.seconds for job in there._jobs][1:] == [None, None]  # all were asked for before the first was done
+
+
+def test_weights_that_did_not_arrive_are_found_out(start, tiny_model_dir):
+    model, there = load_policy(tiny_model_dir).model, start()
+    there.load_weights(model, 0)
+    hook = model.lm_head.register_forward_hook(lambda module, given, logits: logits * 1.5)
+    with pytest.raises(RlvrError, match="does not serve the model's weights"):
+        there.load_weights(model, 1)
+    hook.remove()
+    assert there.policy_version == 0
+
+
+def test_weights_of_another_shape_are_refused(start, tiny_model):
+    there = start()
+    tiny_model.lm_head = torch.nn.Linear(400, 1000, bias=False)
+    with pytest.raises(RlvrError, match="do not fit the model in the sampling process"):
+        there.load_weights(tiny_model, 1)
+
+
+def test_errors_of_the_engine_are_the_users(start):
+    with pytest.raises(RlvrError, match="the model's context holds 512"):
+        list(start().sample(REQUESTS, SamplingParams(max_tokens=510)))
+    with pytest.raises(RlvrError, match="No parameter precision 'float7'"):
+        list(start(param_dtype="float7").notes)
+    there = start()
+    for _ in range(2):
+        there.prefetch(REQUESTS, SamplingParams(max_tokens=510))
+    with pytest.raises(RlvrError, match="the model's context holds 512"):  # with more to read behind it
+        list(there.sample(REQUESTS, SamplingParams(max_tokens=510)))
+
+
+def test_a_process_that_died_is_said_and_not_waited_for(start):
+    there = start()
+    assert there.notes == []
+    os.kill(there._process.pid, signal.SIGKILL)
+    with pytest.raises(RlvrError, match="ended with status -9"):
+        list(there.sample(REQUESTS, PARAMS))
+    with pytest.raises(RlvrError, match="ended with status -9"):
+        there.prefetch(REQUESTS, PARAMS)
+
+
+def test_tied_weights_go_over_once(tiny_model):
+    assert tiny_model.config.tie_word_embeddings
+    assert set(weights_of(tiny_model)) == {name for name, _ in tiny_model.named_parameters()}

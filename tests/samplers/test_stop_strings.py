@@ -1,0 +1,219 @@
+"""samplers/stopping.py: prompt ids, response text, and where a response ends, against decoding at every token."""
+
+import unicodedata
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.samplers.stop_strings import (
+    StopStrings,
+    _decodes_plainly,
+    eos_token_ids,
+    first_stop,
+    prompt_token_ids,
+    response_text,
+)
+
+LENIENT = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "start", "expected"),
+    [
+        ("2 </answer> x", ("</answer>",), 0, ("</answer>", 11)),
+        ("2 </answer", ("</answer>",), 0, None),
+        ("ab", ("b", "ab"), 0, ("b", 2)),  # both are complete at 2: the order of the list decides
+        ("ab", ("ab", "b"), 0, ("ab", 2)),
+        ("xaby", ("aby", "b"), 0, ("b", 3)),  # the one that is complete first, not the one that begins first
+        ("stop stop", ("stop",), 4, ("stop", 9)),  # the first ends at 4, which is not after 4
+        ("stop stop", ("stop",), 3, ("stop", 4)),
+        ("stop", ("stop",), 4, None),
+        ("", ("a",), 0, None),
+        ("abc", (), 0, None),
+    ],
+)
+def test_first_stop(text, stop, start, expected):
+    assert first_stop(text, stop, start=start) == expected
+
+
+@given(
+    text=st.text("ab", max_size=12),
+    stop=st.lists(st.text("ab", min_size=1, max_size=3), max_size=3),
+    start=st.integers(0, 12),
+)
+def test_first_stop_is_the_first_completed(text, stop, start):
+    expected = next(
+        ((s, end) for end in range(start + 1, len(text) + 1) for s in stop if text[:end].endswith(s)),
+        None,
+    )
+    assert first_stop(text, stop, start=start) == expected
+
+
+def slow_end(tokenizer, ids, stop, min_tokens):
+    """Decode after every token; the text and the stop string of the first length at which one is complete."""
+    protected = len(response_text(tokenizer, ids[:min_tokens]).rstrip("\ufffd")) if min_tokens else 0
+    for length in range(min_tokens + 1, len(ids) + 1):
+        text = response_text(tokenizer, ids[:length])
+        for end in range(protected + 1, len(text) + 1):
+            for string in stop:
+                if text[:end].endswith(string):
+                    return length, text[:end], string
+    return None
+
+
+def fast_end(stops, ids, min_tokens):
+    for length in range(1, len(ids) + 1):
+        if stops.candidates[ids[length - 1]] and (found := stops.find(ids[:length], min_tokens=min_tokens)):
+            return length, *found
+    return None
+
+
+@LENIENT
+@given(data=st.data())
+def test_stop_strings_equal_decoding_at_every_token(tiny_tokenizer, data):
+    # Whole words, single bytes and special tokens, so that characters and stop strings are split every way there is.
+    words = [i for s in ("</answer>", " 😀数é", "42 </", "user") for i in tiny_tokenizer(s)["input_ids"]]
+    ids = data.draw(st.lists(st.sampled_from(words) | st.integers(0, len(tiny_tokenizer) - 1), min_size=1, max_size=14))
+    text = response_text(tiny_tokenizer, ids)
+    cut = data.draw(st.integers(0, max(0, len(text) - 1)))
+    piece = text[cut : cut + data.draw(st.integers(1, 4))].replace("\ufffd", "")
+    stop = tuple(s for s in (piece, "</answer>", "😀", "\n") if s)
+    min_tokens = data.draw(st.integers(0, 5))
+    stops = StopStrings(tiny_tokenizer, stop, vocab_size=len(tiny_tokenizer))
+    assert fast_end(stops, ids, min_tokens) == slow_end(tiny_tokenizer, ids, stop, min_tokens)
+
+
+def test_a_stop_string_split_over_tokens_is_kept_and_the_rest_of_its_token_cut(tiny_tokenizer):
+    ids = [i for c in "x </answer" for i in tiny_tokenizer(c)["input_ids"]] + tiny_tokenizer(">.")["input_ids"][:1]
+    assert len(ids) > 10
+    stops = StopStrings(tiny_tokenizer, ("</answer>",), vocab_size=len(tiny_tokenizer))
+    assert not stops.candidates[ids[:-1]].any()
+    assert stops.candidates[ids[-1]]
+    assert stops.find(ids, min_tokens=4) == ("x </answer>", "</answer>")
+    # A token that goes on after the stop string: " and" in this vocabulary ends "a" and holds more.
+    longer = next(i for t, i in tiny_tokenizer.get_vocab().items() if len(t) > 2 and t.isalpha() and "a" in t[:-1])
+    text = tiny_tokenizer.decode([longer])
+    stops = StopStrings(tiny_tokenizer, ("a",), vocab_size=len(tiny_tokenizer))
+    assert stops.find([longer], min_tokens=0) == (text[: text.index("a") + 1], "a")
+
+
+def test_min_tokens_protects_what_was_complete_by_then(tiny_tokenizer):
+    ids = [i for c in "b.a.a" for i in tiny_tokenizer(c)["input_ids"]]
+    stops = StopStrings(tiny_tokenizer, (".a",), vocab_size=len(tiny_tokenizer))
+    assert fast_end(stops, ids, 0) == (3, "b.a", ".a")
+    assert fast_end(stops, ids, 2) == (3, "b.a", ".a")  # begins in the protected part, ends after it
+    assert fast_end(stops, ids, 3) == (5, "b.a.a", ".a")
+    assert fast_end(stops, ids, 5) is None
+
+
+def test_half_a_character_within_min_tokens_does_not_hide_the_whole_one(tiny_tokenizer):
+    ids = tiny_tokenizer("😀")["input_ids"]
+    assert len(ids) > 2
+    stops = StopStrings(tiny_tokenizer, ("😀",), vocab_size=len(tiny_tokenizer))
+    assert fast_end(stops, ids, 2) == (len(ids), "😀", "😀")
+
+
+def test_candidates_are_few_and_a_padded_head_has_none_of_them(tiny_tokenizer):
+    stops = StopStrings(tiny_tokenizer, ("</answer>",), vocab_size=400)
+    assert stops.candidates.shape == (400,)
+    assert 0 < stops.candidates.sum() < 10
+    assert not stops.candidates[len(tiny_tokenizer) :].any()
+    assert not StopStrings(tiny_tokenizer, (), vocab_size=400).candidates.any()
+
+
+def test_candidates_with_a_tokenizer_that_strips_the_first_space():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["a", "▁a", "▁", "b", ">", "▁>"]
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="a"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    stops = StopStrings(tokenizer, ("a ",), vocab_size=6)
+    assert stops.candidates.tolist() == [False, True, True, False, False, True]
+    assert stops.find([3, 0, 1], min_tokens=0) == ("ba ", "a ")
+
+
+def test_only_tokens_in_which_a_stop_string_may_end_are_candidates():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["a", "▁x>", "▁</think>", "answer>", ">", "r>▁b>", "▁<b></answer>▁c>", "</answer"]
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="a"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    stops = StopStrings(PreTrainedTokenizerFast(tokenizer_object=inner), ("</answer>",), vocab_size=8)
+    assert stops.candidates.tolist() == [False, False, False, True, True, True, True, False]
+
+
+def test_an_empty_stop_string_is_refused(tiny_tokenizer):
+    with pytest.raises(RlvrError, match="stop string is empty"):
+        StopStrings(tiny_tokenizer, ("x", ""), vocab_size=10)
+
+
+@LENIENT
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_text_survives_tokenisation(tiny_tokenizer, text):
+    if text:
+        (ids,) = prompt_token_ids(tiny_tokenizer, [text])
+        composed = unicodedata.normalize("NFC", text)  # as Qwen's tokenizers do
+        assert response_text(tiny_tokenizer, [*ids, tiny_tokenizer.eos_token_id]) == composed
+
+
+@LENIENT
+@given(ids=st.lists(st.integers(0, 300), max_size=12))
+def test_text_is_what_the_tokenizer_decodes(tiny_tokenizer, ids):
+    plain = tiny_tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert response_text(tiny_tokenizer, ids) == plain
+
+
+def test_a_tokenizer_that_decodes_in_its_own_way_does(tiny_tokenizer):
+    class Loud(type(tiny_tokenizer)):
+        def _decode(self, *args, **kwargs):
+            return super()._decode(*args, **kwargs).upper()
+
+    assert _decodes_plainly(type(tiny_tokenizer))
+    ids = tiny_tokenizer("no")["input_ids"]
+    tiny_tokenizer.__class__ = Loud
+    try:
+        assert response_text(tiny_tokenizer, ids) == "NO"
+        assert StopStrings(tiny_tokenizer, ("O",), vocab_size=320).find(ids, min_tokens=0) == ("NO", "O")
+        assert StopStrings(tiny_tokenizer, ("O",), vocab_size=320).candidates[ids[-1]]
+    finally:
+        tiny_tokenizer.__class__ = Loud.__base__
+
+
+def test_half_a_character_shows_only_where_it_stays_half(tiny_tokenizer):
+    ids = tiny_tokenizer("😀!")["input_ids"]
+    assert len(ids) > 2
+    assert response_text(tiny_tokenizer, ids) == "😀!"
+    assert "\ufffd" in response_text(tiny_tokenizer, ids[:1])
+
+
+def test_prompts_get_the_special_tokens_of_their_tokenizer(tiny_model_dir):
+    from tokenizers import processors
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    plain = prompt_token_ids(tokenizer, ["1 + 1", "2"])
+    assert plain == [tokenizer("1 + 1")["input_ids"], tokenizer("2")["input_ids"]]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    assert prompt_token_ids(tokenizer, ["1 + 1"]) == [[0, *plain[0]]]
+    assert prompt_token_ids(tokenizer, []) == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"), [("", "Prompt 1 is empty"), ("a\ud83d", "Prompt 1 is not valid Unicode")]
+)
+def test_prompts_without_tokens_or_meaning_are_refused(tiny_tokenizer, prompt, message):
+    with pytest.raises(RlvrError, match=message):
+        prompt_token_ids(tiny_tokenizer, ["fine", prompt])
+
+
+@pytest.mark.parametrize(("configured", "expected"), [(None, (0,)), (5, (0, 5)), ([7, 0, 3], (0, 3, 7))])
+def test_every_eos_counts(tiny_model, tiny_tokenizer, configured, expected):
+    tiny_model.generation_config.eos_token_id = configured
+    assert eos_token_ids(tiny_model, tiny_tokenizer) == expected

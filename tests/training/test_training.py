@@ -1,0 +1,1135 @@
+"""SFT and policy-gradient updates against plain one-shot references: whole logits, one backward pass, in float64."""
+
+import copy
+import functools
+import inspect
+import itertools
+import math
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+
+from rlvr_cli.data.order import batches, draw, epoch_order
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.handout import grpo_microbatch_train_step, sft_microbatch_train_step
+from rlvr_cli.models.device import autocast_context
+from rlvr_cli.models.log_probs import get_response_log_probs
+from rlvr_cli.models.tokenization import collate, tokenize_prompt_and_output
+from rlvr_cli.training.advantages import group_advantages
+from rlvr_cli.training.objectives import policy_gradient, token_metrics
+from rlvr_cli.training.optimizer import learning_rate_at, make_optimizer
+from rlvr_cli.training.update import rollout_tensors, score, take, train_update
+from rlvr_cli.types import Rollout
+
+VOCAB = 41
+LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
+NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normalize", 1.0), ("masked_normalize", 13.0)]
+
+
+class WideRMSNorm(Qwen2RMSNorm):
+    """In the precision of its input. That of transformers rounds float64 to float32, and 1e-16 may become 1e-7."""
+
+    def forward(self, hidden_states):
+        return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+
+
+def make_policy(dtype=torch.float64):
+    config = Qwen2Config(
+        vocab_size=VOCAB,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = Qwen2ForCausalLM(config).to(dtype).eval()
+    for module in model.modules():
+        if isinstance(module, Qwen2RMSNorm):
+            module.__class__ = WideRMSNorm
+    return model
+
+
+@pytest.fixture(scope="module")
+def policy():
+    """Read-only; a test that updates it takes a copy."""
+    return make_policy()
+
+
+def make_batch(lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(count):
+        return torch.randint(2, VOCAB, (count,), generator=generator).tolist()
+
+    return collate([draw(p) for p, _ in lengths], [draw(r) for _, r in lengths], pad_id=1)
+
+
+def rows_of(batch, rows, extra_width=0):
+    """The batch with its rows reordered or chosen, and wider padding."""
+    padded = {name: F.pad(tensor[rows], (0, extra_width), value=7) for name, tensor in batch.items()}
+    padded["response_mask"][:, batch["response_mask"].shape[1] :] = False
+    return padded
+
+
+def plain_loss(model, batch, normalization, constant, temperature=1.0):
+    """A loop over the rows of the whole batch: each row's loss is what the normalization's name says."""
+    logits = model(batch["input_ids"]).logits / temperature
+    losses = []  # one tensor of token losses per row
+    for row, mask in enumerate(batch["response_mask"]):
+        losses.append(F.cross_entropy(logits[row][mask], batch["labels"][row][mask], reduction="none"))
+    if normalization == "token_mean":
+        return torch.cat(losses).mean()
+    if normalization == "masked_mean":
+        return torch.stack([loss.mean() for loss in losses if len(loss)]).mean()
+    return torch.stack([loss.sum() / constant for loss in losses]).mean()
+
+
+def update_gradient(model, batch, **options):
+    """The gradient that `train_update` hands to the optimizer, and its metrics; the model is left as it was."""
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in model.parameters()))
+    metrics = train_update(model, optimizer, batch, **{"learning_rate": 0.0, "max_grad_norm": math.inf, **options})
+    return seen, metrics
+
+
+def one_shot_gradient(model, loss):
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+def assert_same(left, right, tolerance=1e-10):
+    for one, other in zip(left, right, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def norm_of(gradients):
+    return math.sqrt(sum(float((g * g).sum()) for g in gradients))
+
+
+def bytes_of(model, optimizer):
+    state = [*model.state_dict().values()]
+    state += [value for entry in optimizer.state.values() for value in entry.values()]
+    return [tensor.detach().numpy().tobytes() for tensor in state]
+
+
+# --- the handout's micro-batch step
+
+
+def test_sft_microbatch_train_step_worked_by_hand():
+    log_probs = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]], requires_grad=True)
+    mask = torch.tensor([[False, True, True], [False, False, True]])
+    loss, metadata = sft_microbatch_train_step(log_probs, mask, 4, 10.0)
+    assert loss.item() == pytest.approx(((2 + 3) / 10 + 6 / 10) / 2 / 4)
+    expected = torch.tensor([[0, -1, -1], [0, 0, -1]]) / 80
+    torch.testing.assert_close(log_probs.grad, expected)
+    assert metadata["num_response_tokens"] == 3
+    assert metadata["mean_nll"].item() == pytest.approx(11 / 3)
+    assert not loss.requires_grad
+
+
+@pytest.mark.parametrize("constant", [1.0, 42.0])
+def test_sft_microbatch_train_step_accumulates_like_the_courses_ten_step_test(constant):
+    generator = torch.Generator().manual_seed(42)
+    log_probs = torch.randn(2, 10, generator=generator, requires_grad=True)
+    mask = torch.rand(2, 10, generator=generator) > 0.5
+    for step in range(1, 11):
+        loss, _ = sft_microbatch_train_step(
+            policy_log_probs=log_probs,
+            response_mask=mask,
+            gradient_accumulation_steps=2,
+            normalize_constant=constant,
+        )
+        rows = [-sum(v for v, m in zip(r, k, strict=True) if m) for r, k in zip(log_probs.tolist(), mask, strict=True)]
+        assert loss.item() == pytest.approx(sum(rows) / constant / 2 / 2, rel=1e-5)
+        torch.testing.assert_close(log_probs.grad, -step * mask / constant / 4)
+
+
+def test_eight_micro_batches_of_one_are_one_of_eight():
+    log_probs = -torch.rand(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = torch.rand(8, 5, generator=torch.Generator().manual_seed(1)) < 0.6
+    whole, pieces = log_probs.clone().requires_grad_(), log_probs.clone().requires_grad_()
+    loss, _ = sft_microbatch_train_step(whole, mask, 1, 3.0)
+    parts = [sft_microbatch_train_step(pieces[row : row + 1], mask[row : row + 1], 8, 3.0)[0] for row in range(8)]
+    torch.testing.assert_close(whole.grad, pieces.grad)
+    torch.testing.assert_close(loss, sum(parts))
+
+
+# --- the update
+
+
+@st.composite
+def cut_batches(draw):
+    lengths = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 7)), min_size=1, max_size=6))
+    lengths.append((2, draw(st.integers(1, 7))))
+    batch = make_batch(lengths, draw(st.integers(0, 100)))
+    order = draw(st.permutations(range(len(lengths))))
+    return batch, rows_of(batch, order, draw(st.integers(0, 5))), draw(st.integers(1, len(lengths) + 1))
+
+
+@pytest.mark.parametrize(("normalization", "constant"), NORMALIZATIONS)
+@given(cut_batches())
+@settings(max_examples=12, deadline=None)
+def test_no_cut_order_or_padding_changes_the_gradient(policy, normalization, constant, case):
+    batch, shuffled, micro_batch_size = case
+    loss = plain_loss(policy, batch, normalization, constant)
+    gradient, metrics = update_gradient(
+        policy,
+        shuffled,
+        micro_batch_size=micro_batch_size,
+        normalization=normalization,
+        normalize_constant=constant,
+    )
+    expected = one_shot_gradient(policy, loss)
+    assert_same(gradient, expected)
+    assert metrics["loss/objective"] == pytest.approx(loss.item(), rel=1e-12)
+    assert metrics["optimizer/grad_norm"] == pytest.approx(norm_of(expected), rel=1e-10)
+
+
+def test_the_handouts_accumulation_is_a_special_case(policy):
+    batch = make_batch([(2, 3), (1, 7), (4, 2), (3, 5)])
+    model = copy.deepcopy(policy)
+    for rows in ([0, 1], [2, 3]):
+        micro = {name: tensor[rows] for name, tensor in batch.items()}
+        log_probs = get_response_log_probs(model, micro["input_ids"], micro["labels"])["log_probs"]
+        sft_microbatch_train_step(log_probs, micro["response_mask"], 2, 9.0)
+    gradient, _ = update_gradient(
+        policy, batch, micro_batch_size=3, normalization="masked_normalize", normalize_constant=9.0
+    )
+    assert_same(gradient, [p.grad for p in model.parameters()])
+
+
+def test_metrics_are_exact_and_do_not_depend_on_the_cut(policy):
+    batch = make_batch([(2, 3), (1, 7), (4, 1), (3, 0)])
+    mask = batch["response_mask"]
+    with torch.no_grad():
+        logits = policy(batch["input_ids"]).logits[mask] / 0.8
+    nll = F.cross_entropy(logits, batch["labels"][mask]).item()
+    entropy = torch.distributions.Categorical(logits=logits).entropy().mean().item()
+    for micro_batch_size, count in ((1, 3), (2, 2), (4, 1)):
+        _, metrics = update_gradient(
+            policy, batch, micro_batch_size=micro_batch_size, normalization="masked_mean", temperature=0.8
+        )
+        assert metrics["loss/nll"] == pytest.approx(nll, rel=1e-12)
+        assert metrics["policy/entropy"] == pytest.approx(entropy, rel=1e-12)
+        assert metrics["update/tokens"] == 11
+        assert metrics["update/rows"] == 4
+        assert metrics["update/micro_batches"] == count
+        assert metrics["update/skipped"] == 0
+        assert metrics["update/seconds"] > 0
+    objective = plain_loss(policy, batch, "masked_mean", None, temperature=0.8).item()
+    assert metrics["loss/objective"] == pytest.approx(objective, rel=1e-12)
+
+
+def shapes_of_the_body(policy, batch, *, micro_batch_size):
+    """What goes through the model's body in an update, and the update's metrics."""
+    model, shapes = copy.deepcopy(policy), []
+    model.base_model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    get_response_log_probs(model, batch["input_ids"], batch["labels"])
+    shapes.clear()
+    optimizer = torch.optim.SGD(model.parameters())
+    return shapes, train_update(model, optimizer, batch, learning_rate=0.0, micro_batch_size=micro_batch_size)
+
+
+def test_rows_of_like_length_share_a_micro_batch_and_the_longest_go_first(policy):
+    batch = make_batch([(1, 2), (1, 9), (2, 0), (1, 3), (3, 6)])  # 2, 9, none, 3 and 8 positions that matter
+    shapes, metrics = shapes_of_the_body(policy, batch, micro_batch_size=2)
+    assert shapes == [(1, 9 + 8), (1, 3 + 2)]
+    assert (metrics["update/computed"], metrics["update/padding"], metrics["update/shared"]) == (22, 0, 0)
+
+
+def test_rows_of_a_prompt_share_a_micro_batch_in_which_it_is_computed_once(policy):
+    prompts = [[5, 6, 7], [8], [5, 6, 7], [8], [5, 6, 9]]
+    responses = [[9, 10], [11, 12, 13, 14], [9, 10, 11], [12], [13, 14, 15]]
+    batch = collate(prompts, responses, pad_id=1)
+    shapes, metrics = shapes_of_the_body(policy, batch, micro_batch_size=3)
+    # 5 6 7 9 10 (its last token predicts nothing) with 5 6 7 9 inside it, and 5 6 9 13 14, of which 5 6 is the same; then 8 11 12 13 with 8.
+    assert shapes == [(1, 5 + 3), (1, 4)]
+    assert metrics["update/shared"] == pytest.approx(1 - 12 / (5 + 4 + 5 + 4 + 1))
+
+
+def test_recomputation_in_the_backward_pass_goes_row_by_row(policy):
+    batch = make_batch([(1, 2), (1, 9), (2, 0), (1, 3), (3, 6)])
+    model = copy.deepcopy(policy)
+    model.gradient_checkpointing_enable()
+    model.train()
+    plain, _ = update_gradient(policy, batch, micro_batch_size=2)
+    ours, _ = update_gradient(model, batch, micro_batch_size=2)
+    assert_same(ours, plain)
+    assert shapes_of_the_body(model, batch, micro_batch_size=2)[0][0] == (2, 9)
+
+
+def test_a_model_with_a_window_computes_row_by_row_and_says_so():
+    config = MistralConfig(
+        vocab_size=VOCAB,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=4,
+    )
+    lengths = [(1, 2), (1, 9), (2, 0), (1, 3), (3, 6)]
+    batch = make_batch(lengths)
+    batch["input_ids"][:, 0] = 5  # one prompt for most: it must not bring rows of unlike length together
+    with pytest.warns(UserWarning, match="MistralForCausalLM is not ordinary causal attention"):
+        shapes, metrics = shapes_of_the_body(MistralForCausalLM(config).eval(), batch, micro_batch_size=2)
+    assert shapes == [(2, 9), (2, 3)]
+    assert metrics["update/padding"] == pytest.approx(1 - (9 + 8 + 3 + 2) / (18 + 6))
+    assert metrics["update/shared"] == 0
+
+
+def test_the_gradient_is_clipped_to_the_norm_and_its_norm_before_is_reported(policy):
+    batch = make_batch([(2, 5), (1, 3)])
+    whole, metrics = update_gradient(policy, batch, micro_batch_size=1)
+    norm = norm_of(whole)
+    assert metrics["optimizer/grad_norm"] == pytest.approx(norm)
+    clipped, metrics = update_gradient(policy, batch, micro_batch_size=1, max_grad_norm=norm / 3)
+    assert metrics["optimizer/grad_norm"] == pytest.approx(norm)
+    assert norm_of(clipped) == pytest.approx(norm / 3, rel=1e-5)
+    assert_same([g * 3 for g in clipped], whole, 1e-5)
+    below, _ = update_gradient(policy, batch, micro_batch_size=1, max_grad_norm=norm * 2)
+    assert_same(below, whole, 0)
+
+
+@pytest.mark.parametrize("cause", ["both", "loss", "gradient"])
+def test_a_non_finite_update_is_skipped_and_changes_no_byte(cause):
+    batch = make_batch([(2, 5), (1, 3)])
+    model = make_policy(torch.float32)
+    optimizer = make_optimizer(model, learning_rate=1e-2)
+    options = {"learning_rate": 1e-2, "micro_batch_size": 1}
+    assert train_update(model, optimizer, batch, **options)["update/skipped"] == 0
+    twin = copy.deepcopy(model)
+    twin_optimizer = make_optimizer(twin, learning_rate=1e-2)
+    twin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    before = bytes_of(model, optimizer)
+    spoil = {"both": torch.clone, "loss": torch.zeros_like, "gradient": lambda gradient: gradient * torch.inf}[cause]
+    hooks = [parameter.register_hook(spoil) for parameter in model.parameters()]
+    temperature = 1.0 if cause == "gradient" else 1e-44  # at which the logits overflow
+    metrics = train_update(model, optimizer, batch, **options, temperature=temperature)
+    for hook in hooks:
+        hook.remove()
+    assert math.isfinite(metrics["loss/objective"]) == (cause == "gradient")
+    assert math.isfinite(metrics["optimizer/grad_norm"]) == (cause == "loss")
+    assert metrics["update/skipped"] == 1
+    assert bytes_of(model, optimizer) == before
+    for one, its_optimizer in ((model, optimizer), (twin, twin_optimizer)):
+        assert train_update(one, its_optimizer, batch, **options)["update/skipped"] == 0
+    assert bytes_of(model, optimizer) == bytes_of(twin, twin_optimizer) != before
+
+
+def test_gradients_left_by_someone_else_are_dropped_and_none_are_left(policy):
+    batch = make_batch([(2, 5), (1, 3)])
+    expected, _ = update_gradient(policy, batch, micro_batch_size=2)
+    model = copy.deepcopy(policy)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e3)
+    seen = []
+    optimizer = torch.optim.SGD(model.parameters())
+    optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in model.parameters()))
+    train_update(model, optimizer, batch, learning_rate=0.0, micro_batch_size=2, max_grad_norm=math.inf)
+    assert_same(seen, expected)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_batch_without_a_response_token_is_an_error_of_the_data(policy):
+    model = copy.deepcopy(policy)
+    with pytest.raises(RlvrError, match="No response token in this batch of 2 rows"):
+        train_update(
+            model,
+            make_optimizer(model, learning_rate=0.1),
+            make_batch([(3, 0), (2, 0)]),
+            learning_rate=0.1,
+            micro_batch_size=1,
+        )
+
+
+def test_a_batch_may_carry_more_tensors(policy):
+    batch = make_batch([(2, 5), (1, 3), (2, 2)])
+    plain, _ = update_gradient(policy, batch, micro_batch_size=2)
+    batch |= {"advantages": torch.ones(3, 1), "old_log_probs": torch.zeros(batch["labels"].shape)}
+    assert_same(update_gradient(policy, batch, micro_batch_size=2)[0], plain, 0)
+
+
+def test_weights_and_optimizer_state_stay_float32_and_the_mode_stays(tiny_model, tiny_tokenizer):
+    optimizer = make_optimizer(tiny_model, learning_rate=1e-3)
+    batch = tokenize_prompt_and_output(["What is 12 + 30?"], [" 42 </answer>"], tiny_tokenizer)
+    for training in (True, False):
+        tiny_model.train(training)
+        train_update(tiny_model, optimizer, batch, learning_rate=1e-3, micro_batch_size=1)
+        assert tiny_model.training is training
+    assert {parameter.dtype for parameter in tiny_model.parameters()} == {torch.float32}
+    assert {value.dtype for entry in optimizer.state.values() for value in entry.values()} == {torch.float32}
+
+
+def test_a_cpu_computes_in_the_precision_of_the_weights(policy):
+    with autocast_context(policy):
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_ten_updates_follow_an_independent_loop_and_the_tiny_model_overfits(tiny_model, tiny_tokenizer):
+    """Golden trajectory: the same ten updates written the plain way, without any of our functions."""
+    prompts = ["What is 12 + 30?", "Natalia sold 48 clips.", "Solve x^2 = 9."]
+    outputs = [" <answer> 42 </answer>", " She sold 72.", r" \boxed{3}, or -3, since (-3)^2 = 9 </answer>"]
+    ours, theirs = tiny_model.double(), copy.deepcopy(tiny_model).double()
+    batch = tokenize_prompt_and_output(prompts, outputs, tiny_tokenizer)
+    optimizer = make_optimizer(ours, learning_rate=1e-2)
+    losses = []
+    for step in range(10):
+        rate = learning_rate_at(step, peak=1e-2, num_steps=10, warmup_steps=2, schedule="cosine")
+        losses.append(train_update(ours, optimizer, batch, learning_rate=rate, micro_batch_size=2)["loss/objective"])
+
+    rates = [0.005, 0.01] + [0.01 * (0.1 + 0.45 * (1 + math.cos(math.pi * k / 7))) for k in range(8)]
+    ids = [(tiny_tokenizer(p).input_ids, tiny_tokenizer(o).input_ids) for p, o in zip(prompts, outputs, strict=True)]
+    adam = torch.optim.AdamW(theirs.parameters(), lr=1.0, betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(10):
+        token_losses = []
+        for prompt, output in ids:  # one row at a time, unpadded
+            logits = theirs(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+            token_losses.append(F.cross_entropy(logits, torch.tensor(output), reduction="none"))
+        loss = torch.cat(token_losses).mean()
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        adam.param_groups[0]["lr"] = rates[step]
+        adam.step()
+        assert losses[step] == pytest.approx(loss.item(), rel=1e-9), f"step {step}"
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+# --- policy gradients: the handout's micro-batch step
+
+
+def test_the_handouts_signature_of_the_grpo_step():
+    names = list(inspect.signature(grpo_microbatch_train_step).parameters)
+    assert names == [
+        "policy_log_probs",
+        "response_mask",
+        "gradient_accumulation_steps",
+        "loss_type",
+        "raw_rewards",
+        "advantages",
+        "old_log_probs",
+        "cliprange",
+    ]
+
+
+def test_grpo_microbatch_train_step_worked_by_hand():
+    mask = torch.tensor([[False, True, True], [False, False, True]])
+    column = torch.tensor([[2.0], [-1.0]])
+    for loss_type, name in (("no_baseline", "raw_rewards"), ("reinforce_with_baseline", "advantages")):
+        log_probs = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]], requires_grad=True)
+        loss, metadata = grpo_microbatch_train_step(log_probs, mask, 4, loss_type, **{name: column})
+        assert loss.item() == pytest.approx(((2 * 2 + 2 * 3) / 2 - 6) / 2 / 4)
+        torch.testing.assert_close(log_probs.grad, torch.tensor([[0, -1, -1], [0, 0, 1]]) / 8)
+        assert not loss.requires_grad
+        assert metadata == {}
+
+
+def test_grpo_clip_microbatch_train_step_worked_by_hand():
+    mask = torch.tensor([[True, True, True, True], [True, True, False, False]])
+    ratio = torch.tensor([[1.0, 0.5, 1.5, 1.1], [0.5, 1.5, 0.1, 9.0]])
+    old = torch.full((2, 4), -1.0)
+    log_probs = (old + ratio.log()).requires_grad_()
+    loss, metadata = grpo_microbatch_train_step(
+        log_probs, mask, 2, "grpo_clip", advantages=torch.tensor([[2.0], [-1.0]]), old_log_probs=old, cliprange=0.2
+    )
+    assert loss.item() == pytest.approx((-2 * (1 + 0.5 + 1.2 + 1.1) / 4 + (0.8 + 1.5) / 2) / 2 / 2)
+    expected = torch.tensor([[-2 * 1.0, -2 * 0.5, 0, -2 * 1.1], [0, 2 * 1.5, 0, 0]]) / 4 / 4
+    torch.testing.assert_close(log_probs.grad, expected)
+    assert {name: value.item() for name, value in metadata.items()} == pytest.approx(
+        {"ratio": 6.1 / 6, "clipped": 2 / 6, "clipped_low": 1 / 6, "clipped_high": 1 / 6}
+    )
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_equal_grpo_micro_batches_accumulate_to_their_union(loss_type):
+    generator = torch.Generator().manual_seed(3)
+    log_probs = -torch.rand(8, 5, dtype=torch.float64, generator=generator)
+    mask = torch.rand(8, 5, generator=generator) < 0.6
+    mask[:, 2] = True
+    column = torch.randn(8, 1, dtype=torch.float64, generator=generator)
+    old = log_probs + 0.4 * torch.randn(8, 5, dtype=torch.float64, generator=generator)
+
+    def accumulated(size):
+        pieces = log_probs.clone().requires_grad_()
+        losses = []
+        for rows in torch.arange(8).split(size):
+            loss, _ = grpo_microbatch_train_step(
+                pieces[rows],
+                mask[rows],
+                8 // size,
+                loss_type,
+                raw_rewards=column[rows],
+                advantages=column[rows],
+                old_log_probs=old[rows],
+                cliprange=0.2,
+            )
+            losses.append(loss)
+        return pieces.grad, sum(losses)
+
+    gradient, loss = accumulated(8)
+    assert gradient.abs().sum() > 0
+    for size in (1, 2, 4):
+        torch.testing.assert_close(accumulated(size)[0], gradient, rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(accumulated(size)[1], loss, rtol=1e-12, atol=1e-15)
+
+
+# --- policy gradients: the update
+
+
+def make_rollouts(model, lengths, *, seed=0, temperature=1.0, spread=0.3):
+    """A batch with all that `policy_gradient` may read, its log-probabilities near the model's own."""
+    batch = make_batch(lengths, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        every = (model(batch["input_ids"]).logits / temperature).log_softmax(-1)
+    own = every.gather(-1, batch["labels"][..., None]).squeeze(-1)
+    for name in ("old_log_probs", "sampled_log_probs", "reference_log_probs"):
+        batch[name] = own + spread * torch.randn(own.shape, dtype=own.dtype, generator=generator)
+    batch["advantages"] = torch.randn(len(own), 1, dtype=own.dtype, generator=generator)
+    return batch
+
+
+def dealt(batch, order, extra_width):
+    """The rollouts with their rows in another order and wider padding."""
+    columns = {"advantages": batch["advantages"][order]}
+    return rows_of({k: v for k, v in batch.items() if k not in columns}, order, extra_width) | columns
+
+
+def plain_policy_gradient(
+    model, batch, *, loss_type, normalization, constant, low, high, kl_coef, importance_cap, temperature
+):
+    """The loss and its metrics as the papers write them, in a loop over the rows of the whole batch."""
+    logits = model(batch["input_ids"]).logits / temperature
+    rows, tokens = [], defaultdict(list)
+    for row, mask in enumerate(batch["response_mask"]):
+        distribution = logits[row][mask].log_softmax(-1)  # (response, vocab)
+        new = distribution.gather(-1, batch["labels"][row][mask][:, None]).squeeze(-1)
+        old = batch["old_log_probs"][row][mask] if "old_log_probs" in batch else new.detach()
+        sampled, reference = batch["sampled_log_probs"][row][mask], batch["reference_log_probs"][row][mask]
+        advantage, ratio = batch["advantages"][row, 0], new.exp() / old.exp()
+        above, below = (ratio > 1 + high) & (advantage > 0), (ratio < 1 - low) & (advantage < 0)
+        if loss_type in ("no_baseline", "reinforce_with_baseline"):
+            loss = -advantage * new
+        elif loss_type == "grpo_no_clip":
+            loss = -advantage * ratio
+        else:
+            loss = -advantage * torch.where(above, 1 + high, torch.where(below, 1 - low, ratio))
+            tokens["policy/clip_fraction"].append((above | below).double())
+            tokens["policy/clip_fraction_low"].append(below.double())
+            tokens["policy/clip_fraction_high"].append(above.double())
+        weight = old.exp() / sampled.exp()
+        tokens["mismatch/ratio"].append(weight)
+        if importance_cap is not None:
+            weight = torch.where(weight > importance_cap, importance_cap, weight)
+            loss = loss * weight
+            tokens["mismatch/importance_weight_mean"].append(weight)
+        if kl_coef:
+            odds = reference.exp() / new.exp()
+            kl = odds - odds.log() - 1
+            loss = loss + kl_coef * kl
+            tokens["policy/kl"].append(kl)
+        rows.append(loss)
+        tokens["policy/ratio"].append(ratio)
+        tokens["mismatch/logprob"].append((old - sampled).abs())
+        tokens["loss/nll"].append(-new)
+        tokens["policy/entropy"].append(-(distribution.exp() * distribution).sum(-1))
+    lengths = [len(row) for row in rows if len(row)]
+    if normalization == "token_mean":
+        loss, denominators = torch.cat(rows).mean(), [sum(lengths)] * len(lengths)
+    elif normalization == "masked_mean":
+        loss = torch.stack([row.mean() for row in rows if len(row)]).mean()
+        denominators = [length * len(lengths) for length in lengths]
+    else:
+        loss = torch.stack([row.sum() / constant for row in rows]).mean()
+        denominators = [constant * len(rows)] * len(lengths)
+    metrics = {"loss/objective": loss.item()}
+    weighted = sum(length * denominator for length, denominator in zip(lengths, denominators, strict=True))
+    metrics["loss/denominator"] = weighted / sum(lengths)
+    for name, parts in tokens.items():
+        values = torch.cat(parts).detach().numpy()
+        if name == "mismatch/logprob":
+            metrics |= {f"{name}_mean_abs": values.mean(), f"{name}_max_abs": values.max()}
+            places = [("position", t, gap) for part in parts for t, gap in enumerate(part.tolist())]
+            places += [("length", len(part), gap) for part in parts for gap in part.tolist()]
+            for where, start, end in itertools.product(("position", "length"), (0, 1, 4), (0, 3, 15)):
+                inside = [gap for kind, size, gap in places if kind == where and start <= size <= end]
+                if inside and (start, end) in ((0, 0), (1, 3), (4, 15)):
+                    metrics[f"mismatch/{where}/{start}"] = sum(inside) / len(inside)
+        elif name.endswith("/ratio"):
+            metrics |= {f"{name}_mean": values.mean(), f"{name}_min": values.min(), f"{name}_max": values.max()}
+            metrics[f"{name}_p01"], metrics[f"{name}_p99"] = np.quantile(values, [0.01, 0.99], method="nearest")
+        else:
+            metrics[name] = values.mean()
+    return loss, metrics
+
+
+@st.composite
+def rollout_cases(draw):
+    lengths = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 7)), min_size=1, max_size=5))
+    lengths.append((2, draw(st.integers(1, 7))))
+    return {
+        "lengths": lengths,
+        "seed": draw(st.integers(0, 100)),
+        "order": draw(st.permutations(range(len(lengths)))),
+        "extra_width": draw(st.integers(0, 5)),
+        "micro_batch_size": draw(st.integers(1, len(lengths) + 1)),
+        "temperature": draw(st.sampled_from([1.0, 0.7])),
+        "cliprange_high": draw(st.sampled_from([None, 0.1, 0.4])),
+        "importance_cap": draw(st.sampled_from([None, 1.1])),
+    }
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.3])
+@pytest.mark.parametrize("off_policy", [True, False])
+@pytest.mark.parametrize(("normalization", "constant"), NORMALIZATIONS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@given(rollout_cases())
+@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+def test_no_cut_order_or_padding_changes_a_policy_gradient(
+    policy, loss_type, normalization, constant, off_policy, kl_coef, case
+):
+    low, high, cap = 0.2, case["cliprange_high"], case["importance_cap"]
+    batch = make_rollouts(policy, case["lengths"], seed=case["seed"], temperature=case["temperature"])
+    if not off_policy:
+        del batch["old_log_probs"]
+    loss, expected_metrics = plain_policy_gradient(
+        policy,
+        batch,
+        loss_type=loss_type,
+        normalization=normalization,
+        constant=constant,
+        low=low,
+        high=low if high is None else high,
+        kl_coef=kl_coef,
+        importance_cap=cap,
+        temperature=case["temperature"],
+    )
+    expected = one_shot_gradient(policy, loss)
+    objective = functools.partial(
+        policy_gradient,
+        loss_type=loss_type,
+        cliprange=low,
+        cliprange_high=high,
+        kl_coef=kl_coef,
+        importance_cap=cap,
+    )
+    gradient, metrics = update_gradient(
+        policy,
+        dealt(batch, case["order"], case["extra_width"]),
+        objective=objective,
+        micro_batch_size=case["micro_batch_size"],
+        normalization=normalization,
+        normalize_constant=constant,
+        temperature=case["temperature"],
+    )
+    assert_same(gradient, expected)
+    assert {name for name in metrics if not name.startswith(("update/", "optimizer/"))} == set(expected_metrics)
+    for name, value in expected_metrics.items():
+        assert metrics[name] == pytest.approx(value, rel=1e-10, abs=1e-12), name
+    assert metrics["optimizer/grad_norm"] == pytest.approx(norm_of(expected), rel=1e-10, abs=1e-12)
+
+
+def update_options(loss_type, **keywords):
+    objective = functools.partial(policy_gradient, loss_type=loss_type, cliprange=0.2, **keywords)
+    return {"objective": objective, "micro_batch_size": 2}
+
+
+LENGTHS = [(2, 3), (1, 7), (4, 2), (3, 5)]
+ROUNDING = 1e-5  # of a gradient times a factor: the model's normalisation layers compute in float32
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_the_handouts_grpo_accumulation_is_a_special_case(policy, loss_type):
+    batch = make_rollouts(policy, LENGTHS)
+    model, losses = copy.deepcopy(policy), []
+    for rows in ([0, 1], [2, 3]):
+        micro = {name: tensor[rows] for name, tensor in batch.items()}
+        loss, _ = grpo_microbatch_train_step(
+            get_response_log_probs(model, micro["input_ids"], micro["labels"])["log_probs"],
+            micro["response_mask"],
+            2,
+            loss_type,
+            raw_rewards=micro["advantages"],
+            advantages=micro["advantages"],
+            old_log_probs=micro["old_log_probs"],
+            cliprange=0.2,
+        )
+        losses.append(loss.item())
+    options = update_options(loss_type) | {"micro_batch_size": 3, "normalization": "masked_mean"}
+    gradient, metrics = update_gradient(policy, batch, **options)
+    assert_same(gradient, [p.grad for p in model.parameters()])
+    assert metrics["loss/objective"] == pytest.approx(sum(losses), rel=1e-12)
+
+
+@pytest.mark.parametrize(("normalization", "constant"), NORMALIZATIONS)
+def test_on_policy_all_types_have_one_gradient(policy, normalization, constant):
+    batch = make_rollouts(policy, LENGTHS)
+    del batch["old_log_probs"]
+    how = {"normalization": normalization, "normalize_constant": constant}
+    for keywords in ({}, {"importance_cap": 1.1}, {"kl_coef": 0.1}):
+        expected, _ = update_gradient(policy, batch, **update_options("reinforce_with_baseline", **keywords), **how)
+        assert norm_of(expected) > 1e-3
+        for loss_type in ("grpo_clip", "grpo_no_clip", "no_baseline"):
+            gradient, _ = update_gradient(policy, batch, **update_options(loss_type, **keywords), **how)
+            assert_same(gradient, expected, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_on_policy_every_ratio_is_one_and_nothing_is_clipped(loss_type, dtype):
+    model = make_policy(dtype)
+    batch = make_rollouts(model, LENGTHS)
+    del batch["old_log_probs"]
+    _, metrics = update_gradient(model, batch, **update_options(loss_type))
+    assert [metrics[f"policy/ratio_{name}"] for name in ("mean", "min", "p01", "p99", "max")] == [1.0] * 5
+    clips = {name: value for name, value in metrics.items() if "clip" in name}
+    assert set(clips.values()) <= {0.0}
+    assert len(clips) == (3 if loss_type == "grpo_clip" else 0)
+
+
+def test_a_likelier_response_is_the_result_of_a_positive_advantage(policy):
+    """The sign, end to end: rewards -> advantages -> one step -> probabilities."""
+    batch = make_rollouts(policy, [(3, 4), (3, 4)])
+    del batch["old_log_probs"]
+    batch["advantages"] = group_advantages(torch.tensor([1.0, 0.0], dtype=torch.float64), group_size=2)[:, None]
+    for loss_type in LOSS_TYPES:
+        model = copy.deepcopy(policy)
+        before = score(model, batch, micro_batch_size=2).sum(dim=1)
+        optimizer = torch.optim.SGD(model.parameters())
+        train_update(model, optimizer, batch, learning_rate=1e-3, **update_options(loss_type))
+        after = score(model, batch, micro_batch_size=2).sum(dim=1)
+        assert after[0] > before[0], loss_type
+        assert after[1] < before[1], loss_type
+
+
+def test_responses_without_an_advantage_still_count_in_the_mean(policy):
+    batch = make_rollouts(policy, LENGTHS)
+    batch["advantages"][2:] = 0.0
+    for normalization, fraction in (("token_mean", 10 / 17), ("masked_mean", 2 / 4)):
+        options = update_options("reinforce_with_baseline") | {"normalization": normalization}
+        whole, _ = update_gradient(policy, batch, **options)
+        half, _ = update_gradient(policy, {name: tensor[:2] for name, tensor in batch.items()}, **options)
+        assert_same(whole, [gradient * fraction for gradient in half], ROUNDING)
+
+
+@pytest.mark.parametrize("silent", [[], [1], [0, 2, 3], [0, 1, 2, 3, 4, 5, 6]])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_silent_rows_leave_out_the_backward_pass_and_nothing_else(policy, loss_type, silent):
+    batch = make_rollouts(policy, [*LENGTHS, (1, 1), (2, 7), (3, 0)])
+    batch["advantages"][silent] = 0.0
+    marked = batch | {"silent": batch["advantages"] == 0}
+    for size in (1, 2, 3, 8):
+        options = update_options(loss_type, importance_cap=1.1) | {"micro_batch_size": size}
+        gradient, metrics = update_gradient(policy, batch, **options)
+        ours, found = update_gradient(policy, marked, **options)
+        assert_same(ours, gradient)
+        left_out = ("update/seconds", "update/padding", "update/micro_batches")
+        for name in metrics.keys() - set(left_out):
+            assert found[name] == pytest.approx(metrics[name], rel=1e-10, abs=1e-12), name
+
+
+def test_an_update_of_silent_rows_alone_still_follows_the_momentum(policy):
+    """As one with gradients of 0, which it is."""
+    batch = make_rollouts(policy, LENGTHS)
+    ends = []
+    for mark in (False, True):
+        model = copy.deepcopy(policy)
+        optimizer = make_optimizer(model, learning_rate=0.1)
+        options = update_options("reinforce_with_baseline") | {"learning_rate": 0.1}
+        train_update(model, optimizer, batch, **options)
+        zero = batch | {"advantages": torch.zeros_like(batch["advantages"])}
+        if mark:
+            zero["silent"] = zero["advantages"] == 0
+        before = bytes_of(model, optimizer)
+        train_update(model, optimizer, zero, **options)
+        ends.append(bytes_of(model, optimizer))
+        assert ends[-1] != before
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("poison", [7.0, math.nan, math.inf])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_nothing_outside_the_responses_has_an_influence(policy, loss_type, poison):
+    """Nor has the advantage of a response that is masked out as a whole, other than in a constant's number of rows."""
+    options = update_options(loss_type, kl_coef=0.1, importance_cap=1.1)
+    batch = make_rollouts(policy, [*LENGTHS, (2, 4)])
+    batch["response_mask"][4] = False
+    poisoned = dict(batch)
+    for name in ("old_log_probs", "sampled_log_probs", "reference_log_probs"):
+        poisoned[name] = torch.where(batch["response_mask"], batch[name], poison)
+    poisoned["advantages"] = batch["advantages"].index_fill(0, torch.tensor(4), poison)
+    without = {name: tensor[:4] for name, tensor in batch.items()}
+    for normalization, constant, fraction in (
+        ("token_mean", None, 1.0),
+        ("masked_mean", None, 1.0),
+        ("masked_normalize", 9.0, 4 / 5),
+    ):
+        how = {"normalization": normalization, "normalize_constant": constant}
+        expected, its_metrics = update_gradient(policy, without, **options, **how)
+        gradient, metrics = update_gradient(policy, poisoned, **options, **how)
+        assert_same(gradient, [g * fraction for g in expected], 1e-12 if fraction == 1 else ROUNDING)
+        assert metrics["loss/objective"] == pytest.approx(its_metrics["loss/objective"] * fraction, rel=1e-12)
+        for name, value in metrics.items():
+            if name.startswith(("policy/", "mismatch/")):
+                assert value == pytest.approx(its_metrics[name], rel=1e-12), name
+
+
+@pytest.mark.parametrize(
+    ("name", "loss_type"),
+    [
+        *(("advantages", loss_type) for loss_type in LOSS_TYPES),
+        ("old_log_probs", "grpo_clip"),
+        ("old_log_probs", "grpo_no_clip"),
+        ("sampled_log_probs", "reinforce_with_baseline"),
+        ("reference_log_probs", "reinforce_with_baseline"),
+    ],
+)
+def test_one_nan_among_the_rollouts_skips_the_update_and_changes_no_byte(name, loss_type):
+    model = make_policy(torch.float32)
+    optimizer = make_optimizer(model, learning_rate=1e-2)
+    batch = make_rollouts(model, LENGTHS)
+    options = update_options(loss_type, kl_coef=0.1, importance_cap=2.0) | {"learning_rate": 1e-2}
+    assert train_update(model, optimizer, batch, **options)["update/skipped"] == 0
+    before = bytes_of(model, optimizer)
+    row, place = (
+        2,
+        0 if name == "advantages" else int(batch["response_mask"][2].nonzero()[0]),
+    )  # in the last micro-batch
+    poisoned = batch | {name: batch[name].clone()}
+    poisoned[name][row, place] = torch.nan
+    metrics = train_update(model, optimizer, poisoned, **options)
+    assert metrics["update/skipped"] == 1
+    assert bytes_of(model, optimizer) == before
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert train_update(model, optimizer, batch, **options)["update/skipped"] == 0
+    assert bytes_of(model, optimizer) != before
+
+
+def test_a_nan_from_the_sampler_matters_only_where_it_is_used(policy):
+    batch = make_rollouts(policy, LENGTHS)
+    expected, _ = update_gradient(policy, batch, **update_options("grpo_clip"))
+    batch["sampled_log_probs"] = torch.full_like(batch["sampled_log_probs"], torch.nan)
+    batch.pop("reference_log_probs")
+    gradient, metrics = update_gradient(policy, batch, **update_options("grpo_clip"))
+    assert metrics["update/skipped"] == 0
+    assert_same(gradient, expected, 0)
+
+
+# --- scoring
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 9])
+def test_score_is_the_log_softmax_of_the_whole_logits(policy, micro_batch_size, temperature):
+    batch = make_batch([(2, 3), (1, 7), (4, 0), (3, 5)])
+    scored = score(policy, batch, micro_batch_size=micro_batch_size, temperature=temperature)
+    with torch.no_grad():
+        every = (policy(batch["input_ids"]).logits / temperature).log_softmax(-1)
+    own = every.gather(-1, batch["labels"][..., None]).squeeze(-1).masked_fill(~batch["response_mask"], 0.0)
+    torch.testing.assert_close(scored, own, rtol=1e-12, atol=1e-12)
+    assert (scored[~batch["response_mask"]] == 0).all()
+    assert scored.shape == batch["labels"].shape
+
+
+def test_score_of_nothing_is_zero(policy):
+    batch = make_batch([(3, 0), (2, 0)])
+    assert torch.equal(score(policy, batch, micro_batch_size=2), torch.zeros(batch["labels"].shape))
+
+
+def test_scores_are_ordinary_tensors_and_the_model_is_left_alone():
+    model = make_policy(torch.float32).train()
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+    scored = score(model, make_batch(LENGTHS), micro_batch_size=2)
+    assert not scored.is_inference()
+    assert not scored.requires_grad
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert_same(model.state_dict().values(), before, 0)
+
+
+@pytest.mark.parametrize("kl_coef", [0.1, 0.0])
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_from_its_own_scores_the_first_update_has_ratios_of_exactly_one(loss_type, micro_batch_size, kl_coef):
+    model = make_policy(torch.float32)  # its first forward pass is that of score
+    batch = make_batch([*LENGTHS, (1, 1), (2, 7), (3, 0)])
+    options = update_options(loss_type, kl_coef=kl_coef, importance_cap=2.0)
+    how = {"micro_batch_size": micro_batch_size, "temperature": 0.9}
+    options |= how | {"learning_rate": 0.05}
+    old = score(model, batch, **how)
+    batch |= {"old_log_probs": old, "sampled_log_probs": old, "reference_log_probs": old}
+    batch["advantages"] = torch.randn(7, 1, generator=torch.Generator().manual_seed(0))
+    if not kl_coef:
+        batch["advantages"][[1, 4]] = 0.0
+        batch["silent"] = batch["advantages"] == 0
+        old = batch["old_log_probs"] = batch["sampled_log_probs"] = score(model, batch, **how)
+    optimizer = make_optimizer(model, learning_rate=0.05)
+    first = train_update(model, optimizer, batch, **options)
+    assert [first[f"policy/ratio_{name}"] for name in ("mean", "min", "p01", "p99", "max")] == [1.0] * 5
+    assert [first[f"mismatch/ratio_{name}"] for name in ("mean", "p01", "p99", "max")] == [1.0] * 4
+    assert (
+        first["mismatch/logprob_max_abs"]
+        == first.get("policy/kl", 0.0)
+        == first.get("policy/clip_fraction", 0.0)
+        == 0.0
+    )
+    assert first["mismatch/importance_weight_mean"] == 1.0
+
+    moved = (score(model, batch, **how) - old)[batch["response_mask"]]
+    second = train_update(model, optimizer, batch, **options)
+    assert second["policy/ratio_min"] < 1 < second["policy/ratio_max"]
+    assert second["policy/ratio_max"] == moved.exp().max().item()
+    assert second["policy/ratio_mean"] == pytest.approx(moved.double().exp().mean().item(), rel=1e-6)
+    assert not kl_coef or second["policy/kl"] > 0
+    assert second["mismatch/logprob_max_abs"] == 0.0  # the sampler and the trainer before the update do not move
+    if loss_type == "grpo_clip":
+        assert second["policy/clip_fraction"] > 0
+
+
+def test_a_real_tokenizer_and_model_agree_with_their_own_scores(tiny_model, tiny_tokenizer):
+    prompts = ["What is 12 + 30?", "Natalia sold 48 clips.", "Solve x^2 = 9."]
+    outputs = [" <answer> 42 </answer>", " 72.", r" \boxed{3}, or -3, since (-3)^2 = 9 </answer>"]
+    batch = tokenize_prompt_and_output(prompts, outputs, tiny_tokenizer)
+    old = score(tiny_model, batch, micro_batch_size=2)
+    batch |= {"old_log_probs": old, "sampled_log_probs": old, "advantages": torch.tensor([[1.0], [-1.0], [0.5]])}
+    optimizer = make_optimizer(tiny_model, learning_rate=1e-2)
+    metrics = train_update(tiny_model, optimizer, batch, learning_rate=1e-2, **update_options("grpo_clip"))
+    assert metrics["policy/ratio_min"] == metrics["policy/ratio_max"] == 1.0
+    assert metrics["policy/clip_fraction"] == 0.0
+    assert metrics["update/skipped"] == 0
+
+
+# --- token metrics
+
+
+def test_token_metrics_worked_by_hand():
+    ratio = torch.tensor([4.0, 1.0, 2.0, 3.0])
+    metrics = token_metrics(
+        {
+            "ratio": ratio,
+            "mismatch": torch.tensor([0.5, -1.5, 0.0, 0.0]),
+            "clipped": torch.tensor([True, True, True, False]),
+            "clipped_low": torch.tensor([True, False, False, False]),
+            "clipped_high": torch.tensor([False, True, True, False]),
+            "importance_weight": torch.tensor([1.0, 2.0, 1.0, 1.0]),
+            "kl": torch.tensor([0.25, 0.0, 0.25, 0.5]),
+        }
+    )
+    assert metrics == {
+        "policy/ratio_mean": 2.5,
+        "policy/ratio_min": 1.0,
+        "policy/ratio_p01": 1.0,
+        "policy/ratio_p99": 4.0,
+        "policy/ratio_max": 4.0,
+        "mismatch/logprob_mean_abs": 0.5,
+        "mismatch/logprob_max_abs": 1.5,
+        "mismatch/ratio_mean": pytest.approx((math.exp(0.5) + math.exp(-1.5) + 2) / 4),
+        "mismatch/ratio_min": pytest.approx(math.exp(-1.5)),
+        "mismatch/ratio_p01": pytest.approx(math.exp(-1.5)),
+        "mismatch/ratio_p99": pytest.approx(math.exp(0.5)),
+        "mismatch/ratio_max": pytest.approx(math.exp(0.5)),
+        "policy/clip_fraction": 0.75,
+        "policy/clip_fraction_low": 0.25,
+        "policy/clip_fraction_high": 0.5,
+        "mismatch/importance_weight_mean": 1.25,
+        "policy/kl": 0.25,
+    }
+    assert {type(value) for value in metrics.values()} == {float}
+    assert token_metrics({}) == {}
+
+
+@given(st.integers(0, 2**32), st.one_of(st.integers(1, 400), st.sampled_from([51, 151, 251, 1001])))
+@settings(max_examples=40, deadline=None)
+def test_token_quantiles_are_numpys_nearest(seed, count):
+    values = torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    metrics = token_metrics({"ratio": values, "mismatch": values})
+    expected = np.quantile(values.double().numpy(), [0.0, 0.01, 0.99, 1.0], method="nearest").tolist()
+    assert [metrics[f"policy/ratio_{name}"] for name in ("min", "p01", "p99", "max")] == expected
+    assert metrics["policy/ratio_mean"] == pytest.approx(values.double().mean().item(), rel=1e-12)
+    assert metrics["mismatch/ratio_p99"] == pytest.approx(math.exp(expected[2]), rel=1e-6)
+    assert metrics["mismatch/logprob_max_abs"] == pytest.approx(max(map(abs, expected)))
+
+
+# --- optimizer, learning rate, order
+
+
+def test_the_optimizer_has_the_handouts_defaults_and_only_what_trains():
+    model = make_policy(torch.float32)
+    model.model.embed_tokens.weight.requires_grad_(False)  # the tied head with it
+    optimizer = make_optimizer(model, learning_rate=3e-5)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["betas"], group["weight_decay"]) == (3e-5, (0.9, 0.95), 0.0)
+    assert len(group["params"]) == sum(p.requires_grad for p in model.parameters())
+    before = model.lm_head.weight.clone()
+    metrics = train_update(model, optimizer, make_batch([(2, 3)]), learning_rate=0.1, micro_batch_size=1)
+    assert metrics["optimizer/learning_rate"] == optimizer.param_groups[0]["lr"] == 0.1
+    assert torch.equal(model.lm_head.weight, before)
+    assert metrics["optimizer/grad_norm"] > 0
+
+
+def test_learning_rate_worked_by_hand():
+    def rates(**options):
+        return [learning_rate_at(step, peak=1.0, num_steps=7, **options) for step in range(9)]
+
+    assert rates() == [1.0] * 9
+    assert rates(warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    expected = [0.5, 1.0, 1.0, 0.1 + 0.45 * (1 + math.cos(math.pi / 4)), 0.55]
+    expected += [0.1 + 0.45 * (1 - math.cos(math.pi / 4)), 0.1, 0.1, 0.1]
+    assert rates(warmup_steps=2, schedule="cosine") == pytest.approx(expected)
+
+
+@given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 600))
+def test_learning_rate_stays_within_its_bounds(num_steps, warmup_steps, step):
+    rate = learning_rate_at(step, peak=2.0, num_steps=num_steps, warmup_steps=warmup_steps, schedule="cosine")
+    assert 0 < rate <= 2.0
+    if step >= warmup_steps:
+        assert rate >= 0.2 * (1 - 1e-12)
+        later = learning_rate_at(step + 1, peak=2.0, num_steps=num_steps, warmup_steps=warmup_steps, schedule="cosine")
+        assert later <= rate * (1 + 1e-12)
+
+
+def test_the_order_is_a_permutation_fixed_for_good_by_seed_and_epoch():
+    assert sorted(epoch_order(1000, seed=3, epoch=2)) == list(range(1000))
+    orders = {tuple(epoch_order(50, seed=seed, epoch=epoch)) for seed in range(4) for epoch in range(4)}
+    assert len(orders) == 16
+    assert epoch_order(8, seed=0, epoch=0) == (7, 0, 1, 5, 3, 4, 2, 6)
+    firsts = [epoch_order(4, seed=seed, epoch=0)[0] for seed in range(2000)]
+    for index in range(4):
+        assert 400 < firsts.count(index) < 600  # 500 expected, 5 standard deviations
+
+
+@given(st.integers(0, 30), st.integers(1, 7), st.integers(1, 7), st.integers(0, 30))
+def test_an_epoch_can_go_on_anywhere_with_another_batch_size(count, first_size, second_size, done):
+    examples = [f"example {index}" for index in range(count)]
+    expected = [examples[index] for index in epoch_order(count, seed=1, epoch=4)]
+    done = min(done // first_size, count // first_size)
+    seen = list(batches(examples, batch_size=first_size, seed=1, epoch=4))[:done]
+    seen += list(batches(examples, batch_size=second_size, seed=1, epoch=4, start=done * first_size))
+    assert [example for batch in seen for example in batch] == expected
+
+
+def test_the_last_batch_that_is_not_full_is_kept_or_dropped_as_asked():
+    def sizes(**options):
+        return [len(batch) for batch in batches(range(10), batch_size=4, seed=0, epoch=0, **options)]
+
+    assert sizes() == [4, 4, 2]
+    assert sizes(drop_last=True) == [4, 4]
+    assert sizes(start=2, drop_last=True) == [4, 4]
+
+
+def test_draw_follows_the_epochs_orders():
+    first, second = (list(epoch_order(5, seed=3, epoch=epoch)) for epoch in (0, 1))
+    assert draw(5, 2, seed=3, start=0) == (first[:2], 2)
+    assert draw(5, 3, seed=3, start=2) == (first[2:], 5)
+    assert draw(5, 5, seed=3, start=5) == (second, 10)
+    assert draw(5, 0, seed=3, start=4) == ([], 4)
+
+
+def test_draw_takes_nothing_twice_where_an_epoch_ends():
+    first, second = epoch_order(5, seed=3, epoch=0), epoch_order(5, seed=3, epoch=1)
+    tail = list(first[3:])
+    fresh = [index for index in second if index not in tail]
+    drawn, position = draw(5, 4, seed=3, start=3)
+    assert drawn == tail + fresh[:2]
+    assert position == 5 + second.index(fresh[1]) + 1
+
+
+def test_draw_passes_over_what_is_excluded_and_runs_out():
+    order = epoch_order(6, seed=1, epoch=0)
+    drawn, position = draw(6, 2, seed=1, start=0, exclude=[order[0], order[2], order[0]])
+    assert (drawn, position) == ([order[1], order[3]], 4)
+    drawn, _ = draw(6, 9, seed=1, start=4, exclude=[2, 5])
+    assert sorted(drawn) == [0, 1, 3, 4]
+    assert draw(6, 1, seed=1, start=4, exclude=range(6)) == ([], 4)
+    assert draw(0, 3, seed=1, start=0) == ([], 0)
+
+
+@given(st.integers(1, 12), st.integers(0, 15), st.integers(0, 5), st.integers(0, 60), st.sets(st.integers(0, 11)))
+@settings(max_examples=80, deadline=None)
+def test_draw_is_a_pure_function_and_reads_on_without_a_gap(num_examples, count, seed, start, exclude):
+    exclude = {index for index in exclude if index < num_examples}
+    before = torch.random.get_rng_state()
+    drawn, position = draw(num_examples, count, seed=seed, start=start, exclude=sorted(exclude))
+    assert (drawn, position) == draw(num_examples, count, seed=seed, start=start, exclude=sorted(exclude, reverse=True))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert len(drawn) == len(set(drawn)) == min(count, num_examples - len(exclude))
+    passed = []
+    for place in range(start, position):
+        index = epoch_order(num_examples, seed=seed, epoch=place // num_examples)[place % num_examples]
+        if index not in exclude and index not in passed:
+            passed.append(index)
+    assert drawn == passed
+    if drawn:  # it stops at what it drew last
+        last = divmod(position - 1, num_examples)
+        assert epoch_order(num_examples, seed=seed, epoch=last[0])[last[1]] == drawn[-1]
+
+
+def test_draws_that_divide_an_epoch_see_each_example_once_in_it():
+    position, seen = 0, []
+    for _ in range(8):
+        drawn, position = draw(12, 3, seed=7, start=position)
+        seen.append(drawn)
+    for epoch in (seen[:4], seen[4:]):
+        assert sorted(index for drawn in epoch for index in drawn) == list(range(12))
+
+
+def test_the_mismatch_is_also_told_by_position_and_length():
+    """Two responses, of 2 and 6 tokens; the gaps are worked out by hand."""
+    statistics = {
+        "mismatch": torch.tensor([1.0, -2.0, 3.0, -4.0, 5.0, -6.0, 7.0, -8.0]),
+        "position": torch.tensor([0, 1, 0, 1, 2, 3, 4, 5]),
+        "length": torch.tensor([2, 2, 6, 6, 6, 6, 6, 6]),
+    }
+    metrics = token_metrics(statistics)
+    told = {k.removeprefix("mismatch/"): v for k, v in metrics.items() if "position" in k or "length" in k}
+    assert told == {
+        "position/0": 2.0,
+        "position/1": pytest.approx((2 + 4 + 5 + 6) / 4),
+        "position/4": 7.5,
+        "length/1": 1.5,
+        "length/4": 5.5,
+    }
+
+
+def test_rollouts_are_trained_on_as_the_ids_that_were_sampled():
+    """The second response's text would tokenize to one id; it was sampled as two."""
+    rows = [((1, 2), (3, 4, 5), (-0.5, -0.25, -1.0), 0.5), ((7,), (8, 9), (-2.0, -0.125), -0.5)]
+    rollouts = [make_rollout(prompt, response, logprobs, advantage) for prompt, response, logprobs, advantage in rows]
+    batch = rollout_tensors(rollouts, pad_id=0)
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 4], [7, 8, 9, 0]]
+    assert batch["labels"].tolist() == [[2, 3, 4, 5], [8, 9, 0, 0]]
+    assert batch["response_mask"].tolist() == [[False, True, True, True], [True, True, False, False]]
+    assert batch["sampled_log_probs"].tolist() == [[0, -0.5, -0.25, -1.0], [-2.0, -0.125, 0, 0]]
+    assert batch["advantages"].tolist() == [[0.5], [-0.5]]
+    assert {k: v.tolist() for k, v in take(batch, [1]).items()} == {k: v[1:].tolist() for k, v in batch.items()}
+
+
+def make_rollout(prompt_ids, response_ids, logprobs, advantage):
+    given = {
+        "prompt_ids": prompt_ids,
+        "response_ids": response_ids,
+        "sampled_logprobs": logprobs,
+        "advantage": advantage,
+    }
+    return Rollout(**{**dict.fromkeys(Rollout.__slots__), **given})
