@@ -1,4 +1,4 @@
-"""Graders side by side on labelled answers: accuracy, false positives, false negatives and speed, measured in one run.
+"""Graders side by side on labeled answers: accuracy, false positives, false negatives and speed, measured in one run.
 
     python benchmarks/grading.py [cases.jsonl] [--reference FILE.py:FUNCTION] [--repeats 5] [--limit N] [--hostile] [--json FILE] [--errors N]
 
@@ -168,7 +168,7 @@ def main() -> None:
             slowest[name] = max(slowest[name], *seconds)
 
     right = sum(bool(case["expected"]) for case in cases)
-    work = f"{len(cases)} labelled cases of {', '.join(file.stem for file in files)}"
+    work = f"{len(cases)} labeled cases of {', '.join(file.stem for file in files)}"
     print(f"{work}: {right} right and {len(cases) - right} wrong answers; one process")
     print(f"{'grader':14} {'accuracy':>9} {'FP':>5} {'FN':>5} {'raised':>7} {'calls/s':>9} {'slowest':>9}")
     middle = {name: statistics.median(values) for name, values in rates.items()}

@@ -33,7 +33,7 @@ from rlvr_cli.training import trainer, update
 WARM_UP = 2
 STEP = "the step's rest"
 PHASES: dict[str, list[tuple[Any, str]]] = {
-    "synchronise, probe": [(trainer.Trainer, "synchronise")],
+    "synchronize, probe": [(trainer.Trainer, "synchronize")],
     "sampling: forward": [(batch.Batch, "forward")],
     "sampling: prefill": [(engine.TransformersSampler, "_prefixes")],
     "sampling: drawing": [(batch, "draw_tokens"), (batch, "uniforms")],
@@ -87,9 +87,9 @@ class Profile:
         def run(*args: Any, **kwargs: Any) -> Any:
             if threading.current_thread() is not threading.main_thread():
                 return function(*args, **kwargs)
-            probing = "synchronise, probe" in self._running
+            probing = "synchronize, probe" in self._running
             self._switch()
-            self._running.append("synchronise, probe" if probing else phase)
+            self._running.append("synchronize, probe" if probing else phase)
             try:
                 return function(*args, **kwargs)
             finally:

@@ -90,7 +90,7 @@ def grpo_microbatch_train_step(
 
     The per-token loss averaged over each response (`masked_mean`), then over the rows, divided by
     `gradient_accumulation_steps`. Micro-batches of equally many rows accumulate to the gradient of their union;
-    `train_update` does the same for micro-batches of any size and for every length normalisation.
+    `train_update` does the same for micro-batches of any size and for every length normalization.
 
     Args:
         policy_log_probs: (batch, seq), nats, with a graph to go back through.
@@ -125,7 +125,7 @@ def evaluate_vllm(
     runs_dir: str = "runs",
     run: str | None = None,
 ) -> None:
-    """Evaluate a vLLM model on formatted prompts and serialise rows and metrics to a run directory (handout, section 3.2).
+    """Evaluate a vLLM model on formatted prompts and serialize rows and metrics to a run directory (handout, section 3.2).
 
     Args:
         vllm_model: a `vllm.LLM`.

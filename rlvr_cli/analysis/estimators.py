@@ -105,10 +105,10 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
         return 0.0, 1.0
     z2 = CONFIDENCE_Z**2
     share = successes / n
-    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    center = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = CONFIDENCE_Z * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    return low, 1.0 if successes == n else min(1.0, centre + half)
+    low = 0.0 if successes == 0 else max(0.0, center - half)
+    return low, 1.0 if successes == n else min(1.0, center + half)
 
 
 def bootstrap_interval(

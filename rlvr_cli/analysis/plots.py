@@ -1,7 +1,7 @@
 """Pictures of numbers: lines with intervals, bars and histograms in a grid; the home of matplotlib.
 
-Enters: labelled numbers, among them NaN and infinity, which are gaps; labels may be any text, however hostile or long.
-Leaves: a PNG or SVG file, the same bytes for the same input, that reads without colour and on a page of any colour. No
+Enters: labeled numbers, among them NaN and infinity, which are gaps; labels may be any text, however hostile or long.
+Leaves: a PNG or SVG file, the same bytes for the same input, that reads without color and on a page of any color. No
 display is needed, and the process's matplotlib is as it was: its settings, and those in its users' files, play no part.
 """
 
@@ -34,8 +34,8 @@ MAX_DASHED_POINTS = 60  # among more points dashes would read as gaps: markers a
 MAX_BINS = 30
 MAX_LABEL_CHARACTERS = 300  # more are not even measured
 
-# What tells series apart: colours after Okabe and Ito, which the colour-blind can tell apart (their yellow is too faint on
-# white), and without colour the dashes, markers and hatches. The cycles have coprime lengths, so 35 pairs differ.
+# What tells series apart: colors after Okabe and Ito, which the color-blind can tell apart (their yellow is too faint on
+# white), and without color the dashes, markers and hatches. The cycles have coprime lengths, so 35 pairs differ.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
@@ -267,13 +267,13 @@ def _draw_histogram(axes: "Axes", panel: Histogram, inside: float) -> list[_Key]
     edges = _edges(together)
     keys = []
     for number, (name, values) in enumerate(series):
-        colour = _cycled(_COLOURS, number)
+        color = _cycled(_COLOURS, number)
         artist = axes.stairs(
             numpy.histogram(values, edges)[0],
             edges,
             fill=True,
-            facecolor=(colour, 0.3),
-            edgecolor=colour,
+            facecolor=(color, 0.3),
+            edgecolor=color,
             linestyle=_cycled(_DASHES, number),
             linewidth=1.4,
             hatch=_cycled(_HATCHES, number),

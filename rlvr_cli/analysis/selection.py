@@ -122,7 +122,7 @@ def read_samples(
             id=min(example_id, known.id) if known else example_id,
             text=text,
             ground_truth=min(truth, known.ground_truth) if known else truth,
-            identity=normalised(text or prompt),
+            identity=normalized(text or prompt),
             n=n + (known.n if known else 0),
             right=right + (known.right if known else 0),
         )
@@ -140,9 +140,9 @@ def read_examples(
     """The examples of a dataset as items, and their questions by key: their ids."""
     matches = {row for row, holds in database.rows(f"SELECT rowid, coalesce({condition}, false) FROM dataset") if holds}
     items = [
-        Item(e.id, e.id, matches=row in matches, digest=normalised(e.response or "")) for row, e in enumerate(examples)
+        Item(e.id, e.id, matches=row in matches, digest=normalized(e.response or "")) for row, e in enumerate(examples)
     ]
-    return items, {e.id: Question(e.id, e.question, e.ground_truth, normalised(e.question)) for e in examples}
+    return items, {e.id: Question(e.id, e.question, e.ground_truth, normalized(e.question)) for e in examples}
 
 
 def by_question(items: Iterable[Item]) -> list[Item]:
@@ -254,7 +254,7 @@ def _some(items: Sequence[Item], count: int, *, shortest: bool, draw: random.Ran
 # Contamination
 
 
-def normalised(text: str) -> str:
+def normalized(text: str) -> str:
     """A text without its case and with single spaces."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
@@ -264,7 +264,7 @@ def contaminated(questions: Mapping[str, Question], evaluation: Sequence[str], *
 
     A question of fewer words can only be equal: short questions have all their words in common by chance.
     """
-    texts = [normalised(text) for text in evaluation]
+    texts = [normalized(text) for text in evaluation]
     equal, grams = set(texts), {gram for text in texts for gram in _grams(text, ngram)}
     found: dict[str, str] = {}
     for key, question in questions.items():

@@ -116,7 +116,7 @@ def run_files(run: RunInfo) -> RunFiles:
 def summarize(
     run: RunInfo | Path | str, *, phase: str = "eval", step: int | None = None, timeout_seconds: float = 30.0
 ) -> RunSummary:
-    """Summarise one phase and step of a run.
+    """Summarize one phase and step of a run.
 
     Args:
         step: None for the last step of that phase.

@@ -91,7 +91,7 @@ def expert_rollouts(
         The correct responses, each once, `asked` after them, and what the progress bar shows.
     """
     indices, asked = draw(inputs.dataset.rows, config.ei_batch_size, seed=config.seed, start=asked)
-    trainer.synchronise()
+    trainer.synchronize()
     rollouts, effort = sample_groups(
         trainer.run,
         step=step,

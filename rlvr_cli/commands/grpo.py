@@ -122,7 +122,7 @@ def rollout_batch(
     used: list[list[Rollout]] = []
     indices: list[int] = []
     effort, rounds = Effort(), 0
-    synchronising = trainer.synchronise_rollouts()
+    synchronizing = trainer.synchronize_rollouts()
     while len(used) < wanted and rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1):
         fresh, asked = draw(inputs.dataset.rows, wanted - len(used), seed=config.seed, start=asked, exclude=indices)
         if not fresh:
@@ -154,7 +154,7 @@ def rollout_batch(
         "groups/all_wrong_share": sum(mean == 0 for mean in means) / len(groups),
         "sampling/rounds": float(rounds),
         "sampling/lag": float(step - min(r.policy_version for r in sampled)),  # updates that their policy is behind
-        "synchronisation/seconds": synchronising,
+        "synchronisation/seconds": synchronizing,
     }
     trainer.metrics.add(step, metrics | effort.metrics)
     signals = {
@@ -170,7 +170,7 @@ def rollout_batch(
 def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int) -> None:
     """Have the sampling process begin with the next batch's first questions, while this one is trained on."""
     assert trainer.process is not None
-    trainer.synchronise_rollouts()
+    trainer.synchronize_rollouts()
     indices, _ = draw(
         inputs.dataset.rows, config.n_prompts_per_rollout_batch, seed=config.seed, start=asked, exclude=[]
     )

@@ -12,7 +12,7 @@ class AnalyzeConfig(Provenance):
 
     query: str = knob(
         "summary",
-        "A named query (--list), a SELECT statement, a .sql file, or report for an HTML page; a run alone is summarised.",
+        "A named query (--list), a SELECT statement, a .sql file, or report for an HTML page; a run alone is summarized.",
         group="Query",
         argument=True,
     )

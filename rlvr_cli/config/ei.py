@@ -7,7 +7,7 @@ from rlvr_cli.config.shared import (
     EvaluationOptions,
     EvaluationSamplingOptions,
     ModelOptions,
-    OptimisationOptions,
+    OptimizationOptions,
     PromptOptions,
     QuestionOptions,
     TrainingEngineOptions,
@@ -24,7 +24,7 @@ class EiConfig(
     EvaluationOptions,
     EvaluationSamplingOptions,
     PromptOptions,
-    OptimisationOptions,
+    OptimizationOptions,
     TrainingEngineOptions,
     ModelOptions,
     QuestionOptions,
@@ -37,9 +37,9 @@ class EiConfig(
     ei_batch_size: int = knob(512, "Questions per round.", group="Algorithm")
     group_size: int = knob(8, "Samples per question.", group="Algorithm")
     sft_epochs: int = knob(1, "Passes over a round's correct responses.", group="Algorithm")
-    train_batch_size: int = knob(256, "Responses per update.", group="Optimisation")
+    train_batch_size: int = knob(256, "Responses per update.", group="Optimization")
     micro_batch_size: int = knob(
-        8, "Responses per forward pass; the result does not depend on it.", group="Optimisation", free_on_resume=True
+        8, "Responses per forward pass; the result does not depend on it.", group="Optimization", free_on_resume=True
     )
 
     eval_every: int = knob(1, "Rounds between evaluations; 0: only after training.", group="Evaluation")

@@ -7,7 +7,7 @@ from rlvr_cli.config.shared import (
     EvaluationOptions,
     EvaluationSamplingOptions,
     ModelOptions,
-    OptimisationOptions,
+    OptimizationOptions,
     PromptOptions,
     QuestionOptions,
     TrainingEngineOptions,
@@ -24,7 +24,7 @@ class GrpoConfig(
     EvaluationOptions,
     EvaluationSamplingOptions,
     PromptOptions,
-    OptimisationOptions,
+    OptimizationOptions,
     TrainingEngineOptions,
     ModelOptions,
     QuestionOptions,
@@ -39,7 +39,7 @@ class GrpoConfig(
     epochs_per_rollout_batch: int = knob(1, "Passes over each rollout batch; 1 on-policy.", group="Algorithm")
     train_batch_size: int = knob(256, "Responses per update; on-policy that of the rollout batch.", group="Algorithm")
     gradient_accumulation_steps: int = knob(
-        128, "Micro-batches per update: train batch / micro-batch size. The result does not depend on it.", group="Optimisation", free_on_resume=True
+        128, "Micro-batches per update: train batch / micro-batch size. The result does not depend on it.", group="Optimization", free_on_resume=True
     )  # fmt: skip
     loss_type: str = knob(
         "reinforce_with_baseline",
@@ -122,7 +122,7 @@ class GrpoConfig(
 
     @property
     def constant(self) -> float | None:
-        """What masked_normalize divides by; None for the other normalisations."""
+        """What masked_normalize divides by; None for the other normalizations."""
         if self.length_normalization != "masked_normalize":
             return None
         return self.normalize_constant or float(self.sampling_max_tokens)

@@ -58,7 +58,7 @@ def options(config_type: type) -> list[Field[Any]]:
         "Grading",
         "Filter",
         "Algorithm",
-        "Optimisation",
+        "Optimization",
         "Evaluation",
         "Output",
         "Run",

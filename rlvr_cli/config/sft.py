@@ -6,7 +6,7 @@ from rlvr_cli.config.options import Provenance, above_zero, at_least, knob
 from rlvr_cli.config.shared import (
     EvaluationOptions,
     ModelOptions,
-    OptimisationOptions,
+    OptimizationOptions,
     PromptOptions,
     QuestionOptions,
     SamplingOptions,
@@ -23,7 +23,7 @@ class SftConfig(
     EvaluationOptions,
     SamplingOptions,
     PromptOptions,
-    OptimisationOptions,
+    OptimizationOptions,
     ModelOptions,
     QuestionOptions,
     Provenance,
@@ -39,23 +39,23 @@ class SftConfig(
         "all", "Unique examples to train on: a number (128, 256, 512, 1024, ...) or all.", group="Data"
     )
     correct_only: bool = knob(False, "Train only on traces that the grader rewards.", group="Data")
-    sft_epochs: int = knob(1, "Passes over the examples.", group="Optimisation")
-    n_sft_steps: int = knob(0, "Updates; 0: as many as --sft-epochs needs.", group="Optimisation")
-    train_batch_size: int = knob(256, "Examples per update.", group="Optimisation")
+    sft_epochs: int = knob(1, "Passes over the examples.", group="Optimization")
+    n_sft_steps: int = knob(0, "Updates; 0: as many as --sft-epochs needs.", group="Optimization")
+    train_batch_size: int = knob(256, "Examples per update.", group="Optimization")
     micro_batch_size: int = knob(
-        8, "Examples per forward pass; the result does not depend on it.", group="Optimisation", free_on_resume=True
+        8, "Examples per forward pass; the result does not depend on it.", group="Optimization", free_on_resume=True
     )
     length_normalization: str = knob(
         "token_mean",
         "What the summed loss is divided by: token_mean (response tokens of the update), masked_mean (each example's length, then their number), "
         "masked_normalize (--normalize-constant, then the number of examples: the handout's form).",
-        group="Optimisation",
+        group="Optimization",
         choices=("token_mean", "masked_mean", "masked_normalize"),
     )
     normalize_constant: float = knob(
-        1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimisation"
+        1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimization"
     )
-    append_eos: bool = knob(True, "Teach the end-of-sequence token after each response.", group="Optimisation")
+    append_eos: bool = knob(True, "Teach the end-of-sequence token after each response.", group="Optimization")
 
     def __post_init__(self) -> None:
         if is_partial(self):

@@ -115,24 +115,24 @@ class QuestionOptions:
 
 
 @dataclass(frozen=True)
-class OptimisationOptions:
-    learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimisation")
-    warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimisation")
+class OptimizationOptions:
+    learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimization")
+    warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimization")
     lr_schedule: str = knob(
         "constant",
         "After warm-up: constant, or cosine down to a tenth.",
-        group="Optimisation",
+        group="Optimization",
         choices=("constant", "cosine"),
     )
-    adam_beta1: float = knob(0.9, "AdamW's first beta.", group="Optimisation")
-    adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimisation")
-    weight_decay: float = knob(0.0, "AdamW's weight decay.", group="Optimisation")
-    max_grad_norm: float = knob(1.0, "Gradient norm above which gradients are scaled down.", group="Optimisation")
-    max_skipped_updates: int = knob(3, "Non-finite updates in a row that end the run.", group="Optimisation")
+    adam_beta1: float = knob(0.9, "AdamW's first beta.", group="Optimization")
+    adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimization")
+    weight_decay: float = knob(0.0, "AdamW's weight decay.", group="Optimization")
+    max_grad_norm: float = knob(1.0, "Gradient norm above which gradients are scaled down.", group="Optimization")
+    max_skipped_updates: int = knob(3, "Non-finite updates in a row that end the run.", group="Optimization")
     param_dtype: str = knob(
         "float32",
         "Precision of the weights and of AdamW's state; bfloat16 halves the memory and rounds most small steps away.",
-        group="Optimisation",
+        group="Optimization",
         choices=("float32", "bfloat16"),
     )
 

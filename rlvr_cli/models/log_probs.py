@@ -30,7 +30,7 @@ def compute_entropy(logits: Tensor) -> Tensor:
     of -inf (a token that cannot be sampled) adds exactly 0, in the gradient too.
 
     Args:
-        logits: (..., vocab), unnormalised.
+        logits: (..., vocab), unnormalized.
 
     Returns:
         (...), float32 (float64 for float64 logits).

@@ -34,7 +34,7 @@ class Prefixes(NamedTuple):
     tokens: Tensor  # (prefixes,) ids
     positions: Tensor  # (prefixes,) in their rows
     places: Tensor  # (rows, width) -> prefix; beyond a row's length any
-    spread: Tensor  # (rows x width,) the same, with the rows in the order in which neighbours share most
+    spread: Tensor  # (rows x width,) the same, with the rows in the order in which neighbors share most
     origin: Tensor  # (prefixes,) -> the place in `spread` where it first occurs
 
 

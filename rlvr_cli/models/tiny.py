@@ -75,7 +75,7 @@ def new_model(tokenizer: Any, *, seed: int = 0) -> Any:
 
 
 def new_tiny_model(directory: Path, *, texts: Sequence[str], seed: int = 0) -> None:
-    """Train a tokenizer on `texts`, initialise the model from `seed`, and save both in `directory`."""
+    """Train a tokenizer on `texts`, initialize the model from `seed`, and save both in `directory`."""
     tokenizer = new_tokenizer(texts)
     save_policy(new_model(tokenizer, seed=seed), tokenizer, directory)
 

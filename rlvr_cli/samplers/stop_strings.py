@@ -3,7 +3,7 @@
 Enters: prompts, sampled ids, stop strings. Leaves: prompt ids, response text, the stop string that ended it. The rules
 are vLLM's, so that one request means the same to every engine:
 
-- a prompt is tokenised with the tokenizer's special tokens (a BOS where the tokenizer has one);
+- a prompt is tokenized with the tokenizer's special tokens (a BOS where the tokenizer has one);
 - special tokens do not show in a response's text;
 - a stop string ends a response only after more than `min_tokens` tokens, and only when its last character comes after
   the text of those `min_tokens` tokens; the one that is complete first wins, and of two complete at the same place the

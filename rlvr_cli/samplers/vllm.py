@@ -241,9 +241,7 @@ class VllmSampler:
                 with _trainer_untouched(threads=self._threads):
                     outputs = engine.step()
                 for output in outputs:
-                    if sample := self._pending.pop(
-                        output.request_id, None
-                    ):  # else dropped while its neighbour was read
+                    if sample := self._pending.pop(output.request_id, None):  # else dropped while its neighbor was read
                         yield self._completion(output, *sample, min_tokens=params.min_tokens)
         finally:
             if call == self._calls:

@@ -71,7 +71,7 @@ def _page(text: str) -> None:
     if not (long and person and command and shutil.which(command[0])):
         return write_text(sys.stdout, text)
     sys.stdout.flush()
-    environment = {"LESS": "FRX", **os.environ}  # colours pass, and what fits on one screen does not wait for a key
+    environment = {"LESS": "FRX", **os.environ}  # colors pass, and what fits on one screen does not wait for a key
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as pager:
         assert pager.stdin is not None
         with suppress(OSError, KeyboardInterrupt), pager.stdin:  # it was left before the end

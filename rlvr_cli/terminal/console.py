@@ -1,4 +1,4 @@
-"""The terminal: messages and progress on stderr, texts on stdout; the home of rich, with its two neighbours.
+"""The terminal: messages and progress on stderr, texts on stdout; the home of rich, with its two neighbors.
 
 Enters: texts, however hostile: a response can hold escape sequences, markup or an endless line. Leaves: text in which every control
 character but newline and tab is escaped (`text.printable`), and ANSI codes of our own only where a person is looking, never in a pipe.

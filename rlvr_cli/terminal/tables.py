@@ -96,7 +96,7 @@ def _print_tables(results: Sequence[Rows], *, missing: str) -> None:
 
 
 def _plain_grid(result: Rows, columns: Sequence[str], cells: Sequence[Sequence[str]], *, title: str) -> str:
-    """A table for a pipe, which has no width and no colours: loading rich would cost more than the query."""
+    """A table for a pipe, which has no width and no colors: loading rich would cost more than the query."""
     widths = [max(map(_cell_width, [name, *(row[i] for row in cells)])) for i, name in enumerate(columns)]
     right = [_is_numeric(result.rows, i) for i in range(len(columns))]
 

@@ -18,7 +18,7 @@ def compute_group_normalized_rewards(
     advantage_eps: float,
     normalize_by_std: bool,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Grade responses and normalise their rewards within their groups (the handout, section 7.2).
+    """Grade responses and normalize their rewards within their groups (the handout, section 7.2).
 
     Args:
         reward_fn: (response, ground_truth) -> a dict with "reward", "format_reward" and "answer_reward".

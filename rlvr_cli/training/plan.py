@@ -120,7 +120,7 @@ def grpo_notes(config: GrpoConfig) -> list[str]:
 
 
 def sft_objective(length_normalization: str, constant: float) -> str:
-    """What supervised fine-tuning minimises, as a formula."""
+    """What supervised fine-tuning minimizes, as a formula."""
     match length_normalization:
         case "token_mean":
             return "-(1/T) sum_t log p(o_t | q, o_<t), T the response tokens of the update"
@@ -140,7 +140,7 @@ def advantage_formula(config: GrpoConfig) -> str:
 
 
 def grpo_objective(config: GrpoConfig) -> str:
-    """What `rlvr grpo` minimises, as a formula."""
+    """What `rlvr grpo` minimizes, as a formula."""
     high = config.cliprange if config.cliprange_high is None else config.cliprange_high
     per_token = {
         "no_baseline": "A_i log p_i,t",

@@ -65,7 +65,7 @@ class Trainer:
         """Load the model into trainer and engine; go on from the run's last checkpoint when it has one.
 
         Args:
-            options: the config of a training command: its groups `OptimisationOptions`, `EvaluationOptions`,
+            options: the config of a training command: its groups `OptimizationOptions`, `EvaluationOptions`,
                 `TrainingRunOptions` and `ModelOptions`, and `TrainingEngineOptions` for an engine of its own.
             engine: `transformers` samples from the trainer's own weights.
             num_updates: how many there will be, for the learning-rate schedule.
@@ -133,7 +133,7 @@ class Trainer:
                 cuda_graphs=options.cuda_graphs,
                 autocast_dtype=autocast_dtype(self.model),
             )
-        self._synchronised = -1
+        self._synchronized = -1
         self._saved: tuple[int, dict[str, int]] = (0, {})
         checkpoint, self.notices = load_checkpoint(self.run.path, model=self.model, optimizer=self.optimizer)
         if checkpoint is not None:
@@ -267,26 +267,26 @@ class Trainer:
         if every and self.updates - self._saved[0] >= every:
             self.save()
 
-    def synchronise(self) -> float:
+    def synchronize(self) -> float:
         """Let the sampler have the policy's weights, which it proves; the seconds that took."""
         started = time.perf_counter()
-        if self._synchronised != self.updates:
+        if self._synchronized != self.updates:
             self.sampler.load_weights(self.model, self.updates)
-            self._synchronised = self.updates
+            self._synchronized = self.updates
         return time.perf_counter() - started
 
-    def synchronise_rollouts(self) -> float:
-        """`synchronise` for the next training rollouts: with --async-steps these come from the policy that `lag_behind` kept."""
+    def synchronize_rollouts(self) -> float:
+        """`synchronize` for the next training rollouts: with --async-steps these come from the policy that `lag_behind` kept."""
         if self.process is None:
-            return self.synchronise()
+            return self.synchronize()
         started = time.perf_counter()
         if self.lagging is None:
             self.lag_behind()
         assert self.lagging is not None
-        if self._synchronised != self.lagging.version:
+        if self._synchronized != self.lagging.version:
             with self.lagging.in_place_of(self.model):
                 self.sampler.load_weights(self.model, self.lagging.version)
-            self._synchronised = self.lagging.version
+            self._synchronized = self.lagging.version
         return time.perf_counter() - started
 
     def lag_behind(self) -> None:
@@ -305,7 +305,7 @@ class Trainer:
             return
         if last and self.process is not None:
             self.process.drop()  # what was asked ahead for a step that the time limit leaves out
-        self.synchronise()  # which may have to wait for what is sampled ahead: no cost of these questions
+        self.synchronize()  # which may have to wait for what is sampled ahead: no cost of these questions
         started = time.monotonic()
         examples = self.questions.examples[: self._questions_asked(last=last)]
         new = len(examples) - len(self.run.committed_keys("eval", self.updates))

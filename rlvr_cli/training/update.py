@@ -1,6 +1,6 @@
 """One optimizer update from a batch of tokens, and what surrounds it: objective, data order, learning rate, optimizer.
 
-Enters: a model, an optimizer, a batch (`tokens.Batch`) and what is to be minimised. Leaves: the model after one update, and
+Enters: a model, an optimizer, a batch (`tokens.Batch`) and what is to be minimized. Leaves: the model after one update, and
 its metrics.
 
 The update does not depend on how the batch is cut: its denominators come from the whole batch, before the first
@@ -40,7 +40,7 @@ def train_update(
 ) -> dict[str, float]:
     """One optimizer update on `batch`.
 
-    Rows with the same prompt are neighbours, so that it is computed once in a micro-batch (`tokens.computes_prefixes`); else rows of
+    Rows with the same prompt are neighbors, so that it is computed once in a micro-batch (`tokens.computes_prefixes`); else rows of
     similar length are. The longest come first, so that a micro-batch too large for the device fails at once.
     An update whose loss or gradient is not finite is skipped: the weights and the optimizer's state stay as they were.
     The model's mode stays as it is. Dropout must be off in it, or the log-probabilities are not the policy's.
@@ -53,7 +53,7 @@ def train_update(
             their metrics only.
         learning_rate: of this update (`learning_rate_at`).
         micro_batch_size: rows that go through the model at once.
-        objective: what is minimised.
+        objective: what is minimized.
         max_grad_norm: the gradient is scaled down to this norm; inf never clips.
         normalization: what the loss is divided by, see `losses.loss_denominators`.
         normalize_constant: for `masked_normalize`.
@@ -61,7 +61,7 @@ def train_update(
         check: called before each micro-batch; what it raises gives the update up, with the weights as they were.
 
     Returns:
-        `loss/objective`      what was minimised
+        `loss/objective`      what was minimized
         `loss/denominator`    what a response token's loss was divided by, on average
         `loss/nll`            mean over the response tokens of -log p, nats
         `policy/entropy`      mean over the response tokens of the exact entropy, nats
@@ -209,7 +209,7 @@ def _cut(batch: Batch, rows: Tensor, width: int, device: torch.device) -> Batch:
 def _micro_batches(batch: Batch, size: int, *, together: bool) -> list[tuple[Tensor, int, bool]]:
     """Row indices and width of each micro-batch, and whether it adds to the gradient: those that do first.
 
-    Rows by falling length, those without a response token left out; with `together`, the rows of a prompt are neighbours. Of rows
+    Rows by falling length, those without a response token left out; with `together`, the rows of a prompt are neighbors. Of rows
     that are all `silent`, the first micro-batch counts as one that adds: its gradient of 0 is still one, and lets the optimizer's
     momentum go on.
     """

@@ -53,10 +53,10 @@ def pixels(path):
     return np.asarray(Image.open(path).convert("RGB")).astype(int)
 
 
-def coloured(path, number):
-    """How many pixels have nearly the colour of the series of that number."""
-    colour = [int(plots._COLOURS[number][i : i + 2], 16) for i in (1, 3, 5)]
-    return int((np.abs(pixels(path) - colour).max(axis=-1) < 12).sum())
+def colored(path, number):
+    """How many pixels have nearly the color of the series of that number."""
+    color = [int(plots._COLOURS[number][i : i + 2], 16) for i in (1, 3, 5)]
+    return int((np.abs(pixels(path) - color).max(axis=-1) < 12).sum())
 
 
 def test_png_is_a_picture_on_opaque_white(tmp_path):
@@ -67,8 +67,8 @@ def test_png_is_a_picture_on_opaque_white(tmp_path):
     assert min(image.size) >= 400
     assert image.convert("RGBA").getextrema()[3] == (255, 255), "a transparent one is illegible on a dark page"
     assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
-    assert coloured(tmp_path / "p.png", 0) > 100
-    assert coloured(tmp_path / "p.png", 1) > 100
+    assert colored(tmp_path / "p.png", 0) > 100
+    assert colored(tmp_path / "p.png", 1) > 100
 
 
 def test_svg_holds_every_label_as_text(tmp_path):
@@ -147,7 +147,7 @@ def test_what_cannot_be_drawn_is_a_gap(tmp_path, gap):
 
     draw([one(Line("a", x, y))], tmp_path / "gap.png")
     draw([one(Line("a", x, [1, 1, 1, 1, 1]))], tmp_path / "whole.png")
-    assert coloured(tmp_path / "gap.png", 0) < 0.8 * coloured(tmp_path / "whole.png", 0)
+    assert colored(tmp_path / "gap.png", 0) < 0.8 * colored(tmp_path / "whole.png", 0)
 
 
 def test_gaps_in_bars_and_histograms(tmp_path):
@@ -192,7 +192,7 @@ def test_an_empty_line_beside_a_full_one_is_named(tmp_path):
 @pytest.mark.parametrize("y", [[0.5], [NAN, 0.5, NAN], [NAN] * 101 + [0.5] + [NAN] * 98])
 def test_a_point_alone_is_seen(tmp_path, y):
     draw([one(Line("a", range(len(y)), y))], tmp_path / "p.png")
-    assert coloured(tmp_path / "p.png", 0) > 20
+    assert colored(tmp_path / "p.png", 0) > 20
     draw([one(Line("a", range(len(y)), y, [v - 0.4 for v in y], [v + 0.4 for v in y]), share=True)], tmp_path / "i.png")
     image = pixels(tmp_path / "i.png")
     blueish = (image[..., 2] - image[..., 0] > 60).any(axis=1)
@@ -301,8 +301,8 @@ def test_many_bars_have_as_many_labels_as_fit(tmp_path):
     assert written == sorted(written)
 
 
-def test_series_differ_without_colour():
-    """Neither two lines, nor two groups of bars, look alike but for their colour."""
+def test_series_differ_without_color():
+    """Neither two lines, nor two groups of bars, look alike but for their color."""
     assert len({(plots._cycled(plots._MARKERS, i), str(plots._cycled(plots._DASHES, i))) for i in range(35)}) == 35
     assert len(set(plots._HATCHES)) == len(plots._COLOURS)
 

@@ -320,7 +320,7 @@ def test_errors_are_two_lines_and_no_traceback(runs_dir):
     assert done.stdout == ""
 
 
-def test_a_terminal_gets_colours_of_ours_and_nothing_of_the_models(runs_dir):
+def test_a_terminal_gets_colors_of_ours_and_nothing_of_the_models(runs_dir):
     parent, child = pty.openpty()
     with subprocess.Popen(
         [*COMMAND, "failures", "--runs-dir", str(runs_dir)], stdout=child, stderr=child, env=ENVIRONMENT

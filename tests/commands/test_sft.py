@@ -58,7 +58,7 @@ def test_a_trace_longer_than_the_context_is_refused_by_name():
         check_lengths(examples, [[1, 2], [1, 2]], [[3], [3, 4]], longest=3)
 
 
-def test_the_plan_says_what_is_minimised():
+def test_the_plan_says_what_is_minimized():
     formulas = {sft_objective(n, 7.0) for n in ("token_mean", "masked_mean", "masked_normalize")}
     assert len(formulas) == 3
     assert all(f.startswith("-(1/") for f in formulas)

@@ -61,7 +61,7 @@ def test_the_fixed_files_are_the_generators_at_seed_0(name, make, train, grader)
     assert (validation.name, validation.split, validation.rows) == (name, "validation", 256)
     assert validation.examples == make(256, split="validation")
     assert validation.default_grader == grader
-    assert validation.licence == "Apache-2.0"
+    assert validation.license == "Apache-2.0"
     assert load_dataset(name, purpose="train").examples == make(train)
     generated = load_dataset(f"{name}:{train}", split="train")
     assert generated.fingerprint == load_dataset(name, split="train").fingerprint
@@ -106,7 +106,7 @@ def test_every_recipe_is_complete():
     for name in dataset_names():
         made_from = recipe(name)
         assert made_from.source
-        assert made_from.licence
+        assert made_from.license
         assert bool(made_from.files) != bool(made_from.hub)
         if made_from.files:
             assert {made_from.training_split, made_from.evaluation_split} <= set(made_from.files)
@@ -457,7 +457,7 @@ def test_gsm8k_from_the_hub(hub):
     put(hub, "openai/gsm8k", "main", "train", [{"question": "T", "answer": "#### 3"}, {"question": "U", "answer": "4"}])
     dataset = load_dataset("gsm8k")
     assert dataset.examples == [Example("gsm8k-test-1", "Q", "1002")]
-    assert (dataset.split, dataset.licence) == ("test", "MIT")
+    assert (dataset.split, dataset.license) == ("test", "MIT")
     assert "row 2: the answer in 'answer' has no #### mark" in problem("gsm8k", purpose="train").problem
     assert load_dataset("gsm8k", split="train", limit=1).examples[0].ground_truth == "3"
 

@@ -295,7 +295,7 @@ def test_the_handouts_form_scores_every_position_and_returns_entropy_only_when_a
     assert scores["log_probs"].shape == scores["token_entropy"].shape == batch["labels"].shape
 
 
-def test_padding_and_neighbours_do_not_change_a_row(policy):
+def test_padding_and_neighbors_do_not_change_a_row(policy):
     prompts, responses = [[5, 6, 7], [8]], [[9, 10], [11, 12, 13, 14]]
     together = collate(prompts, responses, pad_id=1)
     scores = get_response_log_probs(

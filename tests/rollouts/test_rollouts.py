@@ -417,7 +417,7 @@ def test_prompt_and_grader_choices():
 
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("default")  # vLLM's own
-def test_evaluate_vllm_serialises_what_a_real_engine_answers(tmp_path, monkeypatch):
+def test_evaluate_vllm_serializes_what_a_real_engine_answers(tmp_path, monkeypatch):
     pytest.importorskip("vllm", reason="vLLM is not installed")
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     import torch

@@ -154,7 +154,7 @@ def test_an_empty_stop_string_is_refused(tiny_tokenizer):
 
 @LENIENT
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-def test_text_survives_tokenisation(tiny_tokenizer, text):
+def test_text_survives_tokenization(tiny_tokenizer, text):
     if text:
         (ids,) = prompt_token_ids(tiny_tokenizer, [text])
         composed = unicodedata.normalize("NFC", text)  # as Qwen's tokenizers do

@@ -54,12 +54,12 @@ class Terminal(io.StringIO):
 
 
 def without_style(text):
-    """What is left when the codes that rich may write are taken out: colours."""
+    """What is left when the codes that rich may write are taken out: colors."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 @pytest.fixture(autouse=True)
-def _colours(monkeypatch):
+def _colors(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -108,7 +108,7 @@ def test_no_payload_reaches_a_terminal_as_it_is():
         for payload in ESCAPES:
             tables.print_table(tuple(f"{payload}{i}" for i in range(20)), [(payload,) * 20])  # row by row
     assert unsafe(without_style(screen.getvalue())) == set()
-    assert "\x1b[" in screen.getvalue()  # our own colours
+    assert "\x1b[" in screen.getvalue()  # our own colors
 
 
 def test_no_payload_reaches_a_progress_bar_as_it_is():
@@ -117,7 +117,7 @@ def test_no_payload_reaches_a_progress_bar_as_it_is():
             with console.progress(payload, 2) as bar:
                 bar.advance(1, **{payload: 0.5})
                 bar.advance(1)
-    own_codes = r"\x1b\[(\?25[lh]|[0-9]*[A-K]|[0-9;]*m)"  # cursor, line and colour
+    own_codes = r"\x1b\[(\?25[lh]|[0-9]*[A-K]|[0-9;]*m)"  # cursor, line and color
     assert unsafe(re.sub(own_codes, "", screen.getvalue()), keep="\n\t\r") == set()
 
 
@@ -251,7 +251,7 @@ def test_several_tables(capsys):
         capsys.readouterr().out
         == "### first\n\n| a | b |\n|--:|--:|\n| 1 | 2 |\n\n### second\n\n| b | c |\n|--:|---|\n| 3 | x |\n"
     )
-    tables.print_tables(tables)
+    tables.print_tables(both)
     assert capsys.readouterr().out.splitlines()[0].strip() == "first"
 
 

@@ -66,7 +66,7 @@ def test_a_group_of_one_has_no_advantage(normalize_by_std):
     assert group_advantages(rewards, group_size=1, normalize_by_std=normalize_by_std).tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_group_without_signal_does_not_touch_its_neighbours():
+def test_a_group_without_signal_does_not_touch_its_neighbors():
     rewards = torch.tensor([0.1] * 8 + [1.0] + [0.0] * 7)
     advantages = group_advantages(rewards, group_size=8, advantage_eps=0.0)
     assert advantages[:8].tolist() == [0.0] * 8

@@ -656,7 +656,7 @@ def update_options(loss_type, **keywords):
 
 
 LENGTHS = [(2, 3), (1, 7), (4, 2), (3, 5)]
-ROUNDING = 1e-5  # of a gradient times a factor: the model's normalisation layers compute in float32
+ROUNDING = 1e-5  # of a gradient times a factor: the model's normalization layers compute in float32
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

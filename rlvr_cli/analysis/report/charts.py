@@ -1,6 +1,6 @@
-"""Lines over common axes as SVG elements of a page, whose style sheet decides their colours.
+"""Lines over common axes as SVG elements of a page, whose style sheet decides their colors.
 
-Enters: panels as `plots` has them, in which NaN and infinity are gaps. Leaves: a figure that reads without colour, in which
+Enters: panels as `plots` has them, in which NaN and infinity are gaps. Leaves: a figure that reads without color, in which
 every point can tell its value; nothing of it needs a script.
 """
 

@@ -129,7 +129,7 @@ class TransformersSampler:
             for index, (request, ids) in enumerate(zip(requests, prompts, strict=True))
             if request.seeds
         ]
-        # Longest first: neighbours need about as many columns, and the cache is at once as wide as it will have to be.
+        # Longest first: neighbors need about as many columns, and the cache is at once as wide as it will have to be.
         questions.sort(key=lambda question: -len(question.prompt_ids))
         return self._stream(deque(questions), params, eos=self._eos, stops=self._stop_strings(params.stop))
 

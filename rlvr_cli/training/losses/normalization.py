@@ -18,7 +18,7 @@ def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, di
         dim: the dimension summed over; None sums over all of them.
 
     Returns:
-        The normalised sum, without `dim`; a scalar for `dim=None`.
+        The normalized sum, without `dim`; a scalar for `dim=None`.
     """
     return _masked_sum(tensor, mask, dim) / normalize_constant
 

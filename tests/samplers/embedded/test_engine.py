@@ -161,7 +161,7 @@ def test_draw_by_hand():
     torch.testing.assert_close(draw.logprobs, torch.tensor([0.5, 0.3, 0.3, 0.2]).log())
     entropy = -(0.5 * math.log(0.5) + 0.3 * math.log(0.3) + 0.2 * math.log(0.2))
     torch.testing.assert_close(draw.entropy, torch.full((4,), entropy))
-    # Temperature 1/2 squares and normalises: 25, 9, 4 of 38. A nucleus of 0.8 keeps 25 and 9, that is 34.
+    # Temperature 1/2 squares and normalizes: 25, 9, 4 of 38. A nucleus of 0.8 keeps 25 and 9, that is 34.
     draw = draw_tokens(logits.clone(), u, temperature=0.5, top_p=0.8)
     assert draw.tokens.tolist() == [0, 0, 1, 1]
     torch.testing.assert_close(draw.logprobs, torch.tensor([25 / 34, 25 / 34, 9 / 34, 9 / 34]).log())
@@ -417,7 +417,7 @@ def test_the_default_stop_string_ends_a_response_across_tokens(tiny_model, tiny_
     assert completion.num_tokens == 26  # the first one is complete within min_tokens and does not count
 
 
-def test_min_tokens_bars_eos_and_renormalises(tiny_model, tiny_tokenizer):
+def test_min_tokens_bars_eos_and_renormalizes(tiny_model, tiny_tokenizer):
     end_often(tiny_model, tiny_tokenizer)
     sampler = TransformersSampler(tiny_model, tiny_tokenizer)
     eos = tiny_model.generation_config.eos_token_id
