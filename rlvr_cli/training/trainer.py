@@ -18,16 +18,16 @@ from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.models.device import autocast_dtype, device_apart, explained_memory, use_few_threads
+from rlvr_cli.models.device import device_apart, explained_memory, use_few_threads
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import load_policy, save_policy
+from rlvr_cli.models.policy import distinct, load_policy
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.runs.metrics_log import MetricsLog
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.open import open_sampler
-from rlvr_cli.samplers.process import SamplingProcess, weights_of
+from rlvr_cli.samplers.process import SamplingProcess
 from rlvr_cli.terminal import console
 from rlvr_cli.training.checkpoints import load_checkpoint, save_checkpoint
 from rlvr_cli.training.optimizer import learning_rate_at, make_optimizer
@@ -43,7 +43,7 @@ class Trainer:
     """The policy under training. Use as a context manager: an interruption saves a checkpoint before it goes on its way.
 
     Attributes:
-        model, tokenizer, sampler: the policy, and the engine that samples from it.
+        policy, tokenizer, sampler: what is trained, and the engine that samples from it.
         updates: optimizer updates tried so far, skipped ones too; the version of the policy.
         position: counters of the command's own, kept in checkpoints; what it needs to find its place again.
         tensors: the same for tensors.
@@ -113,29 +113,27 @@ class Trainer:
     def _load(self, *, shared: bool) -> None:
         """Model, optimizer, the engine that shares the model, and what the last checkpoint says."""
         options = self.options
-        self.model, self.tokenizer = load_policy(
-            model_path(options.model), dtype=options.param_dtype, device=options.device
-        )
-        if self.model.device.type == "mps":
+        self.policy = load_policy(model_path(options.model), dtype=options.param_dtype, device=options.device)
+        self.tokenizer = self.policy.tokenizer
+        if self.policy.device.type == "mps":
             raise RlvrError("Training does not run on mps: it sums in float64, which mps lacks.", "Use --device cpu.")
-        use_few_threads(self.model)
+        use_few_threads(self.policy)
         self.optimizer = make_optimizer(
-            self.model,
+            self.policy,
             learning_rate=options.learning_rate,
             betas=(options.adam_beta1, options.adam_beta2),
             weight_decay=options.weight_decay,
         )
         if shared:
             self.sampler = TransformersSampler(
-                self.model,
-                self.tokenizer,
+                self.policy,
                 max_batch_size=options.max_batch_size,
                 cuda_graphs=options.cuda_graphs,
-                autocast_dtype=autocast_dtype(self.model),
+                autocast_dtype=self.policy.autocast_dtype,
             )
         self._synchronized = -1
         self._saved: tuple[int, dict[str, int]] = (0, {})
-        checkpoint, self.notices = load_checkpoint(self.run.path, model=self.model, optimizer=self.optimizer)
+        checkpoint, self.notices = load_checkpoint(self.run.path, policy=self.policy, optimizer=self.optimizer)
         if checkpoint is not None:
             state = checkpoint.state
             self.updates, self.position, self.tensors = checkpoint.step, state["position"], checkpoint.tensors
@@ -190,7 +188,7 @@ class Trainer:
         fault_point("update")
         with explained_memory():
             metrics = train_update(
-                self.model,
+                self.policy,
                 self.optimizer,
                 dict(batch),
                 learning_rate=learning_rate_at(
@@ -271,7 +269,7 @@ class Trainer:
         """Let the sampler have the policy's weights, which it proves; the seconds that took."""
         started = time.perf_counter()
         if self._synchronized != self.updates:
-            self.sampler.load_weights(self.model, self.updates)
+            self.sampler.load_weights(self.policy, self.updates)
             self._synchronized = self.updates
         return time.perf_counter() - started
 
@@ -284,14 +282,15 @@ class Trainer:
             self.lag_behind()
         assert self.lagging is not None
         if self._synchronized != self.lagging.version:
-            with self.lagging.in_place_of(self.model):
-                self.sampler.load_weights(self.model, self.lagging.version)
+            with self.lagging.in_place_of(self.policy):
+                self.sampler.load_weights(self.policy, self.lagging.version)
             self._synchronized = self.lagging.version
         return time.perf_counter() - started
 
     def lag_behind(self) -> None:
         """Keep the policy as it is now: what comes next is sampled from it while it learns, and again after an interruption."""
-        self.lagging = Snapshot(self.updates, {n: t.detach().cpu().clone() for n, t in weights_of(self.model).items()})
+        weights = distinct(self.policy.weights())
+        self.lagging = Snapshot(self.updates, {n: t.detach().cpu().clone() for n, t in weights.items()})
 
     def evaluate_if_due(self) -> None:
         """Evaluate before the first update and every `eval_every` updates."""
@@ -373,8 +372,7 @@ class Trainer:
         save_checkpoint(
             self.run.path,
             step=self.updates,
-            model=self.model,
-            tokenizer=self.tokenizer,
+            policy=self.policy,
             optimizer=self.optimizer,
             state={
                 "position": self.position,
@@ -391,7 +389,7 @@ class Trainer:
         """The final model in the run's `model/`, and the last evaluation: should it fail, what was trained is there."""
         if self.options.checkpoint_every:
             self.save()
-        save_policy(self.model, self.tokenizer, self.run.path / "model")
+        self.policy.save(self.run.path / "model")
         for leftover in self.run.path.glob(".model.*"):  # of a kill while it was written before
             shutil.rmtree(leftover, ignore_errors=True)
         self.evaluate(last=True)

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from rlvr_cli.samplers.process import weights_of
+from rlvr_cli.models.policy import Policy, distinct
 
 _LAGGING = "lagging/"  # of a checkpoint's tensors, those of a `Snapshot`
 
@@ -31,9 +30,9 @@ class Snapshot:
         return Snapshot(version, {name.removeprefix(_LAGGING): tensors[name] for name in names})
 
     @contextmanager
-    def in_place_of(self, model: Any) -> Iterator[None]:
-        """The model has these weights for a while; then its own again, bit for bit."""
-        present = weights_of(model)
+    def in_place_of(self, policy: Policy) -> Iterator[None]:
+        """The policy has these weights for a while; then its own again, bit for bit."""
+        present = distinct(policy.weights())
         kept = {name: tensor.detach().clone() for name, tensor in present.items()}
         try:
             for name, tensor in present.items():
