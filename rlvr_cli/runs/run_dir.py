@@ -24,6 +24,10 @@ replaced in place, so its new sha256 is announced in the manifest *before* the r
 last or the one before it, and opening the run for writing takes back an announcement that was not kept.
 
 run.json itself has no checksum: it must parse, but a changed value in it is not noticed.
+
+A run may be older than the rlvr that goes on with it. Its parts stay as they are, and readers fill the columns that they lack;
+what is added has the columns of today. Each manifest line has the schema version of its file, run.json the newest that may be
+among them: it is raised before anything is written, so that the older rlvr says "upgrade" and takes no new part for a damaged one.
 """
 
 import errno
@@ -64,7 +68,7 @@ from rlvr_cli.runs.manifest import (
     part_name,
     part_path,
 )
-from rlvr_cli.runs.parquet import grade_table, keys_of, rollout_table, to_parquet, with_metrics
+from rlvr_cli.runs.parquet import grade_table, keys_of, rollout_table, to_parquet, version_of, with_metrics
 from rlvr_cli.runs.readers import (
     MANIFEST,
     RUN_FILE,
@@ -77,11 +81,11 @@ from rlvr_cli.runs.readers import (
     read_manifest,
     read_metadata,
     read_part,
-    schema_of,
+    record_of,
 )
-from rlvr_cli.runs.schemas import SCHEMA_VERSION, metrics_schema
+from rlvr_cli.runs.schemas import NewerVersion, metrics_schema
 from rlvr_cli.text import storable
-from rlvr_cli.types import Phase, Regrade, Rollout
+from rlvr_cli.types import SCHEMA_VERSION, Metric, Phase, Regrade, Rollout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,8 +105,10 @@ class Attempt(NamedTuple):
     grader_sha256: str | None
 
 
-def _entry(relative: str, data: bytes | memoryview, *, rows: int, phase: str, step: int) -> Entry:
-    return entry_of(data, path=relative, rows=rows, phase=phase, step=step, schema_version=SCHEMA_VERSION)
+def _entry(
+    relative: str, data: bytes | memoryview, *, rows: int, phase: str, step: int, version: int = SCHEMA_VERSION
+) -> Entry:
+    return entry_of(data, path=relative, rows=rows, phase=phase, step=step, schema_version=version)
 
 
 # The writer
@@ -134,6 +140,7 @@ class RunDir:
         try:
             self._metadata = read_metadata(path)
             self._remove_temporaries()
+            self._raise_version()
             self._open_manifest()
             self._metrics = self._settled_metrics()
             for entry in self._entries:
@@ -199,7 +206,8 @@ class RunDir:
 
     @classmethod
     def annotate(cls, path: Path | str) -> "RunDir":
-        """Open a run that nobody is writing to add grades to it: run.json, its status and its clock stay as they are.
+        """Open a run that nobody is writing to add grades to it. Its status and its clock stay as they are, and so does run.json
+        but for the schema version of a run of an older rlvr.
 
         Raises:
             RlvrError: as `resume`.
@@ -494,6 +502,12 @@ class RunDir:
                     if item.name.startswith(".") and item.name.endswith(".tmp") and item.is_file(follow_symlinks=False):
                         os.unlink(item.path)
 
+    def _raise_version(self) -> None:
+        if self._metadata["schema_version"] < SCHEMA_VERSION:
+            metadata: dict[str, Any] = self._metadata | {"schema_version": SCHEMA_VERSION}
+            atomic_write(self.path / RUN_FILE, _json(metadata))
+            self._metadata = metadata
+
     def _open_manifest(self) -> None:
         self._entries, size = read_manifest(self.path)
         path = self.path / MANIFEST
@@ -523,7 +537,7 @@ class RunDir:
                     "Restore the file from a copy, or move it away to go on without the metrics so far.",
                 )
             self._take_back_announcement()
-        return parsed_table(data, metrics_schema(), path=path)
+        return parsed_table(data, Metric, path=path)
 
     def _take_back_announcement(self) -> None:
         with naming(self.path / MANIFEST):
@@ -537,6 +551,8 @@ class RunDir:
         for relative in (p for p in present_parts(self.path) if p not in listed):
             try:
                 entry = self._verified(relative)
+            except NewerVersion:
+                raise
             except RlvrError as error:
                 self._set_aside(relative, why=error.problem)
                 continue
@@ -550,7 +566,7 @@ class RunDir:
             raise RlvrError("its name is not that of a part")
         phase, step = name.phase, name.step
         data = read_regular(self.path, relative)
-        table = parsed_table(data, schema_of(relative.partition("/")[0]), path=self.path / relative)
+        table = parsed_table(data, record_of(relative.partition("/")[0]), path=self.path / relative)
         owners = set(zip(*(table[c].to_pylist() for c in ("run_id", "phase", "step")), strict=True))
         if owners != {(self.id, phase, step)}:
             raise RlvrError("its rows are of another run, phase or step")
@@ -564,7 +580,7 @@ class RunDir:
         if len(keys) != table.num_rows or _overlap(held, fresh):
             raise RlvrError("its rows are in the run already")
         _merge(held, fresh)
-        return _entry(relative, data, rows=table.num_rows, phase=phase, step=step)
+        return _entry(relative, data, rows=table.num_rows, phase=phase, step=step, version=version_of(data))
 
     def _set_aside(self, relative: str, *, why: str) -> None:
         folder = self.path / "set-aside"
