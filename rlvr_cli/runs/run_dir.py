@@ -24,6 +24,10 @@ replaced in place, so its new sha256 is announced in the manifest *before* the r
 last or the one before it, and opening the run for writing takes back an announcement that was not kept.
 
 run.json itself has no checksum: it must parse, but a changed value in it is not noticed.
+
+A run may be older than the rlvr that goes on with it. Its parts stay as they are, and readers fill the columns that they lack;
+what is added has the columns of today. Each manifest line has the schema version of its file, run.json the newest that may be
+among them: it is raised before anything is written, so that the older rlvr says "upgrade" and takes no new part for a damaged one.
 """
 
 import errno
@@ -66,9 +70,8 @@ from rlvr_cli.runs.readers import (
     read_part,
 )
 from rlvr_cli.runs.recovery import recover, remove_temporaries
-from rlvr_cli.runs.schemas import SCHEMA_VERSION
 from rlvr_cli.text import storable
-from rlvr_cli.types import Phase, Regrade, Rollout
+from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,6 +112,7 @@ class RunDir:
         try:
             self._metadata = read_metadata(path)
             remove_temporaries(path)
+            self._raise_version()
             self._manifest = manifest = OpenManifest(path)
             self._entries = manifest.entries
             self._keys = CommittedKeys(path, manifest.entries)
@@ -172,7 +176,8 @@ class RunDir:
 
     @classmethod
     def annotate(cls, path: Path | str) -> "RunDir":
-        """Open a run that nobody is writing to add grades to it: run.json, its status and its clock stay as they are.
+        """Open a run that nobody is writing to add grades to it. Its status and its clock stay as they are, and so does run.json
+        but for the schema version of a run of an older rlvr.
 
         Raises:
             RlvrError: as `resume`.
@@ -397,6 +402,13 @@ class RunDir:
         group = (grader and grader_slug(grader), phase, step)
         names = [part_name(e.path) for e in self._entries if (e.phase, e.step) == (phase, step)]
         return max((n.number for n in names if n and n[:3] == group), default=-1) + 1
+
+    def _raise_version(self) -> None:
+        """What is written from now on is of today's version: an older rlvr must refuse the run, and not call it damaged."""
+        if self._metadata["schema_version"] < SCHEMA_VERSION:
+            metadata: dict[str, Any] = self._metadata | {"schema_version": SCHEMA_VERSION}
+            atomic_write(self.path / RUN_FILE, _json(metadata))
+            self._metadata = metadata
 
     def _seconds_before(self) -> float:
         recorded = self._metadata.get("wall_seconds")
