@@ -31,6 +31,7 @@ from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.runs import commits, files, lock, recovery, run_dir
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.files import atomic_write
+from rlvr_cli.runs.keys import held_of, indices, merge, overlap
 from rlvr_cli.runs.manifest import grader_slug, parse_manifest, part_name, part_path
 from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import latest_run, read_parts, read_rollouts, read_run, resolve_run
@@ -243,12 +244,12 @@ def test_what_is_missing_is_what_is_not_committed(finished: Path):
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 300)), unique=True, min_size=1, max_size=40), st.data())
 def test_keys_in_memory_are_the_keys_given(keys: list[tuple[str, int]], data: st.DataObject):
     cut = data.draw(st.integers(0, len(keys)))
-    held = run_dir._held_of(keys[:cut])
-    fresh = run_dir._held_of(keys[cut:])
-    assert run_dir._overlap(held, fresh) == []
-    run_dir._merge(held, fresh)
-    assert sorted((who, i) for who, bits in held.items() for i in run_dir._indices(bits)) == sorted(keys)
-    assert run_dir._overlap(held, run_dir._held_of(keys[:1])) == [keys[0]]
+    held = held_of(keys[:cut])
+    fresh = held_of(keys[cut:])
+    assert overlap(held, fresh) == []
+    merge(held, fresh)
+    assert sorted((who, i) for who, bits in held.items() for i in indices(bits)) == sorted(keys)
+    assert overlap(held, held_of(keys[:1])) == [keys[0]]
 
 
 @pytest.mark.parametrize("index", [-1, 2**40])
