@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 FinishReason = Literal["stop", "length"]
 Phase = Literal["train", "eval"]
+FormatRule = Literal["literal", "lenient"]  # of r1_zero and countdown: one space between the tags, or any white space
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,11 @@
 """AdamW and the learning rate."""
 
 import math
-from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
 
-Schedule = Literal["constant", "cosine"]
+from rlvr_cli.config.shared import Schedule
 
 
 def make_optimizer(

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import Interrupted, RlvrError
@@ -51,7 +52,7 @@ class Trainer:
 
     def __init__(
         self,
-        options: Any,
+        options: TrainingConfig,
         run: RunDir,
         *,
         engine: str,
@@ -65,8 +66,7 @@ class Trainer:
         """Load the model into trainer and engine; go on from the run's last checkpoint when it has one.
 
         Args:
-            options: the config of a training command: its groups `OptimizationOptions`, `EvaluationOptions`,
-                `TrainingRunOptions` and `ModelOptions`, and `TrainingEngineOptions` for an engine of its own.
+            options: the config of the training command.
             engine: `transformers` samples from the trainer's own weights.
             num_updates: how many there will be, for the learning-rate schedule.
             questions: those of the evaluations; None for none.
@@ -89,7 +89,7 @@ class Trainer:
         self.lagging: Snapshot | None = None  # the policy that the next rollouts come from, where that is not this one
         self.process: SamplingProcess | None = None
         shared = engine == "transformers"
-        if getattr(options, "async_steps", 0):
+        if options.async_steps:
             self.sampler: Sampler = self._start_process(engine)
             shared = False
         elif not shared:  # an engine of its own takes its share of the device's memory before the trainer fills it
@@ -198,7 +198,7 @@ class Trainer:
                     peak=self.options.learning_rate,
                     num_steps=self.num_updates,
                     warmup_steps=self.options.warmup_steps,
-                    schedule=self.options.lr_schedule,  # type: ignore[arg-type]  (one of its choices)
+                    schedule=self.options.lr_schedule,
                 ),
                 max_grad_norm=self.options.max_grad_norm,
                 check=self.stop.check,
