@@ -32,6 +32,7 @@ LogProbs = tuple[Float32, ...]  # nats
 
 FinishReason = Literal["stop", "length"]
 Phase = Literal["train", "eval"]
+FormatRule = Literal["literal", "lenient"]  # of r1_zero and countdown: one space between the tags, or any white space
 
 
 @dataclass(frozen=True, slots=True)

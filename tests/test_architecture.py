@@ -30,6 +30,7 @@ ROOMS = {
     "analysis": "what happened",
     "commands": "a page each",
     "handout": "the functions of the course",
+    "completion": "what the Tab key offers",
     "cli": "names of commands; exit statuses",
     "__main__": "python -m rlvr_cli",
 }
@@ -40,6 +41,7 @@ HEAVY = {
     "pyarrow",
     "duckdb",
     "rich",
+    "pydantic",
     "vllm",
     "openai",
     "math_verify",
@@ -51,7 +53,8 @@ HOMES = {
     "duckdb": {"analysis/database"},
     "matplotlib": {"analysis/plots"},
     "rich": {"terminal"},
-    "click": {"cli"},
+    "typer": {"cli"},
+    "click": set(),  # Typer brings its own
     "openai": {"samplers/openai"},
     "vllm": {"samplers/vllm"},
     "datasets": {"data/datasets"},
@@ -72,6 +75,7 @@ LIGHT = {
     "config",
     "runs",
     "data",
+    "completion",
     "cli",
     "analysis/database",
     "analysis/named_queries",

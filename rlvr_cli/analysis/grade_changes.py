@@ -6,7 +6,7 @@ from typing import Any
 from rlvr_cli.analysis.database import Table, open_runs
 from rlvr_cli.analysis.estimators import pass_at_k
 from rlvr_cli.analysis.summary import Kinds, run_files, share_of
-from rlvr_cli.rollouts.regrade import PhaseChoice
+from rlvr_cli.config.grade import PhaseChoice
 from rlvr_cli.runs.readers import RunInfo
 
 SECONDS = 600.0  # that the comparison may take

@@ -55,7 +55,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
     """Algorithm 3. What interrupts it, it goes on from there: every place is a function of three counters."""
     objective = partial(
         policy_gradient,
-        loss_type=config.loss_type,  # type: ignore[arg-type]  (one of its choices)
+        loss_type=config.loss_type,  # type: ignore[arg-type]
         cliprange=config.cliprange,
         cliprange_high=config.cliprange_high,
         kl_coef=config.kl_coef,

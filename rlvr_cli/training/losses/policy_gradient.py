@@ -7,12 +7,12 @@ What a loss is divided by is decided once for a whole optimizer update (`loss_de
 sum of the micro-batches' losses is then the loss of the batch, however it was cut.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
+from rlvr_cli.config.grpo import LossType
 
 MAX_LOG_RATIO = 20.0  # nats that a log-ratio is held to: beyond, exp overflows and its gradient is nan
 
