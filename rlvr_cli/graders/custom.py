@@ -1,5 +1,9 @@
 """A user's own grader: `path/to/file.py:function`, called as `function(response, ground_truth) -> dict[str, float]`.
 
+A function with one more parameter, `example`, gets the example that is answered as well: a dict of its fields, `id`, `question`,
+`prompt`, `ground_truth`, `response` and `solution` (these two: of its trace). What is not known is None: a finished run that is
+graded again holds no question, only the prompt that was made of it.
+
 Enters: the specification. Leaves: a grading function. The file is the user's own code and runs with the user's rights;
 `check` reads it without running it, `load` runs it.
 """
@@ -9,11 +13,14 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.types import Grade
+from rlvr_cli.types import Example, Grade
 
 
 class BadGrade(TypeError):
@@ -68,14 +75,36 @@ def _top_level_names(tree: ast.Module) -> list[str]:
 
 def _check_signature(node: ast.FunctionDef, path: Path) -> None:
     arguments = node.args
-    positional = len(arguments.posonlyargs) + len(arguments.args)
-    required = positional - len(arguments.defaults)
-    required_keywords = [a.arg for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
-    if (positional < 2 and arguments.vararg is None) or required > 2 or required_keywords:
-        raise RlvrError(
-            f"{path}:{node.lineno}: {node.name} cannot be called with two arguments.",
-            "A grader has the signature (response: str, ground_truth: str) -> dict[str, float].",
-        )
+    by_position = [*arguments.posonlyargs, *arguments.args]
+    required = by_position[2 : max(len(by_position) - len(arguments.defaults), 2)]
+    required += [a for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
+    too_many = [a for a in required if a.arg != "example" or a in arguments.posonlyargs]
+    if (len(by_position) < 2 and arguments.vararg is None) or too_many:
+        raise _uncallable(f"{path}:{node.lineno}: {node.name}")
+
+
+def _uncallable(name: str) -> RlvrError:
+    return RlvrError(
+        f"{name} cannot be called with two arguments, nor with these and an example.",
+        "A grader has the signature (response: str, ground_truth: str) -> dict[str, float], or a third parameter: example.",
+    )
+
+
+def wants_example(function: Callable[..., Any]) -> bool:
+    """Whether a function has, after two parameters, one called `example`."""
+    try:
+        parameters = list(signature(function).parameters.values())
+    except (TypeError, ValueError):  # some of C have no signature
+        return False
+    return any(
+        p.name == "example" and (p.kind is p.KEYWORD_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and place >= 2))
+        for place, p in enumerate(parameters)
+    )
+
+
+def example_of_truth(ground_truth: str) -> dict[str, Any]:
+    """The fields of an example of which nothing else is known."""
+    return dict.fromkeys(field.name for field in fields(Example)) | {"ground_truth": ground_truth}
 
 
 def load(spec: str) -> Callable[[str, str], Grade]:
@@ -101,10 +130,20 @@ def load(spec: str) -> Callable[[str, str], Grade]:
     if not callable(function):
         raise RlvrError(f"{name} in {path} is not a function.", "Write path/to/file.py:function.")
 
+    asks = wants_example(function)
+    with suppress(ValueError):  # of C, without a signature
+        try:
+            signature(function).bind("", "", **({"example": {}} if asks else {}))
+        except TypeError:
+            raise _uncallable(f"{name} in {path}") from None
+
     def grade(response: str, ground_truth: str) -> Grade:
         return grade_of(function(response, ground_truth))
 
-    return grade
+    def grade_with_example(response: str, ground_truth: str, example: dict[str, Any] | None = None) -> Grade:
+        return grade_of(function(response, ground_truth, example=example or example_of_truth(ground_truth)))
+
+    return grade_with_example if asks else grade
 
 
 def grade_of(returned: Any) -> Grade:

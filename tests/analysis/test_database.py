@@ -5,10 +5,10 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import field, fields, make_dataclass
 from datetime import UTC
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import pytest
 
@@ -24,8 +24,7 @@ from rlvr_cli.types import Example, Float32, Int32, Regrade, Rollout, Since
 SECRET = "s3cret-canary"
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     low: Int32
     high: Int32
 
@@ -154,14 +153,15 @@ def test_columns_that_came_later_than_the_parts(root, tmp_path, mixed):
         ("spans", Annotated[tuple[Span, ...] | None, Since(2)], None),
         ("source", Annotated[str, Since(3)], "it's"),
     ]
-    record = make_dataclass("Later", [(f.name, f.type) for f in fields(Rollout)] + added, frozen=True)
+    known = [(f.name, f.type, field(default=f.default)) for f in fields(Rollout)]
+    record = make_dataclass("Later", [*known, *added], frozen=True)
     first = read_run(root / "a").parts[0]
     parts = [first]
     if mixed:
         table = pq.read_table(first)
         for name, value in (("values", [0.5]), ("spans", [(0, 2)]), ("source", "tool")):
-            field = arrow_schema(record).field(name)
-            table = table.append_column(field, pa.array([value] * len(table), field.type))
+            place = arrow_schema(record).field(name)
+            table = table.append_column(place, pa.array([value] * len(table), place.type))
         parts.append(tmp_path / "newer.parquet")
         pq.write_table(table, parts[1])
     with duckdb.connect(":memory:") as connection:
