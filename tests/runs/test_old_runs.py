@@ -220,7 +220,7 @@ def test_a_part_that_a_newer_version_left_behind_is_left_alone(place, open_it):
     table = pq.read_table(run / "rollouts/eval-000000-0000.parquet").replace_schema_metadata({VERSION_KEY: "1000"})
     newer = run / "rollouts/eval-000000-0002.parquet"
     pq.write_table(table, newer)
-    with pytest.raises(RlvrError, match="eval-000000-0002.parquet was written by a newer rlvr") as caught:
+    with pytest.raises(RlvrError, match=r"eval-000000-0002\.parquet was written by a newer rlvr") as caught:
         open_it(run)
     assert "Upgrade" in caught.value.hint
     assert newer.exists()
