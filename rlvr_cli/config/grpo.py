@@ -43,9 +43,11 @@ class GrpoConfig(
     )  # fmt: skip
     loss_type: str = knob(
         "reinforce_with_baseline",
-        "no_baseline (-r log p), reinforce_with_baseline (-A log p), grpo_clip (PPO's clipped ratio), grpo_no_clip (-ratio A).",
+        "no_baseline (-r log p), reinforce_with_baseline (-A log p), grpo_clip (PPO's clipped ratio), grpo_no_clip (-ratio A), or a loss of your "
+        "own: FILE.py:FUNCTION.",
         group="Algorithm",
         choices=("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"),
+        or_file=True,
     )
     use_std_normalization: bool = knob(
         True, "Divide advantages by the standard deviation of their group.", group="Algorithm"
@@ -168,6 +170,6 @@ class GrpoConfig(
             )
 
 
-def overlong_buffer(config: GrpoConfig) -> int:
-    """Tokens over which soft_punish grows."""
-    return config.overlong_buffer or max(config.sampling_max_tokens // 5, 1)
+def overlong_buffer(given: int | None, *, max_tokens: int) -> int:
+    """Tokens before the longest response over which soft_punish grows: --overlong-buffer, or a fifth of --sampling-max-tokens."""
+    return given or max(max_tokens // 5, 1)

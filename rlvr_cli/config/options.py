@@ -11,6 +11,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.user_code import names_file
 
 FORMATS = ("table", "json", "csv", "markdown")
 
@@ -21,14 +22,19 @@ def knob(
     *,
     group: str,
     choices: tuple[str, ...] = (),
+    or_file: bool = False,
     argument: bool = False,
     free_on_resume: bool = False,
 ) -> Any:
-    """A field with its help line, its heading in ``--help``, and whether a resumed run may change it."""
+    """A field with its help line, its heading in ``--help``, and whether a resumed run may change it.
+
+    With `or_file` a value is one of the choices or a user's own function, FILE.py:FUNCTION.
+    """
     metadata = {
         "help": help,
         "group": group,
         "choices": choices,
+        "or_file": or_file,
         "argument": argument,
         "free_on_resume": free_on_resume,
     }
@@ -84,10 +90,10 @@ def check_values(config: Any) -> None:
         if isinstance(value, int) and abs(value) >= 2**63:
             raise RlvrError(f"{flag(option.name)} is {value}.", "Give a number of at most 18 digits.")
         choices = option.metadata["choices"]
-        if choices and getattr(config, option.name) not in choices:
-            raise RlvrError(
-                f"{flag(option.name)} is {getattr(config, option.name)!r}.", f"Choose one of {', '.join(choices)}."
-            )
+        or_file = option.metadata["or_file"]
+        if choices and value not in choices and not (or_file and names_file(str(value))):
+            own = ", or FILE.py:FUNCTION" if or_file else ""
+            raise RlvrError(f"{flag(option.name)} is {value!r}.", f"Choose one of {', '.join(choices)}{own}.")
 
 
 def at_least(config: Any, minimum: int, *names: str) -> None:
