@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rlvr_cli import user_code
-from rlvr_cli.analysis.run_end import conclude
+from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.data.order import batches, draw
 from rlvr_cli.errors import RlvrError
@@ -21,7 +21,7 @@ from rlvr_cli.models.policy import load_policy
 from rlvr_cli.models.tokenization import Batch, pad_id_of
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import sample_groups
-from rlvr_cli.rollouts.metrics import Effort, rollout_metrics
+from rlvr_cli.rollouts.metrics import SamplingStats, rollout_metrics
 from rlvr_cli.rollouts.requests import prefetch_groups
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.terminal import console
@@ -30,7 +30,7 @@ from rlvr_cli.training.losses.custom import load_loss
 from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
 from rlvr_cli.training.objectives import policy_gradient
 from rlvr_cli.training.plan import announce, grpo_notes, grpo_plan
-from rlvr_cli.training.session import Inputs, load_inputs, opened
+from rlvr_cli.training.session import Inputs, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.update import rollout_tensors, score, take
 from rlvr_cli.types import Rollout
@@ -52,10 +52,10 @@ def run(config: GrpoConfig) -> None:
         inputs.pool,
         StopRequest() as stop,
         open_run(config, command="grpo", facts=facts) as run,
-        opened(config, run, inputs=inputs, num_updates=num_updates, stop=stop) as trainer,
+        open_trainer(config, run, inputs=inputs, num_updates=num_updates, stop=stop) as trainer,
     ):
         train(config, trainer, inputs, loss=loss)
-    conclude(trainer, output=config.format)
+    report_end(trainer, output=config.format)
 
 
 def loss_of(config: GrpoConfig) -> Loss:
@@ -93,10 +93,10 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
             trainer.evaluate_if_due()
             if config.async_steps:
                 if not done:
-                    trainer.lag_behind()
+                    trainer.weights.snapshot_policy(trainer.updates)
                 if steps + 1 < config.n_grpo_steps:
                     sample_ahead(config, trainer, inputs, step=sampled_at + len(minibatches), asked=asked_after)
-            batch = training_batch(config, trainer, rollouts, minibatches, loss=loss, reference=reference)
+            batch = training_batch(config, trainer, rollouts, minibatches, reference=reference)
             kept = {name: batch[name] for name in batch if name == "old_log_probs"}
             after = {"steps": steps + 1, "asked": asked_after, "updates_of_batch": 0}
             for number, rows in enumerate(minibatches[done:], start=done + 1):
@@ -108,6 +108,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                     position=after if last else {"steps": steps, "asked": asked, "updates_of_batch": number},
                     tensors={} if last else kept,
                     objective=objective,
+                    skip_silent=loss.silent,
                     micro_batch_size=config.micro_train_batch_size,
                     normalization=config.length_normalization,
                     normalize_constant=config.constant,
@@ -117,7 +118,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                     signals |= {"entropy": update["policy/entropy"], "grad": update["optimizer/grad_norm"]}
                     if number == 1:
                         check_first_update(config, trainer, update)
-            trainer.metrics.add(sampled_at, {"step/seconds": trainer.step_seconds})
+            trainer.metrics.add(sampled_at, {"step/seconds": trainer.clock.step_seconds})
             steps, asked, done = steps + 1, asked_after, 0
             bar.advance(1, **signals)
     trainer.finish()
@@ -141,8 +142,8 @@ def rollout_batch(
     groups: list[list[Rollout]] = []  # all that were sampled
     used: list[list[Rollout]] = []
     indices: list[int] = []
-    effort, rounds, with_signal = Effort(), 0, 0
-    synchronizing = trainer.synchronize_rollouts()
+    stats, rounds, with_signal = SamplingStats(), 0, 0
+    syncing = trainer.weights.sync_rollouts(trainer.updates)
     while len(used) < wanted and rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1):
         fresh, asked = draw(inputs.dataset.rows, wanted - len(used), seed=config.seed, start=asked, exclude=indices)
         if not fresh:
@@ -165,7 +166,7 @@ def rollout_batch(
         groups += new
         with_signal += sum(signal)
         used += [group for group, kept in zip(new, signal, strict=True) if kept or not config.dynamic_sampling]
-        indices, effort, rounds = indices + fresh, effort + took, rounds + 1
+        indices, stats, rounds = indices + fresh, stats + took, rounds + 1
     sampled = [r for group in groups for r in group]
     means = [sum(r.reward or 0.0 for r in group) / size for group in groups]
     metrics = rollout_metrics(sampled) | {
@@ -176,23 +177,23 @@ def rollout_batch(
         "groups/all_wrong_share": sum(mean == 0 for mean in means) / len(groups),
         "sampling/rounds": float(rounds),
         "sampling/lag": float(step - min(r.policy_version for r in sampled)),  # updates that their policy is behind
-        "synchronisation/seconds": synchronizing,
+        "synchronisation/seconds": syncing,
     }
-    trainer.metrics.add(step, metrics | effort.metrics)
+    trainer.metrics.add(step, metrics | stats.metrics)
     signals = {
         "reward": metrics["reward/mean"],
         "signal": metrics["groups/signal_share"],
         "length": metrics["length/mean"],
         "truncated": metrics["length/truncated_share"],
-        "tokens": effort.tokens,
+        "tokens": stats.tokens,
     }
     return [r for group in used for r in group], asked, signals
 
 
 def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int) -> None:
     """Have the sampling process begin with the next batch's first questions, while this one is trained on."""
-    assert trainer.process is not None
-    trainer.synchronize_rollouts()
+    assert trainer.weights.process is not None
+    trainer.weights.sync_rollouts(trainer.updates)
     indices, _ = draw(
         inputs.dataset.rows, config.n_prompts_per_rollout_batch, seed=config.seed, start=asked, exclude=[]
     )
@@ -202,7 +203,7 @@ def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: 
         examples=[inputs.dataset.examples[i] for i in indices],
         num_samples=config.group_size,
         template=inputs.template,
-        sampler=trainer.process,
+        sampler=trainer.weights.process,
         params=config.sampling_params,
         seed=config.seed,
     )
@@ -245,13 +246,7 @@ def shuffled(config: GrpoConfig, num_rollouts: int, *, step: int) -> list[list[i
 
 
 def training_batch(
-    config: GrpoConfig,
-    trainer: Trainer,
-    rollouts: Sequence[Rollout],
-    minibatches: list[list[int]],
-    *,
-    loss: Loss,
-    reference: Any,
+    config: GrpoConfig, trainer: Trainer, rollouts: Sequence[Rollout], minibatches: list[list[int]], *, reference: Any
 ) -> Batch:
     """Rollouts as tensors, with their groups and the log-probabilities that the objective compares with.
 
@@ -267,7 +262,7 @@ def training_batch(
     if config.overlong == "mask":
         batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
     batch["group"] = torch.arange(len(rollouts))[:, None] // config.group_size
-    if loss.silent and not config.kl_coef:
+    if not config.kl_coef:
         batch["silent"] = batch["advantages"] == 0
     how: dict[str, Any] = {
         "micro_batch_size": config.micro_train_batch_size,

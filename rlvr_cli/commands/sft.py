@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import chain, count, islice
 from typing import Any
 
-from rlvr_cli.analysis.run_end import conclude
+from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import batches, epoch_order
 from rlvr_cli.data.prompts import load_prompt
@@ -81,7 +81,7 @@ def run(config: SftConfig) -> None:
         ) as trainer,
     ):
         train(config, trainer, examples=examples, token_ids=traces.token_ids)
-    conclude(trainer, output=config.format)
+    report_end(trainer, output=config.format)
 
 
 def train(

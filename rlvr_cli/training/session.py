@@ -113,7 +113,7 @@ def facts_of(dataset: Dataset) -> dict[str, Any]:
 
 
 @contextmanager
-def opened(config: Any, run: RunDir, *, inputs: Inputs, num_updates: int, stop: StopRequest) -> Iterator[Trainer]:
+def open_trainer(config: Any, run: RunDir, *, inputs: Inputs, num_updates: int, stop: StopRequest) -> Iterator[Trainer]:
     """The trainer of a command that samples its own training data; says what it found when it opened the run."""
     with Trainer(
         config,

@@ -33,6 +33,7 @@ def train_update(
     learning_rate: float,
     micro_batch_size: int,
     objective: Objective = negative_log_likelihood,
+    skip_silent: bool = True,
     max_grad_norm: float = 1.0,
     normalization: LengthNormalization = "token_mean",
     normalize_constant: float | None = None,
@@ -50,12 +51,12 @@ def train_update(
         model: the policy; float32 weights, which compute in bfloat16 on a CUDA device (`autocast_context`).
         optimizer: over the model's parameters; any gradient left in them is dropped.
         batch: on any device: `tokens.Batch`, and what the objective reads (`losses.loss_inputs`), (batch, seq) or (batch, 1)
-            each. Rows that are marked in `silent`, (batch, 1) bool, are known to add nothing to the gradient: they go through the
-            model for their metrics only. Rows with the same number in `unit`, (batch, 1) int64, such as a pair, go through it in
+            each. Rows that are marked in `silent`, (batch, 1) bool, go through the model after the others. Rows with the same number in `unit`, (batch, 1) int64, such as a pair, go through it in
             one micro-batch, in the order of the batch; without it each row is a unit.
         learning_rate: of this update (`learning_rate_at`).
         micro_batch_size: rows that go through the model at once; more only for a unit of more rows, which is one by itself.
         objective: what is minimized. The gradient of the entropies that it is given is computed only where it uses them.
+        skip_silent: the silent rows are known to add nothing to the gradient, and leave out the backward pass.
         max_grad_norm: the gradient is scaled down to this norm; inf never clips.
         normalization: what a loss per token is divided by, see `losses.loss_denominators`. A loss per row is averaged over the rows
             that go through the model: all but those without a response token, unless another row of their unit has one.
@@ -103,6 +104,7 @@ def train_update(
         wanted = micro["response_mask"]
         prefixes = wanted_prefixes(model, micro["input_ids"], wanted)
         computed += wanted.numel() if prefixes is None else len(prefixes.tokens)
+        learning = learning or not skip_silent
         with torch.set_grad_enabled(learning), autocast_context(model):
             scores = get_response_log_probs(
                 model,
