@@ -16,8 +16,7 @@ from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.data.order import batches, draw
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import explained_memory
-from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokenization import Batch, pad_id_of
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import sample_groups
@@ -82,7 +81,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
         kl_coef=config.kl_coef,
         importance_cap=config.importance_truncation,
     )
-    reference = reference_model(config)
+    reference = trainer.policy.reference() if config.kl_coef else None
     steps, asked, done = (trainer.position.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
     with console.progress("steps", config.n_grpo_steps - steps, running_mean=False) as bar:
         while steps < config.n_grpo_steps and trainer.has_time():
@@ -246,7 +245,12 @@ def shuffled(config: GrpoConfig, num_rollouts: int, *, step: int) -> list[list[i
 
 
 def training_batch(
-    config: GrpoConfig, trainer: Trainer, rollouts: Sequence[Rollout], minibatches: list[list[int]], *, reference: Any
+    config: GrpoConfig,
+    trainer: Trainer,
+    rollouts: Sequence[Rollout],
+    minibatches: list[list[int]],
+    *,
+    reference: Policy | None,
 ) -> Batch:
     """Rollouts as tensors, with their groups and the log-probabilities that the objective compares with.
 
@@ -278,7 +282,7 @@ def training_batch(
             old = torch.zeros(batch["response_mask"].shape)
             with explained_memory():
                 for rows in minibatches[: len(minibatches) // config.epochs_per_rollout_batch]:
-                    old[rows] = score(trainer.model, take(batch, rows), **how)
+                    old[rows] = score(trainer.policy, take(batch, rows), **how)
         batch["old_log_probs"] = old
     trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
     return batch
@@ -296,11 +300,3 @@ def check_first_update(config: GrpoConfig, trainer: Trainer, update: dict[str, f
         trainer.check_mismatch(
             max((gap for start, gap in gaps.items() if start >= config.sampling_min_tokens), default=0.0)
         )
-
-
-def reference_model(config: GrpoConfig) -> Any:
-    """The frozen model that the KL penalty holds on to; None without one."""
-    if not config.kl_coef:
-        return None
-    path = model_path(config.model)
-    return load_policy(path, dtype=config.param_dtype, device=config.device).model.requires_grad_(False)

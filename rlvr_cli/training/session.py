@@ -139,7 +139,7 @@ def check_prompts(
     examples: Sequence[Example], template: PromptTemplate, trainer: Trainer, *, max_tokens: int, limit: int | None
 ) -> None:
     """RlvrError when a prompt and its response might not fit into the context: now, and not at the step that draws it."""
-    context = min(trainer.model.config.max_position_embeddings, limit or math.inf)
+    context = min(trainer.policy.context_length or math.inf, limit or math.inf)
     prompts = [prompt_of(e, template) for e in examples]
     for example, prompt in zip(examples, prompts, strict=True):
         most = len(prompt.encode(errors="replace"))  # no more tokens than bytes: spares the tokenizer

@@ -21,7 +21,7 @@ from rlvr_cli.faults import fault_point
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.device import explained_memory, use_few_threads
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import load_policy, save_policy
+from rlvr_cli.models.policy import load_policy
 from rlvr_cli.process import StopRequest
 from rlvr_cli.runs.metrics_log import MetricsLog
 from rlvr_cli.runs.run_dir import RunDir
@@ -41,7 +41,7 @@ class Trainer:
     """The policy under training. Use as a context manager: an interruption saves a checkpoint before it goes on its way.
 
     Attributes:
-        model, tokenizer: the policy.
+        policy, tokenizer: what is trained.
         weights: the engine that samples from it, and which weights it has.
         evaluator: asks the evaluations' questions; None without any.
         updates: optimizer updates tried so far, skipped ones too; the version of the policy.
@@ -96,20 +96,19 @@ class Trainer:
     def _load(self) -> None:
         """Model and optimizer, and what the last checkpoint says."""
         config = self.config
-        self.model, self.tokenizer = load_policy(
-            model_path(config.model), dtype=config.param_dtype, device=config.device
-        )
-        if self.model.device.type == "mps":
+        self.policy = load_policy(model_path(config.model), dtype=config.param_dtype, device=config.device)
+        self.tokenizer = self.policy.tokenizer
+        if self.policy.device.type == "mps":
             raise RlvrError("Training does not run on mps: it sums in float64, which mps lacks.", "Use --device cpu.")
-        use_few_threads(self.model)
+        use_few_threads(self.policy)
         self.optimizer = make_optimizer(
-            self.model,
+            self.policy,
             learning_rate=config.learning_rate,
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
         )
-        self.weights.attach(self.model, self.tokenizer)
-        checkpoint, self.notices = load_checkpoint(self.run.path, model=self.model, optimizer=self.optimizer)
+        self.weights.attach(self.policy)
+        checkpoint, self.notices = load_checkpoint(self.run.path, policy=self.policy, optimizer=self.optimizer)
         longest_step = 0.0
         if checkpoint is not None:
             state = checkpoint.state
@@ -172,7 +171,7 @@ class Trainer:
         fault_point("update")
         with explained_memory():
             metrics = train_update(
-                self.model,
+                self.policy,
                 self.optimizer,
                 dict(batch),
                 learning_rate=learning_rate_at(
@@ -270,8 +269,7 @@ class Trainer:
         save_checkpoint(
             self.run.path,
             step=self.updates,
-            model=self.model,
-            tokenizer=self.tokenizer,
+            policy=self.policy,
             optimizer=self.optimizer,
             state={
                 "position": self.position,
@@ -288,7 +286,7 @@ class Trainer:
         """The final model in the run's `model/`, and the last evaluation: should it fail, what was trained is there."""
         if self.config.checkpoint_every:
             self.save()
-        save_policy(self.model, self.tokenizer, self.run.path / "model")
+        self.policy.save(self.run.path / "model")
         for leftover in self.run.path.glob(".model.*"):  # of a kill while it was written before
             shutil.rmtree(leftover, ignore_errors=True)
         self.evaluate(last=True)

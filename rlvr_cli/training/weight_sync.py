@@ -12,10 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from rlvr_cli.models.device import autocast_dtype, device_apart
+from rlvr_cli.models.device import device_apart
+from rlvr_cli.models.policy import Policy, distinct
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.open import open_sampler
-from rlvr_cli.samplers.process import SamplingProcess, weights_of
+from rlvr_cli.samplers.process import SamplingProcess
 from rlvr_cli.types import Sampler
 
 _LAGGING = "lagging/"  # of a checkpoint's tensors, those of a `Snapshot`
@@ -40,9 +41,9 @@ class Snapshot:
         return Snapshot(version, {name.removeprefix(_LAGGING): tensors[name] for name in names})
 
     @contextmanager
-    def in_place_of(self, model: Any) -> Iterator[None]:
-        """Give the model these weights within the block, and its own again after it, bit for bit."""
-        present = weights_of(model)
+    def in_place_of(self, policy: Policy) -> Iterator[None]:
+        """Give the policy these weights within the block, and its own again after it, bit for bit."""
+        present = distinct(policy.weights())
         kept = {name: tensor.detach().clone() for name, tensor in present.items()}
         try:
             for name, tensor in present.items():
@@ -95,23 +96,22 @@ class WeightSync:
         device = config.device if apart is None else "cuda"
         return SamplingProcess(engine, {**opening, "device": device}, visible_devices=apart)
 
-    def attach(self, model: Any, tokenizer: Any) -> None:
-        """Follow this policy. The embedded engine samples from the model itself, without a copy."""
-        self.model = model
+    def attach(self, policy: Policy) -> None:
+        """Follow this policy. The embedded engine samples from its model itself, without a copy."""
+        self.policy = policy
         if self._shares_model:
             self.sampler = TransformersSampler(
-                model,
-                tokenizer,
+                policy,
                 max_batch_size=self.config.max_batch_size,
                 cuda_graphs=self.config.cuda_graphs,
-                autocast_dtype=autocast_dtype(model),
+                autocast_dtype=policy.autocast_dtype,
             )
 
     def sync(self, version: int) -> float:
         """Load the policy's weights into the sampler and verify them. Returns seconds."""
         started = time.perf_counter()
         if self._synced != version:
-            self.sampler.load_weights(self.model, version)
+            self.sampler.load_weights(self.policy, version)
             self._synced = version
         return time.perf_counter() - started
 
@@ -124,14 +124,15 @@ class WeightSync:
             self.snapshot_policy(version)
         assert self.snapshot is not None
         if self._synced != self.snapshot.version:
-            with self.snapshot.in_place_of(self.model):
-                self.sampler.load_weights(self.model, self.snapshot.version)
+            with self.snapshot.in_place_of(self.policy):
+                self.sampler.load_weights(self.policy, self.snapshot.version)
             self._synced = self.snapshot.version
         return time.perf_counter() - started
 
     def snapshot_policy(self, version: int) -> None:
         """Keep the policy as it is now: the next rollouts come from it while it learns, and again after an interruption."""
-        self.snapshot = Snapshot(version, {n: t.detach().cpu().clone() for n, t in weights_of(self.model).items()})
+        weights = distinct(self.policy.weights())
+        self.snapshot = Snapshot(version, {n: t.detach().cpu().clone() for n, t in weights.items()})
 
     def close(self) -> None:
         """Close an engine of its own, and the one that shares the model where it was attached."""
