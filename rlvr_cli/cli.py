@@ -14,6 +14,7 @@ import click
 
 from rlvr_cli import __version__, process
 from rlvr_cli.config.analyze import AnalyzeConfig
+from rlvr_cli.config.check import CheckConfig
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.filter import FilterConfig
@@ -35,6 +36,7 @@ COMMANDS: dict[str, type[Provenance]] = {
     "grade": GradeConfig,
     "filter": FilterConfig,
     "analyze": AnalyzeConfig,
+    "check": CheckConfig,
 }
 
 
