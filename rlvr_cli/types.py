@@ -142,8 +142,8 @@ class Sampler(Protocol):
         """Answer every seed of every request, in the order in which they finish; closing it gives up what is not done."""
         ...
 
-    def load_weights(self, model: Any, policy_version: int) -> None:
-        """Sample from `model`'s weights from now on, and prove it."""
+    def load_weights(self, policy: Any, policy_version: int) -> None:
+        """Sample from the weights of a `models.policy.Policy` from now on, and prove it."""
         ...
 
     def sleep(self) -> None:

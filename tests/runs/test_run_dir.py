@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 import rlvr_cli
 from rlvr_cli import faults
 from rlvr_cli.errors import Interrupted, RlvrError
-from rlvr_cli.runs import files, lock, readers, run_dir
+from rlvr_cli.runs import commits, files, lock, recovery, run_dir
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.manifest import grader_slug, parse_manifest, part_name, part_path
@@ -1338,7 +1338,7 @@ assert not heavy, heavy
 
 def test_every_fault_point_of_the_store_is_killed_at(request: pytest.FixtureRequest):
     """test_run_dir_kill.py names the points; one that is added must be added there."""
-    source = "".join(Path(module.__file__).read_text() for module in (run_dir, readers, files, lock))
+    source = "".join(Path(module.__file__).read_text() for module in (run_dir, commits, recovery, files, lock))
     points = set(re.findall(r'fault_point\("([a-z.]+)"\)', source))
     kill_test = Path(__file__).with_name("test_run_dir_kill.py").read_text()
     assert points == set(re.findall(r'"([a-z.]+)"', kill_test.split("POINTS = (")[1].split(")")[0]))
