@@ -8,15 +8,16 @@ is kept. A column that has no meaning yet counts as stale.
 """
 
 import argparse
+import ast
 import re
 import sys
 import tomllib
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
+import rlvr_cli.config
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.figures import figures
 from rlvr_cli.analysis.named_queries import named_queries
@@ -26,6 +27,7 @@ from rlvr_cli.config.sources import preset_path, read_toml
 from rlvr_cli.runs.schemas import grade_schema, metrics_schema, rollout_schema
 
 DOCS = Path(__file__).parent
+ROOT = DOCS.parent
 BLOCK = re.compile(r"(<!-- reference: ([a-z ]+) -->\n)(.*?)(<!-- /reference -->)", re.DOTALL)
 MEANING = re.compile(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", re.MULTILINE)
 ARROW_LIST = re.compile(r"list<element: (\w+)(?: not null)?>")
@@ -41,9 +43,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def choices(option: Field[Any]) -> tuple[str, ...]:
     """The values that an option may have; empty where it may have any of its type."""
-    kinds = [option.type, *typing.get_args(option.type)]
-    literal = next((typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is typing.Literal), ())
-    return tuple(option.metadata.get("choices", ())) or literal
+    return tuple(getattr(value_type(option), "choices", option.metadata.get("choices", ())))
 
 
 def shown(value: Any) -> str:
@@ -57,14 +57,20 @@ def shown(value: Any) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
+def configs() -> dict[str, type]:
+    """The config dataclass of each command."""
+    config_of = getattr(rlvr_cli.config, "config_of", COMMANDS.get)
+    return {command: config_of(command) for command in COMMANDS}
+
+
 def option_tables() -> str:
     """A section for each command, a table for each of its groups."""
     sections = []
-    for command, config in COMMANDS.items():
+    for command, config in configs().items():
         sections.append(f"## rlvr {command}\n\n{first_sentence(config)}\n")
         groups: dict[str, list[tuple[str, str, str]]] = {}
         for option in options(config):
-            kind, several = value_type(option)
+            kind, several, *_ = value_type(option)
             name = flag(option.name)
             if option.metadata["argument"]:
                 typed = f"{option.name.upper()}{'...' if several else ''}"
@@ -89,7 +95,7 @@ def preset_tables() -> str:
     """For each command a table of what its presets change."""
     names = sorted(path.stem for path in Path(preset_path("cs336", command="grpo")).parent.glob("*.toml"))
     sections = []
-    for command, config in COMMANDS.items():
+    for command, config in configs().items():
         values = {name: preset(name, command, config) for name in names}
         having = [name for name in names if values[name] is not None]
         if not having:
@@ -148,10 +154,27 @@ def column_table(name: str) -> Callable[[str], str]:
     return made
 
 
+def room_table() -> str:
+    """The rooms of tests/test_architecture.py with their files."""
+    tree = ast.parse((ROOT / "tests/test_architecture.py").read_text(encoding="utf-8"))
+    (rooms,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ROOMS"
+    )
+    rows = []
+    for room, what in rooms.items():
+        folder = ROOT / "rlvr_cli" / room
+        files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.py") if p.name != "__init__.py")
+        rows.append((f"`{room}{'/' if files else '.py'}`", what, ", ".join(f"`{name}`" for name in files)))
+    return table(("room", "", "files"), rows)
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "options": lambda old: option_tables(),
     "presets": lambda old: preset_tables(),
     "queries": lambda old: query_table(),
+    "rooms": lambda old: room_table(),
     **{f"columns of {name}": column_table(name) for name in ("rollouts", "grades", "metrics", "runs")},
 }
 

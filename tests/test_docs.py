@@ -14,7 +14,6 @@ from typing import NamedTuple
 import pytest
 
 from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.cli import COMMANDS
 from rlvr_cli.config.options import flag, options
 from rlvr_cli.data.datasets import dataset_names
 from rlvr_cli.graders import FAILURE_KINDS, GRADERS
@@ -114,11 +113,11 @@ def shown_commands() -> list[tuple[str, str]]:
 def test_every_command_that_is_shown_exists():
     commands = shown_commands()
     assert len(commands) > 100
-    queries = {*named_queries(), "report"}
+    queries, configs = {*named_queries(), "report"}, reference_script().configs()
     for page, line in commands:
         words = shlex.split(line)
-        assert words[1] in COMMANDS, (page, line)
-        known = {flag(o.name) for o in options(COMMANDS[words[1]])}
+        assert words[1] in configs, (page, line)
+        known = {flag(o.name) for o in options(configs[words[1]])}
         known |= {f"--no-{name[2:]}" for name in known} | {"--help", "--help-all"}
         for word in words[2:]:
             assert not word.startswith("--") or word.split("=")[0] in known, (page, line)
@@ -135,8 +134,8 @@ def test_nothing_that_can_be_chosen_is_undocumented():
     documented("data.md", [*GRADERS, *FAILURE_KINDS, *dataset_names()])
     page = text_of(DOCS / "analysis.md")
     assert set(named_queries()) == set(re.findall(r"^### (\w+)$", page, re.MULTILINE))
-    grpo, evaluation = ({o.name: o for o in options(COMMANDS[name])} for name in ("grpo", "eval"))
     reference = reference_script()
+    grpo, evaluation = ({o.name: o for o in options(reference.configs()[name])} for name in ("grpo", "eval"))
     documented("engines.md", reference.choices(evaluation["engine"])[1:])
     for name in ("loss_type", "length_normalization"):
         documented("algorithms.md", reference.choices(grpo[name]))
