@@ -233,9 +233,9 @@ def run_steps(steps: list[Step], folder: Path) -> None:
         script = programs / name
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}"$@"\n')
         script.chmod(0o755)
-    lines = ["exec 2>&1"]
+    lines = ["exec 2>&1", "failed=0; trap 'failed=1' ERR"]  # the trap sees a command inside of a loop too
     for step in steps:
-        lines += [step.command, "echo; echo @@ $?"]
+        lines += [step.command, "echo; echo @@ $failed; failed=0"]
     done = subprocess.run(
         ["bash", "-c", "\n".join(lines)],
         cwd=folder,
@@ -267,6 +267,15 @@ def test_the_patterns_of_shown_lines():
         normal("steps: 12/12 (100%), a 1e-05, grad -0.1,")
     )
     assert not pattern_of("example arithmetic-0").fullmatch(normal("example countdown-7"))
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [("echo hello", "goodbye"), ("for n in 1 2; do echo 'a  1'; test $n = 2; done", "a  1"), ("rlvr x", "...")],
+)
+def test_a_command_that_fails_or_prints_something_else_is_noticed(tmp_path, command, shown):
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        run_steps([Step("", command, [shown])], tmp_path)
 
 
 def test_the_first_problem_of_the_guide_works_as_typed(tmp_path):
