@@ -14,15 +14,17 @@ from rlvr_cli.runs.files import atomic_write, close_private, naming, open_privat
 from rlvr_cli.runs.manifest import METRICS, Entry, entry_of, is_of, line_of
 from rlvr_cli.runs.parquet import to_parquet
 from rlvr_cli.runs.readers import MANIFEST, read_manifest
-from rlvr_cli.runs.schemas import SCHEMA_VERSION
+from rlvr_cli.types import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def new_entry(relative: str, data: bytes | memoryview, *, rows: int, phase: str, step: int) -> Entry:
-    """The entry of a file of today's format."""
-    return entry_of(data, path=relative, rows=rows, phase=phase, step=step, schema_version=SCHEMA_VERSION)
+def new_entry(
+    relative: str, data: bytes | memoryview, *, rows: int, phase: str, step: int, version: int = SCHEMA_VERSION
+) -> Entry:
+    """The entry of a file of today's schema version, or of an older one."""
+    return entry_of(data, path=relative, rows=rows, phase=phase, step=step, schema_version=version)
 
 
 class OpenManifest:

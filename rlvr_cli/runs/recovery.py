@@ -12,9 +12,10 @@ from rlvr_cli.runs.commits import MetricsFile, OpenManifest, new_entry
 from rlvr_cli.runs.files import fsync_directory, naming, read_regular, refuse_links, shown
 from rlvr_cli.runs.keys import CommittedKeys, held_of, merge, overlap
 from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, grader_slug, is_of, part_name
-from rlvr_cli.runs.parquet import keys_of
-from rlvr_cli.runs.readers import check_part, parsed_table, present_parts, schema_of
-from rlvr_cli.runs.schemas import metrics_schema
+from rlvr_cli.runs.parquet import keys_of, version_of
+from rlvr_cli.runs.readers import check_part, parsed_table, present_parts, record_of
+from rlvr_cli.runs.schemas import NewerVersion, metrics_schema
+from rlvr_cli.types import Metric
 
 
 def remove_temporaries(run: Path) -> None:
@@ -37,7 +38,7 @@ def recover(run: Path, manifest: OpenManifest, keys: CommittedKeys, *, run_id: s
         notices: one sentence is added for each thing that was found and repaired.
 
     Raises:
-        RlvrError: a committed file is missing or damaged.
+        RlvrError: a committed file is missing or damaged, or a newer rlvr wrote a part.
     """
     if manifest.was_cut:
         notices.append(f"{shown(manifest.path)} ended in an incomplete line, which was removed.")
@@ -49,6 +50,8 @@ def recover(run: Path, manifest: OpenManifest, keys: CommittedKeys, *, run_id: s
     for relative in (p for p in present_parts(run) if p not in listed):
         try:
             entry = _verified(run, relative, keys, run_id=run_id)
+        except NewerVersion:
+            raise
         except RlvrError as error:
             notices.append(_set_aside(run, relative, why=error.problem))
             continue
@@ -78,7 +81,7 @@ def _settled_metrics(run: Path, manifest: OpenManifest, notices: list[str]) -> M
                 "Restore the file from a copy, or move it away to go on without the metrics so far.",
             )
         manifest.take_back()
-    return MetricsFile(run, manifest, parsed_table(data, metrics_schema(), path=path))
+    return MetricsFile(run, manifest, parsed_table(data, Metric, path=path))
 
 
 def _verified(run: Path, relative: str, keys: CommittedKeys, *, run_id: str) -> Entry:
@@ -88,7 +91,7 @@ def _verified(run: Path, relative: str, keys: CommittedKeys, *, run_id: str) -> 
         raise RlvrError("its name is not that of a part")
     phase, step = name.phase, name.step
     data = read_regular(run, relative)
-    table = parsed_table(data, schema_of(relative.partition("/")[0]), path=run / relative)
+    table = parsed_table(data, record_of(relative.partition("/")[0]), path=run / relative)
     owners = set(zip(*(table[c].to_pylist() for c in ("run_id", "phase", "step")), strict=True))
     if owners != {(run_id, phase, step)}:
         raise RlvrError("its rows are of another run, phase or step")
@@ -102,7 +105,7 @@ def _verified(run: Path, relative: str, keys: CommittedKeys, *, run_id: str) -> 
     if len(found) != table.num_rows or overlap(held, fresh):
         raise RlvrError("its rows are in the run already")
     merge(held, fresh)
-    return new_entry(relative, data, rows=table.num_rows, phase=phase, step=step)
+    return new_entry(relative, data, rows=table.num_rows, phase=phase, step=step, version=version_of(data))
 
 
 def _set_aside(run: Path, relative: str, *, why: str) -> str:

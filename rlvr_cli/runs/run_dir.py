@@ -24,6 +24,10 @@ replaced in place, so its new sha256 is announced in the manifest *before* the r
 last or the one before it, and opening the run for writing takes back an announcement that was not kept.
 
 run.json itself has no checksum: it must parse, but a changed value in it is not noticed.
+
+A run may be older than the rlvr that goes on with it. Its parts stay as they are, and readers fill the columns that they lack;
+what is added has the columns of today. Each manifest line has the schema version of its file, run.json the newest that may be
+among them: it is raised before anything is added, so that the older rlvr says "upgrade" and takes no new part for a damaged one.
 """
 
 import errno
@@ -66,9 +70,8 @@ from rlvr_cli.runs.readers import (
     read_part,
 )
 from rlvr_cli.runs.recovery import recover, remove_temporaries
-from rlvr_cli.runs.schemas import SCHEMA_VERSION
 from rlvr_cli.text import storable
-from rlvr_cli.types import Phase, Regrade, Rollout
+from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,6 +114,8 @@ class RunDir:
             remove_temporaries(path)
             self._manifest = manifest = OpenManifest(path)
             self._entries = manifest.entries
+            if self._metadata["schema_version"] < SCHEMA_VERSION:
+                self._replace_metadata(self._metadata | {"schema_version": SCHEMA_VERSION})
             self._keys = CommittedKeys(path, manifest.entries)
             self._metrics = recover(path, manifest, self._keys, run_id=self.id, notices=self.notices)
             self._earlier_seconds = self._seconds_before()
@@ -172,7 +177,8 @@ class RunDir:
 
     @classmethod
     def annotate(cls, path: Path | str) -> "RunDir":
-        """Open a run that nobody is writing to add grades to it: run.json, its status and its clock stay as they are.
+        """Open a run that nobody is writing to add grades to it. Its status and its clock stay as they are, and so does run.json
+        but for the schema version of a run of an older rlvr.
 
         Raises:
             RlvrError: as `resume`.
@@ -365,7 +371,10 @@ class RunDir:
     def _set(self, **values: Any) -> None:
         self._assert_open()
         assert self._goes_on, "a run that is annotated stays as it is"
-        metadata = self._metadata | values | {"updated_at": utc_now(), "wall_seconds": round(self.wall_seconds, 3)}
+        times = {"updated_at": utc_now(), "wall_seconds": round(self.wall_seconds, 3)}
+        self._replace_metadata(self._metadata | values | times)
+
+    def _replace_metadata(self, metadata: dict[str, Any]) -> None:
         atomic_write(self.path / RUN_FILE, _json(metadata))
         self._metadata = metadata
 

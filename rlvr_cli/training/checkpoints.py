@@ -34,6 +34,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.policy import Policy, distinct, load_policy
 from rlvr_cli.runs.files import atomic_write, fsync_directory, naming, read_regular, refuse_links, shown
+from rlvr_cli.runs.schemas import NewerVersion, newer_version
 
 SCHEMA_VERSION = 1
 
@@ -318,6 +319,8 @@ def _newest_intact(run: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[
     for step, path in steps:
         try:
             return (path, _verified(run, path, step=step)), problems
+        except NewerVersion:
+            raise
         except RlvrError as error:
             problems.append(error.problem)
     return None, problems
@@ -336,6 +339,8 @@ def _verified(run: Path, path: Path, *, step: int) -> dict[str, Any]:
         whole = isinstance(record, dict) and record.pop("sha256", None) and data == _encoded(record)
     except (ValueError, RecursionError):
         whole = False
+    if whole and type(version := record.get("schema_version")) is int and version > SCHEMA_VERSION:
+        raise newer_version(shown(path), version)
     kinds = {"schema_version": int, "step": int, "state": dict, "files": dict}
     if not whole or {name: type(value) for name, value in record.items()} != kinds:
         raise _damaged(path / _STATE, "it is not as it was written")

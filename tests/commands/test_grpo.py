@@ -163,6 +163,14 @@ def test_on_policy_every_ratio_is_one(train):
     assert set(metrics["train", "policy/clip_fraction"].values()) == {0.0}
 
 
+def test_the_kl_penalty_compares_with_the_model_that_training_started_from(train):
+    _, metrics = train(kl_coef=0.1, n_grpo_steps=3)
+    kl = metrics["train", "policy/kl"]
+    assert kl[0] == 0
+    assert kl[1] > 0
+    assert kl[2] > 0
+
+
 def test_sampling_ahead_lags_one_batch_behind_and_is_corrected_for(train):
     rows, metrics = train(async_steps=1, n_grpo_steps=3, train_batch_size=16)
     by_step = defaultdict(list)
