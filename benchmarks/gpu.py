@@ -28,7 +28,7 @@ from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.commands import grpo
 from rlvr_cli.config.grpo import GrpoConfig
-from rlvr_cli.models.policy import save_policy
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tiny import new_tokenizer
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
@@ -64,7 +64,7 @@ def make_model(directory: Path, shape: dict[str, int], *, device: str) -> int:
     torch.manual_seed(0)
     with torch.device(device):
         model = Qwen2ForCausalLM(config)
-    save_policy(model, tokenizer, directory)
+    Policy(model, tokenizer).save(directory)
     return sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
 
 

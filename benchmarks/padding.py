@@ -54,8 +54,8 @@ def main() -> None:
             cut = _micro_batches(batch, size, together=True)
             computed = 0
             for rows, width, _ in cut:
-                micro = _cut(batch, rows, width, policy.model.device)
-                prefixes = wanted_prefixes(policy.model, micro["input_ids"], micro["response_mask"])
+                micro = _cut(batch, rows, width, policy.device)
+                prefixes = wanted_prefixes(policy, micro["input_ids"], micro["response_mask"])
                 computed += micro["input_ids"].numel() if prefixes is None else len(prefixes.tokens)
             drawn = sum(len(rows) * int(rows.max()) for rows in lengths.split(size))
             for name, tokens in (

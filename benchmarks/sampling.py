@@ -102,8 +102,7 @@ def random_model(directory: str, corpus: Sequence[str]) -> None:
 
 
 def with_ours(work: Workload) -> Callable[[int], int]:
-    model, tokenizer = load_policy(work.model)
-    sampler = TransformersSampler(model, tokenizer)
+    sampler = TransformersSampler(load_policy(work.model))
 
     def run(repeat: int) -> int:
         first = repeat * len(work.prompts)
@@ -117,7 +116,8 @@ def with_ours(work: Workload) -> Callable[[int], int]:
 
 
 def with_generate(work: Workload) -> Callable[[int], int]:
-    model, tokenizer = load_policy(work.model)
+    policy = load_policy(work.model)
+    model, tokenizer = policy.model, policy.tokenizer
     tokenizer.padding_side = "left"
     inputs = tokenizer(list(work.prompts), return_tensors="pt", padding=True).to(model.device)
     length = inputs["input_ids"].shape[1]

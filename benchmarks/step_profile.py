@@ -28,12 +28,12 @@ from rlvr_cli.rollouts import collect, grading
 from rlvr_cli.runs import metrics_log, run_dir
 from rlvr_cli.samplers.embedded import batch, engine
 from rlvr_cli.terminal.console import Progress
-from rlvr_cli.training import trainer, update
+from rlvr_cli.training import trainer, update, weight_sync
 
 WARM_UP = 2
 STEP = "the step's rest"
 PHASES: dict[str, list[tuple[Any, str]]] = {
-    "synchronize, probe": [(trainer.Trainer, "synchronize")],
+    "weight sync, check": [(weight_sync.WeightSync, "sync")],
     "sampling: forward": [(batch.Batch, "forward")],
     "sampling: prefill": [(engine.TransformersSampler, "_prefixes")],
     "sampling: drawing": [(batch, "draw_tokens"), (batch, "uniforms")],
@@ -46,7 +46,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
         (batch.Batch, "_fit"),
         (batch.Batch, "__init__"),
         (engine, "prompt_token_ids"),
-        (collect, "collect_rollouts"),
+        (collect, "collect_batch"),
         (collect, "make_rollout"),
     ],
     "waiting for grades": [(grading, "wait")],
@@ -87,9 +87,9 @@ class Profile:
         def run(*args: Any, **kwargs: Any) -> Any:
             if threading.current_thread() is not threading.main_thread():
                 return function(*args, **kwargs)
-            probing = "synchronize, probe" in self._running
+            probing = "weight sync, check" in self._running
             self._switch()
-            self._running.append("synchronize, probe" if probing else phase)
+            self._running.append("weight sync, check" if probing else phase)
             try:
                 return function(*args, **kwargs)
             finally:

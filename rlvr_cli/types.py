@@ -1,13 +1,34 @@
 """The nouns that every room speaks in: frozen dataclasses and one protocol, standard library only.
 
-Data flows Example -> Request -> Completion -> Grade -> Rollout; the fields of `Rollout` are the columns of a rollout part, those of
-`Regrade` the columns of a part of grades.
+Data flows Example -> Request -> Completion -> Grade -> Rollout. The fields of `Rollout`, `Regrade` and `Metric` are the columns
+of the Parquet files: name, order, type, and NULL where a field may be None. `runs.schemas` reads them off here.
+
+To add a column, put a field last, say since when it is there, and give it a default: what a file without it reads as ::
+
+    SCHEMA_VERSION = 3
+    value: Annotated[Float32 | None, Since(3)] = None
 """
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
+
+SCHEMA_VERSION = 1  # of run.json, the manifest and the Parquet files together; a newer column raises it
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """The schema version in which a column came. A file of an older version reads as if it held the field's default."""
+
+    version: int
+
+
+# Where a column is stored narrower than Python's type: these as the engines compute them.
+Int32 = Annotated[int, "int32"]
+Float32 = Annotated[float, "float32"]
+TokenIds = tuple[Int32, ...]
+LogProbs = tuple[Float32, ...]  # nats
 
 FinishReason = Literal["stop", "length"]
 Phase = Literal["train", "eval"]
@@ -104,13 +125,13 @@ class Rollout:
     prompt: str
     response: str
     ground_truth: str
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    sampled_logprobs: tuple[float, ...]  # one per response token, nats
+    prompt_ids: TokenIds
+    response_ids: TokenIds
+    sampled_logprobs: LogProbs  # one per response token
     finish_reason: FinishReason
     stop_reason: str | None
-    num_prompt_tokens: int
-    num_response_tokens: int
+    num_prompt_tokens: Int32
+    num_response_tokens: Int32
     grader: str
     format_reward: float | None
     answer_reward: float | None
@@ -143,8 +164,8 @@ class Sampler(Protocol):
         """Answer every seed of every request, in the order in which they finish; closing it gives up what is not done."""
         ...
 
-    def load_weights(self, model: Any, policy_version: int) -> None:
-        """Sample from `model`'s weights from now on, and prove it."""
+    def load_weights(self, policy: Any, policy_version: int) -> None:
+        """Sample from the weights of a `models.policy.Policy` from now on, and prove it."""
         ...
 
     def sleep(self) -> None:
@@ -186,3 +207,15 @@ class Regrade:
     extracted_answer: str | None
     category: str
     failure_kind: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of metrics.parquet; (step, phase, name) is unique in it."""
+
+    step: int
+    phase: Phase
+    name: str
+    value: float
+    wall_seconds: float  # of work since the run started, pauses left out
+    gpu_seconds: float | None

@@ -5,30 +5,22 @@ import os
 import subprocess
 import sys
 import threading
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Rollout
 
 ROOT = Path(__file__).parents[1]
 
 
 def make_run(root, rows=40):
     with RunDir.create(root, "eval", name="r", metadata={"seed": 0, "config": {}, "facts": {}}) as run:
-        given = {
-            "run_id": run.id, "phase": "eval", "step": 0, "policy_version": 0, "sample_index": 0, "prompt": "why?", "response": "so " * 20,
-            "ground_truth": "1", "prompt_ids": (), "response_ids": (), "sampled_logprobs": (), "finish_reason": "stop",
-            "num_prompt_tokens": 0, "num_response_tokens": 0, "grader": "g", "reward": 1.0, "category": "c", "seed": 0,
-            "sampled_at": datetime(2026, 1, 1),
-        }  # fmt: skip
-        blank = dict.fromkeys(Rollout.__slots__)
-        run.commit_rollouts("eval", 0, [Rollout(**{**blank, **given, "example_id": str(i)}) for i in range(rows)])
+        run.commit_rollouts("eval", 0, [a_rollout(example_id=str(i), response="so " * 20) for i in range(rows)])
         run.commit_metrics(0, "eval", {"reward/mean": 1.0})
     return root / "r"
 

@@ -22,16 +22,16 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields, replace
-from datetime import datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import bounded
 from rlvr_cli.runs.files import naming
+from rlvr_cli.runs.schemas import Column, columns_of
 from rlvr_cli.text import storable
-from rlvr_cli.types import Example, Regrade, Rollout
+from rlvr_cli.types import Example, Metric, Regrade, Rollout
 
 if TYPE_CHECKING:
     import duckdb
@@ -46,9 +46,10 @@ TABLE_FUNCTIONS = {
 REFUSED_FUNCTIONS = {
     "sleep_ms"
 }  # the time limit is looked at between batches of 2048 rows, all of which would sleep first
-_METRICS_COLUMNS = """
-    run_id VARCHAR, step BIGINT, phase VARCHAR, name VARCHAR, value DOUBLE, wall_seconds DOUBLE, gpu_seconds DOUBLE
-"""
+_SQL_TYPES = {
+    **{"string": "VARCHAR", "bool_": "BOOLEAN", "timestamp": "TIMESTAMP"},
+    **{"int32": "INTEGER", "int64": "BIGINT", "float32": "FLOAT", "float64": "DOUBLE"},
+}
 _DATASET_COLUMNS = ("id", "question", "ground_truth")
 _RUNS_COLUMNS = """
     run_id VARCHAR, command VARCHAR, status VARCHAR, created_at TIMESTAMP, wall_seconds DOUBLE, seed BIGINT,
@@ -344,20 +345,24 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunFil
     connection.execute("SET parquet_metadata_cache = true")
     parts, grades = [p for r in runs for p in r.parts], [p for r in runs for p in r.grades]
     if parts:
-        connection.execute(f"CREATE VIEW rollouts AS FROM {_read_parquet(parts)}")
+        connection.execute(f"CREATE VIEW rollouts AS {_rows_in(parts, Rollout, connection)}")
     else:
-        connection.execute(f"CREATE TABLE rollouts ({_columns_of(Rollout)})")
+        connection.execute(f"CREATE TABLE rollouts ({_typed(columns_of(Rollout))})")
     if grades:
         key = "run_id, grader, phase, step, example_id, sample_index"
         last = f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY attempt DESC) = 1"
-        connection.execute(f"CREATE VIEW grades AS FROM {_read_parquet(grades)} {last}")
+        connection.execute(f"CREATE VIEW grades AS {_rows_in(grades, Regrade, connection)} {last}")
     else:
-        connection.execute(f"CREATE TABLE grades ({_columns_of(Regrade)})")
-    metrics = [f"SELECT {_literal(r.id)} AS run_id, * FROM {_read_parquet([r.metrics])}" for r in runs if r.metrics]
+        connection.execute(f"CREATE TABLE grades ({_typed(columns_of(Regrade))})")
+    metrics = [
+        f"SELECT {_literal(r.id)} AS run_id, * FROM ({_rows_in([r.metrics], Metric, connection)})"
+        for r in runs
+        if r.metrics
+    ]
     if metrics:
         connection.execute(f"CREATE VIEW metrics AS {' UNION ALL BY NAME '.join(metrics)}")
     else:
-        connection.execute(f"CREATE TABLE metrics ({_METRICS_COLUMNS})")
+        connection.execute(f"CREATE TABLE metrics (run_id VARCHAR, {_typed(columns_of(Metric))})")
     connection.execute(f"CREATE TABLE runs ({_RUNS_COLUMNS})")
     for run in runs:
         connection.execute(
@@ -383,18 +388,33 @@ def _seal(connection: "duckdb.DuckDBPyConnection", paths: Sequence[Path], *, tim
     connection.execute("SET lock_configuration = true")
 
 
-def _columns_of(record: type) -> str:
-    return ", ".join(f'"{f.name}" {_column_type(f.type)}' for f in fields(record))
+def _typed(columns: Sequence[Column]) -> str:
+    return ", ".join(f'"{column.name}" {_sql_type(column)}' for column in columns)
 
 
-def _column_type(annotation: Any) -> str:
-    """The SQL type of a field of `Rollout` or `Regrade`."""
-    if get_origin(annotation) is tuple:
-        return {int: "INTEGER[]", float: "FLOAT[]"}[annotation.__args__[0]]
-    for kind, sql in ((datetime, "TIMESTAMP"), (float, "DOUBLE"), (int, "BIGINT")):
-        if annotation is kind or kind in getattr(annotation, "__args__", ()):
-            return sql
-    return "VARCHAR"
+def _sql_type(column: Column) -> str:
+    match column.kind:
+        case "list":
+            return f"{_sql_type(column.children[0])}[]"
+        case "struct":
+            return f"STRUCT({_typed(column.children)})"
+        case kind:
+            return _SQL_TYPES[kind]
+
+
+def _rows_in(paths: Sequence[Path], record: type, connection: "duckdb.DuckDBPyConnection") -> str:
+    """A SELECT of all that is in these files, with all columns of `record`, of which files of older schema versions lack some."""
+    files = _read_parquet(paths)
+    stored = {row[0] for row in connection.execute(f"DESCRIBE FROM {files}").fetchall()}
+    missing, filled = [], []
+    for column in columns_of(record):
+        older = "NULL" if column.older is None else _literal(str(column.older))
+        if column.name not in stored:
+            missing.append(f'{older}::{_sql_type(column)} AS "{column.name}"')
+        elif column.older is not None:  # what some of the files lack is NULL in their rows
+            filled.append(f'coalesce("{column.name}", {older}::{_sql_type(column)}) AS "{column.name}"')
+    every = f"* REPLACE ({', '.join(filled)})" if filled else "*"
+    return f"SELECT {', '.join([every, *missing])} FROM {files}"
 
 
 def _runs_row(run: RunFiles) -> list[Any]:

@@ -6,11 +6,11 @@ from rlvr_cli.terminal import console, tables
 from rlvr_cli.training.trainer import Trainer
 
 
-def conclude(trainer: Trainer, *, output: str) -> None:
+def report_end(trainer: Trainer, *, output: str) -> None:
     """Say what came of a run that has ended: where the model is, what looks wrong, and the last evaluation."""
     run = trainer.run
     console.say(f"model          {run.path / 'model'}")
     for alarm in run_alarms(run.path):
         console.say(f"{alarm.severity}: {alarm.sentence}\n    {alarm.typed(run.path)}")
-    if trainer.questions is not None:
+    if trainer.evaluator is not None:
         tables.print_summary(summarize(run.path, step=trainer.updates), output=output)

@@ -3,7 +3,7 @@
 Enters: an EiConfig. Leaves: a run directory with every rollout and metric, checkpoints, and the trained model in `model/`.
 """
 
-from rlvr_cli.analysis.run_end import conclude
+from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.data.order import batches, draw
 from rlvr_cli.models.tokenization import collate, pad_id_of
@@ -13,7 +13,7 @@ from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.terminal import console
 from rlvr_cli.training.plan import announce, ei_plan
-from rlvr_cli.training.session import Inputs, load_inputs, opened
+from rlvr_cli.training.session import Inputs, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Rollout
 
@@ -29,10 +29,10 @@ def run(config: EiConfig) -> None:
         inputs.pool,
         StopRequest() as stop,
         open_run(config, command="ei", facts=inputs.facts) as run,
-        opened(config, run, inputs=inputs, num_updates=0, stop=stop) as trainer,
+        open_trainer(config, run, inputs=inputs, num_updates=0, stop=stop) as trainer,
     ):
         train(config, trainer, inputs)
-    conclude(trainer, output=config.format)
+    report_end(trainer, output=config.format)
 
 
 def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
@@ -72,7 +72,7 @@ def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
                     f"step {steps + 1}: no response was correct, so there is nothing to train on; the next step asks others"
                 )
                 trainer.skip(after)
-            trainer.metrics.add(sampled_at, {"step/seconds": trainer.step_seconds})
+            trainer.metrics.add(sampled_at, {"step/seconds": trainer.clock.step_seconds})
             steps, asked, done = steps + 1, asked_after, 0
             bar.advance(1, **signals)
     trainer.finish()
@@ -91,8 +91,8 @@ def expert_rollouts(
         The correct responses, each once, `asked` after them, and what the progress bar shows.
     """
     indices, asked = draw(inputs.dataset.rows, config.ei_batch_size, seed=config.seed, start=asked)
-    trainer.synchronize()
-    rollouts, effort = sample_groups(
+    trainer.weights.sync(trainer.updates)
+    rollouts, stats = sample_groups(
         trainer.run,
         step=step,
         examples=[inputs.dataset.examples[i] for i in indices],
@@ -112,11 +112,11 @@ def expert_rollouts(
         "experts/distinct": float(len(distinct)),
         "experts/solved_share": len({r.example_id for r in correct}) / len(indices),
     }
-    trainer.metrics.add(step, metrics | effort.metrics)
+    trainer.metrics.add(step, metrics | stats.metrics)
     signals = {
         "reward": metrics["reward/mean"],
         "kept": float(len(distinct)),
         "length": metrics["length/mean"],
-        "tokens": float(effort.tokens),
+        "tokens": float(stats.tokens),
     }
     return distinct, asked, signals

@@ -10,23 +10,22 @@ from typing import Any
 
 import torch
 
-from rlvr_cli.analysis.run_end import conclude
+from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.data.order import batches, draw
 from rlvr_cli.models.device import explained_memory
-from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokenization import Batch, pad_id_of
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import sample_groups
-from rlvr_cli.rollouts.metrics import Effort, rollout_metrics
+from rlvr_cli.rollouts.metrics import SamplingStats, rollout_metrics
 from rlvr_cli.rollouts.requests import prefetch_groups
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.terminal import console
 from rlvr_cli.training.advantages import group_advantages, soft_overlong_penalty
 from rlvr_cli.training.objectives import policy_gradient
 from rlvr_cli.training.plan import announce, grpo_notes, grpo_plan
-from rlvr_cli.training.session import Inputs, load_inputs, opened
+from rlvr_cli.training.session import Inputs, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.update import rollout_tensors, score, take
 from rlvr_cli.types import Rollout
@@ -46,10 +45,10 @@ def run(config: GrpoConfig) -> None:
         inputs.pool,
         StopRequest() as stop,
         open_run(config, command="grpo", facts=inputs.facts) as run,
-        opened(config, run, inputs=inputs, num_updates=num_updates, stop=stop) as trainer,
+        open_trainer(config, run, inputs=inputs, num_updates=num_updates, stop=stop) as trainer,
     ):
         train(config, trainer, inputs)
-    conclude(trainer, output=config.format)
+    report_end(trainer, output=config.format)
 
 
 def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
@@ -62,7 +61,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
         kl_coef=config.kl_coef,
         importance_cap=config.importance_truncation,
     )
-    reference = reference_model(config)
+    reference = trainer.policy.reference() if config.kl_coef else None
     steps, asked, done = (trainer.position.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
     with console.progress("steps", config.n_grpo_steps - steps, running_mean=False) as bar:
         while steps < config.n_grpo_steps and trainer.has_time():
@@ -73,7 +72,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
             trainer.evaluate_if_due()
             if config.async_steps:
                 if not done:
-                    trainer.lag_behind()
+                    trainer.weights.snapshot_policy(trainer.updates)
                 if steps + 1 < config.n_grpo_steps:
                     sample_ahead(config, trainer, inputs, step=sampled_at + len(minibatches), asked=asked_after)
             batch = training_batch(config, trainer, rollouts, minibatches, reference=reference)
@@ -97,7 +96,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
                     signals |= {"entropy": update["policy/entropy"], "grad": update["optimizer/grad_norm"]}
                     if number == 1:
                         check_first_update(config, trainer, update)
-            trainer.metrics.add(sampled_at, {"step/seconds": trainer.step_seconds})
+            trainer.metrics.add(sampled_at, {"step/seconds": trainer.clock.step_seconds})
             steps, asked, done = steps + 1, asked_after, 0
             bar.advance(1, **signals)
     trainer.finish()
@@ -121,8 +120,8 @@ def rollout_batch(
     groups: list[list[Rollout]] = []  # all that were sampled
     used: list[list[Rollout]] = []
     indices: list[int] = []
-    effort, rounds = Effort(), 0
-    synchronizing = trainer.synchronize_rollouts()
+    stats, rounds = SamplingStats(), 0
+    syncing = trainer.weights.sync_rollouts(trainer.updates)
     while len(used) < wanted and rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1):
         fresh, asked = draw(inputs.dataset.rows, wanted - len(used), seed=config.seed, start=asked, exclude=indices)
         if not fresh:
@@ -143,7 +142,7 @@ def rollout_batch(
         new = [rollouts[first : first + size] for first in range(0, len(rollouts), size)]
         groups += new
         used += [group for group in new if not config.dynamic_sampling or has_signal(group)]
-        indices, effort, rounds = indices + fresh, effort + took, rounds + 1
+        indices, stats, rounds = indices + fresh, stats + took, rounds + 1
     sampled = [r for group in groups for r in group]
     means = [sum(r.reward or 0.0 for r in group) / size for group in groups]
     metrics = rollout_metrics(sampled) | {
@@ -154,23 +153,23 @@ def rollout_batch(
         "groups/all_wrong_share": sum(mean == 0 for mean in means) / len(groups),
         "sampling/rounds": float(rounds),
         "sampling/lag": float(step - min(r.policy_version for r in sampled)),  # updates that their policy is behind
-        "synchronisation/seconds": synchronizing,
+        "synchronisation/seconds": syncing,
     }
-    trainer.metrics.add(step, metrics | effort.metrics)
+    trainer.metrics.add(step, metrics | stats.metrics)
     signals = {
         "reward": metrics["reward/mean"],
         "signal": metrics["groups/signal_share"],
         "length": metrics["length/mean"],
         "truncated": metrics["length/truncated_share"],
-        "tokens": effort.tokens,
+        "tokens": stats.tokens,
     }
     return [r for group in used for r in group], asked, signals
 
 
 def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int) -> None:
     """Have the sampling process begin with the next batch's first questions, while this one is trained on."""
-    assert trainer.process is not None
-    trainer.synchronize_rollouts()
+    assert trainer.weights.process is not None
+    trainer.weights.sync_rollouts(trainer.updates)
     indices, _ = draw(
         inputs.dataset.rows, config.n_prompts_per_rollout_batch, seed=config.seed, start=asked, exclude=[]
     )
@@ -180,7 +179,7 @@ def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: 
         examples=[inputs.dataset.examples[i] for i in indices],
         num_samples=config.group_size,
         template=inputs.template,
-        sampler=trainer.process,
+        sampler=trainer.weights.process,
         params=config.sampling_params,
         seed=config.seed,
     )
@@ -222,7 +221,12 @@ def shuffled(config: GrpoConfig, num_rollouts: int, *, step: int) -> list[list[i
 
 
 def training_batch(
-    config: GrpoConfig, trainer: Trainer, rollouts: Sequence[Rollout], minibatches: list[list[int]], *, reference: Any
+    config: GrpoConfig,
+    trainer: Trainer,
+    rollouts: Sequence[Rollout],
+    minibatches: list[list[int]],
+    *,
+    reference: Policy | None,
 ) -> Batch:
     """Rollouts as tensors, with the log-probabilities that the objective compares with.
 
@@ -253,7 +257,7 @@ def training_batch(
             old = torch.zeros(batch["response_mask"].shape)
             with explained_memory():
                 for rows in minibatches[: len(minibatches) // config.epochs_per_rollout_batch]:
-                    old[rows] = score(trainer.model, take(batch, rows), **how)
+                    old[rows] = score(trainer.policy, take(batch, rows), **how)
         batch["old_log_probs"] = old
     trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
     return batch
@@ -271,11 +275,3 @@ def check_first_update(config: GrpoConfig, trainer: Trainer, update: dict[str, f
         trainer.check_mismatch(
             max((gap for start, gap in gaps.items() if start >= config.sampling_min_tokens), default=0.0)
         )
-
-
-def reference_model(config: GrpoConfig) -> Any:
-    """The frozen model that the KL penalty holds on to; None without one."""
-    if not config.kl_coef:
-        return None
-    path = model_path(config.model)
-    return load_policy(path, dtype=config.param_dtype, device=config.device).model.requires_grad_(False)

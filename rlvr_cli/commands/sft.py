@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import chain, count, islice
 from typing import Any
 
-from rlvr_cli.analysis.run_end import conclude
+from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import batches, epoch_order
 from rlvr_cli.data.prompts import load_prompt
@@ -81,7 +81,7 @@ def run(config: SftConfig) -> None:
         ) as trainer,
     ):
         train(config, trainer, examples=examples, token_ids=traces.token_ids)
-    conclude(trainer, output=config.format)
+    report_end(trainer, output=config.format)
 
 
 def train(
@@ -93,7 +93,7 @@ def train(
 ) -> None:
     """Algorithm 1. What interrupts it, it goes on from there: the order of the data is a function of the updates done."""
     prompt_ids, response_ids = encode_traces(examples, token_ids, trainer.tokenizer, append_eos=config.append_eos)
-    check_lengths(examples, prompt_ids, response_ids, longest=trainer.model.config.max_position_embeddings)
+    check_lengths(examples, prompt_ids, response_ids, longest=trainer.policy.context_length or math.inf)
     stream = chain.from_iterable(
         batches(range(len(examples)), batch_size=config.train_batch_size, seed=config.seed, epoch=epoch)
         for epoch in count()
@@ -151,7 +151,7 @@ def encode_traces(
 
 
 def check_lengths(
-    examples: list[Example], prompt_ids: list[list[int]], response_ids: list[list[int]], *, longest: int
+    examples: list[Example], prompt_ids: list[list[int]], response_ids: list[list[int]], *, longest: float
 ) -> None:
     """RlvrError when a trace does not fit the model's context."""
     for example, prompt, response in zip(examples, prompt_ids, response_ids, strict=True):

@@ -30,11 +30,11 @@ def device_apart(device: str) -> str | None:
     return visible[(taken + 1) % count]
 
 
-def use_few_threads(model: Any) -> None:
+def use_few_threads(policy: Any) -> None:
     """One torch thread for a tiny model on the CPU: its operators are too small to share, and waiting costs more than they do."""
     import torch
 
-    if model.device.type == "cpu" and model.num_parameters() < TINY_PARAMETERS:
+    if policy.device.type == "cpu" and policy.num_parameters < TINY_PARAMETERS:
         torch.set_num_threads(1)
 
 

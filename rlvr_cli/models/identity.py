@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
-from rlvr_cli.models.policy import fetch_model, load_error, local_directory
+from rlvr_cli.models.pretrained import fetch_model, load_error, local_directory
 
 
 def builtin_model_path() -> Path:

@@ -3,16 +3,15 @@
 Enters: a batch of token ids (`tokenization`) and a causal language model of transformers. Leaves: (batch, seq) tensors.
 """
 
-import warnings
-import weakref
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from rlvr_cli.models.prefixes import Prefixes, distinct_prefixes, gather, hidden_states, shares_prefixes
+from rlvr_cli.models.policy import Policy, policy_of
+from rlvr_cli.models.prefixes import Prefixes, distinct_prefixes
 from rlvr_cli.models.tokenization import row_lengths
 
 # How many logits are held at once: as few as keep the products fast. On a CPU they then stay in its cache; on a GPU
@@ -41,7 +40,7 @@ def compute_entropy(logits: Tensor) -> Tensor:
 
 
 def get_response_log_probs(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Policy,
     input_ids: Tensor,
     labels: Tensor,
     return_token_entropy: bool = False,
@@ -64,7 +63,7 @@ def get_response_log_probs(
     so.
 
     Args:
-        model: on the device of the ids. Its mode is left as it is: with dropout active the result is random.
+        model: on the device of the ids; a policy does, too. Its mode is left as it is: with dropout active the result is random.
         input_ids: (batch, seq), padded on the right.
         labels: (batch, seq), the token that follows each position.
         return_token_entropy: whether to return `token_entropy`; it is differentiable too.
@@ -82,12 +81,11 @@ def get_response_log_probs(
     assert temperature > 0, f"temperature {temperature}: a greedy policy has no log-probabilities"
     mask = torch.ones_like(labels, dtype=torch.bool) if response_mask is None else response_mask.bool()
     targets = labels[mask]  # (positions,)
-    if _has_linear_head(model):
-        hidden = _hidden(model, input_ids, mask, prefixes or wanted_prefixes(model, input_ids, mask))
-        head = model.get_output_embeddings()
-        assert isinstance(head, nn.Linear)  # what `_has_linear_head` has found
+    policy = policy_of(model)
+    if (head := policy.head()) is not None:
+        prefixes = prefixes or wanted_prefixes(policy, input_ids, mask)
         log_probs, entropy = _linear_log_probs(
-            hidden,
+            policy.hidden_states(input_ids, mask, prefixes),
             head.weight,
             head.bias,
             targets,
@@ -96,7 +94,7 @@ def get_response_log_probs(
             chunk_size=chunk_size,
         )
     else:
-        logits = model(input_ids).logits[mask]  # (positions, vocab)
+        logits = policy.forward(input_ids=input_ids).logits[mask]  # (positions, vocab)
         logits = logits.to(_accumulation_dtype(logits.dtype)) / temperature
         log_probs = torch.log_softmax(logits, dim=-1).gather(-1, targets[:, None]).squeeze(-1)
         entropy = compute_entropy(logits) if return_token_entropy else None
@@ -106,25 +104,13 @@ def get_response_log_probs(
     return result
 
 
-def computes_prefixes(model: PreTrainedModel) -> bool:
-    """Whether prefixes that rows share go through the model's body once; recomputation in the backward pass forbids it."""
-    return _has_linear_head(model) and not model.is_gradient_checkpointing and shares_prefixes(model)
-
-
-def wanted_prefixes(model: PreTrainedModel, input_ids: Tensor, response_mask: Tensor) -> Prefixes | None:
+def wanted_prefixes(model: PreTrainedModel | Policy, input_ids: Tensor, response_mask: Tensor) -> Prefixes | None:
     """What of a batch goes through the model's body in `get_response_log_probs`; None where it all does, padding too."""
-    if not computes_prefixes(model):
+    if not policy_of(model).shares_prefixes:
         return None
     lengths = row_lengths(response_mask)
     lengths[:1].clamp_(min=1)  # no model takes nothing
     return distinct_prefixes(input_ids, lengths)
-
-
-def _hidden(model: PreTrainedModel, input_ids: Tensor, mask: Tensor, prefixes: Prefixes | None) -> Tensor:
-    """The last hidden states of the wanted positions, (positions, hidden)."""
-    if prefixes is None:
-        return model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[mask]
-    return gather(hidden_states(model, prefixes), prefixes.places[mask])
 
 
 def _unmask(values: Tensor, mask: Tensor) -> Tensor:
@@ -134,62 +120,6 @@ def _unmask(values: Tensor, mask: Tensor) -> Tensor:
 
 def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-_linear_heads: weakref.WeakKeyDictionary[nn.Module, tuple[nn.Module | None, bool]] = weakref.WeakKeyDictionary()
-
-
-def _has_linear_head(model: nn.Module) -> bool:
-    """Whether the model's logits are `head(body(input_ids).last_hidden_state)`; found out once per model and head."""
-    policy = model if isinstance(model, PreTrainedModel) else None
-    head = policy.get_output_embeddings() if policy is not None else None
-    known = _linear_heads.get(model)
-    if known is None or known[0] is not head:
-        known = (head, policy is not None and type(head) is nn.Linear and _probe_linear_head(policy, head))
-        _linear_heads[model] = known
-        if not known[1]:
-            warnings.warn(
-                f"The logits of {type(model).__name__} are not one linear map of its hidden states, so the logits of a "
-                "whole micro-batch are held in memory at once: it may have to be smaller than for other models.",
-                stacklevel=3,
-            )
-    return known[1]
-
-
-@torch.no_grad()
-def _probe_linear_head(model: PreTrainedModel, head: nn.Linear) -> bool:
-    """Ask the model itself, instead of a list of architectures.
-
-    One token goes through it. The head must be given exactly the body's last hidden states, and what the head returns
-    must come back as the logits untouched; a planted output, spread over ±100, would show any cap, scale or offset.
-    """
-    seen: dict[str, Tensor | None] = {}
-
-    def see_body(_module: nn.Module, _inputs: object, output: object) -> None:
-        seen["body"] = getattr(output, "last_hidden_state", None)
-
-    def plant(_module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        seen["input"] = inputs[0]
-        spread = torch.linspace(-100, 100, output.shape[-1], device=output.device)
-        seen["output"] = spread.to(output.dtype).expand_as(output).clone()
-        return seen["output"].clone()  # the model may change its own in place
-
-    body = model.base_model
-    if body is model:
-        return False
-    hooks = [body.register_forward_hook(see_body), head.register_forward_hook(plant)]
-    token = torch.zeros((1, 1), dtype=torch.int64, device=head.weight.device)
-    devices = [token.device] if token.is_cuda else []
-    try:
-        with torch.random.fork_rng(devices):  # active dropout must not draw from the run's random numbers here
-            logits = model(token, use_cache=False).logits
-    finally:
-        for hook in hooks:
-            hook.remove()
-    hidden, given, planted = seen.get("body"), seen.get("input"), seen.get("output")
-    if hidden is None or given is None or planted is None:
-        return False
-    return torch.equal(hidden, given) and torch.equal(planted.to(logits.dtype), logits)
 
 
 def _linear_log_probs(

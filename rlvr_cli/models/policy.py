@@ -1,51 +1,228 @@
-"""Policies on disk: a path or a Hub id -> model and tokenizer; model and tokenizer -> a directory that vLLM loads too.
+"""The policy: one object that knows what is inside a causal language model, so that nothing outside this room has to.
 
-Weights are read from safetensors only, and no code that a model repository brings is ever run.
+Enters: a model and its tokenizer, from disk (`load_policy`) or from memory (`Policy`, `policy_of`). Leaves: hidden states and the
+head that makes logits of them, parameters for an optimizer, weights for an engine, a reference to compare with, a saved model.
+
+An adapter, a second head or weights that are spread over devices change what these methods give, and nothing else.
 """
 
-import copy
-import os
-import secrets
-import shutil
-from collections.abc import Iterator
+import contextlib
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.device import resolve_device
-from rlvr_cli.text import printable
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_LOAD_ERRORS = (
-    OSError,
-    ValueError,
-    RuntimeError,
-    KeyError,
-    TypeError,
-    ImportError,
-    SafetensorError,
-    StrictDataclassError,
-)
+from rlvr_cli.models.device import autocast_context, autocast_dtype
+from rlvr_cli.models.prefixes import Prefixes, gather, hidden_states, shares_prefixes
+from rlvr_cli.models.pretrained import read_pretrained, write_pretrained
 
 
-class Policy(NamedTuple):
-    """A model that can be sampled from and trained, with the tokenizer it was trained with."""
+class Head(NamedTuple):
+    """An output layer: logits are `hidden @ weight.T + bias`."""
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    weight: Tensor  # (vocabulary, hidden)
+    bias: Tensor | None  # (vocabulary,)
+
+
+class Source(NamedTuple):
+    """What `load_policy` read a policy from."""
+
+    path_or_id: str | Path
+    dtype: str
+
+
+class Policy:
+    """A causal language model that is sampled from and trained, with the tokenizer it was trained with.
+
+    It holds nothing but these two: making one of a model in memory costs nothing, and all policies of a model share its weights.
+
+    Attributes:
+        model: of transformers. Its forward pass and its config are for everyone; what is inside of it is for this class.
+        source: where it was loaded from; None for a model from memory, which has no `reference`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        source: Source | None = None,
+    ) -> None:
+        self.model, self.source = model, source
+        self._tokenizer = tokenizer
+
+    # What it is
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        assert self._tokenizer is not None, "this policy was made of a model alone"
+        return self._tokenizer
+
+    @property
+    def config(self) -> Any:
+        """The model's config, of transformers."""
+        return self.model.config
 
     @property
     def attention(self) -> str:
         """The attention implementation in use, for run.json: `flash_attention_2` or `sdpa`."""
         return str(self.model.config._attn_implementation)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the weights."""
+        return self.model.dtype
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The precision of the products where it is not that of the weights: bfloat16 for float32 on CUDA."""
+        return autocast_dtype(self.model)
+
+    @property
+    def num_parameters(self) -> int:
+        """Tied ones count once."""
+        return self.model.num_parameters()
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many token ids have an embedding: those of the tokenizer, and often some more."""
+        embeddings: Any = self.model.get_input_embeddings()
+        return embeddings.num_embeddings
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens that it reads; None where its positions have no end."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether it generates from a prompt alone, without an encoder."""
+        model = self.model
+        return (
+            not model.config.is_encoder_decoder and model.can_generate() and model.get_output_embeddings() is not None
+        )
+
+    # What it computes
+
+    def forward(self, **inputs: Any) -> Any:
+        """The whole model: arguments and output are those of transformers."""
+        return self.model(**inputs)
+
+    def body(self, **inputs: Any) -> Any:
+        """The model without its head: arguments of transformers, an output with `last_hidden_state`."""
+        return self.model.base_model(**inputs)
+
+    def hidden_states(self, input_ids: Tensor, mask: Tensor, prefixes: Prefixes | None = None) -> Tensor:
+        """The body's last hidden states at some positions.
+
+        Args:
+            input_ids: (batch, seq), padded on the right.
+            mask: (batch, seq), bool: the positions.
+            prefixes: the distinct prefixes of the rows, for a policy that `shares_prefixes`; None: row by row, padding too.
+
+        Returns:
+            (positions, hidden).
+        """
+        if prefixes is None:
+            return self.body(input_ids=input_ids, use_cache=False).last_hidden_state[mask]
+        return gather(hidden_states(self.model, prefixes), prefixes.places[mask])
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether `hidden_states` takes prefixes; recomputation in the backward pass forbids it."""
+        return self.head() is not None and not self.model.is_gradient_checkpointing and shares_prefixes(self.model)
+
+    def head(self) -> Head | None:
+        """The output layer, where the logits are this one linear map of the hidden states.
+
+        None: something else is done to them (Gemma's soft capping, Cohere's and Granite's scaling), and `forward` alone knows them.
+        """
+        if not _has_linear_head(self.model):
+            return None
+        layer: Any = self.model.get_output_embeddings()
+        return Head(layer.weight, layer.bias)
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Compute in `autocast_dtype`, for training and for scoring alike."""
+        return autocast_context(self.model)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """No module of the model in training mode; those that were are put back."""
+        training = [module for module in self.model.modules() if module.training]
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+    # What it is made of
+
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """What an optimizer moves, by name; a tied one under its first name alone."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def weights(self) -> dict[str, Tensor]:
+        """All tensors by name, tied ones under each of their names: the policy's own, not copies, without gradients."""
+        return self.model.state_dict()
+
+    def weights_for_engine(self) -> Mapping[str, Tensor]:
+        """The weights as an engine wants them: those of the plain architecture, under the names that they have in transformers.
+
+        Tied ones come under each of their names. They may be the policy's own: an engine copies what it keeps, or reads it anew
+        after each update.
+        """
+        return self.weights()
+
+    def load_engine_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy the `weights_for_engine` of another policy of this architecture.
+
+        Raises:
+            RuntimeError: their names or shapes are others; some may have been copied.
+        """
+        self.model.load_state_dict(weights)
+
+    def plain_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules, by name, that `weights_for_engine` has the weights of, for an engine with code of its own for them."""
+        return self.model.named_modules()
+
+    @property
+    def backbone(self) -> Any:
+        """The module behind `body`, for an engine that reads constants of the architecture: head sizes, rotary tables."""
+        return self.model.base_model
+
+    # What becomes of it
+
+    def reference(self) -> "Policy":
+        """The policy as it was when it was loaded, frozen: what a KL penalty compares with. It takes the weights' memory again."""
+        assert self.source is not None, "a model from memory has no state that it was loaded in"
+        frozen = load_policy(self.source.path_or_id, dtype=self.source.dtype, device=str(self.device))
+        frozen.model.requires_grad_(False)
+        return frozen
+
+    def save(self, directory: str | Path) -> None:
+        """Write model and tokenizer so that transformers and vLLM load them as they stand, all or nothing.
+
+        A model that is already there is replaced; see `pretrained.write_pretrained`.
+        """
+        write_pretrained(self.model, self.tokenizer, directory, weights=self.weights_for_engine())
+
+
+def policy_of(model: PreTrainedModel | Policy) -> Policy:
+    """A model as a policy without a tokenizer; a policy as it is."""
+    return model if isinstance(model, Policy) else Policy(model)
 
 
 def load_policy(path_or_id: str | Path, *, dtype: str = "float32", device: str = "auto") -> Policy:
@@ -63,222 +240,72 @@ def load_policy(path_or_id: str | Path, *, dtype: str = "float32", device: str =
         RlvrError: no such model, no safetensors in it, a part of it missing or damaged, a tokenizer that does not
             belong to it, or no such device.
     """
-    if dtype not in _DTYPES:
-        raise RlvrError(f"No parameter precision {printable(dtype)!r}.", f"Choose one of {', '.join(_DTYPES)}.")
-    target = resolve_device(device)
-    directory = local_directory(path_or_id)
-    name = str(directory or path_or_id)
-    options: dict[str, Any] = {"local_files_only": directory is not None, "trust_remote_code": False}
-    half = dtype != "float32"
-    attention = "flash_attention_2" if target.type == "cuda" and half and find_spec("flash_attn") else "sdpa"
-    with _quiet():
-        try:
-            model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore (output_loading_info makes it a pair)
-                name,
-                dtype=_DTYPES[dtype],
-                attn_implementation=attention,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # reported below, in words
-                output_loading_info=True,
-                **options,
+    model, tokenizer = read_pretrained(path_or_id, dtype=dtype, device=device)
+    return Policy(model, tokenizer, source=Source(path_or_id, dtype))
+
+
+def distinct(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by name, tied ones under their first name alone. They are the same tensors, not copies."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in weights.items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            found[name] = tensor
+    return found
+
+
+_linear_heads: weakref.WeakKeyDictionary[nn.Module, tuple[nn.Module | None, bool]] = weakref.WeakKeyDictionary()
+
+
+def _has_linear_head(model: nn.Module) -> bool:
+    """Whether the model's logits are `head(body(input_ids).last_hidden_state)`; found out once per model and head."""
+    policy = model if isinstance(model, PreTrainedModel) else None
+    head = policy.get_output_embeddings() if policy is not None else None
+    known = _linear_heads.get(model)
+    if known is None or known[0] is not head:
+        known = (head, policy is not None and type(head) is nn.Linear and _probe_linear_head(policy, head))
+        _linear_heads[model] = known
+        if not known[1]:
+            warnings.warn(
+                f"The logits of {type(model).__name__} are not one linear map of its hidden states, so the logits of a "
+                "whole micro-batch are held in memory at once: it may have to be smaller than for other models.",
+                stacklevel=3,
             )
-        except _LOAD_ERRORS as error:
-            raise load_error("model", name, directory, error) from error
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        except _LOAD_ERRORS as error:
-            raise load_error("tokenizer", name, directory, error) from error
-    if missing := sorted(report["missing_keys"]):
-        raise RlvrError(
-            f"The weights of {printable(name)} are incomplete: {missing[0]} is missing, and {len(missing) - 1} more.",
-            "Copy or download the model again.",
-        )
-    if mismatched := sorted(report["mismatched_keys"]):
-        key, stored, wanted = mismatched[0]
-        raise RlvrError(
-            f"The weights of {printable(name)} are not of the model that its config.json describes: {key} is "
-            f"{tuple(stored)} and should be {tuple(wanted)}.",
-            "Copy or download both again, together.",
-        )
-    _fit_tokenizer(model, tokenizer, name)
-    try:
-        model.to(target)
-    except torch.OutOfMemoryError as error:
-        need = model.num_parameters() * _DTYPES[dtype].itemsize / 2**30
-        raise RlvrError(
-            f"{printable(name)} needs {need:.1f} GiB in {dtype} and does not fit on {target}.",
-            "Free the device, or take a smaller model or bfloat16.",
-        ) from error
-    return Policy(model.eval(), tokenizer)
+    return known[1]
 
 
-def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: str | Path) -> None:
-    """Write the policy so that `transformers` and vLLM load it as it stands.
+@torch.no_grad()
+def _probe_linear_head(model: PreTrainedModel, head: nn.Linear) -> bool:
+    """Ask the model itself, instead of a list of architectures.
 
-    All is written and flushed under another name and then renamed, so that `directory` is never half of a model. One
-    that is already there is replaced; between its removal and the rename there is an instant with neither.
+    One token goes through it. The head must be given exactly the body's last hidden states, and what the head returns
+    must come back as the logits untouched; a planted output, spread over ±100, would show any cap, scale or offset.
     """
-    directory = Path(directory)
-    mark = secrets.token_hex(4)
-    fresh = directory.with_name(f".{directory.name}.{mark}.new")
-    stale = directory.with_name(f".{directory.name}.{mark}.old")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    fresh.mkdir()
-    try:
-        with _quiet(), _valid_generation_config(model):
-            model.save_pretrained(fresh)
-            tokenizer.save_pretrained(fresh)
-        for path in (*fresh.rglob("*"), fresh):
-            _flush(path)
-        if directory.exists():
-            directory.rename(stale)
-        fresh.rename(directory)
-        _flush(directory.parent)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    shutil.rmtree(stale, ignore_errors=True)
+    seen: dict[str, Tensor | None] = {}
 
+    def see_body(_module: nn.Module, _inputs: object, output: object) -> None:
+        seen["body"] = getattr(output, "last_hidden_state", None)
 
-def fetch_model(model_id: str) -> None:
-    from huggingface_hub import snapshot_download
+    def plant(_module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        seen["input"] = inputs[0]
+        spread = torch.linspace(-100, 100, output.shape[-1], device=output.device)
+        seen["output"] = spread.to(output.dtype).expand_as(output).clone()
+        return seen["output"].clone()  # the model may change its own in place
 
-    with _quiet():
-        try:
-            snapshot_download(model_id, allow_patterns=["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"])
-        except (*_LOAD_ERRORS, HfHubHTTPError) as error:
-            raise load_error("model", model_id, None, error) from error
-
-
-def local_directory(path_or_id: str | Path) -> Path | None:
-    """The model directory that is meant; None for a Hub id.
-
-    Raises:
-        RlvrError: it is a path, but not one of a model in safetensors.
-    """
-    text = os.path.expanduser(path_or_id)
-    path, shown = Path(text), printable(str(path_or_id))
-    if not text or not path.exists():
-        if isinstance(path_or_id, Path) or text.startswith((".", "/")) or text.count("/") > 1 or not text.strip("/"):
-            raise RlvrError(f"There is no model directory {shown!r}.", "Check the path given to --model.")
-        return None
-    if path.is_file():
-        raise RlvrError(
-            f"{shown} is a file; a model is a directory with config.json and *.safetensors.",
-            "Give the directory it lies in." if path.suffix == ".safetensors" else _CONVERT,
-        )
-    if not (path / "config.json").is_file():
-        inner = next((p for p in (path / "model", path / "final") if (p / "config.json").is_file()), None)
-        raise RlvrError(
-            f"{shown} is not a model directory: it has no config.json.",
-            f"Did you mean {inner}?" if inner else "Give a directory that save_pretrained wrote, or a Hub id.",
-        )
-    if not any(path.glob("*.safetensors")):
-        pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in path.glob(pattern))
-        if pickles:
-            raise RlvrError(
-                f"{shown} has its weights in {pickles[0]}, a pickle, which can run any code when it is loaded.",
-                _CONVERT,
-            )
-        raise RlvrError(f"{shown} has no weights: no *.safetensors.", "Copy or download the model again.")
-    return path
-
-
-_CONVERT = (
-    'If you trust it, convert it once: python -c "from transformers import AutoModelForCausalLM as M; '
-    "M.from_pretrained('OLD').save_pretrained('NEW')\", and copy its tokenizer files."
-)
-
-
-def load_error(part: str, name: str, directory: Path | None, error: Exception) -> RlvrError:
-    """The user's error for what `transformers` said, whose first line usually holds what is wrong."""
-    lines = printable(str(error), keep="\n").strip().splitlines()
-    reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    if "trust_remote_code" in str(error) or "auto_map" in str(error):
-        return RlvrError(
-            f"The {part} {printable(name)} needs code of its own, which is never run.",
-            "Take a model whose architecture is a part of transformers.",
-        )
-    if directory is None:
-        if "safetensors" in str(error) and "pytorch_model.bin" in str(error):
-            return RlvrError(f"{printable(name)} has no safetensors weights on the Hub.", _CONVERT)
-        return RlvrError(
-            f"No {part} {printable(name)!r}: there is no such directory, and the Hugging Face Hub did not give it "
-            f"({reason}).",
-            "Check its name and the network; with HF_HUB_OFFLINE=1 only models that were downloaded before are found; "
-            "a gated model needs `hf auth login`.",
-        )
-    return RlvrError(
-        f"The {part} in {printable(name)} cannot be loaded ({reason}).",
-        "Take a causal language model that this version of transformers knows."
-        if isinstance(error, ValueError) and part == "model"
-        else "Copy or download it again.",
-    )
-
-
-def _fit_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Give the tokenizer a padding token, and see that it belongs to the model."""
-    if not tokenizer("0", add_special_tokens=False)["input_ids"]:  # what is made of a directory without one
-        raise RlvrError(f"{printable(name)} has no tokenizer.", "Copy its tokenizer files (tokenizer.json) into it.")
-    if tokenizer.eos_token_id is None:
-        raise RlvrError(
-            f"The tokenizer of {printable(name)} has no EOS token.", "Set `eos_token` in its tokenizer_config.json."
-        )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    rows = cast(torch.nn.Embedding, model.get_input_embeddings()).num_embeddings
-    highest = max(tokenizer.get_vocab().values())
-    if highest >= rows:
-        raise RlvrError(
-            f"The tokenizer of {printable(name)} has ids up to {highest}, but the model only has {rows} embeddings.",
-            "They do not belong together: take the tokenizer the model was trained with, or resize the embeddings.",
-        )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the library's own progress bars and load reports, which would tear up ours."""
-    shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if shown:
-            transformers_logging.enable_progress_bar()
-
-
-@contextmanager
-def _valid_generation_config(model: PreTrainedModel) -> Iterator[None]:
-    """Some published models have a generation config that loads but that `transformers` then refuses to save.
-
-    The usual case is a temperature without `do_sample`; vLLM takes such a temperature as meant, and so do we. Whatever
-    else is wrong, only the special tokens are kept.
-    """
-    original = model.generation_config
-    assert original is not None, "a causal language model can generate"
-    special = {name: getattr(original, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    sampling = copy.deepcopy(original)
-    sampling.do_sample = True
-    candidates = (original, sampling, GenerationConfig(**special))
-    model.generation_config = next(config for config in candidates if _is_valid(config))
-    try:
-        yield
-    finally:
-        model.generation_config = original
-
-
-def _is_valid(config: GenerationConfig) -> bool:
-    try:
-        config.validate(strict=True)
-    except ValueError:
+    body = model.base_model
+    if body is model:
         return False
-    return True
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    hooks = [body.register_forward_hook(see_body), head.register_forward_hook(plant)]
+    token = torch.zeros((1, 1), dtype=torch.int64, device=head.weight.device)
+    devices = [token.device] if token.is_cuda else []
     try:
-        os.fsync(descriptor)
+        with torch.random.fork_rng(devices):  # active dropout must not draw from the run's random numbers here
+            logits = model(token, use_cache=False).logits
     finally:
-        os.close(descriptor)
+        for hook in hooks:
+            hook.remove()
+    hidden, given, planted = seen.get("body"), seen.get("input"), seen.get("output")
+    if hidden is None or given is None or planted is None:
+        return False
+    return torch.equal(hidden, given) and torch.equal(planted.to(logits.dtype), logits)

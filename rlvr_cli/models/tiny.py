@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.models.policy import save_policy
+from rlvr_cli.models.policy import Policy
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -77,7 +77,7 @@ def new_model(tokenizer: Any, *, seed: int = 0) -> Any:
 def new_tiny_model(directory: Path, *, texts: Sequence[str], seed: int = 0) -> None:
     """Train a tokenizer on `texts`, initialize the model from `seed`, and save both in `directory`."""
     tokenizer = new_tokenizer(texts)
-    save_policy(new_model(tokenizer, seed=seed), tokenizer, directory)
+    Policy(new_model(tokenizer, seed=seed), tokenizer).save(directory)
 
 
 def main() -> None:

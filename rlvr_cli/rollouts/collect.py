@@ -14,7 +14,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import Grading, failure_kind_of
-from rlvr_cli.rollouts.metrics import AVERAGED, Effort, generation_metrics, mean_or_none, progress_signals
+from rlvr_cli.rollouts.metrics import AVERAGED, SamplingStats, generation_metrics, mean_or_none, progress_signals
 from rlvr_cli.rollouts.requests import missing, slices_of
 from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_parts, read_rollouts
@@ -35,158 +35,215 @@ class Progress(Protocol):
     def advance(self, n: int, **signals: float) -> None: ...
 
 
-def collect_rollouts(
-    run: RunDir,
-    *,
-    phase: Phase,
-    step: int,
-    examples: Sequence[Example],
-    template: PromptTemplate,
-    sampler: Sampler,
-    params: SamplingParams,
-    num_samples: int,
-    grader: GraderPool,
-    seed: int,
-    stop: StopRequest,
-    progress: Progress | None = None,
-    advantages: Advantages | None = None,
-) -> tuple[list[Rollout], Effort]:
-    """Sample, grade and commit every rollout of (phase, step) that the run does not hold yet.
+class _Collector:
+    """The samples of one phase and step that a run lacks, on their way from the sampler through the graders.
 
-    Completions are graded and committed as they come, in whatever order they finish, while others are being sampled; a kill
-    loses at most what was not yet committed, and the next call samples just that. Whatever ends the work early (a signal, an
-    endpoint that fails for good), the completions at hand are graded and committed first; a second signal waits for no grader.
-
-    With `advantages` the rollouts are committed together, in the order of the examples and with their advantages, or not at
-    all: they are trained on, and what a resumed run samples again has to be the whole batch if it is to come out the same
-    to the last bit.
-
-    Returns:
-        What was committed, with `advantages`, else nothing: it may be more than memory holds; and what it took.
-
-    Raises:
-        Interrupted: `stop` was requested; everything at hand is committed, or nothing with `advantages`.
+    Attributes:
+        requests: what the sampler is asked for.
+        graded: rollouts that are not committed yet.
     """
-    wanted, requests = missing(
-        run, phase=phase, step=step, examples=examples, template=template, num_samples=num_samples, seed=seed
-    )
-    tokens, started = 0, time.monotonic()
-    graded: list[Rollout] = []
-    grading = Grading(grader, ground_truth=lambda c: wanted[c.request_index][0].ground_truth)
 
-    def take(*, within: float | None) -> None:
-        for batch in grading.verdicts(within=within):
+    def __init__(
+        self,
+        run: RunDir,
+        *,
+        phase: Phase,
+        step: int,
+        examples: Sequence[Example],
+        template: PromptTemplate,
+        sampler: Sampler,
+        num_samples: int,
+        grader: GraderPool,
+        seed: int,
+        progress: Progress | None = None,
+    ) -> None:
+        self.run = run
+        self.phase: Phase = phase
+        self.step = step
+        self.sampler, self.grader, self.progress = sampler, grader, progress
+        self.wanted, self.requests = missing(
+            run, phase=phase, step=step, examples=examples, template=template, num_samples=num_samples, seed=seed
+        )
+        self.graded: list[Rollout] = []
+        self.grading = Grading(grader, ground_truth=lambda c: self.wanted[c.request_index][0].ground_truth)
+        self._tokens, self._started = 0, time.monotonic()
+
+    def add(self, completion: Completion) -> None:
+        """Take a completion on its way to the graders."""
+        self.grading.add(completion)
+        self._tokens += completion.num_tokens
+
+    def take(self, *, within: float | None) -> None:
+        """Make rollouts of the verdicts that are there, or come within so many seconds (None: of all)."""
+        for batch in self.grading.verdicts(within=within):
             for completion, sampled_at, grade in batch:
-                example, indices = wanted[completion.request_index]
-                graded.append(
+                example, indices = self.wanted[completion.request_index]
+                self.graded.append(
                     make_rollout(
                         completion,
                         grade,
-                        run_id=run.id,
-                        phase=phase,
-                        step=step,
-                        policy_version=sampler.policy_version,
+                        run_id=self.run.id,
+                        phase=self.phase,
+                        step=self.step,
+                        policy_version=self.sampler.policy_version,
                         example=example,
                         sample_index=indices[completion.sample_index],
-                        request=requests[completion.request_index],
-                        grader=grader.spec,
+                        request=self.requests[completion.request_index],
+                        grader=self.grader.spec,
                         sampled_at=sampled_at,
                     )
                 )
-            if progress is not None:
-                signals = progress_signals(graded[-len(batch) :], tokens=sum(c.num_tokens for c, _, _ in batch))
-                progress.advance(len(batch), **signals)
+            if self.progress is not None:
+                tokens = sum(c.num_tokens for c, _, _ in batch)
+                self.progress.advance(len(batch), **progress_signals(self.graded[-len(batch) :], tokens=tokens))
 
-    def commit() -> None:
-        if graded:
-            run.commit_rollouts(phase, step, graded)
-            graded.clear()
+    def commit(self) -> None:
+        """Commit what is graded."""
+        if self.graded:
+            self.run.commit_rollouts(self.phase, self.step, self.graded)
+            self.graded.clear()
 
-    def settle() -> None:
+    def settle(self) -> None:
         """Grade and commit all that is at hand; an error of the graders costs only the rows that it is of."""
         errors = []
-        grading.send()
+        self.grading.send()
         try:
-            while grading.under_way:
+            while self.grading.under_way:
                 try:
-                    take(within=None)
+                    self.take(within=None)
                 except RlvrError as error:
                     errors.append(error)
         finally:
-            commit()
+            self.commit()
         if errors:
             raise errors[0]
 
-    def commit_whole() -> None:
-        grading.send()
-        take(within=None)
-        place = {example.id: i for i, example in enumerate(examples)}
-        graded.sort(key=lambda r: (place[r.example_id], r.sample_index))
-        values = advantages(graded) if advantages else []
-        graded[:] = [replace(r, advantage=a) for r, a in zip(graded, values, strict=True)]
-        run.commit_rollouts(phase, step, graded)
+    def stats(self) -> SamplingStats:
+        """What it took."""
+        waited = self.grading.waited
+        waiting = time.monotonic() - self._started - waited
+        return SamplingStats(self._tokens, getattr(self.sampler, "worked_seconds", waiting), waiting, waited)
 
-    if not requests:
-        return [], Effort()
+
+def collect_rollouts(
+    run: RunDir, *, params: SamplingParams, stop: StopRequest, sampler: Sampler, **what: Any
+) -> SamplingStats:
+    """Sample, grade and commit every rollout of (phase, step) that the run does not hold yet, as they come.
+
+    Completions are graded and committed in whatever order they finish, while others are being sampled; a kill loses at most
+    what was not yet committed, and the next call samples just that. Whatever ends the work early (a signal, an endpoint that
+    fails for good), the completions at hand are graded and committed first; a second signal waits for no grader.
+
+    Args:
+        what: `phase`, `step`, `examples`, `template`, `num_samples`, `grader`, `seed` and `progress` (optional).
+
+    Returns:
+        What it took. The rollouts are in the run: they may be more than memory holds.
+
+    Raises:
+        Interrupted: `stop` was requested; everything at hand is committed.
+    """
+    collector = _Collector(run, sampler=sampler, **what)
+    if not collector.requests:
+        return SamplingStats()
     committed = time.monotonic()
-    completions = sampler.sample(requests, params)
+    completions = sampler.sample(collector.requests, params)
     try:
         for completion in completions:
-            grading.add(completion)
-            tokens += completion.num_tokens
-            due = advantages is None and time.monotonic() - committed > COMMIT_SECONDS
+            collector.add(completion)
+            due = time.monotonic() - committed > COMMIT_SECONDS
             if due:
-                grading.send()
-            take(within=_PATIENCE if due else 0.0)
-            if due or (advantages is None and len(graded) >= COMMIT_ROWS):
-                commit()
+                collector.grading.send()
+            collector.take(within=_PATIENCE if due else 0.0)
+            if due or len(collector.graded) >= COMMIT_ROWS:
+                collector.commit()
                 committed = time.monotonic()
             stop.check()
-        if advantages is not None:
-            commit_whole()
     except KeyboardInterrupt:  # the second signal
-        grading.give_up()
+        collector.grading.give_up()
         raise
     finally:
         completions.close()
-        if advantages is None:
-            settle()
-        grading.give_up()
-    waiting = time.monotonic() - started - grading.waited
-    return graded, Effort(tokens, getattr(sampler, "worked_seconds", waiting), waiting, grading.waited)
+        collector.settle()
+        collector.grading.give_up()
+    return collector.stats()
+
+
+def collect_batch(
+    run: RunDir,
+    *,
+    examples: Sequence[Example],
+    advantages: Advantages,
+    params: SamplingParams,
+    stop: StopRequest,
+    sampler: Sampler,
+    **what: Any,
+) -> tuple[list[Rollout], SamplingStats]:
+    """Sample and grade every training rollout of a step that the run does not hold yet, and commit all of them or none.
+
+    They are committed in the order of the examples and with their advantages: what is trained on, and what a resumed run samples
+    again, has to be the whole batch if it is to come out the same to the last bit.
+
+    Args:
+        what: `step`, `template`, `num_samples`, `grader`, `seed` and `progress` (optional).
+
+    Returns:
+        What was committed, and what it took.
+
+    Raises:
+        Interrupted: `stop` was requested; nothing is committed.
+    """
+    collector = _Collector(run, phase="train", examples=examples, sampler=sampler, **what)
+    if not collector.requests:
+        return [], SamplingStats()
+    completions = sampler.sample(collector.requests, params)
+    try:
+        for completion in completions:
+            collector.add(completion)
+            collector.take(within=0.0)
+            stop.check()
+        collector.grading.send()
+        collector.take(within=None)
+        place = {example.id: i for i, example in enumerate(examples)}
+        graded = sorted(collector.graded, key=lambda r: (place[r.example_id], r.sample_index))
+        graded = [replace(r, advantage=a) for r, a in zip(graded, advantages(graded), strict=True)]
+        run.commit_rollouts("train", collector.step, graded)
+    finally:
+        completions.close()
+        collector.grading.give_up()
+    return graded, collector.stats()
 
 
 def sample_groups(
     run: RunDir, *, step: int, examples: Sequence[Example], num_samples: int, advantages: Advantages, **collecting: Any
-) -> tuple[list[Rollout], Effort]:
+) -> tuple[list[Rollout], SamplingStats]:
     """The training rollouts of a step, from the store: those that it lacks are sampled, graded and committed first.
 
     What is trained on is what is on disk, so that a run that replays it ends with the same weights.
 
     Args:
         advantages: rollouts of whole groups, next to each other -> one advantage each.
-        collecting: the other arguments of `collect_rollouts`.
+        collecting: the other arguments of `collect_batch`.
 
     Returns:
         The rollouts, in the order of the examples and then of the samples, and what sampling took.
     """
-    fresh, effort = [], Effort()
+    fresh, stats = [], SamplingStats()
     for part in slices_of(examples, num_samples=num_samples):
-        committed, took = collect_rollouts(
+        committed, took = collect_batch(
             run,
-            phase="train",
             step=step,
             examples=part,
             num_samples=num_samples,
             advantages=advantages,
             **collecting,
         )
-        fresh, effort = fresh + committed, effort + took
+        fresh, stats = fresh + committed, stats + took
     if len(fresh) == len(examples) * num_samples:  # what was just written need not be read: it trains to the same bits
-        return fresh, effort
+        return fresh, stats
     stored = to_rollouts(read_rollouts(run.path, phase="train", step=step))
     by_key = {(r.example_id, r.sample_index): r for r in stored}
-    return [by_key[storable(e.id), i] for e in examples for i in range(num_samples)], effort
+    return [by_key[storable(e.id), i] for e in examples for i in range(num_samples)], stats
 
 
 def log_generations(
@@ -204,12 +261,12 @@ def log_generations(
     Returns:
         The averages by metric name; a mean over nothing is absent.
     """
-    effort = Effort()
+    stats = SamplingStats()
     for some in slices_of(examples, num_samples=num_samples, rows=ASKED_ROWS):
-        effort += collect_rollouts(run, phase=phase, step=step, examples=some, num_samples=num_samples, **collecting)[1]
+        stats += collect_rollouts(run, phase=phase, step=step, examples=some, num_samples=num_samples, **collecting)
     parts = read_parts(run.path, phase=phase, step=step, columns=AVERAGED)
     averages = generation_metrics(row for part in parts for row in part.to_pylist())
-    run.commit_metrics(step, phase, averages | effort.metrics)
+    run.commit_metrics(step, phase, averages | stats.metrics)
     return averages
 
 

@@ -10,7 +10,7 @@ AVERAGED = ("reward", "format_reward", "answer_reward", "num_response_tokens", "
 
 
 @dataclass(frozen=True)
-class Effort:
+class SamplingStats:
     """What it took to collect rollouts."""
 
     tokens: int = 0
@@ -18,8 +18,8 @@ class Effort:
     waiting_seconds: float = 0.0  # for the engine: less, where it had begun before it was asked
     grading_seconds: float = 0.0  # for the graders, beyond what went on beside sampling
 
-    def __add__(self, other: "Effort") -> "Effort":
-        return Effort(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: "SamplingStats") -> "SamplingStats":
+        return SamplingStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -10,7 +10,7 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple, get_args
 
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.schemas import newer_version
 from rlvr_cli.types import Phase
 
 METRICS = "metrics.parquet"
@@ -95,7 +95,7 @@ def parse_manifest(data: bytes, *, newest: int) -> tuple[list[Entry], int]:
 
     Raises:
         ValueError: which line is wrong, and how; it may hold text of the file.
-        RlvrError: a newer rlvr wrote it.
+        NewerVersion: a newer rlvr wrote it.
     """
     end = data.rfind(b"\n") + 1
     entries: list[Entry] = []
@@ -117,14 +117,16 @@ def _parse_line(line: bytes, *, newest: int) -> Entry:
     if not isinstance(record, dict):
         raise ValueError("not an object")
     version = record.get("schema_version")
-    if isinstance(version, int) and version > newest:
-        raise RlvrError(f"The run was written by a newer rlvr (schema version {version}).", "Upgrade rlvr-cli.")
+    if type(version) is int and version > newest:
+        raise newer_version("The run", version)
     if record.keys() != _TYPES.keys():
         raise ValueError(f"the keys are {sorted(record)}")
     for name, kind in _TYPES.items():
         if type(record[name]) is not kind:
             raise ValueError(f"{name} is {record[name]!r}")
     entry = Entry(**record)
+    if entry.schema_version < 1:
+        raise ValueError(f"schema_version is {entry.schema_version}")
     if entry.path != METRICS:
         name = part_name(entry.path)
         if name is None or (name.phase, name.step) != (entry.phase, entry.step):

@@ -8,9 +8,18 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from rlvr_cli.runs.schemas import grade_schema, metrics_schema, rollout_schema
+from rlvr_cli.runs.schemas import (
+    VERSION_KEY,
+    Column,
+    arrow_schema,
+    columns_of,
+    grade_schema,
+    metrics_schema,
+    newer_version,
+    rollout_schema,
+)
 from rlvr_cli.text import printable, storable
-from rlvr_cli.types import Phase, Regrade, Rollout
+from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,10 +64,14 @@ def to_rollouts(table: "pa.Table") -> list[Rollout]:
     import pyarrow as pa
 
     columns = [
-        map(tuple, column.to_pylist()) if pa.types.is_list(column.type) else column.to_pylist()
+        map(_as_tuple, column.to_pylist()) if pa.types.is_list(column.type) else column.to_pylist()
         for column in table.select(Rollout.__slots__).columns
     ]
     return [Rollout(*values) for values in zip(*columns, strict=True)]
+
+
+def _as_tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(values)
 
 
 def keys_of(table: "pa.Table") -> set[tuple[Any, ...]]:
@@ -99,7 +112,7 @@ def to_parquet(table: "pa.Table") -> memoryview:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    leaves = [f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name for f in table.schema]
+    leaves = [leaf for field in table.schema for leaf in _leaves(field)]
     encodings: dict[str, Any] = {
         "use_dictionary": [leaf for leaf in leaves if leaf.partition(".")[0] not in _UNIQUE_COLUMNS],
         "use_byte_stream_split": [leaf for leaf in leaves if leaf.startswith("sampled_logprobs.")],
@@ -109,21 +122,77 @@ def to_parquet(table: "pa.Table") -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def from_parquet(data: bytes, schema: "pa.Schema", *, columns: Sequence[str] | None = None) -> "pa.Table":
-    """The table in a Parquet file of that schema, or some of its columns.
+def _leaves(field: "pa.Field", prefix: str = "") -> list[str]:
+    """The columns of a Parquet file that a field is stored in, by their paths."""
+    import pyarrow as pa
+
+    path = prefix + field.name
+    if pa.types.is_list(field.type):
+        return _leaves(field.type.value_field, f"{path}.list.")
+    if pa.types.is_struct(field.type):
+        return [leaf for child in field.type for leaf in _leaves(child, f"{path}.")]
+    return [path]
+
+
+def from_parquet(
+    data: bytes, record: type, *, columns: Sequence[str] | None = None, name: str = "The file"
+) -> "pa.Table":
+    """The table in a Parquet file whose rows are `record`s of this schema version or an older one.
+
+    Columns that came later than the file are filled: with NULL, or with the default of the record's field.
+
+    Args:
+        columns: names of columns, in the order in which the table is to have them; None for all.
+        name: what errors call the file.
+
+    Returns:
+        A table of `arrow_schema(record)`, or those columns of it.
 
     Raises:
-        ValueError: the bytes are damaged, or the file has other columns; what is wrong, safe for a terminal.
+        ValueError: the bytes are damaged, or the file has other columns than its version; what is wrong, safe for a terminal.
+        RlvrError: a newer rlvr wrote it.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    schema = arrow_schema(record)
+    names = schema.names if columns is None else list(columns)
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        if not file.schema_arrow.equals(schema):
+        version = _version_of(file.schema_arrow)
+        if version > SCHEMA_VERSION:
+            raise newer_version(name, version)
+        if not file.schema_arrow.equals(arrow_schema(record, version=version)):
             raise ValueError("its columns are not those that rlvr writes")
-        table = file.read(columns=None if columns is None else list(columns))
+        stored = set(file.schema_arrow.names)
+        table = file.read(columns=[name for name in names if name in stored])
         table.validate(full=True)
-        return table
     except (pa.ArrowException, OSError) as error:
         raise ValueError(printable(str(error).rstrip(".\n"), keep="")) from error
+    rows = file.metadata.num_rows
+    for column in columns_of(record):
+        if column.name in names and column.name not in stored:
+            table = table.append_column(schema.field(column.name), _older(column, schema, rows=rows))
+    return table.select(names).replace_schema_metadata(schema.metadata)
+
+
+def _older(column: Column, schema: "pa.Schema", *, rows: int) -> "pa.Array":
+    import pyarrow as pa
+
+    kind = schema.field(column.name).type
+    return pa.nulls(rows, kind) if column.nullable else pa.repeat(pa.scalar(column.older, kind), rows)
+
+
+def version_of(data: bytes) -> int:
+    """The schema version of a Parquet file that `from_parquet` has read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    return _version_of(pq.read_schema(pa.BufferReader(data)))
+
+
+def _version_of(schema: "pa.Schema") -> int:
+    text = (schema.metadata or {}).get(VERSION_KEY, b"").decode(errors="replace")
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("it does not name its schema version")
+    return int(text)

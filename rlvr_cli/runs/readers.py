@@ -18,9 +18,9 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import naming, read_regular, refuse_links, shown
 from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, is_of, parse_manifest
 from rlvr_cli.runs.parquet import from_parquet
-from rlvr_cli.runs.schemas import SCHEMA_VERSION, grade_schema, rollout_schema
+from rlvr_cli.runs.schemas import newer_version, rollout_schema
 from rlvr_cli.text import printable
-from rlvr_cli.types import Phase
+from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,14 +66,12 @@ def read_metadata(run: Path) -> dict[str, Any]:
     if not isinstance(metadata, dict):
         raise damaged_file(path, "it is not a JSON object")
     version = metadata.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise RlvrError(
-            f"{shown(run)} was written by a newer rlvr (schema version {version}).", "Upgrade rlvr-cli to read it."
-        )
+    if type(version) is int and version > SCHEMA_VERSION:
+        raise newer_version(shown(run), version)
     for name in ("run_id", "command", "status", "created_at"):
         if not isinstance(metadata.get(name), str):
             raise damaged_file(path, f"it has no {name}")
-    if version != SCHEMA_VERSION or RUN_NAME.fullmatch(metadata["run_id"]) is None:
+    if type(version) is not int or version < 1 or RUN_NAME.fullmatch(metadata["run_id"]) is None:
         raise damaged_file(path, "its schema_version or run_id is none that rlvr writes")
     return metadata
 
@@ -96,16 +94,17 @@ def read_part(run: Path, entry: Entry, columns: Sequence[str] | None = None) -> 
     data = read_regular(run, entry.path)
     if not is_of(entry, data):
         raise damaged_file(path, "its sha256 is not the one in the manifest")
-    return parsed_table(data, schema_of(entry.folder), path=path, columns=columns)
+    return parsed_table(data, record_of(entry.folder), path=path, columns=columns)
 
 
-def schema_of(folder: str) -> "pa.Schema":
-    return grade_schema() if folder == GRADES else rollout_schema()
+def record_of(folder: str) -> type:
+    """What a row of a part in that folder is."""
+    return Regrade if folder == GRADES else Rollout
 
 
-def parsed_table(data: bytes, schema: "pa.Schema", *, path: Path, columns: Sequence[str] | None = None) -> "pa.Table":
+def parsed_table(data: bytes, record: type, *, path: Path, columns: Sequence[str] | None = None) -> "pa.Table":
     try:
-        return from_parquet(data, schema, columns=columns)
+        return from_parquet(data, record, columns=columns, name=shown(path))
     except ValueError as error:
         raise damaged_file(path, str(error)) from error
 
@@ -194,7 +193,7 @@ def part_tables(
     yield rollout_schema().empty_table().select(names)
     for entry in entries:
         if entry.folder == ROLLOUTS and phase in (None, entry.phase) and step in (None, entry.step):
-            yield read_part(path, entry, names).select(names)
+            yield read_part(path, entry, names)
 
 
 def latest_run(root: Path | str) -> Path:

@@ -24,13 +24,17 @@ replaced in place, so its new sha256 is announced in the manifest *before* the r
 last or the one before it, and opening the run for writing takes back an announcement that was not kept.
 
 run.json itself has no checksum: it must parse, but a changed value in it is not noticed.
+
+A run may be older than the rlvr that goes on with it. Its parts stay as they are, and readers fill the columns that they lack;
+what is added has the columns of today. Each manifest line has the schema version of its file, run.json the newest that may be
+among them: it is raised before anything is written, so that the older rlvr says "upgrade" and takes no new part for a damaged one.
 """
 
 import errno
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,28 +43,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
+from rlvr_cli.runs.commits import OpenManifest, new_entry
 from rlvr_cli.runs.files import (
     atomic_write,
-    close_private,
     fsync_directory,
     naming,
-    open_private,
-    read_regular,
-    refuse_links,
     shown,
     utc_now,
-    write_all,
 )
+from rlvr_cli.runs.keys import CommittedKeys, held_of, indices, merge, overlap
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.manifest import (
     GRADES,
-    METRICS,
     ROLLOUTS,
-    Entry,
-    entry_of,
     grader_slug,
-    is_of,
-    line_of,
     part_name,
     part_path,
 )
@@ -69,19 +65,13 @@ from rlvr_cli.runs.readers import (
     MANIFEST,
     RUN_FILE,
     RUN_NAME,
-    check_part,
-    damaged_file,
-    parsed_table,
     part_tables,
-    present_parts,
-    read_manifest,
     read_metadata,
     read_part,
-    schema_of,
 )
-from rlvr_cli.runs.schemas import SCHEMA_VERSION, metrics_schema
+from rlvr_cli.runs.recovery import recover, remove_temporaries
 from rlvr_cli.text import storable
-from rlvr_cli.types import Phase, Regrade, Rollout
+from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,8 +79,6 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 RolloutKey = tuple[str, int, str, int]  # (phase, step, example_id, sample_index)
-Held = dict[Any, int]  # example_id, or (example_id, attempt) of grades -> its sample indices, as the bits of a number
-MAX_SAMPLES = 2**24  # of a question: a part that claims more would cost memory that nobody has
 _FIXED_FIELDS = ("schema_version", "run_id", "command", "status", "created_at", "updated_at", "wall_seconds")
 
 
@@ -99,13 +87,6 @@ class Attempt(NamedTuple):
 
     number: int
     grader_sha256: str | None
-
-
-def _entry(relative: str, data: bytes | memoryview, *, rows: int, phase: str, step: int) -> Entry:
-    return entry_of(data, path=relative, rows=rows, phase=phase, step=step, schema_version=SCHEMA_VERSION)
-
-
-# The writer
 
 
 class RunDir:
@@ -127,19 +108,15 @@ class RunDir:
         self._lock = lock
         self._process = os.getpid()
         self._session_start = time.monotonic()
-        self._keys: dict[tuple[str, str, int], Held] = {}  # (slug of grader, phase, step) -> what is committed there
-        self._entries: list[Entry] = []
-        self._manifest_size = 0  # bytes of whole lines
-        self._manifest = -1
+        self._manifest: OpenManifest | None = None
         try:
             self._metadata = read_metadata(path)
-            self._remove_temporaries()
-            self._open_manifest()
-            self._metrics = self._settled_metrics()
-            for entry in self._entries:
-                if entry.path != METRICS:
-                    check_part(path, entry)
-            self._settle_unlisted_parts()
+            remove_temporaries(path)
+            self._raise_version()
+            self._manifest = manifest = OpenManifest(path)
+            self._entries = manifest.entries
+            self._keys = CommittedKeys(path, manifest.entries)
+            self._metrics = recover(path, manifest, self._keys, run_id=self.id, notices=self.notices)
             self._earlier_seconds = self._seconds_before()
             if goes_on:
                 self._set(status="running")
@@ -199,7 +176,8 @@ class RunDir:
 
     @classmethod
     def annotate(cls, path: Path | str) -> "RunDir":
-        """Open a run that nobody is writing to add grades to it: run.json, its status and its clock stay as they are.
+        """Open a run that nobody is writing to add grades to it. Its status and its clock stay as they are, and so does run.json
+        but for the schema version of a run of an older rlvr.
 
         Raises:
             RlvrError: as `resume`.
@@ -301,8 +279,8 @@ class RunDir:
         if not any(rows.values()):
             return
         walls = dict.fromkeys(rows, self.wall_seconds) | dict(wall_seconds or {})
-        table = with_metrics(self._metrics, rows, phase=phase, wall_seconds=walls, gpu_seconds=gpu_seconds)
-        self._write_metrics(table, phase=phase, step=max(rows))
+        table = with_metrics(self._metrics.table, rows, phase=phase, wall_seconds=walls, gpu_seconds=gpu_seconds)
+        self._metrics.replace(table, phase=phase, step=max(rows))
 
     def committed_keys(self, phase: Phase | None = None, step: int | None = None) -> set[RolloutKey]:
         """The keys (phase, step, example_id, sample_index) of the committed rollouts, of one phase and step or of all.
@@ -316,8 +294,8 @@ class RunDir:
             (p, s, example_id, sample_index)
             for p, s in self.steps()
             if phase in (None, p) and step in (None, s)
-            for example_id, bits in self._held(p, s).items()
-            for sample_index in _indices(bits)
+            for example_id, bits in self._keys.held(p, s).items()
+            for sample_index in indices(bits)
         }
 
     def num_rollouts(self, phase: Phase, step: int) -> int:
@@ -330,7 +308,7 @@ class RunDir:
         Raises:
             RlvrError: a part is missing or damaged.
         """
-        return list(_indices(~self._held(phase, step).get(storable(example_id), 0) & ((1 << num_samples) - 1)))
+        return list(indices(~self._keys.held(phase, step).get(storable(example_id), 0) & ((1 << num_samples) - 1)))
 
     def steps(self) -> list[tuple[Phase, int]]:
         """The (phase, step) of the committed rollouts, in the order of their first commits."""
@@ -353,16 +331,16 @@ class RunDir:
 
     def graded_keys(self, grader: str, phase: Phase, step: int, *, attempt: int) -> set[tuple[str, int]]:
         """The (example_id, sample_index) of the rollouts with a verdict of that attempt of the grader."""
-        held = self._held(phase, step, grader=grader_slug(grader))
-        return {(e, i) for (e, number), bits in held.items() if number == attempt for i in _indices(bits)}
+        held = self._keys.held(phase, step, grader=grader_slug(grader))
+        return {(e, i) for (e, number), bits in held.items() if number == attempt for i in indices(bits)}
 
     def close(self) -> None:
         """Let others write the run. The status stays as it is. May be called twice."""
         if os.getpid() != self._process:  # a forked child holds neither the lock nor the manifest
             return
-        if self._manifest >= 0:
-            close_private(self._manifest)
-            self._manifest = -1
+        if self._manifest is not None:
+            self._manifest.close()
+            self._manifest = None
         self._lock.release()
 
     def __enter__(self) -> "RunDir":
@@ -371,7 +349,7 @@ class RunDir:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != self._process or self._manifest < 0:
+        if os.getpid() != self._process or self._manifest is None:
             return
         try:
             if self._metadata["status"] != "running" or not self._goes_on:
@@ -384,9 +362,10 @@ class RunDir:
         finally:
             self.close()
 
-    def _assert_open(self) -> None:
-        assert self._manifest >= 0, "the run is closed"
+    def _assert_open(self) -> OpenManifest:
+        assert self._manifest is not None, "the run is closed"
         assert os.getpid() == self._process, "a forked child may not write its parent's run"
+        return self._manifest
 
     def _set(self, **values: Any) -> None:
         self._assert_open()
@@ -397,217 +376,44 @@ class RunDir:
 
     def _commit_part(self, table: "pa.Table", *, phase: Phase, step: int, grader: str = "") -> Path:
         keys = keys_of(table)
-        fresh, held = _held_of(keys), self._held(phase, step, grader=grader and grader_slug(grader))
+        fresh, held = held_of(keys), self._keys.held(phase, step, grader=grader and grader_slug(grader))
         assert len(keys) == table.num_rows, "two of the rows have the same key"
-        assert not (twice := _overlap(held, fresh)), f"already committed: {twice[:3]}"
+        assert not (twice := overlap(held, fresh)), f"already committed: {twice[:3]}"
 
         relative = part_path(phase, step, self._next_part(phase, step, grader=grader), grader=grader)
         path = self.path / relative
         assert not path.exists(), path
         data = to_parquet(table)
-        before = self._manifest_size
+        manifest = self._assert_open()
+        before = manifest.size
         try:
             atomic_write(path, data)
-            self._append(_entry(relative, data, rows=table.num_rows, phase=phase, step=step))
+            manifest.append(new_entry(relative, data, rows=table.num_rows, phase=phase, step=step))
         except BaseException:
             # Else the manifest may name the part, which then has to stay.
-            if os.fstat(self._manifest).st_size == before:
+            if manifest.bytes_on_disk == before:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
             raise
-        _merge(held, fresh)
+        merge(held, fresh)
         return path
-
-    def _held(self, phase: str, step: int, *, grader: str = "") -> Held:
-        """What is committed of a phase and step, or of a grader's slug there; read from its parts the first time."""
-        group = (grader, phase, step)
-        if group not in self._keys:
-            columns = ["example_id", "sample_index", *(["attempt"] if grader else [])]
-            held: Held = {}
-            for entry in self._entries:
-                if (
-                    (entry.phase, entry.step) == (phase, step)
-                    and (name := part_name(entry.path))
-                    and name.grader == grader
-                ):
-                    try:
-                        _merge(held, _held_of(keys_of(read_part(self.path, entry, columns))))
-                    except ValueError as error:
-                        raise damaged_file(self.path / entry.path, str(error)) from error
-            self._keys[group] = held
-        return self._keys[group]
 
     def _next_part(self, phase: str, step: int, *, grader: str) -> int:
         group = (grader and grader_slug(grader), phase, step)
         names = [part_name(e.path) for e in self._entries if (e.phase, e.step) == (phase, step)]
         return max((n.number for n in names if n and n[:3] == group), default=-1) + 1
 
-    def _append(self, entry: Entry) -> None:
-        """Add a line to the manifest, durably; when this raises, the manifest is cut back to what it was."""
-        line = line_of(entry)
-        half = len(line) // 2
-        with naming(self.path / MANIFEST):
-            try:
-                fault_point("manifest")
-                write_all(self._manifest, line[:half], offset=self._manifest_size)
-                fault_point("manifest.torn")
-                write_all(self._manifest, line[half:], offset=self._manifest_size + half)
-                os.fsync(self._manifest)
-            except BaseException:
-                self._cut_manifest(self._manifest_size)
-                raise
-        self._manifest_size += len(line)
-        self._entries.append(entry)
-        fault_point("manifest.done")
-
-    def _cut_manifest(self, size: int) -> None:
-        os.ftruncate(self._manifest, size)
-        self._manifest_size = size
-        os.fsync(self._manifest)
-
-    def _write_metrics(self, table: "pa.Table", *, phase: str, step: int) -> None:
-        table = table.combine_chunks()
-        data = to_parquet(table)
-        entry = _entry(METRICS, data, rows=table.num_rows, phase=phase, step=step)
-        self._append(entry)
-        try:
-            atomic_write(self.path / METRICS, data)
-        except BaseException:
-            with suppress(RlvrError):  # what cannot be settled now is settled when the run is opened again
-                if os.path.lexists(self.path / METRICS) and is_of(entry, read_regular(self.path, METRICS)):
-                    self._metrics = table  # only the fsync of the directory failed
-                else:
-                    self._take_back_announcement()
-            raise
-        self._metrics = table
-
-    # Opening. Each step leaves the directory no worse than it was, so a kill during a repair is as good as one before.
-
-    def _remove_temporaries(self) -> None:
-        for name in (ROLLOUTS, GRADES):
-            refuse_links(self.path, name)
-        for folder in (self.path, *(self.path / name for name in (ROLLOUTS, GRADES))):
-            if folder.name == GRADES and not os.path.lexists(folder):
-                continue  # nothing was ever graded again
-            with naming(folder):
-                for item in list(os.scandir(folder)):
-                    if item.name.startswith(".") and item.name.endswith(".tmp") and item.is_file(follow_symlinks=False):
-                        os.unlink(item.path)
-
-    def _open_manifest(self) -> None:
-        self._entries, size = read_manifest(self.path)
-        path = self.path / MANIFEST
-        with naming(path):
-            self._manifest = open_private(path, os.O_RDWR)
-            if os.fstat(self._manifest).st_size > size:
-                self.notices.append(f"{shown(path)} ended in an incomplete line, which was removed.")
-            self._cut_manifest(size)
-
-    def _settled_metrics(self) -> "pa.Table":
-        """The committed metrics, after taking back an announcement that was not kept."""
-        path = self.path / METRICS
-        announced = [e for e in self._entries if e.path == METRICS]
-        unsure = bool(announced) and self._entries[-1] is announced[-1]  # a kept one may be followed by other commits
-        if not os.path.lexists(path):
-            if unsure and len(announced) == 1:
-                self._take_back_announcement()
-            elif announced:
-                self.notices.append(f"{shown(path)} was missing; the metrics begin anew.")
-                self._write_metrics(metrics_schema().empty_table(), phase=announced[-1].phase, step=announced[-1].step)
-            return metrics_schema().empty_table()
-        data = read_regular(self.path, METRICS)
-        if not announced or not is_of(announced[-1], data):
-            if not unsure or len(announced) < 2 or not is_of(announced[-2], data):
-                raise RlvrError(
-                    f"{shown(path)} is damaged: its sha256 is not the one in the manifest.",
-                    "Restore the file from a copy, or move it away to go on without the metrics so far.",
-                )
-            self._take_back_announcement()
-        return parsed_table(data, metrics_schema(), path=path)
-
-    def _take_back_announcement(self) -> None:
-        with naming(self.path / MANIFEST):
-            lines = read_regular(self.path, MANIFEST)[: self._manifest_size]
-            self._cut_manifest(lines.rfind(b"\n", 0, -1) + 1)
-        self._entries.pop()
-
-    def _settle_unlisted_parts(self) -> None:
-        """Adopt or set aside each ``*.parquet`` in rollouts/ and grades/ that the manifest does not name."""
-        listed = {e.path for e in self._entries}
-        for relative in (p for p in present_parts(self.path) if p not in listed):
-            try:
-                entry = self._verified(relative)
-            except RlvrError as error:
-                self._set_aside(relative, why=error.problem)
-                continue
-            self._append(entry)
-            self.notices.append(f"{shown(relative)}, written just before the run was cut short, was taken up.")
-
-    def _verified(self, relative: str) -> Entry:
-        """The entry for a part that the manifest does not name. Raises RlvrError when it may not be adopted."""
-        name = part_name(relative)
-        if name is None:
-            raise RlvrError("its name is not that of a part")
-        phase, step = name.phase, name.step
-        data = read_regular(self.path, relative)
-        table = parsed_table(data, schema_of(relative.partition("/")[0]), path=self.path / relative)
-        owners = set(zip(*(table[c].to_pylist() for c in ("run_id", "phase", "step")), strict=True))
-        if owners != {(self.id, phase, step)}:
-            raise RlvrError("its rows are of another run, phase or step")
-        if name.grader and set(map(grader_slug, table["grader"].to_pylist())) != {name.grader}:
-            raise RlvrError("its rows are of another grader")
-        keys = keys_of(table)
-        try:
-            fresh, held = _held_of(keys), self._held(phase, step, grader=name.grader)
-        except ValueError as error:
-            raise RlvrError(str(error)) from error
-        if len(keys) != table.num_rows or _overlap(held, fresh):
-            raise RlvrError("its rows are in the run already")
-        _merge(held, fresh)
-        return _entry(relative, data, rows=table.num_rows, phase=phase, step=step)
-
-    def _set_aside(self, relative: str, *, why: str) -> None:
-        folder = self.path / "set-aside"
-        with naming(folder):
-            folder.mkdir(exist_ok=True)
-            name = Path(relative).name
-            target = next(p for p in (folder / f"{i}-{name}" for i in range(1_000_000)) if not os.path.lexists(p))
-            os.rename(self.path / relative, target)
-            fsync_directory((self.path / relative).parent)
-        self.notices.append(f"{shown(relative)} was moved to {shown(target)}: {why.rstrip('.')}.")
+    def _raise_version(self) -> None:
+        """What is written from now on is of today's version: an older rlvr must refuse the run, and not call it damaged."""
+        if self._metadata["schema_version"] < SCHEMA_VERSION:
+            metadata: dict[str, Any] = self._metadata | {"schema_version": SCHEMA_VERSION}
+            atomic_write(self.path / RUN_FILE, _json(metadata))
+            self._metadata = metadata
 
     def _seconds_before(self) -> float:
         recorded = self._metadata.get("wall_seconds")
-        measured = self._metrics["wall_seconds"].to_pylist()
+        measured = self._metrics.table["wall_seconds"].to_pylist()
         return max([float(recorded) if isinstance(recorded, int | float) else 0.0, *measured])
-
-
-# The keys in memory: a bit each, since a run may hold millions
-
-
-def _held_of(keys: Iterable[tuple[Any, ...]]) -> Held:
-    """Keys of `columns.keys_of`. Raises ValueError for a sample index that nothing of ours has."""
-    found: dict[Any, bytearray] = {}
-    for example_id, index, *attempt in keys:
-        if not 0 <= index < MAX_SAMPLES:
-            raise ValueError(f"a sample index in it is {index}")
-        octets = found.setdefault((example_id, *attempt) if attempt else example_id, bytearray())
-        octets.extend(bytes(max(index // 8 + 1 - len(octets), 0)))
-        octets[index // 8] |= 1 << index % 8
-    return {who: int.from_bytes(octets, "little") for who, octets in found.items()}
-
-
-def _indices(bits: int) -> Iterator[int]:
-    return (index for index, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
-
-
-def _overlap(held: Held, fresh: Held) -> list[Any]:
-    return [(who, *_indices(both)) for who, bits in fresh.items() if (both := bits & held.get(who, 0))]
-
-
-def _merge(held: Held, fresh: Held) -> None:
-    for who, bits in fresh.items():
-        held[who] = held.get(who, 0) | bits
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

@@ -1,106 +1,112 @@
-"""The columns of the run store's Parquet files, and the version of its format."""
+"""The columns of the run store's Parquet files, read off the dataclasses that are their rows, and those of older versions.
+
+Enters: `Rollout`, `Regrade` or `Metric`. Leaves: its columns, as `Column` or as an Arrow schema.
+"""
 
 import functools
-from typing import TYPE_CHECKING
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from datetime import datetime
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.types import SCHEMA_VERSION, Metric, Regrade, Rollout, Since
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+VERSION_KEY = b"rlvr.schema_version"  # in the metadata of a Parquet file
+_KINDS = {str: "string", int: "int64", float: "float64", bool: "bool_", datetime: "timestamp"}
 
-SCHEMA_VERSION = 1  # of run.json, the manifest and the Parquet files together
+
+class NewerVersion(RlvrError):
+    """Something is of a later rlvr. It is not damaged: nothing may be set aside or passed over for it."""
+
+
+def newer_version(what: str, version: int) -> NewerVersion:
+    """The error for something that is of a later schema version."""
+    return NewerVersion(
+        f"{what} was written by a newer rlvr (schema version {version}).", "Upgrade rlvr-cli to read it."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How a field is stored."""
+
+    name: str
+    kind: str  # list, struct, timestamp (microseconds, no time zone), or a type without parameters by pyarrow's name
+    nullable: bool
+    children: "tuple[Column, ...]" = ()  # the element of a list, the fields of a struct
+    since: int = 1  # the schema version in which it came
+    older: Any = None  # what a file of an older version reads as
 
 
 @functools.cache
+def columns_of(record: type) -> tuple[Column, ...]:
+    """The columns of a dataclass: its fields, in their order. A field is nullable where its type has None."""
+    return tuple(_column(f.name, f.type, default=f.default) for f in fields(record))
+
+
+def _column(name: str, annotation: Any, *, default: Any = None) -> Column:
+    marks = list(getattr(annotation, "__metadata__", ()))
+    since = next((mark.version for mark in marks if isinstance(mark, Since)), 1)
+    narrow = next((mark for mark in marks if isinstance(mark, str)), None)
+    inner = get_args(annotation)[0] if marks else annotation
+    if nullable := get_origin(inner) in (Union, UnionType):
+        (inner,) = (a for a in get_args(inner) if a is not NoneType)
+        column = _column(name, inner)
+        kind, children = column.kind, column.children
+    elif get_origin(inner) is tuple:
+        element, _ = get_args(inner)  # tuple[X, ...]
+        kind, children = "list", (_column("element", element),)
+    elif is_dataclass(inner):
+        kind, children = "struct", columns_of(inner)  # type: ignore[arg-type]  (a class, no instance)
+        assert all(child.since == 1 for child in children), f"{name} cannot grow: it is one column"
+    else:
+        kind, children = narrow or ("string" if get_origin(inner) is Literal else _KINDS[inner]), ()
+    if since == 1:
+        return Column(name, kind, nullable, children)
+    assert default is not MISSING, f"{name} has no default: what does an older file read as?"
+    assert (default is None) == nullable, f"{name} of an older file is NULL where it can be, else its default"
+    return Column(name, kind, nullable, children, since, default)
+
+
+@functools.cache
+def arrow_schema(record: type, *, version: int | None = None) -> "pa.Schema":
+    """The Arrow schema of a dataclass's rows: as they are written today, or as that older schema version wrote them."""
+    import pyarrow as pa
+
+    columns = [_arrow_field(c) for c in columns_of(record) if version is None or c.since <= version]
+    return pa.schema(columns, metadata={VERSION_KEY: str(version or SCHEMA_VERSION)})
+
+
+def _arrow_field(column: Column) -> "pa.Field":
+    import pyarrow as pa
+
+    children = [_arrow_field(child) for child in column.children]
+    match column.kind:
+        case "list":
+            kind = pa.list_(children[0])
+        case "struct":
+            kind = pa.struct(children)
+        case "timestamp":
+            kind = pa.timestamp("us")
+        case name:
+            kind = getattr(pa, name)()
+    return pa.field(column.name, kind, nullable=column.nullable)
+
+
 def rollout_schema() -> "pa.Schema":
-    """The columns of a rollout part: the fields of `Rollout`, in their order.
-
-    Token ids are int32 and their log-probabilities float32, as the engines compute them; what is averaged is float64.
-    `sampled_at` has microseconds and no time zone (it is UTC).
-    """
-    import pyarrow as pa
-
-    required = functools.partial(pa.field, nullable=False)
-
-    def list_of(kind: "pa.DataType") -> "pa.DataType":
-        return pa.list_(pa.field("element", kind, nullable=False))
-
-    return pa.schema(
-        [
-            required("run_id", pa.string()),
-            required("phase", pa.string()),
-            required("step", pa.int64()),
-            required("policy_version", pa.int64()),
-            required("example_id", pa.string()),
-            required("sample_index", pa.int64()),
-            required("prompt", pa.string()),
-            required("response", pa.string()),
-            required("ground_truth", pa.string()),
-            required("prompt_ids", list_of(pa.int32())),
-            required("response_ids", list_of(pa.int32())),
-            required("sampled_logprobs", list_of(pa.float32())),
-            required("finish_reason", pa.string()),
-            pa.field("stop_reason", pa.string()),
-            required("num_prompt_tokens", pa.int32()),
-            required("num_response_tokens", pa.int32()),
-            required("grader", pa.string()),
-            pa.field("format_reward", pa.float64()),
-            pa.field("answer_reward", pa.float64()),
-            pa.field("reward", pa.float64()),
-            pa.field("grade_error", pa.string()),
-            pa.field("extracted_answer", pa.string()),
-            required("category", pa.string()),
-            pa.field("failure_kind", pa.string()),
-            pa.field("advantage", pa.float64()),
-            pa.field("mean_logprob", pa.float64()),
-            pa.field("mean_entropy", pa.float64()),
-            required("seed", pa.int64()),
-            required("sampled_at", pa.timestamp("us")),
-        ],
-        metadata={"rlvr.schema_version": str(SCHEMA_VERSION)},
-    )
+    """The columns of a rollout part."""
+    return arrow_schema(Rollout)
 
 
-@functools.cache
 def grade_schema() -> "pa.Schema":
-    """The columns of a part of grades: the fields of `Regrade`, in their order."""
-    import pyarrow as pa
-
-    required = functools.partial(pa.field, nullable=False)
-    return pa.schema(
-        [
-            required("run_id", pa.string()),
-            required("phase", pa.string()),
-            required("step", pa.int64()),
-            required("example_id", pa.string()),
-            required("sample_index", pa.int64()),
-            required("grader", pa.string()),
-            required("attempt", pa.int64()),
-            pa.field("grader_sha256", pa.string()),
-            pa.field("format_reward", pa.float64()),
-            pa.field("answer_reward", pa.float64()),
-            pa.field("reward", pa.float64()),
-            pa.field("grade_error", pa.string()),
-            pa.field("extracted_answer", pa.string()),
-            required("category", pa.string()),
-            pa.field("failure_kind", pa.string()),
-        ],
-        metadata={"rlvr.schema_version": str(SCHEMA_VERSION)},
-    )
+    """The columns of a part of grades."""
+    return arrow_schema(Regrade)
 
 
-@functools.cache
 def metrics_schema() -> "pa.Schema":
-    """The columns of metrics.parquet; (step, phase, name) is unique in it."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            pa.field("step", pa.int64(), nullable=False),
-            pa.field("phase", pa.string(), nullable=False),
-            pa.field("name", pa.string(), nullable=False),
-            pa.field("value", pa.float64(), nullable=False),
-            pa.field("wall_seconds", pa.float64(), nullable=False),  # of work since the run started, pauses left out
-            pa.field("gpu_seconds", pa.float64()),
-        ],
-        metadata={"rlvr.schema_version": str(SCHEMA_VERSION)},
-    )
+    """The columns of metrics.parquet."""
+    return arrow_schema(Metric)

@@ -72,9 +72,9 @@ def open_sampler(
             from rlvr_cli.models.policy import load_policy
             from rlvr_cli.samplers.embedded.engine import TransformersSampler
 
-            policy, tokenizer = load_policy(model_path(model), dtype=_resolved(dtype, device), device=device)
+            policy = load_policy(model_path(model), dtype=_resolved(dtype, device), device=device)
             use_few_threads(policy)
-            return TransformersSampler(policy, tokenizer, max_batch_size=max_batch_size, cuda_graphs=cuda_graphs)
+            return TransformersSampler(policy, max_batch_size=max_batch_size, cuda_graphs=cuda_graphs)
         case "vllm":
             from rlvr_cli.samplers.vllm import VllmSampler
 

@@ -163,7 +163,7 @@ class OpenAISampler:
                 loop.call_soon_threadsafe(task.cancel)
             thread.join()
 
-    def load_weights(self, model: Any, policy_version: int) -> None:
+    def load_weights(self, policy: Any, policy_version: int) -> None:
         """Raises RlvrError: the weights behind an endpoint cannot be changed from here."""
         raise RlvrError(
             "The weights behind an endpoint cannot be changed from here.",

@@ -28,6 +28,7 @@ import torch
 
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.policy import Policy, distinct
 from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, prove
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
@@ -136,10 +137,10 @@ class SamplingProcess:
             job.completions.clear()
             self._forget()
 
-    def load_weights(self, model: Any, policy_version: int) -> None:
-        """Sample from `model`'s weights from now on, and prove it: see `probe.prove`.
+    def load_weights(self, policy: Policy, policy_version: int) -> None:
+        """Sample from `policy`'s weights from now on, and prove it: see `probe.prove`.
 
-        The engine proves that it serves its own process's copy of the model; that the copy is the model is proven here.
+        The engine proves that it serves its own process's copy of the policy; that the copy is the policy is proven here.
 
         Raises:
             RlvrError: the weights do not fit, or the process does not have them.
@@ -147,16 +148,16 @@ class SamplingProcess:
         assert self._greeting  # else its answer to the weights would be taken for it
         while any(job.seconds is None for job in self._jobs):
             self._receive()
-        weights = weights_of(model)
+        weights = distinct(policy.weights_for_engine())
         self._send(["load", policy_version, _sizes(weights)])
         with _explained(self._process):
             for tensor in weights.values():
                 self._connection.send_bytes(_bytes_of(tensor))
-        probe = Probe((), self._receive(), fixed_logprobs(model))
+        probe = Probe((), self._receive(), fixed_logprobs(policy))
         prove(
             probe,
             self._last_probe,
-            precisions=[str(model.dtype).removeprefix("torch.")],
+            precisions=[str(policy.dtype).removeprefix("torch.")],
             version=policy_version,
             served=self.policy_version,
             way_out="--async-steps 0 samples in the trainer's own process.",
@@ -223,31 +224,20 @@ def _explained(process: "subprocess.Popen[bytes]") -> Iterator[None]:
         ) from error
 
 
-def weights_of(model: Any) -> dict[str, torch.Tensor]:
-    """The model's tensors by name, tied ones under their first name alone. They are the model's own, not copies."""
-    seen: set[int] = set()
-    weights = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            weights[name] = tensor
-    return weights
-
-
-def serve(connection: Connection, open_engine: Callable[..., tuple[Sampler, Any]]) -> None:
+def serve(connection: Connection, open_engine: Callable[..., tuple[Sampler, Policy]]) -> None:
     """The process's end: open an engine as the parent says, and answer until the parent is gone.
 
     Args:
-        open_engine: gives the engine and the model through which it is given weights.
+        open_engine: gives the engine and the policy through which it is given weights.
     """
     line = _Line(connection)
     try:
         _, opening = line.take()
-        sampler, model = open_engine(**opening)
+        sampler, policy = open_engine(**opening)
         notes, seeding = list(getattr(sampler, "notes", ())), getattr(sampler, "seeding", "per-request")
         line.answers.put(["ready", {"notes": notes, "seeding": seeding}])
         while True:
-            _answer(line, sampler, model)
+            _answer(line, sampler, policy)
     except RlvrError as error:
         line.answers.put(["error", [error.problem, error.hint]])
         with suppress(EOFError):
@@ -298,7 +288,7 @@ class _Line:
                 _write(self._connection, self.answers.get())
 
 
-def _answer(line: _Line, sampler: Sampler, model: Any) -> None:
+def _answer(line: _Line, sampler: Sampler, policy: Policy) -> None:
     match line.take():
         case "sample", number, requests, params:
             started = time.perf_counter()
@@ -309,15 +299,15 @@ def _answer(line: _Line, sampler: Sampler, model: Any) -> None:
             completions.close()
             line.answers.put(["done", time.perf_counter() - started])
         case "load", version, sizes:
-            weights = weights_of(model)
+            weights = distinct(policy.weights())  # a plain policy: its own are what an engine is given
             if _sizes(weights) != sizes:
                 raise RlvrError("The policy's weights do not fit the model in the sampling process.")
             with torch.no_grad():
                 for tensor in weights.values():
                     received = torch.frombuffer(bytearray(line.take_bytes()), dtype=torch.uint8)
                     tensor.copy_(received.view(tensor.dtype).view(tensor.shape))
-            sampler.load_weights(model, version)
-            line.answers.put(["loaded", fixed_logprobs(model)])
+            sampler.load_weights(policy, version)
+            line.answers.put(["loaded", fixed_logprobs(policy)])
 
 
 def _sizes(weights: Mapping[str, torch.Tensor]) -> list[list[Any]]:

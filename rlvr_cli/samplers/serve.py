@@ -2,13 +2,16 @@
 
 import signal
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlvr_cli.models.device import use_few_threads
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.process import die_with
 from rlvr_cli.samplers.open import open_sampler
 from rlvr_cli.types import Sampler
+
+if TYPE_CHECKING:
+    from rlvr_cli.models.policy import Policy
 
 
 def open_apart(
@@ -23,14 +26,13 @@ def open_apart(
     max_model_len: int | None,
     gpu_memory_utilization: float,
     seed: int,
-) -> tuple[Sampler, Any]:
-    """An engine with weights of its own, for a `SamplingProcess`, and the model through which it is given others.
+) -> "tuple[Sampler, Policy]":
+    """An engine with weights of its own, for a `SamplingProcess`, and the policy through which it is given others.
 
     Args:
         param_dtype: of the policy's weights, as they come.
         device: of the embedded engine; vLLM takes the first that it sees.
     """
-    from rlvr_cli.models.device import autocast_dtype
     from rlvr_cli.models.policy import load_policy
 
     if engine == "vllm":
@@ -42,13 +44,13 @@ def open_apart(
             gpu_memory_utilization=gpu_memory_utilization,
             seed=seed,
         )
-        return sampler, load_policy(model_path(model), dtype=param_dtype, device="cpu").model
+        return sampler, load_policy(model_path(model), dtype=param_dtype, device="cpu")
     from rlvr_cli.samplers.embedded.engine import TransformersSampler
 
-    policy, tokenizer = load_policy(model_path(model), dtype=param_dtype, device=device)
+    policy = load_policy(model_path(model), dtype=param_dtype, device=device)
     use_few_threads(policy)
-    how = {"max_batch_size": max_batch_size, "cuda_graphs": cuda_graphs, "autocast_dtype": autocast_dtype(policy)}
-    return TransformersSampler(policy, tokenizer, **how), policy
+    how = {"max_batch_size": max_batch_size, "cuda_graphs": cuda_graphs, "autocast_dtype": policy.autocast_dtype}
+    return TransformersSampler(policy, **how), policy
 
 
 def main(descriptor: int, parent: int) -> None:

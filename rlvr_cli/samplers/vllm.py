@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.stop_strings import first_stop, prompt_token_ids, response_text
 from rlvr_cli.samplers.weight_check import PROBE_BOUND, Probe, probe_params, probe_prompts, prove, take_probe
 from rlvr_cli.types import Completion, Request, SamplingParams
@@ -155,25 +156,19 @@ class VllmSampler:
                 )
         yield from self._answer(prompts, [r.seeds for r in requests], params)
 
-    def load_weights(self, model: Any, policy_version: int) -> None:
-        """Sample from `model`'s weights from now on, and prove it: see `probe.prove`.
-
-        Args:
-            model: a transformers causal language model, or the directory in which one was saved.
+    def load_weights(self, policy: Policy, policy_version: int) -> None:
+        """Sample from `policy`'s weights from now on, and prove it: see `probe.prove`.
 
         Raises:
             RlvrError: the weights do not fit the engine's model, or the engine does not serve them.
         """
         self._drop_pending()
         self._wake()
-        if isinstance(model, str | Path):
-            _check_model(str(model))
-            model = _read_model(model, dtype=self.llm.llm_engine.model_config.dtype)
         self._doubt = "loading them failed half-way."
         with _trainer_untouched():
             # With tied embeddings the output layer goes in under its own name too: the CPU build keeps a packed copy of
             # it, which stays old when only the embeddings are given (and so when vLLM itself reads a saved model).
-            weights = list(model.state_dict().items())
+            weights = list(policy.weights_for_engine().items())
             try:
                 self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             except (ValueError, RuntimeError, KeyError, AttributeError, AssertionError) as e:
@@ -183,11 +178,11 @@ class VllmSampler:
                 ) from e
             self._reset_prefix_cache()
         self._doubt = "the engine does not serve those that it was given."
-        probe = self._probe(model)
+        probe = self._probe(policy)
         prove(
             probe,
             self._last_probe,
-            precisions=(self.dtype, str(model.dtype).removeprefix("torch.")),
+            precisions=(self.dtype, str(policy.dtype).removeprefix("torch.")),
             version=policy_version,
             served=self.policy_version,
             way_out="--engine transformers samples from the trainer's own weights.",
@@ -291,13 +286,13 @@ class VllmSampler:
             mean_entropy=None,
         )
 
-    def _probe(self, model: Any) -> Probe:
+    def _probe(self, policy: Policy) -> Probe:
         # Longer than a cache block, so that a prefix cache of the old weights would answer for its first tokens.
         block = self.llm.llm_engine.vllm_config.cache_config.block_size
         length = min(block + 32, self.max_model_len - PROBE_TOKENS)
-        prompts = probe_prompts(model, self.llm.get_tokenizer(), count=PROBE_PROMPTS, length=length)
+        prompts = probe_prompts(policy, self.llm.get_tokenizer(), count=PROBE_PROMPTS, length=length)
         params = probe_params(PROBE_TOKENS)
-        return take_probe(model, self._answer(prompts, [(0,)] * PROBE_PROMPTS, params, ignore_eos=True))
+        return take_probe(policy, self._answer(prompts, [(0,)] * PROBE_PROMPTS, params, ignore_eos=True))
 
     def _wake(self) -> None:
         if not self._asleep:
@@ -330,7 +325,7 @@ def _check_model(model: str) -> None:
         if not any(path.glob("*.safetensors")):
             raise RlvrError(
                 f"{model} has no weights in safetensors.",
-                "Other formats can run code when they are opened; save_pretrained of transformers writes safetensors.",
+                "Other formats can run code when they are opened; transformers writes safetensors when it saves a model.",
             )
     elif path.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model):
         raise RlvrError(f"There is no model directory {model}.", "Name one, or a hub id such as Qwen/Qwen2.5-0.5B.")
@@ -382,12 +377,6 @@ def _vllm_params(params: SamplingParams, seed: int, *, ignore_eos: bool) -> Any:
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def _read_model(directory: str | Path, *, dtype: Any) -> Any:
-    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True, use_safetensors=True)
 
 
 def _torch_threads() -> int:

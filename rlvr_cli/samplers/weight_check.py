@@ -5,14 +5,14 @@ error where engine and model disagree. No random generator is drawn from, and th
 """
 
 import random
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.types import Completion, SamplingParams
 
 # Largest mean |engine - torch| of the greedy log-probabilities in nats, by the coarser precision of the two. It tells
@@ -49,45 +49,46 @@ def probe_params(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, min_tokens=0, stop=())
 
 
-def probe_prompts(model: Any, tokenizer: Any, *, count: int, length: int) -> list[list[int]]:
+def probe_prompts(policy: Policy, tokenizer: Any, *, count: int, length: int) -> list[list[int]]:
     """The same `count` prompts of `length` ids each time."""
-    vocabulary = min(model.get_input_embeddings().num_embeddings, len(tokenizer))
+    vocabulary = min(policy.vocabulary_size, len(tokenizer))
     draw = random.Random(0)
     return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 
 
-def take_probe(model: Any, answers: Iterable[Completion], *, autocast_dtype: torch.dtype | None = None) -> Probe:
-    """Score an engine's answers, in whatever order they came, by one forward pass of `model`, without a cache.
+def take_probe(policy: Policy, answers: Iterable[Completion], *, autocast_dtype: torch.dtype | None = None) -> Probe:
+    """Score an engine's answers, in whatever order they came, by one forward pass of `policy`, without a cache.
 
     Args:
         answers: to prompts of one length, and all of one length themselves.
         autocast_dtype: run the model under `torch.autocast` in this precision.
     """
     answers = sorted(answers, key=lambda c: c.request_index)
-    ids = torch.tensor([c.prompt_ids + c.token_ids for c in answers], device=model.device)  # (prompts, tokens)
+    ids = torch.tensor([c.prompt_ids + c.token_ids for c in answers], device=policy.device)  # (prompts, tokens)
     start = len(answers[0].prompt_ids)
     return Probe(
         tokens=tuple(c.token_ids for c in answers),
         engine=tuple(x for c in answers for x in c.logprobs),
-        torch=_logprobs(model, ids, start=start, autocast_dtype=autocast_dtype),
+        torch=_logprobs(policy, ids, start=start, autocast_dtype=autocast_dtype),
     )
 
 
-def _logprobs(model: Any, ids: torch.Tensor, *, start: int, autocast_dtype: torch.dtype | None) -> tuple[float, ...]:
+def _logprobs(
+    policy: Policy, ids: torch.Tensor, *, start: int, autocast_dtype: torch.dtype | None
+) -> tuple[float, ...]:
     """Log-probabilities of ids[:, start:], row after row."""
-    autocast = torch.autocast(model.device.type, autocast_dtype, enabled=autocast_dtype is not None)
+    autocast = torch.autocast(policy.device.type, autocast_dtype, enabled=autocast_dtype is not None)
     # Not `no_grad`: where the caller has autocast on, that would read the copies of the weights that autocast keeps.
-    with evaluating(model), torch.inference_mode(), autocast:
-        logits = model(input_ids=ids, use_cache=False).logits[:, start - 1 : -1]  # (rows, tokens, vocabulary)
+    with policy.evaluating(), torch.inference_mode(), autocast:
+        logits = policy.forward(input_ids=ids, use_cache=False).logits[:, start - 1 : -1]  # (rows, tokens, vocabulary)
     return tuple(logits.float().log_softmax(-1).gather(-1, ids[:, start:, None]).flatten().tolist())
 
 
-def fixed_logprobs(model: Any) -> tuple[float, ...]:
-    """What a plain forward pass of `model`, without autocast, makes of fixed token ids, nats: of the same weights the same."""
+def fixed_logprobs(policy: Policy) -> tuple[float, ...]:
+    """What a plain forward pass of `policy`, without autocast, makes of fixed token ids, nats: of the same weights the same."""
     draw = random.Random(0)
-    vocabulary = model.get_input_embeddings().num_embeddings
-    ids = tuple(tuple(draw.randrange(vocabulary) for _ in range(_FIXED[1])) for _ in range(_FIXED[0]))
-    return _logprobs(model, torch.tensor(ids, device=model.device), start=1, autocast_dtype=None)
+    ids = tuple(tuple(draw.randrange(policy.vocabulary_size) for _ in range(_FIXED[1])) for _ in range(_FIXED[0]))
+    return _logprobs(policy, torch.tensor(ids, device=policy.device), start=1, autocast_dtype=None)
 
 
 def prove(
@@ -121,16 +122,3 @@ def prove(
             f"although the model's have moved by up to {probe.movement(earlier):.2g} nats.",
             way_out,
         )
-
-
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """No module of the model in training mode; those that were are put back."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -1,9 +1,9 @@
 """Checkpoints: all that a training run needs to go on, written as one transaction and read back bit for bit.
 
-Enters: a model, its optimizer, and what the caller wants back: JSON (cursors, counters) and tensors. Leaves: a directory ::
+Enters: a policy, its optimizer, and what the caller wants back: JSON (cursors, counters) and tensors. Leaves: a directory ::
 
     RUN/checkpoints/step-000050/
-      model/                 the policy as `models.save_policy` writes it, fit for ``rlvr eval --model``
+      model/                 the policy as `Policy.save` writes it, fit for ``rlvr eval --model``
       optimizer.safetensors  the optimizer's state, as PARAMETER/KEY (exp_avg, exp_avg_sq, step)
       tensors.safetensors    the caller's tensors; not there when there are none
       state.json             the step, the caller's JSON, bytes and sha256 of the files above, and its own sha256
@@ -24,17 +24,17 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.models.policy import load_policy, save_policy
+from rlvr_cli.models.policy import Policy, distinct, load_policy
 from rlvr_cli.runs.files import atomic_write, fsync_directory, naming, read_regular, refuse_links, shown
+from rlvr_cli.runs.schemas import NewerVersion, newer_version
 
 SCHEMA_VERSION = 1
 
@@ -55,19 +55,20 @@ class Checkpoint(NamedTuple):
     tensors: dict[str, Tensor]  # on the CPU
 
 
-def checkpoint_bytes(model: PreTrainedModel) -> int:
+def checkpoint_bytes(policy: Policy) -> int:
     """About the space that a checkpoint takes on disk: weights, two moments of those that are trained, tokenizer."""
-    weights = sum(p.nbytes * (3 if p.requires_grad else 1) for p in model.parameters())
-    vocabulary = cast(torch.nn.Embedding, model.get_input_embeddings()).num_embeddings
-    return weights + 128 * vocabulary + 2**16  # tokenizer.json of Qwen, Llama and Gemma: 75 to 135 bytes per id
+    weights = sum(tensor.nbytes for tensor in distinct(policy.weights()).values())
+    moments = 2 * sum(parameter.nbytes for parameter in policy.trainable_parameters().values())
+    return (
+        weights + moments + 128 * policy.vocabulary_size + 2**16
+    )  # tokenizer.json of Qwen, Llama and Gemma: 75 to 135 bytes per id
 
 
 def save_checkpoint(
     run: Path,
     *,
     step: int,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    policy: Policy,
     optimizer: torch.optim.Optimizer,
     state: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | None = None,
@@ -81,9 +82,8 @@ def save_checkpoint(
     Args:
         run: the run directory, whose lock the caller holds.
         step: updates done so far.
-        model: in a precision that `load_policy` knows.
-        tokenizer: goes with the model.
-        optimizer: over parameters of `model`.
+        policy: in a precision that `load_policy` knows.
+        optimizer: over parameters of `policy`.
         state: comes back as JSON makes it: keys are strings, tuples are lists.
         tensors: come back bit for bit, on the CPU.
         keep: how many checkpoints stay, this one included.
@@ -97,25 +97,26 @@ def save_checkpoint(
     """
     assert step >= 0, step
     assert keep >= 1, keep
-    assert all(p.dtype in _PRECISIONS for p in model.parameters()), {p.dtype for p in model.parameters()}
+    precisions = {tensor.dtype for tensor in policy.weights().values() if tensor.is_floating_point()}
+    assert precisions <= set(_PRECISIONS), precisions
     folder = run / _FOLDER
     path = folder / f"step-{step:06d}"
     temporary = folder / f".{path.name}.tmp"
-    moments = _optimizer_tensors(model, optimizer)
+    moments = _optimizer_tensors(policy, optimizer)
     extra = {name: tensor.detach() for name, tensor in (tensors or {}).items()}
     with naming(path):
         fault_point("checkpoint")
         refuse_links(run, f"{_FOLDER}/{path.name}")
-        _check_finite(run, step=step, weights=model.state_dict(), moments=moments)
+        _check_finite(run, step=step, weights=policy.weights(), moments=moments)
         if not folder.is_dir():
             folder.mkdir()
             fsync_directory(run)
         _settle(folder)
-        _check_space(path, needed=checkpoint_bytes(model) + sum(tensor.nbytes for tensor in extra.values()))
+        _check_space(path, needed=checkpoint_bytes(policy) + sum(tensor.nbytes for tensor in extra.values()))
         try:
             temporary.mkdir()
             with _naming_errors_of_rust():
-                save_policy(model, tokenizer, temporary / _MODEL)
+                policy.save(temporary / _MODEL)
             fault_point("checkpoint.torn")
             _write_tensors(temporary / _OPTIMIZER, moments)
             if extra:
@@ -139,15 +140,15 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    run: Path, *, model: PreTrainedModel, optimizer: torch.optim.Optimizer
+    run: Path, *, policy: Policy, optimizer: torch.optim.Optimizer
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Copy the newest intact checkpoint into `model` and `optimizer`, in place, bit for bit, on whatever device they are.
+    """Copy the newest intact checkpoint into `policy` and `optimizer`, in place, bit for bit, on whatever device they are.
 
     Tied weights stay tied. Learning rates and other settings of the optimizer stay the caller's.
 
     Args:
         run: the run directory, whose lock the caller holds.
-        model: of the checkpoint's architecture.
+        policy: of the checkpoint's architecture.
         optimizer: over its parameters; what state it has is replaced.
 
     Returns:
@@ -169,9 +170,9 @@ def load_checkpoint(
         over = f"{shown(folder)} holds no intact checkpoint: training starts over from the stored rollouts."
         return None, [*problems, over] if problems else []
     path, record = found
-    weights = _fitting_weights(path, model)
-    moments = _fitting_moments(path, model, optimizer)
-    for name, tensor in model.state_dict().items():
+    weights = _fitting_weights(path, policy)
+    moments = _fitting_moments(path, policy, optimizer)
+    for name, tensor in policy.weights().items():
         tensor.copy_(weights[name])
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
     tensors = _read_tensors(path / _TENSORS) if _TENSORS in record["files"] else {}
@@ -212,18 +213,18 @@ def _check_space(path: Path, *, needed: int) -> None:
 # Tensors and their files
 
 
-def _optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state as PARAMETER/KEY -> tensor; empty before its first step."""
     return {
         f"{name}/{key}": tensor.detach().contiguous()
-        for name, parameter in _optimized(model, optimizer)
+        for name, parameter in _optimized(policy, optimizer)
         for key, tensor in optimizer.state.get(parameter, {}).items()
     }
 
 
-def _optimized(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.nn.Parameter]]:
-    """The optimizer's parameters with their names in the model, in the order of its `state_dict`."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+def _optimized(policy: Policy, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.nn.Parameter]]:
+    """The optimizer's parameters with their names in the policy, in the order in which it numbers them."""
+    names = {parameter: name for name, parameter in policy.trainable_parameters().items()}
     return [(names[parameter], parameter) for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -256,14 +257,14 @@ def _naming_errors_of_rust() -> Iterator[None]:
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
-def _fitting_weights(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """The checkpoint's weights, on the CPU, under the names and in the precisions that they have in `model`.
+def _fitting_weights(path: Path, policy: Policy) -> dict[str, Tensor]:
+    """The checkpoint's weights, on the CPU, under the names and in the precisions that they have in `policy`.
 
     They are read as any model is, since for some architectures (mixtures of experts) the names and shapes in the files
     differ from those in the module. float32 holds all of `_PRECISIONS`.
     """
-    stored = load_policy(path / _MODEL, dtype="float32", device="cpu").model.state_dict()
-    wanted = model.state_dict()
+    stored = load_policy(path / _MODEL, dtype="float32", device="cpu").weights()
+    wanted = policy.weights()
     for name in sorted(stored.keys() ^ wanted.keys()):
         raise _misfit(path, name, "is not in it" if name in wanted else "is in it and not in the model")
     fitting = {}
@@ -277,11 +278,9 @@ def _fitting_weights(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     return fitting
 
 
-def _fitting_moments(
-    path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer
-) -> dict[int, dict[str, Tensor]]:
+def _fitting_moments(path: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
     """The checkpoint's optimizer state, as the optimizer numbers its parameters."""
-    places = {name: (index, parameter) for index, (name, parameter) in enumerate(_optimized(model, optimizer))}
+    places = {name: (index, parameter) for index, (name, parameter) in enumerate(_optimized(policy, optimizer))}
     fitting: dict[int, dict[str, Tensor]] = {}
     for stored_name, tensor in _read_tensors(path / _OPTIMIZER).items():
         name, _, key = stored_name.rpartition("/")
@@ -320,6 +319,8 @@ def _newest_intact(run: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[
     for step, path in steps:
         try:
             return (path, _verified(run, path, step=step)), problems
+        except NewerVersion:
+            raise
         except RlvrError as error:
             problems.append(error.problem)
     return None, problems
@@ -338,6 +339,8 @@ def _verified(run: Path, path: Path, *, step: int) -> dict[str, Any]:
         whole = isinstance(record, dict) and record.pop("sha256", None) and data == _encoded(record)
     except (ValueError, RecursionError):
         whole = False
+    if whole and type(version := record.get("schema_version")) is int and version > SCHEMA_VERSION:
+        raise newer_version(shown(path), version)
     kinds = {"schema_version": int, "step": int, "state": dict, "files": dict}
     if not whole or {name: type(value) for name, value in record.items()} != kinds:
         raise _damaged(path / _STATE, "it is not as it was written")

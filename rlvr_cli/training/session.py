@@ -114,7 +114,7 @@ def facts_of(dataset: Dataset) -> dict[str, Any]:
 
 
 @contextmanager
-def opened(
+def open_trainer(
     config: TrainingConfig, run: RunDir, *, inputs: Inputs, num_updates: int, stop: StopRequest
 ) -> Iterator[Trainer]:
     """The trainer of a command that samples its own training data; says what it found when it opened the run."""
@@ -142,7 +142,7 @@ def check_prompts(
     examples: Sequence[Example], template: PromptTemplate, trainer: Trainer, *, max_tokens: int, limit: int | None
 ) -> None:
     """RlvrError when a prompt and its response might not fit into the context: now, and not at the step that draws it."""
-    context = min(trainer.model.config.max_position_embeddings, limit or math.inf)
+    context = min(trainer.policy.context_length or math.inf, limit or math.inf)
     prompts = [prompt_of(e, template) for e in examples]
     for example, prompt in zip(examples, prompts, strict=True):
         most = len(prompt.encode(errors="replace"))  # no more tokens than bytes: spares the tokenizer

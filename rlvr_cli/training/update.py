@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.device import autocast_context
-from rlvr_cli.models.log_probs import computes_prefixes, get_response_log_probs, wanted_prefixes
+from rlvr_cli.models.log_probs import get_response_log_probs, wanted_prefixes
+from rlvr_cli.models.policy import Policy, policy_of
 from rlvr_cli.models.tokenization import Batch, collate, row_lengths
 from rlvr_cli.training.losses.normalization import LengthNormalization, loss_denominators, masked_loss
 from rlvr_cli.training.objectives import Objective, negative_log_likelihood, token_metrics
@@ -25,7 +25,7 @@ from rlvr_cli.types import Rollout
 
 
 def train_update(
-    model: PreTrainedModel,
+    model: Policy | PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     batch: Batch,
     *,
@@ -40,13 +40,13 @@ def train_update(
 ) -> dict[str, float]:
     """One optimizer update on `batch`.
 
-    Rows with the same prompt are neighbors, so that it is computed once in a micro-batch (`tokens.computes_prefixes`); else rows of
+    Rows with the same prompt are neighbors, so that it is computed once in a micro-batch (`Policy.shares_prefixes`); else rows of
     similar length are. The longest come first, so that a micro-batch too large for the device fails at once.
     An update whose loss or gradient is not finite is skipped: the weights and the optimizer's state stay as they were.
     The model's mode stays as it is. Dropout must be off in it, or the log-probabilities are not the policy's.
 
     Args:
-        model: the policy; float32 weights, which compute in bfloat16 on a CUDA device (`autocast_context`).
+        model: the policy; float32 weights, which compute in bfloat16 on a CUDA device (`Policy.autocast`).
         optimizer: over the model's parameters; any gradient left in them is dropped.
         batch: on any device: `tokens.Batch`, and what the objective reads, (batch, seq) or (batch, 1) each. Rows that are
             marked in `silent`, (batch, 1) bool, are known to add nothing to the gradient: they go through the model for
@@ -78,7 +78,8 @@ def train_update(
         RlvrError: no row has a response token.
     """
     started = time.perf_counter()
-    device = next(model.parameters()).device
+    policy = policy_of(model)
+    device = policy.device
     mask = batch["response_mask"].bool()
     num_tokens = int(mask.sum())
     if num_tokens == 0:
@@ -87,7 +88,7 @@ def train_update(
             "Look for empty responses in the training data.",
         )
     denominators = loss_denominators(mask, normalization=normalization, normalize_constant=normalize_constant)
-    micro_batches = _micro_batches(batch, micro_batch_size, together=computes_prefixes(model))
+    micro_batches = _micro_batches(batch, micro_batch_size, together=policy.shares_prefixes)
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
     collected: dict[str, list[Tensor]] = {}
     computed = 0  # tokens that go through the model's body
@@ -96,11 +97,11 @@ def train_update(
         check()
         micro = _cut(batch, rows, width, device)
         wanted = micro["response_mask"]
-        prefixes = wanted_prefixes(model, micro["input_ids"], wanted)
+        prefixes = wanted_prefixes(policy, micro["input_ids"], wanted)
         computed += wanted.numel() if prefixes is None else len(prefixes.tokens)
-        with torch.set_grad_enabled(learning), autocast_context(model):
+        with torch.set_grad_enabled(learning), policy.autocast():
             scores = get_response_log_probs(
-                model,
+                policy,
                 micro["input_ids"],
                 micro["labels"],
                 return_token_entropy=True,
@@ -116,7 +117,7 @@ def train_update(
         sums += torch.stack([loss.detach(), -log_probs.detach().sum(), entropy.sum()])  # both are 0 outside the mask
         for name, values in statistics.items():
             collected.setdefault(name, []).append(values[wanted.bool()])
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    grad_norm = torch.nn.utils.clip_grad_norm_(policy.trainable_parameters().values(), max_grad_norm)
     objective_value, nll, entropy_sum, norm = [*sums.tolist(), float(grad_norm)]
     skipped = not (math.isfinite(objective_value) and math.isfinite(norm))
     if not skipped:
@@ -145,7 +146,7 @@ def train_update(
 
 
 def score(
-    model: PreTrainedModel,
+    model: Policy | PreTrainedModel,
     batch: Batch,
     *,
     micro_batch_size: int,
@@ -160,15 +161,16 @@ def score(
     Returns:
         (batch, seq) on the CPU, nats; 0 outside the responses.
     """
-    device = next(model.parameters()).device
+    policy = policy_of(model)
+    device = policy.device
     mask = batch["response_mask"].bool()
     scored: Tensor | None = None
-    for rows, width, _ in _micro_batches(batch, micro_batch_size, together=computes_prefixes(model)):
+    for rows, width, _ in _micro_batches(batch, micro_batch_size, together=policy.shares_prefixes):
         check()
         micro = _cut(batch, rows, width, device)
-        with torch.inference_mode(), autocast_context(model):
+        with torch.inference_mode(), policy.autocast():
             log_probs = get_response_log_probs(
-                model,
+                policy,
                 micro["input_ids"],
                 micro["labels"],
                 response_mask=micro["response_mask"],

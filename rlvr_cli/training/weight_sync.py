@@ -1,39 +1,49 @@
-"""The weights that the sampler works with, where they are not the trainer's."""
+"""The engine that samples, and the policy's weights on their way to it.
 
+Enters: the options of a training command and the policy. Leaves: a `Sampler` that serves the weights it was asked to serve, which
+the sampler proves at each load (`samplers.weight_check`).
+"""
+
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from rlvr_cli.samplers.process import weights_of
+from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.models.device import device_apart
+from rlvr_cli.models.policy import Policy, distinct
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.samplers.open import open_sampler
+from rlvr_cli.samplers.process import SamplingProcess
+from rlvr_cli.types import Sampler
 
 _LAGGING = "lagging/"  # of a checkpoint's tensors, those of a `Snapshot`
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The weights of the policy after so many updates, on the CPU."""
+    """The weights of the policy after `version` updates, on the CPU."""
 
     version: int
     weights: dict[str, Tensor]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Them, as a checkpoint keeps them."""
+        """The weights under the names that a checkpoint gives them."""
         return {f"{_LAGGING}{name}": tensor for name, tensor in self.weights.items()}
 
     @staticmethod
     def of_tensors(tensors: Mapping[str, Tensor], *, version: int) -> "Snapshot":
-        """What `tensors` gave."""
+        """The inverse of `tensors`."""
         names = [name for name in tensors if name.startswith(_LAGGING)]
         return Snapshot(version, {name.removeprefix(_LAGGING): tensors[name] for name in names})
 
     @contextmanager
-    def in_place_of(self, model: Any) -> Iterator[None]:
-        """The model has these weights for a while; then its own again, bit for bit."""
-        present = weights_of(model)
+    def in_place_of(self, policy: Policy) -> Iterator[None]:
+        """Give the policy these weights within the block, and its own again after it, bit for bit."""
+        present = distinct(policy.weights())
         kept = {name: tensor.detach().clone() for name, tensor in present.items()}
         try:
             for name, tensor in present.items():
@@ -42,3 +52,89 @@ class Snapshot:
         finally:
             for name, tensor in present.items():
                 tensor.copy_(kept[name])
+
+
+class WeightSync:
+    """A sampler that follows the policy.
+
+    Attributes:
+        sampler: the engine. One that shares the trainer's model is there after `attach`.
+        process: the engine where it is a process of its own (--async-steps), else None.
+        snapshot: the policy that the next rollouts come from, where that is not the current one.
+    """
+
+    def __init__(self, config: TrainingConfig, *, engine: str) -> None:
+        """Open an engine with weights of its own, which takes its share of the device's memory before the trainer fills it."""
+        self.config = config
+        self.process: SamplingProcess | None = None
+        self.snapshot: Snapshot | None = None
+        self.sampler: Sampler
+        self._shares_model = engine == "transformers" and not config.async_steps
+        self._synced = -1  # the version that the sampler serves
+        if config.async_steps:
+            self.sampler = self.process = self._start_process(engine)
+        elif not self._shares_model:
+            self.sampler = open_sampler(
+                engine,
+                config.model,
+                dtype=config.dtype,
+                max_model_len=config.max_model_len,
+                gpu_memory_utilization=config.gpu_memory_utilization,
+                seed=config.seed,
+                sleep_mode=config.device in ("auto", "cuda", "cuda:0"),  # vLLM takes the first device
+            )
+            self.sampler.sleep()
+
+    def _start_process(self, engine: str) -> SamplingProcess:
+        config = self.config
+        apart = device_apart(config.device)
+        names = (
+            *("model", "dtype", "param_dtype", "max_batch_size", "cuda_graphs", "max_model_len"),
+            *("gpu_memory_utilization", "seed"),
+        )
+        opening = {name: getattr(config, name) for name in names}
+        device = config.device if apart is None else "cuda"
+        return SamplingProcess(engine, {**opening, "device": device}, visible_devices=apart)
+
+    def attach(self, policy: Policy) -> None:
+        """Follow this policy. The embedded engine samples from its model itself, without a copy."""
+        self.policy = policy
+        if self._shares_model:
+            self.sampler = TransformersSampler(
+                policy,
+                max_batch_size=self.config.max_batch_size,
+                cuda_graphs=self.config.cuda_graphs,
+                autocast_dtype=policy.autocast_dtype,
+            )
+
+    def sync(self, version: int) -> float:
+        """Load the policy's weights into the sampler and verify them. Returns seconds."""
+        started = time.perf_counter()
+        if self._synced != version:
+            self.sampler.load_weights(self.policy, version)
+            self._synced = version
+        return time.perf_counter() - started
+
+    def sync_rollouts(self, version: int) -> float:
+        """Sync the weights that the next training rollouts use: the snapshot with --async-steps, else the policy. Returns seconds."""
+        if self.process is None:
+            return self.sync(version)
+        started = time.perf_counter()
+        if self.snapshot is None:
+            self.snapshot_policy(version)
+        assert self.snapshot is not None
+        if self._synced != self.snapshot.version:
+            with self.snapshot.in_place_of(self.policy):
+                self.sampler.load_weights(self.policy, self.snapshot.version)
+            self._synced = self.snapshot.version
+        return time.perf_counter() - started
+
+    def snapshot_policy(self, version: int) -> None:
+        """Keep the policy as it is now: the next rollouts come from it while it learns, and again after an interruption."""
+        weights = distinct(self.policy.weights())
+        self.snapshot = Snapshot(version, {n: t.detach().cpu().clone() for n, t in weights.items()})
+
+    def close(self) -> None:
+        """Close an engine of its own, and the one that shares the model where it was attached."""
+        if hasattr(self, "sampler"):
+            self.sampler.close()

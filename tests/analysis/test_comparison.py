@@ -2,28 +2,23 @@
 
 import random
 import re
-from datetime import datetime
 from statistics import variance
 
 import pytest
 
+from factories import a_rollout
 from rlvr_cli.analysis.comparison import _interval, _resampled, compare
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Rollout
 
 
 def rollout(run_id, example, reward, *, sample=0, step=0, truth="7", prompt="3 + 4?"):
-    return Rollout(
-        run_id=run_id, phase="eval", step=step, policy_version=step, example_id=example, sample_index=sample, prompt=prompt,
-        response="7", ground_truth=truth, prompt_ids=(1,), response_ids=(2,), sampled_logprobs=(-1.0,), finish_reason="stop",
-        stop_reason=None, num_prompt_tokens=1, num_response_tokens=1, grader="r1_zero", format_reward=1.0,
-        answer_reward=reward, reward=reward, grade_error=None if reward is not None else "timeout", extracted_answer="7",
-        category="format_1_answer_1", failure_kind=None, advantage=None, mean_logprob=-1.0, mean_entropy=None, seed=1,
-        sampled_at=datetime(2026, 1, 2),
+    return a_rollout(
+        run_id=run_id, step=step, policy_version=step, example_id=example, sample_index=sample, prompt=prompt, ground_truth=truth,
+        answer_reward=reward, reward=reward, grade_error=None if reward is not None else "timeout",
     )  # fmt: skip
 
 

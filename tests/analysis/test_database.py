@@ -5,34 +5,40 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import fields
-from datetime import UTC, datetime
+from dataclasses import dataclass, fields, make_dataclass
+from datetime import UTC
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
-from rlvr_cli.analysis.database import RunFiles, open_examples, open_runs
+from factories import a_grade, a_rollout
+from rlvr_cli.analysis.database import RunFiles, _rows_in, open_examples, open_runs
 from rlvr_cli.analysis.named_queries import named_queries, parse_query
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Example, Regrade, Rollout
+from rlvr_cli.runs.schemas import arrow_schema
+from rlvr_cli.types import Example, Float32, Int32, Regrade, Rollout, Since
 
 SECRET = "s3cret-canary"
+
+
+@dataclass(frozen=True)
+class Span:
+    low: Int32
+    high: Int32
 
 
 def rollout(run_id, example, sample=0, *, reward=1.0, phase="eval", step=0, **changes):
     values = {
         "run_id": run_id, "phase": phase, "step": step, "policy_version": step, "example_id": example,
-        "sample_index": sample, "prompt": "3 + 4?", "response": "</think> <answer> 7 </answer>", "ground_truth": "7",
-        "prompt_ids": (1, 2), "response_ids": (3, 4, 5), "sampled_logprobs": (-0.5, -1.0, -1.5),
-        "finish_reason": "stop", "stop_reason": "</answer>", "num_prompt_tokens": 2, "num_response_tokens": 3,
-        "grader": "r1_zero",
-        "format_reward": 1.0, "answer_reward": reward, "reward": reward, "grade_error": None, "extracted_answer": "7",
+        "sample_index": sample, "prompt_ids": (1, 2), "response_ids": (3, 4, 5), "sampled_logprobs": (-0.5, -1.0, -1.5),
+        "stop_reason": "</answer>", "num_prompt_tokens": 2, "num_response_tokens": 3, "answer_reward": reward, "reward": reward,
         "category": f"format_1_answer_{int(reward or 0)}", "failure_kind": None if reward else "wrong_answer",
-        "advantage": None, "mean_logprob": -1.0, "mean_entropy": 0.5, "seed": 7, "sampled_at": datetime(2026, 1, 2),
+        "mean_entropy": 0.5, "seed": 7,
     }  # fmt: skip
-    return Rollout(**{**values, **changes})
+    return a_rollout(**{**values, **changes})
 
 
 def files_of(path):
@@ -117,10 +123,7 @@ def test_a_run_without_anything_has_the_same_columns(tmp_path, database):
             table = empty.select(f"SELECT * FROM {view}")
             assert table.rows == []
             assert table.columns == database.select(f"SELECT * FROM {view} LIMIT 1").columns
-        kinds = (
-            "SELECT column_name, replace(data_type, 'INTEGER', 'BIGINT') FROM duckdb_columns()"
-            " WHERE table_name = 'rollouts'"
-        )
+        kinds = "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = 'rollouts'"
         assert empty.select(kinds).rows == database.select(kinds).rows
         assert empty.select("SELECT count(*) FROM runs").rows == [(1,)]
 
@@ -138,6 +141,36 @@ def test_a_part_with_one_more_column(root, tmp_path):
     pq.write_table(wider, tmp_path / "wider.parquet")
     with open_runs([RunFiles("a", [first, tmp_path / "wider.parquet"], None, {})]) as both:
         assert both.select("SELECT count(*), count(extra), sum(extra) FROM rollouts").rows == [(6, 3, 6.0)]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_columns_that_came_later_than_the_parts(root, tmp_path, mixed):
+    import duckdb
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    added = [
+        ("values", Annotated[tuple[Float32, ...] | None, Since(2)], None),
+        ("spans", Annotated[tuple[Span, ...] | None, Since(2)], None),
+        ("source", Annotated[str, Since(3)], "it's"),
+    ]
+    record = make_dataclass("Later", [(f.name, f.type) for f in fields(Rollout)] + added, frozen=True)
+    first = read_run(root / "a").parts[0]
+    parts = [first]
+    if mixed:
+        table = pq.read_table(first)
+        for name, value in (("values", [0.5]), ("spans", [(0, 2)]), ("source", "tool")):
+            field = arrow_schema(record).field(name)
+            table = table.append_column(field, pa.array([value] * len(table), field.type))
+        parts.append(tmp_path / "newer.parquet")
+        pq.write_table(table, parts[1])
+    with duckdb.connect(":memory:") as connection:
+        rows = connection.sql(_rows_in(parts, record, connection))
+        assert rows.columns == [f.name for f in fields(record)]
+        assert [str(t) for t in rows.types[-3:]] == ["FLOAT[]", "STRUCT(low INTEGER, high INTEGER)[]", "VARCHAR"]
+        found = rows.project('"values", spans, source').fetchall()
+    newer = [([0.5], [{"low": 0, "high": 2}], "tool")] * 3
+    assert found == [(None, None, "it's")] * 3 + (newer if mixed else [])
 
 
 def test_directories_whose_names_are_patterns(tmp_path):
@@ -174,7 +207,9 @@ def test_a_damaged_part(tmp_path):
 
 
 def graded(run_id, example, grader, reward, *, attempt=0):
-    return Regrade(run_id, "eval", 0, example, 0, grader, attempt, None, 1.0, reward, reward, None, None, "c", None)
+    return a_grade(
+        run_id=run_id, example_id=example, grader=grader, answer_reward=reward, reward=reward, attempt=attempt
+    )
 
 
 def test_the_grades_of_a_run_are_a_view_of_their_own(tmp_path, database):

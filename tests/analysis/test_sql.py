@@ -1,11 +1,11 @@
 """The named queries, each on a small run whose answer is worked out by hand."""
 
 import random
-from datetime import datetime
 from itertools import groupby
 
 import pytest
 
+from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.estimators import best_at_k, pass_at_k
 from rlvr_cli.analysis.named_queries import named_queries
@@ -13,24 +13,19 @@ from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Rollout
 
 FORMAT = "</think> <answer> 7 </answer>"
 
 
 def row(example, sample=0, reward=1.0, *, step=0, phase="eval", **changes):
-    """The fields of a rollout: rewarded, wrong (0.0) or with a grade that failed (None)."""
+    """What is its own of a rollout: rewarded, wrong (0.0) or with a grade that failed (None)."""
     kind = None if reward == 1 else "wrong_answer" if reward is not None else None
     category = "grade_error" if reward is None else f"format_1_answer_{int(reward > 0.5)}"
     values = {
         "phase": phase, "step": step, "policy_version": step, "example_id": example, "sample_index": sample,
-        "prompt": f"question {example}", "response": FORMAT, "ground_truth": "7", "prompt_ids": (1,),
-        "response_ids": (2,), "sampled_logprobs": (), "finish_reason": "stop", "stop_reason": None,
-        "num_prompt_tokens": 1, "num_response_tokens": 10, "grader": "r1_zero",
+        "prompt": f"question {example}", "response": FORMAT, "sampled_logprobs": (), "num_response_tokens": 10,
         "format_reward": None if reward is None else 1.0, "answer_reward": reward, "reward": reward,
-        "grade_error": "timeout" if reward is None else None, "extracted_answer": "7", "category": category,
-        "failure_kind": kind, "advantage": None, "mean_logprob": None, "mean_entropy": None, "seed": 1,
-        "sampled_at": datetime(2026, 1, 2),
+        "grade_error": "timeout" if reward is None else None, "category": category, "failure_kind": kind, "mean_logprob": None,
     }  # fmt: skip
     return {**values, **changes}
 
@@ -45,7 +40,7 @@ def ask(tmp_path):
 
         with RunDir.create(tmp_path, "grpo", name=name, metadata=metadata or {}) as run:
             for (phase, step), of_step in groupby(sorted(rows, key=place), key=place):
-                run.commit_rollouts(phase, step, [Rollout(run_id=name, **r) for r in of_step])
+                run.commit_rollouts(phase, step, [a_rollout(run_id=name, **r) for r in of_step])
             for (phase, step), values in (metrics or {}).items():
                 run.commit_metrics(step, phase, values)
 

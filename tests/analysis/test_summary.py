@@ -1,30 +1,25 @@
 """The summary of a run, worked out by hand from its rollouts."""
 
-from datetime import datetime
-
 import pytest
 
+from factories import a_rollout
 from rlvr_cli.analysis.estimators import best_at_k, bootstrap_interval, wilson_interval
 from rlvr_cli.analysis.summary import combined_tables, summarize
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Rollout
 
 
 def rollout(run_id, example, sample, reward, *, answer="7", logprob=-1.0, tokens=10, phase="eval", step=0, **changes):
     formatted = answer is not None
     values = {
         "run_id": run_id, "phase": phase, "step": step, "policy_version": step, "example_id": example,
-        "sample_index": sample, "prompt": "3 + 4?", "response": "r", "ground_truth": "7", "prompt_ids": (1,),
-        "response_ids": (2,), "sampled_logprobs": (-1.0,), "finish_reason": "stop" if formatted else "length",
-        "stop_reason": None, "num_prompt_tokens": 1, "num_response_tokens": tokens, "grader": "r1_zero",
-        "format_reward": float(formatted), "answer_reward": reward, "reward": reward, "grade_error": None,
+        "sample_index": sample, "response": "r", "finish_reason": "stop" if formatted else "length", "num_response_tokens": tokens,
+        "format_reward": float(formatted), "answer_reward": reward, "reward": reward,
         "extracted_answer": answer, "category": f"format_{int(formatted)}_answer_{int(reward or 0)}",
-        "failure_kind": None if reward else "wrong_answer" if formatted else "truncated", "advantage": None,
-        "mean_logprob": logprob, "mean_entropy": 0.5, "seed": 7, "sampled_at": datetime(2026, 1, 2),
+        "failure_kind": None if reward else "wrong_answer" if formatted else "truncated", "mean_logprob": logprob, "mean_entropy": 0.5,
     }  # fmt: skip
-    return Rollout(**{**values, **changes})
+    return a_rollout(**{**values, **changes})
 
 
 def ungraded(run_id, example, sample, **changes):

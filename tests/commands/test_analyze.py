@@ -8,30 +8,26 @@ import subprocess
 import sys
 import unicodedata
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from factories import a_rollout
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.commands.analyze import find_query, run
 from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.sources import resolve
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Rollout
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e[red]</think> <answer> 8 </answer>\r\x00"
 
 
 def rollout(run_id, example, reward, *, step=0, phase="eval", response="</think> <answer> 7 </answer>"):
-    return Rollout(
-        run_id=run_id, phase=phase, step=step, policy_version=step, example_id=example, sample_index=0, prompt="3 + 4?",
-        response=response, ground_truth="7", prompt_ids=(1,), response_ids=(2,), sampled_logprobs=(-1.0,),
-        finish_reason="stop", stop_reason=None, num_prompt_tokens=1, num_response_tokens=1, grader="r1_zero",
-        format_reward=1.0, answer_reward=reward, reward=reward, grade_error=None, extracted_answer="8",
-        category=f"format_1_answer_{int(reward)}", failure_kind=None if reward else "wrong_answer", advantage=None,
-        mean_logprob=-1.0, mean_entropy=None, seed=1, sampled_at=datetime(2026, 1, 2),
+    return a_rollout(
+        run_id=run_id, phase=phase, step=step, policy_version=step, example_id=example, response=response,
+        answer_reward=reward, reward=reward, extracted_answer="8", category=f"format_1_answer_{int(reward)}",
+        failure_kind=None if reward else "wrong_answer",
     )  # fmt: skip
 
 

@@ -5,13 +5,13 @@ import json
 import random
 import subprocess
 import sys
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from factories import a_rollout
 from rlvr_cli.analysis.selection import Question, contaminated, normalized, question_of
 from rlvr_cli.commands.filter import run as filter_run
 from rlvr_cli.config.filter import FilterConfig
@@ -24,7 +24,7 @@ from rlvr_cli.data.traces import load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import FinishReason, Phase, Rollout
+from rlvr_cli.types import FinishReason, Phase
 
 TEMPLATE = load_prompt("r1_zero")
 RIGHT, WRONG = "</think> <answer> 7 </answer>", "</think> <answer> 8 </answer>"
@@ -42,13 +42,10 @@ def rollout(
     finish: FinishReason = "stop",
     tokens=10,
 ):
-    return Rollout(
+    return a_rollout(
         run_id=run_id, phase=phase, step=step, policy_version=step, example_id=question.split()[0], sample_index=sample,
-        prompt=TEMPLATE.fill(question), response=response, ground_truth="7", prompt_ids=(1,), response_ids=(2,),
-        sampled_logprobs=(-1.0,), finish_reason=finish, stop_reason=None, num_prompt_tokens=1, num_response_tokens=tokens,
-        grader="r1_zero", format_reward=1.0, answer_reward=reward, reward=reward, grade_error=None if reward is not None else "timeout",
-        extracted_answer=None, category="format_1_answer_1", failure_kind=None, advantage=0.0,
-        mean_logprob=-1.0, mean_entropy=None, seed=1, sampled_at=datetime(2026, 1, 2),
+        prompt=TEMPLATE.fill(question), response=response, finish_reason=finish, num_response_tokens=tokens,
+        answer_reward=reward, reward=reward, grade_error=None if reward is not None else "timeout", extracted_answer=None, advantage=0.0,
     )  # fmt: skip
 
 

@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.grade_changes import cohen_kappa, compare_grades
 from rlvr_cli.analysis.named_queries import named_queries
@@ -24,7 +24,7 @@ from rlvr_cli.rollouts.regrade import plan_regrade, regrade
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import FinishReason, Phase, Rollout
+from rlvr_cli.types import FinishReason, Phase
 
 ROOT = Path(__file__).parents[2]
 GRADER = """
@@ -37,14 +37,11 @@ def grade(response, truth):
 
 def rollout(run_id, example, sample, response, reward, *, phase: Phase = "eval", step=0, finish: FinishReason = "stop"):
     failed = reward is None
-    return Rollout(
-        run_id=run_id, phase=phase, step=step, policy_version=step, example_id=example, sample_index=sample, prompt="3 + 4?",
-        response=response, ground_truth="7", prompt_ids=(1,), response_ids=(2,), sampled_logprobs=(-1.0,),
-        finish_reason=finish, stop_reason=None, num_prompt_tokens=1, num_response_tokens=1, grader="r1_zero",
-        format_reward=reward, answer_reward=reward, reward=reward, grade_error="timeout" if failed else None,
+    return a_rollout(
+        run_id=run_id, phase=phase, step=step, policy_version=step, example_id=example, sample_index=sample, response=response,
+        finish_reason=finish, format_reward=reward, answer_reward=reward, reward=reward, grade_error="timeout" if failed else None,
         extracted_answer=None, category="grade_error" if failed else f"format_{int(reward)}_answer_{int(reward)}",
         failure_kind=None if reward or failed else "malformed_tags", advantage=0.0 if phase == "train" else None,
-        mean_logprob=-1.0, mean_entropy=None, seed=1, sampled_at=datetime(2026, 1, 2),
     )  # fmt: skip
 
 

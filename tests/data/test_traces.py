@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from factories import a_rollout
 from rlvr_cli.data.order import epoch_order
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.traces import choose_examples, keep_correct, load_traces
@@ -67,21 +68,24 @@ def test_a_smaller_choice_is_part_of_a_larger_one():
 
 
 def test_a_runs_rollouts_are_traces_but_for_the_cut_ones(tmp_path):
-    from datetime import datetime
-
     from rlvr_cli.runs.run_dir import RunDir
     from rlvr_cli.types import Rollout
 
     with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
 
         def rollout(index: int, finish: str) -> Rollout:
-            return Rollout(
-                run_id=run.id, phase="eval", step=0, policy_version=0, example_id="q", sample_index=index, prompt="P", response=f" {index}",
-                ground_truth="1", prompt_ids=(1,), response_ids=(2, index), sampled_logprobs=(-1.0, -1.0), finish_reason=finish,
-                stop_reason=None, num_prompt_tokens=1, num_response_tokens=2, grader="gsm8k", format_reward=1.0, answer_reward=1.0, reward=1.0,
-                grade_error=None, extracted_answer="1", category="format_1_answer_1", failure_kind=None, advantage=None,
-                mean_logprob=-1.0, mean_entropy=None, seed=0, sampled_at=datetime(2026, 1, 1),
-            )  # fmt: skip
+            return a_rollout(
+                run_id=run.id,
+                example_id="q",
+                sample_index=index,
+                prompt="P",
+                response=f" {index}",
+                ground_truth="1",
+                response_ids=(2, index),
+                sampled_logprobs=(-1.0, -1.0),
+                finish_reason=finish,
+                grader="gsm8k",
+            )
 
         run.commit_rollouts("eval", 0, [rollout(0, "stop"), rollout(1, "length"), rollout(2, "stop")])
     traces = load_traces(str(tmp_path / "r"), TEMPLATE)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path, model_identity
-from rlvr_cli.models.policy import load_policy, save_policy
+from rlvr_cli.models.policy import Policy, load_policy
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def refusal(path, **options) -> RlvrError:
 
 def test_load_from_a_path(tiny_model_dir, tiny_model):
     policy = load_policy(str(tiny_model_dir))
-    model, tokenizer = policy
+    model, tokenizer = policy.model, policy.tokenizer
     assert not model.training
     assert model.dtype == torch.float32
     assert policy.attention == "sdpa"
@@ -161,8 +161,9 @@ def test_save_and_load_are_inverse(tiny_model, tiny_tokenizer, tmp_path, capfd):
     with torch.no_grad():
         tiny_model.model.norm.weight.add_(1.0)
     target = tmp_path / "deep" / "model"
-    save_policy(tiny_model, tiny_tokenizer, target)
-    model, tokenizer = load_policy(target)
+    Policy(tiny_model, tiny_tokenizer).save(target)
+    loaded = load_policy(target)
+    model, tokenizer = loaded.model, loaded.tokenizer
     assert all(p.equal(q) for p, q in zip(model.parameters(), tiny_model.parameters(), strict=True))
     assert model.lm_head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()  # still tied
     assert tokenizer("1 + 1 = 数")["input_ids"] == tiny_tokenizer("1 + 1 = 数")["input_ids"]
@@ -175,12 +176,12 @@ def test_save_and_load_are_inverse(tiny_model, tiny_tokenizer, tmp_path, capfd):
 
 def test_save_replaces_what_was_there(tiny_model, tiny_tokenizer, tmp_path):
     target = tmp_path / "model"
-    save_policy(tiny_model, tiny_tokenizer, target)
+    Policy(tiny_model, tiny_tokenizer).save(target)
     (target / "stale.txt").write_text("of the model before")
     before = model_identity(target)
     with torch.no_grad():
         tiny_model.model.norm.weight.add_(1.0)
-    save_policy(tiny_model, tiny_tokenizer, target)
+    Policy(tiny_model, tiny_tokenizer).save(target)
     assert not (target / "stale.txt").exists()
     assert model_identity(target)["sha256"] != before["sha256"]
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
@@ -188,7 +189,7 @@ def test_save_replaces_what_was_there(tiny_model, tiny_tokenizer, tmp_path):
 
 def test_a_save_that_fails_leaves_the_old_model(tiny_model, tiny_tokenizer, tmp_path):
     target = tmp_path / "model"
-    save_policy(tiny_model, tiny_tokenizer, target)
+    Policy(tiny_model, tiny_tokenizer).save(target)
     before = model_identity(target)
 
     class Full:
@@ -196,7 +197,7 @@ def test_a_save_that_fails_leaves_the_old_model(tiny_model, tiny_tokenizer, tmp_
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        save_policy(tiny_model, Full(), target)
+        Policy(tiny_model, Full()).save(target)
     assert model_identity(target) == before
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
@@ -214,7 +215,7 @@ def test_a_generation_config_that_contradicts_itself_does_not_cost_the_model(
     tiny_model.generation_config = original
     with pytest.raises(ValueError, match=r"invalid|greater"):
         tiny_model.save_pretrained(tmp_path / "plain")
-    save_policy(tiny_model, tiny_tokenizer, tmp_path / "model")
+    Policy(tiny_model, tiny_tokenizer).save(tmp_path / "model")
     assert tiny_model.generation_config is original
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model").generation_config
     assert saved.eos_token_id == [0, 5]

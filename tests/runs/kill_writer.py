@@ -10,9 +10,9 @@ What a part holds is a function of (phase, step, part), so the test can tell a l
 import json
 import os
 import sys
-from datetime import datetime
 from pathlib import Path
 
+from factories import a_rollout
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Phase, Rollout
 
@@ -27,36 +27,23 @@ def rollouts_of(run_id: str, *, phase: Phase, step: int, part: int) -> list[Roll
 
 def _rollout(run_id: str, *, phase: Phase, step: int, index: int) -> Rollout:
     tokens = tuple(range(index % 17))
-    return Rollout(
+    return a_rollout(
         run_id=run_id,
         phase=phase,
         step=step,
         policy_version=step,
         example_id=f"q{index % 3}",
         sample_index=index,
-        prompt="What is 2 + 2?",
         response=f"{phase} {step} {index} " * (1 + (31 * step + index) % 250),
-        ground_truth="4",
         prompt_ids=(1, 2, 3),
         response_ids=tokens,
         sampled_logprobs=tuple(-t / 4 for t in tokens),
-        finish_reason="stop",
-        stop_reason="</answer>",
         num_prompt_tokens=3,
         num_response_tokens=len(tokens),
-        grader="r1_zero",
-        format_reward=1.0,
         answer_reward=float(index % 2),
         reward=float(index % 2),
-        grade_error=None,
-        extracted_answer="4",
         category=f"format_1_answer_{index % 2}",
-        failure_kind=None,
-        advantage=None,
-        mean_logprob=None,
-        mean_entropy=None,
         seed=index,
-        sampled_at=datetime(2026, 1, 1),
     )
 
 

@@ -24,10 +24,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import factories
 import rlvr_cli
 from rlvr_cli import faults
 from rlvr_cli.errors import Interrupted, RlvrError
-from rlvr_cli.runs import files, lock, readers, run_dir
+from rlvr_cli.runs import commits, files, lock, recovery, run_dir
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.manifest import grader_slug, parse_manifest, part_name, part_path
@@ -42,38 +43,8 @@ SOURCE = Path(rlvr_cli.__file__).parents[1]
 
 
 def a_rollout(run_id: str, index: int = 0, **values) -> Rollout:
-    base = Rollout(
-        run_id=run_id,
-        phase="train",
-        step=0,
-        policy_version=0,
-        example_id=f"q{index}",
-        sample_index=0,
-        prompt="What is 2 + 2?",
-        response=f"<think> {index} </think> <answer> 4 </answer>",
-        ground_truth="4",
-        prompt_ids=(1, 2, 3),
-        response_ids=(4, 5),
-        sampled_logprobs=(-0.5, -0.25),
-        finish_reason="stop",
-        stop_reason="</answer>",
-        num_prompt_tokens=3,
-        num_response_tokens=2,
-        grader="r1_zero",
-        format_reward=1.0,
-        answer_reward=1.0,
-        reward=1.0,
-        grade_error=None,
-        extracted_answer="4",
-        category="format_1_answer_1",
-        failure_kind=None,
-        advantage=None,
-        mean_logprob=-0.375,
-        mean_entropy=0.1,
-        seed=7,
-        sampled_at=datetime(2026, 7, 31, 12, 0, 0, 123456),
-    )
-    return replace(base, **values)
+    own = {"phase": "train", "example_id": f"q{index}", "response": f"<think> {index} </think> <answer> 4 </answer>"}
+    return factories.a_rollout(**{"run_id": run_id, **own, **values})
 
 
 def some_rollouts(run: RunDir, n: int = 3, **values) -> list[Rollout]:
@@ -853,24 +824,7 @@ def test_an_announcement_of_metrics_that_was_not_kept_is_taken_back(finished: Pa
 
 
 def a_grade(run_id: str, index: int = 0, **values) -> Regrade:
-    base = Regrade(
-        run_id=run_id,
-        phase="train",
-        step=0,
-        example_id=f"q{index}",
-        sample_index=0,
-        grader="math_verify",
-        attempt=0,
-        grader_sha256=None,
-        format_reward=1.0,
-        answer_reward=0.0,
-        reward=0.0,
-        grade_error=None,
-        extracted_answer="5",
-        category="format_1_answer_0",
-        failure_kind="wrong_answer",
-    )
-    return replace(base, **values)
+    return factories.a_grade(**{"run_id": run_id, "phase": "train", "example_id": f"q{index}", **values})
 
 
 GRADERS = [
@@ -1149,7 +1103,8 @@ run.commit_rollouts("train", 2, [test_run_dir.a_rollout(run.id, step=2)])
 
 
 def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path):
-    command = [sys.executable, "-c", FILE_LIMIT, str(tmp_path), str(SOURCE), str(Path(__file__).parent)]
+    paths = [SOURCE, Path(__file__).parent, Path(factories.__file__).parent]
+    command = [sys.executable, "-c", FILE_LIMIT, str(tmp_path), *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert re.search(r"Cannot write .*train-000001-0000\.parquet: File too large", done.stdout)
     assert "ulimit" in done.stdout
@@ -1338,7 +1293,7 @@ assert not heavy, heavy
 
 def test_every_fault_point_of_the_store_is_killed_at(request: pytest.FixtureRequest):
     """test_run_dir_kill.py names the points; one that is added must be added there."""
-    source = "".join(Path(module.__file__).read_text() for module in (run_dir, readers, files, lock))
+    source = "".join(Path(module.__file__).read_text() for module in (run_dir, commits, recovery, files, lock))
     points = set(re.findall(r'fault_point\("([a-z.]+)"\)', source))
     kill_test = Path(__file__).with_name("test_run_dir_kill.py").read_text()
     assert points == set(re.findall(r'"([a-z.]+)"', kill_test.split("POINTS = (")[1].split(")")[0]))

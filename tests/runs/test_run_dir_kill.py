@@ -19,6 +19,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+import factories
 import rlvr_cli
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.parquet import to_rollouts
@@ -79,7 +80,8 @@ class Victims:
 
 @pytest.fixture(scope="module")
 def victims() -> Iterator[Victims]:
-    environment = os.environ | {"PYTHONPATH": str(Path(rlvr_cli.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    paths = [Path(rlvr_cli.__file__).parents[1], Path(factories.__file__).parent]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, str(WRITER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:

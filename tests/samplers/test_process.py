@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.policy import Policy, distinct, load_policy
 from rlvr_cli.samplers import process
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.samplers.process import SamplingProcess, weights_of
+from rlvr_cli.samplers.process import SamplingProcess
 from rlvr_cli.types import Request, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, min_tokens=0, stop=())
@@ -46,8 +46,8 @@ def moved(model, by):
 
 def test_its_answers_are_those_of_a_sampler_in_this_process(start, tiny_model_dir, tiny_tokenizer):
     model = moved(load_policy(tiny_model_dir).model, 0.1)
-    here, there = TransformersSampler(model, tiny_tokenizer), start()
-    there.load_weights(model, 7)
+    here, there = TransformersSampler(Policy(model, tiny_tokenizer)), start()
+    there.load_weights(Policy(model), 7)
     assert (there.policy_version, there.seeding, there.notes) == (7, "per-request", [])
     there.prefetch(REQUESTS, PARAMS)
     there.prefetch(OTHERS, PARAMS)
@@ -61,11 +61,11 @@ def test_its_answers_are_those_of_a_sampler_in_this_process(start, tiny_model_di
 def test_what_was_asked_ahead_is_of_the_weights_of_then(start, tiny_model_dir, tiny_tokenizer):
     first, second = load_policy(tiny_model_dir).model, moved(load_policy(tiny_model_dir).model, 0.3)
     there = start()
-    there.load_weights(first, 0)
+    there.load_weights(Policy(first), 0)
     there.prefetch(REQUESTS, PARAMS)
-    there.load_weights(second, 1)
+    there.load_weights(Policy(second), 1)
     then = list(there.sample(REQUESTS, PARAMS))
-    assert then == list(TransformersSampler(first, tiny_tokenizer).sample(REQUESTS, PARAMS))
+    assert then == list(TransformersSampler(Policy(first, tiny_tokenizer)).sample(REQUESTS, PARAMS))
     assert list(there.sample(REQUESTS, PARAMS)) != then
 
 
@@ -75,7 +75,7 @@ def test_answers_that_are_given_up_do_not_reach_the_next_question(start, tiny_mo
     next(answers)
     answers.close()
     assert list(there.sample(OTHERS, PARAMS)) == list(
-        TransformersSampler(tiny_model, tiny_tokenizer).sample(OTHERS, PARAMS)
+        TransformersSampler(Policy(tiny_model, tiny_tokenizer)).sample(OTHERS, PARAMS)
     )
 
 
@@ -89,13 +89,13 @@ def test_what_was_asked_ahead_can_be_dropped(start, tiny_model, tiny_tokenizer, 
 
     monkeypatch.setattr(process, "_read", counted)
     there = start()
-    there.load_weights(tiny_model, 0)
+    there.load_weights(Policy(tiny_model), 0)
     long = SamplingParams(max_tokens=400, min_tokens=400, stop=())
     many = [Request(f"What is 12 + {i}?", tuple(range(100 * i, 100 * i + 64))) for i in range(40)]
     there.prefetch(many, long)
     there.prefetch(many[:1], long)
     there.drop()
-    here = TransformersSampler(tiny_model, tiny_tokenizer)
+    here = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
     assert list(there.sample(OTHERS, PARAMS)) == list(here.sample(OTHERS, PARAMS))
     assert kinds["completion"] < 1000, "the process went on with all 2,624 samples"
     assert there._jobs == []
@@ -104,7 +104,7 @@ def test_what_was_asked_ahead_can_be_dropped(start, tiny_model, tiny_tokenizer, 
 
 def test_asking_ahead_does_not_wait_for_what_was_asked_before(start, tiny_model):
     there = start()
-    there.load_weights(tiny_model, 0)
+    there.load_weights(Policy(tiny_model), 0)
     many = [Request(f"What is {i}? " + "x" * 60, (i,)) for i in range(5000)]  # more than a socket holds
     for _ in range(3):
         there.prefetch(many, PARAMS)
@@ -115,10 +115,10 @@ def test_asking_ahead_does_not_wait_for_what_was_asked_before(start, tiny_model)
 
 def test_weights_that_did_not_arrive_are_found_out(start, tiny_model_dir):
     model, there = load_policy(tiny_model_dir).model, start()
-    there.load_weights(model, 0)
+    there.load_weights(Policy(model), 0)
     hook = model.lm_head.register_forward_hook(lambda module, given, logits: logits * 1.5)
     with pytest.raises(RlvrError, match="does not serve the model's weights"):
-        there.load_weights(model, 1)
+        there.load_weights(Policy(model), 1)
     hook.remove()
     assert there.policy_version == 0
 
@@ -127,7 +127,7 @@ def test_weights_of_another_shape_are_refused(start, tiny_model):
     there = start()
     tiny_model.lm_head = torch.nn.Linear(400, 1000, bias=False)
     with pytest.raises(RlvrError, match="do not fit the model in the sampling process"):
-        there.load_weights(tiny_model, 1)
+        there.load_weights(Policy(tiny_model), 1)
 
 
 def test_errors_of_the_engine_are_the_users(start):
@@ -154,4 +154,4 @@ def test_a_process_that_died_is_said_and_not_waited_for(start):
 
 def test_tied_weights_go_over_once(tiny_model):
     assert tiny_model.config.tie_word_embeddings
-    assert set(weights_of(tiny_model)) == {name for name, _ in tiny_model.named_parameters()}
+    assert set(distinct(Policy(tiny_model).weights_for_engine())) == {name for name, _ in tiny_model.named_parameters()}

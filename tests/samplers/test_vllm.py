@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.policy import Policy, load_policy
 from rlvr_cli.samplers.open import open_sampler
 from rlvr_cli.samplers.stop_strings import response_text
 from rlvr_cli.samplers.vllm import VllmSampler
@@ -115,7 +116,7 @@ def sampler(engines, model):
     """A float32 engine that serves `model`, whatever the test before it loaded."""
     sampler = engines()
     sampler._last_probe = None
-    sampler.load_weights(model, 0)
+    sampler.load_weights(Policy(model), 0)
     return sampler
 
 
@@ -163,7 +164,7 @@ def test_greedy_completions_are_those_of_the_transformers_sampler(sampler, model
     params = SamplingParams(temperature=0.0, max_tokens=32, min_tokens=min_tokens, stop=stop)
     requests = [Request(p, (1,)) for p in PROMPTS[::3]]
     ours = collect(sampler, requests, params)
-    theirs = collect(TransformersSampler(model, tiny_tokenizer), requests, params)
+    theirs = collect(TransformersSampler(Policy(model, tiny_tokenizer)), requests, params)
     assert ours.keys() == theirs.keys()
     for key, c in ours.items():
         t = theirs[key]
@@ -280,7 +281,7 @@ def test_the_trainers_random_numbers_and_threads_are_left_alone(sampler, model):
     threads = torch.get_num_threads()
     for _ in sampler.sample([Request(PROMPTS[0], (1, 2))], SamplingParams(max_tokens=8)):
         assert torch.get_num_threads() == threads
-    sampler.load_weights(model, 1)
+    sampler.load_weights(Policy(model), 1)
     assert draws() == expected
     assert torch.get_num_threads() == threads
     torch.set_num_threads(threads + 1)
@@ -323,64 +324,64 @@ def test_completions_stream_and_an_abandoned_call_leaves_nothing_behind(sampler)
 
 
 @vllm
-def test_new_weights_are_served_and_are_a_copy(sampler, model, tmp_path):
+def test_new_weights_are_served_and_are_a_copy(sampler, model, tiny_tokenizer, tmp_path):
     params = SamplingParams(max_tokens=16, min_tokens=0, stop=())
     request = [Request(PROMPTS[1], (5,))]
     before = next(sampler.sample(request, params))
     for version in (1, 2):  # the second time shows that loading once does not wear it out
         nudge(model, 0.05, seed=version)
-        sampler.load_weights(model, version)
+        sampler.load_weights(Policy(model), version)
         assert sampler.policy_version == version
         after = next(sampler.sample(request, params))
         assert after.logprobs != before.logprobs
         assert after.logprobs == pytest.approx(torch_logprobs(model, after, params, -1), abs=1e-4)
         before = after
-    model.save_pretrained(tmp_path / "saved")
+    Policy(model, tiny_tokenizer).save(tmp_path / "saved")
     nudge(model, 0.05, seed=3)  # the trainer goes on; the engine must not follow by sharing its memory
     assert next(sampler.sample(request, params)).token_ids == after.token_ids
-    sampler.load_weights(model, 3)
+    sampler.load_weights(Policy(model), 3)
     assert next(sampler.sample(request, params)).logprobs != after.logprobs
-    sampler.load_weights(tmp_path / "saved", 4)
+    sampler.load_weights(load_policy(tmp_path / "saved", device="cpu"), 4)
     assert next(sampler.sample(request, params)).logprobs == pytest.approx(after.logprobs, abs=1e-5)
 
 
 @vllm
 def test_the_probe_leaves_the_model_as_it_was(sampler, model):
     model.train()
-    sampler.load_weights(model, 1)
+    sampler.load_weights(Policy(model), 1)
     assert model.training
     assert all(p.grad is None for p in model.parameters())
 
 
 @vllm
 def test_a_stale_engine_is_caught(sampler, model, monkeypatch):
-    sampler.load_weights(model, 1)
+    sampler.load_weights(Policy(model), 1)
     nudge(model, 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(sampler.llm, "collective_rpc", lambda *args, **kwargs: None)
         with pytest.raises(RlvrError, match="does not serve the model's weights"):
-            sampler.load_weights(model, 2)
+            sampler.load_weights(Policy(model), 2)
     assert sampler.policy_version == 1
     with pytest.raises(RlvrError, match="in doubt"):
         next(sampler.sample([Request("a", (1,))], SamplingParams()))
-    sampler.load_weights(model, 2)
+    sampler.load_weights(Policy(model), 2)
     assert next(sampler.sample([Request("a", (1,))], SamplingParams(max_tokens=8))).token_ids
 
 
 @vllm
 def test_a_stale_prefix_cache_is_caught(sampler, model, monkeypatch):
-    sampler.load_weights(model, 1)  # the probe's prompts are in the cache now
+    sampler.load_weights(Policy(model), 1)  # the probe's prompts are in the cache now
     nudge(model, 0.05)
     with monkeypatch.context() as patch:
         patch.setattr(sampler.llm, "reset_prefix_cache", lambda: True)
         with pytest.raises(RlvrError, match="does not serve the model's weights"):
-            sampler.load_weights(model, 2)
+            sampler.load_weights(Policy(model), 2)
 
 
 @vllm
 def test_weights_of_another_shape_are_refused(sampler, model, tiny_tokenizer):
     with pytest.raises(RlvrError):
-        sampler.load_weights(make_model(tiny_tokenizer, layers=3), 1)
+        sampler.load_weights(Policy(make_model(tiny_tokenizer, layers=3)), 1)
     assert sampler.policy_version == 0
     with pytest.raises(RlvrError, match="in doubt"):
         next(sampler.sample([Request("a", (1,))], SamplingParams()))
@@ -485,7 +486,7 @@ def test_untied_embeddings_are_loaded_too(engines, tiny_tokenizer):
     params = SamplingParams(max_tokens=16, min_tokens=0, stop=())
     for version in (1, 2):
         nudge(model, 0.05, seed=version)
-        sampler.load_weights(model, version)
+        sampler.load_weights(Policy(model), version)
         c = next(sampler.sample([Request(PROMPTS[1], (5,))], params))
         assert c.logprobs == pytest.approx(torch_logprobs(model, c, params, -1), abs=1e-4)
 
@@ -493,13 +494,13 @@ def test_untied_embeddings_are_loaded_too(engines, tiny_tokenizer):
 @vllm
 def test_in_bfloat16_a_step_too_small_for_the_bound_still_shows_a_stale_engine(engines, model, monkeypatch):
     sampler = engines("tied", "bfloat16")
-    sampler.load_weights(model, 1)
+    sampler.load_weights(Policy(model), 1)
     nudge(model, 3e-4)
     with monkeypatch.context() as patch:
         patch.setattr(sampler.llm, "collective_rpc", lambda *args, **kwargs: None)
         with pytest.raises(RlvrError, match="still serves version 1"):
-            sampler.load_weights(model, 2)
-    sampler.load_weights(model, 2)
+            sampler.load_weights(Policy(model), 2)
+    sampler.load_weights(Policy(model), 2)
     assert sampler.policy_version == 2
     c = next(sampler.sample([Request(PROMPTS[0], (1,))], SamplingParams(max_tokens=8)))
     assert len(c.logprobs) == c.num_tokens
@@ -510,7 +511,7 @@ def test_it_wakes_for_samples_and_for_weights(engines, model_dirs, model):
     engines("tied").close()
     sampler = open_sampler("vllm", str(model_dirs["tied"]), gpu_memory_utilization=0.05, sleep_mode=True)
     with closing(sampler):
-        sampler.load_weights(model, 0)
+        sampler.load_weights(Policy(model), 0)
         requests, params = [Request(p, (1, 2)) for p in PROMPTS[:4]], SamplingParams(max_tokens=16)
         before = collect(sampler, requests, params)
         if not torch.cuda.is_available():
@@ -533,7 +534,7 @@ def test_it_wakes_for_samples_and_for_weights(engines, model_dirs, model):
         nudge(model, 0.05)
         asleep = []  # when the new weights are read, to be written where the engine's are
         model.register_state_dict_pre_hook(lambda *_: asleep.append(sampler.llm.llm_engine.is_sleeping()))
-        sampler.load_weights(model, 1)
+        sampler.load_weights(Policy(model), 1)
         assert asleep == [False]
         assert draws() == expected
         for c in sampler.sample(requests, SamplingParams(max_tokens=16, min_tokens=0, stop=())):

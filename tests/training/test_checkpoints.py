@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Mix
 
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.policy import Policy, load_policy
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.training.checkpoints import checkpoint_bytes, load_checkpoint, save_checkpoint
 from rlvr_cli.training.optimizer import make_optimizer
@@ -49,11 +49,11 @@ class Trainer(NamedTuple):
     def save(self, run: Path, step: int, **options: Any) -> Path:
         options = {"state": {"cursor": step}, **options}
         return save_checkpoint(
-            run, step=step, model=self.model, tokenizer=self.tokenizer, optimizer=self.optimizer, **options
+            run, step=step, policy=Policy(self.model, self.tokenizer), optimizer=self.optimizer, **options
         )
 
     def load(self, run: Path) -> tuple[Any, list[str]]:
-        return load_checkpoint(run, model=self.model, optimizer=self.optimizer)
+        return load_checkpoint(run, policy=Policy(self.model), optimizer=self.optimizer)
 
     def digest(self) -> str:
         """Of every bit of the weights and of the optimizer's state."""
@@ -479,14 +479,14 @@ def test_too_little_space_is_noticed_before_anything_is_written(run: Path, train
     huge = torch.zeros(1).expand(2**50)
     with pytest.raises(RlvrError) as caught:
         trainer.save(run, 3, tensors={"huge": huge})
-    assert f"takes {huge.nbytes + checkpoint_bytes(trainer.model):,} bytes" in caught.value.problem
+    assert f"takes {huge.nbytes + checkpoint_bytes(Policy(trainer.model)):,} bytes" in caught.value.problem
     assert " are free" in caught.value.problem
     assert tree_of(run) == before
 
 
 def test_the_space_that_a_checkpoint_takes(run: Path, trainer: Trainer):
     taken = sum(p.stat().st_size for p in (run / "checkpoints/step-000002").rglob("*") if p.is_file())
-    assert taken <= checkpoint_bytes(trainer.model) <= 2 * taken
+    assert taken <= checkpoint_bytes(Policy(trainer.model)) <= 2 * taken
 
 
 # --- faults

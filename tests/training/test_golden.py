@@ -18,7 +18,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.synthetic import arithmetic
 from rlvr_cli.graders.r1_zero import r1_zero_reward_fn
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.policy import Policy, load_policy
 from rlvr_cli.models.tokenization import collate, pad_id_of
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.training.advantages import group_advantages
@@ -62,7 +62,7 @@ def trajectory(*, num_steps=10, questions=4, group_size=8):
     policy = load_policy(MODEL)
     model, tokenizer = in_float64(policy.model), policy.tokenizer
     reference = in_float64(load_policy(MODEL).model)
-    sampler = TransformersSampler(model, tokenizer)
+    sampler = TransformersSampler(Policy(model, tokenizer))
     optimizer = make_optimizer(model, learning_rate=3e-4)
     prompt, examples = load_prompt("r1_zero"), arithmetic(num_steps * questions, seed=7)
     params = SamplingParams(max_tokens=48, min_tokens=4, stop=("</answer>",))
@@ -95,7 +95,7 @@ def trajectory(*, num_steps=10, questions=4, group_size=8):
             )
             for rows in (range(half), range(half, len(done)))
         ]
-        sampler.load_weights(model, step + 1)
+        sampler.load_weights(Policy(model), step + 1)
         ids = json.dumps([c.token_ids for c in done])
         steps.append(
             {

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
+from factories import a_rollout
 from rlvr_cli.data.order import batches, draw, epoch_order
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.handout import grpo_microbatch_train_step, sft_microbatch_train_step
@@ -26,7 +27,6 @@ from rlvr_cli.training.advantages import group_advantages
 from rlvr_cli.training.objectives import policy_gradient, token_metrics
 from rlvr_cli.training.optimizer import learning_rate_at, make_optimizer
 from rlvr_cli.training.update import rollout_tensors, score, take, train_update
-from rlvr_cli.types import Rollout
 
 VOCAB = 41
 LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
@@ -1126,10 +1126,4 @@ def test_rollouts_are_trained_on_as_the_ids_that_were_sampled():
 
 
 def make_rollout(prompt_ids, response_ids, logprobs, advantage):
-    given = {
-        "prompt_ids": prompt_ids,
-        "response_ids": response_ids,
-        "sampled_logprobs": logprobs,
-        "advantage": advantage,
-    }
-    return Rollout(**{**dict.fromkeys(Rollout.__slots__), **given})
+    return a_rollout(prompt_ids=prompt_ids, response_ids=response_ids, sampled_logprobs=logprobs, advantage=advantage)

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AttentionInterface, Cache, PreTrainedModel
+from transformers import AttentionInterface, Cache
 from transformers.cache_utils import CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded.cuda_graphs import FixedStep
 from rlvr_cli.samplers.embedded.decode_step import BLOCK, Step, Window, attend
 from rlvr_cli.samplers.embedded.draw import draw_tokens, uniforms
@@ -127,7 +128,7 @@ class Batch:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        policy: Policy,
         slots: Slots,
         *,
         params: SamplingParams,
@@ -143,8 +144,8 @@ class Batch:
             step: what takes a step in the model's place.
             fixed: hold its shapes fixed, on a CUDA device in recorded graphs.
         """
-        self._model, self._params, self._stops, self._step = model, params, stops, step
-        device = model.device
+        self._policy, self._params, self._stops, self._step = policy, params, stops, step
+        device = policy.device
         self.window = _Window()
         rows, _, columns, _ = slots[0][0].shape
         self._slots = slots
@@ -221,7 +222,7 @@ class Batch:
         elif self._step is not None:
             logits = self._step(inputs[:, 0], positions[:, 0], mask=mask, cache=self._slots, window=window)
         else:
-            out = self._model(
+            out = self._policy.forward(
                 input_ids=inputs,
                 position_ids=positions,
                 attention_mask=mask,

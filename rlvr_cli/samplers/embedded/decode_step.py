@@ -9,12 +9,14 @@ Weights may be copies: those of a small model that are read together lie togethe
 computed with in another precision are cast once. A step is therefore as old as its weights, and made for one batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
+
+from rlvr_cli.models.policy import Policy
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # `model_type`s whose modules are those that are read here
 BLOCK = 32  # rows
@@ -87,14 +89,14 @@ class _Layer:
     down: _Linear
 
 
-def obstacle(model: Any) -> str:
-    """Why there can be no `Step` of this model; empty when there can."""
-    config = model.config
+def obstacle(policy: Policy) -> str:
+    """Why there can be no `Step` of this policy; empty when there can."""
+    config = policy.config
     if config.model_type not in KNOWN:
         return f"{config.model_type} is none of {', '.join(KNOWN)}"
     if config.hidden_act != "silu" or config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
         return "its activation or its position embedding is an unusual one"
-    for name, module in model.named_modules():
+    for name, module in policy.plain_modules():
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return f"{name or 'the model'} has a hook or a patch"
         if not type(module).__module__.startswith(_HOMES):
@@ -103,37 +105,34 @@ def obstacle(model: Any) -> str:
 
 
 class Step:
-    """A model's weights as a step reads them.
+    """A policy's weights as a step reads them.
 
     Args:
-        model: one without an `obstacle`.
+        policy: one without an `obstacle`.
         dtype: in which products are computed.
         positions: more than any token's.
     """
 
-    def __init__(self, model: Any, *, dtype: torch.dtype, positions: int) -> None:
-        inner: Any = model.base_model
-        config = model.config
-        self._embedding: torch.Tensor = inner.embed_tokens.weight
-        self._head = _cast(model.get_output_embeddings(), dtype)
+    def __init__(self, policy: Policy, *, dtype: torch.dtype, positions: int) -> None:
+        inner, config, weights = policy.backbone, policy.config, policy.weights_for_engine()
+        self._embedding = weights["model.embed_tokens.weight"]
+        self._head = _cast(weights, "lm_head", dtype)
         self.vocab_size = len(self._head.weight)
-        self._norm: torch.Tensor = inner.norm.weight
+        self._norm = weights["model.norm.weight"]
         self._epsilon: float = config.rms_norm_eps
-        join = model.num_parameters() < _JOINED_BELOW
+        join = policy.num_parameters < _JOINED_BELOW
         self._layers = [
             _Layer(
-                before_attention=layer.input_layernorm.weight,
-                heads=_side_by_side(
-                    [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj], dtype, join=join
-                ),
-                query_norm=layer.self_attn.q_norm.weight if hasattr(layer.self_attn, "q_norm") else None,
-                key_norm=layer.self_attn.k_norm.weight if hasattr(layer.self_attn, "k_norm") else None,
-                attended=_cast(layer.self_attn.o_proj, dtype),
-                before_mlp=layer.post_attention_layernorm.weight,
-                gate_up=_side_by_side([layer.mlp.gate_proj, layer.mlp.up_proj], dtype, join=join),
-                down=_cast(layer.mlp.down_proj, dtype),
+                before_attention=weights[f"{layer}.input_layernorm.weight"],
+                heads=_side_by_side(weights, [f"{layer}.self_attn.{name}_proj" for name in "qkv"], dtype, join=join),
+                query_norm=weights.get(f"{layer}.self_attn.q_norm.weight"),
+                key_norm=weights.get(f"{layer}.self_attn.k_norm.weight"),
+                attended=_cast(weights, f"{layer}.self_attn.o_proj", dtype),
+                before_mlp=weights[f"{layer}.post_attention_layernorm.weight"],
+                gate_up=_side_by_side(weights, [f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], dtype, join=join),
+                down=_cast(weights, f"{layer}.mlp.down_proj", dtype),
             )
-            for layer in inner.layers
+            for layer in (f"model.layers.{number}" for number in range(config.num_hidden_layers))
         ]
         attention = inner.layers[0].self_attn
         self._size: int = attention.head_dim
@@ -203,14 +202,17 @@ class Step:
         return F.rms_norm(x.to(weight.dtype), weight.shape, weight, self._epsilon)
 
 
-def _cast(linear: Any, dtype: torch.dtype) -> _Linear:
+def _cast(weights: Mapping[str, torch.Tensor], layer: str, dtype: torch.dtype) -> _Linear:
     """A layer's own weights where they have that precision."""
-    return _Linear(linear.weight.to(dtype), None if linear.bias is None else linear.bias.to(dtype))
+    bias = weights.get(f"{layer}.bias")
+    return _Linear(weights[f"{layer}.weight"].to(dtype), None if bias is None else bias.to(dtype))
 
 
-def _side_by_side(linears: Sequence[Any], dtype: torch.dtype, *, join: bool) -> list[_Linear]:
+def _side_by_side(
+    weights: Mapping[str, torch.Tensor], layers: Sequence[str], dtype: torch.dtype, *, join: bool
+) -> list[_Linear]:
     """Layers of the same input, all with biases or none; `join` makes one of them."""
-    parts = [_cast(linear, dtype) for linear in linears]
+    parts = [_cast(weights, layer, dtype) for layer in layers]
     if not join:
         return parts
     biases = [part.bias for part in parts if part.bias is not None]

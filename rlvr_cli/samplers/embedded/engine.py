@@ -21,15 +21,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.prefixes import attention
 from rlvr_cli.samplers.embedded.batch import ATTENTION, Batch, Prefix, Question, Slots, make_slots
 from rlvr_cli.samplers.embedded.decode_step import Step, obstacle
 from rlvr_cli.samplers.stop_strings import StopStrings, eos_token_ids, prompt_token_ids
-from rlvr_cli.samplers.weight_check import Probe, evaluating, probe_params, probe_prompts, prove, take_probe
+from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, prove, take_probe
 from rlvr_cli.types import Completion, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,7 @@ class TransformersSampler:
 
     def __init__(
         self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        policy: Policy,
         *,
         max_batch_size: int | None = None,
         kv_memory_bytes: int | None = None,
@@ -69,7 +69,7 @@ class TransformersSampler:
         """Check on a few tokens that the model gives the same logits through the engine's cache as without it.
 
         Args:
-            model: on the device to sample on. It is shared, not copied.
+            policy: on the device to sample on. It is shared, not copied.
             max_batch_size: samples in the batch at once; by default 256. Fewer when the memory holds no more.
             kv_memory_bytes: what keys, values and logits of a batch may take; by default a quarter of the memory that
                 this process may use (CPU), or half of what is free (CUDA) when `sample` is called.
@@ -81,17 +81,17 @@ class TransformersSampler:
         """
         assert max_batch_size is None or max_batch_size > 0, max_batch_size
         self.policy_version = policy_version
-        self._model, self._tokenizer = model, tokenizer
+        self._policy, self._tokenizer = policy, policy.tokenizer
         self._max_rows = max_batch_size or _MAX_ROWS
         self._kv_memory_bytes = kv_memory_bytes
         self._autocast_dtype = autocast_dtype
-        self._eos = eos_token_ids(model, tokenizer)
+        self._eos = eos_token_ids(policy.model, policy.tokenizer)
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._doubt = ""  # why it is not known which weights the model has
         self._last_probe: Probe | None = None
         self._spare: Slots = []  # what a batch had for its cache and the next one may use
         self._distrust = ""  # why a step must not be taken in the model's place
-        self._fixed = cuda_graphs and model.device.type == "cuda"  # whether steps are taken in fixed shapes
+        self._fixed = cuda_graphs and policy.device.type == "cuda"  # whether steps are taken in fixed shapes
         self.notes: tuple[str, ...] = ()
         self._vocab_size, self._like = self._check()
 
@@ -114,7 +114,7 @@ class TransformersSampler:
         if self._doubt:
             raise RlvrError(f"The engine's weights are in doubt: {self._doubt}", "Load weights again, or start anew.")
         prompts = prompt_token_ids(self._tokenizer, [request.prompt for request in requests])
-        limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        limit = self._policy.context_length
         for index, ids in enumerate(prompts):
             if limit is not None and len(ids) + params.max_tokens > limit:
                 raise RlvrError(
@@ -133,18 +133,18 @@ class TransformersSampler:
         questions.sort(key=lambda question: -len(question.prompt_ids))
         return self._stream(deque(questions), params, eos=self._eos, stops=self._stop_strings(params.stop))
 
-    def load_weights(self, model: PreTrainedModel, policy_version: int) -> None:
-        """Sample from `model`'s weights from now on, and prove it: see `probe.prove`.
+    def load_weights(self, policy: Policy, policy_version: int) -> None:
+        """Sample from `policy`'s weights from now on, and prove it: see `probe.prove`.
 
-        They are shared if it is the model given at the start, else copied.
+        They are shared if it is the policy given at the start, else copied.
 
         Raises:
             RlvrError: the weights do not fit the engine's model, or the engine does not serve them.
         """
-        if model is not self._model:
+        if policy.model is not self._policy.model:
             self._doubt = "loading them failed half-way."
             try:
-                self._model.load_state_dict(model.state_dict())
+                self._policy.load_engine_weights(policy.weights_for_engine())
             except RuntimeError as e:
                 first_lines = " ".join(line.strip() for line in str(e).splitlines()[:2])
                 raise RlvrError(
@@ -152,11 +152,11 @@ class TransformersSampler:
                     "The policy must have the architecture that the engine was started with.",
                 ) from e
         self._doubt = "the engine does not serve those that it was given."
-        prompts = probe_prompts(model, self._tokenizer, count=_PROBE_PROMPTS, length=_PROBE_LENGTH)
+        prompts = probe_prompts(policy, self._tokenizer, count=_PROBE_PROMPTS, length=_PROBE_LENGTH)
         questions = deque(Question(i, ids, deque([(0, 0)])) for i, ids in enumerate(prompts))
         answers = self._stream(questions, probe_params(_PROBE_TOKENS), eos=(), stops=self._stop_strings(()))
-        probe = take_probe(model, answers, autocast_dtype=self._autocast_dtype)
-        dtypes = self._autocast_dtype or self._model.dtype, self._autocast_dtype or model.dtype
+        probe = take_probe(policy, answers, autocast_dtype=self._autocast_dtype)
+        dtypes = self._autocast_dtype or self._policy.dtype, self._autocast_dtype or policy.dtype
         prove(
             probe,
             self._last_probe,
@@ -190,7 +190,7 @@ class TransformersSampler:
             with self._sampling():
                 slots = self._room(rows, columns)
                 batch = Batch(
-                    self._model,
+                    self._policy,
                     [(keys[:rows, :, :columns], values[:rows, :, :columns]) for keys, values in slots],
                     params=params,
                     eos=eos,
@@ -212,7 +212,7 @@ class TransformersSampler:
                 yield from done
                 assert self.policy_version == version, "the weights changed while completions were being consumed"
             del batch  # its memory, before the next one is planned
-            if self._model.device.type == "cpu" and sum(t.nbytes for pair in slots for t in pair) <= _KEPT_BYTES:
+            if self._policy.device.type == "cpu" and sum(t.nbytes for pair in slots for t in pair) <= _KEPT_BYTES:
                 self._spare = slots
             del slots
 
@@ -227,7 +227,7 @@ class TransformersSampler:
         columns += -columns % 8  # CUDA kernels want masks aligned
         cache = sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._like for t in pair)
         row_bytes = columns * cache + 5 * 4 * self._vocab_size  # logits and what drawing from them needs
-        budget = self._kv_memory_bytes or _memory_budget(self._model.device)
+        budget = self._kv_memory_bytes or _memory_budget(self._policy.device)
         affordable = budget // row_bytes
         if affordable == 0:
             raise RlvrError(
@@ -249,7 +249,7 @@ class TransformersSampler:
 
         It holds finite numbers in any case: a masked column still enters the weighted sum, with weight 0, and 0 x NaN is NaN.
         """
-        device = self._model.device
+        device = self._policy.device
         spare, self._spare = self._spare, []
         if spare:
             keys, _ = spare[0]
@@ -295,10 +295,10 @@ class TransformersSampler:
         length = max(map(len, prompts))
         if length == 0:
             return [self._like for _ in prompts]
-        cache = DynamicCache(config=self._model.config)
-        ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self._model.device)
-        self._model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
-        dtype = self._autocast_dtype or self._model.dtype
+        cache = DynamicCache(config=self._policy.config)
+        ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self._policy.device)
+        self._policy.body(input_ids=ids, past_key_values=cache, use_cache=True)
+        dtype = self._autocast_dtype or self._policy.dtype
         states: list[tuple[torch.Tensor, torch.Tensor]] = [(keys, values) for keys, values, *_ in cache]  # type: ignore
         pairs = [(keys.to(dtype), values.to(dtype)) for keys, values in states]
         return [
@@ -309,26 +309,26 @@ class TransformersSampler:
     @contextmanager
     def _inference(self) -> Iterator[None]:
         """The model without gradients and dropout; all is put back after."""
-        model = self._model
-        autocast = torch.autocast(model.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
-        with evaluating(model), torch.inference_mode(), autocast:
+        policy = self._policy
+        autocast = torch.autocast(policy.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
+        with policy.evaluating(), torch.inference_mode(), autocast:
             yield
 
     @contextmanager
     def _sampling(self) -> Iterator[None]:
         """The same with this engine's attention."""
-        with attention(self._model, ATTENTION), self._inference():
+        with attention(self._policy.model, ATTENTION), self._inference():
             yield
 
     def _step(self, columns: int) -> Step | None:
         """What takes a batch's steps in the model's place; None, and a note, when the model has to take them itself."""
-        reason = self._distrust or obstacle(self._model)
-        dtype = self._autocast_dtype or self._model.dtype
-        copies = self._model.num_parameters() * dtype.itemsize if dtype != self._model.dtype else 0
-        if not reason and copies > _memory_budget(self._model.device) // 2:
+        reason = self._distrust or obstacle(self._policy)
+        dtype = self._autocast_dtype or self._policy.dtype
+        copies = self._policy.num_parameters * dtype.itemsize if dtype != self._policy.dtype else 0
+        if not reason and copies > _memory_budget(self._policy.device) // 2:
             reason = f"{copies / 2**30:.1f} GiB for its weights in {str(dtype).removeprefix('torch.')} leave too little memory"
         if not reason:
-            return Step(self._model, dtype=dtype, positions=columns)
+            return Step(self._policy, dtype=dtype, positions=columns)
         self._note(f"Sampling is slower than it could be, since the model's own code takes each step: {reason}.")
         return None
 
@@ -346,20 +346,20 @@ class TransformersSampler:
         Raises:
             RlvrError: they differ, or the model says that it keeps anything but ordinary keys and values.
         """
-        name = type(self._model).__name__
+        name = type(self._policy.model).__name__
         unsupported = RlvrError(
             f"The embedded engine cannot sample from {name}: it runs decoder-only models with ordinary attention (no "
             "encoder, sliding window, or recurrent state).",
             "Use --engine vllm.",
         )
-        if not _is_supported(self._model) or not _heeds_attention(self._model):
+        if not _is_supported(self._policy) or not _heeds_attention(self._policy.model):
             raise unsupported
         prompts = [[3, 1, 4, 1, 5, 9], [2, 7, 1]]
-        device = self._model.device
+        device = self._policy.device
         with self._inference():
             plain = torch.stack(
                 [
-                    self._model(input_ids=torch.tensor([prompt], device=device)).logits[0, -1].float()
+                    self._policy.forward(input_ids=torch.tensor([prompt], device=device)).logits[0, -1].float()
                     for prompt in prompts
                 ]
             )
@@ -372,13 +372,13 @@ class TransformersSampler:
                 """The largest difference from the plain logits, as a share of the largest of these."""
                 options: dict[str, Any] = {"params": SamplingParams(), "eos": (), "stops": stops}
                 slots = make_slots(like, rows=2, columns=8, value=1.0)  # what a mask that is not heeded would show
-                batch = Batch(self._model, slots, step=step, fixed=fixed, **options)
+                batch = Batch(self._policy, slots, step=step, fixed=fixed, **options)
                 for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
                     batch.make_room(len(prompt) - 1)
                     batch.seat(Question(index, prompt, deque([(0, 0)]), prefix))
                 return float((batch.forward() - plain).abs().max() / plain.abs().max())
 
-            exact = self._model.dtype.itemsize >= 4 and self._autocast_dtype is None
+            exact = self._policy.dtype.itemsize >= 4 and self._autocast_dtype is None
             if gap(None) > (1e-2 if exact else 1e-1):
                 raise unsupported
             bound = 1e-4 if exact else 5e-2
@@ -396,13 +396,13 @@ class TransformersSampler:
         return plain.shape[1], like
 
 
-def _is_supported(model: PreTrainedModel) -> bool:
+def _is_supported(policy: Policy) -> bool:
     """Whether the model declares ordinary causal attention in all its layers, with positions that can be given."""
-    if model.config.is_encoder_decoder or not model.can_generate() or model.get_output_embeddings() is None:
+    if not policy.is_decoder:
         return False
-    if not {"position_ids", "past_key_values"} <= set(signature(model.forward).parameters):
+    if not {"position_ids", "past_key_values"} <= set(signature(policy.model.forward).parameters):
         return False
-    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=policy.config).layers)
 
 
 def _heeds_attention(model: PreTrainedModel) -> bool:

@@ -6,13 +6,13 @@ import gzip
 import hashlib
 import json
 import re
-from datetime import datetime
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from factories import a_rollout
 from rlvr_cli.analysis.plots import Line, Panel
 from rlvr_cli.analysis.report import rollouts as report_rollouts
 from rlvr_cli.analysis.report.build import write_report
@@ -21,7 +21,6 @@ from rlvr_cli.analysis.report.rollouts import Group, choose
 from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Rollout
 
 VOID = {"meta"}
 PAYLOADS = [
@@ -112,14 +111,13 @@ def report_of(text: str) -> Report:
 def rollout(run_id, example, sample, *, phase="eval", step=0, response="r", **changes):
     values = {
         "run_id": run_id, "phase": phase, "step": step, "policy_version": step, "example_id": example,
-        "sample_index": sample, "prompt": f"{example}?", "response": response, "ground_truth": "7", "prompt_ids": (1,),
+        "sample_index": sample, "prompt": f"{example}?", "response": response,
         "response_ids": tuple(response.encode()), "sampled_logprobs": tuple(-0.25 for _ in response.encode()),
-        "finish_reason": "stop", "stop_reason": None, "num_prompt_tokens": 1, "num_response_tokens": len(response.encode()),
-        "grader": "r1_zero", "format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0, "grade_error": None,
-        "extracted_answer": "8", "category": "format_1_answer_0", "failure_kind": "wrong_answer", "advantage": None,
-        "mean_logprob": -0.25, "mean_entropy": 0.5, "seed": 2**62 + 1, "sampled_at": datetime(2026, 1, 2),
+        "num_response_tokens": len(response.encode()), "answer_reward": 0.0, "reward": 0.0,
+        "extracted_answer": "8", "category": "format_1_answer_0", "failure_kind": "wrong_answer",
+        "mean_logprob": -0.25, "mean_entropy": 0.5, "seed": 2**62 + 1,
     }  # fmt: skip
-    return Rollout(**{**values, **changes})
+    return a_rollout(**{**values, **changes})
 
 
 def make_run(root, name, rollouts, *, metadata=None, metrics=()):

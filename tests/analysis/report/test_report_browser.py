@@ -7,13 +7,12 @@ import json
 import shutil
 import socket
 import threading
-from datetime import datetime
 
 import pytest
 
+from factories import a_rollout
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Rollout
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CHROMEDRIVER = shutil.which("chromedriver")
@@ -148,15 +147,13 @@ def rollout(run_id, example, sample, *, phase="eval", step=0, response="r", rewa
     correct = reward is not None and reward > 0.5
     values = {
         "run_id": run_id, "phase": phase, "step": step, "policy_version": step, "example_id": example,
-        "sample_index": sample, "prompt": f"What is {example}?", "response": response, "ground_truth": "7", "prompt_ids": (1,),
+        "sample_index": sample, "prompt": f"What is {example}?", "response": response,
         "response_ids": tuple(response.encode()), "sampled_logprobs": tuple(-0.25 * i for i, _ in enumerate(response.encode())),
-        "finish_reason": "stop", "stop_reason": None, "num_prompt_tokens": 1, "num_response_tokens": len(response.encode()),
-        "grader": "r1_zero", "format_reward": 1.0, "answer_reward": reward, "reward": reward, "grade_error": None,
+        "num_response_tokens": len(response.encode()), "answer_reward": reward, "reward": reward,
         "extracted_answer": "7" if correct else "8", "category": f"format_1_answer_{int(correct)}",
-        "failure_kind": None if correct else "wrong_answer", "advantage": None, "mean_logprob": -0.25, "mean_entropy": 0.5,
-        "seed": 2**62 + 1, "sampled_at": datetime(2026, 1, 2),
+        "failure_kind": None if correct else "wrong_answer", "mean_logprob": -0.25, "mean_entropy": 0.5, "seed": 2**62 + 1,
     }  # fmt: skip
-    return Rollout(**{**values, **changes})
+    return a_rollout(**{**values, **changes})
 
 
 def make_run(root, name, rollouts, *, tokenizer=True):

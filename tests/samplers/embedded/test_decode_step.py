@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded import cuda_graphs, decode_step
 from rlvr_cli.samplers.embedded.batch import Batch, Question, make_slots
 from rlvr_cli.samplers.embedded.decode_step import Step, Window, obstacle
@@ -72,8 +73,8 @@ def test_a_step_gives_the_models_logits(architecture, dtype, joined, monkeypatch
     model = small_model(architecture, **ARCHITECTURES[architecture]).to(dtype)
     if not joined:
         monkeypatch.setattr(decode_step, "_JOINED_BELOW", 0)
-    assert obstacle(model) == ""
-    step = Step(model, dtype=dtype, positions=16)
+    assert obstacle(Policy(model)) == ""
+    step = Step(Policy(model), dtype=dtype, positions=16)
     ids = torch.randint(320, (3, 9), generator=torch.Generator().manual_seed(0))
     expected = model(input_ids=ids).logits
     heads, size = model.config.num_key_value_heads, model.model.layers[0].self_attn.head_dim
@@ -89,7 +90,7 @@ def test_a_step_gives_the_models_logits(architecture, dtype, joined, monkeypatch
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_sampler_takes_the_step_and_says_nothing(architecture, tiny_tokenizer):
     model = small_model(architecture, **ARCHITECTURES[architecture])
-    sampler = TransformersSampler(model, tiny_tokenizer, max_batch_size=4)
+    sampler = TransformersSampler(Policy(model, tiny_tokenizer), max_batch_size=4)
     assert sampler.notes == ()
     params = SamplingParams(max_tokens=12, min_tokens=0, stop=())
     done = collect(sampler, params)
@@ -111,20 +112,20 @@ def test_the_sampler_takes_the_step_and_says_nothing(architecture, tiny_tokenize
     ],
 )
 def test_what_a_step_does_not_know_is_said(architecture, extra, reason, tiny_tokenizer, caplog):
-    sampler = TransformersSampler(small_model(architecture, **extra), tiny_tokenizer)
+    sampler = TransformersSampler(Policy(small_model(architecture, **extra), tiny_tokenizer))
     assert [record.message for record in caplog.records] == list(sampler.notes)
     assert len(sampler.notes) == 1
     assert reason in sampler.notes[0]
 
 
 def test_copies_that_do_not_fit_are_not_made(tiny_model, tiny_tokenizer, monkeypatch):
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), autocast_dtype=torch.bfloat16)
     monkeypatch.setattr(
         "rlvr_cli.samplers.embedded.engine._memory_budget", lambda device: 4 * tiny_model.num_parameters() - 1
     )
     assert sampler._step(16) is None
     assert sampler.notes == (f"{SLOWER}0.0 GiB for its weights in bfloat16 leave too little memory.",)
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer)  # nothing is cast, nothing needs to fit
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))  # nothing is cast, nothing needs to fit
     assert sampler.notes == ()
 
 
@@ -134,16 +135,16 @@ def test_a_replaced_layer_is_an_obstacle():
 
     model = small_model("Qwen2")
     model.model.layers[1].mlp.up_proj = Adapted(32, 64, bias=False)
-    assert obstacle(model) == "model.layers.1.mlp.up_proj is of Adapted, which is not the architecture's own"
+    assert obstacle(Policy(model)) == "model.layers.1.mlp.up_proj is of Adapted, which is not the architecture's own"
     model = small_model("Qwen2")
     model.model.norm.forward = lambda x: x
-    assert obstacle(model) == "model.norm has a hook or a patch"
+    assert obstacle(Policy(model)) == "model.norm has a hook or a patch"
 
 
 def test_a_step_that_departs_from_the_model_is_not_taken(tiny_tokenizer):
     model = small_model("Qwen2")
     model.model.layers[1].self_attn.scaling *= 1.1
-    sampler = TransformersSampler(model, tiny_tokenizer)
+    sampler = TransformersSampler(Policy(model, tiny_tokenizer))
     assert sampler.notes == (f"{SLOWER}the faster one gives other logits.",)
     for c in collect(sampler, SamplingParams(temperature=0.0, max_tokens=12, min_tokens=0, stop=())).values():
         prompt = torch.tensor([c.prompt_ids])
@@ -158,7 +159,7 @@ def test_fixed_shapes_give_the_same_tokens(tiny_model, tiny_tokenizer, rows, col
     monkeypatch.setattr(cuda_graphs, "_ROWS", rows)
     monkeypatch.setattr(cuda_graphs, "_COLUMNS", columns)
     tiny_model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, *range(288, 312)]
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=5, autocast_dtype=autocast)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=5, autocast_dtype=autocast)
     params = SamplingParams(max_tokens=24, min_tokens=2, stop=("a",))
     expected = collect(sampler, params, requests(PROMPTS * 2))
     sampler._fixed = True
@@ -173,7 +174,7 @@ def test_fixed_shapes_give_the_same_tokens(tiny_model, tiny_tokenizer, rows, col
 @pytest.mark.parametrize("block", [1, 2, 3])
 def test_blocks_of_rows_read_what_they_need_and_give_the_same(tiny_model, tiny_tokenizer, block, monkeypatch):
     tiny_model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, *range(288, 312)]
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=5)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=5)
     params = SamplingParams(max_tokens=24, min_tokens=2, stop=("a",))
     monkeypatch.setattr("rlvr_cli.samplers.embedded.batch._WORTH_BLOCKS", 1.0)
     expected = collect(sampler, params, requests(PROMPTS * 2))
@@ -193,13 +194,13 @@ def test_blocks_of_rows_read_what_they_need_and_give_the_same(tiny_model, tiny_t
 
 def test_rows_that_were_never_in_use_harm_nobody(tiny_model, tiny_tokenizer):
     """In a fixed shape they are computed from the first step on, over columns that nothing was written to."""
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
     stops = StopStrings(tiny_tokenizer, (), vocab_size=320)
     first, second = list(range(20, 40)), [7, 8, 9, 10]
     params = SamplingParams(max_tokens=24, min_tokens=0, stop=())
     with sampler._sampling():
         batch = Batch(
-            tiny_model,
+            Policy(tiny_model),
             make_slots(sampler._like, rows=3, columns=40),
             params=params,
             eos=(),
@@ -228,7 +229,7 @@ def test_recorded_steps_give_the_same_tokens(tiny_model, tiny_tokenizer, autocas
     """In float32; in bfloat16 most of them."""
     monkeypatch.setattr(cuda_graphs, "_COLUMNS", 8)
     tiny_model.to("cuda")
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=40, autocast_dtype=autocast)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=40, autocast_dtype=autocast)
     assert sampler._fixed
     assert sampler.notes == ()
     params = SamplingParams(max_tokens=24, min_tokens=2, stop=("a",))

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded import draw, engine
 from rlvr_cli.samplers.embedded.batch import Batch, Question, make_slots
 from rlvr_cli.samplers.embedded.draw import draw_tokens, inverse_cdf, nucleus, uniforms
@@ -28,7 +29,7 @@ FREE = SamplingParams(max_tokens=24, min_tokens=0, stop=())
 
 @pytest.fixture
 def sampler(tiny_model, tiny_tokenizer):
-    return TransformersSampler(tiny_model, tiny_tokenizer)
+    return TransformersSampler(Policy(tiny_model, tiny_tokenizer))
 
 
 def requests(prompts=PROMPTS, samples=3, seed=0):
@@ -208,7 +209,7 @@ def greedy_reference(model, ids, max_tokens):
 
 def test_greedy_equals_generate(tiny_model, tiny_tokenizer, sampler):
     end_often(tiny_model, tiny_tokenizer)
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=4)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=4)
     params = SamplingParams(temperature=0.0, max_tokens=40, min_tokens=0, stop=())
     done = collect(sampler, requests(samples=2), params)
     assert len({c.num_tokens for c in done.values()}) > 2  # rows did leave at different times
@@ -248,7 +249,7 @@ def small_model(architecture, **extra):
 def test_greedy_equals_generate_for_other_architectures(architecture, tiny_tokenizer):
     model = small_model(architecture, **ARCHITECTURES[architecture])
     prompts = ["What is 12 + 30?", "1", "Natalia sold 48", "a b c"]
-    sampler = TransformersSampler(model, tiny_tokenizer, max_batch_size=3)
+    sampler = TransformersSampler(Policy(model, tiny_tokenizer), max_batch_size=3)
     done = collect(
         sampler, requests(prompts, samples=2), SamplingParams(temperature=0.0, max_tokens=40, stop=(), min_tokens=0)
     )
@@ -286,14 +287,16 @@ def test_tokens_do_not_depend_on_the_rest_of_the_batch(tiny_model, tiny_tokenize
     end_often(tiny_model, tiny_tokenizer)
     asked = requests(PROMPTS * 2, samples=3)
     params = SamplingParams(max_tokens=24, min_tokens=2, stop=("a",))
-    alone = TransformersSampler(tiny_model, tiny_tokenizer)
+    alone = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
     expected = {
         (i, j): next(iter(alone.sample([Request(r.prompt, (seed,))], params)))
         for i, r in enumerate(asked)
         for j, seed in enumerate(r.seeds)
     }
-    done = collect(TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=rows), asked, params)
-    backwards = collect(TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=rows), asked[::-1], params)
+    done = collect(TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=rows), asked, params)
+    backwards = collect(
+        TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=rows), asked[::-1], params
+    )
     for (i, j), single in expected.items():
         for other in (done[i, j], backwards[len(asked) - 1 - i, j]):
             assert other.token_ids == single.token_ids
@@ -306,7 +309,7 @@ def test_tokens_do_not_depend_on_the_rest_of_the_batch(tiny_model, tiny_tokenize
 
 
 def test_one_prefill_serves_all_samples_of_a_question(tiny_model, tiny_tokenizer):
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=3)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=3)
     shapes = []
     tiny_model.get_input_embeddings().register_forward_hook(
         lambda module, args, out: shapes.append(tuple(args[0].shape))
@@ -336,7 +339,7 @@ def test_first_tokens_have_the_policys_distribution(tiny_model, sampler):
 def test_rows_that_wait_take_the_place_of_rows_that_finish(tiny_model, tiny_tokenizer):
     end_often(tiny_model, tiny_tokenizer)
     widths = []
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer, max_batch_size=10)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=10)
     tiny_model.get_input_embeddings().register_forward_hook(
         lambda module, args, out: widths.append(tuple(args[0].shape))
     )
@@ -351,7 +354,7 @@ def test_rows_that_wait_take_the_place_of_rows_that_finish(tiny_model, tiny_toke
 
 def test_finish_reasons(tiny_model, tiny_tokenizer):
     end_often(tiny_model, tiny_tokenizer)
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
     eos = set(tiny_model.generation_config.eos_token_id)
     params = SamplingParams(max_tokens=12, min_tokens=3, stop=("e", "s"))
     seen = set()
@@ -409,7 +412,7 @@ def test_the_default_stop_string_ends_a_response_across_tokens(tiny_model, tiny_
             layer.mlp.down_proj.weight.zero_()
         tiny_model.get_input_embeddings().weight = torch.nn.Parameter(embeddings)
         tiny_model.lm_head.weight = torch.nn.Parameter(head)
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
     (completion,) = sampler.sample([Request("<", (7,))], SamplingParams(max_tokens=100))
     assert (completion.text, completion.stop_reason) == ("/answer></answer>", "</answer>")
     assert completion.num_tokens == 17
@@ -419,7 +422,7 @@ def test_the_default_stop_string_ends_a_response_across_tokens(tiny_model, tiny_
 
 def test_min_tokens_bars_eos_and_renormalizes(tiny_model, tiny_tokenizer):
     end_often(tiny_model, tiny_tokenizer)
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
     eos = tiny_model.generation_config.eos_token_id
     free = collect(sampler, requests(samples=8), SamplingParams(max_tokens=9, min_tokens=0, stop=()))
     done = collect(sampler, requests(samples=8), SamplingParams(max_tokens=9, min_tokens=6, stop=()))
@@ -459,7 +462,7 @@ def test_the_model_is_left_as_it_was_between_completions(tiny_model, sampler):
 
 def test_dropout_is_off_while_sampling(tiny_model, tiny_tokenizer):
     model = small_model("GPT2", n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
-    sampler = TransformersSampler(model, tiny_tokenizer)
+    sampler = TransformersSampler(Policy(model, tiny_tokenizer))
     quiet = collect(sampler, requests(PROMPTS[:2]), FREE)
     model.train()
     assert collect(sampler, requests(PROMPTS[:2]), FREE) == quiet
@@ -487,10 +490,10 @@ def test_closing_early_gives_the_memory_back(sampler):
 
 def test_weights_must_not_change_under_a_running_sample(tiny_model, tiny_tokenizer):
     end_often(tiny_model, tiny_tokenizer)
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
     stream = sampler.sample(requests(samples=8), FREE)
     next(stream)
-    sampler.load_weights(tiny_model, 1)
+    sampler.load_weights(Policy(tiny_model), 1)
     with pytest.raises(AssertionError, match="weights changed"):
         list(stream)
 
@@ -500,13 +503,13 @@ def test_load_weights_copies_another_models(tiny_model, tiny_tokenizer, sampler)
     other.config.max_position_embeddings = 512
     before = collect(sampler, requests(), FREE)
     storage = tiny_model.lm_head.weight.data_ptr()
-    sampler.load_weights(other, 5)
+    sampler.load_weights(Policy(other), 5)
     assert sampler.policy_version == 5
     assert tiny_model.lm_head.weight.data_ptr() == storage
     after = collect(sampler, requests(), FREE)
     assert after != before
-    assert after == collect(TransformersSampler(other, tiny_tokenizer), requests(), FREE)
-    sampler.load_weights(tiny_model, 6)  # its own: nothing to copy
+    assert after == collect(TransformersSampler(Policy(other, tiny_tokenizer)), requests(), FREE)
+    sampler.load_weights(Policy(tiny_model), 6)  # its own: nothing to copy
     assert sampler.policy_version == 6
     assert collect(sampler, requests(), FREE) == after
 
@@ -526,49 +529,49 @@ def test_a_load_that_put_other_weights_in_is_caught(tiny_model, sampler):
     with pytest.raises(
         RlvrError, match=r"does not serve the model's weights \(version 3\).* bound for float32 is 0.001"
     ):
-        sampler.load_weights(trained, 3)
+        sampler.load_weights(Policy(trained), 3)
     assert sampler.policy_version == 0
     with pytest.raises(RlvrError, match="in doubt"):
         sampler.sample(requests(), FREE)
     handle.remove()
-    sampler.load_weights(trained, 3)
+    sampler.load_weights(Policy(trained), 3)
     assert sampler.policy_version == 3
     assert collect(sampler, requests(), FREE) == collect(
-        TransformersSampler(trained, sampler._tokenizer), requests(), FREE
+        TransformersSampler(Policy(trained, sampler._tokenizer)), requests(), FREE
     )
 
 
 def test_decoding_that_departs_from_the_model_is_caught(tiny_model, sampler):
     """Weights are shared, and the prefill is right: only what reads one token at a time is off."""
-    sampler.load_weights(tiny_model, 1)
+    sampler.load_weights(Policy(tiny_model), 1)
     handle = tiny_model.model.norm.register_forward_hook(
         lambda module, args, out: 1.01 * out if out.shape[1] == 1 else out
     )
     with pytest.raises(RlvrError, match=r"does not serve the model's weights \(version 2\)"):
-        sampler.load_weights(tiny_model, 2)
+        sampler.load_weights(Policy(tiny_model), 2)
     assert sampler.policy_version == 1
     handle.remove()
-    sampler.load_weights(tiny_model, 2)
+    sampler.load_weights(Policy(tiny_model), 2)
     assert sampler.policy_version == 2
 
 
 def test_in_bfloat16_a_step_too_small_for_the_bound_still_shows_stale_weights(tiny_model, tiny_tokenizer):
     trained, old = copy.deepcopy(tiny_model), copy.deepcopy(tiny_model.state_dict())
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16)
-    sampler.load_weights(trained, 1)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), autocast_dtype=torch.bfloat16)
+    sampler.load_weights(Policy(trained), 1)
     nudge(trained, 3e-4)
     handle = tiny_model.register_load_state_dict_pre_hook(lambda module, new, *_: new.update(old))
     with pytest.raises(RlvrError, match="still serves version 1"):
-        sampler.load_weights(trained, 2)
+        sampler.load_weights(Policy(trained), 2)
     handle.remove()
-    sampler.load_weights(trained, 2)
+    sampler.load_weights(Policy(trained), 2)
     assert sampler.policy_version == 2
 
 
 def test_weights_of_another_shape_are_refused(tiny_model, sampler):
     other = small_model("Qwen2", **{**LLAMA_SHAPE, "hidden_size": 64}, num_key_value_heads=2, tie_word_embeddings=True)
     with pytest.raises(RlvrError, match=r"do not fit the engine's model: .*size mismatch"):
-        sampler.load_weights(other, 1)
+        sampler.load_weights(Policy(other), 1)
     assert sampler.policy_version == 0
     with pytest.raises(RlvrError, match="in doubt"):
         sampler.sample(requests(), FREE)
@@ -578,19 +581,19 @@ def test_weights_that_diverged_are_the_users_to_know(tiny_model, sampler):
     with torch.no_grad():
         tiny_model.model.norm.weight[0] = torch.nan
     with pytest.raises(RlvrError, match="logits are not finite"):
-        sampler.load_weights(tiny_model, 1)
+        sampler.load_weights(Policy(tiny_model), 1)
     assert sampler.policy_version == 0
 
 
 def test_the_proof_leaves_no_trace(tiny_tokenizer):
     model = small_model("GPT2", n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
-    sampler = TransformersSampler(model, tiny_tokenizer)
+    sampler = TransformersSampler(Policy(model, tiny_tokenizer))
     model.train()
     model.transformer.h[0].eval()
     modes = [m.training for m in model.modules()]
     weights = copy.deepcopy(model.state_dict())
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    sampler.load_weights(model, 1)
+    sampler.load_weights(Policy(model), 1)
     assert states == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
     assert [m.training for m in model.modules()] == modes
     assert model.config._attn_implementation == "sdpa"
@@ -602,8 +605,8 @@ def test_the_proof_leaves_no_trace(tiny_tokenizer):
 def test_an_answer_to_the_probe_may_hold_eos(tiny_model, tiny_tokenizer):
     tokens = []
     for _ in range(2):
-        sampler = TransformersSampler(tiny_model, tiny_tokenizer)
-        sampler.load_weights(tiny_model, 1)
+        sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+        sampler.load_weights(Policy(tiny_model), 1)
         tokens.append(sampler._last_probe.tokens)
         tiny_model.generation_config.eos_token_id = list(tokens[0][0])
     assert tokens[0] == tokens[1]
@@ -611,16 +614,16 @@ def test_an_answer_to_the_probe_may_hold_eos(tiny_model, tiny_tokenizer):
 
 
 def test_the_copies_that_autocast_keeps_are_not_taken_for_the_weights(tiny_model, tiny_tokenizer):
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), autocast_dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         ids = torch.tensor([[5, 6, 7]])
         old = tiny_model(input_ids=ids).logits
         nudge(tiny_model.model.layers[0].mlp, 0.5)
         assert tiny_model(input_ids=ids).logits.equal(old), "autocast kept no copies: this test shows nothing"
-        sampler.load_weights(tiny_model, 1)
+        sampler.load_weights(Policy(tiny_model), 1)
         inside = collect(sampler, requests(), FREE)
     assert inside == collect(
-        TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16), requests(), FREE
+        TransformersSampler(Policy(tiny_model, tiny_tokenizer), autocast_dtype=torch.bfloat16), requests(), FREE
     )
 
 
@@ -673,7 +676,7 @@ def test_a_longer_prompt_joins_rows_that_are_under_way(tiny_model, tiny_tokenize
     stops = StopStrings(tiny_tokenizer, (), vocab_size=320)
     with sampler._sampling():
         slots = make_slots(sampler._like, rows=3, columns=24)
-        batch = Batch(tiny_model, slots, params=FREE, eos=sampler._eos, stops=stops)
+        batch = Batch(Policy(tiny_model), slots, params=FREE, eos=sampler._eos, stops=stops)
         expected = []
         for prompt in (short, middle, long):  # a call of `sample` would start with the longest
             (prefix,) = sampler._prefixes([prompt[:-1]])
@@ -713,7 +716,7 @@ def test_a_prompt_beyond_the_context_is_refused_before_sampling(sampler):
 def test_a_response_may_fill_a_learned_position_table_to_the_end(tiny_tokenizer):
     model = small_model("GPT2", **ARCHITECTURES["GPT2"])
     end_often(model, tiny_tokenizer)  # rows that ended early stay in the batch for a while: their positions must too
-    sampler = TransformersSampler(model, tiny_tokenizer, max_batch_size=9)
+    sampler = TransformersSampler(Policy(model, tiny_tokenizer), max_batch_size=9)
     params = SamplingParams(max_tokens=60, min_tokens=0, stop=())
     done = collect(sampler, requests(["1 + 1"], samples=150), params)
     assert max(c.num_prompt_tokens + c.num_tokens for c in done.values()) > 50
@@ -726,9 +729,9 @@ def test_more_minimum_than_maximum_tokens_is_refused(sampler):
 
 def test_memory_limits_the_rows_and_not_the_tokens(tiny_model, tiny_tokenizer):
     asked = requests([PROMPTS[2] * 3, *PROMPTS], samples=4)
-    expected = collect(TransformersSampler(tiny_model, tiny_tokenizer), asked, FREE)
+    expected = collect(TransformersSampler(Policy(tiny_model, tiny_tokenizer)), asked, FREE)
     widths = []
-    sampler = TransformersSampler(tiny_model, tiny_tokenizer, kv_memory_bytes=1_000_000)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), kv_memory_bytes=1_000_000)
     tiny_model.get_input_embeddings().register_forward_hook(
         lambda module, args, out: widths.append(tuple(args[0].shape))
     )
@@ -739,7 +742,7 @@ def test_memory_limits_the_rows_and_not_the_tokens(tiny_model, tiny_tokenizer):
     assert steps[0] < 28
     assert max(steps) > steps[0]  # short questions had a batch of their own, with more rows
     with pytest.raises(RlvrError, match=r"One sample of question 0 may take .* MiB of memory"):
-        list(TransformersSampler(tiny_model, tiny_tokenizer, kv_memory_bytes=10_000).sample(asked, FREE))
+        list(TransformersSampler(Policy(tiny_model, tiny_tokenizer), kv_memory_bytes=10_000).sample(asked, FREE))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -751,7 +754,7 @@ def test_logits_that_are_not_finite_are_the_users_to_know(tiny_model, sampler, t
 
 
 def test_autocast_samples_in_lower_precision(tiny_model, tiny_tokenizer, sampler):
-    half = TransformersSampler(tiny_model, tiny_tokenizer, autocast_dtype=torch.bfloat16)
+    half = TransformersSampler(Policy(tiny_model, tiny_tokenizer), autocast_dtype=torch.bfloat16)
     exact = collect(sampler, requests(), FREE)
     done = collect(half, requests(), FREE)
     assert done != exact
@@ -776,7 +779,7 @@ UNSUPPORTED = {
 def test_models_it_cannot_run_are_refused_with_the_way_out(architecture, tiny_tokenizer):
     model = small_model(architecture, **UNSUPPORTED[architecture])
     with pytest.raises(RlvrError, match=f"cannot sample from {architecture}ForCausalLM") as info:
-        TransformersSampler(model, tiny_tokenizer)
+        TransformersSampler(Policy(model, tiny_tokenizer))
     assert "--engine vllm" in info.value.hint
 
 
@@ -784,4 +787,4 @@ def test_a_model_that_does_not_heed_the_mask_is_found_out(tiny_model, tiny_token
     forward = tiny_model.model.forward
     tiny_model.model.forward = lambda *args, attention_mask=None, **kwargs: forward(*args, **kwargs)
     with pytest.raises(RlvrError, match="cannot sample from Qwen2ForCausalLM"):
-        TransformersSampler(tiny_model, tiny_tokenizer)
+        TransformersSampler(Policy(tiny_model, tiny_tokenizer))

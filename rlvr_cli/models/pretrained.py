@@ -1,0 +1,267 @@
+"""Models on disk: a path or a Hub id -> model and tokenizer; model and tokenizer -> a directory that vLLM loads too.
+
+Weights are read from safetensors only, and no code that a model repository brings is ever run.
+"""
+
+import copy
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.device import resolve_device
+from rlvr_cli.text import printable
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    KeyError,
+    TypeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
+
+
+def read_pretrained(
+    path_or_id: str | Path, *, dtype: str, device: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A causal language model, in eval mode, and its tokenizer: see `policy.load_policy`."""
+    if dtype not in _DTYPES:
+        raise RlvrError(f"No parameter precision {printable(dtype)!r}.", f"Choose one of {', '.join(_DTYPES)}.")
+    target = resolve_device(device)
+    directory = local_directory(path_or_id)
+    name = str(directory or path_or_id)
+    options: dict[str, Any] = {"local_files_only": directory is not None, "trust_remote_code": False}
+    half = dtype != "float32"
+    attention = "flash_attention_2" if target.type == "cuda" and half and find_spec("flash_attn") else "sdpa"
+    with _quiet():
+        try:
+            model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore (output_loading_info makes it a pair)
+                name,
+                dtype=_DTYPES[dtype],
+                attn_implementation=attention,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # reported below, in words
+                output_loading_info=True,
+                **options,
+            )
+        except _LOAD_ERRORS as error:
+            raise load_error("model", name, directory, error) from error
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        except _LOAD_ERRORS as error:
+            raise load_error("tokenizer", name, directory, error) from error
+    if missing := sorted(report["missing_keys"]):
+        raise RlvrError(
+            f"The weights of {printable(name)} are incomplete: {missing[0]} is missing, and {len(missing) - 1} more.",
+            "Copy or download the model again.",
+        )
+    if mismatched := sorted(report["mismatched_keys"]):
+        key, stored, wanted = mismatched[0]
+        raise RlvrError(
+            f"The weights of {printable(name)} are not of the model that its config.json describes: {key} is "
+            f"{tuple(stored)} and should be {tuple(wanted)}.",
+            "Copy or download both again, together.",
+        )
+    _fit_tokenizer(model, tokenizer, name)
+    try:
+        model.to(target)
+    except torch.OutOfMemoryError as error:
+        need = model.num_parameters() * _DTYPES[dtype].itemsize / 2**30
+        raise RlvrError(
+            f"{printable(name)} needs {need:.1f} GiB in {dtype} and does not fit on {target}.",
+            "Free the device, or take a smaller model or bfloat16.",
+        ) from error
+    return model.eval(), tokenizer
+
+
+def write_pretrained(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    directory: str | Path,
+    *,
+    weights: Mapping[str, torch.Tensor],
+) -> None:
+    """Write a model with these weights, and its tokenizer, so that `transformers` and vLLM load it as it stands.
+
+    All is written and flushed under another name and then renamed, so that `directory` is never half of a model. One
+    that is already there is replaced; between its removal and the rename there is an instant with neither.
+    """
+    directory = Path(directory)
+    mark = secrets.token_hex(4)
+    fresh = directory.with_name(f".{directory.name}.{mark}.new")
+    stale = directory.with_name(f".{directory.name}.{mark}.old")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    fresh.mkdir()
+    try:
+        with _quiet(), _valid_generation_config(model):
+            model.save_pretrained(fresh, state_dict=dict(weights))  # which it empties
+            tokenizer.save_pretrained(fresh)
+        for path in (*fresh.rglob("*"), fresh):
+            _flush(path)
+        if directory.exists():
+            directory.rename(stale)
+        fresh.rename(directory)
+        _flush(directory.parent)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    shutil.rmtree(stale, ignore_errors=True)
+
+
+def fetch_model(model_id: str) -> None:
+    from huggingface_hub import snapshot_download
+
+    with _quiet():
+        try:
+            snapshot_download(model_id, allow_patterns=["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"])
+        except (*_LOAD_ERRORS, HfHubHTTPError) as error:
+            raise load_error("model", model_id, None, error) from error
+
+
+def local_directory(path_or_id: str | Path) -> Path | None:
+    """The model directory that is meant; None for a Hub id.
+
+    Raises:
+        RlvrError: it is a path, but not one of a model in safetensors.
+    """
+    text = os.path.expanduser(path_or_id)
+    path, shown = Path(text), printable(str(path_or_id))
+    if not text or not path.exists():
+        if isinstance(path_or_id, Path) or text.startswith((".", "/")) or text.count("/") > 1 or not text.strip("/"):
+            raise RlvrError(f"There is no model directory {shown!r}.", "Check the path given to --model.")
+        return None
+    if path.is_file():
+        raise RlvrError(
+            f"{shown} is a file; a model is a directory with config.json and *.safetensors.",
+            "Give the directory it lies in." if path.suffix == ".safetensors" else _CONVERT,
+        )
+    if not (path / "config.json").is_file():
+        inner = next((p for p in (path / "model", path / "final") if (p / "config.json").is_file()), None)
+        raise RlvrError(
+            f"{shown} is not a model directory: it has no config.json.",
+            f"Did you mean {inner}?" if inner else "Give a directory that save_pretrained wrote, or a Hub id.",
+        )
+    if not any(path.glob("*.safetensors")):
+        pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in path.glob(pattern))
+        if pickles:
+            raise RlvrError(
+                f"{shown} has its weights in {pickles[0]}, a pickle, which can run any code when it is loaded.",
+                _CONVERT,
+            )
+        raise RlvrError(f"{shown} has no weights: no *.safetensors.", "Copy or download the model again.")
+    return path
+
+
+_CONVERT = (
+    'If you trust it, convert it once: python -c "from transformers import AutoModelForCausalLM as M; '
+    "M.from_pretrained('OLD').save_pretrained('NEW')\", and copy its tokenizer files."
+)
+
+
+def load_error(part: str, name: str, directory: Path | None, error: Exception) -> RlvrError:
+    """The user's error for what `transformers` said, whose first line usually holds what is wrong."""
+    lines = printable(str(error), keep="\n").strip().splitlines()
+    reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    if "trust_remote_code" in str(error) or "auto_map" in str(error):
+        return RlvrError(
+            f"The {part} {printable(name)} needs code of its own, which is never run.",
+            "Take a model whose architecture is a part of transformers.",
+        )
+    if directory is None:
+        if "safetensors" in str(error) and "pytorch_model.bin" in str(error):
+            return RlvrError(f"{printable(name)} has no safetensors weights on the Hub.", _CONVERT)
+        return RlvrError(
+            f"No {part} {printable(name)!r}: there is no such directory, and the Hugging Face Hub did not give it "
+            f"({reason}).",
+            "Check its name and the network; with HF_HUB_OFFLINE=1 only models that were downloaded before are found; "
+            "a gated model needs `hf auth login`.",
+        )
+    return RlvrError(
+        f"The {part} in {printable(name)} cannot be loaded ({reason}).",
+        "Take a causal language model that this version of transformers knows."
+        if isinstance(error, ValueError) and part == "model"
+        else "Copy or download it again.",
+    )
+
+
+def _fit_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Give the tokenizer a padding token, and see that it belongs to the model."""
+    if not tokenizer("0", add_special_tokens=False)["input_ids"]:  # what is made of a directory without one
+        raise RlvrError(f"{printable(name)} has no tokenizer.", "Copy its tokenizer files (tokenizer.json) into it.")
+    if tokenizer.eos_token_id is None:
+        raise RlvrError(
+            f"The tokenizer of {printable(name)} has no EOS token.", "Set `eos_token` in its tokenizer_config.json."
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    rows = cast(torch.nn.Embedding, model.get_input_embeddings()).num_embeddings
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= rows:
+        raise RlvrError(
+            f"The tokenizer of {printable(name)} has ids up to {highest}, but the model only has {rows} embeddings.",
+            "They do not belong together: take the tokenizer the model was trained with, or resize the embeddings.",
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's own progress bars and load reports, which would tear up ours."""
+    shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _valid_generation_config(model: PreTrainedModel) -> Iterator[None]:
+    """Some published models have a generation config that loads but that `transformers` then refuses to save.
+
+    The usual case is a temperature without `do_sample`; vLLM takes such a temperature as meant, and so do we. Whatever
+    else is wrong, only the special tokens are kept.
+    """
+    original = model.generation_config
+    assert original is not None, "a causal language model can generate"
+    special = {name: getattr(original, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    sampling = copy.deepcopy(original)
+    sampling.do_sample = True
+    candidates = (original, sampling, GenerationConfig(**special))
+    model.generation_config = next(config for config in candidates if _is_valid(config))
+    try:
+        yield
+    finally:
+        model.generation_config = original
+
+
+def _is_valid(config: GenerationConfig) -> bool:
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        return False
+    return True
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

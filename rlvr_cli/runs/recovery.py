@@ -1,0 +1,119 @@
+"""What a kill left behind, settled when a run is opened for writing: adopted, cut off or set aside.
+
+Enters: a run directory and its open manifest. Leaves: a directory in which every file is committed, the metrics, and a sentence on
+each repair. Each step leaves the directory no worse than it was, so a kill during a repair is as good as one before.
+"""
+
+import os
+from pathlib import Path
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.commits import MetricsFile, OpenManifest, new_entry
+from rlvr_cli.runs.files import fsync_directory, naming, read_regular, refuse_links, shown
+from rlvr_cli.runs.keys import CommittedKeys, held_of, merge, overlap
+from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, grader_slug, is_of, part_name
+from rlvr_cli.runs.parquet import keys_of, version_of
+from rlvr_cli.runs.readers import check_part, parsed_table, present_parts, record_of
+from rlvr_cli.runs.schemas import NewerVersion, metrics_schema
+from rlvr_cli.types import Metric
+
+
+def remove_temporaries(run: Path) -> None:
+    """Delete files that were being written. Raises RlvrError."""
+    for name in (ROLLOUTS, GRADES):
+        refuse_links(run, name)
+    for folder in (run, *(run / name for name in (ROLLOUTS, GRADES))):
+        if folder.name == GRADES and not os.path.lexists(folder):
+            continue  # nothing was ever graded again
+        with naming(folder):
+            for item in list(os.scandir(folder)):
+                if item.name.startswith(".") and item.name.endswith(".tmp") and item.is_file(follow_symlinks=False):
+                    os.unlink(item.path)
+
+
+def recover(run: Path, manifest: OpenManifest, keys: CommittedKeys, *, run_id: str, notices: list[str]) -> MetricsFile:
+    """Settle the metrics and the parts.
+
+    Args:
+        notices: one sentence is added for each thing that was found and repaired.
+
+    Raises:
+        RlvrError: a committed file is missing or damaged.
+    """
+    if manifest.was_cut:
+        notices.append(f"{shown(manifest.path)} ended in an incomplete line, which was removed.")
+    metrics = _settled_metrics(run, manifest, notices)
+    for entry in manifest.entries:
+        if entry.path != METRICS:
+            check_part(run, entry)
+    listed = {e.path for e in manifest.entries}
+    for relative in (p for p in present_parts(run) if p not in listed):
+        try:
+            entry = _verified(run, relative, keys, run_id=run_id)
+        except NewerVersion:
+            raise
+        except RlvrError as error:
+            notices.append(_set_aside(run, relative, why=error.problem))
+            continue
+        manifest.append(entry)
+        notices.append(f"{shown(relative)}, written just before the run was cut short, was taken up.")
+    return metrics
+
+
+def _settled_metrics(run: Path, manifest: OpenManifest, notices: list[str]) -> MetricsFile:
+    """The committed metrics, after taking back an announcement that was not kept."""
+    path = run / METRICS
+    announced = [e for e in manifest.entries if e.path == METRICS]
+    unsure = bool(announced) and manifest.entries[-1] is announced[-1]  # a kept one may be followed by other commits
+    if not os.path.lexists(path):
+        metrics = MetricsFile(run, manifest, metrics_schema().empty_table())
+        if unsure and len(announced) == 1:
+            manifest.take_back()
+        elif announced:
+            notices.append(f"{shown(path)} was missing; the metrics begin anew.")
+            metrics.replace(metrics.table, phase=announced[-1].phase, step=announced[-1].step)
+        return metrics
+    data = read_regular(run, METRICS)
+    if not announced or not is_of(announced[-1], data):
+        if not unsure or len(announced) < 2 or not is_of(announced[-2], data):
+            raise RlvrError(
+                f"{shown(path)} is damaged: its sha256 is not the one in the manifest.",
+                "Restore the file from a copy, or move it away to go on without the metrics so far.",
+            )
+        manifest.take_back()
+    return MetricsFile(run, manifest, parsed_table(data, Metric, path=path))
+
+
+def _verified(run: Path, relative: str, keys: CommittedKeys, *, run_id: str) -> Entry:
+    """The entry for a part that the manifest does not name. Raises RlvrError when it may not be adopted."""
+    name = part_name(relative)
+    if name is None:
+        raise RlvrError("its name is not that of a part")
+    phase, step = name.phase, name.step
+    data = read_regular(run, relative)
+    table = parsed_table(data, record_of(relative.partition("/")[0]), path=run / relative)
+    owners = set(zip(*(table[c].to_pylist() for c in ("run_id", "phase", "step")), strict=True))
+    if owners != {(run_id, phase, step)}:
+        raise RlvrError("its rows are of another run, phase or step")
+    if name.grader and set(map(grader_slug, table["grader"].to_pylist())) != {name.grader}:
+        raise RlvrError("its rows are of another grader")
+    found = keys_of(table)
+    try:
+        fresh, held = held_of(found), keys.held(phase, step, grader=name.grader)
+    except ValueError as error:
+        raise RlvrError(str(error)) from error
+    if len(found) != table.num_rows or overlap(held, fresh):
+        raise RlvrError("its rows are in the run already")
+    merge(held, fresh)
+    return new_entry(relative, data, rows=table.num_rows, phase=phase, step=step, version=version_of(data))
+
+
+def _set_aside(run: Path, relative: str, *, why: str) -> str:
+    folder = run / "set-aside"
+    with naming(folder):
+        folder.mkdir(exist_ok=True)
+        name = Path(relative).name
+        target = next(p for p in (folder / f"{i}-{name}" for i in range(1_000_000)) if not os.path.lexists(p))
+        os.rename(run / relative, target)
+        fsync_directory((run / relative).parent)
+    return f"{shown(relative)} was moved to {shown(target)}: {why.rstrip('.')}."

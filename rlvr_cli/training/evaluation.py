@@ -1,0 +1,75 @@
+"""The evaluations of a training run: the same questions each time, answered by the policy of that moment.
+
+Enters: questions, an open sampler and grader pool. Leaves: rollouts of phase `eval` and their averages in the run.
+"""
+
+import time
+
+from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.data.datasets import Dataset
+from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.collect import log_generations
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.terminal import console
+from rlvr_cli.types import Sampler, SamplingParams
+
+
+class Evaluator:
+    """Asks the questions, and knows how long that takes.
+
+    Attributes:
+        seconds_per_question: the longest average of an evaluation so far.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        run: RunDir,
+        *,
+        questions: Dataset,
+        template: PromptTemplate,
+        params: SamplingParams,
+        grader: GraderPool,
+        stop: StopRequest,
+    ) -> None:
+        self.config, self.run = config, run
+        self.questions = questions
+        self._how = {"template": template, "params": params, "grader": grader, "stop": stop, "seed": config.seed}
+        self.seconds_per_question = 0.0
+
+    def is_due(self, updates: int) -> bool:
+        """Before the first update, and every `eval_every` updates."""
+        every = self.config.eval_every
+        return updates == 0 or bool(every and updates % every == 0)
+
+    def evaluate(self, sampler: Sampler, updates: int, *, last: bool = False) -> float:
+        """Answer the questions; what the run holds of this evaluation is not sampled again. Returns seconds."""
+        started = time.monotonic()
+        examples = self.questions.examples[: self.asked(last=last)]
+        new = len(examples) - len(self.run.committed_keys("eval", updates))
+        averages = log_generations(
+            self.run, phase="eval", step=updates, examples=examples, sampler=sampler, num_samples=1, **self._how
+        )
+        seconds = time.monotonic() - started
+        console.say(
+            f"evaluation     after {updates} updates: reward {averages['reward/mean']:.3f}, "
+            f"length {averages['length/mean']:.0f}, {len(examples)} questions in {seconds:.1f} s"
+        )
+        if new == len(examples):  # of a few that were left over, what they share would weigh too much
+            self.seconds_per_question = max(self.seconds_per_question, seconds / new)
+        return seconds
+
+    def asked(self, *, last: bool) -> int:
+        """How many questions an evaluation asks."""
+        final = self.config.final_eval_examples if last else None
+        return min(final or self.config.eval_examples, self.questions.rows)
+
+    def seconds_ahead(self, updates: int, *, most_updates: int) -> float:
+        """What the last evaluation will take, and the one that a step of at most `most_updates` updates may begin with."""
+        asked = self.asked(last=True)
+        every, ahead = self.config.eval_every, updates + max(most_updates, 1) - 1
+        if every and ahead // every > (updates - 1) // every:
+            asked += self.asked(last=False)
+        return asked * self.seconds_per_question

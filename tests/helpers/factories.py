@@ -1,0 +1,68 @@
+"""Rows for tests: the one place beside the code that knows all columns of a rollout and of a grade.
+
+On the path of every test (`pythonpath` in pyproject.toml): ``from factories import a_rollout``.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from rlvr_cli.types import Regrade, Rollout
+
+_ROLLOUT = {
+    "run_id": "r",
+    "phase": "eval",
+    "step": 0,
+    "policy_version": 0,
+    "example_id": "q0",
+    "sample_index": 0,
+    "prompt": "3 + 4?",
+    "response": "</think> <answer> 7 </answer>",
+    "ground_truth": "7",
+    "prompt_ids": (1,),
+    "response_ids": (2,),
+    "sampled_logprobs": (-1.0,),
+    "finish_reason": "stop",
+    "stop_reason": None,
+    "num_prompt_tokens": 1,
+    "num_response_tokens": 1,
+    "grader": "r1_zero",
+    "format_reward": 1.0,
+    "answer_reward": 1.0,
+    "reward": 1.0,
+    "grade_error": None,
+    "extracted_answer": "7",
+    "category": "format_1_answer_1",
+    "failure_kind": None,
+    "advantage": None,
+    "mean_logprob": -1.0,
+    "mean_entropy": None,
+    "seed": 1,
+    "sampled_at": datetime(2026, 1, 2),
+}
+_GRADE = {
+    "run_id": "r",
+    "phase": "eval",
+    "step": 0,
+    "example_id": "q0",
+    "sample_index": 0,
+    "grader": "math_verify",
+    "attempt": 0,
+    "grader_sha256": None,
+    "format_reward": 1.0,
+    "answer_reward": 0.0,
+    "reward": 0.0,
+    "grade_error": None,
+    "extracted_answer": "8",
+    "category": "format_1_answer_0",
+    "failure_kind": "wrong_answer",
+}
+
+
+def a_rollout(**changes: Any) -> Rollout:
+    """A right answer to a question of an evaluation, but for what is changed."""
+    return Rollout(**{**_ROLLOUT, **changes})
+
+
+def a_grade(**changes: Any) -> Regrade:
+    """What another grader says of that rollout: that it is wrong."""
+    return Regrade(**{**_GRADE, **changes})

@@ -1,0 +1,158 @@
+"""The columns of the Parquet files: those of version 1 for ever, those of today, and what a reader makes of other versions."""
+
+from dataclasses import fields, make_dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from factories import a_rollout
+from rlvr_cli.runs.parquet import from_parquet, rollout_table, to_parquet, version_of
+from rlvr_cli.runs.schemas import VERSION_KEY, NewerVersion, arrow_schema, columns_of
+from rlvr_cli.types import SCHEMA_VERSION, Float32, Metric, Regrade, Rollout, Since
+
+V1 = Path(__file__).parents[1] / "fixtures/v1/written"
+PARTS = {
+    Rollout: V1 / "eval/rollouts/eval-000000-0000.parquet",
+    Regrade: V1 / "eval/grades/math_verify-eval-000000-0000.parquet",
+    Metric: V1 / "eval/metrics.parquet",
+}
+VERSION_1 = {
+    Rollout: """
+        run_id: string not null
+        phase: string not null
+        step: int64 not null
+        policy_version: int64 not null
+        example_id: string not null
+        sample_index: int64 not null
+        prompt: string not null
+        response: string not null
+        ground_truth: string not null
+        prompt_ids: list<element: int32 not null> not null
+        response_ids: list<element: int32 not null> not null
+        sampled_logprobs: list<element: float not null> not null
+        finish_reason: string not null
+        stop_reason: string
+        num_prompt_tokens: int32 not null
+        num_response_tokens: int32 not null
+        grader: string not null
+        format_reward: double
+        answer_reward: double
+        reward: double
+        grade_error: string
+        extracted_answer: string
+        category: string not null
+        failure_kind: string
+        advantage: double
+        mean_logprob: double
+        mean_entropy: double
+        seed: int64 not null
+        sampled_at: timestamp[us] not null
+    """,
+    Regrade: """
+        run_id: string not null
+        phase: string not null
+        step: int64 not null
+        example_id: string not null
+        sample_index: int64 not null
+        grader: string not null
+        attempt: int64 not null
+        grader_sha256: string
+        format_reward: double
+        answer_reward: double
+        reward: double
+        grade_error: string
+        extracted_answer: string
+        category: string not null
+        failure_kind: string
+    """,
+    Metric: """
+        step: int64 not null
+        phase: string not null
+        name: string not null
+        value: double not null
+        wall_seconds: double not null
+        gpu_seconds: double
+    """,
+}
+
+
+def later(record, *added):
+    """What the record may be in a later version: with more fields, (name, annotation, default)."""
+    return make_dataclass("Later", [(f.name, f.type) for f in fields(record)] + [*added], frozen=True)
+
+
+def as_version(data, version):
+    """The same file, but for the version that it names."""
+    table = pq.read_table(pa.BufferReader(data))
+    return bytes(to_parquet(table.replace_schema_metadata({VERSION_KEY: str(version)})))
+
+
+@pytest.mark.parametrize("record", PARTS)
+def test_version_1_is_what_it_was(record):
+    schema = arrow_schema(record, version=1)
+    found = [f"{f.name}: {f.type}{'' if f.nullable else ' not null'}" for f in schema]
+    assert found == [line.strip() for line in VERSION_1[record].strip().split("\n")]
+    assert schema.equals(pq.read_schema(PARTS[record]), check_metadata=True)
+
+
+@pytest.mark.parametrize("record", PARTS)
+def test_columns_come_last_and_raise_the_version(record):
+    since = [column.since for column in columns_of(record)]
+    assert since == sorted(since)
+    assert since[-1] <= SCHEMA_VERSION
+    assert arrow_schema(record).names == [f.name for f in fields(record)]
+    assert arrow_schema(record).metadata == {VERSION_KEY: str(SCHEMA_VERSION).encode()}
+
+
+ADDED = [
+    (("value", Annotated[Float32 | None, Since(2)], None), pa.float32(), None),
+    (("values", Annotated[tuple[Float32, ...] | None, Since(2)], None), arrow_schema(Rollout).field("sampled_logprobs").type, None),
+    (("tries", Annotated[int, Since(2)], 7), pa.int64(), 7),
+    (("source", Annotated[str, Since(2)], "policy"), pa.string(), "policy"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("added", "kind", "older"), ADDED, ids=lambda a: a[0] if isinstance(a, tuple) else "")
+def test_a_file_of_version_1_reads_as_if_it_had_the_columns_that_came_later(added, kind, older):
+    record, data = later(Rollout, added), PARTS[Rollout].read_bytes()
+    table = from_parquet(data, record)
+    assert table.schema.equals(arrow_schema(record), check_metadata=True)
+    assert table.schema.field(added[0]).type == kind
+    assert table[added[0]].to_pylist() == [older] * 32
+    assert table.drop_columns(added[0]).equals(
+        pq.read_table(pa.BufferReader(data)).cast(table.drop_columns(added[0]).schema)
+    )
+
+    assert from_parquet(data, record, columns=[added[0]]).to_pydict() == {added[0]: [older] * 32}
+    some = from_parquet(data, record, columns=["step", added[0], "phase"])
+    assert some.column_names == ["step", added[0], "phase"]
+
+
+def test_a_column_says_what_an_older_file_reads_as():
+    with pytest.raises(AssertionError, match="has no default"):
+        columns_of(make_dataclass("NoDefault", [("value", Annotated[float | None, Since(2)])]))
+    for annotation, default in [(int, None), (float | None, 0.0)]:
+        with pytest.raises(AssertionError, match="NULL where it can be"):
+            columns_of(make_dataclass("Wrong", [("value", Annotated[annotation, Since(2)], default)]))
+
+
+def test_a_newer_file_is_refused_and_no_other_version_may_have_other_columns():
+    data = bytes(to_parquet(rollout_table([a_rollout()])))
+    assert version_of(data) == SCHEMA_VERSION
+    with pytest.raises(NewerVersion, match="newer rlvr") as caught:
+        from_parquet(as_version(data, SCHEMA_VERSION + 1), Rollout)
+    assert "Upgrade" in caught.value.hint
+    table = pq.read_table(pa.BufferReader(data))
+    strange = bytes(to_parquet(table.append_column("more", pa.array([1]))))
+    with pytest.raises(ValueError, match="its columns are not those"):
+        from_parquet(strange, Rollout)
+    with pytest.raises(NewerVersion):
+        from_parquet(as_version(strange, SCHEMA_VERSION + 1), Rollout)
+    for version in ("", "0", "-1", "one"):
+        with pytest.raises(ValueError, match="schema version"):
+            from_parquet(as_version(data, version), Rollout)
+    with pytest.raises(ValueError, match="its columns are not those"):
+        from_parquet(data, later(Rollout, ("value", Annotated[float | None, Since(1)])))
