@@ -47,11 +47,13 @@ HEAVY = {
     "math_verify",
     "sympy",
     "matplotlib",
+    "jinja2",
 }
 # Where a library may be imported: rooms or files.
 HOMES = {
     "duckdb": {"analysis/database"},
     "matplotlib": {"analysis/plots"},
+    "jinja2": {"analysis/report/page"},
     "rich": {"terminal"},
     "typer": {"cli"},
     "click": set(),  # Typer brings its own
