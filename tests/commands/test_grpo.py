@@ -112,7 +112,7 @@ def test_every_metric_of_an_update_is_there(train):
     once = {
         *("reward/mean", "reward/format", "reward/answer", "reward/grade_errors", "length/mean", "length/truncated_share"),
         *("groups/signal_share", "sampling/tokens_per_second", "sampling/seconds", "grading/seconds", "scoring/seconds"),
-        *("step/seconds", "synchronisation/seconds", "entropy/mean"),
+        *("step/seconds", "weight_sync/seconds", "entropy/mean"),
     }  # fmt: skip
     for name in once:
         assert set(metrics["train", name]) == {0}, name
