@@ -17,6 +17,7 @@ ROOMS = {
     "errors": "what is shown without a traceback",
     "text": "model text made safe for a terminal and for Parquet",
     "faults": "where a test may make a run die",
+    "user_code": "a user's own function, FILE.py:FUNCTION",
     "process": "Ctrl-C as a request, deadlines, processes that end with their parent",
     "terminal": "what a person sees",
     "config": "what can be chosen",
@@ -47,11 +48,13 @@ HEAVY = {
     "math_verify",
     "sympy",
     "matplotlib",
+    "jinja2",
 }
 # Where a library may be imported: rooms or files.
 HOMES = {
     "duckdb": {"analysis/database"},
     "matplotlib": {"analysis/plots"},
+    "jinja2": {"analysis/report/page"},
     "rich": {"terminal"},
     "typer": {"cli"},
     "click": set(),  # Typer brings its own
@@ -70,6 +73,7 @@ LIGHT = {
     "errors",
     "text",
     "faults",
+    "user_code",
     "process",
     "terminal",
     "config",
@@ -168,6 +172,35 @@ def test_nothing_runs_foreign_code():
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in forbidden_calls, f"{path.name}:{node.lineno}: {node.func.id}()"
+
+
+INSIDES = {"base_model", "base_model_prefix", "lm_head"}  # of a model: attributes
+QUESTIONS = {  # to a model, of its insides: calls
+    "get_input_embeddings",
+    "get_output_embeddings",
+    "load_state_dict",
+    "modules",
+    "named_modules",
+    "named_parameters",
+    "num_parameters",
+    "parameters",
+    "state_dict",
+    "tie_weights",
+    "from_pretrained",
+    "save_pretrained",
+}
+
+
+def test_what_is_inside_a_model_has_one_home():
+    """Else an adapter, a second head or sharded weights would have to be known in many places: ask `models.policy.Policy`."""
+    for path in FILES:
+        if is_in(module_of(path), {"models"}):
+            continue
+        tree = ast.parse(path.read_text())
+        asked = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+        found = [a for a in asked if a.attr in QUESTIONS and not ast.unparse(a.value).endswith("optimizer")]
+        found += [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in INSIDES]
+        assert not found, f"{module_of(path)}:{found[0].lineno}: {ast.unparse(found[0])}"
 
 
 def test_tests_mirror_the_rooms():

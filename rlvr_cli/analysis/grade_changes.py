@@ -7,6 +7,7 @@ from rlvr_cli.analysis.database import Table, open_runs
 from rlvr_cli.analysis.estimators import pass_at_k
 from rlvr_cli.analysis.summary import Kinds, run_files, share_of
 from rlvr_cli.config.grade import PhaseChoice
+from rlvr_cli.config.grpo import overlong_buffer
 from rlvr_cli.runs.readers import RunInfo
 
 SECONDS = 600.0  # that the comparison may take
@@ -148,7 +149,7 @@ def _objective(run: RunInfo) -> dict[str, Any]:
     config = run.metadata.get("config")
     config = config if run.metadata["command"] == "grpo" and isinstance(config, dict) else {}
     max_tokens = config.get("sampling_max_tokens") or 0
-    buffer = config.get("overlong_buffer") or max(max_tokens // 5, 1)
+    buffer = overlong_buffer(config.get("overlong_buffer"), max_tokens=max_tokens)
     return {
         "baseline": config.get("loss_type") != "no_baseline",
         "max_tokens": max_tokens,

@@ -3,14 +3,13 @@
 Enters: a GradeConfig. Leaves: grades beside the run's own, and on stdout how the two differ.
 """
 
-import hashlib
 import shlex
-from pathlib import Path
 
+from rlvr_cli import user_code
 from rlvr_cli.analysis.grade_changes import compare_grades
 from rlvr_cli.config.grade import GradeConfig
 from rlvr_cli.errors import Interrupted, RlvrError
-from rlvr_cli.graders import GRADERS, custom
+from rlvr_cli.graders import GRADERS
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.regrade import plan_regrade, regrade
@@ -61,7 +60,4 @@ def stored_name(config: GradeConfig) -> str:
 
 def _sha256_of(grader: str) -> str | None:
     """Of a grader's file: a changed one is another grader."""
-    if grader in GRADERS:
-        return None
-    path, _ = custom.check(grader)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return None if grader in GRADERS else user_code.sha256(grader)

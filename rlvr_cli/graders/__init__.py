@@ -9,6 +9,7 @@ package is cheap: a grader's module, and Math-Verify above all, is imported when
 from collections.abc import Callable
 from functools import partial
 
+from rlvr_cli import user_code
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.question_only import question_only_reward_fn
 from rlvr_cli.graders.r1_zero import FAILURE_KINDS, r1_zero_reward_fn
@@ -32,12 +33,12 @@ def check_grader(spec: str) -> None:
     """Raise `RlvrError` unless a grader of this name exists; a user's file is read, but not run."""
     if spec in GRADERS:
         return
-    from rlvr_cli.graders import custom
-
-    if not custom.is_custom(spec):
+    if not user_code.names_file(spec):
         raise RlvrError(
             f"There is no grader {spec}.", f"Choose one of {', '.join(GRADERS)}, or path/to/file.py:function."
         )
+    from rlvr_cli.graders import custom
+
     custom.check(spec)
 
 

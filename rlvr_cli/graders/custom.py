@@ -4,102 +4,32 @@ Enters: the specification. Leaves: a grading function. The file is the user's ow
 `check` reads it without running it, `load` runs it.
 """
 
-import ast
-import importlib.util
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from rlvr_cli.errors import RlvrError
+from rlvr_cli import user_code
 from rlvr_cli.types import Grade
+
+GRADER = user_code.Role("grader", 2, "(response: str, ground_truth: str) -> dict[str, float]")
 
 
 class BadGrade(TypeError):
     """The user's function returned something that is not a dictionary of finite rewards."""
 
 
-def is_custom(spec: str) -> bool:
-    """Whether a specification names a file and a function."""
-    return ".py:" in spec or spec.endswith(".py")
-
-
-def check(spec: str) -> tuple[Path, str]:
-    """The file and the function's name, after a look at the source that runs nothing.
-
-    Raises:
-        RlvrError: there is no such file, it is not Python, or it defines no such function.
-    """
-    path_text, _, name = spec.rpartition(":")
-    if not path_text or not name.isidentifier():
-        raise RlvrError(f"{spec} names no function.", "Write path/to/file.py:function.")
-    path = Path(path_text)
-    if not path.is_file():
-        raise RlvrError(f"There is no grader file {path}.", f"It was looked for in {Path.cwd()}.")
-    try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        raise RlvrError(f"{path}{f':{line}' if line else ''} is not Python: {error}", "Correct the file.") from error
-    defined = set(_top_level_names(tree))
-    if name not in defined and "*" not in defined:
-        functions = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
-        raise RlvrError(
-            f"{path} defines no function {name}.", f"It defines: {', '.join(functions) or 'no function at all'}."
-        )
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            _check_signature(node, path)
-    return path, name
-
-
-def _top_level_names(tree: ast.Module) -> list[str]:
-    names: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.append(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names += [alias.asname or alias.name for alias in node.names]
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.append(node.id)
-    return names
-
-
-def _check_signature(node: ast.FunctionDef, path: Path) -> None:
-    arguments = node.args
-    positional = len(arguments.posonlyargs) + len(arguments.args)
-    required = positional - len(arguments.defaults)
-    required_keywords = [a.arg for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
-    if (positional < 2 and arguments.vararg is None) or required > 2 or required_keywords:
-        raise RlvrError(
-            f"{path}:{node.lineno}: {node.name} cannot be called with two arguments.",
-            "A grader has the signature (response: str, ground_truth: str) -> dict[str, float].",
-        )
+def check(spec: str) -> None:
+    """Look at the source, which runs nothing. Raises RlvrError, see `user_code.find`."""
+    user_code.find(spec, GRADER)
 
 
 def load(spec: str) -> Callable[[str, str], Grade]:
     """Run the file and return its function as a grader.
 
     Raises:
-        RlvrError: see `check`; or the file raised an exception when it was run.
+        RlvrError: see `user_code.load`.
     """
-    path, name = check(spec)
-    module_spec = importlib.util.spec_from_file_location(f"rlvr_user_grader_{path.stem}", path.resolve())
-    assert module_spec is not None, path
-    assert module_spec.loader is not None, path
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # dataclasses and typing look the module up
-    directory = str(path.resolve().parent)
-    if directory not in sys.path:
-        sys.path.append(directory)  # what lies beside the file can be imported, but shadows nothing
-    try:
-        module_spec.loader.exec_module(module)
-    except Exception as error:
-        raise RlvrError(f"{path} could not be loaded: {type(error).__name__}: {error}", "Correct the file.") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise RlvrError(f"{name} in {path} is not a function.", "Write path/to/file.py:function.")
+    function = user_code.load(spec, GRADER)
 
     def grade(response: str, ground_truth: str) -> Grade:
         return grade_of(function(response, ground_truth))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def new_entry(
     relative: str, data: bytes | memoryview, *, rows: int, phase: str, step: int, version: int = SCHEMA_VERSION
 ) -> Entry:
-    """The entry of a file, of today's schema version unless another is given."""
+    """The entry of a file of today's schema version, or of an older one."""
     return entry_of(data, path=relative, rows=rows, phase=phase, step=step, schema_version=version)
 
 

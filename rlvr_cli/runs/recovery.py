@@ -38,7 +38,7 @@ def recover(run: Path, manifest: OpenManifest, keys: CommittedKeys, *, run_id: s
         notices: one sentence is added for each thing that was found and repaired.
 
     Raises:
-        RlvrError: a committed file is missing or damaged.
+        RlvrError: a committed file is missing or damaged, or a newer rlvr wrote a part.
     """
     if manifest.was_cut:
         notices.append(f"{shown(manifest.path)} ended in an incomplete line, which was removed.")

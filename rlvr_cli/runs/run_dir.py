@@ -27,7 +27,7 @@ run.json itself has no checksum: it must parse, but a changed value in it is not
 
 A run may be older than the rlvr that goes on with it. Its parts stay as they are, and readers fill the columns that they lack;
 what is added has the columns of today. Each manifest line has the schema version of its file, run.json the newest that may be
-among them: it is raised before anything is written, so that the older rlvr says "upgrade" and takes no new part for a damaged one.
+among them: it is raised before anything is added, so that the older rlvr says "upgrade" and takes no new part for a damaged one.
 """
 
 import errno
@@ -112,9 +112,10 @@ class RunDir:
         try:
             self._metadata = read_metadata(path)
             remove_temporaries(path)
-            self._raise_version()
             self._manifest = manifest = OpenManifest(path)
             self._entries = manifest.entries
+            if self._metadata["schema_version"] < SCHEMA_VERSION:
+                self._replace_metadata(self._metadata | {"schema_version": SCHEMA_VERSION})
             self._keys = CommittedKeys(path, manifest.entries)
             self._metrics = recover(path, manifest, self._keys, run_id=self.id, notices=self.notices)
             self._earlier_seconds = self._seconds_before()
@@ -370,7 +371,10 @@ class RunDir:
     def _set(self, **values: Any) -> None:
         self._assert_open()
         assert self._goes_on, "a run that is annotated stays as it is"
-        metadata = self._metadata | values | {"updated_at": utc_now(), "wall_seconds": round(self.wall_seconds, 3)}
+        times = {"updated_at": utc_now(), "wall_seconds": round(self.wall_seconds, 3)}
+        self._replace_metadata(self._metadata | values | times)
+
+    def _replace_metadata(self, metadata: dict[str, Any]) -> None:
         atomic_write(self.path / RUN_FILE, _json(metadata))
         self._metadata = metadata
 
@@ -402,13 +406,6 @@ class RunDir:
         group = (grader and grader_slug(grader), phase, step)
         names = [part_name(e.path) for e in self._entries if (e.phase, e.step) == (phase, step)]
         return max((n.number for n in names if n and n[:3] == group), default=-1) + 1
-
-    def _raise_version(self) -> None:
-        """What is written from now on is of today's version: an older rlvr must refuse the run, and not call it damaged."""
-        if self._metadata["schema_version"] < SCHEMA_VERSION:
-            metadata: dict[str, Any] = self._metadata | {"schema_version": SCHEMA_VERSION}
-            atomic_write(self.path / RUN_FILE, _json(metadata))
-            self._metadata = metadata
 
     def _seconds_before(self) -> float:
         recorded = self._metadata.get("wall_seconds")

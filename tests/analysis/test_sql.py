@@ -395,7 +395,8 @@ def test_slowest(ask):
     metrics = {
         ("train", 0): {"step/seconds": 4.0, "update/seconds": 3.0, "update/tokens": 99.0},
         ("train", 1): {"step/seconds": 6.0, "update/seconds": 5.0},
-        ("train", 2): {"sampling/waiting_seconds": 1.0},
+        ("train", 2): {"sampling/waiting_seconds": 1.0, "synchronisation/seconds": 0.5},  # an old run that went on
+        ("train", 3): {"weight_sync/seconds": 0.25},
         ("eval", 0): {"sampling/seconds": 9.0},
     }
     found = ask("slowest", [], metrics={"r": metrics})
@@ -405,6 +406,7 @@ def test_slowest(ask):
         ("eval", "sampling", 1, 9.0, None, 9.0, 9.0, 0),
         ("train", "update", 2, 8.0, 0.8, 4.0, 5.0, 1),
         ("train", "waiting for the sampler", 1, 1.0, 0.1, 1.0, 1.0, 2),
+        ("train", "weight_sync", 2, 0.75, 0.075, 0.375, 0.5, 2),
     ]
 
 

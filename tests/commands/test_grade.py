@@ -160,7 +160,7 @@ def test_what_changed_is_what_a_hand_counts(made, grader, capsys):
     # Nothing of the run itself has changed, and its status is what it was.
     assert {p: p.read_bytes() for p in before} == before
     assert read_run(made).metadata["status"] == "interrupted"
-    assert check_run(made) == []
+    assert check_run(made).findings == []
 
 
 def test_other_formats_print(made, grader, capsys):
@@ -258,7 +258,7 @@ def test_again_and_a_changed_file_supersede(made, grader, tmp_path, capsys):
     assert now["eval", "b", 1] == 1.0  # it said 8, and the truth is 7
     assert now["eval", "d", 0] is None
     assert len(grades_of(made)) == 17
-    assert check_run(made) == []
+    assert check_run(made).findings == []
     call(made, grader=grader)  # the training rollouts have grades of the old file
     assert "8 rollouts to grade, 9 graded already" in capsys.readouterr().err
 
@@ -316,11 +316,11 @@ def test_a_kill_at_any_point_loses_nothing(made, grader, point):
     assert killed.returncode == -9, killed.stderr
     seen = grades_of(made)  # readers see whole commits
     assert len(seen) in (1, 9)
-    assert [p for p in check_run(made) if "is not in the manifest" not in p] == []
+    assert [p for p in check_run(made).findings if "is not in the manifest" not in p] == []
     call(made, grader=grader)
     assert len(grades_of(made)) == 17
     assert set(seen) <= set(grades_of(made))
-    assert check_run(made) == []
+    assert check_run(made).findings == []
     assert not list(made.rglob("*.tmp"))
     assert not (made / "set-aside").exists()
     assert len(list((made / "grades").iterdir())) == 3  # none was graded twice

@@ -1,5 +1,6 @@
-"""models.py: what loads, what is refused and in which words, and that what is saved is whole."""
+"""The policy: what loads, what is refused and in which words, that what is saved is whole, and that an adapter has one place to enter."""
 
+import copy
 import hashlib
 import json
 import shutil
@@ -11,7 +12,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path, model_identity
-from rlvr_cli.models.policy import Policy, load_policy
+from rlvr_cli.models.log_probs import get_response_log_probs
+from rlvr_cli.models.policy import Policy, distinct, load_policy, policy_of
+from rlvr_cli.models.tokenization import collate
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.samplers.process import SamplingProcess
+from rlvr_cli.training.optimizer import make_optimizer
+from rlvr_cli.training.update import score, train_update
+from rlvr_cli.types import Request, SamplingParams
 
 
 @pytest.fixture
@@ -281,3 +289,175 @@ def test_a_downloaded_pickle_is_never_opened(downloaded, tmp_path):
 
 def test_the_builtin_model_lies_in_the_package():
     assert builtin_model_path().parts[-3:] == ("rlvr_cli", "assets", "tiny-math")
+
+
+# --- what a policy gives of its model
+
+
+def test_a_policy_of_a_model_is_a_view_of_it(tiny_model, tiny_tokenizer):
+    policy = Policy(tiny_model, tiny_tokenizer)
+    assert policy_of(policy) is policy
+    assert policy_of(tiny_model).model is tiny_model
+    assert (policy.vocabulary_size, policy.context_length) == (320, 512)
+    assert policy.num_parameters == sum(p.numel() for p in tiny_model.parameters())
+    assert all(
+        tensor.data_ptr() == tiny_model.state_dict()[name].data_ptr() for name, tensor in policy.weights().items()
+    )
+    with pytest.raises(AssertionError, match="a model alone"):
+        assert policy_of(tiny_model).tokenizer
+
+
+def test_the_head_of_the_hidden_states_gives_the_logits(tiny_model):
+    policy, ids = policy_of(tiny_model), torch.arange(12).view(2, 6)
+    mask = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 0, 0, 0, 0, 1]]).bool()
+    head = policy.head()
+    assert head.bias is None
+    logits = policy.hidden_states(ids, mask) @ head.weight.T
+    torch.testing.assert_close(logits, tiny_model(input_ids=ids).logits[mask])
+
+
+def test_a_reference_stays_what_was_loaded(tiny_model_dir):
+    policy = load_policy(tiny_model_dir, dtype="bfloat16")
+    loaded = {name: tensor.clone() for name, tensor in policy.weights().items()}
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters().values():
+            parameter.add_(1.0)
+    reference = policy.reference()
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters().values():
+            parameter.add_(1.0)
+    assert reference.trainable_parameters() == {}
+    assert all(tensor.equal(loaded[name]) for name, tensor in reference.weights().items())
+    assert not any(tensor.equal(loaded[name]) for name, tensor in policy.weights().items())
+
+
+# --- an adapter enters here and nowhere else
+
+
+class Rank1(torch.nn.Module):
+    """A linear layer with a trained matrix of rank 1 added to a frozen one."""
+
+    def __init__(self, plain: torch.nn.Linear, seed: int) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(seed)
+        self.plain = plain
+        self.left = torch.nn.Parameter(torch.randn(plain.out_features, 1, generator=draw) / 2)
+        self.right = torch.nn.Parameter(torch.randn(1, plain.in_features, generator=draw) / 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.plain(x) + x @ self.right.T @ self.left.T
+
+
+class Adapted(Policy):
+    """A policy with such layers: all that it says of itself beside what a plain one does."""
+
+    def weights_for_engine(self):
+        weights = {n.replace(".plain.", "."): t for n, t in self.weights().items() if not n.endswith(("left", "right"))}
+        for name, module in self.model.named_modules():
+            if isinstance(module, Rank1):
+                weights[f"{name}.weight"] = (module.plain.weight + module.left @ module.right).detach()
+        return weights
+
+    def plain_modules(self):
+        return ((name, module) for name, module in self.model.named_modules() if not isinstance(module, Rank1))
+
+
+@pytest.fixture
+def adapted(tiny_model, tiny_tokenizer):
+    model = copy.deepcopy(tiny_model).requires_grad_(False)
+    for number, layer in enumerate(model.model.layers):
+        layer.self_attn.q_proj = Rank1(layer.self_attn.q_proj, 2 * number)
+        layer.mlp.down_proj = Rank1(layer.mlp.down_proj, 2 * number + 1)
+    return Adapted(model, tiny_tokenizer)
+
+
+PARAMS = SamplingParams(max_tokens=12, min_tokens=0, stop=())
+REQUESTS = [Request("What is 12 + 30?", (1, 2, 3)), Request("数学", (4,))]
+
+
+def samples(sampler):
+    return sorted(sampler.sample(REQUESTS, PARAMS), key=lambda c: (c.request_index, c.sample_index))
+
+
+def assert_sampled_from(policy, completions):
+    """The sampler's log-probabilities are those of the policy's own forward pass."""
+    for c in completions:
+        batch = collate([c.prompt_ids], [c.token_ids], pad_id=1)
+        ours = score(policy, batch, micro_batch_size=1)[batch["response_mask"]]
+        assert list(c.logprobs) == pytest.approx(ours.tolist(), abs=1e-4)
+
+
+def test_merged_weights_reach_an_engine_with_a_model_of_its_own(adapted, tiny_model, tiny_tokenizer):
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+    before = samples(sampler)
+    sampler.load_weights(adapted, 1)
+    after = samples(sampler)
+    assert [c.token_ids for c in after] != [c.token_ids for c in before]
+    assert_sampled_from(adapted, after)
+    assert set(tiny_model.state_dict()) == set(adapted.weights_for_engine())
+
+
+def test_an_engine_that_shares_the_model_takes_its_fast_step_with_merged_weights(adapted, tiny_model):
+    sampler = TransformersSampler(adapted)
+    assert sampler.notes == ()
+    for version in (1, 2):
+        with torch.no_grad():
+            for parameter in adapted.trainable_parameters().values():
+                parameter.mul_(1.1)
+        sampler.load_weights(adapted, version)
+        assert_sampled_from(adapted, samples(sampler))
+    adapted.weights_for_engine = tiny_model.state_dict  # an engine that leaves the adapter out is found out
+    with pytest.raises(RlvrError, match="does not serve the model's weights"):
+        sampler.load_weights(adapted, 3)
+    del adapted.weights_for_engine
+    sampler.load_weights(adapted, 4)
+
+
+def test_merged_weights_reach_a_sampling_process(adapted, tiny_model_dir):
+    how = {
+        "dtype": "auto", "param_dtype": "float32", "device": "cpu", "max_batch_size": None, "cuda_graphs": True, "max_model_len": None,
+        "gpu_memory_utilization": 0.3, "seed": 0,
+    }  # fmt: skip
+    there = SamplingProcess("transformers", {"model": str(tiny_model_dir), **how})
+    try:
+        there.load_weights(adapted, 1)
+        assert_sampled_from(adapted, samples(there))
+    finally:
+        there.close()
+
+
+def test_what_is_saved_is_the_merged_model(adapted, tmp_path):
+    adapted.save(tmp_path / "model")
+    loaded = load_policy(tmp_path / "model")
+    ids = torch.arange(20).view(2, 10)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(input_ids=ids).logits, adapted.model(input_ids=ids).logits)
+    assert set(loaded.weights()) == set(adapted.weights_for_engine())
+    assert adapted.model.model.layers[0].mlp.down_proj.left.requires_grad  # as it was
+
+
+def test_an_update_moves_the_adapter_alone_and_shares_prefixes(adapted):
+    assert adapted.shares_prefixes
+    batch = collate([[5, 6, 7, 8]] * 3, [[9, 10], [9, 11, 12], [13]], pad_id=1)
+    before = {name: tensor.clone() for name, tensor in adapted.weights().items()}
+    with torch.no_grad():
+        logits = adapted.model(input_ids=batch["input_ids"]).logits.log_softmax(-1)
+    plain = logits.gather(-1, batch["labels"][..., None]).squeeze(-1) * batch["response_mask"]
+    ours = get_response_log_probs(adapted, batch["input_ids"], batch["labels"], response_mask=batch["response_mask"])
+    torch.testing.assert_close(ours["log_probs"], plain, atol=1e-5, rtol=1e-5)
+    optimizer = make_optimizer(adapted, learning_rate=1e-2)
+    metrics = train_update(adapted, optimizer, batch, learning_rate=1e-2, micro_batch_size=3)
+    assert metrics["update/shared"] > 0
+    assert metrics["optimizer/grad_norm"] > 0
+    moved = {name for name, tensor in adapted.weights().items() if not tensor.equal(before[name])}
+    assert moved == set(adapted.trainable_parameters())
+    assert len(moved) == 8
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {
+        id(p) for p in adapted.trainable_parameters().values()
+    }
+
+
+def test_tied_weights_are_one_tensor(tiny_model):
+    weights = policy_of(tiny_model).weights_for_engine()
+    assert {"lm_head.weight", "model.embed_tokens.weight"} <= set(weights)
+    assert set(weights) - set(distinct(weights)) == {"lm_head.weight"}

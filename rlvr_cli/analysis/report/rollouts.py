@@ -1,9 +1,12 @@
 """The rollouts of a report: which of them it holds, and their columns as the blocks that its page unpacks.
 
-Enters: runs. Leaves: a `report.Browser`, which says in words what was left out.
+Enters: runs. Leaves: a `page.Browser`, which says in words what was left out.
 """
 
+import base64
+import gzip
 import hashlib
+import json
 import math
 import re
 from collections import deque
@@ -15,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.database import Database, open_runs
-from rlvr_cli.analysis.report.html import pack
 from rlvr_cli.analysis.report.page import Browser
 from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
 from rlvr_cli.analysis.summary import run_files
@@ -23,6 +25,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import read_regular
 from rlvr_cli.runs.manifest import part_name
 from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.text import storable
 
 MAX_TOKENS = 30_000_000  # of all responses in a page: about 110 MB of HTML
 CHUNK_ROWS, CHUNK_TOKENS = 500, 200_000  # of a block that the page unpacks at once; a whole group is never cut
@@ -101,6 +104,12 @@ def excerpt(infos: Sequence[RunInfo], groups: Sequence[Group], *, max_rollouts: 
         spans,
         _left_out(groups, kept, by_rows=limit == max_rollouts),
     )
+
+
+def pack(value: Any) -> str:
+    """A value as JSON, compressed, in base64."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(storable(text).encode(), 6, mtime=0)).decode()
 
 
 def choose(groups: Sequence[Group], limit: int) -> list[Group]:
