@@ -9,7 +9,6 @@ from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.estimators import best_at_k, pass_at_k
 from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -51,7 +50,7 @@ def ask(tmp_path):
             if not (tmp_path / name).exists():
                 make(name, rows, (metrics or {}).get(name), (metadata or {}).get(name))
         chosen = named_queries()[query]
-        with open_runs([run_files(read_run(tmp_path / name)) for name in runs]) as database:
+        with open_runs([read_run(tmp_path / name) for name in runs]) as database:
             table = database.select(chosen.sql, {**chosen.parameters, **parameters})
         return [dict(zip(table.columns, values, strict=True)) for values in table.rows]
 

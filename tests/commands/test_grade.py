@@ -13,7 +13,6 @@ from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.grade_changes import cohen_kappa, compare_grades
 from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.commands.grade import run as grade
 from rlvr_cli.config.grade import GradeConfig
 from rlvr_cli.config.sources import resolve
@@ -87,7 +86,7 @@ def call(path: Path, **flags):
 
 
 def grades_of(path: Path, columns="*"):
-    with open_runs([run_files(read_run(path))]) as database:
+    with open_runs([read_run(path)]) as database:
         return database.select(
             f"SELECT {columns} FROM grades ORDER BY grader, phase, step, example_id, sample_index"
         ).rows
@@ -386,7 +385,7 @@ def test_the_query_graders_counts_the_same(made, grader):
     query = named_queries()["graders"]
 
     def rows(**parameters):
-        with open_runs([run_files(read_run(made))]) as database:
+        with open_runs([read_run(made)]) as database:
             table = database.select(query.sql, {**query.parameters, **parameters})
         return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 

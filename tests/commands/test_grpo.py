@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.commands import ei, grpo
 from rlvr_cli.config import config_of
 from rlvr_cli.config.ei import EiConfig
@@ -56,7 +55,7 @@ def rows_of(run, phase="train"):
 
 
 def metrics_of(run):
-    with open_runs([run_files(read_run(run))]) as database:
+    with open_runs([read_run(run)]) as database:
         found = defaultdict(dict)
         for phase, name, step, value in database.select("select phase, name, step, value from metrics").rows:
             found[phase, name][step] = value

@@ -20,7 +20,6 @@ from typing import Any
 from rlvr_cli.analysis.database import Database, open_runs
 from rlvr_cli.analysis.report.page import Browser
 from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import read_regular
 from rlvr_cli.runs.manifest import part_name
@@ -166,7 +165,7 @@ def _read_chunks(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_s
     """The rollouts of these groups, in their order and then that of the samples, a block's at a time."""
     for batch in _batches(groups, rows=READ_ROWS, tokens=READ_TOKENS):
         steps = {group.key[:3] for group in batch}
-        runs = [replace(run_files(info), parts=[p for p in info.parts if _step(info, p) in steps]) for info in infos]
+        runs = [replace(info, parts=[p for p in info.parts if _step(info, p) in steps]) for info in infos]
         with open_runs(runs, timeout_seconds=timeout_seconds) as database:
             rows = iter(_read(database, batch))
         for chunk in _batches(batch, rows=CHUNK_ROWS, tokens=CHUNK_TOKENS):
