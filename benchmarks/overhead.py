@@ -33,7 +33,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the `rlvr` script has 
 import rich.live
 from rows import Row, write
 
-from rlvr_cli.cli import app
+from rlvr_cli.cli import invoke
 from rlvr_cli.commands import grpo
 from rlvr_cli.rollouts import collect
 from rlvr_cli.runs import metrics_log
@@ -132,7 +132,7 @@ def run(steps: int, *, seed: int) -> tuple[dict[str, float], float]:
         with tempfile.TemporaryDirectory() as folder, terminal():
             size = ["--n-grpo-steps", str(steps + WARM_UP), "--eval-examples", "1", "--eval-every", "0"]
             where = ["--runs-dir", folder, "--seed", str(seed), "--checkpoint-every", "0"]
-            app.main(["grpo", "--preset", "quickstart", *size, *where], standalone_mode=False)
+            invoke(["grpo", "--preset", "quickstart", *size, *where])
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)

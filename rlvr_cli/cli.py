@@ -1,4 +1,4 @@
-"""The command line: config dataclasses become click options; a command's code is imported only when it runs.
+"""The command line: config dataclasses become Typer commands; a command is built, and its code imported, when it is asked for.
 
 Enters: argv. Leaves: exit status 0, 1 (the user can put it right), 2 (usage) or 130 (interrupted, what was done is kept).
 """
@@ -7,114 +7,256 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import Field
 from typing import Any
 
-import click
+import typer
+from typer.core import TyperCommand, TyperGroup
 
 from rlvr_cli import __version__, process
-from rlvr_cli.config.analyze import AnalyzeConfig
-from rlvr_cli.config.ei import EiConfig
-from rlvr_cli.config.eval import EvalConfig
-from rlvr_cli.config.filter import FilterConfig
-from rlvr_cli.config.grade import GradeConfig
-from rlvr_cli.config.grpo import GrpoConfig
-from rlvr_cli.config.options import Provenance, flag, options, value_type
-from rlvr_cli.config.quickstart import QuickstartConfig
-from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.completion import offers
+from rlvr_cli.config import config_of
+from rlvr_cli.config.options import flag, nearest, options, read_value, value_type
 from rlvr_cli.config.sources import resolve
+from rlvr_cli.config.synonyms import meant
 from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.terminal import help
 from rlvr_cli.text import printable
 
-COMMANDS: dict[str, type[Provenance]] = {
-    "quickstart": QuickstartConfig,
-    "eval": EvalConfig,
-    "sft": SftConfig,
-    "ei": EiConfig,
-    "grpo": GrpoConfig,
-    "grade": GradeConfig,
-    "filter": FilterConfig,
-    "analyze": AnalyzeConfig,
+COMMANDS = {
+    "quickstart": "See reward rise.",
+    "eval": "Measure a model on questions.",
+    "sft": "Fine-tune on reasoning traces.",
+    "ei": "Expert iteration.",
+    "grpo": "Policy gradient on groups of graded responses.",
+    "grade": "Grade a run again with another grader.",
+    "filter": "Make a dataset of what a run sampled, or of another dataset.",
+    "analyze": "Ask a run what happened.",
+    "check": "Read every byte of a run again.",
 }
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+COMPLETE = "_RLVR_COMPLETE"  # where a shell's completion script asks, by Typer's protocol
+MOVED = {"report": "analyze report", "list": "analyze --list", "plot": "analyze curves RUN --plot FILE.png"}
 
 
-class GroupedHelp(click.Command):
-    """Prints the options under the headings of their groups."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            heading = parameter.group if isinstance(parameter, Knob | Positional) else "Help"
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                groups.setdefault(heading, []).append(record)
-        for heading, records in groups.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
+class UsageError(RlvrError):
+    """What can be seen wrong in the command line alone: exit status 2."""
 
 
-class Knob(click.Option):
-    """An option that knows its group."""
+class Command(TyperCommand):
+    """A command whose help comes in two lengths."""
 
-    group: str
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+        assert self.name is not None
+        formatter.write(command_help(self.name, self.get_usage(ctx), every="help_all" in ctx.meta))
 
-
-class Positional(click.Argument):
-    """An argument that has a line in the help."""
-
-    group: str
-    help: str
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        return self.human_readable_name, self.help
+    def shell_complete(self, ctx: typer.Context, incomplete: str) -> list[Any]:
+        found = super().shell_complete(ctx, incomplete)
+        for item in found:
+            item.help = _brief(item.help or "")
+        return found
 
 
-def _parameter(option: Field[Any]) -> click.Parameter:
-    kind, several = value_type(option)
-    shown = " ".join(map(str, option.default)) if isinstance(option.default, tuple) else option.default
-    help_text = option.metadata["help"]
-    if option.metadata["choices"]:
-        help_text += f" One of: {', '.join(option.metadata['choices'])}."
-    if shown is not None and shown is not False and shown != "":
-        help_text += f"  [default: {shown}]"
-    # Absent is None (or empty): the config knows its default, and run.json says that it was one.
-    if option.metadata["argument"]:
-        argument = Positional([option.name], type=kind, required=False, nargs=-1 if several else 1)
-        argument.group, argument.help = option.metadata["group"], help_text
-        return argument
-    name = flag(option.name)
-    spelling = f"{name}/--no-{name[2:]}" if kind is bool else name
-    metavar = None if kind is bool else {str: "TEXT", int: "INT", float: "NUMBER"}[kind]
-    knob = Knob([spelling], type=kind, default=None, multiple=several, help=help_text, metavar=metavar)
-    knob.group = option.metadata["group"]
-    return knob
+class Commands(TyperGroup):
+    """The commands by name; one is built when it is called."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:
+        """Its name and line alone."""
+        return TyperCommand(cmd_name, short_help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, *rest = args
+        if name in COMMANDS:
+            return name, build(name), rest
+        if ctx.resilient_parsing:
+            return None, None, rest
+        raise unknown_command(name)
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+        panels = {
+            "Commands": [help.Row((name,), line) for name, line in COMMANDS.items()],
+            "Options": [
+                help.Row((", ".join(sorted(p.opts, key=len)),), getattr(p, "help", "") or "")
+                for p in self.get_params(ctx)
+            ],
+        }
+        closing = ["rlvr COMMAND --help shows the options of a command. A first look: rlvr quickstart --name q0"]
+        formatter.write(help.page("Usage: rlvr COMMAND [OPTIONS]", self.help or "", panels, closing=closing))
 
 
-def _command(name: str, config_type: type[Provenance]) -> click.Command:
+app = typer.Typer(
+    cls=Commands,
+    help="Reinforcement learning from verifiable rewards: sample, grade, train, and ask SQL what happened.",
+    context_settings=HELP_OPTIONS,
+)
+
+
+def _say_version(value: bool) -> None:
+    if value:
+        print(f"rlvr {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", is_eager=True, callback=_say_version, help="Print the version."),
+) -> None:
+    pass
+
+
+def build(name: str) -> TyperCommand:
+    """The Typer command of a config: a parameter per option."""
+    config_type = config_of(name)
+
     def run(**flags: Any) -> None:
-        given = {k: v for k, v in flags.items() if v is not None and v != ()}
+        # Absent is None: the config knows its default, and run.json says that it was one.
+        given = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items() if v is not None}
+        given.pop("help_all", None)
         config = resolve(config_type, flags=given, command=name)
         importlib.import_module(f"rlvr_cli.commands.{name}").run(config)
 
-    help_text = inspect.getdoc(config_type) or ""
-    return GroupedHelp(
-        name,
-        callback=run,
-        params=[_parameter(f) for f in options(config_type)],
-        help=help_text,
-        short_help=help_text.split(":")[0] + ".",
-        context_settings={"help_option_names": ["-h", "--help"]},
+    parameters = [_parameter(option, command=name) for option in options(config_type)]
+    run.__signature__ = inspect.Signature([*parameters, _HELP_ALL])  # type: ignore[attr-defined]
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, cls=Command, help=inspect.getdoc(config_type), context_settings=HELP_OPTIONS)(run)
+    command = typer.main.get_command(alone)
+    assert isinstance(command, TyperCommand)
+    return command
+
+
+def _help_all(ctx: typer.Context, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta["help_all"] = True
+        print(ctx.get_help())
+        raise typer.Exit
+
+
+_HELP_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    annotation=bool,
+    default=typer.Option(False, "--help-all", is_eager=True, callback=_help_all, help="Show every option and exit."),
+)
+
+
+def _parameter(option: Field[Any], *, command: str) -> inspect.Parameter:
+    kind, several, choices, _ = value_type(option)
+    name, kinds = flag(option.name), option.metadata["completes"]
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+        if kinds:
+            return offers(kinds, command=command, given=ctx.params, typed=incomplete)
+        return [(choice, "") for choice in choices if choice]
+
+    def parse(text: str) -> Any:
+        try:
+            return read_value(option, text)
+        except RlvrError as e:
+            raise UsageError(e.problem, e.hint) from e
+
+    shown: dict[str, Any] = {"help": option.metadata["help"], "autocompletion": complete}
+    shown |= {"rich_help_panel": option.metadata["group"], "show_default": False}
+    if option.metadata["argument"]:
+        info = typer.Argument(None, metavar=option.name.upper(), parser=parse, **shown)
+    elif kind is bool:
+        info = typer.Option(None, f"{name}/--no-{name[2:]}", **shown)
+    else:
+        info = typer.Option(None, name, metavar=_metavar(option), parser=parse, **shown)
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, annotation=list[kind] if several else kind, default=info
     )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="rlvr", message="%(prog)s %(version)s")
-def app() -> None:
-    """Reinforcement learning from verifiable rewards: sample, grade, train, and ask SQL what happened."""
+def _metavar(option: Field[Any]) -> str:
+    return {str: "TEXT", int: "INT", float: "NUMBER"}[value_type(option).kind]
 
 
-for _name, _config_type in COMMANDS.items():
-    app.add_command(_command(_name, _config_type))
+def command_help(name: str, usage: str, *, every: bool) -> str:
+    """The help of a command: what most people set, or every option."""
+    config_type = config_of(name)
+    summary, _, examples = (inspect.getdoc(config_type) or "").partition("\n\nExamples:\n")
+    panels: dict[str, list[help.Row]] = {"Arguments": []}
+    known = [option for option in options(config_type) if not option.metadata["argument"]]
+    for option in options(config_type):
+        if option.metadata["argument"]:
+            panels["Arguments"].append(help.Row((option.name.upper(),), option.metadata["help"]))
+        elif every or option.metadata["common"]:
+            panels.setdefault(option.metadata["group"], []).append(_row(option))
+    hidden = len(known) - sum(map(len, panels.values())) + len(panels["Arguments"])
+    panels["Help"] = [
+        help.Row(("-h, --help",), "What most people set."),
+        help.Row(("--help-all",), f"All {len(known)} options." if hidden else "The same: these are all options."),
+    ]
+    closing = [f"{hidden} more options: rlvr {name} --help-all", ""] if hidden else []
+    return help.page(usage, summary, panels, closing=[*closing, "Examples:", *examples.splitlines()])
+
+
+def _row(option: Field[Any]) -> help.Row:
+    """An option with its choices and its default."""
+    kind, several, choices, own = value_type(option)
+    name, text = flag(option.name), option.metadata["help"]
+    if choices:
+        text += f" [{'|'.join([c for c in choices if c] + ['FILE.py:FUNCTION'] * own)}]"
+    if kind is bool:
+        return (
+            help.Row((name, f"--no-{name[2:]}"), f"{text} [default: on]") if option.default else help.Row((name,), text)
+        )
+    default: Any = option.default
+    if several:
+        default = " ".join(default)
+    if default not in (None, ""):
+        text += f" [default: {default}]"
+    return help.Row((f"{name} {_metavar(option)}",), text)
+
+
+def _brief(text: str) -> str:
+    """The beginning of a help, for a line in a menu of completions."""
+    first = text.split(". ")[0].split(": ")[0].split(" (")[0].split(";")[0].rstrip(".")
+    return first if len(first) <= 60 else f"{first[:59]}…"
+
+
+def unknown_command(name: str) -> UsageError:
+    """Says which command was meant; what others have as commands are queries here."""
+    from rlvr_cli.analysis.named_queries import named_queries
+
+    problem = f"There is no command {name!r}."
+    if name in MOVED or name in named_queries():
+        return UsageError(problem, f"Did you mean: rlvr {MOVED.get(name, f'analyze {name}')}")
+    near = nearest(name, COMMANDS)
+    return UsageError(problem, f"Did you mean: rlvr {near[0]}" if near else f"The commands: {', '.join(COMMANDS)}.")
+
+
+def usage_error(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:
+    """What the parser says, in two lines."""
+    name = next((word for word in arguments[:1] if word in COMMANDS), "")
+    path = f"rlvr {name}".strip()
+    if not hasattr(error, "possibilities"):  # which it has when there is no such option
+        return UsageError(error.format_message(), f"{path} --help shows how it is used.")
+    option: str = getattr(error, "option_name")  # noqa: B009
+    typed = next((word.partition("=")[0] for word in arguments if word.startswith(option)), option)  # -lr is read as -l
+    if not name:
+        return UsageError(f"rlvr has no option {typed}.", "Options come after the command: rlvr COMMAND --help")
+    known = [option.name for option in options(config_of(name)) if not option.metadata["argument"]]
+    near = meant(typed.removeprefix("--no-"), known)
+    hint = f"Did you mean {' or '.join(map(flag, near))}? " if near else ""
+    return UsageError(f"{path} has no option {typed}.", f"{hint}{path} --help-all lists every option.")
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run a command. Returns the exit status; an error is raised."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("rlvr", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as e:
+        return e.exit_code
+    except typer.TyperException as e:
+        raise usage_error(e, arguments) from e
+    return 0
 
 
 def main() -> None:
@@ -123,19 +265,15 @@ def main() -> None:
     # Torch's threads would spin while they wait, which starves them (measured: 40 times slower) when anything else wants a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        sys.exit(app.main(sys.argv[1:] or ["--help"], prog_name="rlvr", standalone_mode=False))
-    except click.ClickException as e:
-        # Not e.show(): what was typed may hold what a terminal acts on.
-        if isinstance(e, click.UsageError) and e.ctx is not None:
-            print(e.ctx.get_usage(), f"Try '{e.ctx.command_path} --help'.", sep="\n", file=sys.stderr)
-        print(f"error: {printable(e.format_message())}", file=sys.stderr)
-        sys.exit(e.exit_code)
+        if COMPLETE in os.environ:  # a shell asks what may follow
+            typer.main.get_command(app).main(prog_name="rlvr", complete_var=COMPLETE)
+        sys.exit(invoke(sys.argv[1:] or ["--help"]))
     except RlvrError as e:
         print(f"error: {printable(e.problem)}", file=sys.stderr)
         if e.hint:
             print(f"  {printable(e.hint)}", file=sys.stderr)
-        sys.exit(1)
-    except (Interrupted, KeyboardInterrupt, click.Abort) as e:
+        sys.exit(2 if isinstance(e, UsageError) else 1)
+    except (Interrupted, KeyboardInterrupt) as e:
         print(f"interrupted{f': {printable(str(e))}' if str(e) else ''}", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:

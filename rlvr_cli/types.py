@@ -9,7 +9,7 @@ To add a column, put a field last, say since when it is there, and give it a def
     value: Annotated[Float32 | None, Since(3)] = None
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, Protocol
@@ -32,6 +32,7 @@ LogProbs = tuple[Float32, ...]  # nats
 
 FinishReason = Literal["stop", "length"]
 Phase = Literal["train", "eval"]
+FormatRule = Literal["literal", "lenient"]  # of r1_zero and countdown: one space between the tags, or any white space
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,3 +219,17 @@ class Metric:
     value: float
     wall_seconds: float  # of work since the run started, pauses left out
     gpu_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What is printed: rows with named columns; a missing value is None."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    title: str = ""
+    more: bool = False  # rows were left out because of a limit
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The rows by column."""
+        return (dict(zip(self.columns, row, strict=True)) for row in self.rows)

@@ -31,6 +31,7 @@ ROOMS = {
     "analysis": "what happened",
     "commands": "a page each",
     "handout": "the functions of the course",
+    "completion": "what the Tab key offers",
     "cli": "names of commands; exit statuses",
     "__main__": "python -m rlvr_cli",
 }
@@ -41,18 +42,22 @@ HEAVY = {
     "pyarrow",
     "duckdb",
     "rich",
+    "pydantic",
     "vllm",
     "openai",
     "math_verify",
     "sympy",
     "matplotlib",
+    "jinja2",
 }
 # Where a library may be imported: rooms or files.
 HOMES = {
     "duckdb": {"analysis/database"},
     "matplotlib": {"analysis/plots"},
+    "jinja2": {"analysis/report/page"},
     "rich": {"terminal"},
-    "click": {"cli"},
+    "typer": {"cli"},
+    "click": set(),  # Typer brings its own
     "openai": {"samplers/openai"},
     "vllm": {"samplers/vllm"},
     "datasets": {"data/datasets"},
@@ -74,6 +79,7 @@ LIGHT = {
     "config",
     "runs",
     "data",
+    "completion",
     "cli",
     "analysis/database",
     "analysis/named_queries",

@@ -1,5 +1,6 @@
 """The command line: every option documented, the list of options frozen, errors that teach, exit statuses that mean something."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -7,18 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from rlvr_cli.cli import COMMANDS, app
+from rlvr_cli import process
+from rlvr_cli.cli import COMMANDS, build, invoke, main
+from rlvr_cli.config import config_of
 from rlvr_cli.config.options import flag, options
+from rlvr_cli.config.sources import resolve
+from rlvr_cli.errors import RlvrError
 
 ROOT = Path(__file__).parents[1]
 
 
 def rlvr(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the real command in a process of its own."""
-    import os
-
     return subprocess.run(
         [sys.executable, "-c", "from rlvr_cli.cli import main; main()", *arguments],
         cwd=cwd,
@@ -29,21 +31,145 @@ def rlvr(*arguments: str, cwd: Path | None = None, **environment: str) -> subpro
     )
 
 
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert invoke(arguments) == 0
+    return capsys.readouterr().out
+
+
+def groups(page: str) -> dict[str, str]:
+    """The text under each heading of a plain page."""
+    parts = re.split(r"^(\w+):$", page, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_is_in_its_help_under_its_group(command):
-    shown = CliRunner().invoke(app, [command, "--help"]).output
-    flat = re.sub(r"\s+", " ", shown)
-    for option in options(COMMANDS[command]):
+def test_every_option_is_in_the_whole_help_under_its_group(capsys, command):
+    sections = groups(shown(capsys, command, "--help-all"))
+    for option in options(config_of(command)):
         assert option.metadata["help"].strip(), option.name
-        assert re.sub(r"\s+", " ", option.metadata["help"][:30]) in flat.replace("- ", "-"), option.name
-        if not option.metadata["argument"]:
-            assert flag(option.name) in flat
-            assert f"{option.metadata['group']}:" in shown
+        text = re.sub(r"\s+", " ", sections["Arguments" if option.metadata["argument"] else option.metadata["group"]])
+        name = option.name.upper() if option.metadata["argument"] else flag(option.name)
+        assert re.search(rf"(^| ){re.escape(name)} ", text), option.name
+        assert re.sub(r"\s+", " ", option.metadata["help"])[:30] in text, option.name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_is_no_wall_and_says_where_the_rest_is(capsys, command):
+    page = shown(capsys, command, "--help")
+    knobs = [o for o in options(config_of(command)) if not o.metadata["argument"]]
+    listed = set(re.findall(r"^  (--[a-z][a-z0-9-]*)", page, re.MULTILINE)) - {"--help-all"}
+    listed = {name for name in listed if not name.startswith("--no-")}
+    assert listed == {flag(o.name) for o in knobs if o.metadata["common"]}
+    assert 2 <= len(listed) <= 28
+    hidden = len(knobs) - len(listed)
+    assert (f"{hidden} more options: rlvr {command} --help-all" in page) == (hidden > 0)
+
+
+def test_help_tells_choices_and_defaults(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    page = re.sub(r"\s+", " ", shown(capsys, "grpo", "--help-all")).replace("| ", "|")
+    assert "[none|mask|soft_punish] [default: none]" in page
+    assert "[no_baseline|reinforce_with_baseline|grpo_clip|grpo_no_clip|FILE.py:FUNCTION]" in page
+    assert "Responses per question. [default: 8]" in page
+    assert re.search(r"--stop TEXT .*? \[default: </answer>\]", page)
+    assert (
+        "--use-std-normalization Divide advantages by the standard deviation of their group. [default: on] --no-use"
+        in page
+    )
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_no_name_of_an_option_is_cut_however_narrow_the_page(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    page = shown(capsys, "grpo", "--help-all")
+    assert {flag(o.name) for o in options(config_of("grpo"))} <= set(re.findall(r"--[a-z][a-z0-9-]*", page))
+    widest = max(len(line) for line in page.partition("more options")[0].partition("Examples:")[0].splitlines())
+    assert widest <= max(int(columns), 60) <= 200
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_on_a_terminal_the_groups_are_panels(columns):
+    """A real terminal: nothing is cut, and every line is as wide as the panel."""
+    page = on_a_terminal("grpo", "--help-all", columns=columns)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", page).replace("\r", "")
+    assert "\x1b[" in page
+    for group in ("Data", "Algorithm", "Optimization", "Run"):
+        assert f"╭─ {group} ─" in plain
+    names = set(re.findall(r"--[a-z][a-z0-9-]*", plain))
+    assert {flag(o.name) for o in options(config_of("grpo"))} <= names
+    assert "…" not in plain
+    assert {len(line) for line in plain.splitlines() if line.startswith(("│", "╭", "╰"))} == {columns}
+
+
+def on_a_terminal(*arguments: str, columns: int) -> str:
+    import pty
+
+    leader, follower = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", "from rlvr_cli.cli import main; main()", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(columns), "TERM": "xterm-256color"},
+        stdout=follower,
+    )
+    os.close(follower)
+    parts = []
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:  # Linux: the other end is closed
+            part = b""
+        if not part:
+            break
+        parts.append(part)
+    os.close(leader)
+    assert child.wait(timeout=60) == 0
+    return b"".join(parts).decode()
+
+
+def test_the_root_help_builds_no_command():
+    """It lists names with a line each, and loads neither configs nor what draws on terminals."""
+    code = (
+        "import sys\nfrom rlvr_cli.cli import invoke\ninvoke(['--help'])\n"
+        "print([m for m in sys.modules if m.startswith('rlvr_cli.config.') or m in ('pydantic', 'rich', 'torch')])"
+    )
+    wide = {**os.environ, "COLUMNS": "100"}
+    done = subprocess.run([sys.executable, "-c", code], env=wide, capture_output=True, text=True, check=True)
+    *page, loaded = done.stdout.splitlines()
+    for command, line in COMMANDS.items():
+        assert any(row.split() == [command, *line.split()] for row in page)
+        assert f"rlvr_cli.config.{command}" not in loaded
+    assert not [name for name in ("pydantic", "'rich'", "torch") if name in loaded]
+
+
+def test_the_help_of_a_command_loads_the_config_of_no_other():
+    code = "import sys\nfrom rlvr_cli.cli import invoke\ninvoke(['sft', '--help'])\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "rlvr_cli.config.sft" in loaded
+    assert not {f"rlvr_cli.config.{name}" for name in COMMANDS if name != "sft"} & set(loaded)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_line_of_a_command_is_the_beginning_of_its_help(command):
+    doc = re.sub(r"\s+", " ", config_of(command).__doc__ or "")
+    assert doc.startswith(COMMANDS[command].removesuffix("."))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_ends_with_examples_that_are_commands(capsys, command):
+    examples = shown(capsys, command, "--help").partition("Examples:\n")[2].splitlines()
+    assert 1 <= len(examples) <= 3
+    for example in examples:
+        program, name, *words = shlex.split(example)
+        assert (program, name) == ("rlvr", command)
+        with build(name).make_context(name, words) as context:
+            given = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in context.params.items() if v not in (None, ())
+            }
+        resolve(config_of(name), flags={k: v for k, v in given.items() if k != "help_all"}, command=name)
 
 
 def test_the_options_are_the_ones_agreed_on():
     """The surface cannot grow by accident: a new option is also a line of tests/fixtures/options.txt."""
-    now = [f"{name} {flag(o.name)}" for name, config in COMMANDS.items() for o in options(config)]
+    now = [f"{name} {flag(o.name)}" for name in COMMANDS for o in options(config_of(name))]
     assert now == (ROOT / "tests/fixtures/options.txt").read_text().splitlines()
 
 
@@ -55,7 +181,7 @@ def test_every_readme_command_parses():
         words = shlex.split(line)
         if words[1] in ("--help", "--version"):
             continue
-        known = {flag(o.name) for o in options(COMMANDS[words[1]])} | {"--help"}
+        known = {flag(o.name) for o in options(config_of(words[1]))} | {"--help", "--help-all"}
         for word in words[2:]:
             if word.startswith("--"):
                 assert word.split("=")[0] in known, line
@@ -76,10 +202,106 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
     assert not {"\x1b", "\x07"} & set(done.stderr)
 
 
-def test_usage_errors_exit_2(tmp_path):
-    done = rlvr("eval", "--no-such-option", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("line", "status", "says", "hints"),
+    [
+        # what the parser can know: 2
+        ("eval --no-such-option", 2, "rlvr eval has no option --no-such-option.", "rlvr eval --help-all"),
+        ("grpo --learning-rat 1", 2, "no option --learning-rat.", "Did you mean --learning-rate?"),
+        ("grpo --lr 1e-5", 2, "no option --lr.", "Did you mean --learning-rate?"),
+        ("grpo --lr=1e-5", 2, "no option --lr.", "Did you mean --learning-rate?"),
+        ("grpo -lr 1e-5", 2, "no option -lr.", "Did you mean --learning-rate?"),
+        ("sft --epochs 3", 2, "no option --epochs.", "Did you mean --sft-epochs?"),
+        ("grpo --epochs 3", 2, "no option --epochs.", "Did you mean --epochs-per-rollout-batch?"),
+        ("ei --batch-size 3", 2, "no option --batch-size.", "Did you mean --train-batch-size or --max-batch-size?"),
+        ("eval --temperature 0", 2, "no option --temperature.", "Did you mean --sampling-temperature?"),
+        ("grpo --no-use-std-normalisation", 2, "no option", "Did you mean --use-std-normalization?"),
+        ("grop", 2, "There is no command 'grop'.", "Did you mean: rlvr grpo"),
+        ("report", 2, "There is no command 'report'.", "Did you mean: rlvr analyze report"),
+        ("compare a b", 2, "There is no command 'compare'.", "Did you mean: rlvr analyze compare"),
+        ("curves", 2, "There is no command 'curves'.", "Did you mean: rlvr analyze curves"),
+        ("xyzzy", 2, "There is no command 'xyzzy'.", "quickstart, eval, sft"),
+        ("--seed 3 grpo", 2, "rlvr has no option --seed.", "after the command"),
+        ("grpo --seed x", 2, "--seed is 'x'.", "It takes a whole number."),
+        ("grpo --seed 1.5", 2, "--seed is '1.5'.", "It takes a whole number."),
+        ("grpo --learning-rate fast", 2, "--learning-rate is 'fast'.", "It takes a number."),
+        ("grpo --learning-rate nan", 2, "--learning-rate is nan.", "Give a number."),
+        ("grpo --loss-type grpo-clip", 2, "--loss-type is 'grpo-clip'. Did you mean grpo_clip?", "FILE.py:FUNCTION"),
+        ("analyze --format jsn", 2, "--format is 'jsn'. Did you mean json?", "Choose one of table, json"),
+        ("filter x --phase tran", 2, "--phase is 'tran'. Did you mean train?", "Choose one of train, eval, all."),
+        ("grpo --seed", 2, "Option '--seed' requires an argument.", "rlvr grpo --help"),
+        ("grpo extra", 2, "Got unexpected extra argument(s) (extra)", "rlvr grpo --help"),
+        # what takes more than the command line to see: 1
+        ("grpo --group-size 0", 1, "--group-size is 0.", "It must be at least 1."),
+        ("grpo --preset quickstat", 1, "no preset 'quickstat'. Did you mean quickstart?", "Its presets:"),
+        ("sft --preset dapo", 1, "no preset 'dapo'.", "Its presets: cs336, quickstart."),
+        ("analyze curve", 1, "no query named 'curve'. Did you mean curves?", "Named queries:"),
+        ("grade norun --grader gsm8k", 1, "There is no run 'norun'", "--runs-dir"),
+    ],
+)
+def test_what_is_mistyped_is_answered_with_the_nearest_in_two_lines(
+    tmp_path, capsys, monkeypatch, line, status, says, hints
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rlvr", *shlex.split(line)])
+    monkeypatch.setattr(process, "process_may_end", False)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == status
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    first, second = printed.err.splitlines()
+    assert first.startswith("error: ")
+    assert says in first
+    assert second.startswith("  ")
+    assert hints in second
+
+
+def test_a_mistyped_run_is_answered_with_the_nearest_run_and_query(tmp_path):
+    for name in ("q0-grpo", "summaries"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    with pytest.raises(RlvrError, match=r"Did you mean the run q0-grpo\?"):
+        invoke(["analyze", "q0-grp", "--runs-dir", str(tmp_path)])
+    with pytest.raises(RlvrError, match=r"Did you mean summary, or the run summaries\?"):
+        invoke(["analyze", "summar", "--runs-dir", str(tmp_path)])
+
+
+def test_a_loss_of_ones_own_is_a_choice():
+    """FILE.py:FUNCTION stands beside the losses, and beside nothing that cannot take one."""
+    with build("grpo").make_context("grpo", ["--loss-type", "mine.py:loss"]) as context:
+        assert context.params["loss_type"] == "mine.py:loss"
+    with pytest.raises(RlvrError, match="Choose one of none, mask, soft_punish"):
+        invoke(["grpo", "--overlong", "mine.py:loss"])
+
+
+def test_values_reach_the_config_as_they_are_typed(monkeypatch):
+    seen = []
+    monkeypatch.setattr("rlvr_cli.commands.eval.run", seen.append)
+    invoke(
+        shlex.split("eval --limit 3 --sampling-temperature 1e-1 --stop a --stop '' --no-cuda-graphs --skip-bad-lines")
+    )
+    invoke(["eval", "--engine", "vllm"])
+    first, second = seen
+    assert (first.limit, first.sampling_temperature, first.stop) == (3, 0.1, ("a", ""))
+    assert (first.cuda_graphs, first.skip_bad_lines) == (False, True)
+    given = {k for k, source in first.sources.items() if source == "flag"}
+    assert given == {"limit", "sampling_temperature", "stop", "cuda_graphs", "skip_bad_lines"}
+    assert (second.engine, second.stop, second.limit) == ("vllm", ("</answer>",), None)
+    assert [k for k, source in second.sources.items() if source == "flag"] == ["engine"]
+
+
+def test_ctrl_c_is_told_and_exits_130(monkeypatch, capsys):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlvr_cli.commands.analyze.run", interrupted)
+    monkeypatch.setattr(sys, "argv", ["rlvr", "analyze"])
+    monkeypatch.setattr(process, "process_may_end", False)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_error_text_cannot_act_on_the_terminal(tmp_path):
@@ -96,7 +318,8 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path):
         ["bash", "-o", "pipefail", "-c", command], env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
     )  # fmt: skip
     assert "Traceback" not in done.stderr
+    assert done.returncode == 0
 
 
-def test_version():
-    assert re.fullmatch(r"rlvr \d+\.\d+\.\d+\n", CliRunner().invoke(app, ["--version"]).output)
+def test_version(capsys):
+    assert re.fullmatch(r"rlvr \d+\.\d+\.\d+\n", shown(capsys, "--version"))

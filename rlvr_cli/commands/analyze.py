@@ -3,7 +3,6 @@
 Enters: an AnalyzeConfig. Leaves: the result on stdout; on stderr the run that it is about and what was left out.
 """
 
-import difflib
 import json
 import re
 import textwrap
@@ -14,11 +13,12 @@ from typing import Any
 
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_query
-from rlvr_cli.analysis.summary import combined_tables, run_files, summarize
+from rlvr_cli.analysis.summary import combined_tables, summarize
 from rlvr_cli.config.analyze import AnalyzeConfig
+from rlvr_cli.config.options import nearest
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import ROLLOUTS, part_name
-from rlvr_cli.runs.readers import RunInfo, latest_run, read_run, resolve_run
+from rlvr_cli.runs.readers import RunInfo, latest_run, read_run, resolve_run, run_names
 from rlvr_cli.terminal import cases, console, tables
 
 COUNTS = {
@@ -49,7 +49,7 @@ def run(config: AnalyzeConfig) -> None:
         config = replace(config, query="summary", runs=(config.query, *config.runs))
     if config.query == REPORT:
         return report(config)
-    query = find_query(config.query)
+    query = find_query(config.query, config.runs_dir)
     if config.show:
         return console.source(query.sql)
     if config.plot:
@@ -62,7 +62,7 @@ def run(config: AnalyzeConfig) -> None:
     infos = _read(paths)
     if query.name == "summary":
         return summarize_runs(infos, config, parameters)
-    with open_runs([run_files(i) for i in infos], timeout_seconds=config.timeout_seconds) as database:
+    with open_runs(infos, timeout_seconds=config.timeout_seconds) as database:
         result = database.select(query.sql, parameters, limit=0 if config.plot else config.limit)
     if config.plot:
         from rlvr_cli.analysis.figures import figures
@@ -136,7 +136,7 @@ def is_run(text: str, runs_dir: str) -> bool:
     return any((folder / text / "run.json").is_file() for folder in (Path(), Path(runs_dir)))
 
 
-def find_query(text: str) -> NamedQuery:
+def find_query(text: str, runs_dir: str) -> NamedQuery:
     """The named query, the ``.sql`` file, or the SQL that the argument is.
 
     Raises:
@@ -151,9 +151,9 @@ def find_query(text: str) -> NamedQuery:
         except (OSError, ValueError) as e:
             raise RlvrError(f"Cannot read the query {text}: {e}", "A .sql file holds one SELECT, in UTF-8.") from e
     if re.fullmatch(r"[\w./-]*", text):
-        near = difflib.get_close_matches(text, queries, n=1)
+        near = nearest(text, queries) + [f"the run {name}" for name in nearest(text, run_names(runs_dir))]
         raise RlvrError(
-            f"There is no query named {text!r}." + (f" Did you mean {near[0]}?" if near else ""),
+            f"There is no query named {text!r}." + (f" Did you mean {', or '.join(near)}?" if near else ""),
             f"Named queries: {', '.join(queries)}. Or give a SELECT in quotes, or a .sql file."
             " Runs come after it: rlvr analyze summary RUN.",
         )
@@ -210,7 +210,7 @@ def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: 
     chosen = {"phase": parameters["phase"], "step": parameters["step"], "timeout_seconds": config.timeout_seconds}
     summaries = [summarize(info, **chosen) for info in infos]
     if len(summaries) == 1:
-        return tables.print_summary(summaries[0], output=config.format)
+        return tables.print_tables(summaries[0].tables(), output=config.format, missing="–")
     tables.print_tables(combined_tables(summaries), output=config.format, missing="–")
 
 
@@ -230,7 +230,7 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
         raise RlvrError(
             "compare wants runs in both arms, each once.", "The steps of one run: rlvr analyze migration RUN"
         )
-    with open_runs([run_files(i) for i in runs], timeout_seconds=config.timeout_seconds) as database:
+    with open_runs(runs, timeout_seconds=config.timeout_seconds) as database:
         ids_a, ids_b = ([info.id for info in arm] for arm in infos)
         comparison = compare(database, ids_a, ids_b, phase=parameters["phase"], step=parameters["step"])
     *numbers, words = comparison.tables()

@@ -37,7 +37,7 @@ def run(config: EvalConfig) -> None:
     grader = choose_grader(config.grader, dataset_grader=dataset.default_grader, prompt=config.prompt)
     pool = GraderPool(
         grader,
-        format_rule=config.format_rule,  # type: ignore[arg-type]  (one of its choices)
+        format_rule=config.format_rule,
         workers=config.grader_workers,
         timeout=config.grader_timeout,
     )
@@ -94,7 +94,7 @@ def run(config: EvalConfig) -> None:
                 )
         finally:
             sampler.close()
-    tables.print_summary(summarize(run.path), output=config.format)
+    tables.print_tables(summarize(run.path).tables(), output=config.format, missing="–")
 
 
 def check_dataset(dataset: Dataset, grader: str, pool: GraderPool, *, output: str) -> None:

@@ -26,7 +26,7 @@ def run(config: GradeConfig) -> None:
         raise RlvrError("By which grader?", f"Choose one of {', '.join(GRADERS)}, or FILE.py:FUNCTION, with --grader.")
     pool = GraderPool(
         config.grader,
-        format_rule=config.format_rule,  # type: ignore[arg-type]  (one of its choices)
+        format_rule=config.format_rule,
         workers=config.grader_workers,
         timeout=config.grader_timeout,
     )
@@ -36,13 +36,7 @@ def run(config: GradeConfig) -> None:
         console.say(f"run      {run.path} ({run.metadata['status']})")
         for notice in run.notices:
             console.say(notice)
-        works = plan_regrade(
-            run,
-            grader=grader,
-            grader_sha256=sha256,
-            phase=config.phase,  # type: ignore[arg-type]  (one of its choices)
-            again=config.again,
-        )
+        works = plan_regrade(run, grader=grader, grader_sha256=sha256, phase=config.phase, again=config.again)
         done, left = sum(w.done for w in works), sum(w.left for w in works)
         console.say(f"grader   {grader}: {left} rollouts to grade" + (f", {done} graded already" if done else ""))
         try:
@@ -54,7 +48,7 @@ def run(config: GradeConfig) -> None:
             words += ["--format-rule", config.format_rule] if config.format_rule != "literal" else []
             words += ["--phase", config.phase] if config.phase != "all" else []
             raise Interrupted(f"what is done is kept in {run.path}; go on with: {shlex.join(words)}") from None
-    changes = compare_grades(read_run(path), grader=grader, phase=config.phase)  # type: ignore[arg-type]  (one of its choices)
+    changes = compare_grades(read_run(path), grader=grader, phase=config.phase)
     tables.print_tables(changes, output=config.format, missing="–")
 
 

@@ -176,7 +176,7 @@ def rollout_batch(
         "groups/all_wrong_share": sum(mean == 0 for mean in means) / len(groups),
         "sampling/rounds": float(rounds),
         "sampling/lag": float(step - min(r.policy_version for r in sampled)),  # updates that their policy is behind
-        "synchronisation/seconds": syncing,
+        "weight_sync/seconds": syncing,
     }
     trainer.metrics.add(step, metrics | stats.metrics)
     signals = {

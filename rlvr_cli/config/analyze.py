@@ -2,38 +2,53 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import FORMATS, Provenance, at_least, check_values, knob
+from rlvr_cli.config.options import Format, Provenance, at_least, check_values, knob
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.types import Phase
 
 
 @dataclass(frozen=True)
 class AnalyzeConfig(Provenance):
-    """Ask a run what happened: a named query, any SELECT over `rollouts`, `grades`, `metrics` and `runs`, or a report."""
+    """Ask a run what happened: a named query, any SELECT over `rollouts`, `grades`, `metrics` and `runs`, or a report.
+
+    Examples:
+        rlvr analyze curves q0-sft q0-grpo --plot curves.png
+        rlvr analyze "select step, avg(reward) from rollouts group by step" q0-grpo
+        rlvr analyze report q0-grpo
+    """
 
     query: str = knob(
         "summary",
         "A named query (--list), a SELECT statement, a .sql file, or report for an HTML page; a run alone is summarized.",
         group="Query",
         argument=True,
+        completes="query",
     )
     runs: tuple[str, ...] = knob(
-        (), "Run directories or names (compare: A1,A2,A3 B1,B2,B3). None: the latest run.", group="Query", argument=True
+        (),
+        "Run directories or names (compare: A1,A2,A3 B1,B2,B3). None: the latest run.",
+        group="Query",
+        argument=True,
+        completes="run",
     )
-    list: bool = knob(False, "List the named queries.", group="Query")
+    list: bool = knob(False, "List the named queries.", group="Query", common=True)
     show: bool = knob(False, "Print the named query's SQL instead of running it.", group="Query")
     set: tuple[str, ...] = knob(
-        (), "NAME=VALUE, a parameter of the query (--list); repeat for several. Text that is no JSON is text.", group="Query"
+        (), "NAME=VALUE, a parameter of the query (--list); repeat for several. Text that is no JSON is text.", group="Query", common=True
     )  # fmt: skip
-    phase: str = knob("eval", "Rollouts of which phase.", group="Query", choices=("eval", "train"))
-    step: int | None = knob(None, "Rollouts of which step. Default: the last one.", group="Query")
-    category: str = knob("", "failures: only this category, such as format_0_answer_0.", group="Query")
+    phase: Phase = knob("eval", "Rollouts of which phase.", group="Query", common=True)
+    step: int | None = knob(None, "Rollouts of which step. Default: the last one.", group="Query", common=True)
+    category: str = knob("", "failures: only this category, such as format_0_answer_0.", group="Query", common=True)
     failure_kind: str = knob("", "failures: only this kind, such as wrong_answer.", group="Query")
-    limit: int = knob(50, "Rows to show; 0: all.", group="Output")
-    format: str = knob("table", "How rows are printed.", group="Output", choices=FORMATS)
+    limit: int = knob(50, "Rows to show; 0: all.", group="Output", common=True)
+    format: Format = knob("table", "How rows are printed.", group="Output", common=True)
     plot: str = knob(
-        "", "Draw it too, in this .png or .svg file: curves, entropy, pass_at_k, best_at_k, categories, length_histogram.", group="Output"
-    )  # fmt: skip
-    out: str = knob("", "report: the HTML file. Default: report.html in the first run.", group="Output")
+        "",
+        "Draw it too, in this .png or .svg file: curves, entropy, pass_at_k, best_at_k, categories, length_histogram.",
+        group="Output",
+        common=True,
+    )
+    out: str = knob("", "report: the HTML file. Default: report.html in the first run.", group="Output", common=True)
     timeout_seconds: float = knob(30.0, "Seconds after which a query is interrupted.", group="Query")
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Query")
 

@@ -2,16 +2,11 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import Provenance, at_least, knob
+from rlvr_cli.config.options import at_least, knob
 from rlvr_cli.config.shared import (
-    EvaluationOptions,
     EvaluationSamplingOptions,
-    ModelOptions,
-    OptimizationOptions,
-    PromptOptions,
-    QuestionOptions,
+    TrainingConfig,
     TrainingEngineOptions,
-    TrainingRunOptions,
     check_training,
 )
 from rlvr_cli.config.sources import is_partial
@@ -19,30 +14,29 @@ from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
-class EiConfig(
-    TrainingRunOptions,
-    EvaluationOptions,
-    EvaluationSamplingOptions,
-    PromptOptions,
-    OptimizationOptions,
-    TrainingEngineOptions,
-    ModelOptions,
-    QuestionOptions,
-    Provenance,
-):
-    """Expert iteration: sample, keep what is correct, fine-tune on it, again (handout, algorithm 2)."""
+class EiConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig):
+    """Expert iteration: sample, keep what is correct, fine-tune on it, again (handout, algorithm 2).
 
-    dataset: str = knob("arithmetic", "Training questions: as for rlvr eval.", group="Data")
-    n_ei_steps: int = knob(5, "Rounds of sampling and fine-tuning.", group="Algorithm", free_on_resume=True)
-    ei_batch_size: int = knob(512, "Questions per round.", group="Algorithm")
-    group_size: int = knob(8, "Samples per question.", group="Algorithm")
-    sft_epochs: int = knob(1, "Passes over a round's correct responses.", group="Algorithm")
-    train_batch_size: int = knob(256, "Responses per update.", group="Optimization")
-    micro_batch_size: int = knob(
-        8, "Responses per forward pass; the result does not depend on it.", group="Optimization", free_on_resume=True
+    Examples:
+        rlvr ei --model runs/q0-sft/model --dataset arithmetic:4000:1 --group-size 8 --n-ei-steps 3 --run my-ei
+        rlvr ei --preset cs336 --model Qwen/Qwen2.5-Math-1.5B --dataset gsm8k --dry-run
+    """
+
+    dataset: str = knob(
+        "arithmetic", "Training questions: as for rlvr eval.", group="Data", common=True, completes="dataset"
     )
+    n_ei_steps: int = knob(
+        5, "Rounds of sampling and fine-tuning.", group="Algorithm", common=True, free_on_resume=True
+    )
+    ei_batch_size: int = knob(512, "Questions per round.", group="Algorithm", common=True)
+    group_size: int = knob(8, "Samples per question.", group="Algorithm", common=True)
+    sft_epochs: int = knob(1, "Passes over a round's correct responses.", group="Algorithm", common=True)
+    train_batch_size: int = knob(256, "Responses per update.", group="Optimization", common=True)
+    micro_batch_size: int = knob(
+        8, "Responses per forward pass; the result does not depend on it.", group="Optimization", common=True, free_on_resume=True
+    )  # fmt: skip
 
-    eval_every: int = knob(1, "Rounds between evaluations; 0: only after training.", group="Evaluation")
+    eval_every: int = knob(1, "Rounds between evaluations; 0: only after training.", group="Evaluation", common=True)
 
     def __post_init__(self) -> None:
         if is_partial(self):

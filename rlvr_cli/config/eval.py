@@ -1,8 +1,9 @@
 """The options of `rlvr eval`."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from rlvr_cli.config.options import Provenance, at_least, check_values, knob
+from rlvr_cli.config.options import at_least, check_values, knob
 from rlvr_cli.config.shared import (
     EngineOptions,
     ModelOptions,
@@ -17,33 +18,35 @@ from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
-class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, ModelOptions, QuestionOptions, Provenance):
-    """Measure a model on questions: sample, grade, store, and say how many answers are right and how sure that is."""
+class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, ModelOptions, QuestionOptions):
+    """Measure a model on questions: sample, grade, store, and say how many answers are right and how sure that is.
 
-    dataset: str = knob(
-        "arithmetic",
-        "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, or hf:ORG/NAME.",
-        group="Data",
-    )
-    limit: int | None = knob(None, "Use the first N questions.", group="Data")
+    Examples:
+        rlvr eval --model Qwen/Qwen2.5-Math-1.5B --dataset gsm8k --limit 256 --run zero-shot
+        rlvr eval --model runs/q0-grpo/model --dataset arithmetic:256 --num-samples 16
+    """
+
+    limit: int | None = knob(None, "Use the first N questions.", group="Data", common=True)
     check_dataset: bool = knob(
-        False, "Only grade every ground truth against itself and list those the grader cannot read; no model.", group="Data"
+        False, "Only grade every ground truth against itself and list those the grader cannot read; no model.", group="Data", common=True
     )  # fmt: skip
     num_samples: int = knob(
-        1, "Samples per question; more than one adds pass@k, best@k and majority@k.", group="Sampling"
+        1, "Samples per question; more than one adds pass@k, best@k and majority@k.", group="Sampling", common=True
     )
     base_url: str = knob(
-        "", "Address of an OpenAI-compatible endpoint, such as http://localhost:8000/v1.", group="Model"
+        "", "Address of an OpenAI-compatible endpoint, such as http://localhost:8000/v1.", group="Model", common=True
     )
-    endpoint: str = knob(
-        "completions",
-        "Endpoint's API: completions (raw prompt) or chat.",
-        group="Model",
-        choices=("completions", "chat"),
+    endpoint: Literal["completions", "chat"] = knob(
+        "completions", "Endpoint's API: completions (raw prompt) or chat.", group="Model"
     )
     resume: str = knob(
-        "", "Go on with this run (a name or a directory): only what is missing is done.", group="Run", free_on_resume=True
-    )  # fmt: skip
+        "",
+        "Go on with this run (a name or a directory): only what is missing is done.",
+        group="Run",
+        common=True,
+        completes="run of the command",
+        free_on_resume=True,
+    )
     api_key_env: str = knob("OPENAI_API_KEY", "Environment variable that holds the endpoint's key.", group="Model")
 
     def __post_init__(self) -> None:

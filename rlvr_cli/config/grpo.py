@@ -1,68 +1,75 @@
 """The options of `rlvr grpo`; the defaults are the handout's."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from rlvr_cli.config.options import Provenance, above_zero, at_least, divides, knob
+from rlvr_cli.config.options import FileFunction, above_zero, at_least, divides, knob
 from rlvr_cli.config.shared import (
-    EvaluationOptions,
     EvaluationSamplingOptions,
-    ModelOptions,
-    OptimizationOptions,
-    PromptOptions,
-    QuestionOptions,
+    LengthNormalization,
+    TrainingConfig,
     TrainingEngineOptions,
-    TrainingRunOptions,
     check_training,
 )
 from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
 
+LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
+ImportanceCorrection = Literal["auto", "none", "truncated"]
+Overlong = Literal["none", "mask", "soft_punish"]
+
 
 @dataclass(frozen=True)
-class GrpoConfig(
-    TrainingRunOptions,
-    EvaluationOptions,
-    EvaluationSamplingOptions,
-    PromptOptions,
-    OptimizationOptions,
-    TrainingEngineOptions,
-    ModelOptions,
-    QuestionOptions,
-    Provenance,
-):
-    """Policy gradient on groups of graded responses: GRPO, its ablations and its relatives (handout, algorithm 3)."""
+class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig):
+    """Policy gradient on groups of graded responses: GRPO, its ablations and its relatives (handout, algorithm 3).
 
-    dataset: str = knob("arithmetic", "Training questions: as for rlvr eval.", group="Data")
-    n_grpo_steps: int = knob(200, "Rollout batches.", group="Algorithm", free_on_resume=True)
-    rollout_batch_size: int = knob(256, "Responses per rollout batch: questions times --group-size.", group="Algorithm")
-    group_size: int = knob(8, "Responses per question.", group="Algorithm")
-    epochs_per_rollout_batch: int = knob(1, "Passes over each rollout batch; 1 on-policy.", group="Algorithm")
-    train_batch_size: int = knob(256, "Responses per update; on-policy that of the rollout batch.", group="Algorithm")
+    Examples:
+        rlvr grpo --preset quickstart --model runs/q0-sft/model --n-grpo-steps 40 --run my-grpo
+        rlvr grpo --preset cs336 --model Qwen/Qwen2.5-Math-1.5B --dataset gsm8k --loss-type grpo_clip --dry-run
+    """
+
+    dataset: str = knob(
+        "arithmetic", "Training questions: as for rlvr eval.", group="Data", common=True, completes="dataset"
+    )
+    n_grpo_steps: int = knob(200, "Rollout batches.", group="Algorithm", common=True, free_on_resume=True)
+    rollout_batch_size: int = knob(
+        256, "Responses per rollout batch: questions times --group-size.", group="Algorithm", common=True
+    )
+    group_size: int = knob(8, "Responses per question.", group="Algorithm", common=True)
+    epochs_per_rollout_batch: int = knob(
+        1, "Passes over each rollout batch; 1 on-policy.", group="Algorithm", common=True
+    )
+    train_batch_size: int = knob(
+        256, "Responses per update; on-policy that of the rollout batch.", group="Algorithm", common=True
+    )
     gradient_accumulation_steps: int = knob(
-        128, "Micro-batches per update: train batch / micro-batch size. The result does not depend on it.", group="Optimization", free_on_resume=True
-    )  # fmt: skip
-    loss_type: str = knob(
+        128,
+        "Micro-batches per update: train batch / micro-batch size. The result does not depend on it.",
+        group="Optimization",
+        common=True,
+        free_on_resume=True,
+    )
+    loss_type: LossType | FileFunction = knob(
         "reinforce_with_baseline",
         "no_baseline (-r log p), reinforce_with_baseline (-A log p), grpo_clip (PPO's clipped ratio), grpo_no_clip (-ratio A), or a loss of your "
         "own: FILE.py:FUNCTION.",
         group="Algorithm",
-        choices=("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"),
-        or_file=True,
+        common=True,
     )
     use_std_normalization: bool = knob(
-        True, "Divide advantages by the standard deviation of their group.", group="Algorithm"
+        True, "Divide advantages by the standard deviation of their group.", group="Algorithm", common=True
     )
     advantage_eps: float = knob(1e-6, "Added to that standard deviation.", group="Algorithm")
-    cliprange: float = knob(0.2, "grpo_clip: how far the probability ratio may move.", group="Algorithm")
+    cliprange: float = knob(0.2, "grpo_clip: how far the probability ratio may move.", group="Algorithm", common=True)
     cliprange_high: float | None = knob(
         None, "grpo_clip: how far it may rise (DAPO's clip-higher). Default: --cliprange.", group="Algorithm"
     )
-    length_normalization: str = knob(
+    length_normalization: LengthNormalization = knob(
         "masked_mean",
         "What the summed loss is divided by: masked_mean (each response's length, then their number), masked_normalize (--normalize-constant, then "
         "their number), token_mean (response tokens of the update).",
         group="Algorithm",
-        choices=("masked_mean", "masked_normalize", "token_mean"),
+        common=True,
     )
     normalize_constant: float | None = knob(
         None, "Divisor under masked_normalize. Default: --sampling-max-tokens.", group="Algorithm"
@@ -71,11 +78,10 @@ class GrpoConfig(
     async_steps: int = knob(
         0, "1: a second process samples the next batch while this one is trained on, one batch behind the policy.", group="Algorithm"
     )  # fmt: skip
-    importance_correction: str = knob(
+    importance_correction: ImportanceCorrection = knob(
         "auto",
         "Weigh tokens by trainer / sampler probability: none, or truncated at --importance-cap. auto: truncated with --async-steps 1, else none.",
         group="Algorithm",
-        choices=("auto", "none", "truncated"),
     )
     importance_cap: float = knob(2.0, "Largest of these weights.", group="Algorithm")
     dynamic_sampling: bool = knob(
@@ -86,17 +92,18 @@ class GrpoConfig(
     max_sampling_rounds: int = knob(
         10, "Rounds of sampling per batch that dynamic sampling may take.", group="Algorithm"
     )
-    overlong: str = knob(
+    overlong: Overlong = knob(
         "none",
         "Responses cut at the length limit: none (as graded), mask (no loss on them), soft_punish (DAPO: a penalty that grows over the last "
         "--overlong-buffer tokens).",
         group="Algorithm",
-        choices=("none", "mask", "soft_punish"),
     )
     overlong_buffer: int | None = knob(
         None, "Tokens before the limit. Default: a fifth of --sampling-max-tokens.", group="Algorithm"
     )
-    eval_every: int = knob(10, "Updates between evaluations; 0: only before and after training.", group="Evaluation")
+    eval_every: int = knob(
+        10, "Updates between evaluations; 0: only before and after training.", group="Evaluation", common=True
+    )
 
     @property
     def n_prompts_per_rollout_batch(self) -> int:

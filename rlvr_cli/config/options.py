@@ -6,14 +6,14 @@ Enters: config dataclasses. Leaves: their options in the order of ``--help``, an
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.user_code import names_file
 
-FORMATS = ("table", "json", "csv", "markdown")
+Format = Literal["table", "json", "csv", "markdown"]
+FileFunction = Annotated[str, "FILE.py:FUNCTION"]  # beside a Literal: a function of the user's own does too
 
 
 def knob(
@@ -21,20 +21,25 @@ def knob(
     help: str,
     *,
     group: str,
-    choices: tuple[str, ...] = (),
-    or_file: bool = False,
+    common: bool = False,
+    completes: str = "",
     argument: bool = False,
     free_on_resume: bool = False,
 ) -> Any:
-    """A field with its help line, its heading in ``--help``, and whether a resumed run may change it.
+    """A field that is an option. Its type is the annotation; a Literal lists its choices.
 
-    With `or_file` a value is one of the choices or a user's own function, FILE.py:FUNCTION.
+    Args:
+        group: its heading in the help.
+        common: whether ``--help`` shows it; ``--help-all`` shows every option.
+        completes: what the Tab key offers where the annotation does not say it, see `rlvr_cli.completion`.
+        argument: it is given by its place, without a name.
+        free_on_resume: a run that goes on may change it.
     """
     metadata = {
         "help": help,
         "group": group,
-        "choices": choices,
-        "or_file": or_file,
+        "common": common,
+        "completes": completes,
         "argument": argument,
         "free_on_resume": free_on_resume,
     }
@@ -72,28 +77,71 @@ def options(config_type: type) -> list[Field[Any]]:
     return sorted(knobs, key=lambda f: order.index(f.metadata["group"]))
 
 
-def value_type(option: Field[Any]) -> tuple[type, bool]:
-    """(type of one value, whether several are taken): `int | None` -> (int, False), `tuple[str, ...]` -> (str, True)."""
+class ValueType(NamedTuple):
+    """What the annotation of an option says of its values."""
+
+    kind: type  # str, int, float or bool
+    several: bool  # it may be given more than once
+    choices: tuple[str, ...]  # empty: any value
+    own: bool  # FILE.py:FUNCTION stands beside the choices
+
+
+def value_type(option: Field[Any]) -> ValueType:
+    """`int | None` -> int; `tuple[str, ...]` -> several str; `Literal["a", "b"]` -> str with choices."""
     kind: Any = option.type
-    if typing.get_origin(kind) is types.UnionType:
-        kind = next(t for t in typing.get_args(kind) if t is not type(None))
-    if typing.get_origin(kind) is tuple:
-        return typing.get_args(kind)[0], True
-    return kind, False
+    parts = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+    parts = [part for part in parts if part is not type(None)]
+    own = FileFunction in parts
+    kind = next(part for part in parts if part is not FileFunction)
+    several = typing.get_origin(kind) is tuple
+    if several:
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) is Literal:
+        return ValueType(str, several, typing.get_args(kind), own)
+    return ValueType(kind, several, (), own)
+
+
+def read_value(option: Field[Any], text: str) -> Any:
+    """A value as it is typed. Raises RlvrError when it is none of the option's type or choices."""
+    kind = value_type(option).kind
+    try:
+        value = kind(text)
+    except ValueError as e:
+        wanted = "a whole number" if kind is int else "a number"
+        raise RlvrError(f"{flag(option.name)} is {text!r}.", f"It takes {wanted}.") from e
+    check_value(option, value)
+    return value
+
+
+def check_value(option: Field[Any], value: Any) -> None:
+    """RlvrError when a value is no finite number, or none of the option's choices."""
+    name = flag(option.name)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RlvrError(f"{name} is {value}.", "Give a number.")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise RlvrError(f"{name} is {value}.", "Give a number of at most 18 digits.")
+    expected = value_type(option)
+    if expected.choices and value not in expected.choices and not (expected.own and ".py:" in str(value)):
+        near = nearest(str(value), expected.choices)
+        listed = [choice for choice in expected.choices if choice] + ["FILE.py:FUNCTION"] * expected.own
+        raise RlvrError(
+            f"{name} is {value!r}." + (f" Did you mean {near[0]}?" if near else ""),
+            f"Choose one of {', '.join(listed)}.",
+        )
 
 
 def check_values(config: Any) -> None:
+    """`check_value` of every option."""
     for option in options(type(config)):
-        value = getattr(config, option.name)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise RlvrError(f"{flag(option.name)} is {value}.", "Give a number.")
-        if isinstance(value, int) and abs(value) >= 2**63:
-            raise RlvrError(f"{flag(option.name)} is {value}.", "Give a number of at most 18 digits.")
-        choices = option.metadata["choices"]
-        or_file = option.metadata["or_file"]
-        if choices and value not in choices and not (or_file and names_file(str(value))):
-            own = ", or FILE.py:FUNCTION" if or_file else ""
-            raise RlvrError(f"{flag(option.name)} is {value!r}.", f"Choose one of {', '.join(choices)}{own}.")
+        if not value_type(option).several:
+            check_value(option, getattr(config, option.name))
+
+
+def nearest(word: str, known: Iterable[str], *, most: int = 1) -> list[str]:
+    """The known words that a mistyped one resembles, the nearest first."""
+    import difflib  # only where something is wrong
+
+    return difflib.get_close_matches(word, list(known), n=most)
 
 
 def at_least(config: Any, minimum: int, *names: str) -> None:

@@ -7,11 +7,17 @@ from rlvr_cli.config.options import Provenance, at_least, check_values, knob
 
 @dataclass(frozen=True)
 class QuickstartConfig(Provenance):
-    """See reward rise: a tiny model is warmed up on traces and trained with GRPO on a CPU, in about two minutes."""
+    """See reward rise: a tiny model is warmed up on traces and trained with GRPO on a CPU, in about two minutes.
 
-    seed: int = knob(0, "Seed of the model, the data and the runs.", group="Run")
-    name: str = knob("", "What its runs are called: NAME-sft and so on. Empty: quickstart-DATE-TIME.", group="Run")
-    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run")
+    Examples:
+        rlvr quickstart --name q0
+    """
+
+    seed: int = knob(0, "Seed of the model, the data and the runs.", group="Run", common=True)
+    name: str = knob(
+        "", "What its runs are called: NAME-sft and so on. Empty: quickstart-DATE-TIME.", group="Run", common=True
+    )
+    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", common=True)
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -2,55 +2,44 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import Provenance, above_zero, at_least, knob
-from rlvr_cli.config.shared import (
-    EvaluationOptions,
-    ModelOptions,
-    OptimizationOptions,
-    PromptOptions,
-    QuestionOptions,
-    SamplingOptions,
-    TrainingRunOptions,
-    check_training,
-)
+from rlvr_cli.config.options import above_zero, at_least, knob
+from rlvr_cli.config.shared import LengthNormalization, TrainingConfig, check_training
 from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
-class SftConfig(
-    TrainingRunOptions,
-    EvaluationOptions,
-    SamplingOptions,
-    PromptOptions,
-    OptimizationOptions,
-    ModelOptions,
-    QuestionOptions,
-    Provenance,
-):
-    """Fine-tune on reasoning traces: cross-entropy on the response tokens, evaluated as it goes (handout, algorithm 1)."""
+class SftConfig(TrainingConfig):
+    """Fine-tune on reasoning traces: cross-entropy on the response tokens, evaluated as it goes (handout, algorithm 1).
+
+    Examples:
+        rlvr sft --dataset arithmetic:8000 --num-examples 1024 --learning-rate 1e-3 --eval-every 20 --run my-sft
+        rlvr sft --preset cs336 --model Qwen/Qwen2.5-Math-1.5B --dataset traces.jsonl --eval-dataset gsm8k
+    """
 
     dataset: str = knob(
         "arithmetic:8000",
         "Traces: a file of {prompt, response[, ground_truth]}, a run directory, arithmetic:SIZE[:SEED] or countdown:SIZE[:SEED].",
         group="Data",
+        common=True,
+        completes="dataset",
     )
     num_examples: str = knob(
-        "all", "Unique examples to train on: a number (128, 256, 512, 1024, ...) or all.", group="Data"
+        "all", "Unique examples to train on: a number (128, 256, 512, 1024, ...) or all.", group="Data", common=True
     )
-    correct_only: bool = knob(False, "Train only on traces that the grader rewards.", group="Data")
-    sft_epochs: int = knob(1, "Passes over the examples.", group="Optimization")
-    n_sft_steps: int = knob(0, "Updates; 0: as many as --sft-epochs needs.", group="Optimization")
-    train_batch_size: int = knob(256, "Examples per update.", group="Optimization")
+    correct_only: bool = knob(False, "Train only on traces that the grader rewards.", group="Data", common=True)
+    sft_epochs: int = knob(1, "Passes over the examples.", group="Optimization", common=True)
+    n_sft_steps: int = knob(0, "Updates; 0: as many as --sft-epochs needs.", group="Optimization", common=True)
+    train_batch_size: int = knob(256, "Examples per update.", group="Optimization", common=True)
     micro_batch_size: int = knob(
-        8, "Examples per forward pass; the result does not depend on it.", group="Optimization", free_on_resume=True
-    )
-    length_normalization: str = knob(
+        8, "Examples per forward pass; the result does not depend on it.", group="Optimization", common=True, free_on_resume=True
+    )  # fmt: skip
+    length_normalization: LengthNormalization = knob(
         "token_mean",
         "What the summed loss is divided by: token_mean (response tokens of the update), masked_mean (each example's length, then their number), "
         "masked_normalize (--normalize-constant, then the number of examples: the handout's form).",
         group="Optimization",
-        choices=("token_mean", "masked_mean", "masked_normalize"),
+        common=True,
     )
     normalize_constant: float = knob(
         1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimization"

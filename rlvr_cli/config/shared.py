@@ -3,11 +3,20 @@
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from rlvr_cli.config.options import FORMATS, above_zero, at_least, check_values, flag, knob
+from rlvr_cli.config.options import Format, Provenance, above_zero, at_least, check_values, flag, knob
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.types import SamplingParams
+from rlvr_cli.types import FormatRule, SamplingParams
+
+Engine = Literal["auto", "transformers", "vllm", "openai"]
+TrainingEngine = Literal["auto", "transformers", "vllm"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+ParamDtype = Literal["float32", "bfloat16"]
+Schedule = Literal["constant", "cosine"]
+LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
+
+GRADER = "Grader: r1_zero, question_only, math_verify, gsm8k, countdown, or FILE.py:FUNCTION."
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -18,6 +27,8 @@ class ModelOptions:
         "",
         "Local directory or hub id of the model. Empty: the built-in tiny model.",
         group="Model",
+        common=True,
+        completes="model",
         free_on_resume=True,
     )
     device: str = knob("auto", "Torch device of the model: auto, cpu, cuda, cuda:1.", group="Model")
@@ -31,18 +42,12 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    engine: str = knob(
+    engine: Engine = knob(
         "auto",
         "Inference engine. auto: openai with --base-url, else vllm where it is installed with a CUDA device, else transformers.",
         group="Model",
-        choices=("auto", "transformers", "vllm", "openai"),
     )
-    dtype: str = knob(
-        "auto",
-        "Precision of sampling. auto: bfloat16 on CUDA, float32 on CPU.",
-        group="Model",
-        choices=("auto", "float32", "bfloat16", "float16"),
-    )
+    dtype: Dtype = knob("auto", "Precision of sampling. auto: bfloat16 on CUDA, float32 on CPU.", group="Model")
     max_model_len: int | None = knob(
         None, "Context window given to vLLM, in tokens. Default: the model's own.", group="Model"
     )  # fmt: skip
@@ -54,18 +59,23 @@ class EngineOptions:
 @dataclass(frozen=True)
 class PromptOptions:
     prompt: str = knob(
-        "r1_zero", "Prompt template: r1_zero, question_only, or a file that holds {question}.", group="Data"
+        "r1_zero",
+        "Prompt template: r1_zero, question_only, or a file that holds {question}.",
+        group="Data",
+        common=True,
+        completes="prompt",
     )
     grader: str = knob(
         "",
-        "Grader: r1_zero, question_only, math_verify, gsm8k, countdown, or FILE.py:FUNCTION. Empty: the one that fits the dataset and prompt.",
+        f"{GRADER} Empty: the one that fits the dataset and prompt.",
         group="Grading",
+        common=True,
+        completes="grader",
     )
-    format_rule: str = knob(
+    format_rule: FormatRule = knob(
         "literal",
         "r1_zero's format rule: literal wants exactly '</think> <answer>', lenient any white space between the tags.",
         group="Grading",
-        choices=("literal", "lenient"),
     )
     grader_timeout: float = knob(5.0, "Seconds that one grade may take before its worker is killed.", group="Grading")
     grader_workers: int = knob(2, "Worker processes that grade.", group="Grading", free_on_resume=True)
@@ -73,11 +83,11 @@ class PromptOptions:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    sampling_temperature: float = knob(1.0, "Temperature; 0 is greedy.", group="Sampling")
+    sampling_temperature: float = knob(1.0, "Temperature; 0 is greedy.", group="Sampling", common=True)
     sampling_top_p: float = knob(
         1.0, "Nucleus: the smallest set of tokens with this much probability.", group="Sampling"
     )
-    sampling_max_tokens: int = knob(1024, "Longest response, in tokens.", group="Sampling")
+    sampling_max_tokens: int = knob(1024, "Longest response, in tokens.", group="Sampling", common=True)
     sampling_min_tokens: int = knob(4, "Tokens before a response may end.", group="Sampling")
     stop: tuple[str, ...] = knob(
         ("</answer>",), "String that ends a response and is kept; repeat for several, '' for none.", group="Sampling"
@@ -93,19 +103,41 @@ class SamplingOptions:
             stop=tuple(s for s in self.stop if s),
         )
 
+    @property
+    def eval_sampling_params(self) -> SamplingParams:
+        """How the evaluations of a training command sample."""
+        return self.sampling_params
+
 
 @dataclass(frozen=True)
-class RunOptions:
-    seed: int = knob(0, "Seed of every random choice of the run.", group="Run")
-    run: str = knob("", "Name of the run directory. Empty: COMMAND-DATE-TIME-ID.", group="Run")
+class RunOptions(Provenance):
+    seed: int = knob(0, "Seed of every random choice of the run.", group="Run", common=True)
+    run: str = knob("", "Name of the run directory. Empty: COMMAND-DATE-TIME-ID.", group="Run", common=True)
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", free_on_resume=True)
     config: str = knob("", "TOML file with options; a flag beats it.", group="Run", free_on_resume=True)
-    preset: str = knob("", "Named set of options; a flag or --config beats it.", group="Run")
-    format: str = knob("table", "How result tables are printed.", group="Run", choices=FORMATS, free_on_resume=True)
+    preset: str = knob(
+        "", "Named set of options; a flag or --config beats it.", group="Run", common=True, completes="preset"
+    )
+    format: Format = knob("table", "How result tables are printed.", group="Run", free_on_resume=True)
+    resume: str = knob(
+        "",
+        "Go on with this run (a name or a directory).",
+        group="Run",
+        common=True,
+        completes="run of the command",
+        free_on_resume=True,
+    )
 
 
 @dataclass(frozen=True)
 class QuestionOptions:
+    dataset: str = knob(
+        "arithmetic",
+        "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, or hf:ORG/NAME.",
+        group="Data",
+        common=True,
+        completes="dataset",
+    )
     split: str = knob("", "Split of a named dataset. Empty: the one that this command is for.", group="Data")
     question_field: str = knob("", "Field with the question. Empty: found by name.", group="Data")
     answer_field: str = knob("", "Field with the answer. Empty: found by name.", group="Data")
@@ -116,24 +148,20 @@ class QuestionOptions:
 
 @dataclass(frozen=True)
 class OptimizationOptions:
-    learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimization")
+    learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimization", common=True)
     warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimization")
-    lr_schedule: str = knob(
-        "constant",
-        "After warm-up: constant, or cosine down to a tenth.",
-        group="Optimization",
-        choices=("constant", "cosine"),
+    lr_schedule: Schedule = knob(
+        "constant", "After warm-up: constant, or cosine down to a tenth.", group="Optimization"
     )
     adam_beta1: float = knob(0.9, "AdamW's first beta.", group="Optimization")
     adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimization")
     weight_decay: float = knob(0.0, "AdamW's weight decay.", group="Optimization")
     max_grad_norm: float = knob(1.0, "Gradient norm above which gradients are scaled down.", group="Optimization")
     max_skipped_updates: int = knob(3, "Non-finite updates in a row that end the run.", group="Optimization")
-    param_dtype: str = knob(
+    param_dtype: ParamDtype = knob(
         "float32",
         "Precision of the weights and of AdamW's state; bfloat16 halves the memory and rounds most small steps away.",
         group="Optimization",
-        choices=("float32", "bfloat16"),
     )
 
 
@@ -143,9 +171,13 @@ class EvaluationOptions:
         "",
         "Questions of the evaluations. Empty: the evaluation split of a named dataset, else none.",
         group="Evaluation",
+        common=True,
+        completes="dataset",
     )
-    eval_examples: int = knob(1024, "Questions per evaluation, the same each time.", group="Evaluation")
-    eval_every: int = knob(0, "Updates between evaluations; 0: only before and after training.", group="Evaluation")
+    eval_examples: int = knob(1024, "Questions per evaluation, the same each time.", group="Evaluation", common=True)
+    eval_every: int = knob(
+        0, "Updates between evaluations; 0: only before and after training.", group="Evaluation", common=True
+    )
     final_eval_examples: int | None = knob(
         None, "Questions of the last evaluation. Default: --eval-examples.", group="Evaluation"
     )
@@ -181,10 +213,13 @@ class TrainingRunOptions(RunOptions):
         10, "Updates between checkpoints, of which the last two are kept; 0: only when interrupted.", group="Run", free_on_resume=True
     )  # fmt: skip
     time_limit: str = knob(
-        "", "Time for the whole run, such as 4h or 90m, its last evaluation included.", group="Run", free_on_resume=True
+        "",
+        "Time for the whole run, such as 4h or 90m, its last evaluation included.",
+        group="Run",
+        common=True,
+        free_on_resume=True,
     )
-    resume: str = knob("", "Go on with this run (a name or a directory).", group="Run", free_on_resume=True)
-    dry_run: bool = knob(False, "Print the plan and stop.", group="Run", free_on_resume=True)
+    dry_run: bool = knob(False, "Print the plan and stop.", group="Run", common=True, free_on_resume=True)
 
     @property
     def time_limit_seconds(self) -> float:
@@ -194,18 +229,38 @@ class TrainingRunOptions(RunOptions):
 
 @dataclass(frozen=True)
 class TrainingEngineOptions(EngineOptions):
-    engine: str = knob(
+    engine: TrainingEngine = knob(
         "auto",
         "Inference engine. auto: vllm where it is installed with a CUDA device, else transformers, which samples from the trainer's own weights.",
         group="Model",
-        choices=("auto", "transformers", "vllm"),
     )
-    dtype: str = knob(
+    dtype: Dtype = knob(
         "auto",
         "Precision of vLLM. auto: bfloat16 on CUDA, float32 on CPU. (transformers computes as the trainer does.)",
         group="Model",
-        choices=("auto", "float32", "bfloat16", "float16"),
     )
+
+
+@dataclass(frozen=True)
+class TrainingConfig(
+    TrainingRunOptions,
+    EvaluationOptions,
+    SamplingOptions,
+    PromptOptions,
+    OptimizationOptions,
+    ModelOptions,
+    QuestionOptions,
+):
+    """What every training command has. What stands here as a constant is an option of some of them."""
+
+    # Without annotations, so that they are no fields: an option of that name stands where its command puts it.
+    engine = "transformers"
+    dtype = "auto"
+    max_model_len = None
+    gpu_memory_utilization = 0.85
+    async_steps = 0
+    kl_coef = 0.0
+    rollout_batch_size = 256
 
 
 def check_sampling(config: Any) -> None:

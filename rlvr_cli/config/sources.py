@@ -3,17 +3,19 @@
 Enters: flags by field name, TOML files, a stored config. Leaves: a config that knows the source of each of its values.
 """
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import Field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlvr_cli.config.options import Provenance, flag, options, value_type
+from rlvr_cli.config.options import Provenance, flag, nearest, options, value_type
+from rlvr_cli.config.synonyms import meant
 from rlvr_cli.errors import RlvrError
 
 C = TypeVar("C", bound=Provenance)
+
+PRESETS = Path(__file__).parent / "presets"
 
 
 def is_partial(config: Any) -> bool:
@@ -44,14 +46,19 @@ def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> 
 
 def preset_path(name: str, *, command: str) -> Path:
     """The TOML file of a preset that has a table for the command. Raises RlvrError, which lists those that have one."""
-    presets = Path(__file__).parent / "presets"
-    fitting = sorted(p.stem for p in presets.glob("*.toml") if command in tomllib.loads(p.read_text()))
+    fitting = preset_names(command)
     if name not in fitting:
+        near = nearest(name, fitting)
         raise RlvrError(
-            f"rlvr {command} has no preset {name!r}.",
+            f"rlvr {command} has no preset {name!r}." + (f" Did you mean {near[0]}?" if near else ""),
             f"Its presets: {', '.join(fitting)}." if fitting else "Give the options themselves, or a --config file.",
         )
-    return presets / f"{name}.toml"
+    return PRESETS / f"{name}.toml"
+
+
+def preset_names(command: str) -> list[str]:
+    """The presets that have a table for the command."""
+    return sorted(p.stem for p in PRESETS.glob("*.toml") if command in tomllib.loads(p.read_text(encoding="utf-8")))
 
 
 def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
@@ -103,17 +110,17 @@ def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
     for key, value in given.items():
         name = key.replace("-", "_")
         if name not in known or name == "config":
-            close = difflib.get_close_matches(name, known, n=1)
+            close = meant(name, known)
             raise RlvrError(
                 f"{path}: {key!r} is no option of rlvr {command}.",
-                f"Did you mean {close[0]!r}?" if close else f"rlvr {command} --help lists them.",
+                f"Did you mean {close[0]!r}?" if close else f"rlvr {command} --help-all lists them.",
             )
         values[name] = _typed(value, known[name], where=f"{path}: {key}")
     return values
 
 
 def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
-    kind, several = value_type(option)
+    kind, several, *_ = value_type(option)
     items = value if several and isinstance(value, list) else [value]
     right = [
         (isinstance(v, kind) and (kind is bool or not isinstance(v, bool))) or (kind is float and type(v) is int)

@@ -12,8 +12,8 @@ from functools import partial
 from rlvr_cli import user_code
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.question_only import question_only_reward_fn
-from rlvr_cli.graders.r1_zero import FAILURE_KINDS, FormatRule, r1_zero_reward_fn
-from rlvr_cli.types import Grade
+from rlvr_cli.graders.r1_zero import FAILURE_KINDS, r1_zero_reward_fn
+from rlvr_cli.types import FormatRule, Grade
 
 __all__ = [
     "FAILURE_KINDS",

@@ -11,8 +11,8 @@ import re
 from fractions import Fraction
 
 from rlvr_cli.graders.answers.extraction import OPEN_TAG, tagged_answer, unboxed
-from rlvr_cli.graders.r1_zero import FormatRule, is_formatted, unformatted_kind
-from rlvr_cli.types import Grade
+from rlvr_cli.graders.r1_zero import is_formatted, unformatted_kind
+from rlvr_cli.types import FormatRule, Grade
 
 _MAX_TOKENS = 200
 _MAX_DEPTH = 30

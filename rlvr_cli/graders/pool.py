@@ -25,8 +25,7 @@ from typing import Any
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import check_grader
-from rlvr_cli.graders.r1_zero import FormatRule
-from rlvr_cli.types import Grade
+from rlvr_cli.types import FormatRule, Grade
 
 _START_SECONDS = 120.0  # for a worker to import its grader
 _BATCH = 32  # items sent at a time

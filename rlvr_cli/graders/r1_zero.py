@@ -7,13 +7,11 @@ Enters: a response, a ground truth. Leaves: a `Grade`. The format is the handout
 
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from rlvr_cli.graders.answers.equivalence import equivalent, readable
 from rlvr_cli.graders.answers.extraction import CLOSE_TAG, OPEN_TAG, candidates, tagged_answer, unboxed
-from rlvr_cli.types import Grade
-
-FormatRule = Literal["literal", "lenient"]
+from rlvr_cli.types import FormatRule, Grade
 
 FAILURE_KINDS = (
     "truncated",  # the length limit ended the response; set by the caller, which knows the engine's finish reason

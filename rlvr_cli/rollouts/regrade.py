@@ -6,8 +6,8 @@ Enters: a run that nobody is writing, a grader pool. Leaves: committed parts of 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from rlvr_cli.config.grade import PhaseChoice
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
@@ -15,8 +15,6 @@ from rlvr_cli.rollouts.collect import COMMIT_ROWS, COMMIT_SECONDS, Progress
 from rlvr_cli.rollouts.grading import failure_kind_of
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Phase, Regrade
-
-PhaseChoice = Literal["all", "eval", "train"]
 
 GRADE_ROWS = 128  # responses that are graded together: how long Ctrl-C waits
 GRADED_COLUMNS = ("example_id", "sample_index", "response", "ground_truth", "finish_reason", "reward")

@@ -13,21 +13,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlvr_cli.config.options import Provenance, options
+from rlvr_cli.config.options import options
+from rlvr_cli.config.shared import RunOptions
 from rlvr_cli.config.sources import resume
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.runs.readers import RunInfo, read_run, resolve_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.text import storable
 
-C = TypeVar("C", bound=Provenance)
+C = TypeVar("C", bound=RunOptions)
 
 
 def resumed_config(config: C, *, command: str) -> C:
     """The config to work with: as given, or, with ``--resume``, the stored one (see `config.resume`)."""
-    if not config.resume:  # type: ignore[attr-defined]
+    if not config.resume:
         return config
-    run = read_run(resolve_run(config.resume, config.runs_dir))  # type: ignore[attr-defined]
+    run = read_run(resolve_run(config.resume, config.runs_dir))
     if run.metadata["command"] != command:
         raise RlvrError(
             f"{run.id} is a run of rlvr {run.metadata['command']}, not of rlvr {command}.",
@@ -41,14 +42,13 @@ def resumed_config(config: C, *, command: str) -> C:
 
 
 @contextmanager
-def open_run(config: Any, *, command: str, facts: Mapping[str, Any]) -> Iterator[RunDir]:
+def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> Iterator[RunDir]:
     """Create the run, or open it again when its facts are the same; its status says how the block ended.
 
     Raises:
         RlvrError: the run is being written by another process, or it was made from other inputs (all of them named).
     """
-    resumable = "resume" in {f.name for f in options(type(config))}
-    if resumable and config.resume:
+    if config.resume:
         path = resolve_run(config.resume, config.runs_dir)
         _check_facts(read_run(path), facts)
         run = RunDir.resume(path)
@@ -66,8 +66,9 @@ def open_run(config: Any, *, command: str, facts: Mapping[str, Any]) -> Iterator
         try:
             yield run
         except (Interrupted, KeyboardInterrupt):
-            hint = f"; go on with: rlvr {command} --resume {run.path}" if resumable else ""
-            raise Interrupted(f"what is done is kept in {run.path}{hint}") from None
+            raise Interrupted(
+                f"what is done is kept in {run.path}; go on with: rlvr {command} --resume {run.path}"
+            ) from None
 
 
 def _check_facts(run: RunInfo, facts: Mapping[str, Any]) -> None:

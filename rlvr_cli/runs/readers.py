@@ -233,13 +233,18 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
         return Path(name)
     import difflib
 
-    names = [run.name for run in sorted(_runs(root), key=_changed, reverse=True)]
+    names = run_names(root)
     near = difflib.get_close_matches(name, names, n=3)
     hint = f"Near it: {', '.join(near)}." if near else f"The newest there: {', '.join(names[:3])}."
     raise RlvrError(
         f"There is no run {name!r}, neither in {shown(root)} nor as a directory.",
         hint if names else "Say where the runs are with --runs-dir.",
     )
+
+
+def run_names(root: Path | str) -> list[str]:
+    """The runs in a directory, the one that was written last first."""
+    return [run.name for run in sorted(_runs(Path(root)), key=_changed, reverse=True)]
 
 
 def _runs(root: Path) -> list[Path]:

@@ -4,8 +4,8 @@ Enters: questions, an open sampler and grader pool. Leaves: rollouts of phase `e
 """
 
 import time
-from typing import Any
 
+from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.graders.pool import GraderPool
@@ -25,7 +25,7 @@ class Evaluator:
 
     def __init__(
         self,
-        config: Any,
+        config: TrainingConfig,
         run: RunDir,
         *,
         questions: Dataset,

@@ -1,14 +1,15 @@
 """What a training run will need of a device's memory, estimated from the model's config alone."""
 
 from collections.abc import Mapping
-from typing import Any
+
+from rlvr_cli.config.shared import TrainingConfig
 
 HEAD_LOGITS = 3 * 2**26 + 5 * 2**24  # held at once at most on a GPU: three chunks, and what is kept (tokens.py)
 GUESSED_PROMPT = 256  # tokens
 
 
 def memory_estimate(
-    config: Any, shape: Mapping[str, int] | None, *, rows: int, engine: str, on_gpu: bool
+    config: TrainingConfig, shape: Mapping[str, int] | None, *, rows: int, engine: str, on_gpu: bool
 ) -> dict[str, float]:
     """Bytes that training takes at its peak, by what takes them; empty when the model's shape is not known here.
 
@@ -31,12 +32,12 @@ def memory_estimate(
         ),
         "logits": 4.0 * min(HEAD_LOGITS, rows * config.sampling_max_tokens * shape["vocabulary"]),
     }
-    if getattr(config, "kl_coef", 0):
+    if config.kl_coef:
         memory["reference model"] = float(n * wide)
-    if getattr(config, "async_steps", 0):
+    if config.async_steps:
         memory["the sampling process's weights, and those it is behind with"] = 2.0 * n * wide
     if engine == "transformers":
-        sequences = min(getattr(config, "rollout_batch_size", 256), config.max_batch_size or 256)
+        sequences = min(config.rollout_batch_size, config.max_batch_size or 256)
         memory["key-value cache of sampling"] = float(
             sequences * tokens * shape["layers"] * 2 * shape["kv_width"] * compute
         )

@@ -1,14 +1,12 @@
 """AdamW and the learning rate."""
 
 import math
-from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
 
+from rlvr_cli.config.shared import Schedule
 from rlvr_cli.models.policy import Policy, policy_of
-
-Schedule = Literal["constant", "cosine"]
 
 
 def make_optimizer(

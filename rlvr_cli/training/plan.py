@@ -7,16 +7,18 @@ from typing import Any
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.models.device import on_cuda
 from rlvr_cli.models.identity import model_path, model_shape
 from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.policy_gradient import Loss
 from rlvr_cli.training.memory import memory_estimate, memory_line
+from rlvr_cli.types import SamplingParams
 
 FEW_UPDATES = 10  # under which the plan says that they are few
 
 
-def announce(lines: Mapping[str, str], config: Any, *, engine: str, rows: int) -> None:
+def announce(lines: Mapping[str, str], config: TrainingConfig, *, engine: str, rows: int) -> None:
     """Say the plan.
 
     Args:
@@ -170,16 +172,16 @@ def grpo_objective(config: GrpoConfig, loss: Loss) -> str:
     return f"{sign}{f'(1/{size}) sum_i' if loss.per_row else scale} {term};  {', '.join(terms)}"
 
 
-def _sampling(config: Any) -> str:
+def _sampling(config: TrainingConfig) -> str:
     train, held_out = config.sampling_params, config.eval_sampling_params
 
-    def line(p: Any) -> str:
+    def line(p: SamplingParams) -> str:
         return f"temperature {p.temperature:g}, top-p {p.top_p:g}, {p.min_tokens}-{p.max_tokens} tokens"
 
     return line(train) + (f"; evaluations: {line(held_out)}" if held_out != train else "")
 
 
-def _common(config: Any, facts: Mapping[str, Any], *, unit: str = "updates") -> dict[str, str]:
+def _common(config: TrainingConfig, facts: Mapping[str, Any], *, unit: str = "updates") -> dict[str, str]:
     questions = facts["eval_dataset"]
     every = f", every {config.eval_every} {unit}" if config.eval_every else ""
     save = (

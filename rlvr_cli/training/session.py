@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rlvr_cli.config.shared import PromptOptions, TrainingConfig
 from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt, prompt_of
 from rlvr_cli.errors import RlvrError
@@ -36,7 +37,7 @@ class Inputs:
     facts: dict[str, Any]  # for run.json
 
 
-def load_inputs(config: Any, *, questions_per_batch: int) -> Inputs:
+def load_inputs(config: TrainingConfig, *, questions_per_batch: int) -> Inputs:
     """The inputs of `rlvr ei` and `rlvr grpo`.
 
     Raises:
@@ -78,7 +79,7 @@ def load_inputs(config: Any, *, questions_per_batch: int) -> Inputs:
     return Inputs(template, dataset, questions, pool, engine.name, engine.reason, facts)
 
 
-def evaluation_questions(config: Any) -> Dataset | None:
+def evaluation_questions(config: TrainingConfig) -> Dataset | None:
     """The questions named with --eval-dataset, else the evaluation split of a dataset that has a name, else None."""
     name = config.dataset.split(":")[0]
     spec = config.eval_dataset or (name if name in dataset_names() else "")
@@ -97,7 +98,7 @@ def evaluation_questions(config: Any) -> Dataset | None:
     return questions
 
 
-def grader_pool(config: Any, dataset_grader: str | None) -> GraderPool:
+def grader_pool(config: PromptOptions, dataset_grader: str | None) -> GraderPool:
     """The grader that was named, or the one that fits the dataset, in its processes."""
     return GraderPool(
         choose_grader(config.grader, dataset_grader=dataset_grader, prompt=config.prompt),
@@ -113,7 +114,9 @@ def facts_of(dataset: Dataset) -> dict[str, Any]:
 
 
 @contextmanager
-def open_trainer(config: Any, run: RunDir, *, inputs: Inputs, num_updates: int, stop: StopRequest) -> Iterator[Trainer]:
+def open_trainer(
+    config: TrainingConfig, run: RunDir, *, inputs: Inputs, num_updates: int, stop: StopRequest
+) -> Iterator[Trainer]:
     """The trainer of a command that samples its own training data; says what it found when it opened the run."""
     with Trainer(
         config,

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import Interrupted, RlvrError
@@ -51,7 +52,7 @@ class Trainer:
 
     def __init__(
         self,
-        config: Any,
+        config: TrainingConfig,
         run: RunDir,
         *,
         engine: str,

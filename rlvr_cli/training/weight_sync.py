@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
+from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.models.device import device_apart
 from rlvr_cli.models.policy import Policy, distinct
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
@@ -63,15 +63,15 @@ class WeightSync:
         snapshot: the policy that the next rollouts come from, where that is not the current one.
     """
 
-    def __init__(self, config: Any, *, engine: str) -> None:
+    def __init__(self, config: TrainingConfig, *, engine: str) -> None:
         """Open an engine with weights of its own, which takes its share of the device's memory before the trainer fills it."""
         self.config = config
         self.process: SamplingProcess | None = None
         self.snapshot: Snapshot | None = None
         self.sampler: Sampler
-        self._shares_model = engine == "transformers" and not getattr(config, "async_steps", 0)
+        self._shares_model = engine == "transformers" and not config.async_steps
         self._synced = -1  # the version that the sampler serves
-        if getattr(config, "async_steps", 0):
+        if config.async_steps:
             self.sampler = self.process = self._start_process(engine)
         elif not self._shares_model:
             self.sampler = open_sampler(

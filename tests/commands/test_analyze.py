@@ -263,14 +263,14 @@ def test_list_and_show(analyze):
 )
 def test_what_is_no_query(text, message):
     with pytest.raises(RlvrError) as caught:
-        find_query(text)
+        find_query(text, "runs")
     assert message in caught.value.problem
 
 
 def test_a_file_that_is_no_text(tmp_path):
     (tmp_path / "x.sql").write_bytes(b"\xff\xfe")
     with pytest.raises(RlvrError, match="Cannot read the query"):
-        find_query(str(tmp_path / "x.sql"))
+        find_query(str(tmp_path / "x.sql"), "runs")
 
 
 def test_an_empty_directory_of_runs(tmp_path):

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.summary import run_files
-from rlvr_cli.cli import COMMANDS
 from rlvr_cli.commands import ei, grpo
+from rlvr_cli.config import config_of
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.sources import resolve
@@ -56,7 +55,7 @@ def rows_of(run, phase="train"):
 
 
 def metrics_of(run):
-    with open_runs([run_files(read_run(run))]) as database:
+    with open_runs([read_run(run)]) as database:
         found = defaultdict(dict)
         for phase, name, step, value in database.select("select phase, name, step, value from metrics").rows:
             found[phase, name][step] = value
@@ -113,7 +112,7 @@ def test_every_metric_of_an_update_is_there(train):
     once = {
         *("reward/mean", "reward/format", "reward/answer", "reward/grade_errors", "length/mean", "length/truncated_share"),
         *("groups/signal_share", "sampling/tokens_per_second", "sampling/seconds", "grading/seconds", "scoring/seconds"),
-        *("step/seconds", "synchronisation/seconds", "entropy/mean"),
+        *("step/seconds", "weight_sync/seconds", "entropy/mean"),
     }  # fmt: skip
     for name in once:
         assert set(metrics["train", name]) == {0}, name
@@ -403,7 +402,7 @@ def test_presets_are_options_and_each_line_says_where_it_comes_from(name):
     tables = [line[1:-1] for line in file.read_text().splitlines() if line.startswith("[")]
     assert "grpo" in tables
     for command in tables:
-        config = resolve(COMMANDS[command], flags={"preset": name, "seed": 7}, command=command)
+        config = resolve(config_of(command), flags={"preset": name, "seed": 7}, command=command)
         assert config.preset == name
         assert config.seed == 7
         assert f"preset {name}" in config.sources.values()
@@ -422,7 +421,7 @@ def test_a_flag_beats_a_file_beats_a_preset(tmp_path):
     file.write_text('preset = "dr-grpo"\n')
     assert resolve(GrpoConfig, flags={"config": str(file)}, command="grpo").use_std_normalization is False
     with pytest.raises(RlvrError, match="no preset 'dapo'"):
-        resolve(COMMANDS["sft"], flags={"preset": "dapo"}, command="sft")
+        resolve(config_of("sft"), flags={"preset": "dapo"}, command="sft")
 
 
 @pytest.mark.parametrize("loss_type", ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr_cli.cli import app
+from rlvr_cli.cli import invoke
 
 V1 = Path(__file__).parents[1] / "fixtures" / "v1"
 RUNS = sorted(path.name for path in (V1 / "written").iterdir())
@@ -32,7 +32,7 @@ def rlvr(place, capsys):
 
     def call(*words):
         capsys.readouterr()
-        app.main([*map(str, words)], prog_name="rlvr", standalone_mode=False)
+        invoke([*map(str, words)])
         captured = capsys.readouterr()
         (place / "stderr").write_text(captured.err)
         return captured.out

@@ -1,11 +1,9 @@
 """Masked sums and means, and one normalizer per update."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
+from rlvr_cli.config.shared import LengthNormalization
 
 
 def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None) -> Tensor:

@@ -6,14 +6,13 @@ Enters: (batch, seq) log-probabilities and advantages. Leaves: per-token losses 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlvr_cli.config.grpo import LossType
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
-
-LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
 
 MAX_LOG_RATIO = 20.0  # nats that a log-ratio is held to: beyond, exp overflows and its gradient is nan
 

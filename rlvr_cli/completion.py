@@ -1,0 +1,109 @@
+"""What the Tab key offers as the value of an option, beside the choices that its type lists.
+
+Enters: the kind of value (`completes` of an option), what is typed so far. Leaves: values with a word about each; none where the shell
+should offer files.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli.config.sources import preset_names
+from rlvr_cli.errors import RlvrError
+
+Offers = Iterator[tuple[str, str]]
+
+
+def offers(kind: str, *, command: str, given: Mapping[str, Any], typed: str) -> list[tuple[str, str]]:
+    """Values that begin with what is typed, and what they are.
+
+    Args:
+        kind: `preset`, `run`, `run of the command`, `query`, `model`, `dataset`, `source`, `prompt` or `grader`.
+        command: the command that is typed.
+        given: the values of the options before.
+        typed: the beginning of the value.
+    """
+    runs_dir = Path(given.get("runs_dir") or "runs")
+    with suppress(RlvrError, OSError):  # an error would stand in the middle of what is typed
+        return [(value, about) for value, about in _offers(kind, command, runs_dir, typed) if value.startswith(typed)]
+    return []
+
+
+def _offers(kind: str, command: str, runs_dir: Path, typed: str) -> Offers:
+    match kind:
+        case "preset":
+            yield from ((name, "") for name in preset_names(command))
+        case "run":
+            before = typed[: typed.rfind(",") + 1]  # rlvr analyze compare A1,A2 B1,B2
+            yield from ((before + name, about) for name, about in _runs(runs_dir))
+        case "run of the command":
+            yield from _runs(runs_dir, command=command)
+        case "query":
+            yield from _queries()
+            yield from _runs(runs_dir)
+        case "model":
+            yield from _models(runs_dir, typed)
+        case "dataset":
+            yield from _datasets()
+        case "source":
+            yield from _runs(runs_dir)
+            yield from _datasets()
+        case "prompt":
+            from rlvr_cli.data.prompts import prompt_names
+
+            yield from ((name, "") for name in prompt_names())
+        case "grader":
+            from rlvr_cli.graders import GRADERS
+
+            yield from ((name, "") for name in GRADERS)
+        case _:
+            raise AssertionError(kind)
+
+
+def _runs(runs_dir: Path, *, command: str = "") -> Offers:
+    """The runs, newest first; with a command those of it."""
+    from rlvr_cli.runs.readers import RUN_FILE, run_names
+
+    for name in run_names(runs_dir):
+        metadata: Any = {}
+        with suppress(OSError, ValueError):
+            metadata = json.loads((runs_dir / name / RUN_FILE).read_bytes())
+        if not command or metadata.get("command") == command:
+            yield name, f"{metadata.get('command', 'run')}, {metadata.get('status', 'damaged')}"
+
+
+def _queries() -> Offers:
+    from rlvr_cli.analysis.named_queries import named_queries
+
+    yield from ((query.name, query.description) for query in named_queries().values())
+    yield "report", "one HTML page"
+
+
+def _datasets() -> Offers:
+    from rlvr_cli.data.datasets import dataset_names
+
+    yield from ((name, "") for name in dataset_names())
+
+
+def _models(runs_dir: Path, typed: str) -> Offers:
+    """The models of runs, and the directories that begin as typed; a single one that is no model with what is in it."""
+    for path in sorted(runs_dir.glob("*/model/config.json")):
+        yield str(path.parent), "model of a run"
+    name = typed.rpartition(os.sep)[2]
+    inside = Path(typed[: len(typed) - len(name)] or ".")
+    folders = [p for p in sorted(inside.iterdir()) if p.name.startswith(name) and p.is_dir() and _shown(p, name)]
+    if len(folders) == 1 and not _is_model(folders[0]):  # the shell adds a space to what is offered alone
+        folders += [p for p in sorted(folders[0].iterdir()) if p.is_dir() and _shown(p, "")]
+    for folder in folders:
+        yield (str(folder), "model") if _is_model(folder) else (f"{folder}{os.sep}", "directory")
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _shown(path: Path, typed: str) -> bool:
+    return typed.startswith(".") or not path.name.startswith(".")

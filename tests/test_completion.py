@@ -1,0 +1,214 @@
+"""What the Tab key offers: asked as the shells ask, and through a real bash."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlvr_cli.cli import COMMANDS, main
+from rlvr_cli.completion import offers
+from rlvr_cli.config import config_of
+from rlvr_cli.config.options import flag, options
+from rlvr_cli.config.sources import preset_names
+from rlvr_cli.graders import GRADERS
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """A folder with runs, a model and files, to stand in."""
+    monkeypatch.chdir(tmp_path)
+    for age, (name, command) in enumerate((("new", "grpo"), ("mid-sft", "sft"), ("old", "grpo"))):
+        run = tmp_path / "runs" / name
+        run.mkdir(parents=True)
+        (run / "run.json").write_text(json.dumps({"command": command, "status": "finished"}))
+        os.utime(run / "run.json", (10**9 - age, 10**9 - age))
+    other = tmp_path / "elsewhere" / "far"
+    other.mkdir(parents=True)
+    (other / "run.json").write_text(json.dumps({"command": "grpo", "status": "failed"}))
+    model = tmp_path / "runs" / "old" / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (tmp_path / "runs" / "curves.png").write_text("")
+    (tmp_path / "models" / "qwen").mkdir(parents=True)
+    (tmp_path / "models" / "qwen" / "config.json").write_text("{}")
+    (tmp_path / "models" / "nested").mkdir()
+    (tmp_path / "models" / ".hidden").mkdir()
+    (tmp_path / "my.jsonl").write_text("{}")
+    return tmp_path
+
+
+def offered(line: str, monkeypatch, capsys) -> list[str]:
+    """The values for the last word of a line, which may be empty, as bash asks for them."""
+    words = line.split(" ")
+    monkeypatch.setenv("_RLVR_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.err) == (0, "")
+    return printed.out.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("rlvr ", list(COMMANDS)),
+        ("rlvr gr", ["grpo", "grade"]),
+        ("rlvr --inst", ["--install-completion"]),
+        ("rlvr grpo --loss", ["--loss-type"]),
+        ("rlvr grpo --overlong-", ["--overlong-buffer"]),
+        ("rlvr grpo --no-use", ["--no-use-std-normalization"]),
+        ("rlvr grpo --help", ["--help-all", "--help"]),
+        ("rlvr grpo --loss-type ", ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]),
+        ("rlvr grpo --seed 3 --loss-type grpo_c", ["grpo_clip"]),
+        ("rlvr sft --engine ", []),  # it has none
+        ("rlvr ei --engine ", ["auto", "transformers", "vllm"]),
+        ("rlvr eval --engine o", ["openai"]),
+        ("rlvr analyze --format ", ["table", "json", "csv", "markdown"]),
+        ("rlvr filter --phase ", ["train", "eval", "all"]),
+        ("rlvr grpo --preset ", preset_names("grpo")),
+        ("rlvr sft --preset c", ["cs336"]),
+        ("rlvr grpo --grader ", list(GRADERS)),
+        ("rlvr grpo --prompt q", ["question_only"]),
+        ("rlvr grpo --dataset gs", ["gsm8k"]),
+        ("rlvr grpo --eval-dataset cou", ["countdown"]),
+        ("rlvr filter x --decontaminate-against gs", ["gsm8k"]),
+        ("rlvr analyze pass", ["pass_at_k"]),
+        ("rlvr analyze rep", ["repetitions", "report"]),
+        ("rlvr analyze mid", ["mid-sft"]),  # a run alone is summarized
+        ("rlvr analyze curves ", ["new", "mid-sft", "old"]),
+        ("rlvr analyze curves new o", ["old"]),
+        ("rlvr analyze compare new,mid-sft old,n", ["old,new"]),
+        ("rlvr analyze --runs-dir elsewhere curves ", ["far"]),
+        ("rlvr analyze --runs-dir nowhere curves ", []),
+        ("rlvr grpo --resume ", ["new", "old"]),  # sft's cannot go on with grpo
+        ("rlvr sft --resume ", ["mid-sft"]),
+        ("rlvr grpo --runs-dir elsewhere --resume ", ["far"]),
+        ("rlvr grade ", ["new", "mid-sft", "old"]),
+        ("rlvr filter ne", ["new"]),
+        ("rlvr eval --model r", ["runs/old/model", "runs/", "runs/mid-sft/", "runs/new/", "runs/old/"]),
+        ("rlvr eval --model models/", ["models/nested/", "models/qwen"]),
+        ("rlvr eval --model models/q", ["models/qwen"]),
+        ("rlvr eval --model models/.", ["models/.hidden/"]),
+        ("rlvr eval --model nowhere/", []),
+        ("rlvr eval --run ", []),  # a name that there is not yet
+        ("rlvr grpo --seed ", []),
+        ("rlvr grpo --seed x --loss-type grpo_n", ["grpo_no_clip"]),  # what is wrong before does not hinder
+    ],
+)
+def test_what_is_offered(here, monkeypatch, capsys, line, values):
+    assert offered(line, monkeypatch, capsys) == values
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_offered(here, monkeypatch, capsys, command):
+    """Also those that only --help-all shows."""
+    names = offered(f"rlvr {command} --", monkeypatch, capsys)
+    assert {flag(o.name) for o in options(config_of(command)) if not o.metadata["argument"]} <= set(names)
+
+
+def test_what_options_complete_is_known(here):
+    kinds = {o.metadata["completes"] for command in COMMANDS for o in options(config_of(command))} - {""}
+    assert kinds == {"preset", "run", "run of the command", "query", "model", "dataset", "source", "prompt", "grader"}
+    for kind in kinds:
+        assert offers(kind, command="grpo", given={}, typed="")
+
+
+@pytest.mark.parametrize(
+    ("shell", "expected"),
+    [("zsh", '"grpo_clip"'), ("fish", "grpo_clip")],
+)
+def test_the_other_shells_ask_by_their_own_protocol(here, monkeypatch, capsys, shell, expected):
+    monkeypatch.setenv("_RLVR_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "rlvr grpo --loss-type grpo_c")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert expected in printed
+    assert "no_baseline" not in printed
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "rlvr grpo --kl")
+    with pytest.raises(SystemExit):
+        main()
+    printed = capsys.readouterr().out
+    assert "--kl-coef" in printed
+    assert "Weight of the KL penalty" in printed
+
+
+@pytest.fixture
+def environment(tmp_path) -> dict[str, str]:
+    """An `rlvr` on the path, and a home of its own."""
+    program = tmp_path / "bin" / "rlvr"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m rlvr_cli "$@"\n')
+    program.chmod(0o755)
+    home = tmp_path / "home"
+    home.mkdir()
+    path = f"{program.parent}:/usr/bin:/bin"
+    return {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(home), "LANG": "C.UTF-8"}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_a_real_bash_completes(here, environment):
+    """It takes the script that `--show-completion` prints, and asks for the words of four lines."""
+    script = """
+        rlvr --show-completion > completion.sh; source completion.sh
+        complete -p rlvr
+        ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _rlvr_completion rlvr; echo "${COMPREPLY[*]}"; }
+        ask rlvr gr
+        ask rlvr grpo --loss-type grpo_
+        ask rlvr analyze curves mid
+        ask rlvr eval --model models/
+    """
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "complete -o default -F _rlvr_completion rlvr",
+        "grpo grade",
+        "grpo_clip grpo_no_clip",
+        "mid-sft",
+        "models/nested/ models/qwen",
+    ]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_completion_is_installed_for_the_shell_that_asks(environment):
+    done = subprocess.run(
+        ["bash", "--norc", "-c", "rlvr --install-completion; true"], env=environment, capture_output=True, text=True, timeout=120
+    )  # fmt: skip
+    assert done.stderr == ""
+    home = Path(environment["HOME"])
+    assert "bash completion installed" in done.stdout
+    assert "_RLVR_COMPLETE=complete_bash" in (home / ".bash_completions" / "rlvr.sh").read_text()
+    assert ".bash_completions/rlvr.sh" in (home / ".bashrc").read_text()
+
+
+@pytest.mark.parametrize(
+    ("shell", "file", "holds"),
+    [
+        ("zsh", ".zfunc/_rlvr", "#compdef rlvr"),
+        ("fish", ".config/fish/completions/rlvr.fish", "complete --command rlvr"),
+    ],
+)
+def test_completion_is_installed_for_zsh_and_fish(environment, shell, file, holds):
+    """Typer is told the shell here: what finds it out is the process that calls."""
+    named = {**environment, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    for action in ("--show-completion", "--install-completion"):
+        command = [sys.executable, "-m", "rlvr_cli", action, shell]
+        done = subprocess.run(command, env=named, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+        if action == "--show-completion":
+            assert holds in done.stdout
+            assert f"_RLVR_COMPLETE=complete_{shell}" in done.stdout
+    assert holds in (Path(environment["HOME"]) / file).read_text()
