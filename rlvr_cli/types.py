@@ -9,7 +9,7 @@ To add a column, put a field last, say since when it is there, and give it a def
     value: Annotated[Float32 | None, Since(3)] = None
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -252,3 +252,17 @@ class Metric:
     value: float
     wall_seconds: float  # of work since the run started, pauses left out
     gpu_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What is printed: rows with named columns; a missing value is None."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    title: str = ""
+    more: bool = False  # rows were left out because of a limit
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The rows by column."""
+        return (dict(zip(self.columns, row, strict=True)) for row in self.rows)

@@ -17,6 +17,7 @@ ROOMS = {
     "errors": "what is shown without a traceback",
     "text": "model text made safe for a terminal and for Parquet",
     "faults": "where a test may make a run die",
+    "user_code": "a user's own function, FILE.py:FUNCTION",
     "process": "Ctrl-C as a request, deadlines, processes that end with their parent",
     "terminal": "what a person sees",
     "config": "what can be chosen",
@@ -47,11 +48,13 @@ HEAVY = {
     "math_verify",
     "sympy",
     "matplotlib",
+    "jinja2",
 }
 # Where a library may be imported: rooms or files.
 HOMES = {
     "duckdb": {"analysis/database"},
     "matplotlib": {"analysis/plots"},
+    "jinja2": {"analysis/report/page"},
     "rich": {"terminal"},
     "typer": {"cli"},
     "click": set(),  # Typer brings its own
@@ -70,6 +73,7 @@ LIGHT = {
     "errors",
     "text",
     "faults",
+    "user_code",
     "process",
     "terminal",
     "config",

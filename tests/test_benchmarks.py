@@ -1,4 +1,4 @@
-"""The README's table of benchmarks is the one that `benchmarks/run.py` makes of `results.json`."""
+"""The table in docs/benchmarks.md is the one that `benchmarks/run.py` makes of `results.json`."""
 
 import importlib.util
 import json
@@ -22,11 +22,11 @@ def run(monkeypatch):
     sys.modules.pop("rows", None)
 
 
-def test_the_readmes_table_is_made_of_the_results(run):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_table_of_the_page_is_made_of_the_results(run):
+    page = run.PAGE.read_text(encoding="utf-8")
     table = run.table(json.loads((ROOT / "benchmarks/results.json").read_text(encoding="utf-8")))
-    assert run.with_table(readme, table) == readme
-    assert run.with_table(readme, "another\n") != readme
+    assert run.with_table(page, table) == page
+    assert run.with_table(page, "another\n") != page
 
 
 def test_a_row_says_what_was_missed(run):

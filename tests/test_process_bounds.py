@@ -11,7 +11,6 @@ import pytest
 
 from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 
@@ -62,7 +61,7 @@ def test_reading_beside_a_writer_is_always_right(tmp_path):
         newest = 0.0
         while not stop.is_set():
             try:
-                with open_runs([run_files(read_run(tmp_path / "r"))]) as database:
+                with open_runs([read_run(tmp_path / "r")]) as database:
                     ((value, rows),) = database.select("select max(value), count(*) from metrics where name = 'n'").rows
                     if rows and (value < newest or rows != value):
                         wrong.append((value, rows, newest))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.runs.readers import read_run
 
 Curves = Mapping[str, Mapping[int, float]]  # metric of the training phase -> step -> value
@@ -38,7 +37,7 @@ class Alarm:
 def run_alarms(path: Path | str) -> list[Alarm]:
     """The alarms of a run. Raises RlvrError where it cannot be read."""
     info = read_run(path)
-    with open_runs([run_files(info)]) as database:
+    with open_runs([info]) as database:
         rows = database.select("SELECT name, step, value FROM metrics WHERE phase = 'train' ORDER BY step").rows
         verdicts = database.select(_DISAGREEMENT).rows
     curves: dict[str, dict[int, float]] = {}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr_cli.analysis.database import Database, Table
+from rlvr_cli.analysis.database import Database
 from rlvr_cli.analysis.estimators import (
     FEWEST_DISCORDANT,
     detectable_difference,
@@ -19,6 +19,7 @@ from rlvr_cli.analysis.estimators import (
 )
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.types import Table
 
 RESAMPLES = 2000
 FEWEST_SEEDS = 3  # of an arm; the spread of two says next to nothing

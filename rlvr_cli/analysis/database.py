@@ -22,16 +22,17 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import bounded
 from rlvr_cli.runs.files import naming
+from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.runs.schemas import Column, columns_of
 from rlvr_cli.text import storable
-from rlvr_cli.types import Example, Metric, Regrade, Rollout
+from rlvr_cli.types import Example, Metric, Regrade, Rollout, Table
 
 if TYPE_CHECKING:
     import duckdb
@@ -57,30 +58,9 @@ _RUNS_COLUMNS = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class RunFiles:
-    """What of a run is queried."""
-
-    id: str
-    parts: Sequence[Path]  # committed rollout parts
-    metrics: Path | None
-    metadata: Mapping[str, Any]  # run.json
-    grades: Sequence[Path] = ()  # committed parts of grades
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows with named columns; a missing value is None."""
-
-    columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
-    title: str = ""
-    more: bool = False  # rows were left out because of a limit
-
-
 @contextmanager
 def open_runs(
-    runs: Sequence[RunFiles], *, timeout_seconds: float = 30.0, memory_limit: str = "2GB"
+    runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0, memory_limit: str = "2GB"
 ) -> Iterator["Database"]:
     """The views `rollouts`, `grades`, `metrics` and `runs` over these runs, sealed.
 
@@ -341,7 +321,7 @@ def _check_tree(tree: Any) -> None:
             pending += node.values()
 
 
-def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunFiles]) -> None:
+def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInfo]) -> None:
     connection.execute("SET parquet_metadata_cache = true")
     parts, grades = [p for r in runs for p in r.parts], [p for r in runs for p in r.grades]
     if parts:
@@ -417,7 +397,7 @@ def _rows_in(paths: Sequence[Path], record: type, connection: "duckdb.DuckDBPyCo
     return f"SELECT {', '.join([every, *missing])} FROM {files}"
 
 
-def _runs_row(run: RunFiles) -> list[Any]:
+def _runs_row(run: RunInfo) -> list[Any]:
     def text(value: Any) -> str | None:
         return None if value is None else str(value).encode(errors="replace").decode()
 

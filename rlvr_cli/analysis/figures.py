@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlvr_cli.analysis.database import Table
 from rlvr_cli.analysis.estimators import wilson_interval
 from rlvr_cli.analysis.plots import Bars, Line, Panel
+from rlvr_cli.types import Table
 
 Row = dict[str, Any]
 Figure = Callable[[Table], Sequence[Panel | Bars]]
@@ -80,7 +80,7 @@ def best_at_k(result: Table) -> list[Panel]:
 
 def categories(result: Table) -> list[Bars]:
     """The share of each category, the runs side by side."""
-    rows = _rows(result)
+    rows = list(result.records())
     labels = tuple(dict.fromkeys(row["category"] for row in rows))
     shares = {(row["run_id"], row["category"]): row["share"] for row in rows}
     groups = tuple((run, tuple(shares.get((run, label), 0.0) for label in labels)) for run in _runs(rows))
@@ -90,16 +90,12 @@ def categories(result: Table) -> list[Bars]:
 def length_histogram(result: Table) -> list[Bars]:
     """Responses by length, correct and wrong ones side by side; a panel for each run."""
     panels = []
-    for run in _runs(_rows(result)):
-        rows = _rows(_only(result, "run_id", run))
+    for run in _runs(list(result.records())):
+        rows = list(_only(result, "run_id", run).records())
         labels = tuple(str(row["from_tokens"]) for row in rows)
         groups = tuple((name, tuple(float(row[name]) for row in rows)) for name in ("correct", "wrong"))
         panels.append(Bars(run, "tokens, from", "responses", labels, groups))
     return panels
-
-
-def _rows(result: Table) -> list[Row]:
-    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
 
 
 def _runs(rows: Sequence[Row]) -> list[str]:
@@ -113,7 +109,7 @@ def _only(result: Table, column: str, value: str) -> Table:
 
 def _lines(result: Table, x: str, names: dict[str, str]) -> list[Line]:
     """One line for each run and column that has a value; a line is called by what tells it from the others."""
-    rows, lines = _rows(result), []
+    rows, lines = list(result.records()), []
     runs = _runs(rows)
     for run in runs:
         for column, label in names.items():

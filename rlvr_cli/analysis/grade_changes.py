@@ -1,13 +1,15 @@
 """What another grader's verdicts change: accuracy, categories, agreement, advantages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from rlvr_cli.analysis.database import Table, open_runs
+from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.estimators import pass_at_k
-from rlvr_cli.analysis.summary import Kinds, run_files, share_of
+from rlvr_cli.analysis.summary import Kinds, share_of
 from rlvr_cli.config.grade import PhaseChoice
+from rlvr_cli.config.grpo import overlong_buffer
 from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.types import Table
 
 SECONDS = 600.0  # that the comparison may take
 
@@ -115,9 +117,9 @@ def compare_grades(run: RunInfo, *, grader: str, phase: PhaseChoice) -> list[Tab
         RlvrError: the run cannot be read.
     """
     parameters = {"grader": grader, "phase": phase, **_objective(run)}
-    with open_runs([run_files(run)], timeout_seconds=SECONDS) as database:
+    with open_runs([run], timeout_seconds=SECONDS) as database:
         results = database.script(_COMPARISON, parameters)
-        questions, verdicts, categories, last, examples, groups = (list(_records(t)) for t in results)
+        questions, verdicts, categories, last, examples, groups = (list(table.records()) for table in results)
     tables = [
         _accuracy(questions),
         *_at_k(questions),
@@ -148,7 +150,7 @@ def _objective(run: RunInfo) -> dict[str, Any]:
     config = run.metadata.get("config")
     config = config if run.metadata["command"] == "grpo" and isinstance(config, dict) else {}
     max_tokens = config.get("sampling_max_tokens") or 0
-    buffer = config.get("overlong_buffer") or max(max_tokens // 5, 1)
+    buffer = overlong_buffer(config.get("overlong_buffer"), max_tokens=max_tokens)
     return {
         "baseline": config.get("loss_type") != "no_baseline",
         "max_tokens": max_tokens,
@@ -228,7 +230,3 @@ def _groups(counted: dict[str, Any]) -> Table:
     }
     rows = [(name, counted[key], counted[key] / counted["groups"]) for name, key in names.items()]
     return Table(("training groups", "count", "share"), [("all", counted["groups"], 1.0), *rows], title="groups")
-
-
-def _records(table: Table) -> Iterator[dict[str, Any]]:
-    return (dict(zip(table.columns, row, strict=True)) for row in table.rows)

@@ -1,4 +1,4 @@
-"""Pictures of numbers: lines with intervals, bars and histograms in a grid; the home of matplotlib.
+"""Pictures of numbers: lines with intervals and bars in a grid; the home of matplotlib.
 
 Enters: labeled numbers, among them NaN and infinity, which are gaps; labels may be any text, however hostile or long.
 Leaves: a PNG or SVG file, the same bytes for the same input, that reads without color and on a page of any color. No
@@ -9,7 +9,6 @@ import bisect
 import io
 import math
 import re
-import textwrap
 import unicodedata
 import warnings
 from collections.abc import Sequence
@@ -31,12 +30,11 @@ MAX_IN_LEGEND = 24
 MARK_EVERY_POINT = 30  # on a line of up to so many points
 MAX_MARKERS = 12  # on a longer one; a point alone always has one
 MAX_DASHED_POINTS = 60  # among more points dashes would read as gaps: markers and lightness tell the lines apart
-MAX_BINS = 30
 MAX_LABEL_CHARACTERS = 300  # more are not even measured
 
 # What tells series apart: colors after Okabe and Ito, which the color-blind can tell apart (their yellow is too faint on
 # white), and without color the dashes, markers and hatches. The cycles have coprime lengths, so 35 pairs differ.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
@@ -95,16 +93,6 @@ class Bars:
     groups: tuple[tuple[str, tuple[float, ...]], ...]
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """Counts of values in common bins: each of `series` is a name and its values."""
-
-    title: str
-    x_label: str
-    y_label: str
-    series: tuple[tuple[str, tuple[float, ...]], ...]
-
-
 class _Key(NamedTuple):
     """An entry of a legend: the artist that shows how its series is drawn, and the series' name."""
 
@@ -112,12 +100,12 @@ class _Key(NamedTuple):
     label: str
 
 
-def draw(panels: Sequence[Panel | Bars | Histogram], path: Path, *, title: str = "", caption: str = "") -> None:
+def draw(panels: Sequence[Panel | Bars], path: Path, *, title: str = "") -> None:
     """Draw the panels as a picture: one alone, two side by side, up to four in two columns, more in three.
 
     Args:
         path: ends in .png or .svg, which decides the format. An old file is replaced.
-        title: above everything, one line; caption: below everything, wrapped.
+        title: above everything, one line.
 
     Raises:
         RlvrError: another ending, or the file cannot be written.
@@ -132,11 +120,11 @@ def draw(panels: Sequence[Panel | Bars | Histogram], path: Path, *, title: str =
     del settings["backend"]  # chosen by the format alone
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # that the font lacks: a box, and still text in an SVG
-        data = _rendered(panels, suffix, title=title, caption=caption)
+        data = _rendered(panels, suffix, title=title)
     atomic_write(path, data)
 
 
-def _rendered(panels: Sequence[Panel | Bars | Histogram], suffix: str, *, title: str, caption: str) -> bytes:
+def _rendered(panels: Sequence[Panel | Bars], suffix: str, *, title: str) -> bytes:
     from matplotlib.figure import Figure
 
     count = len(panels)
@@ -162,14 +150,7 @@ def _rendered(panels: Sequence[Panel | Bars | Histogram], suffix: str, *, title:
     if title:
         large = TEXT_POINTS + 2
         figure.suptitle(_fitted(title, points - 20, size=large), fontsize=large)
-    small = TEXT_POINTS - 1
-    lines = textwrap.wrap(_plain(caption, limit=2000), int(points / (0.65 * small)))
-    if lines:
-        text = "\n".join(_fitted(line, points - 20, size=small) for line in lines)
-        figure.supxlabel(text, fontsize=small, x=0.01, ha="left")
-    figure.set_size_inches(
-        width * columns, height * rows + sum(legends) / 72 + (0.3 if title else 0) + 0.16 * len(lines)
-    )
+    figure.set_size_inches(width * columns, height * rows + sum(legends) / 72 + (0.3 if title else 0))
     buffer = io.BytesIO()
     figure.savefig(buffer, format=suffix[1:], metadata={"Date": None} if suffix == ".svg" else None)
     return buffer.getvalue()
@@ -188,7 +169,7 @@ def _draw_lines(axes: "Axes", panel: Panel, inside: float) -> list[_Key]:
         stride = 1 if len(x) <= MARK_EVERY_POINT else math.ceil(len(x) / MAX_MARKERS)
         marked = range(number * stride // max(1, len(panel.lines)), len(x), stride)  # lines that meet keep theirs apart
         dashes = _cycled(_DASHES, number) if len(x) <= MAX_DASHED_POINTS else "-"
-        style = {"color": _cycled(_COLOURS, number), "linestyle": dashes}
+        style = {"color": _cycled(_COLORS, number), "linestyle": dashes}
         if line.low is not None and line.high is not None:
             low, high = _numbers(line.low), _numbers(line.high)
             axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
@@ -234,7 +215,7 @@ def _draw_bars(axes: "Axes", panel: Bars, inside: float) -> list[_Key]:
             [i - 0.4 + each * (number + 0.5) for i in range(count)],
             heights,
             width=each * 0.94,
-            color=_cycled(_COLOURS, number),
+            color=_cycled(_COLORS, number),
             hatch=_cycled(_HATCHES, number),
             edgecolor="white",
         )
@@ -256,49 +237,7 @@ def _draw_bars(axes: "Axes", panel: Bars, inside: float) -> list[_Key]:
     return keys
 
 
-def _draw_histogram(axes: "Axes", panel: Histogram, inside: float) -> list[_Key]:
-    import numpy
-
-    series = [(name, [v for v in _numbers(values) if math.isfinite(v)]) for name, values in panel.series]
-    together = [v for _, values in series for v in values]
-    if not together:
-        _no_data(axes)
-        return []
-    edges = _edges(together)
-    keys = []
-    for number, (name, values) in enumerate(series):
-        color = _cycled(_COLOURS, number)
-        artist = axes.stairs(
-            numpy.histogram(values, edges)[0],
-            edges,
-            fill=True,
-            facecolor=(color, 0.3),
-            edgecolor=color,
-            linestyle=_cycled(_DASHES, number),
-            linewidth=1.4,
-            hatch=_cycled(_HATCHES, number),
-        )
-        keys.append(_Key(artist, name if values else f"{name} (no data)"))
-    axes.yaxis.set_major_locator(_whole_numbers())
-    if all(v.is_integer() for v in together):
-        axes.xaxis.set_major_locator(_whole_numbers())
-    return keys
-
-
-_DRAW: dict[type, Any] = {Panel: _draw_lines, Bars: _draw_bars, Histogram: _draw_histogram}
-
-
-def _edges(values: list[float]) -> list[float]:
-    """The edges of at most MAX_BINS equal bins over finite values; around whole numbers where all values are whole."""
-    low, high = min(values), max(values)
-    if all(v.is_integer() for v in values) and max(-low, high) < 2**53:
-        low, high = low - 0.5, high + 0.5
-        step = math.ceil((high - low) / MAX_BINS)
-        return [low + step * i for i in range(math.ceil((high - low) / step) + 1)]
-    size = max(abs(low), abs(high))
-    if high - low <= 1e-9 * size:  # all but equal: edges between them would coincide
-        return [low - 0.5 * size, high + 0.5 * size]
-    return [low + (high - low) * (i / MAX_BINS) for i in range(MAX_BINS)] + [high]
+_DRAW: dict[type, Any] = {Panel: _draw_lines, Bars: _draw_bars}
 
 
 def _legend(axes: "Axes", keys: list[_Key], inside: float) -> float:
@@ -354,10 +293,11 @@ def _numbers(values: Sequence[float]) -> list[float]:
     return [v if abs(v) < 1e100 else math.nan for v in numbers]
 
 
-def _plain(text: str, *, limit: int = MAX_LABEL_CHARACTERS) -> str:
+def _plain(text: str) -> str:
     """On one line, without what a terminal would act on or XML cannot hold; of a long text, the beginning and the end."""
-    if len(text) > limit:
-        text = f"{text[: limit // 2]}…{text[-limit // 2 :]}"
+    if len(text) > MAX_LABEL_CHARACTERS:
+        half = MAX_LABEL_CHARACTERS // 2
+        text = f"{text[:half]}…{text[-half:]}"
     marks = [unicodedata.category(c) in ("Mn", "Me") for c in text]
     text = "".join(c for i, c in enumerate(text) if i < 3 or not all(marks[i - 3 : i + 1]))  # else they tower up
     return re.sub("[\ufffe\uffff]", "\ufffd", printable(text, keep=""))

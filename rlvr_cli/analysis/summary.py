@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.database import Database, RunFiles, Table, open_runs
+from rlvr_cli.analysis.database import Database, open_runs
 from rlvr_cli.analysis.estimators import best_at_k, bootstrap_interval, majority_at_k, pass_at_k, wilson_interval
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, read_run
+from rlvr_cli.types import Table
 
 HANDOUT_CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer_0")
 Kinds = list[tuple[float, int, int]]  # (summed value, samples, questions of that kind)
@@ -108,11 +109,6 @@ class RunSummary:
         return tables
 
 
-def run_files(run: RunInfo) -> RunFiles:
-    """What `queries` reads of a run."""
-    return RunFiles(run.id, run.parts, run.metrics, run.metadata, run.grades)
-
-
 def summarize(
     run: RunInfo | Path | str, *, phase: str = "eval", step: int | None = None, timeout_seconds: float = 30.0
 ) -> RunSummary:
@@ -126,7 +122,7 @@ def summarize(
     """
     info = run if isinstance(run, RunInfo) else read_run(run)
     query = named_queries()["summary"]
-    with open_runs([run_files(info)], timeout_seconds=timeout_seconds) as database:
+    with open_runs([info], timeout_seconds=timeout_seconds) as database:
         return _summary(database, query, run_id=info.id, phase=phase, step=step)
 
 
@@ -149,17 +145,17 @@ def _cells(estimate: Estimate) -> tuple[float, float | None, float | None, str]:
 
 def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, step: int | None) -> RunSummary:
     tables = database.script(query.sql, {"phase": phase, "step": step})
-    samples = next(_records(tables))
+    samples = next(next(tables).records())
     if not samples["samples"]:
         raise _nothing(database, run_id=run_id, phase=phase, step=step)
-    kinds = [(row["n"], row["c"], row["total"], row["questions"]) for row in _records(tables)]
+    kinds = [(row["n"], row["c"], row["total"], row["questions"]) for row in next(tables).records()]
     questions = sum(count for *_, count in kinds)
     most = max(n for n, *_ in kinds)
-    counts = {row["category"]: row for row in _records(tables)}
+    counts = {row["category"]: row for row in next(tables).records()}
     hits: dict[str, Kinds] = {}
-    for row in _records(tables):
+    for row in next(tables).records():
         hits.setdefault(row["category"], []).append((row["hits"], row["n"], row["questions"]))
-    failures = tuple((row["failure_kind"], row["samples"]) for row in _records(tables))
+    failures = tuple((row["failure_kind"], row["samples"]) for row in next(tables).records())
     asked = [(n, count) for n, _, _, count in kinds]
 
     def category(name: str) -> CategoryCount:
@@ -187,11 +183,6 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
         mean_logprob=samples["logprob"],
         tokens_per_second=samples["tokens_per_second"],
     )
-
-
-def _records(tables: Iterator[Table]) -> Iterator[dict[str, Any]]:
-    table = next(tables)
-    return (dict(zip(table.columns, row, strict=True)) for row in table.rows)
 
 
 def _with_misses(hits: Kinds, asked: list[tuple[int, int]]) -> Kinds:
@@ -240,9 +231,9 @@ def _sums(kinds: Kinds) -> tuple[float, int, int]:
 
 def _at_k(tables: Iterator[Table], kinds: list[tuple[int, int, float, int]]) -> tuple[AtK, ...]:
     ranked: dict[int, list[dict[str, Any]]] = {}  # number of samples -> by rank, the best first
-    for row in _records(tables):
+    for row in next(tables).records():
         ranked.setdefault(row["n"], []).append(row)
-    votes = [(row["correct"], row["wrong"], row["abstained"], row["questions"]) for row in _records(tables)]
+    votes = [(row["correct"], row["wrong"], row["abstained"], row["questions"]) for row in next(tables).records()]
     most = max(n for n, *_ in kinds)
 
     def best(k: int) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_query
-from rlvr_cli.analysis.summary import combined_tables, run_files, summarize
+from rlvr_cli.analysis.summary import combined_tables, summarize
 from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.options import nearest
 from rlvr_cli.errors import RlvrError
@@ -62,7 +62,7 @@ def run(config: AnalyzeConfig) -> None:
     infos = _read(paths)
     if query.name == "summary":
         return summarize_runs(infos, config, parameters)
-    with open_runs([run_files(i) for i in infos], timeout_seconds=config.timeout_seconds) as database:
+    with open_runs(infos, timeout_seconds=config.timeout_seconds) as database:
         result = database.select(query.sql, parameters, limit=0 if config.plot else config.limit)
     if config.plot:
         from rlvr_cli.analysis.figures import figures
@@ -210,7 +210,7 @@ def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: 
     chosen = {"phase": parameters["phase"], "step": parameters["step"], "timeout_seconds": config.timeout_seconds}
     summaries = [summarize(info, **chosen) for info in infos]
     if len(summaries) == 1:
-        return tables.print_summary(summaries[0], output=config.format)
+        return tables.print_tables(summaries[0].tables(), output=config.format, missing="–")
     tables.print_tables(combined_tables(summaries), output=config.format, missing="–")
 
 
@@ -230,7 +230,7 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
         raise RlvrError(
             "compare wants runs in both arms, each once.", "The steps of one run: rlvr analyze migration RUN"
         )
-    with open_runs([run_files(i) for i in runs], timeout_seconds=config.timeout_seconds) as database:
+    with open_runs(runs, timeout_seconds=config.timeout_seconds) as database:
         ids_a, ids_b = ([info.id for info in arm] for arm in infos)
         comparison = compare(database, ids_a, ids_b, phase=parameters["phase"], step=parameters["step"])
     *numbers, words = comparison.tables()

@@ -96,7 +96,7 @@ def run(config: EvalConfig) -> None:
                 )
         finally:
             sampler.close()
-    tables.print_summary(summarize(run.path), output=config.format)
+    tables.print_tables(summarize(run.path).tables(), output=config.format, missing="–")
 
 
 def check_dataset(dataset: Dataset, grader: str, pool: GraderPool, *, output: str) -> None:

@@ -26,7 +26,6 @@ from rlvr_cli.analysis.selection import (
     response_rows,
     select,
 )
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.config.filter import FilterConfig
 from rlvr_cli.config.options import options
 from rlvr_cli.data.datasets import load_dataset
@@ -98,7 +97,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
     """What is kept of runs, its rows by key, and what the sources are."""
     paths = {p.resolve(): p for p in (resolve_run(s, config.runs_dir) for s in config.source)}
     infos = [read_run(p) for p in paths.values()]
-    with open_runs([run_files(i) for i in infos], timeout_seconds=SECONDS) as database:
+    with open_runs(infos, timeout_seconds=SECONDS) as database:
         condition = database.condition(config.where, table="rollouts") if config.where else "true"
         phase = config.phase or _default_phase(database)
         items, questions = read_samples(

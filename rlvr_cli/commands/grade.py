@@ -3,22 +3,19 @@
 Enters: a GradeConfig. Leaves: grades beside the run's own, and on stdout how the two differ.
 """
 
-import hashlib
 import shlex
-from pathlib import Path
 
+from rlvr_cli import user_code
 from rlvr_cli.analysis.grade_changes import compare_grades
 from rlvr_cli.config.grade import GradeConfig
 from rlvr_cli.errors import Interrupted, RlvrError
-from rlvr_cli.graders import GRADERS, custom
+from rlvr_cli.graders import GRADERS, has_format_rule
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.regrade import plan_regrade, regrade
 from rlvr_cli.runs.readers import latest_run, read_run, resolve_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.terminal import console, tables
-
-RULED = ("r1_zero", "countdown")  # graders that have a format rule
 
 
 def run(config: GradeConfig) -> None:
@@ -55,13 +52,10 @@ def run(config: GradeConfig) -> None:
 
 def stored_name(config: GradeConfig) -> str:
     """What the grades are stored under: the grader's name, and its format rule when it is not the usual one."""
-    ruled = config.grader in RULED and config.format_rule != "literal"
+    ruled = has_format_rule(config.grader) and config.format_rule != "literal"
     return f"{config.grader}_{config.format_rule}" if ruled else config.grader
 
 
 def _sha256_of(grader: str) -> str | None:
     """Of a grader's file: a changed one is another grader."""
-    if grader in GRADERS:
-        return None
-    path, _ = custom.check(grader)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return None if grader in GRADERS else user_code.sha256(grader)

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from rlvr_cli import user_code
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.data.order import batches, draw
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import explained_memory
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokenization import Batch, pad_id_of
@@ -22,7 +24,9 @@ from rlvr_cli.rollouts.metrics import SamplingStats, rollout_metrics
 from rlvr_cli.rollouts.requests import prefetch_groups
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.terminal import console
-from rlvr_cli.training.advantages import group_advantages, soft_overlong_penalty
+from rlvr_cli.training.advantages import group_advantages, has_signal, soft_overlong_penalty
+from rlvr_cli.training.losses.custom import load_loss
+from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
 from rlvr_cli.training.objectives import policy_gradient
 from rlvr_cli.training.plan import announce, grpo_notes, grpo_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer
@@ -34,9 +38,11 @@ from rlvr_cli.types import Rollout
 def run(config: GrpoConfig) -> None:
     """Train a model. Raises RlvrError for what the user can put right, Interrupted after a signal."""
     config = resumed_config(config, command="grpo")
+    loss = loss_of(config)
     inputs = load_inputs(config, questions_per_batch=config.n_prompts_per_rollout_batch)
-    announce(grpo_plan(config, inputs.facts), config, engine=inputs.engine, rows=config.micro_train_batch_size)
-    for note in grpo_notes(config):
+    facts = inputs.facts | loss_facts(config.loss_type)
+    announce(grpo_plan(config, facts, loss=loss), config, engine=inputs.engine, rows=config.micro_train_batch_size)
+    for note in grpo_notes(config, loss=loss):
         console.say(f"note: {note}")
     if config.dry_run:
         return
@@ -44,20 +50,34 @@ def run(config: GrpoConfig) -> None:
     with (
         inputs.pool,
         StopRequest() as stop,
-        open_run(config, command="grpo", facts=inputs.facts) as run,
+        open_run(config, command="grpo", facts=facts) as run,
         open_trainer(config, run, inputs=inputs, num_updates=num_updates, stop=stop) as trainer,
     ):
-        train(config, trainer, inputs)
+        train(config, trainer, inputs, loss=loss)
     report_end(trainer, output=config.format)
 
 
-def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
+def loss_of(config: GrpoConfig) -> Loss:
+    """The loss of --loss-type. Raises RlvrError for a user's own that cannot be trained with (`load_loss`)."""
+    loss = LOSSES.get(config.loss_type) or load_loss(config.loss_type, with_reference=config.kl_coef > 0)
+    if loss.per_row and config.importance_truncation is not None:
+        raise RlvrError(
+            f"{config.loss_type} gives one number per response, which --importance-correction cannot weigh token by token.",
+            "Take --importance-correction none, or a loss that gives one number per token.",
+        )
+    return loss
+
+
+def loss_facts(loss_type: str) -> dict[str, Any]:
+    """What identifies a user's own loss in run.json: a changed file is another loss."""
+    return {} if loss_type in LOSSES else {"loss": {"name": loss_type, "sha256": user_code.sha256(loss_type)}}
+
+
+def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -> None:
     """Algorithm 3. What interrupts it, it goes on from there: every place is a function of three counters."""
     objective = partial(
         policy_gradient,
-        loss_type=config.loss_type,  # type: ignore[arg-type]
-        cliprange=config.cliprange,
-        cliprange_high=config.cliprange_high,
+        loss=partial(loss.function, **{name: getattr(config, name) for name in loss.options}),
         kl_coef=config.kl_coef,
         importance_cap=config.importance_truncation,
     )
@@ -87,6 +107,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs) -> None:
                     position=after if last else {"steps": steps, "asked": asked, "updates_of_batch": number},
                     tensors={} if last else kept,
                     objective=objective,
+                    skip_silent=loss.silent,
                     micro_batch_size=config.micro_train_batch_size,
                     normalization=config.length_normalization,
                     normalize_constant=config.constant,
@@ -120,7 +141,7 @@ def rollout_batch(
     groups: list[list[Rollout]] = []  # all that were sampled
     used: list[list[Rollout]] = []
     indices: list[int] = []
-    stats, rounds = SamplingStats(), 0
+    stats, rounds, with_signal = SamplingStats(), 0, 0
     syncing = trainer.weights.sync_rollouts(trainer.updates)
     while len(used) < wanted and rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1):
         fresh, asked = draw(inputs.dataset.rows, wanted - len(used), seed=config.seed, start=asked, exclude=indices)
@@ -140,20 +161,22 @@ def rollout_batch(
             stop=trainer.stop,
         )
         new = [rollouts[first : first + size] for first in range(0, len(rollouts), size)]
+        signal = has_signal(rewards_of(rollouts), group_size=size).tolist()
         groups += new
-        used += [group for group in new if not config.dynamic_sampling or has_signal(group)]
+        with_signal += sum(signal)
+        used += [group for group, kept in zip(new, signal, strict=True) if kept or not config.dynamic_sampling]
         indices, stats, rounds = indices + fresh, stats + took, rounds + 1
     sampled = [r for group in groups for r in group]
     means = [sum(r.reward or 0.0 for r in group) / size for group in groups]
     metrics = rollout_metrics(sampled) | {
         "groups/sampled": float(len(groups)),
         "groups/used": float(len(used)),
-        "groups/signal_share": sum(map(has_signal, groups)) / len(groups),
+        "groups/signal_share": with_signal / len(groups),
         "groups/all_correct_share": sum(mean == 1 for mean in means) / len(groups),
         "groups/all_wrong_share": sum(mean == 0 for mean in means) / len(groups),
         "sampling/rounds": float(rounds),
         "sampling/lag": float(step - min(r.policy_version for r in sampled)),  # updates that their policy is behind
-        "synchronisation/seconds": syncing,
+        "weight_sync/seconds": syncing,
     }
     trainer.metrics.add(step, metrics | stats.metrics)
     signals = {
@@ -186,11 +209,12 @@ def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: 
 
 
 def advantages(config: GrpoConfig, rollouts: Sequence[Rollout]) -> list[float]:
-    """What weighs each response's log-probability; a grade that failed counts as 0 (and in `reward/grade_errors`)."""
-    rewards = torch.tensor([r.reward or 0.0 for r in rollouts], dtype=torch.float64)
+    """What weighs each response's log-probability."""
+    rewards = rewards_of(rollouts)
     if config.overlong == "soft_punish":
-        lengths = [r.num_response_tokens for r in rollouts]
-        rewards += soft_overlong_penalty(lengths, max_tokens=config.sampling_max_tokens, buffer=overlong_buffer(config))
+        lengths, limit = [r.num_response_tokens for r in rollouts], config.sampling_max_tokens
+        buffer = overlong_buffer(config.overlong_buffer, max_tokens=limit)
+        rewards += soft_overlong_penalty(lengths, max_tokens=limit, buffer=buffer)
     if config.loss_type == "no_baseline":
         return rewards.tolist()
     return group_advantages(
@@ -201,9 +225,9 @@ def advantages(config: GrpoConfig, rollouts: Sequence[Rollout]) -> list[float]:
     ).tolist()
 
 
-def has_signal(group: Sequence[Rollout]) -> bool:
-    """Whether the rewards of a group differ."""
-    return len({r.reward or 0.0 for r in group}) > 1
+def rewards_of(rollouts: Sequence[Rollout]) -> torch.Tensor:
+    """(rollouts,) float64; a grade that failed counts as 0 (and in `reward/grade_errors`)."""
+    return torch.tensor([r.reward or 0.0 for r in rollouts], dtype=torch.float64)
 
 
 def shuffled(config: GrpoConfig, num_rollouts: int, *, step: int) -> list[list[int]]:
@@ -228,7 +252,7 @@ def training_batch(
     *,
     reference: Policy | None,
 ) -> Batch:
-    """Rollouts as tensors, with the log-probabilities that the objective compares with.
+    """Rollouts as tensors, with their groups and the log-probabilities that the objective compares with.
 
     Those of the policy that sampled, `old_log_probs`, are computed once per batch, and only where a second update needs them:
     on-policy they are those of the update itself. A run interrupted within the batch has them in its checkpoint, because the
@@ -241,6 +265,7 @@ def training_batch(
     batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
     if config.overlong == "mask":
         batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
+    batch["group"] = torch.arange(len(rollouts))[:, None] // config.group_size
     if not config.kl_coef:
         batch["silent"] = batch["advantages"] == 0
     how: dict[str, Any] = {

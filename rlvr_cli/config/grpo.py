@@ -51,7 +51,8 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
     )
     loss_type: LossType | FileFunction = knob(
         "reinforce_with_baseline",
-        "no_baseline (-r log p), reinforce_with_baseline (-A log p), grpo_clip (PPO's clipped ratio), grpo_no_clip (-ratio A).",
+        "no_baseline (-r log p), reinforce_with_baseline (-A log p), grpo_clip (PPO's clipped ratio), grpo_no_clip (-ratio A), or a loss of your "
+        "own: FILE.py:FUNCTION.",
         group="Algorithm",
         common=True,
     )
@@ -176,6 +177,6 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
             )
 
 
-def overlong_buffer(config: GrpoConfig) -> int:
-    """Tokens over which soft_punish grows."""
-    return config.overlong_buffer or max(config.sampling_max_tokens // 5, 1)
+def overlong_buffer(given: int | None, *, max_tokens: int) -> int:
+    """Tokens before the longest response over which soft_punish grows: --overlong-buffer, or a fifth of --sampling-max-tokens."""
+    return given or max(max_tokens // 5, 1)

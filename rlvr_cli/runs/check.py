@@ -1,6 +1,7 @@
 """Every byte of a run read again, against the sha256 of the manifest."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
@@ -9,11 +10,21 @@ from rlvr_cli.runs.manifest import METRICS, Entry, is_of
 from rlvr_cli.runs.readers import metrics_path, present_parts, read_manifest, read_metadata, read_part
 
 
-def check_run(path: Path | str) -> list[str]:
-    """Read every byte that was committed and say what is wrong, one sentence per problem; empty when all is well.
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was found, a sentence each."""
 
-    May be used while the run is being written.
-    """
+    files: int  # committed ones, of rollouts, grades and metrics
+    problems: list[str]  # committed files that are not what was committed
+    pending: list[str]  # parts of which the manifest does not know: nothing that was committed is wrong with them
+
+    @property
+    def findings(self) -> list[str]:
+        return self.problems + self.pending
+
+
+def check_run(path: Path | str) -> Check:
+    """Read every byte that was committed and say what is wrong. May be used while the run is being written."""
     path = Path(path)
     problems: list[str] = []
     try:
@@ -26,7 +37,7 @@ def check_run(path: Path | str) -> list[str]:
         problems += _check_metrics(path, earlier)
         entries, _ = read_manifest(path)
     except RlvrError as error:
-        return [*problems, error.problem]
+        return Check(0, [*problems, error.problem], [])
     for entry in entries:
         if entry.path != METRICS:
             try:
@@ -37,12 +48,12 @@ def check_run(path: Path | str) -> list[str]:
                 if rows != entry.rows:
                     problems.append(f"{shown(path / entry.path)} has {rows} rows, and {entry.rows} in the manifest.")
     listed = {e.path for e in entries}
-    problems += [
+    pending = [
         f"{shown(path / p)} is not in the manifest: its commit is under way, or was cut short and resuming settles it."
         for p in present
         if p not in listed
     ]
-    return problems
+    return Check(len(listed), problems, pending)
 
 
 def _check_metrics(run: Path, earlier: Sequence[Entry]) -> list[str]:

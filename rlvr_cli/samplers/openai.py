@@ -14,20 +14,18 @@ they say of EOS too. A grader that looks for `</answer>` must not be guessed at,
 """
 
 import asyncio
-import email.utils
 import importlib.util
 import ipaddress
 import json
 import logging
 import os
 import queue
-import random
 import re
 import threading
-import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,7 +38,6 @@ from rlvr_cli.types import Completion, Request, SamplingParams
 logger = logging.getLogger(__name__)
 
 PLACEHOLDER_KEY = "EMPTY"  # sent to an endpoint on this machine when the variable is not set
-FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds of backoff
 OF_THE_PROMPT = {400, 413, 422}  # statuses that say something of one request and nothing of the next
 
 # Fields that an endpoint may not know, and what it means to do without.
@@ -63,6 +60,9 @@ class _Item:
     seed: int
 
 
+_LAST_TROUBLE: ContextVar[str] = ContextVar("_LAST_TROUBLE", default="")  # of the sample that a task asks for
+
+
 class _Failed(Exception):
     """A request that failed for good; `spreads` when every other one would fail in the same way."""
 
@@ -83,7 +83,8 @@ class OpenAISampler:
             (`PLACEHOLDER_KEY` is sent); one elsewhere that needs no key needs it set to anything.
         max_concurrency: requests under way at once.
         timeout: seconds that one sample may take, waiting and retrying included.
-        max_retries: tries after the first, on 408, 409, 429, 5xx and broken connections.
+        max_retries: tries after the first, on 408, 409, 429, 5xx, broken connections and answers that cannot be read. The
+            openai package waits between them, as long as the endpoint asks for (``Retry-After``) or longer each time.
 
     Attributes:
         seeding: "endpoint": each sample's seed is sent, folded to the 31 bits that all endpoints take; what becomes of
@@ -122,7 +123,6 @@ class OpenAISampler:
         self._refused: frozenset[str] = frozenset()  # of OPTIONAL
         self._length_field = "max_tokens"
         self._sends_stop = True
-        self._jitter = random.Random()  # its own: the global generator is the trainer's
         self._key()
 
     @property
@@ -222,7 +222,11 @@ class OpenAISampler:
                         waiting.clear()
 
         async with openai.AsyncOpenAI(
-            api_key=key, base_url=self.base_url, max_retries=0, timeout=self.timeout
+            api_key=key,
+            base_url=self.base_url,
+            max_retries=self.max_retries,
+            timeout=self.timeout,
+            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [self._look_at]}),
         ) as client:
             await work(1)
             await asyncio.gather(*(work(len(items)) for _ in range(min(self.max_concurrency, len(waiting)))))
@@ -243,10 +247,10 @@ class OpenAISampler:
             _Failed: it will not come.
         """
         openai: Any = importlib.import_module("openai")
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self.timeout
+        deadline = asyncio.get_running_loop().time() + self.timeout
         resource = client.completions if self.endpoint == "completions" else client.chat.completions
-        refused, tries = self._refused, 0
+        refused = self._refused
+        _LAST_TROUBLE.set("")
         while True:
             refused |= self._refused
             sends_stop, length_field = self._sends_stop, self._length_field
@@ -254,9 +258,11 @@ class OpenAISampler:
             try:
                 async with asyncio.timeout_at(deadline):
                     response = await resource.with_raw_response.create(**fields, extra_body=extra)
-                answer = _read_answer(response.http_response.text, chat=self.endpoint == "chat")
             except TimeoutError:
-                raise _Failed(f"no answer within {self.timeout:g} s.") from None
+                last = _LAST_TROUBLE.get()
+                raise _Failed(
+                    f"no answer within {self.timeout:g} s" + (f"; the last try: {last}" if last else ".")
+                ) from None
             except openai.APIStatusError as error:
                 status, said = error.status_code, _said(error.response.text)
                 if status in (400, 422):
@@ -266,30 +272,42 @@ class OpenAISampler:
                     if new := {f for f in OPTIONAL if f in fields | extra and re.search(rf"\b{f}\b", said)}:
                         refused |= new
                         continue
-                problem, hint = f"{status} {said}", error.response.headers
+                trouble = error.response.extensions["trouble"]
                 if not _may_pass(status, said):
-                    raise _Failed(problem, spreads=status not in OF_THE_PROMPT) from None
-            except (openai.APIConnectionError, openai.APIResponseValidationError) as error:
-                problem, hint = f"{error} ({type(error.__cause__ or error).__name__})", {}
+                    raise _Failed(trouble, spreads=status not in OF_THE_PROMPT) from None
+                raise _Failed(f"{trouble} ({_tries(error)})") from None
+            except openai.APIConnectionError as error:
+                raise _Failed(f"{error} ({type(error.__cause__ or error).__name__}) ({_tries(error)})") from None
+            answer: _Answer = response.http_response.extensions["answer"]
+            if isinstance(item.prompt, tuple) and answer.prompt_ids not in ((), item.prompt):
+                raise _Failed("the endpoint did not sample from the token ids that it was given.", spreads=True)
+            self._learn(refused)
+            if answer.text and not answer.num_tokens:
+                self._note("The endpoint does not count tokens: responses are stored with a length of 0.")
+            if answer.is_ambiguous(params.stop) and sends_stop and params.stop:
+                self._stop_here()
+                continue
+            return _completion(item, answer, params, cut_here=not sends_stop)
+
+    async def _look_at(self, response: Any) -> None:
+        """Read a response while the openai package can still try again; a success without an answer counts as a 502.
+
+        Its extensions get "answer" or "trouble".
+        """
+        await response.aread()
+        if response.is_success:
+            try:
+                response.extensions["answer"] = _read_answer(response.text, chat=self.endpoint == "chat")
+                return
             except _Unreadable as error:
-                problem, hint = str(error), {}
-            else:
-                if isinstance(item.prompt, tuple) and answer.prompt_ids not in ((), item.prompt):
-                    raise _Failed("the endpoint did not sample from the token ids that it was given.", spreads=True)
-                self._learn(refused)
-                if answer.text and not answer.num_tokens:
-                    self._note("The endpoint does not count tokens: responses are stored with a length of 0.")
-                if answer.is_ambiguous(params.stop) and sends_stop and params.stop:
-                    self._stop_here()
-                    continue
-                return _completion(item, answer, params, cut_here=not sends_stop)
-            tries += 1
-            if tries > self.max_retries:
-                raise _Failed(f"{problem} (tried {tries} times)")
-            delay = self._delay(tries, hint)
-            if clock() + delay >= deadline:
-                raise _Failed(f"{problem} (a next try in {delay:.0f} s would be past the timeout)")
-            await asyncio.sleep(delay)
+                response.status_code, trouble = 502, str(error)
+        else:
+            said = _said(response.text)
+            trouble = f"{response.status_code} {said}"
+            if not _may_pass(response.status_code, said):
+                response.headers["x-should-retry"] = "false"
+        response.extensions["trouble"] = trouble
+        _LAST_TROUBLE.set(trouble)
 
     def _fields(
         self, item: _Item, params: SamplingParams, refused: frozenset[str]
@@ -337,12 +355,6 @@ class OpenAISampler:
         if note not in self.notes:
             self.notes += (note,)
             logger.warning(note)
-
-    def _delay(self, tries: int, headers: Mapping[str, str]) -> float:
-        """Seconds to wait: what the endpoint asks for, a little more at random, or exponential backoff with jitter."""
-        if (asked := _retry_after(headers)) is not None:
-            return asked * (1 + 0.1 * self._jitter.random())
-        return min(LONGEST_DELAY, FIRST_DELAY * 2 ** (tries - 1)) * (0.5 + 0.5 * self._jitter.random())
 
 
 # --- reading answers --------------------------------------------------------------------------------------------------
@@ -519,13 +531,7 @@ def _said(body: str) -> str:
     return body if len(body) <= 500 else body[:500] + "…"
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a response asks to wait (RFC 9110, section 10.2.3: a number or a date), at least 0."""
-    with suppress(KeyError, ValueError):
-        return max(0.0, float(headers["retry-after-ms"]) / 1000)
-    value = headers.get("retry-after", "")
-    with suppress(ValueError):
-        return max(0.0, float(value))
-    with suppress(TypeError, ValueError):
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    return None
+def _tries(error: Any) -> str:
+    """How often the openai package tried a request; its last one carries the count of those before."""
+    tries = 1 + int(error.request.headers.get("x-stainless-retry-count", 0))
+    return f"tried {tries} time{'s' if tries > 1 else ''}"

@@ -16,13 +16,15 @@ import re
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError, missing_extra
-from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.stop_strings import first_stop, prompt_token_ids, response_text
 from rlvr_cli.samplers.weight_check import PROBE_BOUND, Probe, probe_params, probe_prompts, prove, take_probe
 from rlvr_cli.types import Completion, Request, SamplingParams
+
+if TYPE_CHECKING:  # transformers is not imported before vLLM, which says what is wrong where neither can be
+    from rlvr_cli.models.policy import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +160,7 @@ class VllmSampler:
                 )
         yield from self._answer(prompts, [r.seeds for r in requests], params)
 
-    def load_weights(self, policy: Policy, policy_version: int) -> None:
+    def load_weights(self, policy: "Policy", policy_version: int) -> None:
         """Sample from `policy`'s weights from now on, and prove it: see `probe.prove`.
 
         Raises:
@@ -288,7 +290,7 @@ class VllmSampler:
             mean_entropy=None,
         )
 
-    def _probe(self, policy: Policy) -> Probe:
+    def _probe(self, policy: "Policy") -> Probe:
         # Longer than a cache block, so that a prefix cache of the old weights would answer for its first tokens.
         block = self.llm.llm_engine.vllm_config.cache_config.block_size
         length = min(block + 32, self.max_model_len - PROBE_TOKENS)

@@ -7,13 +7,15 @@ error where engine and model disagree. No random generator is drawn from, and th
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import Policy
 from rlvr_cli.types import Completion, SamplingParams
+
+if TYPE_CHECKING:  # transformers is not imported before vLLM, which says what is wrong where neither can be
+    from rlvr_cli.models.policy import Policy
 
 # Largest mean |engine - torch| of the greedy log-probabilities in nats, by the coarser precision of the two. It tells
 # wrong weights (nats) from rounding (3e-6 measured in float32, 0.07 in bfloat16 on logits spread far wider than usual).
@@ -49,14 +51,14 @@ def probe_params(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, min_tokens=0, stop=())
 
 
-def probe_prompts(policy: Policy, tokenizer: Any, *, count: int, length: int) -> list[list[int]]:
+def probe_prompts(policy: "Policy", tokenizer: Any, *, count: int, length: int) -> list[list[int]]:
     """The same `count` prompts of `length` ids each time."""
     vocabulary = min(policy.vocabulary_size, len(tokenizer))
     draw = random.Random(0)
     return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 
 
-def take_probe(policy: Policy, answers: Iterable[Completion], *, autocast_dtype: torch.dtype | None = None) -> Probe:
+def take_probe(policy: "Policy", answers: Iterable[Completion], *, autocast_dtype: torch.dtype | None = None) -> Probe:
     """Score an engine's answers, in whatever order they came, by one forward pass of `policy`, without a cache.
 
     Args:
@@ -74,7 +76,7 @@ def take_probe(policy: Policy, answers: Iterable[Completion], *, autocast_dtype:
 
 
 def _logprobs(
-    policy: Policy, ids: torch.Tensor, *, start: int, autocast_dtype: torch.dtype | None
+    policy: "Policy", ids: torch.Tensor, *, start: int, autocast_dtype: torch.dtype | None
 ) -> tuple[float, ...]:
     """Log-probabilities of ids[:, start:], row after row."""
     autocast = torch.autocast(policy.device.type, autocast_dtype, enabled=autocast_dtype is not None)
@@ -84,7 +86,7 @@ def _logprobs(
     return tuple(logits.float().log_softmax(-1).gather(-1, ids[:, start:, None]).flatten().tolist())
 
 
-def fixed_logprobs(policy: Policy) -> tuple[float, ...]:
+def fixed_logprobs(policy: "Policy") -> tuple[float, ...]:
     """What a plain forward pass of `policy`, without autocast, makes of fixed token ids, nats: of the same weights the same."""
     draw = random.Random(0)
     ids = tuple(tuple(draw.randrange(policy.vocabulary_size) for _ in range(_FIXED[1])) for _ in range(_FIXED[0]))

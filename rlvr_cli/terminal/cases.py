@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from rlvr_cli.terminal.console import one_line, rich_console, shortened, write_text
-from rlvr_cli.terminal.tables import Rows
 from rlvr_cli.text import printable
+from rlvr_cli.types import Table
 
 MAX_CASE_CHARACTERS = 3000  # of each text of a case
 CASE_COLUMNS = {
@@ -24,7 +24,7 @@ CASE_COLUMNS = {
 _ANSWER = re.compile(r"(<answer>.*?</answer>|\\boxed\{[^{}]*\})", re.DOTALL)
 
 
-def print_cases(result: Rows) -> None:
+def print_cases(result: Table) -> None:
     """Print rollouts for reading, one below the other: where it stands, why it failed, prompt, response, truth, answer.
 
     On a terminal the answer's tags are highlighted, and what is longer than the screen goes through a pager. Of a long text
@@ -33,7 +33,7 @@ def print_cases(result: Rows) -> None:
     Args:
         result: rows with the columns of the query `failures`, `CASE_COLUMNS`.
     """
-    shown = [list(_case(i, dict(zip(result.columns, row, strict=True)))) for i, row in enumerate(result.rows, start=1)]
+    shown = [list(_case(i, case)) for i, case in enumerate(result.records(), start=1)]
     if not sys.stdout.isatty():
         return write_text(sys.stdout, "".join(map(_plain_case, shown)))
     page = io.StringIO()

@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from unicodedata import combining, east_asian_width
 
 from rlvr_cli.terminal.console import one_line, rich_console, shortened, write_text
 from rlvr_cli.text import printable
+from rlvr_cli.types import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,43 +28,12 @@ MAX_CELL_CHARACTERS = 300  # of a cell of a table on the terminal; the other for
 _PLAIN_NUMBER = re.compile(r"[-+]?[\d.,]+")
 
 
-class Rows(Protocol):
-    """What is printed: `queries.Table`."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def columns(self) -> tuple[str, ...]: ...
-    @property
-    def rows(self) -> list[tuple[Any, ...]]: ...
-
-
-class Summary(Protocol):
-    """`summary.RunSummary`."""
-
-    def tables(self) -> Sequence[Rows]: ...
-
-
-class Result:
-    """Columns and rows for `print_tables`, for callers without a `queries.Table`."""
-
-    def __init__(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "") -> None:
-        self.columns = tuple(columns)
-        self.rows = [tuple(row) for row in rows]
-        self.title = title
-
-
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, output: str = "table") -> None:
     """Print rows on stdout as `output`: table, json, csv or markdown."""
-    print_tables([Result(columns, rows)], output=output)
+    print_tables([Table(tuple(columns), [tuple(row) for row in rows])], output=output)
 
 
-def print_summary(result: Summary, *, output: str = "table") -> None:
-    """Print the tables of a summary on stdout."""
-    print_tables(result.tables(), output=output, missing="–")
-
-
-def print_tables(results: Sequence[Rows], *, output: str = "table", missing: str = "NULL") -> None:
+def print_tables(results: Sequence[Table], *, output: str = "table", missing: str = "NULL") -> None:
     """Print tables on stdout; `missing` is shown for None in a table.
 
     One table is, as JSON, a list of objects. Several are an object with a list for each title; as CSV they are one
@@ -82,7 +52,7 @@ def print_tables(results: Sequence[Rows], *, output: str = "table", missing: str
             raise AssertionError(output)
 
 
-def _print_tables(results: Sequence[Rows], *, missing: str) -> None:
+def _print_tables(results: Sequence[Table], *, missing: str) -> None:
     for index, result in enumerate(results):
         columns = [one_line(shortened(c, MAX_CELL_CHARACTERS)) for c in result.columns]
         cells = [[one_line(shortened(_shown(v, missing), MAX_CELL_CHARACTERS)) for v in row] for row in result.rows]
@@ -95,7 +65,7 @@ def _print_tables(results: Sequence[Rows], *, missing: str) -> None:
             write_text(sys.stdout, _plain_grid(result, columns, cells, title=title))
 
 
-def _plain_grid(result: Rows, columns: Sequence[str], cells: Sequence[Sequence[str]], *, title: str) -> str:
+def _plain_grid(result: Table, columns: Sequence[str], cells: Sequence[Sequence[str]], *, title: str) -> str:
     """A table for a pipe, which has no width and no colors: loading rich would cost more than the query."""
     widths = [max(map(_cell_width, [name, *(row[i] for row in cells)])) for i, name in enumerate(columns)]
     right = [_is_numeric(result.rows, i) for i in range(len(columns))]
@@ -115,9 +85,9 @@ def _cell_width(text: str) -> int:
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 
-def _print_grid(result: Rows, columns: Sequence[str], cells: Sequence[Sequence[str]], *, title: str) -> None:
+def _print_grid(result: Table, columns: Sequence[str], cells: Sequence[Sequence[str]], *, title: str) -> None:
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as Grid
     from rich.text import Text
 
     console = rich_console(sys.stdout)
@@ -126,7 +96,7 @@ def _print_grid(result: Rows, columns: Sequence[str], cells: Sequence[Sequence[s
     widths = [max(map(_cell_width, [name, *(row[i] for row in cells)])) for i, name in enumerate(columns)]
     if sum(widths) + 3 * len(widths) > console.width and 12 * len(columns) > console.width:
         return _print_records(console, columns, cells)  # side by side every column would be a thread
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for i, name in enumerate(columns):
         justify = "right" if _is_numeric(result.rows, i) else "left"
         grid.add_column(Text(name), justify=justify, overflow="fold")
@@ -136,12 +106,12 @@ def _print_grid(result: Rows, columns: Sequence[str], cells: Sequence[Sequence[s
 
 
 def _print_records(console: "Console", columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
+    from rich.table import Table as Grid
     from rich.text import Text
 
     for number, row in enumerate(cells, start=1):
         console.print(Text(f"row {number}", style="bold"))
-        grid = Table.grid(padding=(0, 2))
+        grid = Grid.grid(padding=(0, 2))
         grid.add_column()
         grid.add_column(overflow="fold")
         for name, cell in zip(columns, row, strict=True):
@@ -213,7 +183,7 @@ def _unique(columns: Sequence[str]) -> list[str]:
     return names
 
 
-def _json_text(results: Sequence[Rows]) -> str:
+def _json_text(results: Sequence[Table]) -> str:
     objects = {}
     for result in results:
         names = _unique(result.columns)
@@ -230,7 +200,7 @@ def _json_escape(match: re.Match[str]) -> str:
     return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 
 
-def _csv_text(results: Sequence[Rows]) -> str:
+def _csv_text(results: Sequence[Table]) -> str:
     several = len(results) > 1
     names = list(dict.fromkeys(n for r in results for n in _unique(r.columns)))
     text = io.StringIO()
@@ -268,7 +238,7 @@ _MARKDOWN = {
 }
 
 
-def _markdown_text(result: Rows) -> str:
+def _markdown_text(result: Table) -> str:
     def line(cells: Sequence[str]) -> str:
         escaped = ["".join(_MARKDOWN.get(c, c) for c in printable(cell)) for cell in cells]
         return f"| {' | '.join(escaped)} |\n"

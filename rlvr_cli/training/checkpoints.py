@@ -183,6 +183,28 @@ def load_checkpoint(
     return Checkpoint(path, record["step"], record["state"], tensors), notices
 
 
+def check_checkpoints(run: Path) -> tuple[int, list[str]]:
+    """Read every byte of the checkpoints: how many files they have, and what is wrong with each, a sentence each.
+
+    May be used while the run is being written: a checkpoint that is pruned meanwhile does not count.
+    """
+    files, problems = 0, []
+    folder = run / _FOLDER
+    try:
+        refuse_links(run, _FOLDER)
+        with naming(folder, "read"):
+            steps = _steps(folder)
+    except RlvrError as error:
+        return 0, [error.problem]
+    for step, path in steps:
+        try:
+            files += len(_verified(run, path, step=step)["files"]) + 1  # and state.json
+        except RlvrError as error:
+            if os.path.lexists(path):
+                problems.append(error.problem)
+    return files, problems
+
+
 # What may be written
 
 

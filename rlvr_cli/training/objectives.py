@@ -1,83 +1,88 @@
-"""What is minimized: log-probabilities and a batch -> per-token loss and statistics, and the metrics made of these."""
+"""What is minimized: `LossInputs` -> per-token or per-row loss and statistics; the scalar, and the metrics, made of these."""
 
 from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from rlvr_cli.models.tokenization import Batch
-from rlvr_cli.training.losses.policy_gradient import (
-    LossType,
-    compute_policy_gradient_loss,
-    importance_weights,
-    kl_penalty,
-)
+from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
+from rlvr_cli.training.losses.normalization import masked_loss
+from rlvr_cli.training.losses.policy_gradient import importance_weights, kl_penalty
 
-# (log-probabilities (batch, seq), the batch) -> per-token loss (batch, seq) and named per-token statistics of that shape
-Objective = Callable[[Tensor, Batch], tuple[Tensor, dict[str, Tensor]]]
+Objective = Callable[[LossInputs], LossOutputs]
 
 
-def negative_log_likelihood(log_probs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+def negative_log_likelihood(inputs: LossInputs) -> LossOutputs:
     """The objective of supervised fine-tuning, -log p of each token."""
-    return -log_probs, {}
+    return LossOutputs(-inputs.log_probs)
 
 
 def policy_gradient(
-    log_probs: Tensor,
-    batch: Batch,
-    *,
-    loss_type: LossType,
-    cliprange: float | None = None,
-    cliprange_high: float | None = None,
-    kl_coef: float = 0.0,
-    importance_cap: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
+    inputs: LossInputs, *, loss: Objective, kl_coef: float = 0.0, importance_cap: float | None = None
+) -> LossOutputs:
     """The objective of GRPO and its relatives; bind the keywords with functools.partial.
 
     Args:
-        log_probs: (batch, seq), of the policy being trained.
-        batch: `advantages` (batch, 1), which for `no_baseline` are the raw rewards; `sampled_log_probs` (batch, seq), the
-            sampler's; `old_log_probs` (batch, seq), the trainer's before the first update on these rollouts, where there was
-            one: without them this is that update and they are `log_probs` itself, so that every ratio is exactly 1;
-            `reference_log_probs` (batch, seq) with a `kl_coef`.
-        loss_type, cliprange, cliprange_high: see `losses.compute_policy_gradient_loss`.
-        kl_coef: times `losses.kl_penalty`, added to each token's loss; 0 needs no reference.
-        importance_cap: multiplies each token's loss by `losses.importance_weights`; None does not.
+        inputs: with `advantages`, `sampled_log_probs`, and, for a `kl_coef`, `reference_log_probs`.
+        loss: the function of one of `LOSSES` with its options bound, or a user's own.
+        kl_coef: times `kl_penalty`, added to each token's loss, or its mean over the response to the response's loss; 0 needs
+            no reference.
+        importance_cap: multiplies each token's loss by `importance_weights`; None does not. Not for a loss per row.
 
     Returns:
-        The per-token loss and statistics: `ratio` (new / old), `mismatch` (trainer's old minus sampler's log-probability),
-        `position` in the response and its `length` (tokens), and, where they apply, `clipped`, `clipped_low`,
-        `clipped_high`, `importance_weight`, `kl`.
+        The loss, and beside its own statistics: `ratio` (new / old), `mismatch` (trainer's old minus sampler's log-probability),
+        `position` in the response and its `length` (tokens), and, where they apply, `importance_weight`, `kl`.
     """
-    old = batch.get("old_log_probs", log_probs.detach())
-    loss, statistics = compute_policy_gradient_loss(
-        log_probs,
-        loss_type,
-        raw_rewards=batch["advantages"],
-        advantages=batch["advantages"],
-        old_log_probs=old,
-        cliprange=cliprange,
-        cliprange_high=cliprange_high,
-    )
-    statistics.setdefault("ratio", (log_probs.detach() - old).exp())
-    statistics["mismatch"] = old - batch["sampled_log_probs"]
-    mask = batch["response_mask"]
+    outputs = loss(inputs)
+    value, statistics = outputs.loss, dict(outputs.statistics)
+    old, sampled, mask = inputs.old_log_probs, inputs.sampled_log_probs, inputs.response_mask
+    assert sampled is not None
+    statistics.setdefault("ratio", (inputs.log_probs.detach() - old).exp())
+    statistics["mismatch"] = old - sampled
     statistics["position"] = mask.cumsum(dim=1) - 1
     statistics["length"] = mask.sum(dim=1, keepdim=True).expand_as(mask)
     if importance_cap is not None:
-        weights = importance_weights(old, batch["sampled_log_probs"], cap=importance_cap)
-        loss = weights * loss
+        assert value.dim() == 2, "importance weights are per token"
+        weights = importance_weights(old, sampled, cap=importance_cap)
+        value = weights * value
         statistics["importance_weight"] = weights
     if kl_coef:
-        kl = kl_penalty(log_probs, batch["reference_log_probs"])
-        loss = loss + kl_coef * kl
+        assert inputs.reference_log_probs is not None
+        kl = kl_penalty(inputs.log_probs, inputs.reference_log_probs)
+        value = value + kl_coef * (
+            kl if value.dim() == 2 else kl.masked_fill(~mask, 0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+        )
         statistics["kl"] = kl.detach()
-    return loss, statistics
+    return LossOutputs(value, statistics)
+
+
+def reduced_loss(loss: Tensor, mask: Tensor, *, denominators: Tensor, num_rows: int) -> Tensor:
+    """What a micro-batch adds to the update's loss, a scalar.
+
+    Args:
+        loss: (batch, seq), of which the tokens of the mask are summed, each divided by its row's denominator; or (batch,), which
+            is summed and divided by the number of rows.
+        mask: (batch, seq), the response tokens.
+        denominators: (batch, 1), see `losses.loss_denominators`.
+        num_rows: of the whole update, all its micro-batches together.
+    """
+    if loss.dim() == 1:
+        assert len(loss) == len(mask), (loss.shape, mask.shape)
+        return loss.sum() / num_rows
+    return masked_loss(loss, mask, denominators.to(loss.device))
+
+
+def observed(statistics: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
+    """The values of statistics where they count, flat and without a graph: those of the mask's tokens, or those of all rows."""
+    return {
+        name: values.detach()[mask] if values.dim() == 2 else values.detach() for name, values in statistics.items()
+    }
 
 
 def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
-    """Metrics over an update's response tokens from the statistics of `policy_gradient`, (tokens,) each.
+    """Metrics over an update's response tokens, or its rows, from the statistics of an objective, (tokens,) or (rows,) each.
 
     Returns:
+        `policy/NAME_mean`, but for the names that `policy_gradient` and the handout's losses give:
         `policy/ratio_mean`, `_min`, `_p01`, `_p99`, `_max`; `policy/clip_fraction`, `_low`, `_high`; `policy/kl`;
         `mismatch/logprob_mean_abs` and `_max_abs`, |trainer - sampler| in nats; `mismatch/ratio_mean`, `_p01`, `_p99`, `_max`,
         trainer over sampler; `mismatch/importance_weight_mean`; and the mean |trainer - sampler| of the tokens at positions 0,
@@ -102,6 +107,10 @@ def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
                 metrics["policy/kl"] = float(values.mean())
             case "clipped" | "clipped_low" | "clipped_high":
                 metrics[f"policy/{name.replace('clipped', 'clip_fraction')}"] = float(values.double().mean())
+            case "position" | "length":
+                pass
+            case _:
+                metrics[f"policy/{name}_mean"] = float(values.double().mean())
     return metrics
 
 

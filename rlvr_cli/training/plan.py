@@ -11,6 +11,7 @@ from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.models.device import on_cuda
 from rlvr_cli.models.identity import model_path, model_shape
 from rlvr_cli.terminal import console
+from rlvr_cli.training.losses.policy_gradient import Loss
 from rlvr_cli.training.memory import memory_estimate, memory_line
 from rlvr_cli.types import SamplingParams
 
@@ -62,8 +63,9 @@ def ei_plan(config: EiConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
+def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> dict[str, str]:
     """The plan of `rlvr grpo`, line by line."""
+    buffer = overlong_buffer(config.overlong_buffer, max_tokens=config.sampling_max_tokens)
     updates = config.updates_per_rollout_batch
     policy = (
         "on-policy"
@@ -83,9 +85,9 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
         f"{config.n_grpo_steps * updates} in all; {policy}",
         "micro-batches": f"{config.micro_train_batch_size} responses, {config.gradient_accumulation_steps} per update",
         "advantage": advantage_formula(config),
-        "objective": grpo_objective(config),
+        "objective": grpo_objective(config, loss),
         "overlong": {"none": "as graded", "mask": "no loss on responses cut at the limit"}.get(
-            config.overlong, f"soft penalty over the last {overlong_buffer(config)} tokens"
+            config.overlong, f"soft penalty over the last {buffer} tokens"
         ),
         "sampling": _sampling(config),
         "engine": facts["engine"],
@@ -93,7 +95,7 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def grpo_notes(config: GrpoConfig) -> list[str]:
+def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
     """What looks like a mistake, a sentence each."""
     notes = []
     if config.on_policy and config.loss_type == "grpo_clip":
@@ -103,6 +105,10 @@ def grpo_notes(config: GrpoConfig) -> list[str]:
     if not config.on_policy and config.loss_type in ("no_baseline", "reinforce_with_baseline"):
         notes.append(
             f"{config.loss_type} ignores how far the policy has moved from the one that sampled; off-policy take grpo_clip"
+        )
+    if loss.per_row and config.sources.get("length_normalization", "default") != "default":
+        notes.append(
+            f"{config.loss_type} gives one number per response, which are averaged: --length-normalization has no effect"
         )
     if config.async_steps and config.importance_correction == "none":
         notes.append(
@@ -141,19 +147,15 @@ def advantage_formula(config: GrpoConfig) -> str:
     return f"A_i = ({reward} - mean(r)) / (std(r) + {config.advantage_eps:g}); 0 where all r are equal"
 
 
-def grpo_objective(config: GrpoConfig) -> str:
+def grpo_objective(config: GrpoConfig, loss: Loss) -> str:
     """What `rlvr grpo` minimizes, as a formula."""
-    high = config.cliprange if config.cliprange_high is None else config.cliprange_high
-    per_token = {
-        "no_baseline": "A_i log p_i,t",
-        "reinforce_with_baseline": "A_i log p_i,t",
-        "grpo_clip": f"min(rho_i,t A_i, clip(rho_i,t, 1-{config.cliprange:g}, 1+{high:g}) A_i)",
-        "grpo_no_clip": "rho_i,t A_i",
-    }[config.loss_type]
+    formula = loss.formula(**{name: getattr(config, name) for name in loss.options})
+    sign, term = ("-", formula[1:]) if formula.startswith("-") else ("", formula)
     if config.importance_truncation is not None:
-        per_token = f"min(p_trainer/p_sampler, {config.importance_truncation:g}) {per_token}"
+        term = f"min(p_trainer/p_sampler, {config.importance_truncation:g}) {term}"
     if config.kl_coef:
-        per_token = f"[{per_token} - {config.kl_coef:g} k3(p_ref, p)]"
+        mean = "mean_t " if loss.per_row else ""
+        term = f"[{term} {'-' if sign else '+'} {config.kl_coef:g} {mean}k3(p_ref, p)]"
     size = config.train_batch_size
     scale = {
         "masked_mean": f"(1/{size}) sum_i (1/|o_i|) sum_t",
@@ -161,13 +163,13 @@ def grpo_objective(config: GrpoConfig) -> str:
         "token_mean": "(1/T) sum_i,t",
     }[config.length_normalization]
     terms = ["log p at temperature " + f"{config.sampling_temperature:g}"]
-    if "rho" in per_token:
+    if "rho" in formula:
         terms.append("rho = p/p_old")
     if config.overlong == "mask":
         terms.append("responses cut at the limit left out")
-    if config.length_normalization == "token_mean":
+    if config.length_normalization == "token_mean" and not loss.per_row:
         terms.append("T the response tokens of the update")
-    return f"-{scale} {per_token};  {', '.join(terms)}"
+    return f"{sign}{f'(1/{size}) sum_i' if loss.per_row else scale} {term};  {', '.join(terms)}"
 
 
 def _sampling(config: TrainingConfig) -> str:

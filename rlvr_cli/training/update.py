@@ -20,8 +20,9 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.log_probs import get_response_log_probs, wanted_prefixes
 from rlvr_cli.models.policy import Policy, policy_of
 from rlvr_cli.models.tokenization import Batch, collate, row_lengths
-from rlvr_cli.training.losses.normalization import LengthNormalization, loss_denominators, masked_loss
-from rlvr_cli.training.objectives import Objective, negative_log_likelihood, token_metrics
+from rlvr_cli.training.losses.inputs import loss_inputs
+from rlvr_cli.training.losses.normalization import LengthNormalization, loss_denominators
+from rlvr_cli.training.objectives import Objective, negative_log_likelihood, observed, reduced_loss, token_metrics
 from rlvr_cli.types import Rollout
 
 
@@ -33,6 +34,7 @@ def train_update(
     learning_rate: float,
     micro_batch_size: int,
     objective: Objective = negative_log_likelihood,
+    skip_silent: bool = True,
     max_grad_norm: float = 1.0,
     normalization: LengthNormalization = "token_mean",
     normalize_constant: float | None = None,
@@ -49,21 +51,24 @@ def train_update(
     Args:
         model: the policy; float32 weights, which compute in bfloat16 on a CUDA device (`Policy.autocast`).
         optimizer: over the model's parameters; any gradient left in them is dropped.
-        batch: on any device: `tokens.Batch`, and what the objective reads, (batch, seq) or (batch, 1) each. Rows that are
-            marked in `silent`, (batch, 1) bool, are known to add nothing to the gradient: they go through the model for
-            their metrics only.
+        batch: on any device: `tokens.Batch`, and what the objective reads (`losses.loss_inputs`), (batch, seq) or (batch, 1)
+            each. Rows that are marked in `silent`, (batch, 1) bool, go through the model after the others. Rows with the same
+            number in `unit`, (batch, 1) int64, such as a pair, go through it in one micro-batch, in the order of the batch;
+            without it each row is a unit.
         learning_rate: of this update (`learning_rate_at`).
-        micro_batch_size: rows that go through the model at once.
-        objective: what is minimized.
+        micro_batch_size: rows that go through the model at once; more only for a unit of more rows, which is one by itself.
+        objective: what is minimized. The gradient of the entropies that it is given is computed only where it uses them.
+        skip_silent: the silent rows are known to add nothing to the gradient, and leave out the backward pass.
         max_grad_norm: the gradient is scaled down to this norm; inf never clips.
-        normalization: what the loss is divided by, see `losses.loss_denominators`.
+        normalization: what a loss per token is divided by, see `losses.loss_denominators`. A loss per row is averaged over the rows
+            that go through the model: all but those without a response token, unless another row of their unit has one.
         normalize_constant: for `masked_normalize`.
         temperature: divides the logits.
         check: called before each micro-batch; what it raises gives the update up, with the weights as they were.
 
     Returns:
         `loss/objective`      what was minimized
-        `loss/denominator`    what a response token's loss was divided by, on average
+        `loss/denominator`    what a response token's loss, or else a row's, was divided by, on average
         `loss/nll`            mean over the response tokens of -log p, nats
         `policy/entropy`      mean over the response tokens of the exact entropy, nats
         `optimizer/grad_norm` before clipping, of the update's whole gradient
@@ -90,6 +95,8 @@ def train_update(
         )
     denominators = loss_denominators(mask, normalization=normalization, normalize_constant=normalize_constant)
     micro_batches = _micro_batches(batch, micro_batch_size, together=policy.shares_prefixes)
+    num_rows = sum(len(rows) for rows, _, _ in micro_batches)
+    per_row = False
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
     collected: dict[str, list[Tensor]] = {}
     computed = 0  # tokens that go through the model's body
@@ -100,6 +107,7 @@ def train_update(
         wanted = micro["response_mask"]
         prefixes = wanted_prefixes(policy, micro["input_ids"], wanted)
         computed += wanted.numel() if prefixes is None else len(prefixes.tokens)
+        learning = learning or not skip_silent
         with torch.set_grad_enabled(learning), policy.autocast():
             scores = get_response_log_probs(
                 policy,
@@ -110,14 +118,16 @@ def train_update(
                 temperature=temperature,
                 prefixes=prefixes,
             )
-        log_probs, entropy = scores["log_probs"], scores["token_entropy"].detach()
-        per_token, statistics = objective(log_probs, micro)
-        loss = masked_loss(per_token, wanted, denominators[rows].to(device))
+        log_probs, entropy = scores["log_probs"], scores["token_entropy"]
+        outputs = objective(loss_inputs(micro, log_probs=log_probs, entropy=entropy))
+        loss = reduced_loss(outputs.loss, wanted, denominators=denominators[rows], num_rows=num_rows)
+        per_row = outputs.loss.dim() == 1
         if learning:
             loss.backward()
-        sums += torch.stack([loss.detach(), -log_probs.detach().sum(), entropy.sum()])  # both are 0 outside the mask
-        for name, values in statistics.items():
-            collected.setdefault(name, []).append(values[wanted.bool()])
+        with torch.no_grad():  # both sums are 0 outside the mask
+            sums += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
+        for name, values in observed(outputs.statistics, wanted.bool()).items():
+            collected.setdefault(name, []).append(values)
     grad_norm = torch.nn.utils.clip_grad_norm_(policy.trainable_parameters().values(), max_grad_norm)
     objective_value, nll, entropy_sum, norm = [*sums.tolist(), float(grad_norm)]
     skipped = not (math.isfinite(objective_value) and math.isfinite(norm))
@@ -129,7 +139,7 @@ def train_update(
     real = int(row_lengths(mask).sum())
     return {
         "loss/objective": objective_value,
-        "loss/denominator": float((denominators * mask).sum() / num_tokens),
+        "loss/denominator": float(num_rows) if per_row else float((denominators * mask).sum() / num_tokens),
         "loss/nll": nll / num_tokens,
         "policy/entropy": entropy_sum / num_tokens,
         **token_metrics({name: torch.cat(values) for name, values in collected.items()}),
@@ -223,22 +233,33 @@ def _cut(batch: Batch, rows: Tensor, width: int, device: torch.device) -> Batch:
 def _micro_batches(batch: Batch, size: int, *, together: bool) -> list[tuple[Tensor, int, bool]]:
     """Row indices and width of each micro-batch, and whether it adds to the gradient: those that do first.
 
-    Rows by falling length, those without a response token left out; with `together`, the rows of a prompt are neighbors. Of rows
-    that are all `silent`, the first micro-batch counts as one that adds: its gradient of 0 is still one, and lets the optimizer's
-    momentum go on.
+    Units, of which none is cut, by the falling length of their longest row, those without a response token left out; with `together`,
+    the units of a prompt (that of their first row) are neighbors. Of rows that are all `silent`, the first micro-batch counts as one
+    that adds: its gradient of 0 is still one, and lets the optimizer's momentum go on.
     """
     mask = batch["response_mask"].bool()
     lengths, starts = row_lengths(mask).tolist(), mask.int().argmax(dim=1).tolist()
     ids = batch["input_ids"].cpu().numpy()
     silent = batch["silent"].flatten().tolist() if "silent" in batch else [False] * len(lengths)
+    units: dict[int, list[int]] = {}
+    for row, unit in enumerate(batch["unit"].flatten().tolist() if "unit" in batch else range(len(lengths))):
+        units.setdefault(unit, []).append(row)
+    longest = {unit: max(lengths[row] for row in rows) for unit, rows in units.items()}
+    by_length = sorted((unit for unit in units if longest[unit]), key=lambda unit: -longest[unit])
     cuts: list[tuple[list[int], bool]] = []
     for learning in (True, False):
-        prompts: dict[bytes, list[int]] = {}
-        for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-            if lengths[row] and silent[row] != learning:
-                prompts.setdefault(ids[row, : starts[row] + 1].tobytes() if together else b"", []).append(row)
-        rows = [row for of_prompt in prompts.values() for row in of_prompt]
-        cuts += [(rows[first : first + size], learning) for first in range(0, len(rows), size)]
+        prompts: dict[bytes, list[list[int]]] = {}
+        for rows in (units[unit] for unit in by_length):
+            if all(silent[row] for row in rows) != learning:
+                prompt = ids[rows[0], : starts[rows[0]] + 1].tobytes() if together else b""
+                prompts.setdefault(prompt, []).append(rows)
+        cut: list[int] = []
+        for rows in (rows for of_prompt in prompts.values() for rows in of_prompt):
+            if cut and len(cut) + len(rows) > size:
+                cuts.append((cut, learning))
+                cut = []
+            cut = cut + rows
+        cuts += [(cut, learning)] if cut else []
     return [
         (torch.tensor(rows, device=mask.device), max(lengths[row] for row in rows), learning or number == 0)
         for number, (rows, learning) in enumerate(cuts)

@@ -9,7 +9,6 @@ import pytest
 from factories import a_rollout
 from rlvr_cli.analysis.comparison import _interval, _resampled, compare
 from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -34,7 +33,7 @@ def between(tmp_path):
             with RunDir.create(tmp_path, "eval", name=name, metadata={}) as run:
                 for step in sorted({r.step for r in rows}):
                     run.commit_rollouts("eval", step, [r for r in rows if r.step == step])
-        with open_runs([run_files(read_run(tmp_path / name)) for name in (*arm_a, *arm_b)]) as database:
+        with open_runs([read_run(tmp_path / name) for name in (*arm_a, *arm_b)]) as database:
             return compare(database, list(arm_a), list(arm_b), **options)
 
     return call

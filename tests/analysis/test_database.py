@@ -13,10 +13,10 @@ from typing import Annotated, NamedTuple
 import pytest
 
 from factories import a_grade, a_rollout
-from rlvr_cli.analysis.database import RunFiles, _rows_in, open_examples, open_runs
+from rlvr_cli.analysis.database import _rows_in, open_examples, open_runs
 from rlvr_cli.analysis.named_queries import named_queries, parse_query
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.schemas import arrow_schema
 from rlvr_cli.types import Example, Float32, Int32, Regrade, Rollout, Since
@@ -40,9 +40,9 @@ def rollout(run_id, example, sample=0, *, reward=1.0, phase="eval", step=0, **ch
     return a_rollout(**{**values, **changes})
 
 
-def files_of(path):
-    run = read_run(path)
-    return RunFiles(run.id, run.parts, run.metrics, run.metadata, run.grades)
+def run_of(name, parts=(), metadata=None):
+    """A run that no directory holds."""
+    return RunInfo(Path(name), name, metadata or {}, [*parts], [], None, "")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def database(root):
-    with open_runs([files_of(root / "a"), files_of(root / "b")], timeout_seconds=2) as opened:
+    with open_runs([read_run(root / "a"), read_run(root / "b")], timeout_seconds=2) as opened:
         yield opened
 
 
@@ -117,7 +117,7 @@ def test_parameters(database):
 
 def test_a_run_without_anything_has_the_same_columns(tmp_path, database):
     RunDir.create(tmp_path, "sft", name="empty", metadata={}).close()
-    with open_runs([files_of(tmp_path / "empty")]) as empty:
+    with open_runs([read_run(tmp_path / "empty")]) as empty:
         for view in ("rollouts", "metrics"):
             table = empty.select(f"SELECT * FROM {view}")
             assert table.rows == []
@@ -138,7 +138,7 @@ def test_a_part_with_one_more_column(root, tmp_path):
     first = read_run(root / "a").parts[0]
     wider = pq.read_table(first).append_column("extra", pa.array([1.0, 2.0, 3.0]))
     pq.write_table(wider, tmp_path / "wider.parquet")
-    with open_runs([RunFiles("a", [first, tmp_path / "wider.parquet"], None, {})]) as both:
+    with open_runs([run_of("a", [first, tmp_path / "wider.parquet"])]) as both:
         assert both.select("SELECT count(*), count(extra), sum(extra) FROM rollouts").rows == [(6, 3, 6.0)]
 
 
@@ -177,32 +177,32 @@ def test_directories_whose_names_are_patterns(tmp_path):
     for name in ("x[1]", "x1", "x*", "xy", "a=b", "q'", "ü\n", "{a,b}"):
         with RunDir.create(tmp_path / name, "eval", name="r", metadata={}) as run:
             run.commit_rollouts("eval", 0, [rollout("r", name)])
-        with open_runs([files_of(tmp_path / name / "r")]) as opened:
+        with open_runs([read_run(tmp_path / name / "r")]) as opened:
             assert opened.select("SELECT example_id FROM rollouts").rows == [(name,)]
 
 
 def test_relative_paths(root, monkeypatch):
     monkeypatch.chdir(root)
-    with open_runs([files_of(Path("a"))]) as opened:
+    with open_runs([read_run(Path("a"))]) as opened:
         assert opened.select("SELECT count(*) FROM rollouts").rows == [(4,)]
 
 
 def test_two_runs_of_one_name_are_refused(root):
-    with pytest.raises(RlvrError, match="both named a"), open_runs([files_of(root / "a")] * 2):
+    with pytest.raises(RlvrError, match="both named a"), open_runs([read_run(root / "a")] * 2):
         pass
 
 
 def test_metadata_that_json_cannot_hold(root):
-    with pytest.raises(RlvrError, match=r"run\.json of r"), open_runs([RunFiles("r", [], None, {"x": float("nan")})]):
+    with pytest.raises(RlvrError, match=r"run\.json of r"), open_runs([run_of("r", metadata={"x": float("nan")})]):
         pass
     hostile = {"seed": {"not": "a number"}, "created_at": "yesterday", "facts": "none", "command": "\ud800"}
-    with open_runs([RunFiles("r", [], None, hostile)]) as opened:
+    with open_runs([run_of("r", metadata=hostile)]) as opened:
         assert opened.select("SELECT command, created_at, seed, model FROM runs").rows == [("?", None, None, None)]
 
 
 def test_a_damaged_part(tmp_path):
     (tmp_path / "p.parquet").write_bytes(b"PAR1 nonsense PAR1")
-    with pytest.raises(RlvrError, match=r"p\.parquet"), open_runs([RunFiles("r", [tmp_path / "p.parquet"], None, {})]):
+    with pytest.raises(RlvrError, match=r"p\.parquet"), open_runs([run_of("r", [tmp_path / "p.parquet"])]):
         pass
 
 
@@ -218,7 +218,7 @@ def test_the_grades_of_a_run_are_a_view_of_their_own(tmp_path, database):
         run.commit_grades("eval", 0, [graded("g", e, "r1_zero", 0.0) for e in "xyz"])
         run.commit_grades("eval", 0, [graded("g", "x", "mine.py:f", 0.5)])
         run.commit_grades("eval", 0, [graded("g", e, "r1_zero", 1.0, attempt=1) for e in "xy"])  # cut short
-    with open_runs([files_of(tmp_path / "g")]) as opened:
+    with open_runs([read_run(tmp_path / "g")]) as opened:
         table = opened.select("SELECT grader, example_id, reward FROM grades ORDER BY ALL")
         assert table.rows == [
             ("mine.py:f", "x", 0.5),
@@ -266,7 +266,7 @@ def test_a_condition_may_ask_anything_of_a_row(database):
     ],
 )  # fmt: skip
 def test_what_is_no_condition(root, text):
-    run = files_of(root / "a")
+    run = read_run(root / "a")
     before = tree_hash(root)
     with open_runs([run]) as database, pytest.raises(RlvrError):
         database.condition(text.replace("{part}", str(run.parts[0]).replace("'", "''")), table="rollouts")
@@ -473,7 +473,7 @@ HOSTILE = r"""
 def test_a_hostile_query_is_refused_and_changes_nothing(root, sql, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     canary = [SECRET]  # a Python variable that DuckDB's replacement scans would find
-    run = files_of(root / "a")
+    run = read_run(root / "a")
     names = {"part": run.parts[0], "metrics": run.metrics, "root": root, "secret": root / "secret.txt"}
     for name, path in names.items():
         sql = sql.replace(f"{{{name}}}", str(path).replace("'", "''"))
@@ -498,7 +498,7 @@ def test_without_the_check_of_the_tree_a_part_would_be_lost(root, tmp_path):
     """The statement's type and DuckDB's own settings do not suffice: this is why the parse tree is read."""
     with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
         run.commit_rollouts("eval", 0, [rollout("r", "x")])
-    files = files_of(tmp_path / "r")
+    files = read_run(tmp_path / "r")
     sql = f"WITH a AS (COPY (SELECT 1) TO '{files.parts[0]}' (FORMAT parquet, USE_TMP_FILE false)) SELECT * FROM a"
     with open_runs([files]) as database:
         statement = database._connection.extract_statements(sql)[0]
@@ -531,7 +531,7 @@ def test_the_connection_itself_is_sealed(root, sql):
 
     canary = [SECRET]
     before = tree_hash(root)
-    with open_runs([files_of(root / "a")]) as database, pytest.raises(duckdb.Error):
+    with open_runs([read_run(root / "a")]) as database, pytest.raises(duckdb.Error):
         database._connection.execute(sql.replace("{root}", str(root).replace("'", "''"))).fetchall()
     assert tree_hash(root) == before
     assert canary
@@ -548,7 +548,7 @@ def test_the_connection_itself_is_sealed(root, sql):
     ],
 )
 def test_endless_queries_are_stopped(root, sql):
-    with open_runs([files_of(root / "a")], timeout_seconds=0.5, memory_limit="200MB") as database:
+    with open_runs([read_run(root / "a")], timeout_seconds=0.5, memory_limit="200MB") as database:
         start = time.monotonic()
         with pytest.raises(RlvrError, match=r"stopped after 0\.5 seconds|needed more than"):
             database.select(sql)
@@ -566,7 +566,7 @@ def test_endless_queries_are_stopped(root, sql):
 )
 def test_memory_is_limited(root, sql):
     with (
-        open_runs([files_of(root / "a")], timeout_seconds=20, memory_limit="100MB") as database,
+        open_runs([read_run(root / "a")], timeout_seconds=20, memory_limit="100MB") as database,
         pytest.raises(RlvrError, match="needed more than 100MB"),
     ):
         database.select(sql)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from rlvr_cli.analysis.database import Table, open_runs
+from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.figures import best_at_k, categories, curves, entropy, figures, length_histogram, pass_at_k
 from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Table
 
 CURVES = ("run_id", "step", "eval_wall_seconds", "eval_reward", "eval_samples", "train_reward", "length", "length_correct", "length_wrong",
           "groups_with_signal", "clip_fraction", "entropy", "grad_norm")  # fmt: skip
@@ -64,7 +64,7 @@ def test_bars_stand_side_by_side():
 def test_every_picture_is_of_a_query_that_has_its_columns(tmp_path):
     with RunDir.create(tmp_path, "eval", name="r", metadata={"seed": 0, "config": {}, "facts": {}}) as run:
         run.commit_metrics(0, "eval", {"reward/mean": 0.5, "reward/samples": 4})
-    with open_runs([run_files(read_run(tmp_path / "r"))]) as database:
+    with open_runs([read_run(tmp_path / "r")]) as database:
         for name, figure in figures().items():
             query = named_queries()[name]
             figure(database.select(query.sql, {**query.parameters, "limit": None}))

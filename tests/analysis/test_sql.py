@@ -9,7 +9,6 @@ from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.estimators import best_at_k, pass_at_k
 from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -51,7 +50,7 @@ def ask(tmp_path):
             if not (tmp_path / name).exists():
                 make(name, rows, (metrics or {}).get(name), (metadata or {}).get(name))
         chosen = named_queries()[query]
-        with open_runs([run_files(read_run(tmp_path / name)) for name in runs]) as database:
+        with open_runs([read_run(tmp_path / name) for name in runs]) as database:
             table = database.select(chosen.sql, {**chosen.parameters, **parameters})
         return [dict(zip(table.columns, values, strict=True)) for values in table.rows]
 
@@ -395,7 +394,8 @@ def test_slowest(ask):
     metrics = {
         ("train", 0): {"step/seconds": 4.0, "update/seconds": 3.0, "update/tokens": 99.0},
         ("train", 1): {"step/seconds": 6.0, "update/seconds": 5.0},
-        ("train", 2): {"sampling/waiting_seconds": 1.0},
+        ("train", 2): {"sampling/waiting_seconds": 1.0, "synchronisation/seconds": 0.5},  # an old run that went on
+        ("train", 3): {"weight_sync/seconds": 0.25},
         ("eval", 0): {"sampling/seconds": 9.0},
     }
     found = ask("slowest", [], metrics={"r": metrics})
@@ -405,6 +405,7 @@ def test_slowest(ask):
         ("eval", "sampling", 1, 9.0, None, 9.0, 9.0, 0),
         ("train", "update", 2, 8.0, 0.8, 4.0, 5.0, 1),
         ("train", "waiting for the sampler", 1, 1.0, 0.1, 1.0, 1.0, 2),
+        ("train", "weight_sync", 2, 0.75, 0.075, 0.375, 0.5, 2),
     ]
 
 

@@ -48,7 +48,7 @@ def test_eval_as_typed_measures_the_built_in_model(tmp_path):
     (run,) = (tmp_path / "runs").iterdir()
     info = read_run(run)
     assert info.metadata["status"] == "finished"
-    assert check_run(run) == []
+    assert check_run(run).findings == []
     rows = rows_of(run)
     assert len(rows) == len(load_dataset("arithmetic").examples)
     categories = {r["category"] for r in rows}

@@ -13,7 +13,6 @@ from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.grade_changes import cohen_kappa, compare_grades
 from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.commands.grade import run as grade
 from rlvr_cli.config.grade import GradeConfig
 from rlvr_cli.config.sources import resolve
@@ -73,7 +72,7 @@ def test_a_grader_that_asks_gets_what_the_row_knows_of_the_example(made, tmp_pat
         "    return {'reward': float(whole), 'extracted_answer': example['id'] + ' ' + example['prompt']}\n"
     )
     call(made, grader=f"{tmp_path / 'asks.py'}:grade", phase="eval")
-    with open_runs([run_files(read_run(made))]) as database:
+    with open_runs([read_run(made)]) as database:
         found = database.select("SELECT DISTINCT reward, extracted_answer = example_id || ' 3 + 4?' FROM grades").rows
     assert found == [(1.0, True)]
 
@@ -100,7 +99,7 @@ def call(path: Path, **flags):
 
 
 def grades_of(path: Path, columns="*"):
-    with open_runs([run_files(read_run(path))]) as database:
+    with open_runs([read_run(path)]) as database:
         return database.select(
             f"SELECT {columns} FROM grades ORDER BY grader, phase, step, example_id, sample_index"
         ).rows
@@ -173,7 +172,7 @@ def test_what_changed_is_what_a_hand_counts(made, grader, capsys):
     # Nothing of the run itself has changed, and its status is what it was.
     assert {p: p.read_bytes() for p in before} == before
     assert read_run(made).metadata["status"] == "interrupted"
-    assert check_run(made) == []
+    assert check_run(made).findings == []
 
 
 def test_other_formats_print(made, grader, capsys):
@@ -271,7 +270,7 @@ def test_again_and_a_changed_file_supersede(made, grader, tmp_path, capsys):
     assert now["eval", "b", 1] == 1.0  # it said 8, and the truth is 7
     assert now["eval", "d", 0] is None
     assert len(grades_of(made)) == 17
-    assert check_run(made) == []
+    assert check_run(made).findings == []
     call(made, grader=grader)  # the training rollouts have grades of the old file
     assert "8 rollouts to grade, 9 graded already" in capsys.readouterr().err
 
@@ -329,11 +328,11 @@ def test_a_kill_at_any_point_loses_nothing(made, grader, point):
     assert killed.returncode == -9, killed.stderr
     seen = grades_of(made)  # readers see whole commits
     assert len(seen) in (1, 9)
-    assert [p for p in check_run(made) if "is not in the manifest" not in p] == []
+    assert [p for p in check_run(made).findings if "is not in the manifest" not in p] == []
     call(made, grader=grader)
     assert len(grades_of(made)) == 17
     assert set(seen) <= set(grades_of(made))
-    assert check_run(made) == []
+    assert check_run(made).findings == []
     assert not list(made.rglob("*.tmp"))
     assert not (made / "set-aside").exists()
     assert len(list((made / "grades").iterdir())) == 3  # none was graded twice
@@ -399,7 +398,7 @@ def test_the_query_graders_counts_the_same(made, grader):
     query = named_queries()["graders"]
 
     def rows(**parameters):
-        with open_runs([run_files(read_run(made))]) as database:
+        with open_runs([read_run(made)]) as database:
             table = database.select(query.sql, {**query.parameters, **parameters})
         return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 

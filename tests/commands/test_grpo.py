@@ -1,5 +1,6 @@
 """`rlvr grpo` and `rlvr ei` on the built-in model: what is trained on, what is logged, and that it teaches."""
 
+import hashlib
 import json
 import shutil
 import statistics
@@ -12,7 +13,6 @@ import pytest
 import torch
 
 from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.commands import ei, grpo
 from rlvr_cli.config import config_of
 from rlvr_cli.config.ei import EiConfig
@@ -55,7 +55,7 @@ def rows_of(run, phase="train"):
 
 
 def metrics_of(run):
-    with open_runs([run_files(read_run(run))]) as database:
+    with open_runs([read_run(run)]) as database:
         found = defaultdict(dict)
         for phase, name, step, value in database.select("select phase, name, step, value from metrics").rows:
             found[phase, name][step] = value
@@ -112,7 +112,7 @@ def test_every_metric_of_an_update_is_there(train):
     once = {
         *("reward/mean", "reward/format", "reward/answer", "reward/grade_errors", "length/mean", "length/truncated_share"),
         *("groups/signal_share", "sampling/tokens_per_second", "sampling/seconds", "grading/seconds", "scoring/seconds"),
-        *("step/seconds", "synchronisation/seconds", "entropy/mean"),
+        *("step/seconds", "weight_sync/seconds", "entropy/mean"),
     }  # fmt: skip
     for name in once:
         assert set(metrics["train", name]) == {0}, name
@@ -557,3 +557,120 @@ def test_vllm_samples_ahead_in_a_process_of_its_own(train):
     assert metrics["train", "sampling/lag"] == {0: 0, 1: 1, 2: 1}
     gaps = metrics["train", "mismatch/logprob_mean_abs"]
     assert gaps[0] < 1e-3 < min(gaps[1], gaps[2])
+
+
+OWN_LOSSES = """
+import torch
+
+def clip(inputs):
+    ratio = (inputs.log_probs - inputs.old_log_probs).exp()
+    unclipped, limited = ratio * inputs.advantages, ratio.clamp(1 - 0.2, 1 + 0.2) * inputs.advantages
+    return -torch.minimum(unclipped, limited), {"clipped": limited < unclipped, "surprise": -inputs.log_probs}
+
+def per_row(inputs):
+    mask = inputs.response_mask
+    means = (inputs.log_probs * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    same = inputs.group[:, None] == inputs.group
+    unbalanced = (same * inputs.advantages[:, 0]).sum(dim=1).abs()
+    return -inputs.advantages[:, 0] * means, {"unbalanced": unbalanced, "of_group": same.sum(dim=1)}
+
+def of_the_rest(inputs):
+    return -inputs.log_probs * (inputs.advantages == 0) - 0.1 * inputs.entropy * (inputs.advantages == 0)
+"""
+
+
+@pytest.fixture
+def own_losses(tmp_path):
+    file = tmp_path / "losses.py"
+    file.write_text(OWN_LOSSES)
+    return file
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.05])
+def test_a_copy_of_a_loss_in_a_users_file_has_the_same_trajectory(tmp_path, train, own_losses, kl_coef):
+    """To the last bit: tokens, metrics and weights."""
+    how = {"n_grpo_steps": 3, "rollout_batch_size": 64, "learning_rate": 3e-3, "kl_coef": kl_coef}
+    rows, metrics = train(loss_type="grpo_clip", **how)
+    weights = (tmp_path / "r/model/model.safetensors").read_bytes()
+    own_rows, own = train(loss_type=f"{own_losses}:clip", run="own", **how)
+    own_rows, own = rows_of(tmp_path / "own"), metrics_of(tmp_path / "own")
+    assert [r["response_ids"] for r in own_rows] == [r["response_ids"] for r in rows]
+    assert (tmp_path / "own/model/model.safetensors").read_bytes() == weights
+    timed = ("seconds", "per_second", "memory", "utilization")
+    for key in metrics.keys() & own.keys():
+        if not any(word in key[1] for word in timed):
+            assert own[key] == metrics[key], key
+    assert any(value > 0 for value in own["train", "policy/clip_fraction"].values())
+    assert own["train", "policy/surprise_mean"] == pytest.approx(own["train", "loss/nll"])
+
+
+def test_a_loss_per_row_is_the_mean_over_its_tokens(tmp_path, train, own_losses):
+    """And it is told which rows are of one group: their advantages sum to 0."""
+    how = {"use_std_normalization": False, "gradient_accumulation_steps": 1, "n_grpo_steps": 2}
+    _, metrics = train(loss_type="reinforce_with_baseline", **how)
+    train(loss_type=f"{own_losses}:per_row", run="own", **how)
+    own = metrics_of(tmp_path / "own")
+    assert metrics["train", "optimizer/grad_norm"][0] > 0
+    for name in ("loss/objective", "optimizer/grad_norm"):
+        assert own["train", name] == pytest.approx(metrics["train", name], rel=1e-4, abs=1e-7), name
+    learned = [step for step, rows in own["train", "loss/denominator"].items() if rows == 32]
+    assert learned == [0, 1]
+    # Rows without an advantage are a micro-batch of their own; those with one have their whole group beside them.
+    assert own["train", "policy/of_group_mean"][0] == 4
+    assert own["train", "policy/unbalanced_mean"][0] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_users_loss_learns_from_responses_without_an_advantage(train, own_losses):
+    """For what rlvr knows, it may have a gradient there: an entropy bonus has."""
+    _, metrics = train(loss_type=f"{own_losses}:of_the_rest", n_grpo_steps=1, group_size=2)
+    assert 0 < metrics["train", "groups/signal_share"][0] < 1
+    assert metrics["train", "optimizer/grad_norm"][0] > 0
+
+
+def test_a_run_goes_on_only_with_the_loss_that_it_began_with(tmp_path, train, own_losses):
+    train(loss_type=f"{own_losses}:clip", n_grpo_steps=1)
+    facts = read_run(tmp_path / "r").metadata["facts"]["loss"]
+    assert facts["sha256"] == hashlib.sha256(own_losses.read_bytes()).hexdigest()
+    how = {"resume": "r", "runs_dir": str(tmp_path), "n_grpo_steps": 2}
+    own_losses.write_text(OWN_LOSSES + "\n# another\n")
+    with pytest.raises(RlvrError, match="its loss sha256 was"):
+        grpo.run(resolve(GrpoConfig, flags=how, command="grpo"))
+    own_losses.write_text(OWN_LOSSES)
+    grpo.run(resolve(GrpoConfig, flags=how, command="grpo"))
+    assert read_run(tmp_path / "r").metadata["updates"] == 2
+
+
+def test_a_users_loss_is_tried_before_anything_is_made(tmp_path, own_losses, capsys):
+    own_losses.write_text(OWN_LOSSES + "def bad(inputs):\n    return inputs.log_probs.mean()\n")
+    runs = tmp_path / "runs"
+    with pytest.raises(RlvrError, match=r"losses\.py:18: the loss has shape \(\)"):
+        grpo.run(GrpoConfig(**{**SMALL, "loss_type": f"{own_losses}:bad", "runs_dir": str(runs)}))
+    assert not runs.exists()
+    assert "model" not in capsys.readouterr().err
+
+
+def test_the_plan_names_a_users_loss(tmp_path, own_losses, capsys):
+    def objective_of(**given):
+        grpo.run(GrpoConfig(**given, runs_dir=str(tmp_path / "runs"), dry_run=True))
+        return next(line for line in capsys.readouterr().err.splitlines() if line.startswith("objective"))
+
+    assert f"      (1/256) sum_i (1/|o_i|) sum_t {own_losses}:clip;" in objective_of(loss_type=f"{own_losses}:clip")
+    shown = objective_of(loss_type=f"{own_losses}:per_row", kl_coef=0.1)
+    assert f"      (1/256) sum_i [{own_losses}:per_row + 0.1 mean_t k3(p_ref, p)];" in shown
+
+
+def test_a_loss_per_row_says_what_has_no_effect_and_refuses_what_cannot_be(tmp_path, own_losses, capsys):
+    flags = {"loss_type": f"{own_losses}:per_row", "runs_dir": str(tmp_path / "runs"), "dry_run": True}
+    grpo.run(resolve(GrpoConfig, flags=flags | {"length_normalization": "token_mean"}, command="grpo"))
+    assert "--length-normalization has no effect" in capsys.readouterr().err
+    grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
+    assert "--length-normalization has no effect" not in capsys.readouterr().err
+    for correction in ({"importance_correction": "truncated"}, {"async_steps": 1}):
+        with pytest.raises(RlvrError, match="cannot weigh token by token"):
+            grpo.run(resolve(GrpoConfig, flags=flags | correction, command="grpo"))
+
+
+def test_a_loss_type_that_is_neither_a_name_nor_a_file(tmp_path):
+    with pytest.raises(RlvrError, match="--loss-type is 'ppo'") as raised:
+        GrpoConfig(loss_type="ppo")
+    assert "grpo_no_clip, or FILE.py:FUNCTION" in raised.value.hint

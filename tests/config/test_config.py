@@ -1,11 +1,21 @@
 """Where values come from, and what is refused."""
 
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
 import pytest
 
+from rlvr_cli.cli import COMMANDS
+from rlvr_cli.config import config_of
 from rlvr_cli.config.analyze import AnalyzeConfig
+from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.grpo import GrpoConfig, LossType
+from rlvr_cli.config.options import FileFunction, knob, options, read_value, value_type
 from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.config.sources import resolve, resume
+from rlvr_cli.config.synonyms import SYNONYMS, meant
 from rlvr_cli.errors import RlvrError
 
 
@@ -125,3 +135,106 @@ def test_an_empty_stop_string_means_none():
         sampling_temperature=0.5, sampling_top_p=0.9, sampling_max_tokens=7, sampling_min_tokens=2
     ).sampling_params
     assert (params.temperature, params.top_p, params.max_tokens, params.min_tokens) == (0.5, 0.9, 7, 2)
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """One option of each kind of annotation."""
+
+    number: int = knob(1, "", group="Data")
+    perhaps: float | None = knob(None, "", group="Data")
+    words: tuple[str, ...] = knob((), "", group="Data")
+    switch: bool = knob(False, "", group="Data")
+    choice: Literal["a", "bee"] = knob("a", "", group="Data")
+    maybe: Literal["a", "bee"] | None = knob(None, "", group="Data")
+    own: Literal["a", "bee"] | FileFunction = knob("a", "", group="Data")
+
+
+KINDS = {option.name: option for option in fields(Kinds)}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("number", (int, False, (), False)),
+        ("perhaps", (float, False, (), False)),
+        ("words", (str, True, (), False)),
+        ("switch", (bool, False, (), False)),
+        ("choice", (str, False, ("a", "bee"), False)),
+        ("maybe", (str, False, ("a", "bee"), False)),
+        ("own", (str, False, ("a", "bee"), True)),
+    ],
+)
+def test_the_annotation_says_what_an_option_takes(name, expected):
+    assert value_type(KINDS[name]) == expected
+
+
+def test_a_value_is_read_as_its_annotation_says():
+    assert read_value(KINDS["number"], "12") == 12
+    assert read_value(KINDS["perhaps"], "1e-3") == 0.001
+    assert read_value(KINDS["choice"], "bee") == "bee"
+    assert read_value(KINDS["own"], "mine.py:loss") == "mine.py:loss"
+    for name, text, problem in [
+        ("number", "1.5", "It takes a whole number."),
+        ("perhaps", "x", "It takes a number."),
+        ("perhaps", "inf", "Give a number."),
+        ("choice", "be", "Did you mean bee?"),
+        ("choice", "mine.py:loss", "Choose one of a, bee."),
+        ("own", "mine.py", "Choose one of a, bee, FILE.py:FUNCTION."),
+    ]:
+        with pytest.raises(RlvrError) as error:
+            read_value(KINDS[name], text)
+        assert problem in str(error.value)
+
+
+def test_choices_are_checked_wherever_a_value_comes_from(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('loss_type = "grpo_clop"')
+    with pytest.raises(RlvrError, match=r"--loss-type is 'grpo_clop'\. Did you mean grpo_clip\?"):
+        resolve(GrpoConfig, flags={"config": str(file)}, command="grpo")
+    file.write_text('loss_type = "mine.py:loss"')
+    assert resolve(GrpoConfig, flags={"config": str(file)}, command="grpo").loss_type == "mine.py:loss"
+    with pytest.raises(RlvrError, match="Choose one of"):
+        GrpoConfig(overlong="mine.py:loss")  # type: ignore[arg-type]
+    (loss_type,) = (o for o in options(GrpoConfig) if o.name == "loss_type")
+    assert value_type(loss_type).choices == get_args(LossType)
+
+
+def test_a_key_of_another_library_is_answered_with_ours(tmp_path):
+    file = tmp_path / "c.toml"
+    for key, ours in (("lr", "learning_rate"), ("num_generations", "group_size"), ("group-sise", "group_size")):
+        file.write_text(f"{key} = 1")
+        with pytest.raises(RlvrError, match=f"Did you mean '{ours}'"):
+            resolve(GrpoConfig, flags={"config": str(file)}, command="grpo")
+
+
+def test_synonyms_stand_for_options_and_are_none_themselves():
+    known = {o.name for command in COMMANDS for o in options(config_of(command))}
+    for word, names in SYNONYMS.items():
+        assert set(names) <= known, word
+    assert meant("--Learning-Rat", ["learning_rate"]) == ["learning_rate"]
+    for command in COMMANDS:
+        mine = {o.name for o in options(config_of(command))}
+        for word in SYNONYMS.keys() - mine:
+            assert set(meant(word, mine)) <= mine, (command, word)
+
+
+def test_what_only_some_training_commands_have_is_constant_in_the_others():
+    """Trainer and plan ask every training config the same questions; sft has no option to answer otherwise."""
+    for name in (
+        "engine",
+        "dtype",
+        "max_model_len",
+        "gpu_memory_utilization",
+        "async_steps",
+        "kl_coef",
+        "rollout_batch_size",
+    ):
+        assert hasattr(SftConfig(), name)
+        assert name not in {f.name for f in fields(SftConfig)}
+    assert (SftConfig().engine, SftConfig().async_steps, EiConfig().kl_coef) == ("transformers", 0, 0)
+    config = GrpoConfig(async_steps=1, kl_coef=0.1, rollout_batch_size=512, engine="vllm")
+    assert (config.async_steps, config.kl_coef, config.rollout_batch_size, config.engine) == (1, 0.1, 512, "vllm")
+    assert all(issubclass(t, TrainingConfig) for t in (SftConfig, EiConfig, GrpoConfig))
+    assert SftConfig(sampling_max_tokens=7).eval_sampling_params.max_tokens == 7
+    assert EiConfig(sampling_max_tokens=7, eval_max_tokens=9).eval_sampling_params.max_tokens == 9

@@ -406,13 +406,10 @@ def test_an_engine_that_shares_the_model_takes_its_fast_step_with_merged_weights
                 parameter.mul_(1.1)
         sampler.load_weights(adapted, version)
         assert_sampled_from(adapted, samples(sampler))
-    plain = Adapted.weights_for_engine
-    sampler._policy.weights_for_engine = lambda: (
-        tiny_model.state_dict()
-    )  # an engine that forgets the adapter is found out
+    adapted.weights_for_engine = tiny_model.state_dict  # an engine that leaves the adapter out is found out
     with pytest.raises(RlvrError, match="does not serve the model's weights"):
         sampler.load_weights(adapted, 3)
-    sampler._policy.weights_for_engine = lambda: plain(adapted)
+    del adapted.weights_for_engine
     sampler.load_weights(adapted, 4)
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.data.prompts import load_prompt, prompt_of
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.graders.pool import GraderPool
@@ -141,7 +140,7 @@ def test_a_row_holds_what_an_environment_wrote(tmp_path, pool):
         collect(run, InTurns(), pool)
     rollouts = to_rollouts(read_rollouts(run.path))
     assert {(r.response_mask, r.turns, r.mean_logprob) for r in rollouts} == {((True, False, True), turns, -1.0)}
-    with open_runs([run_files(read_run(run.path))]) as database:
+    with open_runs([read_run(run.path)]) as database:
         kinds = "SELECT typeof(response_mask), typeof(turns) FROM rollouts LIMIT 1"
         assert database.select(kinds).rows == [
             ("BOOLEAN[]", 'STRUCT("role" VARCHAR, "start" INTEGER, "end" INTEGER)[]')

@@ -21,8 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.samplers import openai
-from rlvr_cli.samplers.openai import OpenAISampler
+from rlvr_cli.samplers.openai import OpenAISampler, _fold
 from rlvr_cli.types import Completion, Request, SamplingParams
 
 pytest.importorskip("openai", reason="the openai package is not installed")
@@ -66,7 +65,7 @@ def error(status: int, message: str, **headers: str) -> Reply:
 @pytest.fixture
 def endpoint(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", CANARY)
-    monkeypatch.setattr(openai, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     lock, closing = threading.Lock(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -185,9 +184,9 @@ def test_chat_sends_one_user_message_and_reads_the_assistants(endpoint):
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
 def test_folded_seeds_fit_and_differ(a, b):
-    assert 0 <= openai._fold(a) < 2**31
-    assert openai._fold(a) == openai._fold(a)
-    assert openai._fold(2**32 + a) != openai._fold(a), "the high bits count"
+    assert 0 <= _fold(a) < 2**31
+    assert _fold(a) == _fold(a)
+    assert _fold(2**32 + a) != _fold(a), "the high bits count"
 
 
 @pytest.mark.parametrize(
@@ -390,16 +389,6 @@ def test_the_endpoint_says_how_long_to_wait(endpoint, headers, least):
     assert endpoint.times[1] - endpoint.times[0] >= least
 
 
-def test_backoff_grows_is_jittered_and_has_an_end(endpoint, monkeypatch):
-    monkeypatch.setattr(openai, "FIRST_DELAY", 1.0)
-    sampler = open_sampler(endpoint)
-    delays = [[sampler._delay(tries, {}) for _ in range(50)] for tries in range(1, 9)]
-    for tries, drawn in enumerate(delays, start=1):
-        longest = min(openai.LONGEST_DELAY, 2.0 ** (tries - 1))
-        assert all(longest / 2 <= d <= longest for d in drawn)
-        assert len(set(drawn)) > 40
-
-
 def test_retries_have_an_end(endpoint):
     endpoint.answer = in_turn(then=error(500, "broken for good"))
     with pytest.raises(RlvrError, match=r"500 .*broken for good.*tried 3 times"):
@@ -415,12 +404,27 @@ def test_a_server_that_hangs_meets_the_deadline(endpoint):
     assert 0.5 <= time.monotonic() - start < 3
 
 
-def test_a_wait_past_the_deadline_is_not_begun(endpoint):
+def test_an_endpoint_that_asks_for_an_hour_is_not_waited_for(endpoint):
     endpoint.answer = in_turn(then=error(429, "slow down", retry_after="3600"))
     start = time.monotonic()
-    with pytest.raises(RlvrError, match="past the timeout"):
-        one(endpoint)
+    with pytest.raises(RlvrError, match=r"429 .*slow down.*tried"):
+        one(endpoint, max_retries=2)
     assert time.monotonic() - start < 3
+
+
+def test_waiting_between_tries_counts_against_the_deadline_and_its_reason_is_named(endpoint):
+    endpoint.answer = in_turn(then=error(429, "slow down", retry_after="60"))
+    start = time.monotonic()
+    with pytest.raises(RlvrError, match=r"no answer within 0\.5 s; the last try: 429 .*slow down"):
+        one(endpoint, timeout=0.5)
+    assert time.monotonic() - start < 3
+
+
+def test_answers_that_cannot_be_read_have_an_end_too(endpoint):
+    endpoint.answer = in_turn(then=Reply("<html>fine</html>", 200))
+    with pytest.raises(RlvrError, match=r"not JSON: <html>fine</html> \(tried 3 times\)"):
+        one(endpoint, max_retries=2)
+    assert len(endpoint.bodies) == 3
 
 
 def test_an_endpoint_that_is_not_there():

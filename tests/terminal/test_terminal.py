@@ -23,6 +23,7 @@ import pytest
 
 from rlvr_cli.terminal import cases, console, tables
 from rlvr_cli.text import printable
+from rlvr_cli.types import Table
 
 ESCAPES = [
     "\x1b[2J", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\",
@@ -77,7 +78,7 @@ def case_table(text):
         *("run_id", "step", "example_id", "sample_index", "category", "failure_kind", "why", "ground_truth"),
         *("extracted_answer", "num_response_tokens", "finish_reason", "prompt", "response"),
     )
-    return tables.Result(columns, [(text, 0, text, 0, text, text, text, text, text, 3, text, text, text)])
+    return Table(columns, [(text, 0, text, 0, text, text, text, text, text, 3, text, text, text)])
 
 
 def test_the_payloads_are_many():
@@ -91,16 +92,14 @@ def test_the_payloads_are_many():
 @pytest.mark.parametrize("output", ["table", "json", "csv", "markdown"])
 def test_no_payload_reaches_a_pipe_as_it_is(capsys, output):
     for payload in PAYLOADS:
-        tables.print_tables(
-            [tables.Result((payload, "after"), [(payload, 1), ("x", 2)], title=payload)] * 2, output=output
-        )
+        tables.print_tables([Table((payload, "after"), [(payload, 1), ("x", 2)], title=payload)] * 2, output=output)
     assert unsafe(capsys.readouterr().out) == set()
 
 
 def test_no_payload_reaches_a_terminal_as_it_is():
     with terminal() as screen:
         for payload in PAYLOADS:
-            tables.print_tables([tables.Result((payload, "after"), [(payload, 1)], title=payload)] * 2)
+            tables.print_tables([Table((payload, "after"), [(payload, 1)], title=payload)] * 2)
             cases.print_cases(case_table(payload))
             console.say(payload)
             console.source(payload)
@@ -239,8 +238,8 @@ def test_no_rows(capsys):
 
 def test_several_tables(capsys):
     both = [
-        tables.Result(("a", "b"), [(1, 2)], title="first"),
-        tables.Result(("b", "c"), [(3, "x")], title="second"),
+        Table(("a", "b"), [(1, 2)], title="first"),
+        Table(("b", "c"), [(3, "x")], title="second"),
     ]
     tables.print_tables(both, output="json")
     assert json.loads(capsys.readouterr().out) == {"first": [{"a": 1, "b": 2}], "second": [{"b": 3, "c": "x"}]}
@@ -305,7 +304,7 @@ def test_cases(capsys):
         "why": "the answer differs", "ground_truth": "7", "extracted_answer": None, "finish_reason": "stop",
         "prompt": "What is\n3 + 4?", "response": "8 </think> <answer> 8 </answer>",
     }  # fmt: skip
-    cases.print_cases(tables.Result(result.columns, [tuple(row.values())]))
+    cases.print_cases(Table(result.columns, [tuple(row.values())]))
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "1. eval-1 step 0, example q7, sample 0",
         "format_1_answer_0, wrong_answer, 3 tokens, finished by stop",
@@ -353,11 +352,12 @@ def test_an_answer_of_nothing_is_said(capsys):
 
 PAGES = """
 import sys
-from rlvr_cli.terminal import cases, tables
+from rlvr_cli.terminal import cases
+from rlvr_cli.types import Table
 columns = ("run_id", "step", "example_id", "sample_index", "category", "failure_kind", "why", "ground_truth",
            "extracted_answer", "num_response_tokens", "finish_reason", "prompt", "response")
 row = ("r", 0, "q", 0, "c", "k", "w", "7", "8", 3, "stop", "p", "so <answer> 8 </answer> \\x1b[2J")
-cases.print_cases(tables.Result(columns, [row] * int(sys.argv[1])))
+cases.print_cases(Table(columns, [row] * int(sys.argv[1])))
 print("after")
 """
 

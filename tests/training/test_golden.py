@@ -6,6 +6,7 @@ of every final weight must agree to 1e-9, which leaves room for sums in another 
 After a change that is meant to change results: `python -m tests.test_golden` writes the recording anew.
 """
 
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -22,6 +23,7 @@ from rlvr_cli.models.policy import Policy, load_policy
 from rlvr_cli.models.tokenization import collate, pad_id_of
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.training.advantages import group_advantages
+from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.objectives import policy_gradient
 from rlvr_cli.training.optimizer import make_optimizer
 from rlvr_cli.training.update import score, take, train_update
@@ -53,8 +55,9 @@ def in_float64(model):
     return model.double()
 
 
-def objective(log_probs, batch):
-    return policy_gradient(log_probs, batch, loss_type="grpo_clip", cliprange=0.02, kl_coef=0.05)
+def objective(inputs):
+    loss = functools.partial(LOSSES["grpo_clip"].function, cliprange=0.02, cliprange_high=None)
+    return policy_gradient(inputs, loss=loss, kl_coef=0.05)
 
 
 def trajectory(*, num_steps=10, questions=4, group_size=8):

@@ -25,6 +25,7 @@ from rlvr_cli.models.device import autocast_context
 from rlvr_cli.models.log_probs import get_response_log_probs
 from rlvr_cli.models.tokenization import collate, tokenize_prompt_and_output
 from rlvr_cli.training.advantages import group_advantages
+from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.objectives import policy_gradient, token_metrics
 from rlvr_cli.training.optimizer import learning_rate_at, make_optimizer
 from rlvr_cli.training.update import rollout_tensors, score, take, train_update
@@ -511,6 +512,13 @@ def make_rollouts(model, lengths, *, seed=0, temperature=1.0, spread=0.3):
     return batch
 
 
+def objective_of(loss_type, *, kl_coef=0.0, importance_cap=None, **given):
+    """The objective of `rlvr grpo`."""
+    loss, given = LOSSES[loss_type], {"cliprange": 0.2, "cliprange_high": None} | given
+    bound = functools.partial(loss.function, **{name: given[name] for name in loss.options})
+    return functools.partial(policy_gradient, loss=bound, kl_coef=kl_coef, importance_cap=importance_cap)
+
+
 def dealt(batch, order, extra_width):
     """The rollouts with their rows in another order and wider padding."""
     columns = {"advantages": batch["advantages"][order]}
@@ -627,14 +635,7 @@ def test_no_cut_order_or_padding_changes_a_policy_gradient(
         temperature=case["temperature"],
     )
     expected = one_shot_gradient(policy, loss)
-    objective = functools.partial(
-        policy_gradient,
-        loss_type=loss_type,
-        cliprange=low,
-        cliprange_high=high,
-        kl_coef=kl_coef,
-        importance_cap=cap,
-    )
+    objective = objective_of(loss_type, cliprange=low, cliprange_high=high, kl_coef=kl_coef, importance_cap=cap)
     gradient, metrics = update_gradient(
         policy,
         dealt(batch, case["order"], case["extra_width"]),
@@ -652,8 +653,7 @@ def test_no_cut_order_or_padding_changes_a_policy_gradient(
 
 
 def update_options(loss_type, **keywords):
-    objective = functools.partial(policy_gradient, loss_type=loss_type, cliprange=0.2, **keywords)
-    return {"objective": objective, "micro_batch_size": 2}
+    return {"objective": objective_of(loss_type, **keywords), "micro_batch_size": 2}
 
 
 LENGTHS = [(2, 3), (1, 7), (4, 2), (3, 5)]

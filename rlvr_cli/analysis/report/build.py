@@ -16,7 +16,7 @@ from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.plots import Line, Panel
 from rlvr_cli.analysis.report.page import Grid, Report, Setting, Share, page
 from rlvr_cli.analysis.report.rollouts import Group, excerpt, groups_of
-from rlvr_cli.analysis.summary import Estimate, RunSummary, run_files, summarize
+from rlvr_cli.analysis.summary import Estimate, RunSummary, summarize
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.readers import RunInfo, read_run
@@ -58,7 +58,7 @@ def write_report(
         raise RlvrError(f"A report cannot hold {max_rollouts} rollouts.", "Give it at least 1.")
     infos = list({path.resolve(): read_run(path) for path in runs}.values())
     names = tuple(info.id for info in infos)
-    with open_runs([run_files(info) for info in infos], timeout_seconds=timeout_seconds) as database:
+    with open_runs(infos, timeout_seconds=timeout_seconds) as database:
         groups = groups_of(database, names)
         report = Report(
             runs=names,

@@ -1,16 +1,17 @@
-"""Lines over common axes as SVG elements of a page, whose style sheet decides their colors.
+"""Lines over common axes -> what to draw where, for `chart.svg.j2`; the page's style sheet decides the colors.
 
-Enters: panels as `plots` has them, in which NaN and infinity are gaps. Leaves: a figure that reads without color, in which
-every point can tell its value; nothing of it needs a script.
+Enters: panels, in which NaN and infinity are gaps. Leaves: the places and texts of a drawing that reads without color, in
+which every point can tell its value; nothing of it needs a script.
 """
 
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
-from rlvr_cli.analysis.report.html import Html, tag
+from rlvr_cli.analysis.plots import Line, Panel
 
 WIDTH, HEIGHT = 460, 250  # of a chart, in its own units
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 40  # the room around its axes
@@ -19,45 +20,61 @@ MAX_MARKERS, MAX_POINTS = 12, 300  # that are seen on a line, and that tell thei
 STYLES = 7  # of lines in page.css
 
 
-class Line(Protocol):
-    """As in `plots`."""
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A text of the axes; `kind` is its class in page.css."""
 
-    @property
-    def label(self) -> str: ...
-    @property
-    def x(self) -> Sequence[float]: ...
-    @property
-    def y(self) -> Sequence[float]: ...
-    @property
-    def low(self) -> Sequence[float] | None: ...
-    @property
-    def high(self) -> Sequence[float] | None: ...
+    text: str
+    kind: str
+    x: float | str
+    y: float | str
+    is_upright: bool = False
 
 
-class Chart(Protocol):
-    """As `plots.Panel`."""
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A marker and what it says of itself; one that is not seen shows under the mouse."""
 
-    @property
-    def title(self) -> str: ...
-    @property
-    def x_label(self) -> str: ...
-    @property
-    def y_label(self) -> str: ...
-    @property
-    def lines(self) -> Sequence[Line]: ...
-    @property
-    def share(self) -> bool: ...
+    x: str
+    y: str
+    text: str
+    is_seen: bool
 
 
-def draw(chart: Chart) -> Html:
-    """A chart with its title and legend, as wide as the page allows."""
-    lines = [_finite(line) for line in chart.lines]
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line with its intervals and markers; `line`, each of `bands` and `marker` are paths of SVG."""
+
+    label: str
+    style: int
+    marker: str
+    line: str
+    bands: tuple[str, ...]
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A chart, in units of its own; `series` is empty when there is nothing to draw."""
+
+    title: str
+    description: str = ""
+    grid: str = ""
+    labels: tuple[Label, ...] = ()
+    series: tuple[Series, ...] = ()
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
+def draw(panel: Panel) -> Drawing:
+    """Place a panel's lines, axes and texts."""
+    lines = [_finite(line) for line in panel.lines]
     values = [v for line in lines for point in line for v in point[1:] if v is not None]
     xs = [x for line in lines for x, *_ in line]
     if not values:
-        return tag("figure", tag("figcaption", chart.title), tag("p", "No data."))
+        return Drawing(panel.title)
     low_y, high_y, ticks_y = (
-        (0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]) if chart.share else _axis(min(values), max(values))
+        (0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]) if panel.share else _axis(min(values), max(values))
     )
     low_x, high_x = min(xs), max(xs)
     if low_x == high_x:
@@ -72,22 +89,23 @@ def draw(chart: Chart) -> Html:
     def up(y: float) -> str:
         return f"{HEIGHT - BOTTOM - (y - low_y) / (high_y - low_y) * (HEIGHT - TOP - BOTTOM):.1f}"
 
-    shapes = [tag("path", class_="grid", d="".join(f"M{LEFT} {up(t)}H{WIDTH - RIGHT}" for t in ticks_y))]
-    shapes += [tag("text", _tick(t), x=LEFT - 6, y=up(t), class_="tick y") for t in ticks_y]
-    shapes += [tag("text", _tick(t), x=across(t), y=HEIGHT - BOTTOM + 16, class_="tick x") for t in ticks_x]
-    middle = TOP + (HEIGHT - TOP - BOTTOM) / 2
-    shapes += [
-        tag("text", chart.x_label, x=LEFT + (WIDTH - LEFT - RIGHT) / 2, y=HEIGHT - 6, class_="axis"),
-        tag("text", chart.y_label, transform=f"translate(13 {middle}) rotate(-90)", class_="axis"),
-    ]
-    for number, (line, points) in enumerate(zip(chart.lines, lines, strict=True)):
+    series = []
+    for number, (line, points) in enumerate(zip(panel.lines, lines, strict=True)):
         at = [(across(x), *(None if v is None else up(v) for v in ys)) for x, *ys in points]
-        shapes.append(_line(at, points, number=number, label=line.label))
-    keys = [_key(line.label, number) for number, line in enumerate(chart.lines)]
-    legend = [tag("ul", keys, class_="legend")] if len(keys) > 1 else []
-    named = f"{chart.title}: {chart.y_label} against {chart.x_label}; {', '.join(line.label for line in chart.lines)}"
-    drawing = tag("svg", shapes, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=named)
-    return tag("figure", tag("figcaption", chart.title), *legend, drawing)
+        series.append(_series(at, points, number=number, label=line.label))
+    labels = [Label(_tick(t), "tick y", LEFT - 6, up(t)) for t in ticks_y]
+    labels += [Label(_tick(t), "tick x", across(t), HEIGHT - BOTTOM + 16) for t in ticks_x]
+    labels += [
+        Label(panel.x_label, "axis", LEFT + (WIDTH - LEFT - RIGHT) / 2, HEIGHT - 6),
+        Label(panel.y_label, "axis", 13, TOP + (HEIGHT - TOP - BOTTOM) / 2, is_upright=True),
+    ]
+    return Drawing(
+        panel.title,
+        f"{panel.title}: {panel.y_label} against {panel.x_label}; {', '.join(line.label for line in panel.lines)}",
+        "".join(f"M{LEFT} {up(t)}H{WIDTH - RIGHT}" for t in ticks_y),
+        tuple(labels),
+        tuple(series),
+    )
 
 
 def _finite(line: Line) -> list[tuple[Any, ...]]:
@@ -102,44 +120,28 @@ def _finite(line: Line) -> list[tuple[Any, ...]]:
     return [point for point in points if point[0] is not None]
 
 
-def _line(at: Sequence[tuple[Any, ...]], points: Sequence[tuple[Any, ...]], *, number: int, label: str) -> Html:
-    """The line, its interval, and its markers; every marker says its value. `at` is where the points are drawn."""
-    shapes = []
+def _series(at: Sequence[tuple[Any, ...]], points: Sequence[tuple[Any, ...]], *, number: int, label: str) -> Series:
+    """A line, its interval, and its markers; every marker says its value. `at` is where the points are drawn."""
+    bands = []
     for run in _unbroken(at, lambda p: p[2] is not None and p[3] is not None):
         upper, lower = [f"{x} {high}" for x, _, _, high in run], [f"{x} {low}" for x, _, low, _ in reversed(run)]
-        shapes.append(tag("path", class_="band", d=f"M{'L'.join(upper + lower)}Z"))
+        bands.append(f"M{'L'.join(upper + lower)}Z")
     paths = ["M" + "L".join(f"{x} {y}" for x, y, *_ in run) for run in _unbroken(at, lambda p: p[1] is not None)]
-    shapes.append(tag("path", class_="line", d="".join(paths)))
     drawn = [i for i, p in enumerate(at) if p[1] is not None]
-    told = drawn[:: math.ceil(len(drawn) / MAX_POINTS)] if drawn else []
-    stride = 1 if len(told) <= 2 * MAX_MARKERS else math.ceil(len(told) / MAX_MARKERS)
-    for place, i in enumerate(told):
-        seen = (place + number * stride // STYLES) % stride == 0  # lines that meet keep their markers apart
+    marked = drawn[:: math.ceil(len(drawn) / MAX_POINTS)] if drawn else []
+    stride = 1 if len(marked) <= 2 * MAX_MARKERS else math.ceil(len(marked) / MAX_MARKERS)
+    markers = []
+    for place, i in enumerate(marked):
         x, y, low, high = points[i]
         between = f" [{_tick(low)}, {_tick(high)}]" if low is not None and high is not None else ""
-        title = tag("title", f"{label} at {_tick(x)}: {_tick(y)}{between}")
-        moved = f"translate({at[i][0]} {at[i][1]})"
-        shapes.append(
-            tag("path", title, d=_marker(number), transform=moved, class_="marker" if seen else "hidden marker")
-        )
-    return tag("g", shapes, class_=f"series s{number % STYLES}")
+        is_seen = (place + number * stride // STYLES) % stride == 0  # lines that meet keep their markers apart
+        markers.append(Point(at[i][0], at[i][1], f"{label} at {_tick(x)}: {_tick(y)}{between}", is_seen))
+    marker = MARKERS[number % len(MARKERS)]
+    return Series(label, number % STYLES, marker, "".join(paths), tuple(bands), tuple(markers))
 
 
 def _unbroken(points: Sequence[tuple[Any, ...]], whole: Any) -> Iterator[list[tuple[Any, ...]]]:
     return (list(run) for there, run in groupby(points, whole) if there)
-
-
-def _key(label: str, number: int) -> Html:
-    sample = [
-        tag("path", class_="line", d="M1 6H31"),
-        tag("path", class_="marker", d=_marker(number), transform="translate(16 6)"),
-    ]
-    group = tag("g", sample, class_=f"series s{number % STYLES}")
-    return tag("li", tag("svg", group, viewBox="0 0 32 12", class_="key", aria_hidden="true"), label)
-
-
-def _marker(number: int) -> str:
-    return MARKERS[number % len(MARKERS)]
 
 
 def _axis(low: float, high: float) -> tuple[float, float, list[float]]:

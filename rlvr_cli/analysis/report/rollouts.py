@@ -1,9 +1,12 @@
 """The rollouts of a report: which of them it holds, and their columns as the blocks that its page unpacks.
 
-Enters: runs. Leaves: a `report.Browser`, which says in words what was left out.
+Enters: runs. Leaves: a `page.Browser`, which says in words what was left out.
 """
 
+import base64
+import gzip
 import hashlib
+import json
 import math
 import re
 from collections import deque
@@ -15,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.database import Database, open_runs
-from rlvr_cli.analysis.report.html import pack
 from rlvr_cli.analysis.report.page import Browser
 from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
-from rlvr_cli.analysis.summary import run_files
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import read_regular
 from rlvr_cli.runs.manifest import part_name
 from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.text import storable
 
 MAX_TOKENS = 30_000_000  # of all responses in a page: about 110 MB of HTML
 CHUNK_ROWS, CHUNK_TOKENS = 500, 200_000  # of a block that the page unpacks at once; a whole group is never cut
@@ -104,6 +106,12 @@ def excerpt(infos: Sequence[RunInfo], groups: Sequence[Group], *, max_rollouts: 
     )
 
 
+def pack(value: Any) -> str:
+    """A value as JSON, compressed, in base64."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(storable(text).encode(), 6, mtime=0)).decode()
+
+
 def choose(groups: Sequence[Group], limit: int) -> list[Group]:
     """The groups to keep where all of them have more than `limit` rollouts, in their order.
 
@@ -158,7 +166,7 @@ def _read_chunks(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_s
     """The rollouts of these groups, in their order and then that of the samples, a block's at a time."""
     for batch in _batches(groups, rows=READ_ROWS, tokens=READ_TOKENS):
         steps = {group.key[:3] for group in batch}
-        runs = [replace(run_files(info), parts=[p for p in info.parts if _step(info, p) in steps]) for info in infos]
+        runs = [replace(info, parts=[p for p in info.parts if _step(info, p) in steps]) for info in infos]
         with open_runs(runs, timeout_seconds=timeout_seconds) as database:
             rows = iter(_read(database, batch))
         for chunk in _batches(batch, rows=CHUNK_ROWS, tokens=CHUNK_TOKENS):

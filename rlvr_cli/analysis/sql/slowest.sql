@@ -7,7 +7,11 @@
 WITH work AS (
     SELECT
         run_id, phase, step, value,
-        CASE name WHEN 'sampling/waiting_seconds' THEN 'waiting for the sampler' ELSE name[:-9] END AS work
+        CASE name
+            WHEN 'sampling/waiting_seconds' THEN 'waiting for the sampler'
+            WHEN 'synchronisation/seconds' THEN 'weight_sync' -- its name until 0.1.0
+            ELSE name[:-9]
+        END AS work
     FROM metrics
     WHERE (ends_with(name, '/seconds') OR name = 'sampling/waiting_seconds') AND phase = coalesce($phase::VARCHAR, phase)
 ), walls AS (

@@ -1,18 +1,18 @@
-"""Losses as pure functions of per-token tensors.
+"""Policy-gradient losses as pure functions of per-token tensors, and the table of those that --loss-type chooses from.
 
-Enters: (batch, seq) log-probabilities, advantages and a response mask. Leaves: per-token losses, a scalar to differentiate, or
-masked sums and means.
-
-What a loss is divided by is decided once for a whole optimizer update (`loss_denominators`), never per micro-batch: the
-sum of the micro-batches' losses is then the loss of the batch, however it was cut.
+Enters: (batch, seq) log-probabilities and advantages. Leaves: per-token losses and statistics.
 """
 
-from typing import Any, get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlvr_cli.config.grpo import LossType
+from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
 
 MAX_LOG_RATIO = 20.0  # nats that a log-ratio is held to: beyond, exp overflows and its gradient is nan
 
@@ -21,7 +21,7 @@ def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy
     """-A_t log p(o_t | q, o_<t), per token (the handout, equation 32).
 
     Args:
-        raw_rewards_or_advantages: (batch, 1), one per response.
+        raw_rewards_or_advantages: (batch, 1), one per response; or (batch, seq), one per token.
         policy_log_probs: (batch, seq).
 
     Returns:
@@ -42,7 +42,7 @@ def compute_grpo_clip_loss(
     """-min(ratio A, clip(ratio, 1 - cliprange, 1 + cliprange_high) A), per token (the handout, equation 33).
 
     Args:
-        advantages: (batch, 1).
+        advantages: (batch, 1), or (batch, seq) with one per token.
         policy_log_probs: (batch, seq), of the policy being trained.
         old_log_probs: (batch, seq), of the policy that the update starts from; no gradient goes through them.
         cliprange: how far the ratio may fall, and rise.
@@ -80,8 +80,8 @@ def compute_policy_gradient_loss(
     Args:
         policy_log_probs: (batch, seq).
         loss_type: `no_baseline` (-r log p), `reinforce_with_baseline` (-A log p), `grpo_clip`, or `grpo_no_clip` (-ratio A).
-        raw_rewards: (batch, 1), for `no_baseline`.
-        advantages: (batch, 1), for the others.
+        raw_rewards: (batch, 1) or (batch, seq), for `no_baseline`.
+        advantages: (batch, 1) or (batch, seq), for the others.
         old_log_probs: (batch, seq), for `grpo_clip` and `grpo_no_clip`.
         cliprange, cliprange_high: for `grpo_clip`.
 
@@ -115,7 +115,60 @@ def compute_policy_gradient_loss(
             return compute_naive_policy_gradient_loss(needed("advantages", advantages), ratio), {
                 "ratio": ratio.detach()
             }
-    raise ValueError(f"loss_type {loss_type!r} is none of {', '.join(get_args(LossType))}")
+    known = "no_baseline, reinforce_with_baseline, grpo_clip, grpo_no_clip"
+    raise ValueError(f"loss_type {loss_type!r} is none of the handout's: {known}")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A value of --loss-type.
+
+    Attributes:
+        function: (LossInputs, the options by keyword) -> LossOutputs.
+        formula: (the options by keyword) -> the loss of token t of response i for the plan, as text; a leading minus belongs to
+            the whole of it.
+        options: the fields of the config that `function` and `formula` take.
+        per_row: it returns one number per response, of which the plan's formula then speaks.
+        silent: a response whose advantage is 0 has a gradient of exactly 0 whatever else is true, so that it need not go through
+            the backward pass.
+    """
+
+    function: Callable[..., LossOutputs]
+    formula: Callable[..., str]
+    options: tuple[str, ...] = ()
+    per_row: bool = False
+    silent: bool = False
+
+
+def _handouts(inputs: LossInputs, *, loss_type: LossType, **options: Any) -> LossOutputs:
+    return LossOutputs(
+        *compute_policy_gradient_loss(
+            inputs.log_probs,
+            loss_type,
+            raw_rewards=inputs.advantages,
+            advantages=inputs.advantages,
+            old_log_probs=inputs.old_log_probs,
+            **options,
+        )
+    )
+
+
+def _clip_formula(*, cliprange: float, cliprange_high: float | None) -> str:
+    high = cliprange if cliprange_high is None else cliprange_high
+    return f"-min(rho_i,t A_i, clip(rho_i,t, 1-{cliprange:g}, 1+{high:g}) A_i)"
+
+
+# To add one: its name (LossType) and its options to config/grpo.py, its function and its line here.
+LOSSES: dict[str, Loss] = {
+    "no_baseline": Loss(partial(_handouts, loss_type="no_baseline"), lambda: "-A_i log p_i,t", silent=True),
+    "reinforce_with_baseline": Loss(
+        partial(_handouts, loss_type="reinforce_with_baseline"), lambda: "-A_i log p_i,t", silent=True
+    ),
+    "grpo_clip": Loss(
+        partial(_handouts, loss_type="grpo_clip"), _clip_formula, options=("cliprange", "cliprange_high"), silent=True
+    ),
+    "grpo_no_clip": Loss(partial(_handouts, loss_type="grpo_no_clip"), lambda: "-rho_i,t A_i", silent=True),
+}
 
 
 def kl_penalty(policy_log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
@@ -154,5 +207,8 @@ def _ratio(policy_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
 
 def _check_column(per_response: Tensor, per_token: Tensor, *, name: str) -> None:
     """(batch,) would broadcast along the tokens without a word."""
-    if per_response.shape != (len(per_token), 1):
-        raise ValueError(f"{name} has shape {tuple(per_response.shape)}, not (batch, 1) = ({len(per_token)}, 1)")
+    if per_response.shape not in ((len(per_token), 1), per_token.shape):
+        raise ValueError(
+            f"{name} has shape {tuple(per_response.shape)}, not (batch, 1) = ({len(per_token)}, 1), "
+            f"nor (batch, seq) = {tuple(per_token.shape)}"
+        )

@@ -350,10 +350,24 @@ def test_an_unknown_type_is_named_with_those_there_are():
 def test_one_number_per_response_must_be_a_column(loss_type):
     log_probs = torch.zeros(3, 3)  # square: (3,) and (1, 3) would broadcast
     name = {"no_baseline": "raw_rewards"}.get(loss_type, "advantages")
-    for shape in ((3,), (1, 3), (3, 3), (1, 1), ()):
+    for shape in ((3,), (1, 3), (3, 2), (1, 1), ()):
         options = {"old_log_probs": log_probs, "cliprange": 0.2, name: torch.ones(shape)}
         with pytest.raises(ValueError, match=r"not \(batch, 1\) = \(3, 1\)"):
             compute_policy_gradient_loss(log_probs, loss_type, **options)
+
+
+@pytest.mark.parametrize("loss_type", ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"])
+def test_an_advantage_per_token_weighs_its_token(loss_type):
+    log_probs, old = log_probs_with_ratios()
+    name = {"no_baseline": "raw_rewards"}.get(loss_type, "advantages")
+    options = {"old_log_probs": old, "cliprange": 0.2}
+    per_token = torch.linspace(-2, 3, 15, dtype=torch.float64).view(3, 5)
+    loss, _ = compute_policy_gradient_loss(log_probs, loss_type, **options, **{name: per_token})
+    for token in range(5):
+        column, _ = compute_policy_gradient_loss(
+            log_probs, loss_type, **options, **{name: per_token[:, token : token + 1]}
+        )
+        torch.testing.assert_close(loss[:, token], column[:, token], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo_clip", "grpo_no_clip"])

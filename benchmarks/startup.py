@@ -1,0 +1,78 @@
+"""How much of a CPU a command takes before it does anything: help, a named query, the Tab key. Against bounds, not beside a peer.
+
+    python benchmarks/startup.py [--repeats 10]
+
+Enters: nothing; the run that is asked about is made up (50,000 rollouts). Leaves: a row per command with the least CPU seconds (user and
+system) of the repeats, and its bound; exit status 1 when one is missed. The seconds of a process are its own, but a busy machine makes
+them longer: measure on an idle one. Help is asked for on a terminal, where it is drawn in panels.
+"""
+
+import argparse
+import os
+import pty
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from analyze import make_run
+
+COMMANDS = {  # CPU seconds that each may take
+    "rlvr --help": 0.2,
+    "rlvr grpo --help": 0.5,
+    "rlvr grpo --help-all": 0.5,
+    "rlvr analyze categories RUN": 0.5,
+    "rlvr grpo --loss-type <TAB>": 0.5,
+}
+
+
+def cpu_seconds(arguments: Sequence[str], environment: dict[str, str]) -> float:
+    """User and system seconds of one process that writes to a terminal, all of which is read."""
+    leader, follower = pty.openpty()
+    pid = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", "rlvr_cli", *arguments],
+        environment,
+        file_actions=[(os.POSIX_SPAWN_DUP2, follower, 1)],
+    )
+    os.close(follower)
+    reader = threading.Thread(target=_drain, args=(leader,))
+    reader.start()
+    _, status, usage = os.wait4(pid, 0)
+    reader.join()
+    os.close(leader)
+    assert os.waitstatus_to_exitcode(status) == 0, arguments
+    return usage.ru_utime + usage.ru_stime
+
+
+def _drain(descriptor: int) -> None:
+    try:
+        while os.read(descriptor, 65536):
+            pass
+    except OSError:  # Linux: the other end is closed
+        pass
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=10)
+    repeats = parser.parse_args().repeats
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        run = make_run(Path(folder), 50_000)
+        for command, bound in COMMANDS.items():
+            words = command.replace("RUN", str(run)).split()[1:]
+            environment = {**os.environ, "COLUMNS": "100", "TERM": "xterm-256color"}
+            if words[-1] == "<TAB>":
+                line = ["rlvr", *words[:-1], ""]
+                environment |= {"_RLVR_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(line)}
+                environment |= {"COMP_CWORD": str(len(line) - 1)}
+            least = min(cpu_seconds(words, environment) for _ in range(repeats))
+            missed += least > bound
+            print(f"{command:30} {least:.3f} s of {bound:g} s{'  missed' if least > bound else ''}", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

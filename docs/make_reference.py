@@ -1,0 +1,226 @@
+"""The reference tables of docs/*.md, made from the code.
+
+    python docs/make_reference.py            # rewrites what stands between <!-- reference: NAME --> and <!-- /reference -->
+    python docs/make_reference.py --check    # rewrites nothing; exit status 1, and the names, where a table is stale
+
+Everything in a table comes from the code, but for what a column means: that is written in the table's last cell by hand, and
+is kept. A column that has no meaning yet counts as stale.
+"""
+
+import argparse
+import ast
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.figures import figures
+from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.cli import COMMANDS
+from rlvr_cli.config import config_of
+from rlvr_cli.config.options import flag, options, value_type
+from rlvr_cli.config.sources import preset_path, read_toml
+from rlvr_cli.runs.schemas import grade_schema, metrics_schema, rollout_schema
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+BLOCK = re.compile(r"(<!-- reference: ([a-z ]+) -->\n)(.*?)(<!-- /reference -->)", re.DOTALL)
+MEANING = re.compile(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", re.MULTILINE)
+ARROW_LIST = re.compile(r"list<element: (.+?)(?: not null)?>$")
+ARROW_STRUCT = re.compile(r"struct<(.+)>")
+SCHEMAS = {"rollouts": rollout_schema, "grades": grade_schema, "metrics": metrics_schema}
+VALUES = {str: "TEXT", int: "INT", float: "NUMBER"}
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; a cell may hold any text."""
+    lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def choices(option: Field[Any]) -> tuple[str, ...]:
+    """The values that an option may have; empty where it may have any of its type."""
+    expected = value_type(option)
+    return tuple(filter(None, expected.choices)) + ("FILE.py:FUNCTION",) * expected.own
+
+
+def shown(value: Any) -> str:
+    """A value as it is typed."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ", ".join(map(shown, value))
+    if value is None or value == "":
+        return ""
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def configs() -> dict[str, type]:
+    """The config dataclass of each command."""
+    return {command: config_of(command) for command in COMMANDS}
+
+
+def option_tables() -> str:
+    """A section for each command, a table for each of its groups."""
+    sections = []
+    for command, config in configs().items():
+        sections.append(f"## rlvr {command}\n\n{introduction(config)}\n")
+        groups: dict[str, list[tuple[str, str, str]]] = {}
+        for option in options(config):
+            kind, several, _, _ = value_type(option)
+            name = flag(option.name)
+            if option.metadata["argument"]:
+                typed = f"{option.name.upper()}{'...' if several else ''}"
+            elif kind is bool:
+                typed = f"{name}, --no-{name[2:]}"
+            else:
+                typed = f"{name} {VALUES.get(kind, 'TEXT')}"
+            said = option.metadata["help"] + (" †" if option.metadata["free_on_resume"] else "")
+            if allowed := choices(option):
+                said += f" One of: {', '.join(allowed)}."
+            groups.setdefault(option.metadata["group"], []).append((f"`{typed}`", shown(option.default), said))
+        for group, rows in groups.items():
+            sections.append(table((group, "default", ""), rows))
+    return "\n" + "\n".join(sections) + "\n"
+
+
+def introduction(config: type) -> str:
+    """The docstring of a config: what the command does, and its examples as a block."""
+    what, _, examples = (inspect.getdoc(config) or "").partition("\n\nExamples:\n")
+    typed = "\n".join(line.strip() for line in examples.splitlines() if line.strip())
+    return " ".join(what.split()) + (f"\n\n```sh\n{typed}\n```" if typed else "")
+
+
+def preset_tables() -> str:
+    """For each command a table of what its presets change."""
+    names = sorted(path.stem for path in Path(preset_path("cs336", command="grpo")).parent.glob("*.toml"))
+    sections = []
+    for command, config in configs().items():
+        values = {name: preset(name, command, config) for name in names}
+        having = [name for name in names if values[name] is not None]
+        if not having:
+            continue
+        rows = []
+        for option in options(config):
+            given = [(values[name] or {}).get(option.name, option.default) for name in having]
+            if any(value != option.default for value in given):
+                cells = ["" if value == option.default else shown(value) for value in given]
+                rows.append((f"`{flag(option.name)}`", shown(option.default), *cells))
+        found = table(("option", "default", *having), rows) if rows else f"{', '.join(having)}: the defaults.\n"
+        sections.append(f"### rlvr {command}\n\n{found}")
+    return "\n" + "\n".join(sections) + "\n"
+
+
+def preset(name: str, command: str, config: type) -> Mapping[str, Any] | None:
+    """What a preset sets for a command; None where it is not for that command."""
+    path = preset_path("cs336", command="grpo").with_stem(name)
+    return read_toml(config, path, command=command) if command in tomllib.loads(path.read_text()) else None
+
+
+def query_table() -> str:
+    """The named queries, with their parameters, and whether --plot draws them."""
+    rows = []
+    for query in named_queries().values():
+        parameters = ", ".join(f"`{name}={value_text(value)}`" for name, value in query.parameters.items())
+        drawn = "yes" if query.name in figures() else ""
+        rows.append((f"[`{query.name}`](#{query.name})", query.description, parameters, drawn))
+    return table(("query", "answers", "parameters and defaults", "`--plot`"), rows)
+
+
+def value_text(value: Any) -> str:
+    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, str) else value
+
+
+def arrow_type(text: str) -> str:
+    """An Arrow type without angle brackets."""
+    return ARROW_STRUCT.sub(r"(\1)", ARROW_LIST.sub(r"list of \1", text)).replace(" not null", "")
+
+
+def column_table(name: str) -> Callable[[str], str]:
+    """Columns of a SQL table with their types, whether they may be NULL, and the meanings that stand there already."""
+
+    def made(old: str) -> str:
+        meanings = dict(MEANING.findall(old))
+        with open_runs([]) as database:
+            found = database.select(
+                "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = $name AND NOT internal"
+                " ORDER BY column_index",
+                {"name": name},
+            ).rows
+        stored = {f.name: f for f in SCHEMAS[name]()} if name in SCHEMAS else {}
+        rows = []
+        for column, sql_type in found:
+            field = stored.get(column)
+            kind = str(sql_type).lower() if field is None else arrow_type(str(field.type))
+            may_be_null = "yes" if field is not None and field.nullable else ""
+            rows.append((f"`{column}`", kind, may_be_null, meanings.get(column, "")))
+        return table(("column", "type", "NULL", ""), rows)
+
+    return made
+
+
+def room_table() -> str:
+    """The rooms of tests/test_architecture.py with their files."""
+    tree = ast.parse((ROOT / "tests/test_architecture.py").read_text(encoding="utf-8"))
+    (rooms,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ROOMS"
+    )
+    rows = []
+    for room, what in rooms.items():
+        folder = ROOT / "rlvr_cli" / room
+        files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.py") if p.name != "__init__.py")
+        rows.append((f"`{room}{'/' if files else '.py'}`", what, ", ".join(f"`{name}`" for name in files)))
+    return table(("room", "", "files"), rows)
+
+
+TABLES: dict[str, Callable[[str], str]] = {
+    "options": lambda old: option_tables(),
+    "presets": lambda old: preset_tables(),
+    "queries": lambda old: query_table(),
+    "rooms": lambda old: room_table(),
+    **{f"columns of {name}": column_table(name) for name in ("rollouts", "grades", "metrics", "runs")},
+}
+
+
+def remade(text: str) -> str:
+    """A page with its tables made anew."""
+    return BLOCK.sub(lambda block: block[1] + TABLES[block[2]](block[3]) + block[4], text)
+
+
+def stale() -> list[str]:
+    """What is wrong with the tables of docs/*.md, a line each."""
+    pages = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+    blocks = [(path.name, block) for path, text in pages.items() for block in BLOCK.finditer(text)]
+    wrong = [f"no page has the table: {name}" for name in TABLES.keys() - {block[2] for _, block in blocks}]
+    for page, block in blocks:
+        new = TABLES[block[2]](block[3])
+        if new != block[3]:
+            wrong.append(f"{page}: {block[2]} is stale; run python docs/make_reference.py")
+        if block[2].startswith("columns"):
+            empty = [line.split("`")[1] for line in new.splitlines() if re.match(r"\| `.*\|  \|$", line)]
+            wrong += [f"{page}: say what the column {column} means" for column in empty]
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    if not parser.parse_args().check:
+        for path in sorted(DOCS.glob("*.md")):
+            text = path.read_text(encoding="utf-8")
+            if (new := remade(text)) != text:
+                path.write_text(new, encoding="utf-8")
+    wrong = stale()
+    print("\n".join(wrong), end="\n" if wrong else "")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

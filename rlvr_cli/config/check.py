@@ -1,0 +1,22 @@
+"""The options of `rlvr check`."""
+
+from dataclasses import dataclass
+
+from rlvr_cli.config.options import Format, Provenance, check_values, knob
+
+
+@dataclass(frozen=True)
+class CheckConfig(Provenance):
+    """Read every byte of a run again: each file is compared with the sha256 under which it was committed.
+
+    Examples:
+        rlvr check
+        rlvr check my-grpo
+    """
+
+    run: str = knob("", "Run directory or name. None: the latest run.", group="Data", argument=True, completes="run")
+    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data", common=True)
+    format: Format = knob("table", "How problems are printed.", group="Output", common=True)
+
+    def __post_init__(self) -> None:
+        check_values(self)

@@ -1,0 +1,153 @@
+"""A user's own function, named `path/to/file.py:function`: found, checked and loaded.
+
+Enters: the specification, and what the function is to be. Leaves: the function. The file is the user's own code and runs with
+the user's rights; `find` reads it without running it, `load` runs it.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli.errors import RlvrError
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a user's function is to be, in the words of its errors."""
+
+    noun: str  # "grader"
+    num_arguments: int
+    signature: str  # "(response: str, ground_truth: str) -> dict[str, float]"
+    may_ask: str = ""  # the name of one more parameter, which the function may have after these: it is given by name
+
+
+def names_file(spec: str) -> bool:
+    """Whether a specification names a file and a function."""
+    return ".py:" in spec or spec.endswith(".py")
+
+
+def find(spec: str, role: Role) -> tuple[Path, str]:
+    """The file and the function's name, after a look at the source that runs nothing.
+
+    Raises:
+        RlvrError: there is no such file, it is not Python, or it defines no such function.
+    """
+    path_text, _, name = spec.rpartition(":")
+    if not path_text or not name.isidentifier():
+        raise RlvrError(f"{spec} names no function.", "Write path/to/file.py:function.")
+    path = Path(path_text)
+    if not path.is_file():
+        raise RlvrError(f"There is no {role.noun} file {path}.", f"It was looked for in {Path.cwd()}.")
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise RlvrError(f"{path}{f':{line}' if line else ''} is not Python: {error}", "Correct the file.") from error
+    defined = set(_top_level_names(tree))
+    if name not in defined and "*" not in defined:
+        functions = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+        raise RlvrError(
+            f"{path} defines no function {name}.", f"It defines: {', '.join(functions) or 'no function at all'}."
+        )
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            _check_signature(node, path, role)
+    return path, name
+
+
+def load(spec: str, role: Role) -> Callable[..., Any]:
+    """Run the file and return its function.
+
+    Raises:
+        RlvrError: see `find`; or the file raised an exception when it was run.
+    """
+    path, name = find(spec, role)
+    module_spec = importlib.util.spec_from_file_location(f"rlvr_user_{role.noun}_{path.stem}", path.resolve())
+    assert module_spec is not None, path
+    assert module_spec.loader is not None, path
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses and typing look the module up
+    directory = str(path.resolve().parent)
+    if directory not in sys.path:
+        sys.path.append(directory)  # what lies beside the file can be imported, but shadows nothing
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise RlvrError(f"{path} could not be loaded: {type(error).__name__}: {error}", "Correct the file.") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise RlvrError(f"{name} in {path} is not a function.", "Write path/to/file.py:function.")
+    with suppress(ValueError):  # some of C have no signature
+        extra = {role.may_ask: None} if asks(function, role) else {}
+        try:
+            inspect.signature(function).bind(*[None] * role.num_arguments, **extra)
+        except TypeError:
+            raise _uncallable(f"{path}: {name}", role) from None
+    return function
+
+
+def asks(function: Callable[..., Any], role: Role) -> bool:
+    """Whether a function has the parameter that it may ask for."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some of C have no signature
+        return False
+    return any(
+        p.name == role.may_ask
+        and (p.kind is p.KEYWORD_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and place >= role.num_arguments))
+        for place, p in enumerate(parameters)
+    )
+
+
+def sha256(spec: str) -> str:
+    """The hash of the file that a specification names; of nothing that the file imports."""
+    return hashlib.sha256(Path(spec.rpartition(":")[0]).read_bytes()).hexdigest()
+
+
+def where(spec: str, function: Callable[..., Any], *, error: BaseException | None = None) -> str:
+    """FILE:LINE where the function begins, or where in its file an error was raised; FILE where neither is known."""
+    path = Path(spec.rpartition(":")[0])
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    lines = [frame.lineno for frame in frames if frame.filename == str(path.resolve())]
+    code = getattr(function, "__code__", None)
+    if not lines and code is not None and code.co_filename == str(path.resolve()):
+        lines = [code.co_firstlineno]
+    return f"{path}:{lines[-1]}" if lines else str(path)
+
+
+def _top_level_names(tree: ast.Module) -> list[str]:
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names += [alias.asname or alias.name for alias in node.names]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.append(node.id)
+    return names
+
+
+def _check_signature(node: ast.FunctionDef, path: Path, role: Role) -> None:
+    arguments, wanted = node.args, role.num_arguments
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = positional[wanted : max(len(positional) - len(arguments.defaults), wanted)]
+    required += [a for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
+    too_many = [a for a in required if a.arg != role.may_ask or a in arguments.posonlyargs]
+    if (len(positional) < wanted and arguments.vararg is None) or too_many:
+        raise _uncallable(f"{path}:{node.lineno}: {node.name}", role)
+
+
+def _uncallable(name: str, role: Role) -> RlvrError:
+    count = {1: "one argument", 2: "two arguments"}.get(role.num_arguments, f"{role.num_arguments} arguments")
+    more = f" It may have one more parameter: {role.may_ask}." if role.may_ask else ""
+    return RlvrError(
+        f"{name} cannot be called with {count}.", f"A {role.noun} has the signature {role.signature}.{more}"
+    )

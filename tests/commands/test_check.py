@@ -1,0 +1,117 @@
+"""`rlvr check`: a byte that is not as it was committed is found wherever it lies, and a run under way is no damage."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.check import check_run
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.training import checkpoints
+
+ROOT = Path(__file__).parents[2]
+WRITTEN = ROOT / "tests/fixtures/v1/written"
+
+
+def check(*words: object) -> subprocess.CompletedProcess[str]:
+    """The real command, whose exit status counts."""
+    command = [sys.executable, "-c", "from rlvr_cli.cli import main; main()", "check", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A training run with rollouts, metrics and a checkpoint."""
+    return Path(shutil.copytree(WRITTEN / "grpo-cut", tmp_path / "grpo-cut"))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def files_of(run: Path) -> list[Path]:
+    """All files with a sha256 of their own."""
+    found = [*run.glob("rollouts/*.parquet"), run / "metrics.parquet", *run.glob("checkpoints/step-*/**/*")]
+    return sorted(path for path in found if path.is_file())
+
+
+def test_an_intact_run(run):
+    result = check(run)
+    assert (result.returncode, result.stdout) == (
+        0,
+        f"every byte of {len(files_of(run))} files is as it was committed\n",
+    )
+    as_json = check(run.name, "--runs-dir", run.parent, "--format", "json")
+    assert (as_json.returncode, json.loads(as_json.stdout)) == (0, [])
+
+
+@pytest.mark.parametrize("pattern", ["rollouts/eval-*", "metrics.parquet", "checkpoints/*/model/model.safetensors"])
+def test_one_flipped_byte(run, pattern):
+    path = sorted(run.glob(pattern))[0]
+    flip(path)
+    result = check(run)
+    assert result.returncode == 1
+    assert str(path) in result.stdout
+    assert "sha256" in result.stdout
+    assert "error:" in result.stderr
+    assert "1 problem." in result.stderr
+    ((key, text),) = json.loads(check(run, "--format", "json").stdout)[0].items()
+    assert key == "problem"
+    assert str(path) in text
+
+
+def test_a_flipped_byte_is_found_in_every_file(run):
+    """Each file in turn, by what the command calls."""
+    for path in files_of(run):
+        before = path.read_bytes()
+        flip(path)
+        files, damaged = checkpoints.check_checkpoints(run)
+        assert [p for p in check_run(run).problems + damaged if str(path) in p], path
+        path.write_bytes(before)
+    files, damaged = checkpoints.check_checkpoints(run)
+    assert (check_run(run).findings, damaged) == ([], [])
+    assert check_run(run).files + files == len(files_of(run))
+
+
+def test_a_missing_part(run):
+    path = sorted(run.glob("rollouts/train-*"))[0]
+    path.unlink()
+    result = check(run)
+    assert result.returncode == 1
+    assert str(path) in result.stdout
+    assert "No such file" in result.stdout
+
+
+def test_a_run_that_is_being_written(run):
+    """A part whose commit is under way is no damage, and the writer's lock is not in the way."""
+    with RunDir.resume(run):
+        shutil.copy(sorted(run.glob("rollouts/eval-*"))[0], run / "rollouts/eval-000999-0000.parquet")
+        result = check(run)
+    assert result.returncode == 0, result.stderr
+    assert "every byte of" in result.stdout
+    assert "eval-000999-0000.parquet is not in the manifest: its commit is under way" in result.stderr
+
+
+def test_a_checkpoint_that_is_pruned_meanwhile_is_no_damage(run, monkeypatch):
+    (path,) = run.glob("checkpoints/step-*")
+
+    def pruned(*_: object, **__: object) -> None:
+        shutil.rmtree(path)
+        raise RlvrError("state.json is missing")
+
+    monkeypatch.setattr(checkpoints, "_verified", pruned)
+    assert checkpoints.check_checkpoints(run) == (0, [])
+
+
+def test_no_run(tmp_path):
+    result = check("nothing", "--runs-dir", tmp_path)
+    assert result.returncode == 1
+    assert "no run 'nothing'" in result.stderr

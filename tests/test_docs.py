@@ -1,0 +1,307 @@
+"""The pages: links lead somewhere, tables come from the code, every command that is shown exists, and the guide works as typed."""
+
+import contextlib
+import doctest
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.config.options import flag, options
+from rlvr_cli.data.datasets import dataset_names
+from rlvr_cli.graders import FAILURE_KINDS, GRADERS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    [*DOCS.glob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md"))]
+)
+GUIDE = DOCS / "guide.md"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?%?")
+# The handout's problems, in its order.
+PROBLEMS = """
+    math_baseline tokenize_prompt_and_output compute_entropy get_response_log_probs masked_normalize sft_microbatch_train_step
+    log_generations sft_experiment expert_iteration_experiment compute_group_normalized_rewards
+    compute_naive_policy_gradient_loss compute_grpo_clip_loss compute_policy_gradient_loss masked_mean
+    grpo_microbatch_train_step grpo_train_loop grpo_learning_rate grpo_baselines think_about_length_normalization
+    grpo_length_normalization grpo_group_standard_deviation grpo_off_policy grpo_off_policy_sweep
+    grpo_off_policy_clip_ablation grpo_prompt_ablation leaderboard
+""".split()
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(text: str, *languages: str) -> list[str]:
+    """The fenced blocks in these languages."""
+    return [body for language, body in FENCE.findall(text) if language in languages]
+
+
+def prose(text: str) -> str:
+    return FENCE.sub("", text)
+
+
+# Links, tables, length
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(text_of(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_relative_link_leads_somewhere(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(text_of(page)))
+    for link in links:
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_relative_to(ROOT), link
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_rows_of_a_table_have_as_many_cells_as_its_head(page):
+    for table in re.findall(r"(?:^\|.*\|\n)+", prose(text_of(page)), re.MULTILINE):
+        cells = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+        assert len(set(cells)) == 1, table.splitlines()[0]
+
+
+def test_the_readme_is_short():
+    lines = text_of(ROOT / "README.md").splitlines()
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 120] == []
+
+
+def test_pictures_are_small():
+    assert max(path.stat().st_size for path in DOCS.glob("*.svg")) < 150_000
+
+
+# Commands that are shown
+
+
+def shown_commands() -> list[tuple[str, str]]:
+    """(page, command) of every `rlvr ...` in a block or in the text."""
+    found = []
+    for page in PAGES:
+        text = text_of(page)
+        for block in blocks(text, "sh", "console", ""):
+            joined = re.sub(r"\\\n(?:> )?\s*", " ", block)
+            found += [
+                (page, line) for line in re.findall(r"(?:^|[$>;&] |do )\s*(rlvr [a-z][^\n]*)", joined, re.MULTILINE)
+            ]
+        found += [(page, code) for code in re.findall(r"`(rlvr [a-z][^`\n]*)`", prose(text))]
+    return [(name_of(page), re.sub(r"\s+#.*|; done.*| && .*", "", line)) for page, line in found]
+
+
+def test_every_command_that_is_shown_exists():
+    commands = shown_commands()
+    assert len(commands) > 100
+    queries, configs = {*named_queries(), "report"}, reference_script().configs()
+    for page, line in commands:
+        words = shlex.split(line)
+        assert words[1] in configs, (page, line)
+        known = {flag(o.name) for o in options(configs[words[1]])}
+        known |= {f"--no-{name[2:]}" for name in known} | {"--help", "--help-all"}
+        for word in words[2:]:
+            assert not word.startswith("--") or word.split("=")[0] in known, (page, line)
+        if words[1] == "analyze" and words[2:] and re.fullmatch(r"[a-z_]+", words[2]):
+            assert words[2] in queries | {"grpo"}, (page, line)
+
+
+def test_nothing_that_can_be_chosen_is_undocumented():
+    def documented(page: str, names: object) -> None:
+        text = text_of(DOCS / page)
+        missing = [name for name in names if f"`{name}`" not in text]  # type: ignore[attr-defined]
+        assert not missing, page
+
+    documented("data.md", [*GRADERS, *FAILURE_KINDS, *dataset_names()])
+    page = text_of(DOCS / "analysis.md")
+    assert set(named_queries()) == set(re.findall(r"^### (\w+)$", page, re.MULTILINE))
+    reference = reference_script()
+    grpo, evaluation = ({o.name: o for o in options(reference.configs()[name])} for name in ("grpo", "eval"))
+    documented("engines.md", reference.choices(evaluation["engine"])[1:])
+    for name in ("loss_type", "length_normalization"):
+        documented("algorithms.md", [choice for choice in reference.choices(grpo[name]) if ".py" not in choice])
+    presets = {path.stem for path in (ROOT / "rlvr_cli/config/presets").glob("*.toml")}
+    documented("options.md", presets)
+    assert [p for p in PROBLEMS if p not in " ".join(re.findall(r"^## (.+)$", text_of(GUIDE), re.MULTILINE))] == []
+
+
+# Reference tables
+
+
+def reference_script():
+    spec = importlib.util.spec_from_file_location("make_reference", DOCS / "make_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_those_of_the_code():
+    assert reference_script().stale() == []
+
+
+def test_a_stale_table_and_a_column_without_meaning_are_noticed(monkeypatch, tmp_path):
+    script = reference_script()
+    for page in DOCS.glob("*.md"):
+        (tmp_path / page.name).write_text(text_of(page), encoding="utf-8")
+    monkeypatch.setattr(script, "DOCS", tmp_path)
+    assert script.stale() == []
+    runs, options_page = tmp_path / "runs.md", tmp_path / "options.md"
+    runs.write_text(text_of(runs).replace("| the text that it wrote; the stop string is kept |", "|  |"))
+    options_page.write_text(
+        text_of(options_page).replace("| `--group-size INT` | `8` |", "| `--group-size INT` | `9` |")
+    )
+    (tmp_path / "analysis.md").unlink()
+    wrong = script.stale()
+    assert "runs.md: say what the column response means" in wrong
+    assert any(line.startswith("options.md: options is stale") for line in wrong)
+    assert "no page has the table: queries" in wrong
+
+
+def test_every_metric_is_documented_and_every_documented_one_exists():
+    table = re.search(r"## Metrics\n.*", text_of(DOCS / "algorithms.md"), re.DOTALL)
+    assert table is not None
+    documented = set(re.findall(r"`([a-z_]+/[a-z_0-9/N]+)`", table[0]))
+    source = "".join(path.read_text() for path in sorted((ROOT / "rlvr_cli").rglob("*.py")))
+    literal = set(re.findall(r"\"([a-z_]+/[a-z_]+)\"", source))
+    areas = {name.split("/")[0] for name in documented}
+    assert {name for name in literal if name.split("/")[0] in areas} - documented == set()
+    made = {"policy/ratio_", "policy/clip_fraction", "mismatch/ratio_", "mismatch/position/", "mismatch/length/"}
+    assert {name for name in documented - literal if not name.startswith(tuple(made))} == set()
+
+
+# The guide, as typed
+
+
+class Step(NamedTuple):
+    """A command of a console block and the output that is shown for it."""
+
+    section: str
+    command: str
+    shown: list[str]
+
+
+def guide_steps() -> list[Step]:
+    steps: list[Step] = []
+    for part in re.split(r"^## ", text_of(GUIDE), flags=re.MULTILINE):
+        section = part.partition("\n")[0]
+        for block in blocks(part, "console"):
+            for line in block.splitlines():
+                if line.startswith("$ "):
+                    steps.append(Step(section, line[2:], []))
+                elif line.startswith("> "):
+                    steps[-1] = steps[-1]._replace(command=f"{steps[-1].command}\n{line[2:]}")
+                else:
+                    steps[-1].shown.append(line)
+    return steps
+
+
+def pattern_of(line: str) -> re.Pattern[str]:
+    """A shown line as a pattern: any number for a number, anything for `...`."""
+    return re.compile(r".*".join(re.escape(part.strip()).replace(r"\ ", " *") for part in normal(line).split("...")))
+
+
+def normal(line: str) -> str:
+    return re.sub(r"\s+", " ", NUMBER.sub("0", line)).strip()
+
+
+def run_steps(steps: list[Step], folder: Path) -> None:
+    """Type the commands in one shell, and look for what the guide shows in what they print."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, arguments in (("rlvr", "-m rlvr_cli "), ("python", "")):
+        script = programs / name
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}"$@"\n')
+        script.chmod(0o755)
+    lines = ["exec 2>&1", "failed=0; trap 'failed=1' ERR"]  # the trap sees a command inside of a loop too
+    for step in steps:
+        lines += [step.command, "echo; echo @@ $failed; failed=0"]
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines)],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=3600,
+    )
+    outputs = re.split(r"^@@ (\d+)\n", done.stdout, flags=re.MULTILINE)
+    assert len(outputs) == 2 * len(steps) + 1
+    wrong = []
+    for step, output, status in zip(steps, outputs[0::2], outputs[1::2], strict=False):
+        printed = [normal(line) for line in output.splitlines()]
+        shown = [line for line in step.shown if line.strip("-. ")]
+        missing = [line for line in shown if not any(pattern_of(line).fullmatch(text) for text in printed)]
+        if missing or status != "0":
+            wrong.append(
+                "\n".join([f"$ {step.command}", "fails" if status != "0" else "lacks", *missing, "of", output])
+            )
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_the_patterns_of_shown_lines():
+    assert pattern_of("accuracy   0.49 ... wilson").fullmatch(normal("accuracy  0.4922   0.43   0.55   wilson"))
+    assert not pattern_of("accuracy   0.49   wilson").fullmatch(normal("accuracy  0.4922   –   wilson"))
+    assert pattern_of("steps: 12/12 (100%), ... grad 0.8,").fullmatch(
+        normal("steps: 12/12 (100%), a 1e-05, grad -0.1,")
+    )
+    assert not pattern_of("example arithmetic-0").fullmatch(normal("example countdown-7"))
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [("echo hello", "goodbye"), ("for n in 1 2; do echo 'a  1'; test $n = 2; done", "a  1"), ("rlvr x", "...")],
+)
+def test_a_command_that_fails_or_prints_something_else_is_noticed(tmp_path, command, shown):
+    with pytest.raises(AssertionError):
+        run_steps([Step("", command, [shown])], tmp_path)
+
+
+def test_the_first_problem_of_the_guide_works_as_typed(tmp_path):
+    run_steps([step for step in guide_steps() if step.section == "math_baseline"], tmp_path)
+    assert (tmp_path / "runs/baseline/rollouts").is_dir()
+
+
+@pytest.mark.slow
+def test_the_whole_guide_works_as_typed(tmp_path):
+    steps = guide_steps()
+    assert len(steps) > 30
+    run_steps(steps, tmp_path)
+    pictures = {name for step in steps for name in re.findall(r"--plot (\S+)", step.command)}
+    assert len(pictures) > 8
+    assert all((tmp_path / name).stat().st_size > 5_000 for name in pictures)
+
+
+def test_the_python_of_the_guide_gives_what_it_shows():
+    examples = "\n".join(blocks(text_of(GUIDE), "pycon"))
+    test = doctest.DocTestParser().get_doctest(examples, {}, "guide.md", str(GUIDE), 0)
+    assert len(test.examples) > 25
+    printed: list[str] = []
+    with open(os.devnull, "w") as null, contextlib.redirect_stderr(null):  # transformers draws a bar
+        results = doctest.DocTestRunner(verbose=False).run(test, out=printed.append)
+    assert results.failed == 0, "".join(printed)
