@@ -182,7 +182,7 @@ def test_it_goes_on_to_the_same_end(rlvr, place, run):
     versions = [json.loads(line)["schema_version"] for line in lines.splitlines()]
     assert set(versions) == {1, SCHEMA_VERSION}
     assert versions == sorted(versions)
-    assert check_run(place / "runs" / run) == []
+    assert check_run(place / "runs" / run).problems == []
     masks = "SELECT count(response_mask), typeof(any_value(response_mask)), count(turns) FROM rollouts"
     assert rlvr("analyze", masks, run, "--format", "csv").splitlines()[1] == "0,BOOLEAN[],0"
     header, *rows = rows_of(rlvr, run)
