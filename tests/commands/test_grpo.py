@@ -673,4 +673,4 @@ def test_a_loss_per_row_says_what_has_no_effect_and_refuses_what_cannot_be(tmp_p
 def test_a_loss_type_that_is_neither_a_name_nor_a_file(tmp_path):
     with pytest.raises(RlvrError, match="--loss-type is 'ppo'") as raised:
         GrpoConfig(loss_type="ppo")
-    assert "grpo_no_clip, or FILE.py:FUNCTION" in raised.value.hint
+    assert "grpo_no_clip, FILE.py:FUNCTION" in raised.value.hint
