@@ -1160,7 +1160,8 @@ def test_tokens_that_the_policy_did_not_sample_are_read_and_not_trained_on(polic
     batch = rollout_tensors(rollouts, pad_id=1)
     assert batch["response_mask"].sum(dim=1).tolist() == [4, 3, 2, 0, 3]
     assert batch["sampled_log_probs"][~batch["response_mask"]].abs().sum() == 0
-    objective = functools.partial(policy_gradient, loss_type="reinforce_with_baseline", importance_cap=2.0)
+    loss = LOSSES["reinforce_with_baseline"].function
+    objective = functools.partial(policy_gradient, loss=loss, importance_cap=2.0)
     for size in (1, 2, 5):
         gradient, metrics = update_gradient(policy, batch, micro_batch_size=size, objective=objective)
         assert metrics["update/tokens"] == len(losses)
