@@ -149,9 +149,9 @@ def test_columns_that_came_later_than_the_parts(root, tmp_path, mixed):
     import pyarrow.parquet as pq
 
     added = [
-        ("values", Annotated[tuple[Float32, ...] | None, Since(2)], None),
-        ("spans", Annotated[tuple[Span, ...] | None, Since(2)], None),
-        ("source", Annotated[str, Since(3)], "it's"),
+        ("later_values", Annotated[tuple[Float32, ...] | None, Since(2)], None),
+        ("later_spans", Annotated[tuple[Span, ...] | None, Since(2)], None),
+        ("later_source", Annotated[str, Since(3)], "it's"),
     ]
     known = [(f.name, f.type, field(default=f.default)) for f in fields(Rollout)]
     record = make_dataclass("Later", [*known, *added], frozen=True)
@@ -159,7 +159,7 @@ def test_columns_that_came_later_than_the_parts(root, tmp_path, mixed):
     parts = [first]
     if mixed:
         table = pq.read_table(first)
-        for name, value in (("values", [0.5]), ("spans", [(0, 2)]), ("source", "tool")):
+        for name, value in (("later_values", [0.5]), ("later_spans", [(0, 2)]), ("later_source", "tool")):
             place = arrow_schema(record).field(name)
             table = table.append_column(place, pa.array([value] * len(table), place.type))
         parts.append(tmp_path / "newer.parquet")
@@ -168,7 +168,7 @@ def test_columns_that_came_later_than_the_parts(root, tmp_path, mixed):
         rows = connection.sql(_rows_in(parts, record, connection))
         assert rows.columns == [f.name for f in fields(record)]
         assert [str(t) for t in rows.types[-3:]] == ["FLOAT[]", "STRUCT(low INTEGER, high INTEGER)[]", "VARCHAR"]
-        found = rows.project('"values", spans, source').fetchall()
+        found = rows.project("later_values, later_spans, later_source").fetchall()
     newer = [([0.5], [{"low": 0, "high": 2}], "tool")] * 3
     assert found == [(None, None, "it's")] * 3 + (newer if mixed else [])
 
