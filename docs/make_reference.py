@@ -31,7 +31,8 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 BLOCK = re.compile(r"(<!-- reference: ([a-z ]+) -->\n)(.*?)(<!-- /reference -->)", re.DOTALL)
 MEANING = re.compile(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", re.MULTILINE)
-ARROW_LIST = re.compile(r"list<element: (\w+)(?: not null)?>")
+ARROW_LIST = re.compile(r"list<element: (.+?)(?: not null)?>$")
+ARROW_STRUCT = re.compile(r"struct<(.+)>")
 SCHEMAS = {"rollouts": rollout_schema, "grades": grade_schema, "metrics": metrics_schema}
 VALUES = {str: "TEXT", int: "INT", float: "NUMBER"}
 
@@ -135,6 +136,11 @@ def value_text(value: Any) -> str:
     return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, str) else value
 
 
+def arrow_type(text: str) -> str:
+    """An Arrow type without angle brackets."""
+    return ARROW_STRUCT.sub(r"(\1)", ARROW_LIST.sub(r"list of \1", text)).replace(" not null", "")
+
+
 def column_table(name: str) -> Callable[[str], str]:
     """Columns of a SQL table with their types, whether they may be NULL, and the meanings that stand there already."""
 
@@ -150,7 +156,7 @@ def column_table(name: str) -> Callable[[str], str]:
         rows = []
         for column, sql_type in found:
             field = stored.get(column)
-            kind = str(sql_type).lower() if field is None else ARROW_LIST.sub(r"list of \1", str(field.type))
+            kind = str(sql_type).lower() if field is None else arrow_type(str(field.type))
             may_be_null = "yes" if field is not None and field.nullable else ""
             rows.append((f"`{column}`", kind, may_be_null, meanings.get(column, "")))
         return table(("column", "type", "NULL", ""), rows)

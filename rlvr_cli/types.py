@@ -12,9 +12,9 @@ To add a column, put a field last, say since when it is there, and give it a def
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-SCHEMA_VERSION = 1  # of run.json, the manifest and the Parquet files together; a newer column raises it
+SCHEMA_VERSION = 2  # of run.json, the manifest and the Parquet files together; a newer column raises it
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,15 @@ Int32 = Annotated[int, "int32"]
 Float32 = Annotated[float, "float32"]
 TokenIds = tuple[Int32, ...]
 LogProbs = tuple[Float32, ...]  # nats
+
+
+class Turn(NamedTuple):
+    """Who wrote which tokens of a response: `response_ids[start:end]`."""
+
+    role: str  # "policy", or whoever answers it: "environment", the name of a tool
+    start: Int32
+    end: Int32
+
 
 FinishReason = Literal["stop", "length"]
 Phase = Literal["train", "eval"]
@@ -69,6 +78,7 @@ class Request:
         int, ...
     ]  # each in [0, 2**63); the tokens of a sample are a function of the weights, the prompt and its seed
     name: str = ""  # what errors call it; empty: its index
+    prompt_ids: tuple[int, ...] | None = None  # what is sampled from, as it is; None: the tokens of `prompt`
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +90,18 @@ class Completion:
     text: str  # the stop string is kept
     prompt_ids: tuple[int, ...]  # empty when the engine does not tell (an endpoint)
     token_ids: tuple[int, ...]  # as sampled, EOS included when it was sampled; empty when the engine does not tell
-    logprobs: tuple[float, ...]  # one per sampled token, of the distribution that was sampled from (nats)
+    logprobs: tuple[
+        float, ...
+    ]  # one per token, of the distribution that was sampled from (nats); 0 where `response_mask` is False
     num_prompt_tokens: int
     num_tokens: int
     finish_reason: FinishReason
     stop_reason: str | None  # the stop string, "eos", an endpoint's own word, or None when the length limit ended it
     mean_entropy: (
         float | None
-    )  # mean over the response's tokens of the exact entropy (nats); None when the engine does not tell
+    )  # mean over the sampled tokens of the exact entropy (nats); None when the engine does not tell
+    response_mask: tuple[bool, ...] | None = None  # as in `Rollout`
+    turns: tuple[Turn, ...] | None = None  # as in `Rollout`
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +141,11 @@ class Rollout:
     ground_truth: str
     prompt_ids: TokenIds
     response_ids: TokenIds
-    sampled_logprobs: LogProbs  # one per response token
+    sampled_logprobs: LogProbs  # one per response token; 0 for those that the policy did not sample
     finish_reason: FinishReason
     stop_reason: str | None
     num_prompt_tokens: Int32
-    num_response_tokens: Int32
+    num_response_tokens: Int32  # all of them, whoever wrote them
     grader: str
     format_reward: float | None
     answer_reward: float | None
@@ -141,10 +155,14 @@ class Rollout:
     category: str
     failure_kind: str | None
     advantage: float | None  # None outside training
-    mean_logprob: float | None
+    mean_logprob: float | None  # over the tokens that the policy sampled
     mean_entropy: float | None
     seed: int
     sampled_at: datetime  # UTC, naive
+    # One per response token: whether the policy sampled it, and so trains on it; None: it sampled all of them.
+    response_mask: Annotated[tuple[bool, ...] | None, Since(2)] = None
+    # In their order, without overlap; None: the response is one turn of the policy.
+    turns: Annotated[tuple[Turn, ...] | None, Since(2)] = None
 
 
 class Sampler(Protocol):
@@ -158,6 +176,21 @@ class Sampler(Protocol):
     @property
     def policy_version(self) -> int:
         """The version of the weights that it samples from."""
+        ...
+
+    @property
+    def seeding(self) -> str:
+        """Whose seeds its draws come from: "per-request", "endpoint" or "none"."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What it has to say of itself, one sentence each."""
+        ...
+
+    @property
+    def worked_seconds(self) -> float | None:
+        """How long it worked on what `sample` answered last; None: as long as that was waited for."""
         ...
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:

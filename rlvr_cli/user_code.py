@@ -7,9 +7,11 @@ the user's rights; `find` reads it without running it, `load` runs it.
 import ast
 import hashlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ class Role:
     noun: str  # "grader"
     num_arguments: int
     signature: str  # "(response: str, ground_truth: str) -> dict[str, float]"
+    may_ask: str = ""  # the name of one more parameter, which the function may have after these: it is given by name
 
 
 def names_file(spec: str) -> bool:
@@ -82,7 +85,26 @@ def load(spec: str, role: Role) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise RlvrError(f"{name} in {path} is not a function.", "Write path/to/file.py:function.")
+    with suppress(ValueError):  # some of C have no signature
+        extra = {role.may_ask: None} if asks(function, role) else {}
+        try:
+            inspect.signature(function).bind(*[None] * role.num_arguments, **extra)
+        except TypeError:
+            raise _uncallable(f"{path}: {name}", role) from None
     return function
+
+
+def asks(function: Callable[..., Any], role: Role) -> bool:
+    """Whether a function has the parameter that it may ask for."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some of C have no signature
+        return False
+    return any(
+        p.name == role.may_ask
+        and (p.kind is p.KEYWORD_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and place >= role.num_arguments))
+        for place, p in enumerate(parameters)
+    )
 
 
 def sha256(spec: str) -> str:
@@ -115,12 +137,17 @@ def _top_level_names(tree: ast.Module) -> list[str]:
 
 def _check_signature(node: ast.FunctionDef, path: Path, role: Role) -> None:
     arguments, wanted = node.args, role.num_arguments
-    positional = len(arguments.posonlyargs) + len(arguments.args)
-    required = positional - len(arguments.defaults)
-    required_keywords = [a.arg for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
-    if (positional < wanted and arguments.vararg is None) or required > wanted or required_keywords:
-        count = {1: "one argument", 2: "two arguments"}.get(wanted, f"{wanted} arguments")
-        raise RlvrError(
-            f"{path}:{node.lineno}: {node.name} cannot be called with {count}.",
-            f"A {role.noun} has the signature {role.signature}.",
-        )
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = positional[wanted : max(len(positional) - len(arguments.defaults), wanted)]
+    required += [a for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
+    too_many = [a for a in required if a.arg != role.may_ask or a in arguments.posonlyargs]
+    if (len(positional) < wanted and arguments.vararg is None) or too_many:
+        raise _uncallable(f"{path}:{node.lineno}: {node.name}", role)
+
+
+def _uncallable(name: str, role: Role) -> RlvrError:
+    count = {1: "one argument", 2: "two arguments"}.get(role.num_arguments, f"{role.num_arguments} arguments")
+    more = f" It may have one more parameter: {role.may_ask}." if role.may_ask else ""
+    return RlvrError(
+        f"{name} cannot be called with {count}.", f"A {role.noun} has the signature {role.signature}.{more}"
+    )

@@ -24,6 +24,8 @@ _RIGHT = "coalesce(reward > 0.5 AND NOT isnan(reward), false)"
 _KEY = "run_id, phase, step, example_id, sample_index"
 # White space as Python's str.strip has it: what is blank to it is no response to the reader of a dataset.
 _BLANK = r"regexp_full_match(response, '[\s\p{Z}\x0b\x1c-\x1f\x{85}]*')"
+# A row of a dataset is text, which cannot say what of it the policy did not write.
+_ONE_VOICE = "coalesce(list_bool_and(response_mask), true)"
 _SAME = r"md5(lower(trim(regexp_replace(response, '\s+', ' ', 'g'))))"
 
 
@@ -52,7 +54,7 @@ class Item:
     matches: bool = True  # the condition holds
     right: bool = False
     tokens: int = 0
-    usable: bool = True  # it has an end and is not blank
+    usable: bool = True  # it has an end, is not blank, and the policy wrote all of it
     digest: str = ""  # equal for responses that differ in case and white space at most
 
 
@@ -128,7 +130,7 @@ def read_samples(
         )
     sql = (
         f"SELECT {_KEY}, md5(prompt), coalesce({condition}, false), {_RIGHT}, num_response_tokens,"
-        f" finish_reason <> 'length' AND NOT {_BLANK}, {_SAME} FROM rollouts WHERE {_CHOSEN}"
+        f" finish_reason <> 'length' AND NOT {_BLANK} AND {_ONE_VOICE}, {_SAME} FROM rollouts WHERE {_CHOSEN}"
     )
     items = [Item(tuple(row[:5]), *row[5:]) for row in database.rows(sql, chosen)]
     return items, questions
@@ -201,7 +203,7 @@ def select(
     s = selection
     selected = Selected(list(items), [Stage("source", len(items), 0, source)])
     if any(not item.usable for item in items):
-        selected.keep("whole", lambda i: i.usable, "cut at its length limit, or empty: nothing to learn from")
+        selected.keep("whole", lambda i: i.usable, "cut at its length limit, empty, or not all the policy's")
     if seen is not None:
         counts = {how: sum(seen.get(i.question) == how for i in selected.kept) for how in sorted(set(seen.values()))}
         found = "; ".join(f"{count} {how}" for how, count in counts.items() if count)

@@ -62,6 +62,7 @@ def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
                         [r.prompt_ids for r in rows],
                         [r.response_ids for r in rows],
                         pad_id=pad_id_of(trainer.tokenizer),
+                        response_masks=[r.response_mask for r in rows],
                     ),
                     position=after if number == len(minibatches) else within,
                     micro_batch_size=config.micro_batch_size,

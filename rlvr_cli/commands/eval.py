@@ -3,6 +3,8 @@
 Enters: an EvalConfig. Leaves: a run directory with every sample, and the summary on stdout.
 """
 
+from dataclasses import asdict
+
 from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.datasets import Dataset, load_dataset
@@ -105,7 +107,8 @@ def check_dataset(dataset: Dataset, grader: str, pool: GraderPool, *, output: st
     """
     responses = [reference_response(grader, e.ground_truth) for e in dataset.examples]
     readable = [(e, r) for e, r in zip(dataset.examples, responses, strict=True) if r is not None]
-    grades = pool.grade([(r, e.ground_truth) for e, r in readable])
+    pairs = [(r, e.ground_truth) for e, r in readable]
+    grades = pool.grade(pairs, example_of=lambda i: asdict(readable[i][0]))
     unread = [
         (e.id, e.ground_truth, "no answer can be built from it")
         for e, r in zip(dataset.examples, responses, strict=True)

@@ -12,7 +12,7 @@ from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import batches, epoch_order
 from rlvr_cli.data.prompts import load_prompt
-from rlvr_cli.data.traces import choose_examples, keep_correct, load_traces
+from rlvr_cli.data.traces import SampledIds, choose_examples, keep_correct, load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_facts
 from rlvr_cli.models.tokenization import collate, encode, pad_id_of
@@ -89,10 +89,12 @@ def train(
     trainer: Trainer,
     *,
     examples: list[Example],
-    token_ids: Mapping[str, tuple[list[int], list[int]]],
+    token_ids: Mapping[str, SampledIds],
 ) -> None:
     """Algorithm 1. What interrupts it, it goes on from there: the order of the data is a function of the updates done."""
-    prompt_ids, response_ids = encode_traces(examples, token_ids, trainer.tokenizer, append_eos=config.append_eos)
+    prompt_ids, response_ids, masks = encode_traces(
+        examples, token_ids, trainer.tokenizer, append_eos=config.append_eos
+    )
     check_lengths(examples, prompt_ids, response_ids, longest=trainer.policy.context_length or math.inf)
     stream = chain.from_iterable(
         batches(range(len(examples)), batch_size=config.train_batch_size, seed=config.seed, epoch=epoch)
@@ -108,6 +110,7 @@ def train(
                     [prompt_ids[i] for i in rows],
                     [response_ids[i] for i in rows],
                     pad_id=pad_id_of(trainer.tokenizer),
+                    response_masks=[masks[i] for i in rows],
                 ),
                 position={},
                 micro_batch_size=config.micro_batch_size,
@@ -127,27 +130,40 @@ def train(
 
 def encode_traces(
     examples: list[Example],
-    token_ids: Mapping[str, tuple[list[int], list[int]]],
+    token_ids: Mapping[str, SampledIds],
     tokenizer: Any,
     *,
     append_eos: bool,
-) -> tuple[list[list[int]], list[list[int]]]:
+) -> tuple[list[list[int]], list[list[int]], list[list[bool] | None]]:
     """Prompt and response ids of each example: those that were sampled, where they are this tokenizer's, else of its text.
 
     A sampled response need not tokenize back to the ids it was sampled as; trained on are the sampled ones.
+
+    Returns:
+        The prompts' ids, the responses' ids, and the responses' masks (`collate`).
+
+    Raises:
+        RlvrError: as `encode`; or a response holds what the policy did not write, and its ids are another tokenizer's.
     """
     prompts, responses = encode(
         [e.prompt or "" for e in examples], [e.response or "" for e in examples], tokenizer, append_eos=append_eos
     )
+    masks: list[list[bool] | None] = [None] * len(examples)
     for row, example in enumerate(examples):
-        prompt, response = token_ids.get(example.id, ([], []))
+        prompt, response, mask = token_ids.get(example.id, SampledIds([], [], None))
         if prompt and tokenizer.decode(prompt) == example.prompt:
             text = tokenizer.decode(response, skip_special_tokens=True)
             if text.startswith(example.response or ""):
                 ends = not append_eos or response[-1] == tokenizer.eos_token_id
                 prompts[row] = list(prompt)
                 responses[row] = list(response) if ends else [*response, tokenizer.eos_token_id]
-    return prompts, responses
+                masks[row] = mask if mask is None or ends else [*mask, True]
+        if mask is not None and masks[row] is None:
+            raise RlvrError(
+                f"Trace {example.id} holds what the policy did not write, and its token ids are those of another tokenizer.",
+                "Train the model that wrote the trace, or leave it out.",
+            )
+    return prompts, responses, masks
 
 
 def check_lengths(

@@ -5,8 +5,9 @@ Enters: a dataset spec or a run directory. Leaves: examples that each have a pro
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
@@ -25,9 +26,15 @@ class Traces:
     examples: list[Example]
     default_grader: str | None
     messages: list[str]  # skipped lines and notes, to be shown
-    token_ids: Mapping[
-        str, tuple[list[int], list[int]]
-    ]  # example id -> prompt and response ids as sampled, where they are known
+    token_ids: Mapping[str, "SampledIds"]  # by example id, where they are known
+
+
+class SampledIds(NamedTuple):
+    """The ids of a trace, as they were sampled."""
+
+    prompt: list[int]
+    response: list[int]
+    mask: list[bool] | None  # of the response's ids, as in `Rollout`
 
 
 def load_traces(
@@ -92,7 +99,9 @@ def _from_run(path: Path) -> Traces:
     run = read_run(path)
     key_columns = ["phase", "step", "example_id", "sample_index"]
     texts = ["prompt", "response", "ground_truth", "grader", "finish_reason"]
-    rows = read_rollouts(path, columns=[*key_columns, *texts, "prompt_ids", "response_ids"]).to_pylist()
+    rows = read_rollouts(
+        path, columns=[*key_columns, *texts, "prompt_ids", "response_ids", "response_mask"]
+    ).to_pylist()
     rows.sort(key=lambda r: (r["phase"], r["step"], r["example_id"], r["sample_index"]))
     digest = hashlib.sha256()
     examples, token_ids = [], {}
@@ -103,7 +112,7 @@ def _from_run(path: Path) -> Traces:
             continue  # to train on its end would teach the model to stop in the middle
         examples.append(Example(key, r["prompt"], r["ground_truth"], prompt=r["prompt"], response=r["response"]))
         if r["prompt_ids"] and r["response_ids"]:
-            token_ids[key] = (r["prompt_ids"], r["response_ids"])
+            token_ids[key] = SampledIds(r["prompt_ids"], r["response_ids"], r["response_mask"])
     cut = len(rows) - len(examples)
     messages = [f"{cut} responses were cut at their length limit and are left out"] if cut else []
     grader = rows[0]["grader"] if rows else None
@@ -122,7 +131,8 @@ def keep_correct(examples: Sequence[Example], grader: GraderPool) -> list[Exampl
             f"--correct-only needs a ground truth for every trace; {without_truth.id} has none.",
             "Add a ground_truth field, or leave --correct-only out.",
         )
-    grades = grader.grade([(e.response or "", e.ground_truth) for e in examples])
+    pairs = [(e.response or "", e.ground_truth) for e in examples]
+    grades = grader.grade(pairs, example_of=lambda i: asdict(examples[i]))
     correct = [e for e, g in zip(examples, grades, strict=True) if g.reward is not None and g.reward > 0.5]
     if not correct:
         raise RlvrError(f"None of the {len(examples)} traces is correct: --correct-only leaves nothing to train on.")

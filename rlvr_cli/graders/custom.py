@@ -1,17 +1,22 @@
 """A user's own grader: `path/to/file.py:function`, called as `function(response, ground_truth) -> dict[str, float]`.
 
+A function with one more parameter, `example`, gets the example that is answered as well: a dict of its fields, `id`, `question`,
+`prompt`, `ground_truth`, `response` and `solution` (these two: of its trace). What is not known is None: a finished run that is
+graded again holds no question, only the prompt that was made of it.
+
 Enters: the specification. Leaves: a grading function. The file is the user's own code and runs with the user's rights;
 `check` reads it without running it, `load` runs it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from rlvr_cli import user_code
-from rlvr_cli.types import Grade
+from rlvr_cli.types import Example, Grade
 
-GRADER = user_code.Role("grader", 2, "(response: str, ground_truth: str) -> dict[str, float]")
+GRADER = user_code.Role("grader", 2, "(response: str, ground_truth: str) -> dict[str, float]", may_ask="example")
 
 
 class BadGrade(TypeError):
@@ -34,7 +39,20 @@ def load(spec: str) -> Callable[[str, str], Grade]:
     def grade(response: str, ground_truth: str) -> Grade:
         return grade_of(function(response, ground_truth))
 
-    return grade
+    def grade_with_example(response: str, ground_truth: str, example: Mapping[str, Any] | None = None) -> Grade:
+        return grade_of(function(response, ground_truth, example=example or example_of_truth(ground_truth)))
+
+    return grade_with_example if wants_example(function) else grade
+
+
+def wants_example(function: Callable[..., Any]) -> bool:
+    """Whether a grading function asks for the example."""
+    return user_code.asks(function, GRADER)
+
+
+def example_of_truth(ground_truth: str) -> dict[str, Any]:
+    """The fields of an example of which nothing else is known."""
+    return dict.fromkeys(field.name for field in fields(Example)) | {"ground_truth": ground_truth}
 
 
 def grade_of(returned: Any) -> Grade:

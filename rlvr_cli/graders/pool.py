@@ -1,9 +1,9 @@
 """Grading in processes that can be killed: no response, and no grader, can hang or crash a run.
 
-Enters: pairs of response and ground truth. Leaves: one `Grade` per pair, in order. A pair that takes longer than the
-time limit costs its worker, which is killed with its whole process group and replaced; its row says `timeout`, or
-`crash` if the worker died, or the name of the exception that the grader raised, and all other verdicts are what they
-would have been without it.
+Enters: pairs of response and ground truth, and the examples that they answer for a grader that asks. Leaves: one
+`Grade` per pair, in order. A pair that takes longer than the time limit costs its worker, which is killed with its
+whole process group and replaced; its row says `timeout`, or `crash` if the worker died, or the name of the exception
+that the grader raised, and all other verdicts are what they would have been without it.
 """
 
 import contextlib
@@ -16,16 +16,19 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import check_grader
+from rlvr_cli.graders.custom import example_of_truth
 from rlvr_cli.types import FormatRule, Grade
+
+ExampleOf = Callable[[int], Mapping[str, Any]]
 
 _START_SECONDS = 120.0  # for a worker to import its grader
 _BATCH = 32  # items sent at a time
@@ -85,8 +88,12 @@ class GraderPool:
     ) -> None:
         self.close()
 
-    def grade(self, pairs: Sequence[tuple[str, str]]) -> list[Grade]:
+    def grade(self, pairs: Sequence[tuple[str, str]], *, example_of: ExampleOf | None = None) -> list[Grade]:
         """The verdicts on (response, ground truth) pairs, in order.
+
+        Args:
+            example_of: index of a pair -> the fields of the example that it answers; called for a grader that asks for
+                them alone. Without it such a grader gets the ground truth, and None for what else an example has.
 
         Raises:
             RlvrError: the user's grader could not be loaded, or workers do not start.
@@ -95,16 +102,16 @@ class GraderPool:
             assert not self._closed, "the pool is closed"
             verdicts: list[Grade | None] = [None] * len(pairs)
             try:
-                self._run(pairs, verdicts)
+                self._run(_Items(pairs, example_of), verdicts)
             except BaseException:
                 self._kill_all()  # what is under way must not be taken for the answer to the next call
                 raise
             assert all(verdict is not None for verdict in verdicts)
             return [verdict for verdict in verdicts if verdict is not None]
 
-    def start(self, pairs: Sequence[tuple[str, str]]) -> Future[list[Grade]]:
+    def start(self, pairs: Sequence[tuple[str, str]], *, example_of: ExampleOf | None = None) -> Future[list[Grade]]:
         """`grade` in the background, calls in their order. What it returns or raises is the future's to give."""
-        return self._background.submit(self.grade, pairs)
+        return self._background.submit(self.grade, pairs, example_of=example_of)
 
     def close(self) -> None:
         """End every worker and wait for it; what is under way ends with `CancelledError`. May be called twice."""
@@ -126,8 +133,8 @@ class GraderPool:
             worker.kill()
         self._workers.clear()
 
-    def _run(self, pairs: Sequence[tuple[str, str]], verdicts: list[Grade | None]) -> None:
-        waiting = deque(range(len(pairs)))
+    def _run(self, items: "_Items", verdicts: list[Grade | None]) -> None:
+        waiting = deque(range(len(items.pairs)))
         failed_starts = 0
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
@@ -141,7 +148,7 @@ class GraderPool:
                 self._check_open()
                 for worker in self._workers:
                     if worker.ready and not worker.pending and waiting:
-                        worker.send(_next_batch(waiting, pairs), pairs)
+                        worker.send(_next_batch(waiting, items.pairs), items)
                 now = time.monotonic()
                 deadline = min((worker.deadline(self.timeout) for worker in self._workers), default=now)
                 for key, _ in selector.select(max(0.0, deadline - now) + 0.001):
@@ -183,6 +190,21 @@ def _next_batch(waiting: deque[int], pairs: Sequence[tuple[str, str]]) -> list[i
     return batch
 
 
+class _Items(NamedTuple):
+    """What is to be graded."""
+
+    pairs: Sequence[tuple[str, str]]
+    example_of: ExampleOf | None
+
+    def message(self, index: int, *, with_example: bool) -> list[Any]:
+        """What a worker is sent of one of them."""
+        response, truth = self.pairs[index]
+        if not with_example:
+            return [response, truth]
+        known = example_of_truth(truth) if self.example_of is None else dict(self.example_of(index))
+        return [response, truth, known]
+
+
 class _Worker:
     """One process and what it has been asked."""
 
@@ -203,6 +225,7 @@ class _Worker:
         os.set_blocking(self.output.fileno(), False)
         self.pending: deque[int] = deque()  # items sent and not yet answered; the first is being graded
         self.ready = False
+        self.wants_example = False  # its grader does, as far as it has said
         self.ended = False
         self.begun = False  # the first pending item has reached it: if it dies now, that item is why
         self.graded = 0
@@ -221,10 +244,10 @@ class _Worker:
             return self._since + _START_SECONDS
         return self._since + timeout if self.pending else float("inf") if not self.ended else 0.0
 
-    def send(self, indices: list[int], pairs: Sequence[tuple[str, str]]) -> None:
+    def send(self, indices: list[int], items: _Items) -> None:
         """Ask for a batch; only an idle worker is asked, so that neither side can wait for the other to read."""
         self.pending.extend(indices)
-        self.begun = self._write([pairs[index] for index in indices])
+        self.begun = self._write([items.message(index, with_example=self.wants_example) for index in indices])
         self._since = time.monotonic()
 
     def _write(self, message: Any) -> bool:
@@ -261,7 +284,7 @@ class _Worker:
         if isinstance(reply, dict):
             if "problem" in reply:
                 raise RlvrError(reply["problem"], reply["hint"])
-            self.ready = True
+            self.ready, self.wants_example = True, reply["wants_example"]
             return
         self.graded += 1
         index = self.pending.popleft()

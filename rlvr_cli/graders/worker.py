@@ -1,9 +1,9 @@
 """A grading process: `python -m rlvr_cli.graders.worker`, started by `pool.GraderPool` and by nothing else.
 
 Enters, on standard input, one JSON line that says which grader, then one JSON line per batch: a list of [response,
-truth]. Leaves, on standard output, one JSON line per item: the verdict, or the name of the exception that the grader
-raised. The grader itself sees empty standard streams. JSON, never pickle: a worker cannot make its parent run
-anything.
+truth], or of [response, truth, example] where the grader asks for the example. Leaves, on standard output, one JSON
+line per item: the verdict, or the name of the exception that the grader raised. The grader itself sees empty standard
+streams. JSON, never pickle: a worker cannot make its parent run anything.
 """
 
 import json
@@ -32,17 +32,18 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.path[:0] = [entry for entry in setup["path"] if entry not in sys.path]
     from rlvr_cli.graders import resolve_grader
+    from rlvr_cli.graders.custom import wants_example
 
     try:
         grade = resolve_grader(setup["spec"], format_rule=setup["format_rule"])
     except RlvrError as error:
         _reply(replies, {"problem": error.problem, "hint": error.hint})
         return
-    _reply(replies, {"ready": True})
+    _reply(replies, {"wants_example": wants_example(grade)})
     for line in requests:
-        for response, truth in json.loads(line):
+        for item in json.loads(line):
             try:
-                verdict: Any = astuple(grade(response, truth))
+                verdict: Any = astuple(grade(*item))
             except BaseException as error:  # the one boundary: whatever a grader raises is this row's error
                 verdict = type(error).__name__
             _reply(replies, verdict)

@@ -86,17 +86,25 @@ def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
     return pad_id
 
 
-def collate(prompt_ids: Sequence[Sequence[int]], response_ids: Sequence[Sequence[int]], *, pad_id: int) -> Batch:
+def collate(
+    prompt_ids: Sequence[Sequence[int]],
+    response_ids: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    response_masks: Sequence[Sequence[bool] | None] | None = None,
+) -> Batch:
     """Concatenate prompts and responses that are ids already, padded on the right to the longest row.
 
     Args:
         prompt_ids: one non-empty prompt per row.
         response_ids: one response per row; an empty one gives a row without a response token.
         pad_id: any id of the vocabulary; no result depends on it.
+        response_masks: per row, which of its response's tokens count as such; None: all. The others are what the model reads
+            and nothing more, like the prompt.
 
     Returns:
         `input_ids` and `labels`, int64, and `response_mask`, bool, each (batch, max(len(prompt) + len(response)) - 1).
-        `response_mask` marks the response tokens in `labels`: the prompt's last token predicts the first of them.
+        `response_mask` marks the response tokens in `labels` that count: the prompt's last token predicts the first of them.
     """
     starts = [len(prompt) for prompt in prompt_ids]
     lengths = [start + len(response) for start, response in zip(starts, response_ids, strict=True)]
@@ -108,6 +116,13 @@ def collate(prompt_ids: Sequence[Sequence[int]], response_ids: Sequence[Sequence
     ids = torch.full((len(lengths), max(lengths)), pad_id, dtype=torch.int64)
     ids.masked_scatter_(place < end, torch.tensor([*flat], dtype=torch.int64))
     mask = (place[1:] >= start) & (place[1:] < end)
+    if response_masks is not None and any(row is not None for row in response_masks):
+        pairs = zip(response_ids, response_masks, strict=True)
+        kept = [[True] * len(response) if row is None else row for response, row in pairs]
+        assert [len(row) for row in kept] == [len(response) for response in response_ids], (
+            "a mask has a place per token"
+        )
+        mask.masked_scatter_(mask.clone(), torch.tensor([*chain.from_iterable(kept)], dtype=torch.bool))
     return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": mask}
 
 

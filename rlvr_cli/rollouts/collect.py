@@ -5,8 +5,9 @@ Enters: examples, a template, an open sampler and grader pool, an open run. Leav
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
+from itertools import compress
 from typing import Any, Protocol
 
 from rlvr_cli.data.prompts import PromptTemplate
@@ -65,7 +66,13 @@ class _Collector:
             run, phase=phase, step=step, examples=examples, template=template, num_samples=num_samples, seed=seed
         )
         self.graded: list[Rollout] = []
-        self.grading = Grading(grader, ground_truth=lambda c: self.wanted[c.request_index][0].ground_truth)
+        self.grading = Grading(
+            grader,
+            ground_truth=lambda c: self.wanted[c.request_index][0].ground_truth,
+            example=lambda c: (
+                asdict(self.wanted[c.request_index][0]) | {"prompt": self.requests[c.request_index].prompt}
+            ),
+        )
         self._tokens, self._started = 0, time.monotonic()
 
     def add(self, completion: Completion) -> None:
@@ -121,8 +128,8 @@ class _Collector:
     def stats(self) -> SamplingStats:
         """What it took."""
         waited = self.grading.waited
-        waiting = time.monotonic() - self._started - waited
-        return SamplingStats(self._tokens, getattr(self.sampler, "worked_seconds", waiting), waiting, waited)
+        waiting, worked = time.monotonic() - self._started - waited, self.sampler.worked_seconds
+        return SamplingStats(self._tokens, waiting if worked is None else worked, waiting, waited)
 
 
 def collect_rollouts(
@@ -284,6 +291,8 @@ def make_rollout(
     grader: str,
     sampled_at: datetime,
 ) -> Rollout:
+    mask = completion.response_mask
+    sampled = completion.logprobs if mask is None else compress(completion.logprobs, mask)
     return Rollout(
         run_id=run_id,
         phase=phase,
@@ -310,8 +319,10 @@ def make_rollout(
         category=grade.category,
         failure_kind=failure_kind_of(grade, finish_reason=completion.finish_reason),
         advantage=None,
-        mean_logprob=mean_or_none(completion.logprobs),
+        mean_logprob=mean_or_none(sampled),
         mean_entropy=completion.mean_entropy,
         seed=request.seeds[completion.sample_index],
         sampled_at=sampled_at,
+        response_mask=mask,
+        turns=completion.turns,
     )

@@ -2,9 +2,10 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
+from typing import Any
 
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.types import Completion, Grade
@@ -22,8 +23,15 @@ def choose_grader(grader: str, *, dataset_grader: str | None, prompt: str) -> st
 class Grading:
     """Completions on their way through the graders, while others are sampled; in the order in which they came."""
 
-    def __init__(self, grader: GraderPool, *, ground_truth: Callable[[Completion], str]) -> None:
-        self._grader, self._ground_truth = grader, ground_truth
+    def __init__(
+        self,
+        grader: GraderPool,
+        *,
+        ground_truth: Callable[[Completion], str],
+        example: Callable[[Completion], Mapping[str, Any]],
+    ) -> None:
+        """`example` gives the fields of what a completion answers, for a grader that asks for them."""
+        self._grader, self._ground_truth, self._example = grader, ground_truth, example
         self._fresh: list[Completion] = []
         self._batches: deque[tuple[list[Completion], datetime, Future[list[Grade]]]] = deque()
         self.waited = 0.0  # seconds, for the graders
@@ -43,7 +51,8 @@ class Grading:
         """Hand the graders what they do not have yet."""
         if self._fresh:
             batch, self._fresh = self._fresh, []
-            verdicts = self._grader.start([(c.text, self._ground_truth(c)) for c in batch])
+            pairs = [(c.text, self._ground_truth(c)) for c in batch]
+            verdicts = self._grader.start(pairs, example_of=lambda i: self._example(batch[i]))
             self._batches.append((batch, utc_now_naive(), verdicts))
 
     def verdicts(self, *, within: float | None) -> Iterator[list[tuple[Completion, datetime, Grade]]]:

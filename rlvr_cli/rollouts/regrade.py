@@ -4,11 +4,13 @@ Enters: a run that nobody is writing, a grader pool. Leaves: committed parts of 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlvr_cli.config.grade import PhaseChoice
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.custom import example_of_truth
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import COMMIT_ROWS, COMMIT_SECONDS, Progress
@@ -17,7 +19,7 @@ from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Phase, Regrade
 
 GRADE_ROWS = 128  # responses that are graded together: how long Ctrl-C waits
-GRADED_COLUMNS = ("example_id", "sample_index", "response", "ground_truth", "finish_reason", "reward")
+GRADED_COLUMNS = ("example_id", "sample_index", "prompt", "response", "ground_truth", "finish_reason", "reward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ def _regrade_step(
         for start in range(0, len(rows), GRADE_ROWS):
             stop.check()
             batch = rows[start : start + GRADE_ROWS]
-            grades = pool.grade([(r["response"], r["ground_truth"]) for r in batch])
+            pairs = [(r["response"], r["ground_truth"]) for r in batch]
+            grades = pool.grade(pairs, example_of=lambda i, batch=batch: _known_example(batch[i]))
             for row, grade in zip(batch, grades, strict=True):
                 graded.append(
                     Regrade(
@@ -136,6 +139,11 @@ def _regrade_step(
                 committed = time.monotonic()
     finally:
         commit()
+
+
+def _known_example(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an example, as far as its rollout has them: None for the others."""
+    return example_of_truth(row["ground_truth"]) | {"id": row["example_id"], "prompt": row["prompt"]}
 
 
 def _right(reward: float | None) -> bool:

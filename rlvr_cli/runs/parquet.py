@@ -5,6 +5,7 @@ page checksums were checked. pyarrow costs 0.2 s of CPU and is imported where it
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from rlvr_cli.runs.schemas import (
     rollout_schema,
 )
 from rlvr_cli.text import printable, storable
-from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout
+from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout, Turn
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +30,12 @@ _UNIQUE_COLUMNS = {"response", "response_ids", "sampled_logprobs"}  # a dictiona
 
 def rollout_table(rollouts: Sequence[Rollout]) -> "pa.Table":
     """Rollouts as a table of `rollout_schema`; text that UTF-8 cannot hold is escaped."""
-    assert all(r.sampled_at.tzinfo is None for r in rollouts), "sampled_at is naive UTC"
+    for r in rollouts:
+        assert r.sampled_at.tzinfo is None, "sampled_at is naive UTC"
+        assert r.response_mask is None or len(r.response_mask) == len(r.response_ids), "a mask has a place per token"
+        if r.turns is not None:
+            places = [0, *(place for turn in r.turns for place in (turn.start, turn.end)), len(r.response_ids)]
+            assert places == sorted(places), f"turns lie in their order within the response: {r.turns}"
     return _table(rollouts, rollout_schema())
 
 
@@ -67,7 +73,10 @@ def to_rollouts(table: "pa.Table") -> list[Rollout]:
         map(_as_tuple, column.to_pylist()) if pa.types.is_list(column.type) else column.to_pylist()
         for column in table.select(Rollout.__slots__).columns
     ]
-    return [Rollout(*values) for values in zip(*columns, strict=True)]
+    rollouts = [Rollout(*values) for values in zip(*columns, strict=True)]
+    if table["turns"].null_count == len(table):
+        return rollouts
+    return [replace(r, turns=r.turns and tuple(Turn(**t) for t in r.turns)) for r in rollouts]  # type: ignore[arg-type]  (dicts so far)
 
 
 def _as_tuple(values: list[Any] | None) -> tuple[Any, ...] | None:

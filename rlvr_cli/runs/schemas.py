@@ -4,7 +4,7 @@ Enters: `Rollout`, `Regrade` or `Metric`. Leaves: its columns, as `Column` or as
 """
 
 import functools
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields
 from datetime import datetime
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
@@ -60,8 +60,8 @@ def _column(name: str, annotation: Any, *, default: Any = None) -> Column:
     elif get_origin(inner) is tuple:
         element, _ = get_args(inner)  # tuple[X, ...]
         kind, children = "list", (_column("element", element),)
-    elif is_dataclass(inner):
-        kind, children = "struct", columns_of(inner)  # type: ignore[arg-type]  (a class, no instance)
+    elif isinstance(inner, type) and issubclass(inner, tuple):  # a NamedTuple
+        kind, children = "struct", tuple(_column(n, kind) for n, kind in inner.__annotations__.items())
         assert all(child.since == 1 for child in children), f"{name} cannot grow: it is one column"
     else:
         kind, children = narrow or ("string" if get_origin(inner) is Literal else _KINDS[inner]), ()

@@ -105,6 +105,6 @@ def sampler_facts(sampler: Sampler, *, reason: str) -> dict[str, Any]:
     return {
         "engine": sampler.engine,
         "reason": reason,
-        "seeding": getattr(sampler, "seeding", "per-request"),
-        "notes": list(getattr(sampler, "notes", ())),
+        "seeding": sampler.seeding,
+        "notes": list(sampler.notes),
     }

@@ -56,7 +56,7 @@ class _Item:
 
     request_index: int
     sample_index: int
-    prompt: str
+    prompt: str | tuple[int, ...]  # text or token ids
     seed: int
 
 
@@ -96,6 +96,7 @@ class OpenAISampler:
     """
 
     engine = "openai"
+    worked_seconds = None
 
     def __init__(
         self,
@@ -140,11 +141,19 @@ class OpenAISampler:
         Raises:
             RlvrError: some samples failed for good. It comes after every other completion was yielded; when the failure
                 is every sample's (a refused key; as many in a row as are asked for at once), no new ones are asked for.
+                Before anything is asked for: token ids for a chat.
         """
+        prompts: list[str | tuple[int, ...]] = []
         for i, request in enumerate(requests):
-            if storable(request.prompt) != request.prompt:
+            if request.prompt_ids is None and storable(request.prompt) != request.prompt:
                 raise RlvrError(f"Prompt {i} is not valid Unicode: it has a lone surrogate.", "Repair the data set.")
-        items = [_Item(i, j, r.prompt, s) for i, r in enumerate(requests) for j, s in enumerate(r.seeds)]
+            if request.prompt_ids is not None and self.endpoint == "chat":
+                raise RlvrError(
+                    f"Prompt {i} is token ids, and a chat endpoint takes text alone, which it puts into its own template.",
+                    "Take --endpoint completions.",
+                )
+            prompts.append(request.prompt if request.prompt_ids is None else request.prompt_ids)
+        items = [_Item(i, j, prompts[i], s) for i, r in enumerate(requests) for j, s in enumerate(r.seeds)]
         if not items:
             return
         outbox: queue.SimpleQueue[Completion | BaseException | None] = queue.SimpleQueue()
@@ -270,6 +279,8 @@ class OpenAISampler:
             except openai.APIConnectionError as error:
                 raise _Failed(f"{error} ({type(error.__cause__ or error).__name__}) ({_tries(error)})") from None
             answer: _Answer = response.http_response.extensions["answer"]
+            if isinstance(item.prompt, tuple) and answer.prompt_ids not in ((), item.prompt):
+                raise _Failed("the endpoint did not sample from the token ids that it was given.", spreads=True)
             self._learn(refused)
             if answer.text and not answer.num_tokens:
                 self._note("The endpoint does not count tokens: responses are stored with a length of 0.")
@@ -432,10 +443,10 @@ def _completion(item: _Item, answer: _Answer, params: SamplingParams, *, cut_her
         request_index=item.request_index,
         sample_index=item.sample_index,
         text=text,
-        prompt_ids=answer.prompt_ids,
+        prompt_ids=item.prompt if isinstance(item.prompt, tuple) else answer.prompt_ids,
         token_ids=token_ids,
         logprobs=logprobs,
-        num_prompt_tokens=answer.num_prompt_tokens,
+        num_prompt_tokens=len(item.prompt) if isinstance(item.prompt, tuple) else answer.num_prompt_tokens,
         num_tokens=num_tokens,
         finish_reason="length" if reason is None else "stop",
         stop_reason=reason,

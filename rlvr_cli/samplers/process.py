@@ -234,8 +234,7 @@ def serve(connection: Connection, open_engine: Callable[..., tuple[Sampler, Poli
     try:
         _, opening = line.take()
         sampler, policy = open_engine(**opening)
-        notes, seeding = list(getattr(sampler, "notes", ())), getattr(sampler, "seeding", "per-request")
-        line.answers.put(["ready", {"notes": notes, "seeding": seeding}])
+        line.answers.put(["ready", {"notes": list(sampler.notes), "seeding": sampler.seeding}])
         while True:
             _answer(line, sampler, policy)
     except RlvrError as error:
@@ -292,8 +291,8 @@ def _answer(line: _Line, sampler: Sampler, policy: Policy) -> None:
     match line.take():
         case "sample", number, requests, params:
             started = time.perf_counter()
-            asked = [Request(**request | {"seeds": tuple(request["seeds"])}) for request in requests]
-            completions = sampler.sample(asked, SamplingParams(**params | {"stop": tuple(params["stop"])}))
+            asked = [Request(**_with_tuples(request)) for request in requests]
+            completions = sampler.sample(asked, SamplingParams(**_with_tuples(params)))
             while number > line.unwanted and (completion := next(completions, None)):
                 line.answers.put(["completion", asdict(completion)])
             completions.close()
@@ -319,8 +318,13 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _completion(fields: dict[str, Any]) -> Completion:
-    tuples: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    return Completion(**fields | tuples)
+    assert fields["turns"] is None, "an engine answers in one turn"
+    return Completion(**_with_tuples(fields))
+
+
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    """JSON's lists as what the dataclasses have."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
 def _write(connection: Connection, message: list[Any]) -> None:

@@ -20,17 +20,22 @@ from typing import Any
 import numpy as np
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.types import Request
 
 _UNDECODABLE = "\ufffd"  # what decoding shows for bytes that are no whole character (yet)
 
 
-def prompt_token_ids(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
-    """The ids that an engine is to be given for each prompt.
+def prompt_token_ids(tokenizer: Any, requests: Sequence[Request], *, vocab_size: int) -> list[list[int]]:
+    """The ids that an engine is to be given for each request: those that it brings, else those of its prompt.
+
+    Args:
+        vocab_size: ids that a request brings are below it.
 
     Raises:
-        RlvrError: a prompt is no valid Unicode, or comes to no token at all.
+        RlvrError: a prompt is no valid Unicode, or comes to no token at all, or a request's ids are not the model's.
     """
-    for index, prompt in enumerate(prompts):
+    texts = {index: request.prompt for index, request in enumerate(requests) if request.prompt_ids is None}
+    for index, prompt in texts.items():
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
@@ -38,11 +43,18 @@ def prompt_token_ids(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
                 f"Prompt {index} is not valid Unicode: a lone surrogate at character {error.start}.",
                 "Repair the text in the data set; half of a \\ud83d\\ude00 pair is a common cause.",
             ) from None
-    encoded = tokenizer(list(prompts), verbose=False)["input_ids"] if prompts else []
-    for index, ids in enumerate(encoded):
+    encoded = tokenizer(list(texts.values()), verbose=False)["input_ids"] if texts else []
+    tokenized = iter(encoded)
+    given = [next(tokenized) if request.prompt_ids is None else request.prompt_ids for request in requests]
+    for index, ids in enumerate(given):
         if not ids:
             raise RlvrError(f"Prompt {index} is empty: it has no tokens.", "Give every question a prompt.")
-    return [list(ids) for ids in encoded]
+        if index not in texts and not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise RlvrError(
+                f"Prompt {index} has a token id that the model does not have: its ids are 0 to {vocab_size - 1}.",
+                "Take the ids of the tokenizer of the model that answers.",
+            )
+    return [list(ids) for ids in given]
 
 
 def response_text(tokenizer: Any, token_ids: Sequence[int]) -> str:

@@ -63,6 +63,7 @@ class VllmSampler:
 
     engine = "vllm"
     seeding = "per-request"
+    worked_seconds = None
 
     def __init__(
         self,
@@ -148,7 +149,8 @@ class VllmSampler:
                 f"vLLM samples at {LOWEST_TEMPERATURE} when asked for temperature {params.temperature}.",
                 f"Take 0 (greedy) or at least {LOWEST_TEMPERATURE}.",
             )
-        prompts = prompt_token_ids(self.llm.get_tokenizer(), [r.prompt for r in requests])
+        vocab_size = self.llm.llm_engine.model_config.get_vocab_size()
+        prompts = prompt_token_ids(self.llm.get_tokenizer(), requests, vocab_size=vocab_size)
         for i, ids in enumerate(prompts):
             if len(ids) + params.max_tokens > self.max_model_len:
                 raise RlvrError(

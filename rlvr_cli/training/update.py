@@ -10,6 +10,7 @@ backward pass, and no row's result depends on what it is padded to.
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain, compress
 
 import torch
 from torch import Tensor
@@ -195,13 +196,24 @@ def score(
 def rollout_tensors(rollouts: Sequence[Rollout], *, pad_id: int) -> Batch:
     """Rollouts as a batch to train on: the token ids as they were sampled, never tokenized again.
 
+    What the policy did not sample (`Rollout.response_mask`) is read and not trained on: it is outside the batch's mask.
+
     Returns:
-        `tokens.Batch` with `advantages` (batch, 1) and `sampled_log_probs` (batch, seq), 0 outside the responses; float32.
+        `tokens.Batch` with `advantages` (batch, 1) and `sampled_log_probs` (batch, seq), 0 outside the mask; float32.
     """
     assert all(len(r.response_ids) == len(r.sampled_logprobs) for r in rollouts)
-    batch = collate([r.prompt_ids for r in rollouts], [r.response_ids for r in rollouts], pad_id=pad_id)
+    batch = collate(
+        [r.prompt_ids for r in rollouts],
+        [r.response_ids for r in rollouts],
+        pad_id=pad_id,
+        response_masks=[r.response_mask for r in rollouts],
+    )
     mask = batch["response_mask"]
-    flat = torch.tensor([x for r in rollouts for x in r.sampled_logprobs], dtype=torch.float32)
+    sampled = chain.from_iterable(
+        r.sampled_logprobs if r.response_mask is None else compress(r.sampled_logprobs, r.response_mask)
+        for r in rollouts
+    )
+    flat = torch.tensor([*sampled], dtype=torch.float32)
     advantages = torch.tensor([[r.advantage or 0.0] for r in rollouts], dtype=torch.float32)
     return batch | {
         "advantages": advantages,

@@ -5,10 +5,10 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import field, fields, make_dataclass
 from datetime import UTC
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import pytest
 
@@ -24,8 +24,7 @@ from rlvr_cli.types import Example, Float32, Int32, Regrade, Rollout, Since
 SECRET = "s3cret-canary"
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     low: Int32
     high: Int32
 
@@ -150,25 +149,26 @@ def test_columns_that_came_later_than_the_parts(root, tmp_path, mixed):
     import pyarrow.parquet as pq
 
     added = [
-        ("values", Annotated[tuple[Float32, ...] | None, Since(2)], None),
-        ("spans", Annotated[tuple[Span, ...] | None, Since(2)], None),
-        ("source", Annotated[str, Since(3)], "it's"),
+        ("later_values", Annotated[tuple[Float32, ...] | None, Since(2)], None),
+        ("later_spans", Annotated[tuple[Span, ...] | None, Since(2)], None),
+        ("later_source", Annotated[str, Since(3)], "it's"),
     ]
-    record = make_dataclass("Later", [(f.name, f.type) for f in fields(Rollout)] + added, frozen=True)
+    known = [(f.name, f.type, field(default=f.default)) for f in fields(Rollout)]
+    record = make_dataclass("Later", [*known, *added], frozen=True)
     first = read_run(root / "a").parts[0]
     parts = [first]
     if mixed:
         table = pq.read_table(first)
-        for name, value in (("values", [0.5]), ("spans", [(0, 2)]), ("source", "tool")):
-            field = arrow_schema(record).field(name)
-            table = table.append_column(field, pa.array([value] * len(table), field.type))
+        for name, value in (("later_values", [0.5]), ("later_spans", [(0, 2)]), ("later_source", "tool")):
+            place = arrow_schema(record).field(name)
+            table = table.append_column(place, pa.array([value] * len(table), place.type))
         parts.append(tmp_path / "newer.parquet")
         pq.write_table(table, parts[1])
     with duckdb.connect(":memory:") as connection:
         rows = connection.sql(_rows_in(parts, record, connection))
         assert rows.columns == [f.name for f in fields(record)]
         assert [str(t) for t in rows.types[-3:]] == ["FLOAT[]", "STRUCT(low INTEGER, high INTEGER)[]", "VARCHAR"]
-        found = rows.project('"values", spans, source').fetchall()
+        found = rows.project("later_values, later_spans, later_source").fetchall()
     newer = [([0.5], [{"low": 0, "high": 2}], "tool")] * 3
     assert found == [(None, None, "it's")] * 3 + (newer if mixed else [])
 

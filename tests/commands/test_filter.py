@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,16 @@ def test_without_a_filter_all_that_can_be_learned_from_is_kept(made, call, tmp_p
         "run": "r",
     }
     assert not list(tmp_path.glob("*control*"))
+
+
+def test_a_response_that_an_environment_took_part_in_is_no_text_to_learn(tmp_path, call):
+    masks = [None, (True,), (False,)]
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata=FACTS) as run:
+        rows = [rollout("r", f"q{i}: 3 + 4?", 0, f"{'abc'[i]} {RIGHT}", reward=1.0) for i in range(3)]
+        run.commit_rollouts("train", 0, [replace(r, response_mask=m) for r, m in zip(rows, masks, strict=True)])
+    rows, stages = call(run.path)
+    assert starts(rows) == "ab"
+    assert stages == [("source", 3, 0), ("whole", 2, 1)]
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,19 @@ def grader(tmp_path) -> str:
     return f"{tmp_path / 'mine.py'}:grade"
 
 
+def test_a_grader_that_asks_gets_what_the_row_knows_of_the_example(made, tmp_path):
+    (tmp_path / "asks.py").write_text(
+        "def grade(response, truth, example):\n"
+        "    unknown = {name for name, value in example.items() if value is None}\n"
+        "    whole = unknown == {'question', 'response', 'solution'} and example['ground_truth'] == truth\n"
+        "    return {'reward': float(whole), 'extracted_answer': example['id'] + ' ' + example['prompt']}\n"
+    )
+    call(made, grader=f"{tmp_path / 'asks.py'}:grade", phase="eval")
+    with open_runs([read_run(made)]) as database:
+        found = database.select("SELECT DISTINCT reward, extracted_answer = example_id || ' 3 + 4?' FROM grades").rows
+    assert found == [(1.0, True)]
+
+
 @pytest.fixture
 def made(tmp_path) -> Path:
     """A run with an evaluation of 4 questions x 2 samples at step 5, another at step 0, and 4 training groups of 2."""

@@ -4,6 +4,7 @@ import pytest
 
 from rlvr_cli.commands.sft import check_lengths, encode_traces
 from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.data.traces import SampledIds
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
@@ -24,21 +25,32 @@ def test_sampled_ids_are_trained_on_as_they_were_sampled(tokenizer):
     assert spelled != tokenizer(text).input_ids
     prompt = tokenizer("Q").input_ids
     example = Example("a", "Q", "9", prompt="Q", response=text)
-    ids = {"a": (prompt, spelled)}
+    ids = {"a": SampledIds(prompt, spelled, None)}
     eos = tokenizer.eos_token_id
-    assert encode_traces([example], ids, tokenizer, append_eos=True) == ([prompt], [[*spelled, eos]])
-    assert encode_traces([example], {"a": (prompt, [*spelled, eos])}, tokenizer, append_eos=True)[1] == [
-        [*spelled, eos]
-    ]
+    assert encode_traces([example], ids, tokenizer, append_eos=True) == ([prompt], [[*spelled, eos]], [None])
+    ended = {"a": SampledIds(prompt, [*spelled, eos], None)}
+    assert encode_traces([example], ended, tokenizer, append_eos=True)[1] == [[*spelled, eos]]
     assert encode_traces([example], ids, tokenizer, append_eos=False)[1] == [spelled]
 
 
 def test_ids_of_another_tokenizer_are_not_taken(tokenizer):
     example = Example("a", "Q", "9", prompt="Q", response=" 9")
-    foreign = {"a": (tokenizer("R").input_ids, tokenizer(" 8").input_ids)}
-    expected = ([tokenizer("Q").input_ids], [[*tokenizer(" 9").input_ids, tokenizer.eos_token_id]])
+    foreign = {"a": SampledIds(tokenizer("R").input_ids, tokenizer(" 8").input_ids, None)}
+    expected = ([tokenizer("Q").input_ids], [[*tokenizer(" 9").input_ids, tokenizer.eos_token_id]], [None])
     assert encode_traces([example], foreign, tokenizer, append_eos=True) == expected
     assert encode_traces([example], {}, tokenizer, append_eos=True) == expected
+
+
+def test_what_the_policy_did_not_write_stays_marked(tokenizer):
+    prompt, response, eos = tokenizer("Q").input_ids, tokenizer(" 9").input_ids, tokenizer.eos_token_id
+    example, mask = Example("a", "Q", "9", prompt="Q", response=" 9"), [False] * len(response)
+    for ids, expected in ((response, [*mask, True]), ([*response, eos], [*mask, True])):
+        known = {"a": SampledIds(prompt, ids, expected[: len(ids)])}
+        assert encode_traces([example], known, tokenizer, append_eos=True) == ([prompt], [[*response, eos]], [expected])
+    with pytest.raises(RlvrError, match="Trace a holds what the policy did not write"):
+        encode_traces(
+            [example], {"a": SampledIds(tokenizer("R").input_ids, response, mask)}, tokenizer, append_eos=True
+        )
 
 
 def test_the_evaluation_is_graded_by_its_own_dataset():

@@ -1,6 +1,7 @@
 """What SFT trains on: filtered as asked, counted, never silently."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -87,12 +88,16 @@ def test_a_runs_rollouts_are_traces_but_for_the_cut_ones(tmp_path):
                 grader="gsm8k",
             )
 
-        run.commit_rollouts("eval", 0, [rollout(0, "stop"), rollout(1, "length"), rollout(2, "stop")])
+        run.commit_rollouts(
+            "eval",
+            0,
+            [rollout(0, "stop"), rollout(1, "length"), replace(rollout(2, "stop"), response_mask=(False, True))],
+        )
     traces = load_traces(str(tmp_path / "r"), TEMPLATE)
     assert [(e.prompt, e.response, e.ground_truth) for e in traces.examples] == [("P", " 0", "1"), ("P", " 2", "1")]
-    assert {k: (list(p), list(r)) for k, (p, r) in traces.token_ids.items()} == {
-        "eval-0-q-0": ([1], [2, 0]),
-        "eval-0-q-2": ([1], [2, 2]),
+    assert traces.token_ids == {
+        "eval-0-q-0": ([1], [2, 0], None),
+        "eval-0-q-2": ([1], [2, 2], [False, True]),
     }
     assert traces.default_grader == "gsm8k"
     assert any("1 responses were cut" in m for m in traces.messages)

@@ -1,5 +1,6 @@
 """The graders by name: formats, rewards, failure kinds, extraction, and what a perfect model would answer."""
 
+import dataclasses
 import itertools
 import json
 import subprocess
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import GRADERS, countdown, reference_response, resolve_grader
 from rlvr_cli.graders.answers.extraction import candidates, last_boxed, last_number, tagged_answer
+from rlvr_cli.graders.custom import wants_example
 from rlvr_cli.graders.question_only import question_only_reward_fn
 from rlvr_cli.graders.r1_zero import FAILURE_KINDS, r1_zero_reward_fn
+from rlvr_cli.types import Example
 
 RIGHT = {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
 WRONG = {"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0}
@@ -336,6 +339,11 @@ def test_unknown_graders_are_named_with_the_list():
         ("def grade(response: return", "is not Python"),
         ("def grade(response): return {}", "two arguments"),
         ("def grade(response, truth, *, strict): return {}", "two arguments"),
+        ("def grade(*both, strict): return {}", "two arguments"),
+        ("def grade(response, truth, question): return {}", "one more parameter: example"),
+        ("def grade(response, truth, example, question): return {}", "one more parameter: example"),
+        ("def grade(response, truth, example, /): return {}", "one more parameter: example"),
+        ("grade = lambda response, truth, question: {}", "one more parameter: example"),
         ("raise RuntimeError('boom')\ndef grade(r, t): return {}", "could not be loaded: RuntimeError: boom"),
         ("grade = 5", "is not a function"),
     ],
@@ -378,6 +386,39 @@ def test_a_user_s_grader(returned, expected, tmp_path):
         sys.path.remove(str(tmp_path))
         sys.modules.pop("helper", None)
     assert (verdict.format_reward, verdict.answer_reward, verdict.reward, verdict.failure_kind) == expected
+
+
+@pytest.mark.parametrize(
+    ("parameters", "asks"),
+    [
+        ("response, truth, example", True),
+        ("response, truth, *, example", True),
+        ("response, truth, example=None", True),
+        ("response, truth, strict=True, *, example=None", True),
+        ("*both, example", True),
+        ("response, truth, strict=True", False),
+        ("example, truth", False),
+        ("response, example", False),
+        ("*both, **more", False),
+    ],
+)
+@pytest.mark.parametrize("form", ["def grade({}): return reward(locals())", "grade = lambda {}: reward(locals())"])
+def test_a_user_s_grader_may_ask_for_the_example(tmp_path, parameters, asks, form):
+    path = tmp_path / "mine.py"
+    seen = "[v for v in names.values() if isinstance(v, dict) and 'question' in v]"
+    path.write_text(
+        f"def reward(names):\n    return {{'reward': 0, 'failure_kind': repr({seen})}}\n{form.format(parameters)}\n"
+    )
+    try:
+        grade = resolve_grader(f"{path}:grade")
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert wants_example(grade) == asks
+    example = dataclasses.asdict(Example("a", "How many?", "5"))
+    assert grade("r", "5", *([example] if asks else [])).failure_kind == repr([example] if asks else [])
+    if asks:
+        known = dict.fromkeys(example) | {"ground_truth": "5"}
+        assert grade("r", "5").failure_kind == repr([known])
 
 
 @pytest.mark.parametrize("returned", ["1.0", "None", "{}", "{'reward': 'high'}", "{'reward': float('nan')}", "(1, 1)"])

@@ -132,6 +132,31 @@ def test_many_bad_items_in_a_row(hostile):
         assert [verdict.reward for verdict in pool.grade([("5", "5"), ("6", "5")])] == [1.0, 0.0]
 
 
+def test_a_grader_that_asks_gets_the_example_and_no_other_grader_costs_one(tmp_path, hostile):
+    (tmp_path / "asks.py").write_text(
+        "def grade(response, truth, example):\n"
+        "    return {'reward': float(example['question'] == response), 'extracted_answer': f\"{example['id']} {truth}\"}\n"
+    )
+    questions, asked = ["a?", "b?", "数学\ud800?"], []
+
+    def example_of(index):
+        asked.append(index)
+        return {"id": str(index), "question": questions[index]}
+
+    pairs = [("a?", "1"), ("a?", "2"), ("数学\ud800?", "3")]
+    with GraderPool(f"{tmp_path / 'asks.py'}:grade", workers=1) as pool:
+        verdicts = pool.grade(pairs, example_of=example_of)
+        assert [v.reward for v in verdicts] == [1.0, 0.0, 1.0]
+        assert [v.extracted_answer for v in verdicts] == ["0 1", "1 2", "2 3"]
+        assert sorted(asked) == [0, 1, 2]
+        assert [v.reward for v in pool.start(pairs[:1], example_of=example_of).result()] == [1.0]
+        assert [(v.reward, v.error) for v in pool.grade(pairs)] == [(0.0, None)] * 3  # no question is known
+    asked.clear()
+    with GraderPool(hostile, workers=1) as pool:
+        pool.grade([("5", "5")], example_of=example_of)
+    assert asked == []
+
+
 def test_a_killed_item_takes_its_children_with_it(hostile, tmp_path):
     note = tmp_path / "pid"
     with GraderPool(hostile, workers=1, timeout=1.5) as pool:

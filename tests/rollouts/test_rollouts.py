@@ -5,6 +5,8 @@ import math
 
 import pytest
 
+from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.data.prompts import load_prompt, prompt_of
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.graders.pool import GraderPool
@@ -15,9 +17,10 @@ from rlvr_cli.rollouts.collect import collect_rollouts, log_generations, sample_
 from rlvr_cli.rollouts.grading import choose_grader
 from rlvr_cli.rollouts.metrics import generation_metrics
 from rlvr_cli.rollouts.requests import request_seed
+from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Completion, Example, SamplingParams
+from rlvr_cli.types import Completion, Example, SamplingParams, Turn
 
 EXAMPLES = [Example(id=f"q{i}", question=f"{i}+1?", ground_truth=str(i + 1)) for i in range(6)]
 TEMPLATE = load_prompt("r1_zero")
@@ -28,6 +31,9 @@ class ScriptedSampler:
 
     engine = "scripted"
     policy_version = 7
+    seeding = "per-request"
+    notes = ()
+    worked_seconds = None
 
     def __init__(self, *, fail_after=None, error=None):
         self.fail_after, self.error, self.asked = fail_after, error, 0
@@ -119,6 +125,48 @@ def test_a_row_holds_what_was_asked_answered_and_graded(tmp_path, pool):
         assert r["response_ids"] == [3, 4, seed % 100]
         assert r["mean_logprob"] == pytest.approx(-1.0)
         assert (r["policy_version"], r["mean_entropy"], r["advantage"]) == (7, 0.25, None)
+
+
+def test_a_row_holds_what_an_environment_wrote(tmp_path, pool):
+    turns = (Turn("policy", 0, 1), Turn("calculator", 1, 2), Turn("policy", 2, 3))
+
+    class InTurns(ScriptedSampler):
+        def sample(self, requests, params):
+            for c in super().sample(requests, params):
+                mask, logprobs = (True, False, True), (-0.5, 0.0, -1.5)
+                yield dataclasses.replace(c, response_mask=mask, turns=turns, logprobs=logprobs)
+
+    with RunDir.create(tmp_path, "eval", metadata={}) as run:
+        collect(run, InTurns(), pool)
+    rollouts = to_rollouts(read_rollouts(run.path))
+    assert {(r.response_mask, r.turns, r.mean_logprob) for r in rollouts} == {((True, False, True), turns, -1.0)}
+    with open_runs([read_run(run.path)]) as database:
+        kinds = "SELECT typeof(response_mask), typeof(turns) FROM rollouts LIMIT 1"
+        assert database.select(kinds).rows == [
+            ("BOOLEAN[]", 'STRUCT("role" VARCHAR, "start" INTEGER, "end" INTEGER)[]')
+        ]
+        spoke = 'SELECT turn.role, sum(turn."end" - turn.start) FROM (SELECT unnest(turns) AS turn FROM rollouts) GROUP BY 1 ORDER BY 1'
+        assert database.select(spoke).rows == [("calculator", 12), ("policy", 24)]
+        named = named_queries()["entropy_by_position"]
+        positions = database.select(named.sql, named.parameters).rows
+    assert [(row[2], row[3], row[4]) for row in positions] == [(0, 12, 0.5), (2, 12, 1.5)]
+
+
+def test_a_grader_may_ask_for_the_example(tmp_path):
+    grader = tmp_path / "asks.py"
+    grader.write_text(
+        "def grade(response, ground_truth, example):\n"
+        "    whole = example['question'] in example['prompt'] and example['ground_truth'] == ground_truth\n"
+        "    return {'reward': float(whole), 'extracted_answer': example['id']}\n"
+    )
+    with (
+        GraderPool(f"{grader}:grade", workers=1) as pool,
+        RunDir.create(tmp_path, "eval", metadata={}) as run,
+    ):
+        collect(run, ScriptedSampler(), pool)
+    rows = rows_of(run)
+    assert [r["extracted_answer"] for r in rows] == [r["example_id"] for r in rows]
+    assert {r["reward"] for r in rows} == {1.0}
 
 
 PATIENT = """

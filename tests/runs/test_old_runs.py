@@ -7,9 +7,17 @@ import math
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from rlvr_cli.cli import invoke
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.check import check_run
+from rlvr_cli.runs.parquet import to_rollouts
+from rlvr_cli.runs.readers import read_rollouts
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.schemas import VERSION_KEY
+from rlvr_cli.types import SCHEMA_VERSION
 
 V1 = Path(__file__).parents[1] / "fixtures" / "v1"
 RUNS = sorted(path.name for path in (V1 / "written").iterdir())
@@ -167,7 +175,16 @@ def test_it_goes_on_to_the_same_end(rlvr, place, run):
     command = json.loads((place / f"runs/{run}/run.json").read_text())["command"]
     rlvr(command, "--resume", run)
 
-    assert json.loads((place / f"runs/{run}/run.json").read_text())["status"] == "finished"
+    finished = json.loads((place / f"runs/{run}/run.json").read_text())
+    assert (finished["status"], finished["schema_version"]) == ("finished", SCHEMA_VERSION)
+    lines, written = ((p / run / "manifest.jsonl").read_bytes() for p in (place / "runs", V1 / "written"))
+    assert lines.startswith(written)
+    versions = [json.loads(line)["schema_version"] for line in lines.splitlines()]
+    assert set(versions) == {1, SCHEMA_VERSION}
+    assert versions == sorted(versions)
+    assert check_run(place / "runs" / run).problems == []
+    masks = "SELECT count(response_mask), typeof(any_value(response_mask)), count(turns) FROM rollouts"
+    assert rlvr("analyze", masks, run, "--format", "csv").splitlines()[1] == "0,BOOLEAN[],0"
     header, *rows = rows_of(rlvr, run)
     assert [row for row in expected_rows(run) if row not in [header, *rows]] == []
     for path in (V1 / f"written/{run}/rollouts").iterdir():
@@ -184,6 +201,36 @@ def test_it_goes_on_to_the_same_end(rlvr, place, run):
     if machine() == RESUMED["machine"]:
         assert sha256(json.dumps(said).encode()) == expected["responses"]
         assert not weights.exists() or sha256(weights.read_bytes()) == expected["weights"]
+
+
+def test_a_part_that_the_manifest_does_not_name_yet_is_adopted_as_what_it_is(place):
+    run = place / "runs/eval-cut"
+    *lines, last = (run / "manifest.jsonl").read_text().splitlines(keepends=True)
+    (run / "manifest.jsonl").write_text("".join(lines))
+    with RunDir.resume(run) as resumed:
+        assert len(resumed.notices) == 1
+    assert (run / "manifest.jsonl").read_text() == "".join([*lines, last])
+    assert to_rollouts(read_rollouts(run)) == to_rollouts(read_rollouts(V1 / "written/eval-cut"))
+
+
+@pytest.mark.parametrize("open_it", [RunDir.resume, RunDir.annotate])
+def test_a_part_that_a_newer_version_left_behind_is_left_alone(place, open_it):
+    run = place / "runs/eval-cut"
+    before = {p: p.read_bytes() for p in run.rglob("*.parquet")}
+    table = pq.read_table(run / "rollouts/eval-000000-0000.parquet").replace_schema_metadata({VERSION_KEY: "1000"})
+    newer = run / "rollouts/eval-000000-0002.parquet"
+    pq.write_table(table, newer)
+    with pytest.raises(RlvrError, match=r"eval-000000-0002\.parquet was written by a newer rlvr") as caught:
+        open_it(run)
+    assert "Upgrade" in caught.value.hint
+    assert newer.exists()
+    assert {p: p.read_bytes() for p in before} == before
+
+
+def test_a_run_to_which_grades_are_added_is_of_today_s_version_and_else_as_it_was(place):
+    before = json.loads((place / "runs/eval/run.json").read_text())
+    RunDir.annotate(place / "runs/eval").close()
+    assert json.loads((place / "runs/eval/run.json").read_text()) == before | {"schema_version": SCHEMA_VERSION}
 
 
 def test_a_finished_run_is_extended(rlvr, place):

@@ -38,7 +38,7 @@ from rlvr_cli.runs.readers import latest_run, read_parts, read_rollouts, read_ru
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.schemas import rollout_schema
 from rlvr_cli.text import storable
-from rlvr_cli.types import Regrade, Rollout
+from rlvr_cli.types import SCHEMA_VERSION, Regrade, Rollout, Turn
 
 SOURCE = Path(rlvr_cli.__file__).parents[1]
 
@@ -92,6 +92,23 @@ INT32S = st.integers(-(2**31), 2**31 - 1)
 
 
 @st.composite
+def masks_and_turns(draw: st.DrawFn) -> dict:
+    """A response of up to 3 turns of up to 3 tokens each, with or without its mask and its turns."""
+    lengths = draw(st.lists(st.integers(0, 3), max_size=3))
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    mask = tuple(draw(st.booleans()) for _ in range(sum(lengths)))
+    turns = tuple(
+        Turn(draw(st.sampled_from(["policy", "tool", "数学"])), start, start + n)
+        for start, n in zip(starts, lengths, strict=True)
+    )
+    return {
+        "response_ids": tuple(draw(INT32S) for _ in mask),
+        "response_mask": draw(st.sampled_from([None, mask])),
+        "turns": draw(st.sampled_from([None, turns])),
+    }
+
+
+@st.composite
 def rollout_values(draw: st.DrawFn) -> dict:
     optional_floats = st.none() | st.floats(allow_nan=False)
     return {
@@ -117,7 +134,7 @@ def rollout_values(draw: st.DrawFn) -> dict:
         "mean_entropy": draw(optional_floats),
         "seed": draw(st.integers(0, 2**63 - 1)),
         "sampled_at": draw(st.datetimes(datetime(1970, 1, 1), datetime(9999, 1, 1))),
-    }
+    } | draw(st.just({}) | masks_and_turns())
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -153,6 +170,19 @@ def test_nan_and_infinities_survive(run: RunDir):
     assert math.isnan(row.sampled_logprobs[1])
 
 
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"response_mask": (True,)}, "a place per token"),
+        ({"turns": (Turn("policy", 0, 3),)}, "within the response"),
+        ({"turns": (Turn("policy", 1, 2), Turn("tool", 0, 1))}, "in their order"),
+    ],
+)
+def test_a_mask_and_turns_are_of_the_response(run: RunDir, wrong: dict, why: str):
+    with pytest.raises(AssertionError, match=why):
+        run.commit_rollouts("train", 0, [a_rollout(run.id, response_ids=(4, 5), **wrong)])
+
+
 def test_parts_are_numbered_and_named_by_phase_and_step(run: RunDir):
     names = [
         run.commit_rollouts("train", 12, [a_rollout(run.id, 0, step=12)]).name,
@@ -178,7 +208,7 @@ def test_parts_are_numbered_and_named_by_phase_and_step(run: RunDir):
 
 def test_a_part_has_page_checksums_and_the_schema_version(run: RunDir):
     part = run.commit_rollouts("train", 0, some_rollouts(run))
-    assert pq.read_schema(part).metadata[b"rlvr.schema_version"] == b"1"
+    assert pq.read_schema(part).metadata[b"rlvr.schema_version"] == str(SCHEMA_VERSION).encode()
     table, data = pq.read_table(part), part.read_bytes()
     columns = [pq.read_metadata(part).row_group(0).column(c) for c in range(pq.read_metadata(part).num_columns)]
     pages = range(4, max(c.data_page_offset + c.total_compressed_size for c in columns) - 100)
@@ -389,7 +419,7 @@ def test_run_json_says_what_the_run_is(run: RunDir):
     assert on_disk == run.metadata
     assert on_disk["argv"] == ["rlvr", "grpo"]
     assert (on_disk["run_id"], on_disk["command"], on_disk["status"]) == ("a-run", "grpo", "running")
-    assert on_disk["schema_version"] == 1
+    assert on_disk["schema_version"] == SCHEMA_VERSION
     assert on_disk["created_at"] <= on_disk["updated_at"]
     run.update(dataset={"name": "gsm8k", "rows": 7473}, note="\ud800 😀")
     again = json.loads((run.path / "run.json").read_text())
@@ -631,7 +661,8 @@ def test_a_manifest_torn_at_any_byte_of_its_last_line_loses_nothing(tmp_path: Pa
         ("run.json", "no path of a part"),
         (("rows", "3"), "rows is"),
         (("step", True), "step is"),
-        (("schema_version", 2), "newer rlvr"),
+        (("schema_version", SCHEMA_VERSION + 1), "newer rlvr"),
+        (("schema_version", 0), "schema_version is 0"),
     ],
 )
 def test_a_bad_line_of_the_manifest_is_named(finished: Path, line: bytes | str | tuple, reason: str):
@@ -665,7 +696,15 @@ def test_a_missing_or_broken_index_is_named(finished: Path, name: str, content: 
 
 
 @pytest.mark.parametrize(
-    "change", [{"schema_version": 2}, {"schema_version": "1"}, {"run_id": "../x"}, {"run_id": 3}, {"created_at": None}]
+    "change",
+    [
+        {"schema_version": SCHEMA_VERSION + 1},
+        {"schema_version": 0},
+        {"schema_version": "1"},
+        {"run_id": "../x"},
+        {"run_id": 3},
+        {"created_at": None},
+    ],
 )
 def test_run_json_of_another_kind_is_refused(finished: Path, change: dict):
     file = finished / "run.json"

@@ -619,3 +619,23 @@ def test_a_missing_package_says_how_to_install_it():
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert "openai is not installed" in result.stderr
     assert "pip install -e '.[openai]'" in result.stderr
+
+
+def test_token_ids_of_a_request_are_what_the_endpoint_gets(endpoint):
+    request = Request("what they spell", (1,), prompt_ids=(5, 6, 7))
+    (silent,) = open_sampler(endpoint).sample([request], SamplingParams())
+    assert endpoint.bodies[-1]["prompt"] == [5, 6, 7]
+    assert (silent.prompt_ids, silent.num_prompt_tokens) == ((5, 6, 7), 3)
+    endpoint.answer = lambda body: completion("4 </answer>", prompt_token_ids=body["prompt"])
+    (told,) = open_sampler(endpoint).sample([request], SamplingParams())
+    assert told.prompt_ids == (5, 6, 7)
+    endpoint.answer = lambda body: completion("4 </answer>", prompt_token_ids=[5, 67])
+    with pytest.raises(RlvrError, match="did not sample from the token ids"):
+        list(open_sampler(endpoint).sample([request], SamplingParams()))
+
+
+def test_a_chat_takes_no_token_ids(endpoint):
+    stream = open_sampler(endpoint, endpoint="chat").sample([Request("p", (1,), prompt_ids=(5,))], SamplingParams())
+    with pytest.raises(RlvrError, match="Prompt 0 is token ids"):
+        next(stream)
+    assert endpoint.bodies == []

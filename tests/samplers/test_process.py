@@ -58,6 +58,15 @@ def test_its_answers_are_those_of_a_sampler_in_this_process(start, tiny_model_di
     assert there.worked_seconds > 0
 
 
+def test_token_ids_of_a_request_cross_over(start, tiny_model, tiny_tokenizer):
+    here, there = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), start()
+    asked = [Request("not what is read", (1, 2), prompt_ids=(40, 41, 42)), REQUESTS[0]]
+    there.prefetch(asked, PARAMS)
+    answers = list(there.sample(asked, PARAMS))
+    assert answers == list(here.sample(asked, PARAMS))
+    assert {c.prompt_ids for c in answers if c.request_index == 0} == {(40, 41, 42)}
+
+
 def test_what_was_asked_ahead_is_of_the_weights_of_then(start, tiny_model_dir, tiny_tokenizer):
     first, second = load_policy(tiny_model_dir).model, moved(load_policy(tiny_model_dir).model, 0.3)
     there = start()

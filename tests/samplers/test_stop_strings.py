@@ -15,6 +15,7 @@ from rlvr_cli.samplers.stop_strings import (
     prompt_token_ids,
     response_text,
 )
+from rlvr_cli.types import Request
 
 LENIENT = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -147,6 +148,10 @@ def test_only_tokens_in_which_a_stop_string_may_end_are_candidates():
     assert stops.candidates.tolist() == [False, False, False, True, True, True, True, False]
 
 
+def asked(tokenizer, prompts):
+    return prompt_token_ids(tokenizer, [Request(prompt, ()) for prompt in prompts], vocab_size=320)
+
+
 def test_an_empty_stop_string_is_refused(tiny_tokenizer):
     with pytest.raises(RlvrError, match="stop string is empty"):
         StopStrings(tiny_tokenizer, ("x", ""), vocab_size=10)
@@ -156,7 +161,7 @@ def test_an_empty_stop_string_is_refused(tiny_tokenizer):
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_text_survives_tokenization(tiny_tokenizer, text):
     if text:
-        (ids,) = prompt_token_ids(tiny_tokenizer, [text])
+        (ids,) = asked(tiny_tokenizer, [text])
         composed = unicodedata.normalize("NFC", text)  # as Qwen's tokenizers do
         assert response_text(tiny_tokenizer, [*ids, tiny_tokenizer.eos_token_id]) == composed
 
@@ -196,13 +201,13 @@ def test_prompts_get_the_special_tokens_of_their_tokenizer(tiny_model_dir):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
-    plain = prompt_token_ids(tokenizer, ["1 + 1", "2"])
+    plain = asked(tokenizer, ["1 + 1", "2"])
     assert plain == [tokenizer("1 + 1")["input_ids"], tokenizer("2")["input_ids"]]
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
     )
-    assert prompt_token_ids(tokenizer, ["1 + 1"]) == [[0, *plain[0]]]
-    assert prompt_token_ids(tokenizer, []) == []
+    assert asked(tokenizer, ["1 + 1"]) == [[0, *plain[0]]]
+    assert asked(tokenizer, []) == []
 
 
 @pytest.mark.parametrize(
@@ -210,7 +215,26 @@ def test_prompts_get_the_special_tokens_of_their_tokenizer(tiny_model_dir):
 )
 def test_prompts_without_tokens_or_meaning_are_refused(tiny_tokenizer, prompt, message):
     with pytest.raises(RlvrError, match=message):
-        prompt_token_ids(tiny_tokenizer, ["fine", prompt])
+        asked(tiny_tokenizer, ["fine", prompt])
+
+
+def test_ids_that_a_request_brings_are_taken_as_they_are(tiny_tokenizer):
+    spelled = tuple(i for character in "1 + 1" for i in tiny_tokenizer(character)["input_ids"])
+    assert list(spelled) != tiny_tokenizer("12 + 30")["input_ids"]
+    mixed = [
+        Request("12 + 30", ()),
+        Request("12 + 30", (), prompt_ids=spelled),
+        Request("a\ud83d", (), prompt_ids=(7,)),
+    ]
+    expected = [tiny_tokenizer("12 + 30")["input_ids"], list(spelled), [7]]
+    assert prompt_token_ids(tiny_tokenizer, mixed, vocab_size=320) == expected
+    with pytest.raises(RlvrError, match="Prompt 1 is empty"):
+        prompt_token_ids(tiny_tokenizer, [Request("a", ()), Request("a", (), prompt_ids=())], vocab_size=320)
+    for wrong in (320, -1):
+        with pytest.raises(
+            RlvrError, match="Prompt 0 has a token id that the model does not have: its ids are 0 to 319"
+        ):
+            prompt_token_ids(tiny_tokenizer, [Request("a", (), prompt_ids=(5, wrong))], vocab_size=320)
 
 
 @pytest.mark.parametrize(("configured", "expected"), [(None, (0,)), (5, (0, 5)), ([7, 0, 3], (0, 3, 7))])

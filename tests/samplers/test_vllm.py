@@ -401,6 +401,21 @@ def test_a_request_that_does_not_fit_names_the_prompt_and_the_numbers(sampler, t
 
 
 @vllm
+def test_a_request_with_token_ids_is_answered_from_exactly_these(sampler, tiny_tokenizer):
+    text = "What is 12 + 30?"
+    spelled = tuple(i for character in text for i in tiny_tokenizer(character).input_ids)
+    as_text = tuple(tiny_tokenizer(text).input_ids)
+    assert spelled != as_text
+    params = SamplingParams(max_tokens=8, min_tokens=0, stop=())
+    asked = [Request(text, (3,)), Request("unread", (3,), prompt_ids=as_text), Request(text, (3,), prompt_ids=spelled)]
+    answers = collect(sampler, asked, params)
+    assert [answers[i, 0].prompt_ids for i in range(3)] == [as_text, as_text, spelled]
+    assert answers[0, 0].token_ids == answers[1, 0].token_ids
+    with pytest.raises(RlvrError, match="token id that the model does not have"):
+        next(sampler.sample([Request(text, (3,), prompt_ids=(5, 10**6))], params))
+
+
+@vllm
 def test_a_temperature_that_vllm_would_change_is_refused(sampler):
     with pytest.raises(RlvrError, match=r"0\.01 when asked for temperature 0\.001"):
         next(sampler.sample([Request("a", (1,))], SamplingParams(temperature=0.001)))

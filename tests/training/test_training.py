@@ -6,6 +6,7 @@ import inspect
 import itertools
 import math
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -1123,6 +1124,57 @@ def test_rollouts_are_trained_on_as_the_ids_that_were_sampled():
     assert batch["sampled_log_probs"].tolist() == [[0, -0.5, -0.25, -1.0], [-2.0, -0.125, 0, 0]]
     assert batch["advantages"].tolist() == [[0.5], [-0.5]]
     assert {k: v.tolist() for k, v in take(batch, [1]).items()} == {k: v[1:].tolist() for k, v in batch.items()}
+
+
+def test_tokens_that_the_policy_did_not_sample_are_read_and_not_trained_on(policy):
+    """As a loop over the rows, one at a time and without padding, that leaves those tokens' losses out."""
+    mask = (True, True, False, False, True, False, True)
+    rows = [
+        ((5, 6, 7), (9, 10, 11, 12, 13, 14, 15), mask, 0.5),
+        ((5, 6, 7), (9, 10, 21, 22, 13, 14), (False, *mask[:5]), -1.0),  # the environment speaks first
+        ((5, 6, 7), (9, 10), None, 2.0),
+        ((8,), (16, 17, 18), (False,) * 3, 3.0),
+        ((8,), (16, 17, 18), (True,) * 3, 1.5),
+    ]
+    rollouts = [
+        a_rollout(
+            prompt_ids=prompt,
+            response_ids=response,
+            sampled_logprobs=tuple(-1.0 - 0.1 * i if kept is None or kept[i] else 0.0 for i in range(len(response))),
+            response_mask=kept,
+            advantage=advantage,
+        )
+        for prompt, response, kept, advantage in rows
+    ]
+    losses = []
+    for r in rollouts:
+        ids = torch.tensor([r.prompt_ids + r.response_ids])
+        log_probs = policy(ids).logits[0, len(r.prompt_ids) - 1 : -1].log_softmax(-1)
+        for i, token in enumerate(r.response_ids):
+            if r.response_mask is None or r.response_mask[i]:
+                weight = (log_probs[i, token].detach() - r.sampled_logprobs[i]).exp().clamp(max=2.0)
+                losses.append(-r.advantage * weight * log_probs[i, token])
+    assert len(losses) == 4 + 3 + 2 + 0 + 3
+    expected = one_shot_gradient(policy, torch.stack(losses).mean())
+
+    batch = rollout_tensors(rollouts, pad_id=1)
+    assert batch["response_mask"].sum(dim=1).tolist() == [4, 3, 2, 0, 3]
+    assert batch["sampled_log_probs"][~batch["response_mask"]].abs().sum() == 0
+    loss = LOSSES["reinforce_with_baseline"].function
+    objective = functools.partial(policy_gradient, loss=loss, importance_cap=2.0)
+    for size in (1, 2, 5):
+        gradient, metrics = update_gradient(policy, batch, micro_batch_size=size, objective=objective)
+        assert metrics["update/tokens"] == len(losses)
+        assert_same(gradient, expected, tolerance=1e-6)  # float32 log-probabilities of the sampler
+
+
+def test_a_mask_of_ones_is_none(policy):
+    plain = a_rollout(prompt_ids=(5, 6), response_ids=(7, 8, 9), sampled_logprobs=(-1.0, -2.0, -3.0), advantage=1.0)
+    masked = replace(plain, response_mask=(True, True, True))
+    left, right = (rollout_tensors([r], pad_id=1) for r in (plain, masked))
+    assert {name: tensor.tolist() for name, tensor in left.items()} == {name: t.tolist() for name, t in right.items()}
+    with pytest.raises(AssertionError, match="a place per token"):
+        collate([[5]], [[6, 7]], pad_id=1, response_masks=[[True]])
 
 
 def make_rollout(prompt_ids, response_ids, logprobs, advantage):

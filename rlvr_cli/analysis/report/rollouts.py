@@ -43,7 +43,8 @@ TEXT_COLUMNS = (
 _GROUPS = """
     SELECT run_id, phase, step, example_id, count(*), sum(num_response_tokens)::BIGINT FROM rollouts GROUP BY ALL
 """
-_LOGPROBS = "[CASE WHEN isfinite(p) THEN least(round(-100 * p), 99999)::INT END FOR p IN sampled_logprobs] AS centinats"
+_OWN = "coalesce(response_mask[i], true)"  # what an environment wrote has no log-probability
+_LOGPROBS = f"[CASE WHEN isfinite(p) AND {_OWN} THEN least(round(-100 * p), 99999)::INT END FOR p, i IN sampled_logprobs] AS centinats"
 _ROLLOUTS = f"""
     WITH wanted AS (
         SELECT unnest($runs) AS run_id, unnest($phases) AS phase, unnest($steps) AS step, unnest($examples) AS example_id

@@ -11,7 +11,8 @@ WITH latest AS (
         rollouts.step,
         reward > 0.5 AND NOT isnan(reward) AS correct,
         unnest(range(len(sampled_logprobs))) AS place,
-        -unnest(sampled_logprobs) AS surprise
+        -unnest(sampled_logprobs) AS surprise,
+        unnest(response_mask) AS sampled
     FROM rollouts JOIN latest USING (run_id)
     WHERE phase = $phase AND rollouts.step = coalesce($step::BIGINT, latest.step)
 )
@@ -24,5 +25,6 @@ SELECT
     avg(surprise) FILTER (correct) AS estimate_correct,
     avg(surprise) FILTER (NOT correct) AS estimate_wrong
 FROM tokens
+WHERE place IS NOT NULL AND coalesce(sampled, true)  -- what an environment wrote has no log-probability
 GROUP BY ALL
 ORDER BY run_id, position;

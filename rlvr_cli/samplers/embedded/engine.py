@@ -51,10 +51,13 @@ class TransformersSampler:
     would read, only tables of the tokenizer and the memory of a small cache.
 
     Attributes:
+        seeding: a sample's tokens do not depend on what else is in the batch. For run.json.
         notes: what makes sampling from this model slower than from others, one sentence each.
     """
 
     engine: Literal["transformers"] = "transformers"
+    seeding = "per-request"
+    worked_seconds = None
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class TransformersSampler:
             )
         if self._doubt:
             raise RlvrError(f"The engine's weights are in doubt: {self._doubt}", "Load weights again, or start anew.")
-        prompts = prompt_token_ids(self._tokenizer, [request.prompt for request in requests])
+        prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=self._vocab_size)
         limit = self._policy.context_length
         for index, ids in enumerate(prompts):
             if limit is not None and len(ids) + params.max_tokens > limit:

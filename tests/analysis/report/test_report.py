@@ -252,6 +252,12 @@ def test_numbers_that_json_lacks_are_kept_as_text(tmp_path):
     assert parsed.data("tokens-0")["centinats"] == [[50, None]]
 
 
+def test_what_an_environment_wrote_has_no_log_probability(tmp_path):
+    row = rollout("r", "q", 0, response="abc", sampled_logprobs=(-0.5, 0.0, -0.25), response_mask=(True, False, True))
+    parsed = read(write_report([make_run(tmp_path, "r", [row])]))
+    assert parsed.data("tokens-0")["centinats"] == [[50, None, 25]]
+
+
 def test_the_tokens_of_a_response_are_found_in_its_text(tmp_path):
     run = make_run(tmp_path, "r", [rollout("r", "q", 0, response="aß😀", response_ids=(*"aß😀".encode(), 256))])
     (run / "model").mkdir()

@@ -788,3 +788,24 @@ def test_a_model_that_does_not_heed_the_mask_is_found_out(tiny_model, tiny_token
     tiny_model.model.forward = lambda *args, attention_mask=None, **kwargs: forward(*args, **kwargs)
     with pytest.raises(RlvrError, match="cannot sample from Qwen2ForCausalLM"):
         TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+
+
+def test_a_request_with_token_ids_is_answered_from_exactly_these(sampler, tiny_tokenizer):
+    text = "What is 12 + 30?"
+    as_text = tuple(tiny_tokenizer(text).input_ids)
+    spelled = tuple(i for character in text for i in tiny_tokenizer(character).input_ids)
+    assert tiny_tokenizer.decode(spelled) == text
+    assert spelled != as_text
+    seeds = (3, 4)
+    plain = collect(sampler, [Request(text, seeds)], FREE)
+    same = collect(sampler, [Request("unread", seeds, prompt_ids=as_text)], FREE)
+    assert list(same.values()) == list(plain.values())
+    other = collect(sampler, [Request(text, seeds, prompt_ids=spelled), Request(text, seeds)], FREE)
+    assert {other[0, j].prompt_ids for j in (0, 1)} == {spelled}
+    assert {other[1, j].prompt_ids for j in (0, 1)} == {as_text}
+    for completion in other.values():
+        log_probs, ids = plain_logprobs(sampler._policy.model, completion)
+        expected = log_probs.gather(1, ids[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, rtol=1e-3, atol=1e-4)
+    with pytest.raises(RlvrError, match="token id that the model does not have"):
+        sampler.sample([Request(text, seeds, prompt_ids=(5, 320))], FREE)
