@@ -242,6 +242,16 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
     )
 
 
+def is_run(name_or_path: str, root: Path | str) -> bool:
+    """Whether it names a run in `root` or the directory of one; False for any other text, however long."""
+    if "\0" in name_or_path or len(name_or_path) > 1000:
+        return False
+    try:
+        return any((folder / name_or_path / RUN_FILE).is_file() for folder in (Path(), Path(root)))
+    except OSError:
+        return False  # such as a component that is longer than any name can be
+
+
 def run_names(root: Path | str) -> list[str]:
     """The runs in a directory, the one that was written last first."""
     return [run.name for run in sorted(_runs(Path(root)), key=_changed, reverse=True)]

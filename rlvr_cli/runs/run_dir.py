@@ -248,11 +248,9 @@ class RunDir:
                 fsync_directory(self.path)
         return self._commit_part(grade_table(grades), phase=phase, step=step, grader=grades[0].grader)
 
-    def commit_metrics(
-        self, step: int, phase: Phase, values: Mapping[str, float], *, gpu_seconds: float | None = None
-    ) -> None:
+    def commit_metrics(self, step: int, phase: Phase, values: Mapping[str, float]) -> None:
         """Make metrics of one step durable: `commit_metric_rows` of that step alone."""
-        self.commit_metric_rows(phase, {step: values}, gpu_seconds=gpu_seconds)
+        self.commit_metric_rows(phase, {step: values})
 
     def commit_metric_rows(
         self,
@@ -260,7 +258,6 @@ class RunDir:
         rows: Mapping[int, Mapping[str, float]],
         *,
         wall_seconds: Mapping[int, float] | None = None,
-        gpu_seconds: float | None = None,
     ) -> None:
         """Make metrics of several steps durable, all or none; those of the same step, phase and name are replaced.
 
@@ -269,7 +266,6 @@ class RunDir:
         Args:
             rows: step -> metric name -> value; NaN and infinities are kept.
             wall_seconds: step -> the run's `wall_seconds` when its metrics came; now, where it is not given.
-            gpu_seconds: GPU time that the run has used so far.
 
         Raises:
             RlvrError: the file cannot be written; the metrics are as they were.
@@ -280,7 +276,7 @@ class RunDir:
         if not any(rows.values()):
             return
         walls = dict.fromkeys(rows, self.wall_seconds) | dict(wall_seconds or {})
-        table = with_metrics(self._metrics.table, rows, phase=phase, wall_seconds=walls, gpu_seconds=gpu_seconds)
+        table = with_metrics(self._metrics.table, rows, phase=phase, wall_seconds=walls)
         self._metrics.replace(table, phase=phase, step=max(rows))
 
     def committed_keys(self, phase: Phase | None = None, step: int | None = None) -> set[RolloutKey]:
