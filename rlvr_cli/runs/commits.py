@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.files import atomic_write, close_private, naming, open_private, read_regular, write_all
-from rlvr_cli.runs.manifest import METRICS, Entry, entry_of, is_of, line_of
+from rlvr_cli.runs.manifest import METRICS, Entry, entry_of, line_of, matches
 from rlvr_cli.runs.parquet import to_parquet
 from rlvr_cli.runs.readers import MANIFEST, read_manifest
 from rlvr_cli.types import SCHEMA_VERSION
@@ -120,7 +120,7 @@ class MetricsFile:
             atomic_write(self._run / METRICS, data)
         except BaseException:
             with suppress(RlvrError):  # what cannot be settled now is settled when the run is opened again
-                if os.path.lexists(self._run / METRICS) and is_of(entry, read_regular(self._run, METRICS)):
+                if os.path.lexists(self._run / METRICS) and matches(entry, read_regular(self._run, METRICS)):
                     self.table = table
                 else:
                     self._manifest.take_back()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import naming, read_regular, refuse_links, shown
-from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, is_of, parse_manifest
+from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, matches, parse_manifest
 from rlvr_cli.runs.parquet import from_parquet
 from rlvr_cli.runs.schemas import newer_version, rollout_schema
 from rlvr_cli.text import printable
@@ -92,7 +92,7 @@ def check_part(run: Path, entry: Entry) -> Path:
 def read_part(run: Path, entry: Entry, columns: Sequence[str] | None = None) -> "pa.Table":
     path = run / entry.path
     data = read_regular(run, entry.path)
-    if not is_of(entry, data):
+    if not matches(entry, data):
         raise damaged_file(path, "its sha256 is not the one in the manifest")
     return parsed_table(data, record_of(entry.folder), path=path, columns=columns)
 

@@ -11,7 +11,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.commits import MetricsFile, OpenManifest, new_entry
 from rlvr_cli.runs.files import fsync_directory, naming, read_regular, refuse_links, shown
 from rlvr_cli.runs.keys import CommittedKeys, held_of, merge, overlap
-from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, grader_slug, is_of, part_name
+from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, grader_slug, matches, part_name
 from rlvr_cli.runs.parquet import keys_of, version_of
 from rlvr_cli.runs.readers import check_part, parsed_table, present_parts, record_of
 from rlvr_cli.runs.schemas import NewerVersion, metrics_schema
@@ -74,8 +74,8 @@ def _settled_metrics(run: Path, manifest: OpenManifest, notices: list[str]) -> M
             metrics.replace(metrics.table, phase=announced[-1].phase, step=announced[-1].step)
         return metrics
     data = read_regular(run, METRICS)
-    if not announced or not is_of(announced[-1], data):
-        if not unsure or len(announced) < 2 or not is_of(announced[-2], data):
+    if not announced or not matches(announced[-1], data):
+        if not unsure or len(announced) < 2 or not matches(announced[-2], data):
             raise RlvrError(
                 f"{shown(path)} is damaged: its sha256 is not the one in the manifest.",
                 "Restore the file from a copy, or move it away to go on without the metrics so far.",
