@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import naming, read_regular, refuse_links, shown
+from rlvr_cli.runs.files import os_errors_as_user_errors, read_regular, refuse_links, shown
 from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, matches, parse_manifest
 from rlvr_cli.runs.parquet import from_parquet
 from rlvr_cli.runs.schemas import newer_version, rollout_schema
@@ -79,7 +79,7 @@ def read_metadata(run: Path) -> dict[str, Any]:
 def check_part(run: Path, entry: Entry) -> Path:
     """The path of a committed part that is there, whole by its size; its bytes are not read."""
     path = run / entry.path
-    with naming(path, "read"):
+    with os_errors_as_user_errors(path, "read"):
         refuse_links(run, entry.path)
         state = os.lstat(path)
     if not stat.S_ISREG(state.st_mode):
@@ -141,7 +141,7 @@ def present_parts(run: Path) -> list[str]:
         if folder == GRADES and not os.path.lexists(run / folder):
             continue
         refuse_links(run, folder)
-        with naming(run / folder, "read"):
+        with os_errors_as_user_errors(run / folder, "read"):
             found += sorted(f"{folder}/{n}" for n in os.listdir(run / folder) if n.endswith(".parquet"))
     return found
 
@@ -260,7 +260,7 @@ def run_names(root: Path | str) -> list[str]:
 def _runs(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
-    with naming(root, "read"):
+    with os_errors_as_user_errors(root, "read"):
         names = [e.name for e in os.scandir(root) if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
     return [root / name for name in names if os.path.lexists(root / name / RUN_FILE)]
 

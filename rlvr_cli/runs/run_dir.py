@@ -47,7 +47,7 @@ from rlvr_cli.runs.commits import OpenManifest, new_entry
 from rlvr_cli.runs.files import (
     atomic_write,
     fsync_directory,
-    naming,
+    os_errors_as_user_errors,
     shown,
     utc_now,
 )
@@ -148,7 +148,7 @@ class RunDir:
                 "Use up to 128 of the characters A-Z a-z 0-9 . _ - and start with a letter or digit.",
             )
         root = Path(root)
-        with naming(root):
+        with os_errors_as_user_errors(root):
             root.mkdir(parents=True, exist_ok=True)
         while True:
             run_id = name or f"{command}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
@@ -242,7 +242,7 @@ class RunDir:
         owners = {(g.run_id, g.phase, g.step, g.grader, g.attempt, g.grader_sha256) for g in grades}
         assert len(owners) == 1, owners
         assert next(iter(owners))[:3] == (self.id, phase, step), (owners, self.id, phase, step)
-        with naming(self.path / GRADES):
+        with os_errors_as_user_errors(self.path / GRADES):
             if not os.path.lexists(self.path / GRADES):
                 (self.path / GRADES).mkdir()
                 fsync_directory(self.path)
@@ -423,7 +423,7 @@ def _make_run(path: Path, metadata: Mapping[str, Any]) -> Lock | None:
     temporary = path.parent / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
     lock = None
     try:
-        with naming(path):
+        with os_errors_as_user_errors(path):
             temporary.mkdir()
             lock = Lock(temporary)
             (temporary / "rollouts").mkdir()
