@@ -251,7 +251,7 @@ class Metric:
     name: str
     value: float
     wall_seconds: float  # of work since the run started, pauses left out
-    gpu_seconds: float | None
+    gpu_seconds: float | None  # none is measured: NULL
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def compare(
     mean_square = moments.fmean(d * d for d in differences)
     seed_variance = sum(moments.variance(map(moments.fmean, of)) / len(of) for of in (of_a, of_b) if len(of) > 1)
     difference = moments.fmean(differences)
-    low, high = _interval([b - a for a, b in zip(drawn_a, drawn_b, strict=True)])
+    low, high = _percentile_interval([b - a for a, b in zip(drawn_a, drawn_b, strict=True)])
     if not mean_square:  # no resample differs: the bound of the share of questions that differ, from none of so many
         high = 1 - 0.05 ** (1 / len(shared))
         low = -high
@@ -171,7 +171,7 @@ def compare(
         rows = [answers[run][question] for run in runs for question in shared]
         samples, correct = (sum(row[key] for row in rows) for key in ("samples", "correct"))
         alone = samples == len(shared)
-        ends = wilson_interval(correct, samples) if alone else _interval(drawn)
+        ends = wilson_interval(correct, samples) if alone else _percentile_interval(drawn)
         if ends[0] == ends[1]:  # every resample looks like this one; at worst a question's samples are all alike
             ends = wilson_interval(round(ends[0] * len(shared)), len(shared))
         return Arm(
@@ -254,7 +254,7 @@ def _resampled(
     return drawn_a, drawn_b
 
 
-def _interval(drawn: Sequence[float]) -> tuple[float, float]:
+def _percentile_interval(drawn: Sequence[float]) -> tuple[float, float]:
     """From the 2.5th to the 97.5th percentile."""
     cuts = moments.quantiles(drawn, n=40, method="inclusive")
     return cuts[0], cuts[-1]

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import bounded
-from rlvr_cli.runs.files import naming
+from rlvr_cli.runs.files import os_errors_as_user_errors
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.runs.schemas import Column, columns_of
 from rlvr_cli.text import storable
@@ -355,7 +355,7 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInf
 def _copied(path: Path | None, copy: Path) -> Path | None:
     if path is None:
         return None
-    with naming(path, "read"):
+    with os_errors_as_user_errors(path, "read"):
         copy.write_bytes(path.read_bytes())  # of one file, whole: it is replaced, never written to
     return copy
 

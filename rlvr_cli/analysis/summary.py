@@ -212,12 +212,12 @@ def _bootstrapped(kinds: Kinds) -> Estimate:
     alike: Counter[tuple[float, int]] = Counter()  # so that equal shares get equal intervals, however they were counted
     for value, n, count in kinds:
         alike[value, n] += count
-    low, high = _interval(tuple(sorted(alike.items())))
+    low, high = _interval_by_question(tuple(sorted(alike.items())))
     return Estimate(total / samples, low, high, "bootstrap by question")
 
 
 @functools.lru_cache(maxsize=64)  # the accuracy, the share of the first category and pass@1 are one
-def _interval(kinds: tuple[tuple[tuple[float, int], int], ...]) -> tuple[float, float]:
+def _interval_by_question(kinds: tuple[tuple[tuple[float, int], int], ...]) -> tuple[float, float]:
     return bootstrap_interval([k[0] for k, _ in kinds], [k[1] for k, _ in kinds], [count for _, count in kinds])
 
 

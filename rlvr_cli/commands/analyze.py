@@ -18,7 +18,7 @@ from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.options import nearest
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import ROLLOUTS, part_name
-from rlvr_cli.runs.readers import RunInfo, latest_run, read_run, resolve_run, run_names
+from rlvr_cli.runs.readers import RunInfo, is_run, latest_run, read_run, resolve_run, run_names
 from rlvr_cli.terminal import cases, console, tables
 
 COUNTS = {
@@ -45,7 +45,7 @@ def run(config: AnalyzeConfig) -> None:
             )
         )
         return tables.print_table(("query", "answers", "parameters"), rows, output=config.format)
-    if is_run(config.query, config.runs_dir):  # rlvr analyze RUN...
+    if config.query not in (REPORT, *named_queries()) and is_run(config.query, config.runs_dir):  # rlvr analyze RUN...
         config = replace(config, query="summary", runs=(config.query, *config.runs))
     if config.query == REPORT:
         return report(config)
@@ -127,13 +127,6 @@ def check_plot(query: NamedQuery, plot: str) -> None:
         raise RlvrError(
             f"There is no picture of {query.name or 'this query'}.", f"--plot draws {', '.join(figures())}."
         )
-
-
-def is_run(text: str, runs_dir: str) -> bool:
-    """Whether the argument names a run instead of a query; a named query goes first."""
-    if text in (REPORT, *named_queries()) or "\0" in text or len(text) > 255:
-        return False
-    return any((folder / text / "run.json").is_file() for folder in (Path(), Path(runs_dir)))
 
 
 def find_query(text: str, runs_dir: str) -> NamedQuery:

@@ -15,7 +15,7 @@ from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.identity import model_facts
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
-from rlvr_cli.rollouts.grading import choose_grader
+from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.samplers.open import choose_engine, open_sampler, sampler_facts
 from rlvr_cli.terminal import console, tables
@@ -36,20 +36,15 @@ def run(config: EvalConfig) -> None:
     console.skipped_lines(dataset.num_skipped, dataset.skipped)
     for note in dataset.notes:
         console.say(note)
-    grader = choose_grader(config.grader, dataset_grader=dataset.default_grader, prompt=config.prompt)
-    pool = GraderPool(
-        grader,
-        format_rule=config.format_rule,
-        workers=config.grader_workers,
-        timeout=config.grader_timeout,
-    )
+    pool = grader_pool(config, dataset.default_grader)
+    grader = pool.spec
     if config.check_dataset:
         with pool:
             return check_dataset(dataset, grader, pool, output=config.format)
 
     engine = choose_engine(config.engine, base_url=config.base_url)
     facts = {
-        "dataset": {"name": dataset.name, "rows": len(dataset.examples), "fingerprint": dataset.fingerprint},
+        "dataset": dataset.facts,
         "model": model_facts(engine.name, config.model, base_url=config.base_url),
         "prompt": {"name": template.name, "text": template.text},
         "grader": grader,

@@ -32,7 +32,7 @@ from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import atomic_write, shown, utc_now
 from rlvr_cli.runs.parquet import records_parquet
-from rlvr_cli.runs.readers import RunInfo, read_run, resolve_run
+from rlvr_cli.runs.readers import RunInfo, is_run, read_run, resolve_run
 from rlvr_cli.terminal import console, tables
 
 SECONDS = 600.0  # that reading the rollouts may take, the condition with them
@@ -84,13 +84,6 @@ def run(config: FilterConfig) -> None:
             "tokens   are left out: rlvr sft takes those that were sampled only from the run itself, else the text"
         )
     console.say(f"next     {next_command(config, described)}")
-
-
-def is_run(source: str, runs_dir: str) -> bool:
-    """Whether a source is a run, not a dataset."""
-    if "\0" in source or len(source) > 1000:
-        return False
-    return any((folder / source / "run.json").is_file() for folder in (Path(), Path(runs_dir)))
 
 
 def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected, Mapping[Any, Any], Rows]:

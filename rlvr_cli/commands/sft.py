@@ -17,10 +17,11 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_facts
 from rlvr_cli.models.tokenization import collate, encode, pad_id_of
 from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.terminal import console
 from rlvr_cli.training.plan import FEW_UPDATES, announce, sft_plan
-from rlvr_cli.training.session import evaluation_questions, facts_of, grader_pool
+from rlvr_cli.training.session import evaluation_questions
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example
 
@@ -50,7 +51,7 @@ def run(config: SftConfig) -> None:
     pool = grader_pool(config, questions.default_grader if questions else None)
     facts = {
         "dataset": {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint},
-        "eval_dataset": questions and facts_of(questions),
+        "eval_dataset": questions and questions.facts,
         "model": model_facts("transformers", config.model),
         "prompt": {"name": template.name, "text": template.text},
         "grader": pool.spec,

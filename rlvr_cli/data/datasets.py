@@ -58,6 +58,11 @@ class Dataset:
     def rows(self) -> int:
         return len(self.examples)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What identifies it in run.json."""
+        return {"name": self.name, "rows": self.rows, "fingerprint": self.fingerprint}
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -47,21 +47,14 @@ def draw(num_examples: int, count: int, *, seed: int, start: int, exclude: Seque
     return drawn, position
 
 
-def batches(
-    examples: Sequence[T], *, batch_size: int, seed: int, epoch: int, start: int = 0, drop_last: bool = False
-) -> Iterator[list[T]]:
-    """One epoch of `examples`, shuffled, in batches.
+def batches(examples: Sequence[T], *, batch_size: int, seed: int, epoch: int) -> Iterator[list[T]]:
+    """One epoch of `examples`, shuffled, in batches, of which the last may be smaller.
 
     Args:
         examples: the dataset.
         batch_size: examples per batch.
         seed, epoch: they and the number of examples fix the order.
-        start: examples of this epoch that were used already. It counts examples, not batches: a run may go on with
-            another batch size and still sees each example once per epoch.
-        drop_last: what to do with a last batch that is not full: False yields it smaller, True leaves its examples out.
     """
-    order = epoch_order(len(examples), seed=seed, epoch=epoch)[start:]
+    order = epoch_order(len(examples), seed=seed, epoch=epoch)
     for first in range(0, len(order), batch_size):
-        batch = [examples[index] for index in order[first : first + batch_size]]
-        if len(batch) == batch_size or not drop_last:
-            yield batch
+        yield [examples[index] for index in order[first : first + batch_size]]

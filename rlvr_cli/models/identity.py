@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
 from rlvr_cli.models.pretrained import fetch_model, load_error, local_directory
+from rlvr_cli.runs.provenance import tokenizer_digest
 
 
 def builtin_model_path() -> Path:
@@ -79,14 +80,11 @@ def _weights_identity(directory: Path) -> dict[str, Any]:
                     parameters += count
         except SafetensorError as error:
             raise load_error("model", str(directory), directory, error) from error
-    tokenizer = hashlib.sha256()
-    for path in sorted(directory.glob("tokenizer*")):
-        tokenizer.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return {
         "sha256": digest.hexdigest(),
         "bytes": size,
         "parameters": parameters,
-        "tokenizer_sha256": tokenizer.hexdigest(),
+        "tokenizer_sha256": tokenizer_digest(directory),
     }
 
 

@@ -14,7 +14,7 @@ from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
-from rlvr_cli.rollouts.grading import Grading, failure_kind_of
+from rlvr_cli.rollouts.grading import Grading, verdict_of
 from rlvr_cli.rollouts.metrics import AVERAGED, SamplingStats, generation_metrics, mean_or_none, progress_signals
 from rlvr_cli.rollouts.requests import missing, slices_of
 from rlvr_cli.runs.parquet import to_rollouts
@@ -311,13 +311,7 @@ def make_rollout(
         num_prompt_tokens=completion.num_prompt_tokens,
         num_response_tokens=completion.num_tokens,
         grader=grader,
-        format_reward=grade.format_reward,
-        answer_reward=grade.answer_reward,
-        reward=grade.reward,
-        grade_error=grade.error,
-        extracted_answer=grade.extracted_answer,
-        category=grade.category,
-        failure_kind=failure_kind_of(grade, finish_reason=completion.finish_reason),
+        **verdict_of(grade, finish_reason=completion.finish_reason),
         advantage=None,
         mean_logprob=mean_or_none(sampled),
         mean_entropy=completion.mean_entropy,

@@ -7,6 +7,7 @@ from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from typing import Any
 
+from rlvr_cli.config.shared import PromptOptions
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.types import Completion, Grade
 
@@ -18,6 +19,16 @@ UNFINISHED_KINDS = {"no_think_close", "no_answer_tags", "malformed_tags", "empty
 def choose_grader(grader: str, *, dataset_grader: str | None, prompt: str) -> str:
     """The grader that was named, else the dataset's own, else the one that reads the prompt's answers."""
     return grader or dataset_grader or ("question_only" if prompt == "question_only" else "r1_zero")
+
+
+def grader_pool(config: PromptOptions, dataset_grader: str | None) -> GraderPool:
+    """The grader that was named, or the one that fits the dataset, in its processes."""
+    return GraderPool(
+        choose_grader(config.grader, dataset_grader=dataset_grader, prompt=config.prompt),
+        format_rule=config.format_rule,
+        workers=config.grader_workers,
+        timeout=config.grader_timeout,
+    )
 
 
 class Grading:
@@ -86,6 +97,19 @@ class Grading:
             future.cancel()
         done = [entry for entry in self._batches if entry[2].done() and not entry[2].cancelled()]
         self._batches = deque(done)
+
+
+def verdict_of(grade: Grade, *, finish_reason: str) -> dict[str, Any]:
+    """What a `Rollout` and a `Regrade` hold of a grade, by the names of their fields."""
+    return {
+        "format_reward": grade.format_reward,
+        "answer_reward": grade.answer_reward,
+        "reward": grade.reward,
+        "grade_error": grade.error,
+        "extracted_answer": grade.extracted_answer,
+        "category": grade.category,
+        "failure_kind": failure_kind_of(grade, finish_reason=finish_reason),
+    }
 
 
 def failure_kind_of(grade: Grade, *, finish_reason: str) -> str | None:

@@ -14,7 +14,7 @@ from rlvr_cli.graders.custom import example_of_truth
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import COMMIT_ROWS, COMMIT_SECONDS, Progress
-from rlvr_cli.rollouts.grading import failure_kind_of
+from rlvr_cli.rollouts.grading import verdict_of
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Phase, Regrade
 
@@ -121,13 +121,7 @@ def _regrade_step(
                         grader=grader,
                         attempt=work.attempt,
                         grader_sha256=grader_sha256,
-                        format_reward=grade.format_reward,
-                        answer_reward=grade.answer_reward,
-                        reward=grade.reward,
-                        grade_error=grade.error,
-                        extracted_answer=grade.extracted_answer,
-                        category=grade.category,
-                        failure_kind=failure_kind_of(grade, finish_reason=row["finish_reason"]),
+                        **verdict_of(grade, finish_reason=row["finish_reason"]),
                     )
                 )
             if progress is not None:

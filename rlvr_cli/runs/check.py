@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import read_regular, shown
-from rlvr_cli.runs.manifest import METRICS, Entry, is_of
+from rlvr_cli.runs.manifest import METRICS, Entry, matches
 from rlvr_cli.runs.readers import metrics_path, present_parts, read_manifest, read_metadata, read_part
 
 
@@ -66,6 +66,6 @@ def _check_metrics(run: Path, earlier: Sequence[Entry]) -> list[str]:
     # A writer may have gone on since `earlier` was read: the file is any announced from the one before its last on.
     announced = sum(e.path == METRICS for e in earlier)
     candidates = [e for e in read_manifest(run)[0] if e.path == METRICS][max(announced - 2, 0) :]
-    if any(is_of(e, data) for e in candidates):
+    if any(matches(e, data) for e in candidates):
         return []
     return [f"{shown(run / METRICS)} is damaged: its sha256 is not the one in the manifest."]

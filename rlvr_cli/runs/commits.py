@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.runs.files import atomic_write, close_private, naming, open_private, read_regular, write_all
-from rlvr_cli.runs.manifest import METRICS, Entry, entry_of, is_of, line_of
+from rlvr_cli.runs.files import (
+    atomic_write,
+    close_private,
+    open_private,
+    os_errors_as_user_errors,
+    read_regular,
+    write_all,
+)
+from rlvr_cli.runs.manifest import METRICS, Entry, entry_of, line_of, matches
 from rlvr_cli.runs.parquet import to_parquet
 from rlvr_cli.runs.readers import MANIFEST, read_manifest
 from rlvr_cli.types import SCHEMA_VERSION
@@ -40,7 +47,7 @@ class OpenManifest:
         """Raises RlvrError when the manifest is missing or damaged."""
         self.path = run / MANIFEST
         self.entries, self.size = read_manifest(run)  # bytes of whole lines
-        with naming(self.path):
+        with os_errors_as_user_errors(self.path):
             self._file = open_private(self.path, os.O_RDWR)
             try:
                 self.was_cut = os.fstat(self._file).st_size > self.size
@@ -57,7 +64,7 @@ class OpenManifest:
         """Add a line, durably; when this raises, the manifest is cut back to what it was."""
         line = line_of(entry)
         half = len(line) // 2
-        with naming(self.path):
+        with os_errors_as_user_errors(self.path):
             try:
                 fault_point("manifest")
                 write_all(self._file, line[:half], offset=self.size)
@@ -78,7 +85,7 @@ class OpenManifest:
 
     def take_back(self) -> None:
         """Remove the last line."""
-        with naming(self.path):
+        with os_errors_as_user_errors(self.path):
             lines = read_regular(self.path.parent, MANIFEST)[: self.size]
             self._cut(lines.rfind(b"\n", 0, -1) + 1)
         self.entries.pop()
@@ -120,7 +127,7 @@ class MetricsFile:
             atomic_write(self._run / METRICS, data)
         except BaseException:
             with suppress(RlvrError):  # what cannot be settled now is settled when the run is opened again
-                if os.path.lexists(self._run / METRICS) and is_of(entry, read_regular(self._run, METRICS)):
+                if os.path.lexists(self._run / METRICS) and matches(entry, read_regular(self._run, METRICS)):
                     self.table = table
                 else:
                     self._manifest.take_back()

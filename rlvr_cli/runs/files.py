@@ -37,7 +37,7 @@ def atomic_write(path: Path, data: bytes | memoryview) -> None:
             only the fsync of the directory failed.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    with naming(path):
+    with os_errors_as_user_errors(path):
         fault_point("write")
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -75,7 +75,7 @@ _HINTS = {
 
 
 @contextmanager
-def naming(path: Path, action: str = "write") -> Iterator[None]:
+def os_errors_as_user_errors(path: Path, action: str = "write") -> Iterator[None]:
     """Turn the operating system's refusal into an RlvrError that names the file."""
     try:
         yield
@@ -97,7 +97,7 @@ def read_regular(run: Path, relative: str) -> bytes:
         RlvrError: it is missing, a symbolic link or in one, or no regular file, or cannot be read.
     """
     path = run / relative
-    with naming(path, "read"):
+    with os_errors_as_user_errors(path, "read"):
         refuse_links(run, relative)
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block
         with open(descriptor, "rb") as file:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import close_private, naming, open_private, shown, utc_now, write_all
+from rlvr_cli.runs.files import close_private, open_private, os_errors_as_user_errors, shown, utc_now, write_all
 
 LOCK = ".lock"
 
@@ -26,7 +26,7 @@ class Lock:
         self.run = run
         self._exclusive = False
         path = run / LOCK
-        with naming(path):
+        with os_errors_as_user_errors(path):
             self._descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
             try:
                 self._acquire()

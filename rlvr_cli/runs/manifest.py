@@ -77,7 +77,7 @@ def entry_of(data: bytes | memoryview, *, path: str, rows: int, phase: str, step
     return Entry(path, rows, len(data), hashlib.sha256(data).hexdigest(), schema_version, phase, step)
 
 
-def is_of(entry: Entry, data: bytes) -> bool:
+def matches(entry: Entry, data: bytes) -> bool:
     """Whether these bytes are the ones that were committed."""
     return len(data) == entry.bytes and hashlib.sha256(data).hexdigest() == entry.sha256
 

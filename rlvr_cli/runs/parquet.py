@@ -95,7 +95,6 @@ def with_metrics(
     *,
     phase: Phase,
     wall_seconds: Mapping[int, float],
-    gpu_seconds: float | None,
 ) -> "pa.Table":
     """A table of `metrics_schema` with these rows at its end; those of the same step, phase and name are gone from it.
 
@@ -107,7 +106,7 @@ def with_metrics(
 
     schema = metrics_schema()
     fresh = {(step, phase, storable(name)): float(v) for step, values in rows.items() for name, v in values.items()}
-    columns = zip(*((*key, value, wall_seconds[key[0]], gpu_seconds) for key, value in fresh.items()), strict=True)
+    columns = zip(*((*key, value, wall_seconds[key[0]], None) for key, value in fresh.items()), strict=True)
     added = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
     # Most steps are new: asking for them first keeps the commits of a long run quick.
     if not rows.keys().isdisjoint(earlier["step"].unique().to_pylist()):

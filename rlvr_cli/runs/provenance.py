@@ -4,6 +4,7 @@ Enters: a config and the facts (dataset fingerprint, model, engine, grader). Lea
 for a run that goes on, the proof that they are what they were. Secrets in the command line are left out.
 """
 
+import hashlib
 import os
 import re
 import sys
@@ -181,3 +182,16 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
 
 def _redact(text: str) -> str:
     return _USER_INFO.sub("***@", _SECRET_VALUE.sub(lambda m: m[0][: m.end(1) - m.start()] + "***", storable(text)))
+
+
+def tokenizer_digest(directory: Path) -> str:
+    """What identifies the tokenizer of a model directory: SHA-256, hex, of the list of its files with their SHA-256.
+
+    "" where one of them is no regular file: a run.json that someone else wrote may name any directory.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(directory.glob("tokenizer*")):
+        if not path.is_file():
+            return ""
+        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import naming, read_regular, refuse_links, shown
-from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, is_of, parse_manifest
+from rlvr_cli.runs.files import os_errors_as_user_errors, read_regular, refuse_links, shown
+from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, matches, parse_manifest
 from rlvr_cli.runs.parquet import from_parquet
 from rlvr_cli.runs.schemas import newer_version, rollout_schema
 from rlvr_cli.text import printable
@@ -79,7 +79,7 @@ def read_metadata(run: Path) -> dict[str, Any]:
 def check_part(run: Path, entry: Entry) -> Path:
     """The path of a committed part that is there, whole by its size; its bytes are not read."""
     path = run / entry.path
-    with naming(path, "read"):
+    with os_errors_as_user_errors(path, "read"):
         refuse_links(run, entry.path)
         state = os.lstat(path)
     if not stat.S_ISREG(state.st_mode):
@@ -92,7 +92,7 @@ def check_part(run: Path, entry: Entry) -> Path:
 def read_part(run: Path, entry: Entry, columns: Sequence[str] | None = None) -> "pa.Table":
     path = run / entry.path
     data = read_regular(run, entry.path)
-    if not is_of(entry, data):
+    if not matches(entry, data):
         raise damaged_file(path, "its sha256 is not the one in the manifest")
     return parsed_table(data, record_of(entry.folder), path=path, columns=columns)
 
@@ -141,7 +141,7 @@ def present_parts(run: Path) -> list[str]:
         if folder == GRADES and not os.path.lexists(run / folder):
             continue
         refuse_links(run, folder)
-        with naming(run / folder, "read"):
+        with os_errors_as_user_errors(run / folder, "read"):
             found += sorted(f"{folder}/{n}" for n in os.listdir(run / folder) if n.endswith(".parquet"))
     return found
 
@@ -242,6 +242,16 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
     )
 
 
+def is_run(name_or_path: str, root: Path | str) -> bool:
+    """Whether it names a run in `root` or the directory of one; False for any other text, however long."""
+    if "\0" in name_or_path or len(name_or_path) > 1000:
+        return False
+    try:
+        return any((folder / name_or_path / RUN_FILE).is_file() for folder in (Path(), Path(root)))
+    except OSError:
+        return False  # such as a component that is longer than any name can be
+
+
 def run_names(root: Path | str) -> list[str]:
     """The runs in a directory, the one that was written last first."""
     return [run.name for run in sorted(_runs(Path(root)), key=_changed, reverse=True)]
@@ -250,7 +260,7 @@ def run_names(root: Path | str) -> list[str]:
 def _runs(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
-    with naming(root, "read"):
+    with os_errors_as_user_errors(root, "read"):
         names = [e.name for e in os.scandir(root) if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
     return [root / name for name in names if os.path.lexists(root / name / RUN_FILE)]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.commits import MetricsFile, OpenManifest, new_entry
-from rlvr_cli.runs.files import fsync_directory, naming, read_regular, refuse_links, shown
+from rlvr_cli.runs.files import fsync_directory, os_errors_as_user_errors, read_regular, refuse_links, shown
 from rlvr_cli.runs.keys import CommittedKeys, held_of, merge, overlap
-from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, grader_slug, is_of, part_name
+from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, grader_slug, matches, part_name
 from rlvr_cli.runs.parquet import keys_of, version_of
 from rlvr_cli.runs.readers import check_part, parsed_table, present_parts, record_of
 from rlvr_cli.runs.schemas import NewerVersion, metrics_schema
@@ -25,7 +25,7 @@ def remove_temporaries(run: Path) -> None:
     for folder in (run, *(run / name for name in (ROLLOUTS, GRADES))):
         if folder.name == GRADES and not os.path.lexists(folder):
             continue  # nothing was ever graded again
-        with naming(folder):
+        with os_errors_as_user_errors(folder):
             for item in list(os.scandir(folder)):
                 if item.name.startswith(".") and item.name.endswith(".tmp") and item.is_file(follow_symlinks=False):
                     os.unlink(item.path)
@@ -74,8 +74,8 @@ def _settled_metrics(run: Path, manifest: OpenManifest, notices: list[str]) -> M
             metrics.replace(metrics.table, phase=announced[-1].phase, step=announced[-1].step)
         return metrics
     data = read_regular(run, METRICS)
-    if not announced or not is_of(announced[-1], data):
-        if not unsure or len(announced) < 2 or not is_of(announced[-2], data):
+    if not announced or not matches(announced[-1], data):
+        if not unsure or len(announced) < 2 or not matches(announced[-2], data):
             raise RlvrError(
                 f"{shown(path)} is damaged: its sha256 is not the one in the manifest.",
                 "Restore the file from a copy, or move it away to go on without the metrics so far.",
@@ -110,7 +110,7 @@ def _verified(run: Path, relative: str, keys: CommittedKeys, *, run_id: str) -> 
 
 def _set_aside(run: Path, relative: str, *, why: str) -> str:
     folder = run / "set-aside"
-    with naming(folder):
+    with os_errors_as_user_errors(folder):
         folder.mkdir(exist_ok=True)
         name = Path(relative).name
         target = next(p for p in (folder / f"{i}-{name}" for i in range(1_000_000)) if not os.path.lexists(p))

@@ -47,7 +47,7 @@ from rlvr_cli.runs.commits import OpenManifest, new_entry
 from rlvr_cli.runs.files import (
     atomic_write,
     fsync_directory,
-    naming,
+    os_errors_as_user_errors,
     shown,
     utc_now,
 )
@@ -148,7 +148,7 @@ class RunDir:
                 "Use up to 128 of the characters A-Z a-z 0-9 . _ - and start with a letter or digit.",
             )
         root = Path(root)
-        with naming(root):
+        with os_errors_as_user_errors(root):
             root.mkdir(parents=True, exist_ok=True)
         while True:
             run_id = name or f"{command}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
@@ -242,17 +242,15 @@ class RunDir:
         owners = {(g.run_id, g.phase, g.step, g.grader, g.attempt, g.grader_sha256) for g in grades}
         assert len(owners) == 1, owners
         assert next(iter(owners))[:3] == (self.id, phase, step), (owners, self.id, phase, step)
-        with naming(self.path / GRADES):
+        with os_errors_as_user_errors(self.path / GRADES):
             if not os.path.lexists(self.path / GRADES):
                 (self.path / GRADES).mkdir()
                 fsync_directory(self.path)
         return self._commit_part(grade_table(grades), phase=phase, step=step, grader=grades[0].grader)
 
-    def commit_metrics(
-        self, step: int, phase: Phase, values: Mapping[str, float], *, gpu_seconds: float | None = None
-    ) -> None:
+    def commit_metrics(self, step: int, phase: Phase, values: Mapping[str, float]) -> None:
         """Make metrics of one step durable: `commit_metric_rows` of that step alone."""
-        self.commit_metric_rows(phase, {step: values}, gpu_seconds=gpu_seconds)
+        self.commit_metric_rows(phase, {step: values})
 
     def commit_metric_rows(
         self,
@@ -260,7 +258,6 @@ class RunDir:
         rows: Mapping[int, Mapping[str, float]],
         *,
         wall_seconds: Mapping[int, float] | None = None,
-        gpu_seconds: float | None = None,
     ) -> None:
         """Make metrics of several steps durable, all or none; those of the same step, phase and name are replaced.
 
@@ -269,7 +266,6 @@ class RunDir:
         Args:
             rows: step -> metric name -> value; NaN and infinities are kept.
             wall_seconds: step -> the run's `wall_seconds` when its metrics came; now, where it is not given.
-            gpu_seconds: GPU time that the run has used so far.
 
         Raises:
             RlvrError: the file cannot be written; the metrics are as they were.
@@ -280,7 +276,7 @@ class RunDir:
         if not any(rows.values()):
             return
         walls = dict.fromkeys(rows, self.wall_seconds) | dict(wall_seconds or {})
-        table = with_metrics(self._metrics.table, rows, phase=phase, wall_seconds=walls, gpu_seconds=gpu_seconds)
+        table = with_metrics(self._metrics.table, rows, phase=phase, wall_seconds=walls)
         self._metrics.replace(table, phase=phase, step=max(rows))
 
     def committed_keys(self, phase: Phase | None = None, step: int | None = None) -> set[RolloutKey]:
@@ -427,7 +423,7 @@ def _make_run(path: Path, metadata: Mapping[str, Any]) -> Lock | None:
     temporary = path.parent / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
     lock = None
     try:
-        with naming(path):
+        with os_errors_as_user_errors(path):
             temporary.mkdir()
             lock = Lock(temporary)
             (temporary / "rollouts").mkdir()

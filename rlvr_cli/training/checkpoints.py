@@ -33,7 +33,14 @@ from torch import Tensor
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.policy import Policy, distinct, load_policy
-from rlvr_cli.runs.files import atomic_write, fsync_directory, naming, read_regular, refuse_links, shown
+from rlvr_cli.runs.files import (
+    atomic_write,
+    fsync_directory,
+    os_errors_as_user_errors,
+    read_regular,
+    refuse_links,
+    shown,
+)
 from rlvr_cli.runs.schemas import NewerVersion, newer_version
 
 SCHEMA_VERSION = 1
@@ -104,7 +111,7 @@ def save_checkpoint(
     temporary = folder / f".{path.name}.tmp"
     moments = _optimizer_tensors(policy, optimizer)
     extra = {name: tensor.detach() for name, tensor in (tensors or {}).items()}
-    with naming(path):
+    with os_errors_as_user_errors(path):
         fault_point("checkpoint")
         refuse_links(run, f"{_FOLDER}/{path.name}")
         _check_finite(run, step=step, weights=policy.weights(), moments=moments)
@@ -163,7 +170,7 @@ def load_checkpoint(
     if not os.path.lexists(folder):
         return None, []
     refuse_links(run, _FOLDER)
-    with naming(folder):
+    with os_errors_as_user_errors(folder):
         _settle(folder)
     found, problems = _newest_intact(run)
     if found is None:
@@ -177,7 +184,7 @@ def load_checkpoint(
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
     tensors = _read_tensors(path / _TENSORS) if _TENSORS in record["files"] else {}
     if not problems:  # else the next save decides
-        with naming(folder):
+        with os_errors_as_user_errors(folder):
             _prune(folder, newest=record["step"], keep=KEEP)  # what a kill kept from being pruned
     notices = [f"{problem} Training goes on from {path.name} instead." for problem in problems]
     return Checkpoint(path, record["step"], record["state"], tensors), notices
@@ -192,7 +199,7 @@ def check_checkpoints(run: Path) -> tuple[int, list[str]]:
     folder = run / _FOLDER
     try:
         refuse_links(run, _FOLDER)
-        with naming(folder, "read"):
+        with os_errors_as_user_errors(folder, "read"):
             steps = _steps(folder)
     except RlvrError as error:
         return 0, [error.problem]
@@ -336,7 +343,7 @@ def _newest_intact(run: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[
     """The newest intact checkpoint with its state.json, and what is wrong with each newer one."""
     problems: list[str] = []
     folder = run / _FOLDER
-    with naming(folder, "read"):
+    with os_errors_as_user_errors(folder, "read"):
         steps = _steps(folder) if os.path.lexists(folder) else []
     for step, path in steps:
         try:
@@ -376,7 +383,7 @@ def _verified(run: Path, path: Path, *, step: int) -> dict[str, Any]:
             raise RlvrError(f"{shown(path / name)} is not a part of its checkpoint.")
         if name not in present:
             raise RlvrError(f"{shown(path / name)} is missing.")
-        with naming(path / name, "read"):
+        with os_errors_as_user_errors(path / name, "read"):
             found = _identity(path, name)
         if found != recorded[name]:
             raise _damaged(path / name, "its size or sha256 is not the one in state.json")

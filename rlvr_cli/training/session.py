@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr_cli.config.shared import PromptOptions, TrainingConfig
+from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.identity import model_facts
 from rlvr_cli.process import StopRequest
-from rlvr_cli.rollouts.grading import choose_grader
+from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.samplers.open import choose_engine, sampler_facts
 from rlvr_cli.terminal import console
@@ -69,8 +69,8 @@ def load_inputs(config: TrainingConfig, *, questions_per_batch: int) -> Inputs:
         )
     engine = choose_engine(config.engine, base_url="")
     facts = {
-        "dataset": facts_of(dataset),
-        "eval_dataset": questions and facts_of(questions),
+        "dataset": dataset.facts,
+        "eval_dataset": questions and questions.facts,
         "model": model_facts(engine.name, config.model, fetch=not config.dry_run),
         "prompt": {"name": template.name, "text": template.text},
         "grader": pool.spec,
@@ -96,21 +96,6 @@ def evaluation_questions(config: TrainingConfig) -> Dataset | None:
     )
     console.skipped_lines(questions.num_skipped, questions.skipped)
     return questions
-
-
-def grader_pool(config: PromptOptions, dataset_grader: str | None) -> GraderPool:
-    """The grader that was named, or the one that fits the dataset, in its processes."""
-    return GraderPool(
-        choose_grader(config.grader, dataset_grader=dataset_grader, prompt=config.prompt),
-        format_rule=config.format_rule,
-        workers=config.grader_workers,
-        timeout=config.grader_timeout,
-    )
-
-
-def facts_of(dataset: Dataset) -> dict[str, Any]:
-    """What identifies a dataset in run.json."""
-    return {"name": dataset.name, "rows": dataset.rows, "fingerprint": dataset.fingerprint}
 
 
 @contextmanager

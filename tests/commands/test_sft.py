@@ -8,8 +8,9 @@ from rlvr_cli.data.traces import SampledIds
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
+from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.training.plan import sft_objective
-from rlvr_cli.training.session import evaluation_questions, grader_pool
+from rlvr_cli.training.session import evaluation_questions
 from rlvr_cli.types import Example
 
 

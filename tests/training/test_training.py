@@ -1020,23 +1020,14 @@ def test_the_order_is_a_permutation_fixed_for_good_by_seed_and_epoch():
         assert 400 < firsts.count(index) < 600  # 500 expected, 5 standard deviations
 
 
-@given(st.integers(0, 30), st.integers(1, 7), st.integers(1, 7), st.integers(0, 30))
-def test_an_epoch_can_go_on_anywhere_with_another_batch_size(count, first_size, second_size, done):
+@given(st.integers(0, 30), st.integers(1, 7))
+def test_batches_are_an_epoch_in_its_order_and_only_the_last_is_smaller(count, size):
     examples = [f"example {index}" for index in range(count)]
-    expected = [examples[index] for index in epoch_order(count, seed=1, epoch=4)]
-    done = min(done // first_size, count // first_size)
-    seen = list(batches(examples, batch_size=first_size, seed=1, epoch=4))[:done]
-    seen += list(batches(examples, batch_size=second_size, seed=1, epoch=4, start=done * first_size))
-    assert [example for batch in seen for example in batch] == expected
-
-
-def test_the_last_batch_that_is_not_full_is_kept_or_dropped_as_asked():
-    def sizes(**options):
-        return [len(batch) for batch in batches(range(10), batch_size=4, seed=0, epoch=0, **options)]
-
-    assert sizes() == [4, 4, 2]
-    assert sizes(drop_last=True) == [4, 4]
-    assert sizes(start=2, drop_last=True) == [4, 4]
+    found = list(batches(examples, batch_size=size, seed=1, epoch=4))
+    assert [example for batch in found for example in batch] == [
+        examples[index] for index in epoch_order(count, seed=1, epoch=4)
+    ]
+    assert [len(batch) for batch in found] == [size] * (count // size) + ([count % size] if count % size else [])
 
 
 def test_draw_follows_the_epochs_orders():

@@ -5,7 +5,6 @@ Enters: runs. Leaves: a `page.Browser`, which says in words what was left out.
 
 import base64
 import gzip
-import hashlib
 import json
 import math
 import re
@@ -23,6 +22,7 @@ from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import read_regular
 from rlvr_cli.runs.manifest import part_name
+from rlvr_cli.runs.provenance import tokenizer_digest
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.text import storable
 
@@ -251,7 +251,7 @@ def _pieces(info: RunInfo) -> dict[int, bytes]:
     try:
         model = info.metadata["facts"]["model"]
         directory = _sampled_model(model)
-        if directory is not None and _tokenizer_digest(directory) == model.get("tokenizer_sha256"):
+        if directory is not None and tokenizer_digest(directory) == model.get("tokenizer_sha256"):
             return token_pieces((directory / "tokenizer.json").read_bytes())
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         pass  # the run says nothing of its model, or nonsense, or the model is gone
@@ -267,13 +267,3 @@ def _sampled_model(model: Mapping[str, Any]) -> Path | None:
 
     cached = try_to_load_from_cache(model["id"], "tokenizer.json", revision=model.get("revision"))
     return Path(cached).parent if isinstance(cached, str) else None
-
-
-def _tokenizer_digest(directory: Path) -> str:
-    """As `models.model_identity` has it: a path in a run.json that someone else wrote names no other file of ours."""
-    digest = hashlib.sha256()
-    for path in sorted(directory.glob("tokenizer*")):
-        if not path.is_file():
-            return ""
-        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()
