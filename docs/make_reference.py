@@ -22,7 +22,7 @@ from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.figures import figures
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.cli import COMMANDS
-from rlvr_cli.config.options import flag, options, value_type
+from rlvr_cli.config.options import described, flag, options, value_type
 from rlvr_cli.config.sources import preset_path, read_toml
 from rlvr_cli.runs.schemas import grade_schema, metrics_schema, rollout_schema
 
@@ -67,7 +67,7 @@ def option_tables() -> str:
     """A section for each command, a table for each of its groups."""
     sections = []
     for command, config in configs().items():
-        sections.append(f"## rlvr {command}\n\n{first_sentence(config)}\n")
+        sections.append(f"## rlvr {command}\n\n{described(config)[0]}\n")
         groups: dict[str, list[tuple[str, str, str]]] = {}
         for option in options(config):
             kind, several, *_ = value_type(option)
@@ -85,10 +85,6 @@ def option_tables() -> str:
         for group, rows in groups.items():
             sections.append(table((group, "default", ""), rows))
     return "\n" + "\n".join(sections) + "\n"
-
-
-def first_sentence(config: type) -> str:
-    return " ".join((config.__doc__ or "").split())
 
 
 def preset_tables() -> str:
