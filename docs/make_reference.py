@@ -9,6 +9,7 @@ is kept. A column that has no meaning yet counts as stale.
 
 import argparse
 import ast
+import inspect
 import re
 import sys
 import tomllib
@@ -17,12 +18,12 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-import rlvr_cli.config
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.figures import figures
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.cli import COMMANDS
-from rlvr_cli.config.options import described, flag, options, value_type
+from rlvr_cli.config import config_of
+from rlvr_cli.config.options import flag, options, value_type
 from rlvr_cli.config.sources import preset_path, read_toml
 from rlvr_cli.runs.schemas import grade_schema, metrics_schema, rollout_schema
 
@@ -43,7 +44,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def choices(option: Field[Any]) -> tuple[str, ...]:
     """The values that an option may have; empty where it may have any of its type."""
-    return tuple(getattr(value_type(option), "choices", option.metadata.get("choices", ())))
+    expected = value_type(option)
+    return tuple(filter(None, expected.choices)) + ("FILE.py:FUNCTION",) * expected.own
 
 
 def shown(value: Any) -> str:
@@ -59,7 +61,6 @@ def shown(value: Any) -> str:
 
 def configs() -> dict[str, type]:
     """The config dataclass of each command."""
-    config_of = getattr(rlvr_cli.config, "config_of", COMMANDS.get)
     return {command: config_of(command) for command in COMMANDS}
 
 
@@ -67,10 +68,10 @@ def option_tables() -> str:
     """A section for each command, a table for each of its groups."""
     sections = []
     for command, config in configs().items():
-        sections.append(f"## rlvr {command}\n\n{described(config)[0]}\n")
+        sections.append(f"## rlvr {command}\n\n{introduction(config)}\n")
         groups: dict[str, list[tuple[str, str, str]]] = {}
         for option in options(config):
-            kind, several, *_ = value_type(option)
+            kind, several, _, _ = value_type(option)
             name = flag(option.name)
             if option.metadata["argument"]:
                 typed = f"{option.name.upper()}{'...' if several else ''}"
@@ -85,6 +86,13 @@ def option_tables() -> str:
         for group, rows in groups.items():
             sections.append(table((group, "default", ""), rows))
     return "\n" + "\n".join(sections) + "\n"
+
+
+def introduction(config: type) -> str:
+    """The docstring of a config: what the command does, and its examples as a block."""
+    what, _, examples = (inspect.getdoc(config) or "").partition("\n\nExamples:\n")
+    typed = "\n".join(line.strip() for line in examples.splitlines() if line.strip())
+    return " ".join(what.split()) + (f"\n\n```sh\n{typed}\n```" if typed else "")
 
 
 def preset_tables() -> str:

@@ -9,15 +9,13 @@ from rlvr_cli import user_code
 from rlvr_cli.analysis.grade_changes import compare_grades
 from rlvr_cli.config.grade import GradeConfig
 from rlvr_cli.errors import Interrupted, RlvrError
-from rlvr_cli.graders import GRADERS
+from rlvr_cli.graders import GRADERS, has_format_rule
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.regrade import plan_regrade, regrade
 from rlvr_cli.runs.readers import latest_run, read_run, resolve_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.terminal import console, tables
-
-RULED = ("r1_zero", "countdown")  # graders that have a format rule
 
 
 def run(config: GradeConfig) -> None:
@@ -54,7 +52,7 @@ def run(config: GradeConfig) -> None:
 
 def stored_name(config: GradeConfig) -> str:
     """What the grades are stored under: the grader's name, and its format rule when it is not the usual one."""
-    ruled = config.grader in RULED and config.format_rule != "literal"
+    ruled = has_format_rule(config.grader) and config.format_rule != "literal"
     return f"{config.grader}_{config.format_rule}" if ruled else config.grader
 
 

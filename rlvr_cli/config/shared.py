@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rlvr_cli.config.options import Format, Provenance, above_zero, at_least, check_values, flag, knob
 from rlvr_cli.errors import RlvrError
@@ -16,7 +16,8 @@ ParamDtype = Literal["float32", "bfloat16"]
 Schedule = Literal["constant", "cosine"]
 LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
 
-GRADER = "Grader: r1_zero, question_only, math_verify, gsm8k, countdown, or FILE.py:FUNCTION."
+GraderName = Literal["r1_zero", "question_only", "math_verify", "gsm8k", "countdown"]  # modules of graders/
+GRADER = f"Grader: {', '.join(get_args(GraderName))}, or FILE.py:FUNCTION."
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

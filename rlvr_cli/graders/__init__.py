@@ -6,11 +6,16 @@ killed. `r1_zero_reward_fn` and `question_only_reward_fn` are the reward functio
 package is cheap: a grader's module, and Math-Verify above all, is imported when it is asked for.
 """
 
+import importlib
+import inspect
 from collections.abc import Callable
 from functools import partial
+from typing import Any, get_args
 
 from rlvr_cli import user_code
+from rlvr_cli.config.shared import GraderName
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.answers.extraction import unboxed
 from rlvr_cli.graders.question_only import question_only_reward_fn
 from rlvr_cli.graders.r1_zero import FAILURE_KINDS, r1_zero_reward_fn
 from rlvr_cli.types import FormatRule, Grade
@@ -20,13 +25,14 @@ __all__ = [
     "GRADERS",
     "FormatRule",
     "check_grader",
+    "has_format_rule",
     "question_only_reward_fn",
     "r1_zero_reward_fn",
     "reference_response",
     "resolve_grader",
 ]
 
-GRADERS = ("r1_zero", "question_only", "math_verify", "gsm8k", "countdown")
+GRADERS: tuple[str, ...] = get_args(GraderName)  # each a module here with a function `grade`
 
 
 def check_grader(spec: str) -> None:
@@ -53,56 +59,30 @@ def resolve_grader(spec: str, *, format_rule: FormatRule = "literal") -> Callabl
         RlvrError: there is no such grader.
     """
     check_grader(spec)
-    match spec:
-        case "r1_zero":
-            from rlvr_cli.graders import r1_zero
+    if spec not in GRADERS:
+        from rlvr_cli.graders import custom
 
-            return partial(r1_zero.grade, format_rule=format_rule)
-        case "question_only":
-            from rlvr_cli.graders import question_only
+        return custom.load(spec)
+    grade = _module(spec).grade
+    return partial(grade, format_rule=format_rule) if has_format_rule(spec) else grade
 
-            return question_only.grade
-        case "math_verify":
-            from rlvr_cli.graders import math_verify
 
-            return math_verify.grade
-        case "gsm8k":
-            from rlvr_cli.graders import gsm8k
+def has_format_rule(spec: str) -> bool:
+    """Whether --format-rule says something to this grader: its `grade` takes one."""
+    return spec in GRADERS and "format_rule" in inspect.signature(_module(spec).grade).parameters
 
-            return gsm8k.grade
-        case "countdown":
-            from rlvr_cli.graders import countdown
 
-            return partial(countdown.grade, format_rule=format_rule)
-        case _:
-            from rlvr_cli.graders import custom
-
-            return custom.load(spec)
+def _module(name: str) -> Any:
+    return importlib.import_module(f"rlvr_cli.graders.{name}")
 
 
 def reference_response(grader_name: str, ground_truth: str) -> str | None:
     """The response of a perfect model, to check that a grader can read a data set's own answers.
 
-    Of a user's own grader it is guessed to be in the shape of r1_zero. None where no response can be right: a countdown
+    A grader's module says it in its own `reference_response`; without one, and for a user's own grader, it is in the shape of
+    r1_zero. None where no response can be right: a countdown
     puzzle without a solution, a GSM8K truth without a number.
     """
-    from rlvr_cli.graders.answers.extraction import unboxed
-
-    answer: str | None = unboxed(ground_truth) or ground_truth
-    match grader_name:
-        case "question_only" | "math_verify":
-            return f"The answer is $\\boxed{{{answer}}}$."
-        case "gsm8k":
-            from rlvr_cli.graders import gsm8k
-
-            answer = gsm8k.final_number(ground_truth)
-            return None if answer is None else f"#### {answer}"
-        case "countdown":
-            from rlvr_cli.graders import countdown
-
-            try:
-                numbers, target = countdown.puzzle_of(ground_truth)
-            except ValueError:
-                return None
-            answer = countdown.solution(numbers, target)
-    return None if answer is None else f"I know this one. </think> <answer> {answer} </answer>"
+    if grader_name in GRADERS and hasattr(_module(grader_name), "reference_response"):
+        return _module(grader_name).reference_response(ground_truth)
+    return f"I know this one. </think> <answer> {unboxed(ground_truth) or ground_truth} </answer>"

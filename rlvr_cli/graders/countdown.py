@@ -190,3 +190,13 @@ def solution(numbers: list[int], target: int) -> str | None:
 
     found = search([(Fraction(number), str(number)) for number in numbers])
     return found[1:-1] if found is not None and found.startswith("(") else found
+
+
+def reference_response(ground_truth: str) -> str | None:
+    """What a perfect model would answer; None for what is no puzzle, or has no solution."""
+    try:
+        numbers, target = puzzle_of(ground_truth)
+    except ValueError:
+        return None
+    answer = solution(numbers, target)
+    return None if answer is None else f"I know this one. </think> <answer> {answer} </answer>"

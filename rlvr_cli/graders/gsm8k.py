@@ -51,3 +51,9 @@ def value_of(number: str) -> Fraction | None:
     except (ValueError, ZeroDivisionError):
         top, slash, bottom = bare.partition("/")
         return Fraction(top) / Fraction(bottom) if slash and set(bottom) > {"0"} else None
+
+
+def reference_response(ground_truth: str) -> str | None:
+    """What a perfect model would answer; None where the truth holds no number."""
+    answer = final_number(ground_truth)
+    return None if answer is None else f"#### {answer}"

@@ -5,6 +5,7 @@ Run it in a `GraderPool`: Math-Verify has no time limit that could be relied on 
 """
 
 from rlvr_cli.graders.answers.extraction import candidates
+from rlvr_cli.graders.question_only import reference_response as reference_response  # it reads a box, too
 from rlvr_cli.graders.r1_zero import is_right, truths_of, wrong_kind
 from rlvr_cli.types import Grade
 

@@ -6,7 +6,7 @@ Enters: a response, a ground truth. Leaves: a `Grade`.
 from typing import Any
 
 from rlvr_cli.graders.answers.equivalence import equivalent
-from rlvr_cli.graders.answers.extraction import candidates, last_boxed
+from rlvr_cli.graders.answers.extraction import candidates, last_boxed, unboxed
 from rlvr_cli.graders.r1_zero import is_right, rewards, truths_of, wrong_kind
 from rlvr_cli.types import Grade
 
@@ -37,3 +37,8 @@ def _unformatted_kind(response: str, truths: list[str]) -> str:
     if any(equivalent(candidate, truth) for candidate in candidates(response) for truth in truths):
         return "correct_but_unformatted"
     return "malformed_tags" if "\\boxed" in response else "no_answer_tags"
+
+
+def reference_response(ground_truth: str) -> str:
+    """What a perfect model would answer."""
+    return f"The answer is $\\boxed{{{unboxed(ground_truth) or ground_truth}}}$."

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlvr_cli.config.grpo import GrpoConfig
-from rlvr_cli.config.options import options
+from rlvr_cli.config.options import options, value_type
 from rlvr_cli.models.tokenization import collate, row_lengths
 from rlvr_cli.training.losses.custom import RESERVED
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs, loss_inputs
@@ -392,7 +392,7 @@ def test_statistics_keep_no_graph_and_count_response_tokens_only(policy):
 
 def test_the_table_the_type_and_the_option_name_the_same_losses():
     (option,) = [o for o in options(GrpoConfig) if o.name == "loss_type"]
-    assert tuple(LOSSES) == typing.get_args(LossType) == tuple(option.metadata["choices"])
+    assert tuple(LOSSES) == typing.get_args(LossType) == value_type(option).choices
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -158,7 +158,7 @@ def _clip_formula(*, cliprange: float, cliprange_high: float | None) -> str:
     return f"-min(rho_i,t A_i, clip(rho_i,t, 1-{cliprange:g}, 1+{high:g}) A_i)"
 
 
-# To add one: its name to LossType, its options to the config, its function and its line here.
+# To add one: its name (LossType) and its options to config/grpo.py, its function and its line here.
 LOSSES: dict[str, Loss] = {
     "no_baseline": Loss(partial(_handouts, loss_type="no_baseline"), lambda: "-A_i log p_i,t", silent=True),
     "reinforce_with_baseline": Loss(
