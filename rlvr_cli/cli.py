@@ -17,8 +17,8 @@ from typer.core import TyperCommand, TyperGroup
 from rlvr_cli import __version__, process
 from rlvr_cli.completion import offers
 from rlvr_cli.config import config_of
-from rlvr_cli.config.options import flag, nearest, options, read_value, value_type
-from rlvr_cli.config.sources import resolve
+from rlvr_cli.config.options import described, flag, nearest, options, read_value, value_type
+from rlvr_cli.config.sources import preset_names, resolve
 from rlvr_cli.config.synonyms import meant
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.terminal import help
@@ -122,7 +122,7 @@ def build(name: str) -> TyperCommand:
     parameters = [_parameter(option, command=name) for option in options(config_type)]
     run.__signature__ = inspect.Signature([*parameters, _HELP_ALL])  # type: ignore[attr-defined]
     alone = typer.Typer(add_completion=False)
-    alone.command(name, cls=Command, help=inspect.getdoc(config_type), context_settings=HELP_OPTIONS)(run)
+    alone.command(name, cls=Command, help=described(config_type)[0], context_settings=HELP_OPTIONS)(run)
     command = typer.main.get_command(alone)
     assert isinstance(command, TyperCommand)
     return command
@@ -178,26 +178,28 @@ def _metavar(option: Field[Any]) -> str:
 def command_help(name: str, usage: str, *, every: bool) -> str:
     """The help of a command: what most people set, or every option."""
     config_type = config_of(name)
-    summary, _, examples = (inspect.getdoc(config_type) or "").partition("\n\nExamples:\n")
+    summary, examples = described(config_type)
     panels: dict[str, list[help.Row]] = {"Arguments": []}
     known = [option for option in options(config_type) if not option.metadata["argument"]]
     for option in options(config_type):
         if option.metadata["argument"]:
             panels["Arguments"].append(help.Row((option.name.upper(),), option.metadata["help"]))
         elif every or option.metadata["common"]:
-            panels.setdefault(option.metadata["group"], []).append(_row(option))
+            panels.setdefault(option.metadata["group"], []).append(_row(option, command=name))
     hidden = len(known) - sum(map(len, panels.values())) + len(panels["Arguments"])
     panels["Help"] = [
         help.Row(("-h, --help",), "What most people set."),
         help.Row(("--help-all",), f"All {len(known)} options." if hidden else "The same: these are all options."),
     ]
     closing = [f"{hidden} more options: rlvr {name} --help-all", ""] if hidden else []
-    return help.page(usage, summary, panels, closing=[*closing, "Examples:", *examples.splitlines()])
+    return help.page(usage, summary, panels, closing=[*closing, "Examples:", *(f"  {line}" for line in examples)])
 
 
-def _row(option: Field[Any]) -> help.Row:
+def _row(option: Field[Any], *, command: str) -> help.Row:
     """An option with its choices and its default."""
     kind, several, choices, own = value_type(option)
+    if option.metadata["completes"] == "preset":
+        choices = tuple(preset_names(command))
     name, text = flag(option.name), option.metadata["help"]
     if choices:
         text += f" [{'|'.join([c for c in choices if c] + ['FILE.py:FUNCTION'] * own)}]"

@@ -71,6 +71,7 @@ def test_help_tells_choices_and_defaults(capsys, monkeypatch):
     assert "[none|mask|soft_punish] [default: none]" in page
     assert "[no_baseline|reinforce_with_baseline|grpo_clip|grpo_no_clip|FILE.py:FUNCTION]" in page
     assert "Responses per question. [default: 8]" in page
+    assert "[cs336|dapo|dr-grpo|leaderboard-4h|quickstart]" in page
     assert re.search(r"--stop TEXT .*? \[default: </answer>\]", page)
     assert (
         "--use-std-normalization Divide advantages by the standard deviation of their group. [default: on] --no-use"

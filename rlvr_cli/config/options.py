@@ -3,6 +3,7 @@
 Enters: config dataclasses. Leaves: their options in the order of ``--help``, and the checks that configs share.
 """
 
+import inspect
 import math
 import types
 import typing
@@ -51,6 +52,12 @@ class Provenance:
     """Not options: where each option's value came from ("flag", "config FILE", "preset NAME", "resumed run" or "default")."""
 
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+
+def described(config_type: type) -> tuple[str, list[str]]:
+    """What a command does, and examples of it, from its config's docstring."""
+    summary, _, examples = (inspect.getdoc(config_type) or "").partition("\n\nExamples:\n")
+    return " ".join(summary.split()), [line.strip() for line in examples.splitlines()]
 
 
 def flag(name: str) -> str:

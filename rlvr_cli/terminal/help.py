@@ -31,7 +31,7 @@ def page(usage: str, summary: str, panels: Mapping[str, Sequence[Row]], *, closi
     """
     panels = {heading: rows for heading, rows in panels.items() if rows}
     width = min(shutil.get_terminal_size((PIPE, 24)).columns, WIDEST)
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and sys.stdout.encoding.lower().startswith("utf"):
         return _in_panels(usage, summary, panels, closing=closing, width=width)
     names = _names_width(panels)
     parts = [usage, *(f"  {line}" for line in wrapped(summary, width - 2))]
