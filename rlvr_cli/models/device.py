@@ -16,9 +16,9 @@ TINY_PARAMETERS = 10_000_000
 
 
 def device_apart(device: str) -> str | None:
-    """For CUDA_VISIBLE_DEVICES of a process beside the trainer's: another CUDA device where there are several.
+    """Return a CUDA device other than the trainer's, as CUDA_VISIBLE_DEVICES for a process that runs beside it.
 
-    None: there is none to choose from, and both compute on the same one, or on the CPU.
+    None if there is no other one: then both processes compute on the same device, or on the CPU.
     """
     import torch
 
@@ -31,7 +31,7 @@ def device_apart(device: str) -> str | None:
 
 
 def use_few_threads(policy: Any) -> None:
-    """One torch thread for a tiny model on the CPU: its operators are too small to share, and waiting costs more than they do."""
+    """Limit torch to one thread for a tiny model on the CPU, where synchronizing threads costs more than they save."""
     import torch
 
     if policy.device.type == "cpu" and policy.num_parameters < TINY_PARAMETERS:
@@ -39,14 +39,14 @@ def use_few_threads(policy: Any) -> None:
 
 
 def on_cuda(device: str) -> bool:
-    """Whether a model for `device` goes to a CUDA device."""
+    """Return whether `device`, which may be `auto`, is a CUDA device."""
     import torch
 
     return torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
 
 
 def autocast_dtype(model: PreTrainedModel) -> torch.dtype | None:
-    """The precision a policy is computed in where that is not the precision of its weights: bfloat16 for float32 on CUDA."""
+    """Return the dtype to compute in if it is not that of the weights (bfloat16 for float32 on CUDA), else None."""
     parameter = next(model.parameters())
     return torch.bfloat16 if parameter.is_cuda and parameter.dtype == torch.float32 else None
 
@@ -54,7 +54,7 @@ def autocast_dtype(model: PreTrainedModel) -> torch.dtype | None:
 def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,2})?", name) is None:  # torch knows more, such as meta, that run no model
+    if re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,2})?", name) is None:  # others, such as meta, cannot run a model
         raise RlvrError(f"No device {printable(name)!r}.", "Use auto, cpu, cuda, cuda:1 or mps.")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -69,18 +69,18 @@ def resolve_device(name: str) -> torch.device:
 
 @contextlib.contextmanager
 def explained_memory() -> Iterator[None]:
-    """Turn the device's being full into the user's error."""
+    """Turn an out-of-memory error of the device into a user error."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise RlvrError(
             "The device has too little memory for this micro-batch.",
-            "Take smaller ones, which changes no result: a higher --gradient-accumulation-steps, or a lower --micro-batch-size. "
-            "Beside vLLM on one device: a lower --gpu-memory-utilization.",
+            "Use smaller micro-batches, which give the same result: raise --gradient-accumulation-steps or lower "
+            "--micro-batch-size. If vLLM shares the device, lower --gpu-memory-utilization.",
         ) from error
 
 
 def autocast_context(model: PreTrainedModel) -> contextlib.AbstractContextManager[object]:
-    """Compute in `autocast_dtype`, for training and for scoring alike."""
+    """Return a context that computes in `autocast_dtype`, for training and scoring alike."""
     dtype = autocast_dtype(model)
     return contextlib.nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype)

@@ -1,4 +1,4 @@
-"""What identifies a model in run.json, and what its config alone says of it.
+"""What identifies a model in run.json, and the sizes in its config.
 
 Enters: a directory or a hub name. Leaves: names, hashes and sizes; no weights are loaded.
 """
@@ -20,13 +20,13 @@ def builtin_model_path() -> Path:
 
 
 def model_identity(path_or_id: str | Path, *, fetch: bool = False) -> dict[str, Any]:
-    """What run.json keeps of a model, enough to tell later whether it is the same one.
+    """Return what run.json stores about a model, enough to tell later whether it is the same one.
 
     Args:
         fetch: download a Hub model that is not on this machine.
 
     Returns:
-        `path` or `id` (with the Hub's `revision`), and, where its weights lie on this machine, `sha256` (of the list of
+        `path` or `id` (with the Hub's `revision`), and, if its weights are on this machine, `sha256` (of the list of
         weight files with their SHA-256), `bytes`, `parameters` (stored ones: tied weights count once), and the
         tokenizer's `tokenizer_sha256`.
 
@@ -43,13 +43,16 @@ def model_identity(path_or_id: str | Path, *, fetch: bool = False) -> dict[str, 
     cached = try_to_load_from_cache(str(path_or_id), "config.json")
     if not isinstance(cached, str):
         return {"id": str(path_or_id), "revision": None}
-    snapshot = Path(cached).parent  # the cache names it by the commit
+    snapshot = Path(cached).parent  # the cache names this directory by the commit
     return {"id": str(path_or_id), "revision": snapshot.name, **_weights_identity(snapshot)}
 
 
 def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
-    """Sizes of a model on this machine, for an estimate of memory: parameters, layers, hidden, intermediate, kv_width (key-value
-    heads times head size), vocabulary. None when its files are not here or name these sizes in another way."""
+    """Return the sizes of a model on this machine, for memory estimates.
+
+    The keys are parameters, layers, hidden, intermediate, kv_width (key-value heads times head size) and vocabulary.
+    None if its files are not here or its config has other names for these sizes.
+    """
     try:
         config = AutoConfig.from_pretrained(path_or_id, local_files_only=True)
         heads, head_size = config.num_attention_heads, getattr(config, "head_dim", None)
@@ -89,15 +92,15 @@ def _weights_identity(directory: Path) -> dict[str, Any]:
 
 
 def model_path(model: str) -> str:
-    """The model that was named, or the built-in one."""
+    """Return `model`, or the path of the built-in model if it is empty."""
     return model or str(builtin_model_path())
 
 
 def model_facts(engine: str, model: str, *, base_url: str = "", fetch: bool = True) -> dict[str, Any]:
-    """What identifies the model in run.json: its name and, where there are files, their hashes.
+    """Return what identifies the model in run.json: its name and, if its files are local, their hashes.
 
     Args:
-        fetch: download a hub model that is not on this machine yet, so that its files are known from the start.
+        fetch: download a hub model that is not on this machine yet, so that its hashes are known from the start.
     """
     if engine == "openai":
         return {"name": model, "endpoint": base_url}

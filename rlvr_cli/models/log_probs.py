@@ -1,4 +1,4 @@
-"""The log-probabilities and entropies that a model gives tokens, in nats, chunked and in fp32.
+"""Log-probabilities and entropies of tokens under a model, in nats, computed in chunks and in float32.
 
 Enters: a batch of token ids (`tokenization`) and a causal language model of transformers. Leaves: (batch, seq) tensors.
 """
@@ -14,12 +14,12 @@ from rlvr_cli.models.policy import Policy, policy_of
 from rlvr_cli.models.prefixes import Prefixes, distinct_prefixes
 from rlvr_cli.models.tokenization import row_lengths
 
-# How many logits are held at once: as few as keep the products fast. On a CPU they then stay in its cache; on a GPU
-# each operator still has enough to do to be worth its launch.
+# The number of logits held at once: the fewest that keep the matrix products fast. On a CPU they then stay in its
+# cache; on a GPU each operator still does enough work to be worth its launch.
 _LOGITS_ON_CPU, _LOGITS_ON_CUDA = 2**20, 2**26
-_KEPT_LOGITS = 5 * 2**24  # that the backward pass finds and need not make again: 320 MiB, all of a small vocabulary's
-_MIN_CHUNK = 256  # however many positions there are
-_FLOOR = -1e30  # instead of a logit of -inf: its probability is 0 too, and times 0 it is a number
+_KEPT_LOGITS = 5 * 2**24  # kept for the backward pass, which recomputes the others: 320 MiB
+_MIN_CHUNK = 256  # vocabulary entries, however many positions there are
+_FLOOR = -1e30  # replaces a logit of -inf: its probability is 0 too, and 0 times it is 0, not NaN
 
 
 def compute_entropy(logits: Tensor) -> Tensor:
@@ -50,30 +50,31 @@ def get_response_log_probs(
     chunk_size: int | None = None,
     prefixes: Prefixes | None = None,
 ) -> dict[str, Tensor]:
-    """Log-probabilities of `labels` under the model, and optionally the entropies they were drawn from.
+    """Compute the log-probabilities of `labels` under the model, and optionally the entropies of their distributions.
 
-    The (batch, seq, vocab) logits never exist. The model's body gives hidden states, of each prefix that rows have in
-    common once and of no padding (`prefixes.py`; a model with other than ordinary attention: row by row); its head runs over the wanted
-    positions only, `chunk_size` entries of the vocabulary at a time, and most of it again in the backward pass. Log-probabilities
-    and entropies are float32 (float64 for a float64 model), also under autocast, where the head's product of bfloat16
-    operands stays in float32.
+    The full (batch, seq, vocab) logits are never in memory. The model's body computes each shared prefix once and no
+    padding (`prefixes.py`; a model without ordinary causal attention computes every row in full). Its head computes
+    only the positions in `response_mask`, `chunk_size` vocabulary entries at a time, and most of the chunks again in
+    the backward pass. Log-probabilities and entropies are float32 (float64 for a float64 model), also under autocast,
+    where the head multiplies bfloat16 operands into a float32 result.
 
-    That needs a model whose logits are one linear map of its body's last hidden states. Where they are not (Gemma's
-    soft capping, Cohere's and Granite's scaling) the model's own forward pass makes the full logits, and a warning says
+    This requires logits that are one linear map of the body's last hidden states. For other models (Gemma's soft
+    capping, Cohere's and Granite's scaling) the model's own forward pass computes the full logits, and a warning says
     so.
 
     Args:
-        model: on the device of the ids; a policy does, too. Its mode is left as it is: with dropout active the result is random.
+        model: a model or policy, on the device of the ids. Its mode is not changed: with active dropout the result is
+            random.
         input_ids: (batch, seq), padded on the right.
         labels: (batch, seq), the token that follows each position.
         return_token_entropy: whether to return `token_entropy`; it is differentiable too.
         response_mask: (batch, seq); positions outside it are not computed and come back as exactly 0. None: every
             position.
         temperature: divides the logits, as in sampling: log-probabilities are those of the distribution sampled from.
-        chunk_size: entries of the vocabulary whose logits are held at once, at the peak in two or three (positions,
-            chunk_size) float32 tensors. None: so many that each is a few MB (on a GPU a few hundred), or the whole of
-            a small vocabulary.
-        prefixes: `wanted_prefixes` of the same, where they are known already.
+        chunk_size: vocabulary entries per chunk; at the peak, two or three (positions, chunk_size) float32 tensors are
+            held. None chooses a size at which each is a few MB (on a GPU a few hundred), or the whole vocabulary if it
+            is small.
+        prefixes: the result of `wanted_prefixes` for this batch, if it is known already.
 
     Returns:
         `log_probs`, and `token_entropy` when asked for, each (batch, seq).
@@ -105,11 +106,11 @@ def get_response_log_probs(
 
 
 def wanted_prefixes(model: PreTrainedModel | Policy, input_ids: Tensor, response_mask: Tensor) -> Prefixes | None:
-    """What of a batch goes through the model's body in `get_response_log_probs`; None where it all does, padding too."""
+    """Find the prefixes that `get_response_log_probs` computes; None if the model computes every row in full."""
     if not policy_of(model).shares_prefixes:
         return None
     lengths = row_lengths(response_mask)
-    lengths[:1].clamp_(min=1)  # no model takes nothing
+    lengths[:1].clamp_(min=1)  # a model needs at least one token
     return distinct_prefixes(input_ids, lengths)
 
 
@@ -137,7 +138,7 @@ def _linear_log_probs(
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
     if not hidden.is_cuda:
-        dtype = _accumulation_dtype(dtype)  # a CPU has no product of halves that is kept in float32
+        dtype = _accumulation_dtype(dtype)  # CPUs have no half-precision matmul with a float32 result
     if chunk_size is None:
         logits_at_once = _LOGITS_ON_CUDA if hidden.is_cuda else _LOGITS_ON_CPU
         chunk_size = max(logits_at_once // max(len(labels), 1), _MIN_CHUNK)
@@ -150,10 +151,10 @@ def _linear_log_probs(
 class _LinearLogProbs(torch.autograd.Function):
     """`_linear_log_probs` in chunks of the vocabulary.
 
-    With z = logits / temperature, p = softmax(z), l = log p, H = -sum p l: the forward pass merges the chunks' normalizers
-    and entropies, and the backward pass makes z again, chunk by chunk, where it was not kept: d(log-prob of y) / dz = onehot(y) - p, and
-    dH / dz = -p (l + H). Each row of the weight's gradient is written once, by the chunk that it belongs to; chunks of
-    positions would add to the whole of it each time.
+    Let z = logits / temperature, p = softmax(z), l = log p, H = -sum p l. The forward pass merges the normalizers and
+    entropies of the chunks. The backward pass recomputes z, chunk by chunk, where it was not kept, and uses d(log-prob
+    of y) / dz = onehot(y) - p and dH / dz = -p (l + H). Each row of the weight's gradient is written once, by its own
+    chunk; with chunks of positions, each chunk would add to the whole gradient.
     """
 
     @staticmethod
@@ -165,28 +166,28 @@ class _LinearLogProbs(torch.autograd.Function):
         entropy = torch.zeros_like(picked) if with_entropy else None
         full = len(weight) // chunk_size if any(ctx.needs_input_grad) else 0
         room = min(_KEPT_LOGITS // max(len(labels) * chunk_size, 1), full)
-        # Of the first chunks: z less its largest at each position, and these. One tensor each: many would lie between
-        # others that are freed, and leave holes.
+        # For the first chunks: z minus its maximum at each position, and the maxima. One tensor each: many small ones
+        # would lie between tensors that are freed, and fragment the memory.
         kept, tops = picked.new_empty(room, len(labels), chunk_size), picked.new_empty(room, len(labels))
         with torch.autocast(hidden.device.type, enabled=False):
             for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
                 z = _scaled_logits(inputs, weight[chunk].to(dtype), bias, chunk, temperature)  # (positions, chunk)
                 inside, place = _places(labels, chunk)
                 picked = torch.where(inside, z.gather(-1, place).squeeze(-1), picked)
-                if bias is not None:  # which may be -inf
+                if bias is not None:  # a bias may be -inf
                     z.clamp_(min=_FLOOR)
                 top = z.amax(dim=-1)
                 z -= top[:, None]
                 if number < room:
                     kept[number], tops[number] = z, top
-                p = z.exp()  # times `total`, at least 1
+                p = z.exp()  # the chunk's softmax times `total`, which is at least 1
                 total = p.sum(dim=-1)
                 log_total = total.log()
                 here = top + log_total  # the chunk's own normalizer
                 merged = torch.logaddexp(normalizer, here)
                 if entropy is not None:
                     entropy_here = log_total - p.mul_(z).sum(dim=-1) / total
-                    log_before, log_here = normalizer - merged, here - merged  # of the shares of probability
+                    log_before, log_here = normalizer - merged, here - merged  # log shares of the probability
                     entropy = log_before.exp() * (entropy - log_before) + log_here.exp() * (entropy_here - log_here)
                 normalizer = merged
         ctx.save_for_backward(hidden, weight, bias, labels, normalizer, entropy, kept, tops)
@@ -213,7 +214,7 @@ class _LinearLogProbs(torch.autograd.Function):
                 else:
                     z = _scaled_logits(inputs, operand, bias, chunk, temperature).sub_(normalizer[:, None])
                 if grad_entropy is None:
-                    grad = z.exp_().mul_(-upstream[:, None])  # by the logits, (positions, chunk)
+                    grad = z.exp_().mul_(-upstream[:, None])  # with respect to the logits, (positions, chunk)
                 else:
                     grad = z.exp()
                     z.clamp_(min=_FLOOR).add_(entropy[:, None]).mul_(grad_entropy[:, None] / -temperature)
@@ -223,7 +224,7 @@ class _LinearLogProbs(torch.autograd.Function):
                     grad_bias[chunk] = grad.sum(dim=0)
                 grad = grad.to(dtype)
                 if grad_hidden is not None and grad.dtype == grad_hidden.dtype:
-                    grad_hidden.addmm_(grad, operand)  # in place: a product apart would be another (positions, hidden)
+                    grad_hidden.addmm_(grad, operand)  # in place: no other (positions, hidden) tensor
                 elif grad_hidden is not None:
                     grad_hidden += _product(grad, operand)
                 if grad_weight is not None:
@@ -237,14 +238,14 @@ def _chunks(length: int, size: int) -> Iterator[slice]:
 
 
 def _places(labels: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
-    """(positions,), whether each label is in this chunk; (positions, 1), where in it, or anywhere in it."""
+    """Return whether each label is in the chunk, (positions,), and its index there, else any index, (positions, 1)."""
     place = labels - chunk.start
     width = chunk.stop - chunk.start
     return (place >= 0) & (place < width), place.clamp(0, width - 1)[:, None]
 
 
 def _scaled_logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, chunk: slice, temperature: float) -> Tensor:
-    """(positions, hidden) and the chunk's (chunk, hidden) -> (positions, chunk), float32 or float64."""
+    """(positions, hidden) inputs, (chunk, hidden) weight -> (positions, chunk) scaled logits, float32 or float64."""
     logits = _product(inputs, weight.T)
     if bias is not None:
         logits += bias[chunk]

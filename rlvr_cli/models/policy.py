@@ -1,9 +1,10 @@
-"""The policy: one object that knows what is inside a causal language model, so that nothing outside this room has to.
+"""The policy: the one object that knows the internals of a causal language model; other rooms use its methods.
 
-Enters: a model and its tokenizer, from disk (`load_policy`) or from memory (`Policy`, `policy_of`). Leaves: hidden states and the
-head that makes logits of them, parameters for an optimizer, weights for an engine, a reference to compare with, a saved model.
+Enters: a model and its tokenizer, from disk (`load_policy`) or from memory (`Policy`, `policy_of`). Leaves: hidden
+states, the head that maps them to logits, parameters for an optimizer, weights for an inference engine, a frozen
+reference policy, a saved model.
 
-An adapter, a second head or weights that are spread over devices change what these methods give, and nothing else.
+An adapter, a second head or sharded weights belong here: they change what these methods return, and no other code.
 """
 
 import contextlib
@@ -31,19 +32,20 @@ class Head(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What `load_policy` read a policy from."""
+    """Where `load_policy` loaded a policy from, and in which precision."""
 
     path_or_id: str | Path
     dtype: str
 
 
 class Policy:
-    """A causal language model that is sampled from and trained, with the tokenizer it was trained with.
+    """A causal language model to sample from and to train, with its tokenizer.
 
-    It holds nothing but these two: making one of a model in memory costs nothing, and all policies of a model share its weights.
+    Wrapping a model in memory copies nothing: all policies of one model share its weights.
 
     Attributes:
-        model: of transformers. Its forward pass and its config are for everyone; what is inside of it is for this class.
+        model: the transformers model. Any code may use its forward pass and its config; only this class uses its
+            internals.
         source: where it was loaded from; None for a model from memory, which has no `reference`.
     """
 
@@ -57,16 +59,16 @@ class Policy:
         self.model, self.source = model, source
         self._tokenizer = tokenizer
 
-    # What it is
+    # Properties
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        assert self._tokenizer is not None, "this policy was made of a model alone"
+        assert self._tokenizer is not None, "this policy has no tokenizer: it was made from a model alone"
         return self._tokenizer
 
     @property
     def config(self) -> Any:
-        """The model's config, of transformers."""
+        """The transformers config of the model."""
         return self.model.config
 
     @property
@@ -85,50 +87,51 @@ class Policy:
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
-        """The precision of the products where it is not that of the weights: bfloat16 for float32 on CUDA."""
+        """The dtype to compute in if it is not that of the weights (bfloat16 for float32 on CUDA), else None."""
         return autocast_dtype(self.model)
 
     @property
     def num_parameters(self) -> int:
-        """Tied ones count once."""
+        """The number of parameters; tied ones count once."""
         return self.model.num_parameters()
 
     @property
     def vocabulary_size(self) -> int:
-        """How many token ids have an embedding: those of the tokenizer, and often some more."""
+        """The number of token ids with an embedding, often more than the tokenizer has."""
         embeddings: Any = self.model.get_input_embeddings()
         return embeddings.num_embeddings
 
     @property
     def context_length(self) -> int | None:
-        """The most tokens that it reads; None where its positions have no end."""
+        """The most tokens that the model can read; None if its config sets no limit."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
     @property
     def is_decoder(self) -> bool:
-        """Whether it generates from a prompt alone, without an encoder."""
+        """Whether the model is a decoder-only language model."""
         model = self.model
         return (
             not model.config.is_encoder_decoder and model.can_generate() and model.get_output_embeddings() is not None
         )
 
-    # What it computes
+    # Computation
 
     def forward(self, **inputs: Any) -> Any:
-        """The whole model: arguments and output are those of transformers."""
+        """Run the whole model; arguments and output are those of transformers."""
         return self.model(**inputs)
 
     def body(self, **inputs: Any) -> Any:
-        """The model without its head: arguments of transformers, an output with `last_hidden_state`."""
+        """Run the model without its head; arguments are those of transformers, the output has `last_hidden_state`."""
         return self.model.base_model(**inputs)
 
     def hidden_states(self, input_ids: Tensor, mask: Tensor, prefixes: Prefixes | None = None) -> Tensor:
-        """The body's last hidden states at some positions.
+        """Compute the last hidden states of the body at the positions in `mask`.
 
         Args:
             input_ids: (batch, seq), padded on the right.
-            mask: (batch, seq), bool: the positions.
-            prefixes: the distinct prefixes of the rows, for a policy that `shares_prefixes`; None: row by row, padding too.
+            mask: (batch, seq), bool: the positions to return.
+            prefixes: the distinct prefixes of the rows, if `shares_prefixes`; None computes every row in full, with its
+                padding.
 
         Returns:
             (positions, hidden).
@@ -139,13 +142,14 @@ class Policy:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether `hidden_states` takes prefixes; recomputation in the backward pass forbids it."""
+        """Whether `hidden_states` accepts prefixes; it does not with gradient checkpointing."""
         return self.head() is not None and not self.model.is_gradient_checkpointing and shares_prefixes(self.model)
 
     def head(self) -> Head | None:
-        """The output layer, where the logits are this one linear map of the hidden states.
+        """Return the output layer if it alone, as a linear map of the hidden states, gives the logits.
 
-        None: something else is done to them (Gemma's soft capping, Cohere's and Granite's scaling), and `forward` alone knows them.
+        None if the model does more (Gemma's soft capping, Cohere's and Granite's scaling): then only `forward` gives
+        the logits.
         """
         if not _has_linear_head(self.model):
             return None
@@ -153,12 +157,12 @@ class Policy:
         return Head(layer.weight, layer.bias)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Compute in `autocast_dtype`, for training and for scoring alike."""
+        """Return a context that computes in `autocast_dtype`, for training and scoring alike."""
         return autocast_context(self.model)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """No module of the model in training mode; those that were are put back."""
+        """Switch all modules to eval mode; restore the training mode of those that had it on exit."""
         training = [module for module in self.model.modules() if module.training]
         for module in training:
             module.training = False
@@ -168,60 +172,60 @@ class Policy:
             for module in training:
                 module.training = True
 
-    # What it is made of
+    # Parameters and weights
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
-        """What an optimizer moves, by name; a tied one under its first name alone."""
+        """Return the parameters for an optimizer, by name; a tied one appears only under its first name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def weights(self) -> dict[str, Tensor]:
-        """All tensors by name, tied ones under each of their names: the policy's own, not copies, without gradients."""
+        """Return all tensors by name, tied ones under each of their names; they share memory with the policy."""
         return self.model.state_dict()
 
     def weights_for_engine(self) -> Mapping[str, Tensor]:
-        """The weights as an engine wants them: those of the plain architecture, under the names that they have in transformers.
+        """Return the weights for an inference engine: those of the plain architecture, by their transformers names.
 
-        Tied ones come under each of their names. They may be the policy's own: an engine copies what it keeps, or reads it anew
-        after each update.
+        Tied tensors appear under each of their names. The tensors may be the policy's own: an engine must copy what it
+        keeps, or read them again after each update.
         """
         return self.weights()
 
     def load_engine_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy the `weights_for_engine` of another policy of this architecture.
+        """Load a copy of the `weights_for_engine` of another policy of this architecture.
 
         Raises:
-            RuntimeError: their names or shapes are others; some may have been copied.
+            RuntimeError: names or shapes differ; some of the weights may have been copied already.
         """
         self.model.load_state_dict(weights)
 
     def plain_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules, by name, that `weights_for_engine` has the weights of, for an engine with code of its own for them."""
+        """Iterate over the modules of the plain architecture, whose weights `weights_for_engine` returns, by name."""
         return self.model.named_modules()
 
     @property
     def backbone(self) -> Any:
-        """The module behind `body`, for an engine that reads constants of the architecture: head sizes, rotary tables."""
+        """The module behind `body`; engines read architecture constants from it: head sizes, rotary tables."""
         return self.model.base_model
 
-    # What becomes of it
+    # Reference and saving
 
     def reference(self) -> "Policy":
-        """The policy as it was when it was loaded, frozen: what a KL penalty compares with. It takes the weights' memory again."""
-        assert self.source is not None, "a model from memory has no state that it was loaded in"
+        """Load the initial policy again, frozen, as the reference of a KL penalty: a second copy of the weights."""
+        assert self.source is not None, "a model from memory cannot be loaded again"
         frozen = load_policy(self.source.path_or_id, dtype=self.source.dtype, device=str(self.device))
         frozen.model.requires_grad_(False)
         return frozen
 
     def save(self, directory: str | Path) -> None:
-        """Write model and tokenizer so that transformers and vLLM load them as they stand, all or nothing.
+        """Save model and tokenizer in a form that transformers and vLLM can load, all or nothing.
 
-        A model that is already there is replaced; see `pretrained.write_pretrained`.
+        An existing model is replaced; see `pretrained.write_pretrained`.
         """
         write_pretrained(self.model, self.tokenizer, directory, weights=self.weights_for_engine())
 
 
 def policy_of(model: PreTrainedModel | Policy) -> Policy:
-    """A model as a policy without a tokenizer; a policy as it is."""
+    """Wrap a model as a policy without a tokenizer; return a policy unchanged."""
     return model if isinstance(model, Policy) else Policy(model)
 
 
@@ -245,7 +249,7 @@ def load_policy(path_or_id: str | Path, *, dtype: str = "float32", device: str =
 
 
 def distinct(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors by name, tied ones under their first name alone. They are the same tensors, not copies."""
+    """Return the tensors by name, tied ones only under their first name. They are the same tensors, not copies."""
     seen: set[int] = set()
     found = {}
     for name, tensor in weights.items():
@@ -259,7 +263,7 @@ _linear_heads: weakref.WeakKeyDictionary[nn.Module, tuple[nn.Module | None, bool
 
 
 def _has_linear_head(model: nn.Module) -> bool:
-    """Whether the model's logits are `head(body(input_ids).last_hidden_state)`; found out once per model and head."""
+    """Return whether the logits are `head(body(input_ids).last_hidden_state)`; tested once per model and head."""
     policy = model if isinstance(model, PreTrainedModel) else None
     head = policy.get_output_embeddings() if policy is not None else None
     known = _linear_heads.get(model)
@@ -269,7 +273,7 @@ def _has_linear_head(model: nn.Module) -> bool:
         if not known[1]:
             warnings.warn(
                 f"The logits of {type(model).__name__} are not one linear map of its hidden states, so the logits of a "
-                "whole micro-batch are held in memory at once: it may have to be smaller than for other models.",
+                "whole micro-batch are held in memory at once: it may need smaller micro-batches than other models.",
                 stacklevel=3,
             )
     return known[1]
@@ -277,10 +281,11 @@ def _has_linear_head(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def _probe_linear_head(model: PreTrainedModel, head: nn.Linear) -> bool:
-    """Ask the model itself, instead of a list of architectures.
+    """Test the model itself, so that no list of architectures is needed.
 
-    One token goes through it. The head must be given exactly the body's last hidden states, and what the head returns
-    must come back as the logits untouched; a planted output, spread over ±100, would show any cap, scale or offset.
+    Runs one token. The head must receive exactly the last hidden states of the body, and the head's output must come
+    back unchanged as the logits. The output is replaced by values from -100 to 100, which reveal any cap, scale or
+    offset.
     """
     seen: dict[str, Tensor | None] = {}
 
@@ -291,7 +296,7 @@ def _probe_linear_head(model: PreTrainedModel, head: nn.Linear) -> bool:
         seen["input"] = inputs[0]
         spread = torch.linspace(-100, 100, output.shape[-1], device=output.device)
         seen["output"] = spread.to(output.dtype).expand_as(output).clone()
-        return seen["output"].clone()  # the model may change its own in place
+        return seen["output"].clone()  # a clone, since the model may change it in place
 
     body = model.base_model
     if body is model:

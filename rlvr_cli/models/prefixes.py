@@ -1,9 +1,9 @@
-"""Rows that begin alike go through a model's body once: padded rows -> their distinct prefixes -> hidden states.
+"""Run a prefix that several rows share through the model only once: padded rows -> distinct prefixes -> hidden states.
 
-In a causal model a token's hidden state is a function of the tokens up to it, and of nothing else. So the prompt that the
-samples of a group share, the template that all prompts begin with, and whatever else two rows have in common from their first
-token on, need be computed once; and padding not at all. Only attention itself, which looks back along a row, is computed row
-by row. The gradient is the same: what comes back to a shared token is summed over the rows that share it.
+In a causal model, a token's hidden state depends only on the tokens up to and including it. A common prefix of several
+rows (the prompt of a group, the template that all prompts begin with) therefore needs to be computed only once, and
+padding not at all. Only attention, which looks back along a row, is computed row by row. Gradients are unchanged: the
+gradient of a shared token is the sum over the rows that share it.
 """
 
 import warnings
@@ -25,25 +25,25 @@ _PROBE = (
     (3, 1, 4, 2),
     (3, 1),
     (2, 3, 1, 4, 1),
-)  # token ids: two share three, one is a prefix, one nothing
+)  # token ids: two rows share three tokens, one row is a prefix of both, one shares nothing
 
 
 class Prefixes(NamedTuple):
-    """The distinct prefixes of some rows, each by its last token; and where each place of the rows finds its own."""
+    """The distinct prefixes of a batch of rows, each given by its last token, and which one ends at each place."""
 
-    tokens: Tensor  # (prefixes,) ids
-    positions: Tensor  # (prefixes,) in their rows
-    places: Tensor  # (rows, width) -> prefix; beyond a row's length any
-    spread: Tensor  # (rows x width,) the same, with the rows in the order in which neighbors share most
-    origin: Tensor  # (prefixes,) -> the place in `spread` where it first occurs
+    tokens: Tensor  # (prefixes,) id of the last token
+    positions: Tensor  # (prefixes,) position of that token in its row
+    places: Tensor  # (rows, width) -> index of the prefix that ends there; arbitrary in the padding
+    spread: Tensor  # (rows x width,) the same indices, with the rows sorted so that neighbors share the most
+    origin: Tensor  # (prefixes,) -> index into `spread` where the prefix first occurs
 
 
 def distinct_prefixes(ids: Tensor, lengths: Tensor) -> Prefixes:
-    """The prefixes of ids[row, :length] of all rows.
+    """Find the distinct prefixes of all rows ids[row, :lengths[row]].
 
     Args:
         ids: (rows, width).
-        lengths: (rows,) at most `width`; what follows is padding.
+        lengths: (rows,), each at most `width`; the columns after it are padding.
     """
     device = ids.device
     ids, lengths = ids.cpu(), lengths.cpu()
@@ -51,7 +51,7 @@ def distinct_prefixes(ids: Tensor, lengths: Tensor) -> Prefixes:
     lines = [line[:length] for line, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
     order = torch.tensor(sorted(range(rows), key=lambda row: lines[row]))
     ids, inside = ids[order], torch.arange(width) < lengths[order, None]
-    new = inside.clone()  # the first of its rows to have this prefix
+    new = inside.clone()  # whether no earlier row has this prefix
     new[1:] &= ~((ids[1:] == ids[:-1]) & inside[:-1]).cumprod(dim=1).bool()
     number = torch.zeros(rows, width, dtype=torch.int64)
     number[new] = torch.arange(int(new.sum()))
@@ -70,7 +70,7 @@ def distinct_prefixes(ids: Tensor, lengths: Tensor) -> Prefixes:
 
 
 def hidden_states(model: PreTrainedModel, prefixes: Prefixes) -> Tensor:
-    """The last hidden states of a model that `shares_prefixes`, (prefixes, hidden)."""
+    """Return the last hidden states of all prefixes, (prefixes, hidden); the model must pass `shares_prefixes`."""
     with attention(model, _ATTENTION):
         out = model.base_model(
             input_ids=prefixes.tokens[None], position_ids=prefixes.positions[None], use_cache=False, prefixes=prefixes
@@ -79,7 +79,7 @@ def hidden_states(model: PreTrainedModel, prefixes: Prefixes) -> Tensor:
 
 
 def gather(states: Tensor, index: Tensor) -> Tensor:
-    """states[index], (n, ...) and (m,) -> (m, ...), whose gradients are summed in float32 at least."""
+    """Return states[index], (n, ...) and (m,) -> (m, ...); its gradients are summed in float32 or wider."""
     return _Gather.apply(states, index)  # type: ignore[return-value]  (apply has no types)
 
 
@@ -87,9 +87,10 @@ _shares: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDicti
 
 
 def shares_prefixes(model: Any) -> bool:
-    """Whether `hidden_states` are the model's own: it is asked, once, on a few tokens.
+    """Return whether `hidden_states` equals the model's own output; tested once per model, on a few tokens.
 
-    Not so for a model with anything but ordinary causal attention, or whose code does not let its attention be replaced.
+    False for a model without ordinary causal attention in all layers, or whose code does not let its attention be
+    replaced.
     """
     known = _shares.get(model)
     if known is None:
@@ -97,15 +98,15 @@ def shares_prefixes(model: Any) -> bool:
         _shares[model] = known
         if not known:
             warnings.warn(
-                f"The attention of {type(model).__name__} is not ordinary causal attention that can be replaced, so padding, and "
-                "prompts that rows share, go through it row by row: an update takes longer than for other models.",
+                f"The attention of {type(model).__name__} is not ordinary causal attention that can be replaced, so "
+                "padding and shared prompts are computed for every row: an update takes longer than for other models.",
                 stacklevel=3,
             )
     return known
 
 
 def _is_ordinary(model: PreTrainedModel) -> bool:
-    """Whether the model declares full causal attention in all its layers, and takes positions."""
+    """Return whether the model declares full causal attention in all its layers and accepts `position_ids`."""
     if model.base_model is model or "position_ids" not in signature(model.base_model.forward).parameters:
         return False
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
@@ -123,7 +124,7 @@ def _probe(model: PreTrainedModel) -> bool:
             plain = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             prefixes = distinct_prefixes(ids, lengths)
             ours = hidden_states(model, prefixes)[prefixes.places]
-    except (TypeError, ValueError, NotImplementedError):  # it does not take `prefixes`, or `_attend` has refused
+    except (TypeError, ValueError, NotImplementedError):  # the model rejects `prefixes`, or `_attend` its arguments
         return False
     finally:
         for module in training:
@@ -135,9 +136,10 @@ def _probe(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """The model computes attention with what is registered under `name`; then as before.
+    """Make the model use the attention function registered under `name`; restore the previous one on exit.
 
-    Whether it heeds that is for the caller to find out. (`set_attn_implementation` says so, but walks all modules.)
+    Some models ignore the setting, so the caller must test its effect. (`set_attn_implementation` reports it, but walks
+    all modules.)
     """
     config: Any = model.config
     before, config._attn_implementation = config._attn_implementation, name
@@ -161,7 +163,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Causal attention along each row: (1, heads, prefixes, size) -> rows -> (1, prefixes, heads, size)."""
     unknown = {name for name, value in kwargs.items() if value is not None} - {"position_ids", "use_cache"}
-    if unknown:  # a window, a cap, a sink
+    if unknown:  # such as a sliding window, a soft cap, attention sinks
         raise NotImplementedError(f"attention with {', '.join(sorted(unknown))}")
     rows, width = prefixes.places.shape
 

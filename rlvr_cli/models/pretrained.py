@@ -39,9 +39,9 @@ _LOAD_ERRORS = (
 def read_pretrained(
     path_or_id: str | Path, *, dtype: str, device: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A causal language model, in eval mode, and its tokenizer: see `policy.load_policy`."""
+    """Load a causal language model, in eval mode, and its tokenizer: see `policy.load_policy`."""
     if dtype not in _DTYPES:
-        raise RlvrError(f"No parameter precision {printable(dtype)!r}.", f"Choose one of {', '.join(_DTYPES)}.")
+        raise RlvrError(f"Unknown parameter precision {printable(dtype)!r}.", f"Choose one of {', '.join(_DTYPES)}.")
     target = resolve_device(device)
     directory = local_directory(path_or_id)
     name = str(directory or path_or_id)
@@ -55,7 +55,7 @@ def read_pretrained(
                 dtype=_DTYPES[dtype],
                 attn_implementation=attention,
                 use_safetensors=True,
-                ignore_mismatched_sizes=True,  # reported below, in words
+                ignore_mismatched_sizes=True,  # reported below as a user error
                 output_loading_info=True,
                 **options,
             )
@@ -73,9 +73,9 @@ def read_pretrained(
     if mismatched := sorted(report["mismatched_keys"]):
         key, stored, wanted = mismatched[0]
         raise RlvrError(
-            f"The weights of {printable(name)} are not of the model that its config.json describes: {key} is "
+            f"The weights of {printable(name)} do not match its config.json: {key} is "
             f"{tuple(stored)} and should be {tuple(wanted)}.",
-            "Copy or download both again, together.",
+            "Copy or download the weights and config.json again, from the same place.",
         )
     _fit_tokenizer(model, tokenizer, name)
     try:
@@ -84,7 +84,7 @@ def read_pretrained(
         need = model.num_parameters() * _DTYPES[dtype].itemsize / 2**30
         raise RlvrError(
             f"{printable(name)} needs {need:.1f} GiB in {dtype} and does not fit on {target}.",
-            "Free the device, or take a smaller model or bfloat16.",
+            "Free memory on the device, or use a smaller model or bfloat16.",
         ) from error
     return model.eval(), tokenizer
 
@@ -96,10 +96,11 @@ def write_pretrained(
     *,
     weights: Mapping[str, torch.Tensor],
 ) -> None:
-    """Write a model with these weights, and its tokenizer, so that `transformers` and vLLM load it as it stands.
+    """Write a model with these weights, and its tokenizer, in a form that `transformers` and vLLM can load.
 
-    All is written and flushed under another name and then renamed, so that `directory` is never half of a model. One
-    that is already there is replaced; between its removal and the rename there is an instant with neither.
+    Everything is written and flushed under a temporary name and then renamed, so `directory` never holds half a model.
+    An existing directory is replaced; for an instant, between the two renames, neither the old nor the new one is
+    there.
     """
     directory = Path(directory)
     mark = secrets.token_hex(4)
@@ -109,7 +110,7 @@ def write_pretrained(
     fresh.mkdir()
     try:
         with _quiet(), _valid_generation_config(model):
-            model.save_pretrained(fresh, state_dict=dict(weights))  # which it empties
+            model.save_pretrained(fresh, state_dict=dict(weights))  # save_pretrained empties this dict
             tokenizer.save_pretrained(fresh)
         for path in (*fresh.rglob("*"), fresh):
             _flush(path)
@@ -133,10 +134,10 @@ def fetch_model(model_id: str) -> None:
 
 
 def local_directory(path_or_id: str | Path) -> Path | None:
-    """The model directory that is meant; None for a Hub id.
+    """Return the directory that `path_or_id` names, or None for a Hub id.
 
     Raises:
-        RlvrError: it is a path, but not one of a model in safetensors.
+        RlvrError: it is a path, but there is no model with safetensors weights.
     """
     text = os.path.expanduser(path_or_id)
     path, shown = Path(text), printable(str(path_or_id))
@@ -147,7 +148,7 @@ def local_directory(path_or_id: str | Path) -> Path | None:
     if path.is_file():
         raise RlvrError(
             f"{shown} is a file; a model is a directory with config.json and *.safetensors.",
-            "Give the directory it lies in." if path.suffix == ".safetensors" else _CONVERT,
+            "Give the directory that contains it." if path.suffix == ".safetensors" else _CONVERT,
         )
     if not (path / "config.json").is_file():
         inner = next((p for p in (path / "model", path / "final") if (p / "config.json").is_file()), None)
@@ -173,34 +174,35 @@ _CONVERT = (
 
 
 def load_error(part: str, name: str, directory: Path | None, error: Exception) -> RlvrError:
-    """The user's error for what `transformers` said, whose first line usually holds what is wrong."""
+    """Turn an exception of `transformers` into a user error; the first line of its message usually names the cause."""
     lines = printable(str(error), keep="\n").strip().splitlines()
     reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     if "trust_remote_code" in str(error) or "auto_map" in str(error):
         return RlvrError(
-            f"The {part} {printable(name)} needs code of its own, which is never run.",
-            "Take a model whose architecture is a part of transformers.",
+            f"The {part} {printable(name)} needs code from its repository, which rlvr never runs.",
+            "Use a model whose architecture is part of transformers.",
         )
     if directory is None:
         if "safetensors" in str(error) and "pytorch_model.bin" in str(error):
             return RlvrError(f"{printable(name)} has no safetensors weights on the Hub.", _CONVERT)
         return RlvrError(
-            f"No {part} {printable(name)!r}: there is no such directory, and the Hugging Face Hub did not give it "
+            f"There is no {part} {printable(name)!r}: no such directory, and the Hugging Face Hub did not provide it "
             f"({reason}).",
             "Check its name and the network; with HF_HUB_OFFLINE=1 only models that were downloaded before are found; "
             "a gated model needs `hf auth login`.",
         )
     return RlvrError(
         f"The {part} in {printable(name)} cannot be loaded ({reason}).",
-        "Take a causal language model that this version of transformers knows."
+        "Use a causal language model that this version of transformers supports."
         if isinstance(error, ValueError) and part == "model"
         else "Copy or download it again.",
     )
 
 
 def _fit_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Give the tokenizer a padding token, and see that it belongs to the model."""
-    if not tokenizer("0", add_special_tokens=False)["input_ids"]:  # what is made of a directory without one
+    """Give the tokenizer a padding token, and check that it fits the model."""
+    # For a directory without tokenizer files, transformers makes a tokenizer that encodes everything as nothing.
+    if not tokenizer("0", add_special_tokens=False)["input_ids"]:
         raise RlvrError(f"{printable(name)} has no tokenizer.", "Copy its tokenizer files (tokenizer.json) into it.")
     if tokenizer.eos_token_id is None:
         raise RlvrError(
@@ -213,13 +215,13 @@ def _fit_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n
     if highest >= rows:
         raise RlvrError(
             f"The tokenizer of {printable(name)} has ids up to {highest}, but the model only has {rows} embeddings.",
-            "They do not belong together: take the tokenizer the model was trained with, or resize the embeddings.",
+            "Use the tokenizer that the model was trained with, or resize the embeddings.",
         )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the library's own progress bars and load reports, which would tear up ours."""
+    """Turn off the progress bars and load reports of transformers, which would break up our own output."""
     shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
@@ -233,10 +235,10 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _valid_generation_config(model: PreTrainedModel) -> Iterator[None]:
-    """Some published models have a generation config that loads but that `transformers` then refuses to save.
+    """Replace a generation config that `transformers` refuses to save by a valid one; restore it on exit.
 
-    The usual case is a temperature without `do_sample`; vLLM takes such a temperature as meant, and so do we. Whatever
-    else is wrong, only the special tokens are kept.
+    Some published models have one. The usual fault is a temperature without `do_sample`; vLLM applies such a
+    temperature, so `do_sample` is turned on here. With any other fault, only the special tokens are kept.
     """
     original = model.generation_config
     assert original is not None, "a causal language model can generate"

@@ -1,8 +1,9 @@
-"""A model from nothing: texts -> an untrained tiny Qwen2 with a tokenizer of its own, saved as any hub model is.
+"""Create a tiny model: texts -> an untrained Qwen2 with a tokenizer trained on them, saved like any hub model.
 
-The shape follows measurements of what learns in under a minute on one core: whatever stands between two digits again and
-again is one token, so that the long r1_zero template is a handful of them; initializer_range is 0.1, since 0.02 learns far
-slower at this size. `python -m rlvr_cli.models.tiny DIRECTORY` makes the start of the built-in model.
+The design follows measurements of what learns in under a minute on one core: every frequent phrase between digits is
+one token, so that the long r1_zero template takes only a handful of tokens; initializer_range is 0.1, since 0.02 learns
+far more slowly at this size. `python -m rlvr_cli.models.tiny DIRECTORY` makes the untrained start of the built-in
+model.
 """
 
 import argparse
@@ -19,11 +20,11 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def new_tokenizer(texts: Sequence[str], *, vocab_size: int = 320, min_share: float = 0.01) -> Any:
-    """Qwen2's byte-level BPE trained on `texts`, with their frequent phrases as tokens of their own.
+    """Train Qwen2's byte-level BPE on `texts`, and add their frequent phrases as tokens.
 
-    A phrase is what stands between digits and line ends; it becomes an added token when it occurs `min_share` times as often
-    as there are texts. It cannot be a BPE token: for a Qwen2 model, transformers and vLLM put Qwen's own pre-tokenizer, which
-    splits at spaces, in the place of whatever tokenizer.json says. Any text is encodable.
+    A phrase is the text between digits and line ends; it becomes an added token if it occurs at least
+    `min_share * len(texts)` times. It cannot be a BPE token: for a Qwen2 model, transformers and vLLM replace the
+    pre-tokenizer of tokenizer.json by Qwen's own, which splits at spaces. Any text can be encoded.
     """
     from tokenizers import Tokenizer, models, trainers
     from tokenizers.pre_tokenizers import ByteLevel
@@ -42,7 +43,7 @@ def new_tokenizer(texts: Sequence[str], *, vocab_size: int = 320, min_share: flo
         ),
     )
     learned = json.loads(bpe.to_str())["model"]
-    merges: Any = [tuple(pair) for pair in learned["merges"]]  # as the file has them; annotated as lines of text
+    merges: Any = [tuple(pair) for pair in learned["merges"]]  # Qwen2Tokenizer's annotation says strings
     tokenizer = Qwen2Tokenizer(vocab=learned["vocab"], merges=merges)
     phrases = Counter(p for text in texts for p in re.split(r"[0-9\n]+", text) if len(p) > 1)
     frequent = sorted(p for p, n in phrases.items() if n >= min_share * len(texts))

@@ -26,7 +26,7 @@ def tokenize_prompt_and_output(
     Args:
         prompt_strs: one prompt per row.
         output_strs: one output per row; nothing is added to it, in particular no EOS.
-        tokenizer: also says what to pad with, see `pad_id_of`.
+        tokenizer: the model's; for the padding see `pad_id_of`.
 
     Returns:
         `input_ids` and `labels`, int64, and `response_mask`, bool, each (batch, max(prompt_and_output_lens) - 1).
@@ -43,9 +43,8 @@ def encode(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of prompts and of outputs, each tokenized on its own.
 
-    A prompt gets the special tokens that its tokenizer puts there (some begin with BOS; Qwen's add none), an output
-    gets none. For text data only: a sampled response is trained on as the ids that were sampled, because its text need
-    not tokenize back to them.
+    A prompt gets the special tokens that the tokenizer adds (some add BOS; Qwen's add none), an output gets none. For
+    text data only: train on sampled responses by their sampled ids, because their text may tokenize to other ids.
 
     Args:
         prompt_strs: the prompts.
@@ -66,7 +65,7 @@ def encode(
     empty = [row for row, ids in enumerate(prompt_ids) if not ids]
     if empty:
         raise RlvrError(
-            f"Prompt {empty[0]} of {len(prompt_ids)} has no token: nothing predicts its response's first token.",
+            f"Prompt {empty[0]} of {len(prompt_ids)} has no tokens: nothing predicts the first token of its response.",
             "Give every example a prompt that is not empty.",
         )
     output_ids = tokenizer(output_strs, add_special_tokens=False).input_ids
@@ -79,7 +78,7 @@ def encode(
 
 
 def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The tokenizer's pad token, or EOS when it has none; RlvrError when it has neither."""
+    """Return the id of the tokenizer's pad token, else of EOS; raise RlvrError if it has neither."""
     pad_id: Any = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     if pad_id is None:
         raise RlvrError("The tokenizer has neither a pad nor an EOS token.", "Set tokenizer.pad_token to any token.")
@@ -93,18 +92,19 @@ def collate(
     pad_id: int,
     response_masks: Sequence[Sequence[bool] | None] | None = None,
 ) -> Batch:
-    """Concatenate prompts and responses that are ids already, padded on the right to the longest row.
+    """Concatenate the token ids of prompts and responses, and pad on the right to the longest row.
 
     Args:
         prompt_ids: one non-empty prompt per row.
         response_ids: one response per row; an empty one gives a row without a response token.
         pad_id: any id of the vocabulary; no result depends on it.
-        response_masks: per row, which of its response's tokens count as such; None: all. The others are what the model reads
-            and nothing more, like the prompt.
+        response_masks: per row, which tokens of the response to train on; None: all. The model only reads the others,
+            like the prompt.
 
     Returns:
         `input_ids` and `labels`, int64, and `response_mask`, bool, each (batch, max(len(prompt) + len(response)) - 1).
-        `response_mask` marks the response tokens in `labels` that count: the prompt's last token predicts the first of them.
+        `response_mask` marks the tokens of `labels` to train on; the prompt's last token predicts the first response
+        token.
     """
     starts = [len(prompt) for prompt in prompt_ids]
     lengths = [start + len(response) for start, response in zip(starts, response_ids, strict=True)]
@@ -120,12 +120,12 @@ def collate(
         pairs = zip(response_ids, response_masks, strict=True)
         kept = [[True] * len(response) if row is None else row for response, row in pairs]
         assert [len(row) for row in kept] == [len(response) for response in response_ids], (
-            "a mask has a place per token"
+            "a response mask has one entry per token"
         )
         mask.masked_scatter_(mask.clone(), torch.tensor([*chain.from_iterable(kept)], dtype=torch.bool))
     return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": mask}
 
 
 def row_lengths(mask: Tensor) -> Tensor:
-    """(batch,): positions up to the last one wanted; those after it cannot influence it."""
+    """Return the number of positions up to the last one in the mask, (batch,); later positions cannot influence it."""
     return (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)

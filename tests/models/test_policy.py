@@ -124,7 +124,7 @@ def test_code_in_the_repository_is_never_run(broken, tmp_path, model_type):
     if model_type == "qwen2":
         assert type(load_policy(broken).model).__module__.startswith("transformers.")
     else:
-        assert "code of its own" in refusal(broken).problem
+        assert "code from its repository" in refusal(broken).problem
     assert not trace.exists()
 
 

@@ -1164,7 +1164,7 @@ def test_a_mask_of_ones_is_none(policy):
     masked = replace(plain, response_mask=(True, True, True))
     left, right = (rollout_tensors([r], pad_id=1) for r in (plain, masked))
     assert {name: tensor.tolist() for name, tensor in left.items()} == {name: t.tolist() for name, t in right.items()}
-    with pytest.raises(AssertionError, match="a place per token"):
+    with pytest.raises(AssertionError, match="one entry per token"):
         collate([[5]], [[6, 7]], pad_id=1, response_masks=[[True]])
 
 
