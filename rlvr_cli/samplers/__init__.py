@@ -1,1 +1,1 @@
-"""Prompts -> completions: one module an engine."""
+"""Prompts -> completions: one module per engine."""

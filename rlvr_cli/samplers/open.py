@@ -1,7 +1,7 @@
 """From options to a sampler: which engine, and why.
 
-Enters: the name of an engine and of a model. Leaves: an open `Sampler` and the sentence that says which engine was taken.
-Torch is imported when a model is opened, so that an endpoint does without it and bad input is reported at once.
+Enters: the name of an engine and of a model. Leaves: an open `Sampler`, and which engine was chosen and why.
+Torch is imported when a model is opened, so that endpoints do not need it and bad input is reported at once.
 """
 
 import importlib.util
@@ -94,14 +94,14 @@ def open_sampler(
 
 
 def _resolved(dtype: str, device: str) -> str:
-    """`auto` is half precision where the hardware is made for it."""
+    """Resolve `auto`: bfloat16 on CUDA, else float32."""
     if dtype != "auto":
         return dtype
     return "bfloat16" if on_cuda(device) else "float32"
 
 
 def sampler_facts(sampler: Sampler, *, reason: str) -> dict[str, Any]:
-    """How an engine samples, for run.json: whose seeds its draws come from, and what it had to say of itself."""
+    """Return what run.json stores about a sampler: its engine and why it was chosen, its seeding and its notes."""
     return {
         "engine": sampler.engine,
         "reason": reason,

@@ -1,15 +1,15 @@
-"""Any OpenAI-compatible endpoint as a sampler: for measuring models that run elsewhere.
+"""Any OpenAI-compatible endpoint as a sampler: for evaluating models that run elsewhere.
 
-Enters: requests. Leaves: completions in the order in which they come back, one HTTP request for each; a key, read from
-the environment, goes to the endpoint and nowhere else.
+Enters: requests. Leaves: completions in the order in which they arrive, from one HTTP request each. The API key is read
+from the environment and sent to the endpoint only.
 
-Where a response ended is what endpoints do not agree on: most cut the stop string off and say "stop", which is what
-they say of EOS too. A grader that looks for `</answer>` must not be guessed at, so:
+Endpoints report the end of a response in different ways: most cut the stop string off and report "stop", as they do for
+EOS. A grader that looks for `</answer>` needs the difference, so nothing is guessed:
 
-- the endpoint is asked to keep the stop string (vLLM does), and what it says of the matched one is used (`stop_reason`
-  of vLLM, `matched_stop` of SGLang): a stop string that was matched and cut is put back;
-- an endpoint that ends a response with "stop", and neither shows a stop string nor says what matched, is asked again
-  without stop strings, and so it goes from then on: responses run to EOS or to the limit, and are cut here after the
+- The endpoint is asked to keep the stop string (vLLM does), and its report of the match is used (`stop_reason` of vLLM,
+  `matched_stop` of SGLang): a stop string that matched and was cut off is appended again.
+- If a response ends with "stop", without a stop string in its text or a report of the match, it is requested again
+  without stop strings, and so are all later ones: responses run to EOS or to the limit, and are cut here after the
   first stop string. That costs tokens, and gives exactly the text that every other engine gives.
 """
 
@@ -37,22 +37,22 @@ from rlvr_cli.types import Completion, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-PLACEHOLDER_KEY = "EMPTY"  # sent to an endpoint on this machine when the variable is not set
-OF_THE_PROMPT = {400, 413, 422}  # statuses that say something of one request and nothing of the next
+PLACEHOLDER_KEY = "EMPTY"  # sent to an endpoint on this machine if the variable is not set
+OF_THE_PROMPT = {400, 413, 422}  # statuses that concern one request and not the next
 
-# Fields that an endpoint may not know, and what it means to do without.
+# Fields that an endpoint may not support, and the consequence of leaving them out.
 OPTIONAL = {
     "seed": "its samples cannot be reproduced",
     "min_tokens": "a response may end before --sampling-min-tokens",
     "logprobs": "there are no log-probabilities",
     "return_token_ids": "there are no token ids",
-    "include_stop_str_in_output": "",  # made up for here
+    "include_stop_str_in_output": "",  # no consequence: the stop string is restored here
 }
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One sample to be asked for."""
+    """One sample to request."""
 
     request_index: int
     sample_index: int
@@ -60,11 +60,11 @@ class _Item:
     seed: int
 
 
-_LAST_TROUBLE: ContextVar[str] = ContextVar("_LAST_TROUBLE", default="")  # of the sample that a task asks for
+_LAST_TROUBLE: ContextVar[str] = ContextVar("_LAST_TROUBLE", default="")  # last error of a task's sample
 
 
 class _Failed(Exception):
-    """A request that failed for good; `spreads` when every other one would fail in the same way."""
+    """A request that failed permanently; `spreads` if every other one would fail in the same way."""
 
     def __init__(self, problem: str, *, spreads: bool = False) -> None:
         super().__init__(problem)
@@ -80,19 +80,19 @@ class OpenAISampler:
         endpoint: "completions" sends the prompt as it stands, for base models; "chat" sends it as one user message,
             and the endpoint wraps it in the model's chat template.
         api_key_env: the environment variable that holds the key. For an endpoint on this machine it may be unset
-            (`PLACEHOLDER_KEY` is sent); one elsewhere that needs no key needs it set to anything.
-        max_concurrency: requests under way at once.
+            (`PLACEHOLDER_KEY` is sent); for one elsewhere that needs no key, set it to anything.
+        max_concurrency: the number of concurrent requests.
         timeout: seconds that one sample may take, waiting and retrying included.
-        max_retries: tries after the first, on 408, 409, 429, 5xx, broken connections and answers that cannot be read. The
-            openai package waits between them, as long as the endpoint asks for (``Retry-After``) or longer each time.
+        max_retries: tries after the first, on 408, 409, 429, 5xx, broken connections and unreadable answers. The openai
+            package waits between them, for as long as the endpoint asks (``Retry-After``), else longer each time.
 
     Attributes:
-        seeding: "endpoint": each sample's seed is sent, folded to the 31 bits that all endpoints take; what becomes of
-            it is the endpoint's business. "none" once it has refused seeds. For run.json.
+        seeding: "endpoint": each sample's seed is sent, folded to the 31 bits that all endpoints accept; the
+            endpoint decides what it does with it. "none" once the endpoint has refused seeds. For run.json.
         notes: what this endpoint cannot do and what is done instead, one sentence each; grows while sampling.
 
     Raises:
-        RlvrError: the openai package or the key is missing, or the address is none.
+        RlvrError: the openai package or the key is missing, or the address is invalid.
     """
 
     engine = "openai"
@@ -130,18 +130,19 @@ class OpenAISampler:
         return "none" if "seed" in self._refused else "endpoint"
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
-        """Answer every seed of every request; completions come in the order in which they come back.
+        """Answer every seed of every request; completions come in the order in which they arrive.
 
-        The first sample is asked for alone, to learn what the endpoint can do. Closing the iterator drops what is under
-        way.
+        The first sample is requested alone, to learn what the endpoint supports. Closing the generator cancels the
+        requests in progress.
 
-        Log-probabilities are those of the endpoint, asked for only where they are of the distribution that is sampled
-        from: most endpoints give them before temperature and top_p, so at temperature 1 (or 0) and top_p 1.
+        Log-probabilities are those of the endpoint. They are requested only at temperature 1 (or 0) and top_p 1: most
+        endpoints compute them before temperature and top_p, so otherwise they would be of another distribution than the
+        one sampled from.
 
         Raises:
-            RlvrError: some samples failed for good. It comes after every other completion was yielded; when the failure
-                is every sample's (a refused key; as many in a row as are asked for at once), no new ones are asked for.
-                Before anything is asked for: token ids for a chat.
+            RlvrError: some samples failed permanently; raised after all other completions were yielded. If the failure
+                concerns every sample (a refused key; as many in a row as are requested at once), no new ones are
+                requested. Before the first request: token ids for a chat endpoint.
         """
         prompts: list[str | tuple[int, ...]] = []
         for i, request in enumerate(requests):
@@ -149,8 +150,8 @@ class OpenAISampler:
                 raise RlvrError(f"Prompt {i} is not valid Unicode: it has a lone surrogate.", "Repair the data set.")
             if request.prompt_ids is not None and self.endpoint == "chat":
                 raise RlvrError(
-                    f"Prompt {i} is token ids, and a chat endpoint takes text alone, which it puts into its own template.",
-                    "Take --endpoint completions.",
+                    f"Prompt {i} is token ids, but a chat endpoint accepts only text.",
+                    "Use --endpoint completions.",
                 )
             prompts.append(request.prompt if request.prompt_ids is None else request.prompt_ids)
         items = [_Item(i, j, prompts[i], s) for i, r in enumerate(requests) for j, s in enumerate(r.seeds)]
@@ -159,7 +160,7 @@ class OpenAISampler:
         outbox: queue.SimpleQueue[Completion | BaseException | None] = queue.SimpleQueue()
         loop = asyncio.new_event_loop()
         task = loop.create_task(self._serve(items, params, outbox))
-        # In a thread of its own, so that requests go on while the caller grades what it has.
+        # In a separate thread, so that requests go on while the caller grades completions.
         thread = threading.Thread(target=_drive, args=(loop, task, outbox), name="rlvr-openai", daemon=True)
         thread.start()
         try:
@@ -180,10 +181,10 @@ class OpenAISampler:
         )
 
     def sleep(self) -> None:
-        """Nothing to give back: the endpoint's memory is its own."""
+        """Do nothing: the endpoint manages its own memory."""
 
     def close(self) -> None:
-        """Nothing to give back: connections end with the call of `sample` that opened them."""
+        """Do nothing: connections end with the call of `sample` that opened them."""
 
     def _key(self) -> str:
         key = os.environ.get(self.api_key_env, "").strip()
@@ -200,7 +201,7 @@ class OpenAISampler:
         return key
 
     async def _serve(self, items: Sequence[_Item], params: SamplingParams, outbox: queue.SimpleQueue) -> None:
-        """Ask for every item; completions and, at the end, the error for those that failed go to the outbox."""
+        """Request every item, and put the completions into the outbox; at the end, raise RlvrError if some failed."""
         openai: Any = importlib.import_module("openai")
         waiting, failures, failed_in_a_row = deque(items), [], 0
         skipped: list[_Item] = []
@@ -235,16 +236,16 @@ class OpenAISampler:
             said = failure.problem if key == PLACEHOLDER_KEY else failure.problem.replace(key, "[key]")
             raise RlvrError(
                 f"{len(failures)} of {len(items)} samples failed at {urlsplit(self.base_url).netloc}"
-                + (f", and {len(skipped)} were not asked for" if skipped else "")
+                + (f", and {len(skipped)} were not requested" if skipped else "")
                 + f". Sample {item.sample_index} of prompt {item.request_index}: {printable(said, keep='')}",
-                "What was answered is kept: resume the run to ask for the rest.",
+                "Completed samples are kept: resume the run to request the rest.",
             )
 
     async def _ask(self, client: Any, item: _Item, params: SamplingParams) -> Completion:
-        """One sample, however many tries it takes.
+        """Request one sample, with all its retries.
 
         Raises:
-            _Failed: it will not come.
+            _Failed: the sample failed permanently.
         """
         openai: Any = importlib.import_module("openai")
         deadline = asyncio.get_running_loop().time() + self.timeout
@@ -290,9 +291,9 @@ class OpenAISampler:
             return _completion(item, answer, params, cut_here=not sends_stop)
 
     async def _look_at(self, response: Any) -> None:
-        """Read a response while the openai package can still try again; a success without an answer counts as a 502.
+        """Read a response while the openai package can still retry; a success without a readable answer counts as 502.
 
-        Its extensions get "answer" or "trouble".
+        Stores the answer or the error message in the extensions of the response, as "answer" or "trouble".
         """
         await response.aread()
         if response.is_success:
@@ -312,7 +313,7 @@ class OpenAISampler:
     def _fields(
         self, item: _Item, params: SamplingParams, refused: frozenset[str]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The fields of the API, and those that only some endpoints know."""
+        """Return the standard fields of a request, and those that only some endpoints support."""
         fields: dict[str, Any] = {
             "model": self.model,
             self._length_field: params.max_tokens,
@@ -337,7 +338,7 @@ class OpenAISampler:
         )
 
     def _learn(self, refused: frozenset[str]) -> None:
-        """Do without what was refused from now on: the request succeeded once it was left out."""
+        """Leave these fields out from now on: the request succeeded without them."""
         for name in sorted(refused - self._refused):
             if OPTIONAL[name]:
                 self._note(f"The endpoint does not take {name}: {OPTIONAL[name]}.")
@@ -348,7 +349,7 @@ class OpenAISampler:
             self._sends_stop = False
             self._note(
                 "The endpoint does not say which stop string ended a response: "
-                "responses run to their end, at the price of their tokens, and are cut here."
+                "responses run to their end, which costs tokens, and are cut here."
             )
 
     def _note(self, note: str) -> None:
@@ -361,17 +362,17 @@ class OpenAISampler:
 
 
 class _Unreadable(Exception):
-    """A response of status 200 that holds no answer."""
+    """A response of status 200 without a readable answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What an endpoint said, before it is known what to make of its end."""
+    """An endpoint's answer as it was read, before its end is interpreted."""
 
     text: str
     finish: str
     matched: str | int | None
-    says_matched: bool  # whether the endpoint says at all what ended a response
+    says_matched: bool  # whether the endpoint reports at all what ended a response
     tokens: tuple[str, ...]
     logprobs: tuple[float, ...]
     token_ids: tuple[int, ...]
@@ -380,7 +381,7 @@ class _Answer:
     num_tokens: int
 
     def is_ambiguous(self, stop: Sequence[str]) -> bool:
-        """Whether EOS ended it or a stop string that was cut off cannot be told."""
+        """Whether the response may have ended either at EOS or at a stop string that was cut off."""
         return self.finish == "stop" and not self.says_matched and not self.text.endswith(tuple(stop))
 
 
@@ -428,7 +429,7 @@ def _completion(item: _Item, answer: _Answer, params: SamplingParams, *, cut_her
         reason, end = found
         text = text[:end]
         kept = _tokens_up_to(answer, end)
-        if kept is None:  # whose tokens are which is not known: the count is of all that were generated
+        if kept is None:  # the cut cannot be mapped to tokens: count all that were generated
             logprobs, token_ids = (), ()
         else:
             logprobs, token_ids, num_tokens = logprobs[:kept], token_ids[:kept], kept
@@ -455,7 +456,7 @@ def _completion(item: _Item, answer: _Answer, params: SamplingParams, *, cut_her
 
 
 def _tokens_up_to(answer: _Answer, end: int) -> int | None:
-    """How many tokens the first `end` characters took; None when the tokens do not spell the text."""
+    """Return how many tokens the first `end` characters span; None if the tokens do not spell the text."""
     if not answer.tokens or not "".join(answer.tokens).startswith(answer.text):
         return None
     length = 0
@@ -467,7 +468,7 @@ def _tokens_up_to(answer: _Answer, end: int) -> int | None:
 
 
 def _protected(answer: _Answer, min_tokens: int) -> int:
-    """Characters in which a stop string may not end, as far as the endpoint tells its tokens."""
+    """Return in how many leading characters a stop string may not end; 0 if the endpoint does not return its tokens."""
     spelled = "".join(answer.tokens).startswith(answer.text)
     return len("".join(answer.tokens[:min_tokens])) if spelled else 0
 
@@ -476,7 +477,7 @@ def _protected(answer: _Answer, min_tokens: int) -> int:
 
 
 def _drive(loop: asyncio.AbstractEventLoop, task: asyncio.Task, outbox: queue.SimpleQueue) -> None:
-    """Run the task to its end in this thread; its error, if any, and then None go to the outbox."""
+    """Run the task to its end in this thread; put its error, if any, and then None into the outbox."""
     try:
         loop.run_until_complete(task)
     except asyncio.CancelledError:
@@ -492,8 +493,8 @@ def _drive(loop: asyncio.AbstractEventLoop, task: asyncio.Task, outbox: queue.Si
 def _check_url(base_url: str) -> None:
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        shown = base_url.rpartition("@")[2]  # what stands before it may be a password
-        raise RlvrError(f"{shown!r} is no address of an endpoint.", "One looks like http://localhost:8000/v1")
+        shown = base_url.rpartition("@")[2]  # the part before it may be a password
+        raise RlvrError(f"{shown!r} is not the address of an endpoint.", "Give one such as http://localhost:8000/v1")
     if parts.username or parts.password:
         raise RlvrError(
             f"The address of the endpoint at {parts.hostname} holds a user name or password.",
@@ -510,17 +511,17 @@ def _is_local(base_url: str) -> bool:
 
 
 def _fold(seed: int) -> int:
-    """31 bits that depend on all 63: some endpoints take no more, and some proxies round above 53."""
+    """Hash a seed of 63 bits to 31: some endpoints accept no more, and some proxies round above 53."""
     return (seed * 0x9E3779B97F4A7C15 % 2**64) >> 33
 
 
 def _may_pass(status: int, said: str) -> bool:
-    """Whether the same request may be answered later; a spent quota is not."""
+    """Return whether a retry may succeed; it cannot when a quota is spent."""
     return status in (408, 409) or status >= 500 or (status == 429 and "insufficient_quota" not in said)
 
 
 def _said(body: str) -> str:
-    """The message of an error body, shortened."""
+    """Return the message of an error body, shortened."""
     try:
         data = json.loads(body)
         error = data.get("error", data) if isinstance(data, dict) else data
@@ -532,6 +533,6 @@ def _said(body: str) -> str:
 
 
 def _tries(error: Any) -> str:
-    """How often the openai package tried a request; its last one carries the count of those before."""
+    """Return how often the openai package tried a request: its last try carries the count of those before."""
     tries = 1 + int(error.request.headers.get("x-stainless-retry-count", 0))
     return f"tried {tries} time{'s' if tries > 1 else ''}"

@@ -1,10 +1,11 @@
-"""A sampler in a process of its own, so that one batch is sampled while another one is trained on.
+"""A sampler in its own process, so that one batch is sampled while another one is trained on.
 
-Enters: how to open an engine there; requests; now and then the policy's weights. Leaves: completions in the order in which
-they finish, of weights that are proven to be the policy's.
+Enters: options to open an engine there; requests; new weights of the policy. Leaves: completions in the order in which
+they finish, sampled from weights that are verified to be the policy's.
 
-The process is `python -m rlvr_cli.samplers.serve`, which opens the engine and calls `serve`. The two talk JSON, and bytes of weights,
-over a socket pair; the process does one thing after the other, as it was asked: it answers requests, or takes weights.
+The process is `python -m rlvr_cli.samplers.serve`, which opens the engine and calls `serve`. Parent and child exchange
+JSON, and the bytes of weights, over a socket pair. The child handles messages one at a time, in order: it answers
+requests, or loads weights.
 """
 
 import json
@@ -32,31 +33,31 @@ from rlvr_cli.models.policy import Policy, distinct
 from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, prove
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
-_DROP = re.compile(rb"drop ([0-9]{1,20})")  # a message that is no JSON, and no tensor of any model
+_DROP = re.compile(rb"drop ([0-9]{1,20})")  # is not JSON, and not the bytes of a tensor of any model
 
 
 @dataclass
 class _Job:
-    """Requests that the process was given, and what has come back of them."""
+    """Requests that were sent to the process, and the completions received so far."""
 
     requests: Sequence[Request]
     params: SamplingParams
     completions: deque[Completion] = field(default_factory=deque)
-    seconds: float | None = None  # that it took; None while it is under way
-    given_up: bool = False  # nobody waits for the rest
+    seconds: float | None = None  # that it took; None while it is running
+    given_up: bool = False  # nobody waits for the remaining completions
 
 
 class SamplingProcess:
-    """The parent's end: a `Sampler` that can also begin with requests before anybody asks for the answers.
+    """The parent's end: a `Sampler` that can also start on requests before their completions are needed.
 
     Args:
         engine: its name.
-        opening: what `engines.open_apart` is given there besides.
+        opening: the other arguments of `serve.open_apart`.
         visible_devices: the CUDA devices that the process sees, as in CUDA_VISIBLE_DEVICES; None: the parent's.
 
     Attributes:
-        policy_version: of the weights that it samples from.
-        worked_seconds: how long it worked on the requests that `sample` answered last.
+        policy_version: of the weights that the process samples from.
+        worked_seconds: how long the process worked on the requests of the last `sample`.
     """
 
     def __init__(
@@ -68,9 +69,9 @@ class SamplingProcess:
     ) -> None:
         self.engine, self.policy_version, self.worked_seconds = engine, 0, 0.0
         self._jobs: list[_Job] = []
-        self._asked = 0  # jobs so far
+        self._asked = 0  # number of jobs so far
         self._last_probe: Probe | None = None
-        self._facts: dict[str, Any] | None = None  # what it said when it had opened its engine
+        self._facts: dict[str, Any] | None = None  # seeding and notes of the engine, sent once it is open
         self._connection, theirs = Pipe()
         root = str(Path(rlvr_cli.__file__).parents[1])
         environment = os.environ | {
@@ -81,21 +82,21 @@ class SamplingProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "rlvr_cli.samplers.serve", str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # that is for results
+                stdout=subprocess.DEVNULL,  # stdout is for results
                 env=environment,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # gets no Ctrl-C, and is killed with all that it has started
+                start_new_session=True,  # gets no Ctrl-C, and can be killed together with its children
             )
         self._send(["open", {"engine": engine, **opening}])
 
     @property
     def seeding(self) -> str:
-        """Whose seeds its draws come from."""
+        """The engine's `seeding`, see `types.Sampler`."""
         return self._greeting["seeding"]
 
     @property
     def notes(self) -> list[str]:
-        """What its engine has to say of itself."""
+        """The engine's `notes`, see `types.Sampler`."""
         return self._greeting["notes"]
 
     @property
@@ -105,11 +106,11 @@ class SamplingProcess:
         return self._facts
 
     def prefetch(self, requests: Sequence[Request], params: SamplingParams) -> None:
-        """Begin to answer: the next `sample` of just these requests finds what is done by then."""
+        """Start sampling now: the next `sample` with the same requests yields these completions."""
         self._begin(requests, params)
 
     def drop(self) -> None:
-        """Give up all that was asked for and has not been answered."""
+        """Cancel all pending requests."""
         for job in self._jobs:
             job.given_up = True
         self._forget()
@@ -120,7 +121,7 @@ class SamplingProcess:
         """Answer every seed of every request; completions come in the order in which they finish.
 
         Raises:
-            RlvrError: what the engine raised; or the process has ended.
+            RlvrError: the error that the engine raised, or the process has ended.
         """
         wanted = (list(requests), params)
         waiting = [job for job in self._jobs if (job.requests, job.params) == wanted and not job.given_up]
@@ -138,14 +139,14 @@ class SamplingProcess:
             self._forget()
 
     def load_weights(self, policy: Policy, policy_version: int) -> None:
-        """Sample from `policy`'s weights from now on, and prove it: see `probe.prove`.
+        """Switch to the weights of `policy`, and verify that they are served: see `weight_check.prove`.
 
-        The engine proves that it serves its own process's copy of the policy; that the copy is the policy is proven here.
+        The child verifies that its engine serves the child's copy of the policy; the parent verifies that copy here.
 
         Raises:
-            RlvrError: the weights do not fit, or the process does not have them.
+            RlvrError: the weights do not fit, or the process does not serve them.
         """
-        assert self._greeting  # else its answer to the weights would be taken for it
+        assert self._greeting  # waits for the greeting: below, `_receive` must return the reply to the weights
         while any(job.seconds is None for job in self._jobs):
             self._receive()
         weights = distinct(policy.weights_for_engine())
@@ -165,10 +166,10 @@ class SamplingProcess:
         self._last_probe, self.policy_version = probe, policy_version
 
     def sleep(self) -> None:
-        """Nothing: it samples while the trainer trains."""
+        """Do nothing: the process samples while the trainer trains."""
 
     def close(self) -> None:
-        """End the process and all that it has started; closing twice is allowed."""
+        """Kill the process and its children; closing twice is allowed."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -182,7 +183,7 @@ class SamplingProcess:
         return job
 
     def _forget(self) -> None:
-        """Jobs that nobody waits for and of which nothing will come any more."""
+        """Remove the finished jobs that nobody waits for."""
         self._jobs = [job for job in self._jobs if job.seconds is None or not job.given_up]
 
     def _send(self, message: list[Any]) -> None:
@@ -190,7 +191,7 @@ class SamplingProcess:
             _write(self._connection, message)
 
     def _receive(self) -> Any:
-        """Take the process's next message: what it says of itself, of the first job that is not done, or of its weights."""
+        """Handle the next message of the process: about its engine, the first unfinished job, or loaded weights."""
         with _explained(self._process):
             kind, content = _read(self._connection)
         match kind:
@@ -213,22 +214,22 @@ class SamplingProcess:
 
 @contextmanager
 def _explained(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """An error of the connection as what it means: the process is gone."""
+    """Turn a connection error into a user error: the process has ended."""
     try:
         yield
     except (EOFError, OSError) as error:
         raise RlvrError(
             f"The sampling process ended with status {process.wait()}.",
-            "What it said is above. -9 is what ends a process when memory runs out: lower --max-batch-size, or take "
+            "Its own messages are above. Status -9 usually means that memory ran out: lower --max-batch-size, or use "
             "--async-steps 0, which needs one copy of the model less.",
         ) from error
 
 
 def serve(connection: Connection, open_engine: Callable[..., tuple[Sampler, Policy]]) -> None:
-    """The process's end: open an engine as the parent says, and answer until the parent is gone.
+    """The child's end: open the engine that the parent names, and serve it until the parent is gone.
 
     Args:
-        open_engine: gives the engine and the policy through which it is given weights.
+        open_engine: returns the engine and the policy through which it receives new weights.
     """
     line = _Line(connection)
     try:
@@ -240,22 +241,22 @@ def serve(connection: Connection, open_engine: Callable[..., tuple[Sampler, Poli
     except RlvrError as error:
         line.answers.put(["error", [error.problem, error.hint]])
         with suppress(EOFError):
-            while True:  # until the parent, which now knows, closes its end
+            while True:  # until the parent has read the error and closes its end
                 line.take_bytes()
     except EOFError:
         pass
 
 
 class _Line:
-    """Both directions of the connection, each with a thread of its own.
+    """Both directions of the connection, each with its own thread and queue.
 
-    Answers wait here while the parent trains and does not read, so that the engine need not; requests wait here while the
-    engine samples and does not read, so that the parent need not.
+    Answers queue here while the parent trains and does not read, so the engine never blocks; requests queue here while
+    the engine samples and does not read, so the parent never blocks.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.answers: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        self.unwanted = 0  # of the jobs asked for, the first so many
+        self.unwanted = 0  # jobs up to this number are canceled
         self._connection = connection
         self._inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         for work in (self._receive_all, self._send_all):
@@ -275,7 +276,7 @@ class _Line:
         with suppress(EOFError, ConnectionError):
             while True:
                 message = self._connection.recv_bytes()
-                if dropped := _DROP.fullmatch(message):  # does not wait its turn
+                if dropped := _DROP.fullmatch(message):  # takes effect at once, not in its turn
                     self.unwanted = int(dropped[1])
                 else:
                     self._inbox.put(message)
@@ -298,7 +299,7 @@ def _answer(line: _Line, sampler: Sampler, policy: Policy) -> None:
             completions.close()
             line.answers.put(["done", time.perf_counter() - started])
         case "load", version, sizes:
-            weights = distinct(policy.weights())  # a plain policy: its own are what an engine is given
+            weights = distinct(policy.weights())  # a plain policy: these are also its weights for an engine
             if _sizes(weights) != sizes:
                 raise RlvrError("The policy's weights do not fit the model in the sampling process.")
             with torch.no_grad():
@@ -323,7 +324,7 @@ def _completion(fields: dict[str, Any]) -> Completion:
 
 
 def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    """JSON's lists as what the dataclasses have."""
+    """Turn the lists of JSON into the tuples of the dataclasses."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 

@@ -1,4 +1,4 @@
-"""The other end of a `samplers.process.SamplingProcess`: `python -m rlvr_cli.samplers.serve`, started by it and by nothing else."""
+"""The child process of a `samplers.process.SamplingProcess`, which starts it: `python -m rlvr_cli.samplers.serve`."""
 
 import signal
 import sys
@@ -27,11 +27,11 @@ def open_apart(
     gpu_memory_utilization: float,
     seed: int,
 ) -> "tuple[Sampler, Policy]":
-    """An engine with weights of its own, for a `SamplingProcess`, and the policy through which it is given others.
+    """Open an engine with its own copy of the weights, and the policy through which it receives new ones.
 
     Args:
-        param_dtype: of the policy's weights, as they come.
-        device: of the embedded engine; vLLM takes the first that it sees.
+        param_dtype: of the policy's weights, as the parent sends them.
+        device: for the embedded engine; vLLM uses the first visible one.
     """
     from rlvr_cli.models.policy import load_policy
 
@@ -54,12 +54,12 @@ def open_apart(
 
 
 def main(descriptor: int, parent: int) -> None:
-    """A sampling process: open the engine that the parent names, and serve it."""
+    """Run a sampling process: open the engine that the parent names, and serve it."""
     from multiprocessing.connection import Connection
 
     from rlvr_cli.samplers.process import serve
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # both are the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles both signals
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with(parent)
     serve(Connection(descriptor), open_apart)

@@ -26,13 +26,13 @@ _UNDECODABLE = "\ufffd"  # what decoding shows for bytes that are no whole chara
 
 
 def prompt_token_ids(tokenizer: Any, requests: Sequence[Request], *, vocab_size: int) -> list[list[int]]:
-    """The ids that an engine is to be given for each request: those that it brings, else those of its prompt.
+    """Return the prompt ids of each request: its `prompt_ids` if it has them, else the tokens of its prompt.
 
     Args:
-        vocab_size: ids that a request brings are below it.
+        vocab_size: all `prompt_ids` must be below it.
 
     Raises:
-        RlvrError: a prompt is no valid Unicode, or comes to no token at all, or a request's ids are not the model's.
+        RlvrError: a prompt is not valid Unicode or has no tokens, or a request's ids are not in the vocabulary.
     """
     texts = {index: request.prompt for index, request in enumerate(requests) if request.prompt_ids is None}
     for index, prompt in texts.items():
@@ -52,13 +52,13 @@ def prompt_token_ids(tokenizer: Any, requests: Sequence[Request], *, vocab_size:
         if index not in texts and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise RlvrError(
                 f"Prompt {index} has a token id that the model does not have: its ids are 0 to {vocab_size - 1}.",
-                "Take the ids of the tokenizer of the model that answers.",
+                "Use the ids of the tokenizer of the model to sample from.",
             )
     return [list(ids) for ids in given]
 
 
 def response_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """The text of sampled ids, special tokens left out; bytes that form no character become U+FFFD."""
+    """Decode sampled ids, without special tokens; bytes that form no character become U+FFFD."""
     if _decodes_plainly(type(tokenizer)):
         return tokenizer.backend_tokenizer.decode(list(token_ids), skip_special_tokens=True)
     return tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -66,21 +66,23 @@ def response_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
 
 @cache
 def _decodes_plainly(kind: type) -> bool:
-    """Whether such a tokenizer's `decode` is transformers' common one, which adds nothing to that of the `tokenizers` library
-    but two thirds of its time."""
+    """Return whether tokenizers of this class use the common `decode` of transformers.
+
+    The `tokenizers` library then decodes to the same text in a third of the time.
+    """
     methods = [getattr(kind, name, None) for name in ("decode", "_decode")]
     common = all(getattr(method, "__module__", "").startswith("transformers.tokenization_utils") for method in methods)
     return common and hasattr(kind, "backend_tokenizer")
 
 
 def first_stop(text: str, stop: Sequence[str], *, start: int = 0) -> tuple[str, int] | None:
-    """The stop string that is complete first in `text`, and the character index just after it.
+    """Find the stop string that is complete first in `text`, and the character index just after it.
 
     Args:
-        start: only a stop string that ends after this index counts, even if it begins before.
+        start: only a stop string that ends after this index counts; it may begin before.
 
     Returns:
-        None when no stop string does.
+        None if there is none.
     """
     best: tuple[str, int] | None = None
     for string in stop:
@@ -101,9 +103,10 @@ def eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 class StopStrings:
     """Finds stop strings across token borders without decoding at every token.
 
-    A stop string can only become complete at a token in which it ends: one that holds it, or begins with one of its ends.
-    `candidates` marks those tokens (for most vocabularies and `</answer>`, one in a hundred), and only after one of them is the response decoded, and
-    then whole: what is searched is the text that `response_text` gives, so split characters are no special case.
+    A stop string can only be completed by a token that contains it or that begins with a suffix of it. `candidates`
+    marks these tokens (for most vocabularies and `</answer>`, one in a hundred). The response is decoded only after one
+    of them, and then as a whole: the search runs on the text of `response_text`, so characters split over tokens are no
+    special case.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], *, vocab_size: int) -> None:
@@ -113,24 +116,24 @@ class StopStrings:
             RlvrError: a stop string is empty.
         """
         if "" in stop:
-            raise RlvrError("A stop string is empty: every response would end at once.", "Leave it out.")
+            raise RlvrError("A stop string is empty: every response would end at once.", "Remove it.")
         self.tokenizer = tokenizer
         self._stop = tuple(stop)
         self.candidates = np.zeros(vocab_size, dtype=bool)
         if self._stop:
-            known = min(vocab_size, len(tokenizer))  # a padded head has ids that no token stands behind
+            known = min(vocab_size, len(tokenizer))  # a padded head has more ids than the tokenizer has tokens
             self.candidates[:known] = _may_complete(tokenizer, self._stop, known)
 
     def find(self, token_ids: Sequence[int], *, min_tokens: int) -> tuple[str, str] | None:
-        """Whether the last of `token_ids`, a candidate, completes a stop string.
+        """Check whether the last of `token_ids`, a candidate, completes a stop string.
 
         Returns:
-            The text up to and including the stop string, and the stop string; None when the response goes on.
+            The text up to and including the stop string, and the stop string; None if the response goes on.
         """
         if not self._stop or len(token_ids) <= min_tokens:
             return None
         text = response_text(self.tokenizer, token_ids)
-        if first_stop(text, self._stop) is None:  # as for most candidates: no need to know what is protected
+        if first_stop(text, self._stop) is None:  # true of most candidates: no need to decode the protected part
             return None
         protected = response_text(self.tokenizer, token_ids[:min_tokens]).rstrip(_UNDECODABLE) if min_tokens else ""
         found = first_stop(text, self._stop, start=len(protected))
@@ -141,9 +144,9 @@ class StopStrings:
 
 
 def _may_complete(tokenizer: Any, stop: Sequence[str], vocab_size: int) -> list[bool]:
-    """For each id, whether a stop string may end in what it adds to a text, or in a character of which it is a part.
+    """Return for each id whether a stop string may end in the text that it adds, or in a character that it is part of.
 
-    Each is decoded behind another token, since some decoders treat the first token of a text differently.
+    Each id is decoded after another token, since some decoders treat the first token of a text differently.
     """
     lead = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
     pairs = [[*lead, token_id] for token_id in range(vocab_size)]

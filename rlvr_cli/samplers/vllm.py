@@ -1,9 +1,9 @@
-"""vLLM as a sampler, in this process: its paged batching and prefix cache, our seeds, and weights proven to be new.
+"""vLLM as a sampler, in this process: its paged batching and prefix cache, a seed per sample, verified weight updates.
 
-Enters: a model directory or hub id; then requests, and now and then the weights of the policy that is being trained.
+Enters: a model directory or hub id; then requests, and new weights of the policy that is being trained.
 Leaves: completions in the order in which they finish, with the log-probabilities of the distribution sampled from.
 
-One engine request per sample, each with its own seed: vLLM then draws every token of it from a generator of its own, so
+One engine request per sample, each with its own seed: vLLM then draws its tokens from a separate generator, so
 the tokens depend on the weights, the prompt and the seed, and on the rest of the batch only through matmul rounding.
 """
 
@@ -23,39 +23,39 @@ from rlvr_cli.samplers.stop_strings import first_stop, prompt_token_ids, respons
 from rlvr_cli.samplers.weight_check import PROBE_BOUND, Probe, probe_params, probe_prompts, prove, take_probe
 from rlvr_cli.types import Completion, Request, SamplingParams
 
-if TYPE_CHECKING:  # transformers is not imported before vLLM, which says what is wrong where neither can be
+if TYPE_CHECKING:  # vLLM must be imported before transformers: its error is the clearer one if both fail
     from rlvr_cli.models.policy import Policy
 
 logger = logging.getLogger(__name__)
 
-CPU_MEMORY_SHARE = 0.3  # of the memory that is free: the trainer and the graders of a CPU run live in the rest
+CPU_MEMORY_SHARE = 0.3  # of the free memory; the trainer and the graders of a CPU run need the rest
 
 PROBE_PROMPTS = 4
 PROBE_TOKENS = 8  # of each answer
 
-LOWEST_TEMPERATURE = 0.01  # vLLM raises what lies between 0 and this to this, which is another distribution
+LOWEST_TEMPERATURE = 0.01  # vLLM raises temperatures between 0 and this to this, which changes the distribution
 
 
 class VllmSampler:
     """A vLLM engine in this process.
 
-    On CUDA this is written after vLLM's documentation and was not run yet, sleeping included; on the CPU it is tested.
+    Tested on the CPU. The code for CUDA, sleep mode included, follows vLLM's documentation and has not been run yet.
 
     Args:
         model_path: a directory in the Hugging Face layout with safetensors weights, or a hub id.
         dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 on an accelerator, float32 on the CPU.
         max_model_len: prompt plus response, in tokens; None takes the model's own.
         gpu_memory_utilization: share of the GPU's memory for weights and cache. On the CPU it is the cache's share of
-            the memory that is free, and more than `CPU_MEMORY_SHARE` is not taken.
+            the free memory, at most `CPU_MEMORY_SHARE`.
         seed: of vLLM itself; samples have their own.
         policy_version: of the weights at `model_path`.
         enforce_eager: False captures CUDA graphs, True starts faster; None is False on an accelerator, True on the CPU.
-        enable_sleep_mode: let `sleep` give the device's memory back; without it, and where vLLM cannot (on the CPU, which
-            `notes` then says), `sleep` does nothing.
+        enable_sleep_mode: let `sleep` free the device's memory. Otherwise, and where vLLM cannot sleep (on the CPU;
+            `notes` then says so), `sleep` does nothing.
 
     Attributes:
         seeding: "per-request": a sample's tokens do not depend on what else is in the batch. For run.json.
-        notes: what was decided here and should be said, one sentence each.
+        notes: decisions that the user should know of, one sentence each.
 
     Raises:
         RlvrError: vLLM is missing or cannot be imported, there is no such model, or vLLM cannot load it.
@@ -101,7 +101,7 @@ class VllmSampler:
             and current_platform.is_cumem_allocator_available()
         )
         if self._can_sleep:
-            options["enable_sleep_mode"] = True  # vLLM does not start where it is not available
+            options["enable_sleep_mode"] = True  # only here: where it is not available, vLLM would not start with it
         elif enable_sleep_mode:
             self.notes += ("vLLM has no sleep mode here: it keeps its memory while the policy is trained.",)
         self.dtype = ("float32" if on_cpu else "bfloat16") if dtype == "auto" else dtype
@@ -121,20 +121,20 @@ class VllmSampler:
                     seed=seed,
                     **options,
                 )
-                self._threads = _torch_threads()  # with a GPU vLLM takes one: more would spin beside it
+                self._threads = _torch_threads()  # with a GPU, vLLM uses one: others would only spin
         except (ValueError, RuntimeError, OSError, NotImplementedError) as e:
             raise RlvrError(f"vLLM cannot load {model_path}: {_first_lines(e)}") from e
         self.max_model_len: int = self.llm.llm_engine.model_config.max_model_len
         self._pending: dict[str, tuple[int, int]] = {}  # engine request -> (request_index, sample_index)
         self._calls = 0
         self._asleep = False
-        self._doubt = ""  # why it is not known which weights the engine serves
+        self._doubt = ""  # why the weights of the engine are unknown; empty if they are known
         self._last_probe: Probe | None = None
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
 
-        Closing the iterator, or calling this again, drops what has not finished.
+        Closing the generator, or calling this again, cancels the samples that have not finished.
 
         Raises:
             RlvrError: a prompt and `max_tokens` exceed `max_model_len`, a temperature that vLLM would change, or
@@ -143,11 +143,11 @@ class VllmSampler:
         if self.llm is None:
             raise RlvrError("This vLLM engine is closed.")
         if self._doubt:
-            raise RlvrError(f"The engine's weights are in doubt: {self._doubt}", "Load weights again, or start anew.")
+            raise RlvrError(f"The engine's weights are in doubt: {self._doubt}", "Load the weights again, or restart.")
         if 0 < params.temperature < LOWEST_TEMPERATURE:
             raise RlvrError(
                 f"vLLM samples at {LOWEST_TEMPERATURE} when asked for temperature {params.temperature}.",
-                f"Take 0 (greedy) or at least {LOWEST_TEMPERATURE}.",
+                f"Use 0 (greedy) or at least {LOWEST_TEMPERATURE}.",
             )
         vocab_size = self.llm.llm_engine.model_config.get_vocab_size()
         prompts = prompt_token_ids(self.llm.get_tokenizer(), requests, vocab_size=vocab_size)
@@ -161,17 +161,17 @@ class VllmSampler:
         yield from self._answer(prompts, [r.seeds for r in requests], params)
 
     def load_weights(self, policy: "Policy", policy_version: int) -> None:
-        """Sample from `policy`'s weights from now on, and prove it: see `probe.prove`.
+        """Switch to the weights of `policy`, and verify that they are served: see `weight_check.prove`.
 
         Raises:
             RlvrError: the weights do not fit the engine's model, or the engine does not serve them.
         """
         self._drop_pending()
         self._wake()
-        self._doubt = "loading them failed half-way."
+        self._doubt = "the last load failed midway."
         with _trainer_untouched():
-            # With tied embeddings the output layer goes in under its own name too: the CPU build keeps a packed copy of
-            # it, which stays old when only the embeddings are given (and so when vLLM itself reads a saved model).
+            # With tied embeddings the output layer is passed under its own name too: the CPU build keeps a packed copy
+            # of it, which stays stale if only the embeddings are passed (as it does when vLLM reads a saved model).
             weights = list(policy.weights_for_engine().items())
             try:
                 self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
@@ -181,7 +181,7 @@ class VllmSampler:
                     "The policy must have the architecture that the engine was started with.",
                 ) from e
             self._reset_prefix_cache()
-        self._doubt = "the engine does not serve those that it was given."
+        self._doubt = "the engine does not serve the weights that were loaded."
         probe = self._probe(policy)
         prove(
             probe,
@@ -194,9 +194,9 @@ class VllmSampler:
         self._last_probe, self._doubt, self.policy_version = probe, "", policy_version
 
     def sleep(self) -> None:
-        """Give the device's memory back until it samples or is given weights again; drops what has not finished.
+        """Free the device's memory until the next `sample` or `load_weights`; cancel unfinished samples.
 
-        The weights wait in the host's memory (vLLM's level 1; its level 2 would drop them).
+        The weights are kept in host memory (vLLM's level 1; its level 2 would discard them).
         """
         if not self._can_sleep or self._asleep or self.llm is None:
             return
@@ -206,7 +206,7 @@ class VllmSampler:
         self._asleep = True
 
     def close(self) -> None:
-        """Give the engine's memory back; closing twice is allowed."""
+        """Free the engine's memory; closing twice is allowed."""
         if self.llm is None:
             return
         self._drop_pending()
@@ -240,16 +240,16 @@ class VllmSampler:
                 with _trainer_untouched(threads=self._threads):
                     outputs = engine.step()
                 for output in outputs:
-                    if sample := self._pending.pop(output.request_id, None):  # else dropped while its neighbor was read
+                    if sample := self._pending.pop(output.request_id, None):  # else canceled meanwhile
                         yield self._completion(output, *sample, min_tokens=params.min_tokens)
         finally:
             if call == self._calls:
                 self._drop_pending()
 
     def _fold(self, seed: int) -> int:
-        """The seed for vLLM: all 63 bits, but on the CPU 32 that depend on them all.
+        """Return the seed for vLLM: all 63 bits, or on the CPU a hash of them with 32 bits.
 
-        torch's CPU generators (MT19937) look at the lower 32 bits only, so that 5 and 2**32 + 5 would draw the same.
+        torch's CPU generators (MT19937) use only the lower 32 bits, so that 5 and 2**32 + 5 would draw the same.
         """
         return (seed * 0x9E3779B97F4A7C15 % 2**64) >> 32 if self._on_cpu else seed
 
@@ -265,12 +265,12 @@ class VllmSampler:
             raise RlvrError(f"vLLM ended {where} with {answer.finish_reason!r}.")
         token_ids = tuple(answer.token_ids)
         assert tuple(answer.logprobs.token_ids) == token_ids, (answer.logprobs.token_ids, token_ids)
-        # vLLM decodes as a continuation of the prompt, which in some tokenizers begins with a space that decoding the
-        # response alone does not give, and hides bytes that form no character: every engine is to give the same text.
+        # Decode here, so that every engine gives the same text. vLLM decodes the response as a continuation of the
+        # prompt, which adds a leading space with some tokenizers, and it hides bytes that form no character.
         tokenizer = self.llm.get_tokenizer()
         text, stop_reason = response_text(tokenizer, token_ids), None
         if answer.finish_reason == "stop":
-            stop_reason = "eos"  # vLLM says None, or the id where a model has several EOS tokens
+            stop_reason = "eos"  # vLLM reports None, or the id if a model has several EOS tokens
             if isinstance(answer.stop_reason, str):
                 stop_reason = answer.stop_reason
                 protected = response_text(tokenizer, token_ids[:min_tokens]).rstrip("\ufffd") if min_tokens else ""
@@ -291,7 +291,7 @@ class VllmSampler:
         )
 
     def _probe(self, policy: "Policy") -> Probe:
-        # Longer than a cache block, so that a prefix cache of the old weights would answer for its first tokens.
+        # Longer than a cache block, so that a prefix cache of the old weights would be used, and found.
         block = self.llm.llm_engine.vllm_config.cache_config.block_size
         length = min(block + 32, self.max_model_len - PROBE_TOKENS)
         prompts = probe_prompts(policy, self.llm.get_tokenizer(), count=PROBE_PROMPTS, length=length)
@@ -303,7 +303,7 @@ class VllmSampler:
             return
         import torch
 
-        torch.cuda.empty_cache()  # what the trainer has let go of, but its allocator still holds
+        torch.cuda.empty_cache()  # memory that the trainer has freed but its allocator still holds
         with _trainer_untouched():
             try:
                 self.llm.wake_up()
@@ -312,16 +312,16 @@ class VllmSampler:
                     f"vLLM did not get its memory back: {_first_lines(e)}",
                     "The trainer may have taken it: lower --gpu-memory-utilization.",
                 ) from e
-            self._reset_prefix_cache()  # what it held was not kept
+            self._reset_prefix_cache()  # its contents were not kept
         self._asleep = False
 
     def _reset_prefix_cache(self) -> None:
-        if not self.llm.reset_prefix_cache():  # else old keys and values answer
+        if not self.llm.reset_prefix_cache():  # else old keys and values are used
             raise RlvrError("vLLM did not reset its prefix cache.")
 
 
 def _check_model(model: str) -> None:
-    """A directory with a model, or what can be a hub id; anything else is a path with a mistake in it."""
+    """Check that `model` is a model directory or can be a hub id; anything else is a mistyped path."""
     path = Path(model)
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -332,11 +332,11 @@ def _check_model(model: str) -> None:
                 "Other formats can run code when they are opened; transformers writes safetensors when it saves a model.",
             )
     elif path.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model):
-        raise RlvrError(f"There is no model directory {model}.", "Name one, or a hub id such as Qwen/Qwen2.5-0.5B.")
+        raise RlvrError(f"There is no model directory {model}.", "Give one, or a hub id such as Qwen/Qwen2.5-0.5B.")
 
 
 def _import_vllm() -> Any:
-    """The class `LLM`, set up to run in this process, to leave stdout alone, and to report to nobody."""
+    """Import vLLM's class `LLM`, set up to run in this process, to keep off stdout, and to send no usage statistics."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights and seeds reach the engine without pickling
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
@@ -350,7 +350,7 @@ def _import_vllm() -> Any:
         chain = " ".join(f"{type(cause).__name__}: {cause}" for cause in _causes(e))
         if culprit := re.search("torchvision|torchaudio|torchcodec", chain):
             raise RlvrError(
-                f"vLLM cannot be imported: {culprit[0]}, which came with it, is built for another torch.",
+                f"vLLM cannot be imported: {culprit[0]}, which came with it, is built for another version of torch.",
                 "rlvr needs none of these: pip uninstall -y torchvision torchaudio torchcodec",
             ) from e
         raise RlvrError(f"vLLM is installed but cannot be imported: {_first_lines(e)}") from e
@@ -358,7 +358,7 @@ def _import_vllm() -> Any:
 
 
 def _free_memory() -> int:
-    """Free bytes of the memory node that vLLM's CPU build will use, as it counts them."""
+    """Return the free bytes of the memory node that vLLM's CPU build will use, as vLLM counts them."""
     from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memory_node
 
     return get_memory_node_info(get_visible_memory_node()[0]).available_memory
@@ -391,11 +391,11 @@ def _torch_threads() -> int:
 
 @contextlib.contextmanager
 def _trainer_untouched(*, threads: int | None = None) -> Iterator[None]:
-    """Give the process to vLLM, with that many torch threads, and then back to the trainer as it was.
+    """Run vLLM code, with that many torch threads; restore the trainer's random state and threads on exit.
 
-    vLLM draws from the process's generators even where every request has its own, and a resumed run, which replays
-    stored rollouts instead of sampling them, still has to end with the same weights. vLLM also sets torch's thread count
-    and replaces the function that sets it. What its libraries deprecate is not said: no user could put that right.
+    vLLM draws from the global generators even if every request has its own, but a resumed run, which replays stored
+    rollouts instead of sampling them, must end with the same weights. vLLM also sets torch's thread count and replaces
+    the function that sets it. Deprecation warnings of its libraries are hidden: users cannot act on them.
     """
     import numpy
     import torch

@@ -142,7 +142,7 @@ def test_weights_of_another_shape_are_refused(start, tiny_model):
 def test_errors_of_the_engine_are_the_users(start):
     with pytest.raises(RlvrError, match="the model's context holds 512"):
         list(start().sample(REQUESTS, SamplingParams(max_tokens=510)))
-    with pytest.raises(RlvrError, match="No parameter precision 'float7'"):
+    with pytest.raises(RlvrError, match="Unknown parameter precision 'float7'"):
         list(start(param_dtype="float7").notes)
     there = start()
     for _ in range(2):

@@ -1,10 +1,10 @@
-"""The rows that the embedded engine samples together: their seats, their key-value cache, and the step that all take.
+"""The batch of rows that the embedded engine samples together: their state, key-value cache and decoding steps.
 
-Enters: questions whose prompts were run through the model. Leaves: completions, as soon as their rows end.
+Enters: questions whose prompts have been prefilled. Leaves: completions, as soon as their rows end.
 
-How rows lie in the cache: all rows write the key and value of their newest token into the same column, so a row that
-has n tokens lies in the n columns up to that one (a batch padded on the left). A step is then one slice copy per layer
-and one slice of a mask that hardly ever changes. When the columns are used up the live ones move back to the beginning.
+Layout of the cache: all rows write the key and value of their newest token into the same column, so a row with n tokens
+occupies the n columns up to that one (a batch padded on the left). A step then needs one slice copy per layer and one
+slice of a mask that rarely changes. When the columns run out, those in use move back to the beginning.
 """
 
 from collections import deque
@@ -26,22 +26,22 @@ from rlvr_cli.samplers.embedded.draw import draw_tokens, uniforms
 from rlvr_cli.samplers.stop_strings import StopStrings, response_text
 from rlvr_cli.types import Completion, FinishReason, SamplingParams
 
-ATTENTION = "rlvr_decode"  # the attention that a model has to be set to while it takes a batch's steps
-_WORTH_BLOCKS = 0.1  # share of the columns that reading in blocks of rows has to save
+ATTENTION = "rlvr_decode"  # the attention function that a model must use while it runs the steps of a batch
+_WORTH_BLOCKS = 0.1  # the least share of columns that reading blocks of rows separately must save
 
 
 @dataclass(slots=True)
 class _Window:
-    """The part of the cache that a step reads: rows [0, rows), columns [low, column], of which it writes the last."""
+    """The part of the cache that a step reads: rows [0, rows), columns [low, column]; it writes the last one."""
 
     rows: int = 0
     low: int = 0
     column: int = 0
-    lows: tuple[int, ...] = ()  # see `stepping.Window`
+    lows: tuple[int, ...] = ()  # see `decode_step.Window`
 
 
 class _SlotLayer(CacheLayerMixin):
-    """One layer's keys and values, (rows, key-value heads, columns, head size); `window` tells what is in use."""
+    """One layer's keys and values, (rows, key-value heads, columns, head size); `window` is the part in use."""
 
     is_sliding = False
     keys: torch.Tensor
@@ -93,16 +93,16 @@ def _attend(
 AttentionInterface.register(ATTENTION, _attend)
 
 
-# Per layer the keys and values of a prompt but its last token, (key-value heads, tokens, head size).
+# Per layer: the keys and values of a prompt without its last token, (key-value heads, tokens, head size).
 Prefix = list[tuple[torch.Tensor, torch.Tensor]]
-# Per layer room for the keys and values of rows, (rows, key-value heads, columns, head size).
+# Per layer: memory for the keys and values of rows, (rows, key-value heads, columns, head size).
 Slots = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def make_slots(
     like: Prefix, *, rows: int, columns: int, device: torch.device | None = None, value: float = 0.0
 ) -> Slots:
-    """Room for so many rows and columns that holds `value`, in the shapes and types of the keys and values in `like`."""
+    """Allocate a cache of this size, filled with `value`, with the heads, head sizes and dtypes of `like`."""
 
     def room(states: torch.Tensor) -> torch.Tensor:
         return states.new_full((rows, states.shape[0], columns, states.shape[2]), value, device=device)
@@ -112,18 +112,18 @@ def make_slots(
 
 @dataclass(slots=True)
 class Question:
-    """A request under way: its prompt, and those of its samples that have no seat in the batch yet."""
+    """A request in progress: its prompt, and those of its samples that have no row in the batch yet."""
 
     request_index: int
     prompt_ids: list[int]
     samples: deque[tuple[int, int]]  # (sample index, seed)
-    prefix: Prefix | None = None  # once the prompt was run through the model
+    prefix: Prefix | None = None  # None before the prefill
 
 
 class Batch:
-    """Rows that are sampled together. Host arrays have one entry per row; a row that is not `alive` is a free seat.
+    """Rows that are sampled together. Host arrays have one entry per row; a row that is not `alive` is free.
 
-    The last prompt token is not part of the prefill but a row's first input, so every draw comes from a step.
+    The last prompt token is not prefilled: it is a row's first input, so that every token is drawn in a step.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class Batch:
         step: Step | None = None,
         fixed: bool = False,
     ) -> None:
-        """Free seats, as many as there are rows in `slots`.
+        """Create a batch with as many free rows as `slots` has.
 
         Args:
-            slots: any finite numbers.
-            step: what takes a step in the model's place.
-            fixed: hold its shapes fixed, on a CUDA device in recorded graphs.
+            slots: memory for the cache; it may hold any finite numbers.
+            step: runs the decoding steps; None: the model runs them.
+            fixed: run `step` in a few fixed shapes, on a CUDA device as recorded graphs.
         """
         self._policy, self._params, self._stops, self._step = policy, params, stops, step
         device = policy.device
@@ -164,7 +164,7 @@ class Batch:
         self._is_eos[list(eos)] = True
         self._may_end = self._is_eos | stops.candidates
 
-        self._changed = False  # which rows and columns are in use
+        self._changed = False  # whether the rows or columns in use may have changed
         self.alive = np.zeros(rows, dtype=bool)
         self.questions: list[Question | None] = [None] * rows
         self.sample = np.zeros(rows, dtype=np.int64)
@@ -172,7 +172,7 @@ class Batch:
         self.start = np.zeros(rows, dtype=np.int64)  # the row's first column
         self.born = np.zeros(rows, dtype=np.int64)  # the step that drew its first token
         self.step = 0
-        # What was drawn in step s stands in column s modulo max_tokens: no row is older than that.
+        # Tokens drawn in step s are in column s modulo max_tokens: no row has more tokens than that.
         self.tokens = np.zeros((rows, params.max_tokens), dtype=np.int64)
         self.logprobs = np.zeros((rows, params.max_tokens), dtype=np.float32)
         self.entropy = np.zeros((rows, params.max_tokens), dtype=np.float32)
@@ -182,12 +182,12 @@ class Batch:
         return len(self.alive) - int(self.alive.sum())
 
     def seat(self, question: Question) -> None:
-        """Give free rows to the question's samples, as many as there are of both."""
+        """Assign free rows to the question's samples until either run out."""
         w, length = self.window, len(question.prompt_ids) - 1
         rows = np.flatnonzero(~self.alive)[: len(question.samples)]
         assert question.prefix is not None
         assert w.column >= length, (w.column, length)
-        together = rows[-1] - rows[0] == len(rows) - 1  # as all are at the start
+        together = rows[-1] - rows[0] == len(rows) - 1  # contiguous, as at the start
         at = slice(rows[0], rows[-1] + 1) if together else torch.as_tensor(rows, device=self.inputs.device)
         for layer, (keys, values) in zip(self.layers, question.prefix, strict=True):
             layer.keys[at, :, w.column - length : w.column] = keys
@@ -204,12 +204,12 @@ class Batch:
         self._changed = True
 
     def make_room(self, length: int) -> None:
-        """Have `length` columns to the left of the next one to be written, for a prompt that is to be seated."""
+        """Ensure that there are `length` columns before the next one to be written, for a prompt to be added."""
         if self.window.column < length or self.window.column == self.columns:
             self._move(length)
 
     def forward(self) -> torch.Tensor:
-        """Feed every row its newest token; the logits of the next, (rows, vocab) float32."""
+        """Feed every row its newest token; return the logits of the next one, (rows, vocab) float32."""
         w = self.window
         if w.column == self.columns:
             self._move(0)
@@ -234,7 +234,7 @@ class Batch:
         return logits
 
     def advance(self) -> list[Completion]:
-        """Draw one token for every row; the completions that it ended, whose rows are then free."""
+        """Draw one token for every row; return the completions that it ended and free their rows."""
         rows, params = self.window.rows, self._params
         logits = self.forward()
         age = self.step - self.born[:rows]
@@ -270,7 +270,7 @@ class Batch:
         return completions
 
     def compact(self) -> None:
-        """Move the last live rows into the free seats before them, so that a step computes live rows only."""
+        """Move the last live rows into the free rows before them, so that a step computes live rows only."""
         self._fit()
         live = int(self.alive.sum())
         holes = np.flatnonzero(~self.alive[:live])
@@ -292,13 +292,13 @@ class Batch:
         self._changed = True
 
     def _barred(self, young: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """EOS is barred from responses that are shorter than `min_tokens`."""
+        """Return (rows, tokens) that must not be drawn: EOS in the rows that are `young`, shorter than `min_tokens`."""
         if not len(self.eos) or not young.any():
             return None
         return torch.as_tensor(np.flatnonzero(young), device=self.eos.device), self.eos
 
     def _finish(self, row: int) -> Completion | None:
-        """The completion of a row that its newest token ended; None when it goes on after all."""
+        """Return the completion of a row if its newest token ended it, else None."""
         params, question = self._params, self.questions[row]
         assert question is not None
         born, count = int(self.born[row]), self.step - int(self.born[row])
@@ -336,7 +336,7 @@ class Batch:
         )
 
     def _fit(self) -> None:
-        """Read no column left of the first live one, of all rows or, where it is worth it, of each block of rows."""
+        """Begin the window at the first column in use: of all rows or, if that saves enough, of each block of rows."""
         if not self._changed:
             return
         self._changed = False
@@ -348,7 +348,7 @@ class Batch:
         w.lows = tuple(lows.tolist()) if saved > _WORTH_BLOCKS else ()
 
     def _move(self, room: int) -> None:
-        """Move the live columns to the beginning, or as far from it as leaves `room` columns before the next one."""
+        """Move the columns in use to the beginning, but leave at least `room` columns before the next one."""
         self._fit()
         w = self.window
         length = w.column - w.low

@@ -1,9 +1,9 @@
-"""Steps in few shapes, each recorded once as a CUDA graph and replayed: a step then costs one call, not hundreds.
+"""Decoding steps in a few shapes, each recorded once as a CUDA graph and replayed: one call per step, not hundreds.
 
 Enters: a `Step` and the tensors that a batch keeps in place from step to step. Leaves: logits, in place too.
 
-Rows and columns are rounded outwards to a shape that many steps share, and the column to write is read from the device.
-Rows beyond those in use compute what nobody reads. On a CPU the same is computed in the same shapes, unrecorded.
+Rows and columns are rounded outward to a shape that many steps share, and the column to write is read from device
+memory. Results of rows that are not in use are ignored. On a CPU the same shapes are computed without recording.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ import torch
 
 from rlvr_cli.samplers.embedded.decode_step import Step, Window
 
-_ROWS, _COLUMNS = 32, 128  # what is rounded to: coarser is fewer recordings, finer is less that is computed in vain
+_ROWS, _COLUMNS = 32, 128  # rounding: coarser takes fewer recordings, finer wastes less computation
 
 
 class FixedStep:
-    """A step of a batch whose tensors stay where they are.
+    """A decoding step in fixed shapes, on the tensors of a batch, which stay in place.
 
     Args:
         tokens, positions: (rows, 1), of every row's newest token.
-        mask: (rows, 1, 1, columns), added to attention scores; columns after the newest one are hidden in any case.
+        mask: (rows, 1, 1, columns), added to attention scores; columns after the newest one are masked in any case.
         cache: keys and values of each layer, (rows, key-value heads, columns, head size).
     """
 
@@ -42,7 +42,7 @@ class FixedStep:
         self._graphs: dict[Window, torch.cuda.CUDAGraph] = {}
 
     def __call__(self, window: Window) -> torch.Tensor:
-        """Take a step in at least this window, whose last column is the one to write.
+        """Run a step on at least this window, whose last column is the one to write.
 
         Returns:
             (window.rows, vocab) float32, overwritten by the next step.
@@ -64,7 +64,7 @@ class FixedStep:
     def _take(self, shape: Window) -> None:
         columns = self._columns[shape.low : shape.high]
         mask = self._mask[: shape.rows, :, :, shape.low : shape.high].masked_fill(columns > self._newest, -torch.inf)
-        mask.masked_fill_(columns == self._newest, 0)  # rows that were never in use see something, or would make NaN
+        mask.masked_fill_(columns == self._newest, 0)  # unused rows must see a column, else they give NaN
         self._logits[: shape.rows] = self._step(
             self._tokens[: shape.rows, 0],
             self._positions[: shape.rows, 0],
@@ -75,7 +75,7 @@ class FixedStep:
         )
 
     def _recorded(self, shape: Window) -> torch.cuda.CUDAGraph:
-        """Taking a step twice does what taking it once does, so the first, which loads kernels, needs no undoing."""
+        """Record a step of this shape, after a first run that loads the kernels; repeating a step changes nothing."""
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):

@@ -1,12 +1,13 @@
-"""One step of a Llama-like model: every row's newest token enters, the logits of its next one leave.
+"""One decoding step of a Llama-like model: the newest token of every row enters, the logits of the next one leave.
 
-A second implementation of what `transformers` has, for the one case that sampling repeats without end: a single token
-per row, no gradients. It needs a third of the operators, and its shapes can be held fixed, so that a CUDA graph can
-replay it without Python. It knows few architectures and none that somebody has changed (`obstacle` says so), and it is
-for its user to compare its logits with the model's own before they are relied on.
+A second implementation of what `transformers` has, for the case that sampling repeats again and again: one token per
+row, no gradients. It needs a third of the operators, and its shapes can be held fixed, so that a CUDA graph can replay
+it without Python. It supports unmodified Llama, Mistral, Qwen2 and Qwen3 models only (see `obstacle`). Callers must
+compare its logits with the model's own before they use it.
 
-Weights may be copies: those of a small model that are read together lie together, and those that products are to be
-computed with in another precision are cast once. A step is therefore as old as its weights, and made for one batch.
+Weights may be copies: in a small model, those that are read together are joined, and those in another precision than
+the matrix products are cast once. A step therefore keeps the weights that it was made from: make a new one for every
+batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,16 +19,16 @@ from torch.nn import functional as F
 
 from rlvr_cli.models.policy import Policy
 
-KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # `model_type`s whose modules are those that are read here
+KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # the supported `model_type`s
 BLOCK = 32  # rows
-_HOMES = ("torch.nn.modules.", "transformers.models.", "transformers.activations")  # where its modules are defined
-_JOINED_BELOW = 50_000_000  # parameters; with more of them the time goes into arithmetic, and the memory matters
+_HOMES = ("torch.nn.modules.", "transformers.models.", "transformers.activations")  # packages of unmodified modules
+_JOINED_BELOW = 50_000_000  # parameters; larger models gain nothing from joined weights, and the copies cost memory
 
 
 class Window(NamedTuple):
     """The part of a cache that a step reads: rows [0, rows), columns [low, high).
 
-    Where `lows` are given, each block of `BLOCK` rows reads from a column of its own on.
+    If `lows` is given, each block of `BLOCK` rows has its own first column.
     """
 
     rows: int
@@ -36,17 +37,17 @@ class Window(NamedTuple):
     lows: tuple[int, ...] = ()
 
     def of(self, slots: torch.Tensor) -> torch.Tensor:
-        """What it shows of keys or values, (rows, key-value heads, columns, head size)."""
+        """Return this part of keys or values, (rows, key-value heads, columns, head size)."""
         return slots[: self.rows, :, self.low : self.high]
 
 
 def attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, scaling: float
 ) -> torch.Tensor:
-    """Attention of one new token per row.
+    """Compute the attention of one new token per row.
 
-    The query heads that share a key-value head are given as so many queries to it: the same numbers as repeating keys
-    and values for each query head, without the copies.
+    The query heads that share a key-value head become several queries to it. This gives the same numbers as repeating
+    keys and values for each query head, without the copies.
 
     Args:
         query: (rows, heads, head size).
@@ -79,38 +80,38 @@ class _Linear(NamedTuple):
 class _Layer:
     """A decoder layer's weights."""
 
-    before_attention: torch.Tensor  # of the norm
+    before_attention: torch.Tensor  # weight of the norm
     heads: list[_Linear]  # query, key, value
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     attended: _Linear
-    before_mlp: torch.Tensor  # of the norm
+    before_mlp: torch.Tensor  # weight of the norm
     gate_up: list[_Linear]
     down: _Linear
 
 
 def obstacle(policy: Policy) -> str:
-    """Why there can be no `Step` of this policy; empty when there can."""
+    """Return why `Step` does not support this policy; empty if it does."""
     config = policy.config
     if config.model_type not in KNOWN:
-        return f"{config.model_type} is none of {', '.join(KNOWN)}"
+        return f"model type {config.model_type} is none of {', '.join(KNOWN)}"
     if config.hidden_act != "silu" or config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
-        return "its activation or its position embedding is an unusual one"
+        return "its activation or position embedding is not supported"
     for name, module in policy.plain_modules():
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return f"{name or 'the model'} has a hook or a patch"
         if not type(module).__module__.startswith(_HOMES):
-            return f"{name} is of {type(module).__name__}, which is not the architecture's own"
+            return f"{name} has type {type(module).__name__}, which is not part of the architecture"
     return ""
 
 
 class Step:
-    """A policy's weights as a step reads them.
+    """The weights of a policy, laid out for decoding steps.
 
     Args:
-        policy: one without an `obstacle`.
-        dtype: in which products are computed.
-        positions: more than any token's.
+        policy: one that `obstacle` accepts.
+        dtype: of the matrix products.
+        positions: the number of positions; every token's position is below it.
     """
 
     def __init__(self, policy: Policy, *, dtype: torch.dtype, positions: int) -> None:
@@ -143,7 +144,7 @@ class Step:
         cos, sin = inner.rotary_emb(self._embedding, every)
         half = self._size // 2
         self._cos = cos[0, :, None]  # (positions, 1, head size)
-        self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)[:, None]  # with the sign of the turn
+        self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)[:, None]  # with the signs of the rotation
 
     def __call__(
         self,
@@ -155,13 +156,13 @@ class Step:
         window: Window,
         at: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write the tokens' keys and values into the cache, and tell what may follow them.
+        """Write the keys and values of the tokens into the cache, and return the logits of the next tokens.
 
         Args:
             tokens, positions: (rows,).
             mask: (rows, 1, 1, columns), added to attention scores.
-            cache: keys and values of each layer, of which `window` is read.
-            at: the column of the window that the new ones are written to, (1,); its last one by default.
+            cache: keys and values of each layer; only `window` is read.
+            at: the window's column to write the new ones to, (1,); default: its last one.
 
         Returns:
             (rows, vocab) float32.
@@ -197,13 +198,13 @@ class Step:
         return torch.cat(blocks)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if x.dtype == torch.float64:  # which these models, too, compute in float32
+        if x.dtype == torch.float64:  # as in transformers, the norm is computed in float32
             return weight * F.rms_norm(x.float(), weight.shape, None, self._epsilon).to(x.dtype)
         return F.rms_norm(x.to(weight.dtype), weight.shape, weight, self._epsilon)
 
 
 def _cast(weights: Mapping[str, torch.Tensor], layer: str, dtype: torch.dtype) -> _Linear:
-    """A layer's own weights where they have that precision."""
+    """Return a layer's weights in this precision, without a copy if they already have it."""
     bias = weights.get(f"{layer}.bias")
     return _Linear(weights[f"{layer}.weight"].to(dtype), None if bias is None else bias.to(dtype))
 
@@ -211,7 +212,7 @@ def _cast(weights: Mapping[str, torch.Tensor], layer: str, dtype: torch.dtype) -
 def _side_by_side(
     weights: Mapping[str, torch.Tensor], layers: Sequence[str], dtype: torch.dtype, *, join: bool
 ) -> list[_Linear]:
-    """Layers of the same input, all with biases or none; `join` makes one of them."""
+    """Return layers that have the same input, and either all or none a bias; `join` concatenates them into one."""
     parts = [_cast(weights, layer, dtype) for layer in layers]
     if not join:
         return parts
@@ -220,13 +221,13 @@ def _side_by_side(
 
 
 def _applied(linears: Sequence[_Linear], x: torch.Tensor) -> torch.Tensor:
-    """The outputs of the layers, side by side."""
+    """Return the concatenated outputs of the layers."""
     outputs = [F.linear(x, *linear) for linear in linears]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 
 def _written(slots: torch.Tensor, new: torch.Tensor, at: torch.Tensor | None) -> torch.Tensor:
-    """`slots` with `new`, (rows, key-value heads, head size), in the column `at`."""
+    """Write `new`, (rows, key-value heads, head size), into column `at` of `slots`, or the last one; return `slots`."""
     if at is None:
         slots[:, :, -1] = new
     else:

@@ -1,7 +1,8 @@
 """One token per row from logits, as a pure function of (seed, position).
 
 Enters: (rows, vocab) logits and one uniform number per row. Leaves: tokens, their log-probabilities, and the entropies.
-An inverse CDF wants one number a row where `torch.multinomial` wants one a vocabulary entry, and leaves no generator to save.
+An inverse CDF needs one random number per row, where `torch.multinomial` needs one per vocabulary entry, and there is
+no generator state to save.
 """
 
 from typing import NamedTuple
@@ -72,7 +73,7 @@ def _first_above(running: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Zero all but the most probable tokens, as few as together have at least `top_p` (Holtzman et al. 2020).
+    """Zero all but the smallest set of most probable tokens that has at least `top_p` in total (Holtzman et al. 2020).
 
     Args:
         probabilities: (rows, vocab), each row sums to 1. Of equal ones the lower index is kept first.
@@ -104,15 +105,15 @@ def draw_tokens(
     Args:
         logits: (rows, vocab) float32; may be overwritten.
         uniforms: (rows,) float64 in [0, 1).
-        temperature: divides the logits; 0 takes the most probable token instead, and then log-probabilities and
-            entropy are those at temperature 1, and `top_p` has no say.
+        temperature: divides the logits; 0 takes the most probable token instead, ignores `top_p`, and gives
+            log-probabilities and entropy at temperature 1.
         top_p: see `nucleus`; 1 keeps all.
         barred: (indices of rows, ids): tokens that those rows must not draw.
 
     Returns:
-        Log-probabilities are of the distribution that is left: divided by the temperature, without the barred tokens,
-        cut to the nucleus. The entropy is the exact one of softmax(logits / temperature), before barring and cutting,
-        so that it is the number that a forward pass over the same tokens gives.
+        Log-probabilities are those of the distribution drawn from: at the temperature, without the barred tokens, cut
+        to the nucleus. The entropy is the exact one of softmax(logits / temperature), before tokens are barred and the
+        nucleus is cut, so that it equals the entropy that a forward pass over the same tokens gives.
     """
     if temperature > 0 and temperature != 1:
         logits.div_(temperature)

@@ -1,12 +1,12 @@
 """The embedded engine: requests -> completions, on any decoder-only `transformers` model with ordinary attention.
 
-Continuous batching over a preallocated key-value cache (`batch`). Each prompt is run through the model once, whatever the number
-of its samples; rows that finish leave the batch and waiting ones take their place. A sample's tokens are a function of
-the weights, its prompt and its seed alone: every draw is a pure function of (seed, position), so neither the other rows
-of the batch nor their number or order matter, up to the rounding of the matrix products.
+Continuous batching over a preallocated key-value cache (`batch`). Each prompt is prefilled once, whatever the number of
+its samples; when rows finish, waiting samples take their place. A sample's tokens depend only on the weights, its
+prompt and its seed: every draw is a pure function of (seed, position), so the other rows of the batch, their number and
+their order do not matter, up to the rounding of matrix products.
 
-What takes the steps is `stepping.Step` where it knows the model, checked against it at the start, on a CUDA device in the
-recorded graphs of `graphs`; else the model itself, and `notes` says why.
+Decoding steps run in `decode_step.Step` if it supports the model, checked against the model at the start; on a CUDA
+device they run as the recorded graphs of `cuda_graphs`. Otherwise the model itself runs them, and `notes` says why.
 """
 
 import logging
@@ -35,24 +35,24 @@ from rlvr_cli.types import Completion, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_MAX_ROWS = 256  # more rows hardly raise the rate: what a step costs beyond its arithmetic is spread thin by then
+_MAX_ROWS = 256  # more rows hardly raise the rate: the fixed cost of a step is small by then
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
-_GATHER_SECONDS = 0.03  # how long a completion waits for others before it is handed out
+_GATHER_SECONDS = 0.03  # how long a completion waits for others before it is yielded
 _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
-_KEPT_BYTES = 128 * 2**20  # of a cache that the next call may use again
-_PROBE_PROMPTS, _PROBE_LENGTH, _PROBE_TOKENS = 2, 8, 4  # few: it is done after every update
+_KEPT_BYTES = 128 * 2**20  # the largest cache that is kept for the next call
+_PROBE_PROMPTS, _PROBE_LENGTH, _PROBE_TOKENS = 2, 8, 4  # few, since the probe runs after every update
 
 
 class TransformersSampler:
-    """Samples in this process, from the very weights that are trained: there is nothing to copy.
+    """Samples in this process, directly from the weights that are trained: nothing is copied.
 
-    While completions are being consumed the model may be used for other things (its mode and its attention are put back
-    before each of them is handed out), but its weights must not change. Between calls nothing is kept that a later one
-    would read, only tables of the tokenizer and the memory of a small cache.
+    While completions are being consumed the model may be used for other things (its mode and its attention are restored
+    before each one is yielded), but its weights must not change. Between calls only tables of the tokenizer and the
+    memory of a small cache are kept, and no results.
 
     Attributes:
         seeding: a sample's tokens do not depend on what else is in the batch. For run.json.
-        notes: what makes sampling from this model slower than from others, one sentence each.
+        notes: why sampling from this model is slower than from others, one sentence each.
     """
 
     engine: Literal["transformers"] = "transformers"
@@ -73,11 +73,11 @@ class TransformersSampler:
 
         Args:
             policy: on the device to sample on. It is shared, not copied.
-            max_batch_size: samples in the batch at once; by default 256. Fewer when the memory holds no more.
-            kv_memory_bytes: what keys, values and logits of a batch may take; by default a quarter of the memory that
+            max_batch_size: samples in the batch at once, by default 256; fewer if memory limits them.
+            kv_memory_bytes: memory for the keys, values and logits of a batch; by default a quarter of the memory that
                 this process may use (CPU), or half of what is free (CUDA) when `sample` is called.
             autocast_dtype: run the model under `torch.autocast` in this precision, as its training does.
-            cuda_graphs: on CUDA, take steps in fixed shapes, each recorded once and replayed (`graphs.py`).
+            cuda_graphs: on CUDA, run steps in fixed shapes, each recorded once and replayed (`cuda_graphs.py`).
 
         Raises:
             RlvrError: the model is of a kind that this engine cannot run.
@@ -90,32 +90,32 @@ class TransformersSampler:
         self._autocast_dtype = autocast_dtype
         self._eos = eos_token_ids(policy.model, policy.tokenizer)
         self._stops: dict[tuple[str, ...], StopStrings] = {}
-        self._doubt = ""  # why it is not known which weights the model has
+        self._doubt = ""  # why the weights of the model are unknown; empty if they are known
         self._last_probe: Probe | None = None
-        self._spare: Slots = []  # what a batch had for its cache and the next one may use
-        self._distrust = ""  # why a step must not be taken in the model's place
-        self._fixed = cuda_graphs and policy.device.type == "cuda"  # whether steps are taken in fixed shapes
+        self._spare: Slots = []  # cache memory of the last batch, for the next one to use
+        self._distrust = ""  # why `Step` must not replace the model; empty if it may
+        self._fixed = cuda_graphs and policy.device.type == "cuda"  # whether steps run in fixed shapes
         self.notes: tuple[str, ...] = ()
         self._vocab_size, self._like = self._check()
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
 
-        A consumer may stop early: closing the iterator gives its memory back.
+        A consumer may stop early: closing the generator frees its memory.
 
         Raises:
             RlvrError: before anything is sampled, a prompt that is empty or that leaves no room in the model's context
-                for `max_tokens` more, or weights that a failed `load_weights` left in doubt; while sampling, logits that
-                are not finite.
+                for `max_tokens` more, or weights that a failed `load_weights` left in doubt; while sampling, logits
+                that are not finite.
         """
         assert params.max_tokens > 0, params
         if params.min_tokens > params.max_tokens:
             raise RlvrError(
-                f"At least {params.min_tokens} tokens are asked for, and at most {params.max_tokens}.",
+                f"The minimum of {params.min_tokens} tokens per response exceeds the maximum of {params.max_tokens}.",
                 "Make --sampling-min-tokens at most --sampling-max-tokens.",
             )
         if self._doubt:
-            raise RlvrError(f"The engine's weights are in doubt: {self._doubt}", "Load weights again, or start anew.")
+            raise RlvrError(f"The engine's weights are in doubt: {self._doubt}", "Load the weights again, or restart.")
         prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=self._vocab_size)
         limit = self._policy.context_length
         for index, ids in enumerate(prompts):
@@ -125,27 +125,27 @@ class TransformersSampler:
                     f"sampled, but the model's context holds {limit}.",
                     f"Set --sampling-max-tokens to at most {limit - len(ids)}, or leave the question out."
                     if len(ids) < limit
-                    else "Leave the question out, or take a model with a longer context.",
+                    else "Leave the question out, or use a model with a longer context.",
                 )
         questions = [
             Question(index, ids, deque(enumerate(request.seeds)))
             for index, (request, ids) in enumerate(zip(requests, prompts, strict=True))
             if request.seeds
         ]
-        # Longest first: neighbors need about as many columns, and the cache is at once as wide as it will have to be.
+        # Longest first: neighbors then need similar numbers of columns, and the first cache is the widest one.
         questions.sort(key=lambda question: -len(question.prompt_ids))
         return self._stream(deque(questions), params, eos=self._eos, stops=self._stop_strings(params.stop))
 
     def load_weights(self, policy: Policy, policy_version: int) -> None:
-        """Sample from `policy`'s weights from now on, and prove it: see `probe.prove`.
+        """Switch to the weights of `policy`, and verify that they are served: see `weight_check.prove`.
 
-        They are shared if it is the policy given at the start, else copied.
+        The weights are shared if `policy` has the engine's own model, else copied.
 
         Raises:
             RlvrError: the weights do not fit the engine's model, or the engine does not serve them.
         """
         if policy.model is not self._policy.model:
-            self._doubt = "loading them failed half-way."
+            self._doubt = "the last load failed midway."
             try:
                 self._policy.load_engine_weights(policy.weights_for_engine())
             except RuntimeError as e:
@@ -154,7 +154,7 @@ class TransformersSampler:
                     f"These weights do not fit the engine's model: {first_lines}",
                     "The policy must have the architecture that the engine was started with.",
                 ) from e
-        self._doubt = "the engine does not serve those that it was given."
+        self._doubt = "the engine does not serve the weights that were loaded."
         prompts = probe_prompts(policy, self._tokenizer, count=_PROBE_PROMPTS, length=_PROBE_LENGTH)
         questions = deque(Question(i, ids, deque([(0, 0)])) for i, ids in enumerate(prompts))
         answers = self._stream(questions, probe_params(_PROBE_TOKENS), eos=(), stops=self._stop_strings(()))
@@ -166,16 +166,16 @@ class TransformersSampler:
             precisions=[str(dtype).removeprefix("torch.") for dtype in dtypes],
             version=policy_version,
             served=self.policy_version,
-            way_out="Something holds old weights, or changes the model when it reads one token at a time: a hook, a patch, "
-            "a cache of its own. Remove it, or use --engine vllm.",
+            way_out="Something keeps old weights, or changes the model when it reads one token at a time: a hook, a "
+            "patch, or another cache. Remove it, or use --engine vllm.",
         )
         self._last_probe, self._doubt, self.policy_version = probe, "", policy_version
 
     def sleep(self) -> None:
-        """Nothing to give back: only a small cache outlasts its call of `sample`, and the weights are the trainer's."""
+        """Do nothing: the weights belong to the trainer, and only a small cache is kept between calls of `sample`."""
 
     def close(self) -> None:
-        """Nothing outlives a call of `sample` but the model, which is the caller's, and the memory of a small cache."""
+        """Free the small cache that is kept between calls of `sample`; the model belongs to the caller."""
         self._spare = []
 
     def _stop_strings(self, stop: tuple[str, ...]) -> StopStrings:
@@ -208,28 +208,26 @@ class TransformersSampler:
                     while time.monotonic() < due and (upcoming or ready or batch.alive.any()):
                         self._admit(batch, ready, upcoming)
                         done += batch.advance()
-                        if (
-                            done and due == math.inf
-                        ):  # those that finish at almost the same time are handed out together
+                        if done and due == math.inf:  # those that finish at almost the same time are yielded together
                             due = time.monotonic() + _GATHER_SECONDS
                 yield from done
                 assert self.policy_version == version, "the weights changed while completions were being consumed"
-            del batch  # its memory, before the next one is planned
+            del batch  # frees its memory before the next batch is planned
             if self._policy.device.type == "cpu" and sum(t.nbytes for pair in slots for t in pair) <= _KEPT_BYTES:
                 self._spare = slots
             del slots
 
     def _plan(self, waiting: deque[Question], params: SamplingParams) -> tuple[int, int, deque[Question]]:
-        """Rows and columns of the next batch's cache, and the questions that it is for, which leave `waiting`.
+        """Return the rows and columns of the next batch's cache, and its questions, which are removed from `waiting`.
 
-        The longest question sets the columns. It sets them for all, unless they are so many that memory limits the
-        rows: then questions that need less than half of it wait for a narrower cache with more rows.
+        The longest question determines the columns. If they are so many that memory limits the rows, questions that
+        need fewer than half of the columns wait for a later batch with fewer columns and more rows.
         """
         longest = len(waiting[0].prompt_ids) + params.max_tokens
-        columns = longest + max(16, longest // 8)  # to spare, so that moving back to the beginning is rare
+        columns = longest + max(16, longest // 8)  # spare ones, so that moving back to the beginning is rare
         columns += -columns % 8  # CUDA kernels want masks aligned
         cache = sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._like for t in pair)
-        row_bytes = columns * cache + 5 * 4 * self._vocab_size  # logits and what drawing from them needs
+        row_bytes = columns * cache + 5 * 4 * self._vocab_size  # logits, and the memory to draw from them
         budget = self._kv_memory_bytes or _memory_budget(self._policy.device)
         affordable = budget // row_bytes
         if affordable == 0:
@@ -247,10 +245,11 @@ class TransformersSampler:
         return min(self._max_rows, affordable, samples), columns, upcoming
 
     def _room(self, rows: int, columns: int) -> Slots:
-        """Memory for at least so many: what the last batch left, if it is enough, since pages that the system has to provide
-        anew cost a short call a tenth of its time.
+        """Return cache memory with at least this many rows and columns.
 
-        It holds finite numbers in any case: a masked column still enters the weighted sum, with weight 0, and 0 x NaN is NaN.
+        The last batch's memory is used again if it is large enough, since new pages from the operating system cost a
+        short call a tenth of its time. The memory always holds finite numbers: a masked column still enters the
+        weighted sum, with weight 0, and 0 x NaN is NaN.
         """
         device = self._policy.device
         spare, self._spare = self._spare, []
@@ -262,7 +261,7 @@ class TransformersSampler:
         return make_slots(self._like, rows=rows, columns=columns, device=device)
 
     def _admit(self, batch: Batch, ready: deque[Question], upcoming: deque[Question]) -> None:
-        """Once a fifth of the seats is free, give them to waiting samples; without any, draw the live rows together."""
+        """Once a fifth of the rows is free, assign them to waiting samples; if too few wait, compact the live rows."""
         live = len(batch.alive) - batch.free
         if live <= _COMPACT_BELOW * len(batch.alive):
             while batch.free and (ready or upcoming):
@@ -278,9 +277,9 @@ class TransformersSampler:
             batch.compact()
 
     def _prefill(self, upcoming: deque[Question], free: int) -> list[Question]:
-        """Run the next questions, enough for `free` rows or for one pass, through the model together.
+        """Prefill the next questions in one pass: enough for `free` rows, or as many as a pass may hold.
 
-        They are padded on the right, which causal attention needs no mask for.
+        They are padded on the right, so causal attention needs no mask.
         """
         questions = [upcoming.popleft()]
         length = len(questions[0].prompt_ids) - 1  # the longest, since they are sorted
@@ -294,7 +293,7 @@ class TransformersSampler:
         return questions
 
     def _prefixes(self, prompts: list[list[int]]) -> list[Prefix]:
-        """The keys and values of each prompt."""
+        """Compute the keys and values of each prompt."""
         length = max(map(len, prompts))
         if length == 0:
             return [self._like for _ in prompts]
@@ -311,7 +310,7 @@ class TransformersSampler:
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        """The model without gradients and dropout; all is put back after."""
+        """Run the model without gradients and dropout; restore its state on exit."""
         policy = self._policy
         autocast = torch.autocast(policy.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
         with policy.evaluating(), torch.inference_mode(), autocast:
@@ -319,12 +318,12 @@ class TransformersSampler:
 
     @contextmanager
     def _sampling(self) -> Iterator[None]:
-        """The same with this engine's attention."""
+        """Like `_inference`, with this engine's attention."""
         with attention(self._policy.model, ATTENTION), self._inference():
             yield
 
     def _step(self, columns: int) -> Step | None:
-        """What takes a batch's steps in the model's place; None, and a note, when the model has to take them itself."""
+        """Return the `Step` for a batch; None, with a note, if the model itself has to run the steps."""
         reason = self._distrust or obstacle(self._policy)
         dtype = self._autocast_dtype or self._policy.dtype
         copies = self._policy.num_parameters * dtype.itemsize if dtype != self._policy.dtype else 0
@@ -332,7 +331,7 @@ class TransformersSampler:
             reason = f"{copies / 2**30:.1f} GiB for its weights in {str(dtype).removeprefix('torch.')} leave too little memory"
         if not reason:
             return Step(self._policy, dtype=dtype, positions=columns)
-        self._note(f"Sampling is slower than it could be, since the model's own code takes each step: {reason}.")
+        self._note(f"Sampling is slower than it could be, since the model's own code runs each step: {reason}.")
         return None
 
     def _note(self, note: str) -> None:
@@ -341,13 +340,14 @@ class TransformersSampler:
             logger.warning(note)
 
     def _check(self) -> tuple[int, Prefix]:
-        """Compare two short prompts' logits through the cache with those of the plain model.
+        """Compare the logits of two short prompts through the cache with those of a plain forward pass.
 
         Returns:
-            The number of logits, and a prefix of no tokens in the shapes and types of the model's keys and values.
+            The vocabulary size of the logits, and an empty prefix with the shapes and dtypes of the model's keys and
+            values.
 
         Raises:
-            RlvrError: they differ, or the model says that it keeps anything but ordinary keys and values.
+            RlvrError: they differ, or the model's cache declares anything but ordinary keys and values.
         """
         name = type(self._policy.model).__name__
         unsupported = RlvrError(
@@ -372,9 +372,9 @@ class TransformersSampler:
             stops = StopStrings(self._tokenizer, (), vocab_size=plain.shape[1])
 
             def gap(step: Step | None, *, fixed: bool = False) -> float:
-                """The largest difference from the plain logits, as a share of the largest of these."""
+                """Return the largest difference from the plain logits, relative to the largest plain logit."""
                 options: dict[str, Any] = {"params": SamplingParams(), "eos": (), "stops": stops}
-                slots = make_slots(like, rows=2, columns=8, value=1.0)  # what a mask that is not heeded would show
+                slots = make_slots(like, rows=2, columns=8, value=1.0)  # ones would show if the mask were ignored
                 batch = Batch(self._policy, slots, step=step, fixed=fixed, **options)
                 for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
                     batch.make_room(len(prompt) - 1)
@@ -386,11 +386,11 @@ class TransformersSampler:
                 raise unsupported
             bound = 1e-4 if exact else 5e-2
             if (step := self._step(8)) is not None and gap(step) > bound:
-                self._distrust = "the faster one gives other logits"
+                self._distrust = "the faster one gives different logits"
                 step = self._step(8)
             if step is not None and self._fixed:
                 try:
-                    failure = "they give other logits" if gap(step, fixed=True) > bound else ""
+                    failure = "they give different logits" if gap(step, fixed=True) > bound else ""
                 except RuntimeError as e:
                     failure = str(e).partition("\n")[0]
                 if failure:
@@ -400,7 +400,7 @@ class TransformersSampler:
 
 
 def _is_supported(policy: Policy) -> bool:
-    """Whether the model declares ordinary causal attention in all its layers, with positions that can be given."""
+    """Return whether the model declares ordinary causal attention in all its layers and accepts `position_ids`."""
     if not policy.is_decoder:
         return False
     if not {"position_ids", "past_key_values"} <= set(signature(policy.model.forward).parameters):
@@ -409,7 +409,7 @@ def _is_supported(policy: Policy) -> bool:
 
 
 def _heeds_attention(model: PreTrainedModel) -> bool:
-    """Whether it can be told which attention to compute with; some models have it in their own code."""
+    """Return whether the model's attention function can be replaced; some models have a fixed one."""
     before = model.config._attn_implementation
     model.set_attn_implementation(ATTENTION)
     heeds = model.config._attn_implementation == ATTENTION
@@ -418,12 +418,12 @@ def _heeds_attention(model: PreTrainedModel) -> bool:
 
 
 def _memory_budget(device: torch.device) -> int:
-    """Bytes that a batch may take: half of what is free on a CUDA device, else a quarter of this process's memory."""
+    """Return the bytes that a batch may take: half of a CUDA device's free memory, else a quarter of this process's."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // 2
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")  # a container's share, where there is one
+    limit = Path("/sys/fs/cgroup/memory.max")  # a container's limit, if there is one
     if limit.exists() and (text := limit.read_text().strip()).isdigit():
         total = min(total, int(text))
     return total // 4

@@ -33,7 +33,7 @@ ARCHITECTURES = {
     "Qwen2": {"tie_word_embeddings": True},
     "Qwen3": {"head_dim": 16},
 }
-SLOWER = "Sampling is slower than it could be, since the model's own code takes each step: "
+SLOWER = "Sampling is slower than it could be, since the model's own code runs each step: "
 PROMPTS = ["What is 12 + 30?", "1", "Natalia sold 48 clips in April", "a b c"]
 
 
@@ -107,8 +107,8 @@ def test_the_sampler_takes_the_step_and_says_nothing(architecture, tiny_tokenize
     ("architecture", "extra", "reason"),
     [
         ("Granite", {}, "granite is none of"),
-        ("Qwen2", {"hidden_act": "gelu"}, "unusual"),
-        ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "unusual"),
+        ("Qwen2", {"hidden_act": "gelu"}, "not supported"),
+        ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "not supported"),
     ],
 )
 def test_what_a_step_does_not_know_is_said(architecture, extra, reason, tiny_tokenizer, caplog):
@@ -135,7 +135,7 @@ def test_a_replaced_layer_is_an_obstacle():
 
     model = small_model("Qwen2")
     model.model.layers[1].mlp.up_proj = Adapted(32, 64, bias=False)
-    assert obstacle(Policy(model)) == "model.layers.1.mlp.up_proj is of Adapted, which is not the architecture's own"
+    assert obstacle(Policy(model)) == "model.layers.1.mlp.up_proj has type Adapted, which is not part of the architecture"
     model = small_model("Qwen2")
     model.model.norm.forward = lambda x: x
     assert obstacle(Policy(model)) == "model.norm has a hook or a patch"
@@ -145,7 +145,7 @@ def test_a_step_that_departs_from_the_model_is_not_taken(tiny_tokenizer):
     model = small_model("Qwen2")
     model.model.layers[1].self_attn.scaling *= 1.1
     sampler = TransformersSampler(Policy(model, tiny_tokenizer))
-    assert sampler.notes == (f"{SLOWER}the faster one gives other logits.",)
+    assert sampler.notes == (f"{SLOWER}the faster one gives different logits.",)
     for c in collect(sampler, SamplingParams(temperature=0.0, max_tokens=12, min_tokens=0, stop=())).values():
         prompt = torch.tensor([c.prompt_ids])
         out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)

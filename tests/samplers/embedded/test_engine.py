@@ -723,7 +723,7 @@ def test_a_response_may_fill_a_learned_position_table_to_the_end(tiny_tokenizer)
 
 
 def test_more_minimum_than_maximum_tokens_is_refused(sampler):
-    with pytest.raises(RlvrError, match="At least 5 tokens are asked for, and at most 3"):
+    with pytest.raises(RlvrError, match="minimum of 5 tokens per response exceeds the maximum of 3"):
         sampler.sample(requests(), SamplingParams(max_tokens=3, min_tokens=5))
 
 
