@@ -1,10 +1,10 @@
-"""`rlvr analyze` on large runs, beside pandas on the same rows as JSON lines: wall time and memory, measured in one run.
+"""Wall time and memory of `rlvr analyze` on a large run, compared with pandas on the same rows as JSON lines.
 
     python benchmarks/analyze.py [--rows 1000000] [--repeat 5] [--no-pandas] [--keep DIRECTORY]
 
-Enters: nothing; the rows are made up (600 characters of text each, 50,000 a part). Leaves: one row per question and tool: wall seconds of a fresh
-process (median), its peak memory, and the ratio. A million rows take about 0.4 GB as Parquet and 1 GB as JSON lines.
-Needs pandas for the comparison: pip install pandas.
+Enters: nothing; the rows are made up (600 characters of text each, 50,000 per part). Leaves: one line per question,
+with the wall seconds of a fresh process (median) and its peak memory for each tool, and their ratio. A million rows
+take about 0.4 GB as Parquet and 1 GB as JSON lines. Needs pandas for the comparison: pip install pandas.
 """
 
 import argparse
@@ -36,7 +36,7 @@ PANDAS = {
 
 
 def make_run(root: Path, rows: int) -> Path:
-    """A run with that many evaluation rollouts, in the files that rlvr writes."""
+    """Make a run with that many evaluation rollouts, in the files that rlvr writes."""
     import numpy as np
     import pyarrow as pa
 
@@ -100,7 +100,7 @@ def make_run(root: Path, rows: int) -> Path:
 
 
 def write_jsonl(run: Path, target: Path) -> None:
-    """The same rows, as most tools keep them: without the token ids, which are half of the bytes."""
+    """Write the same rows as most tools store them: without the token ids, which are half of the bytes."""
     from rlvr_cli.runs.readers import read_rollouts
 
     steps = len(list((run / "rollouts").iterdir()))
@@ -112,7 +112,7 @@ def write_jsonl(run: Path, target: Path) -> None:
 
 
 def measure(command: list[str], repeat: int) -> tuple[float, float]:
-    """(median wall seconds, peak MB) of a fresh process."""
+    """Return (median wall seconds, peak MB) of a fresh process."""
     seconds, peak = [], 0.0
     for _ in range(repeat):
         wrapper = (
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--no-pandas", action="store_true")
-    parser.add_argument("--keep", type=Path, help="make the run here, or use the one that is here")
+    parser.add_argument("--keep", type=Path, help="make the run in this directory, or use the one that is there")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         root = arguments.keep or Path(temporary)

@@ -1,15 +1,15 @@
-"""Peak memory of `rlvr eval` as the samples grow: rows stream to disk, so it should not.
+"""Peak memory of `rlvr eval` for growing numbers of samples: rows stream to disk, so it should stay constant.
 
     python benchmarks/eval_memory.py [--samples 1000 10000 100000] [--max-tokens 4] [--repeats 1] [--json FILE]
 
-The command itself runs, on the built-in model, with responses of a few tokens, from loading torch to the table at the end; what
-is given is the largest resident set (VmHWM, so Linux only) of its process and, summed, of the graders' processes. Two ways to
-ask for as many samples:
+The command itself runs, on the built-in model, with responses of a few tokens, from loading torch to the table at the
+end. The result is the largest resident set (VmHWM, so Linux only) of its process and the sum of those of the grading
+processes. There are two ways to get so many samples:
 
   few    10 questions, each sampled many times
-  many   that many questions, sampled once: the questions and their keys are in memory, and have to be
+  many   that many questions, sampled once: the questions and their keys have to be in memory
 
-One run says it: memory varies by a few MB from run to run. The last --samples are compared with the first.
+One run is enough: memory varies by a few MB from run to run. The last value of --samples is compared with the first.
 """
 
 import argparse
@@ -27,7 +27,7 @@ WORKS = {"few": "10 questions, sampled often", "many": "as many questions, sampl
 
 
 def high_water(pid: int) -> float:
-    """The largest resident set so far of a process, MB; 0 when it is gone."""
+    """Return the largest resident set so far of a process, in MB; 0 if the process is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -36,7 +36,7 @@ def high_water(pid: int) -> float:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process started, and those that they did."""
+    """Return the ids of all descendants of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
@@ -47,7 +47,7 @@ def children(pid: int) -> list[int]:
 
 
 def peaks(command: list[str]) -> tuple[float, float]:
-    """MB of a command's own process, and of those it started, added up."""
+    """Return the peak MB of a command's own process, and the sum of those of its descendants."""
     own, others = 0.0, dict[int, list[float]]()
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
@@ -59,7 +59,7 @@ def peaks(command: list[str]) -> tuple[float, float]:
         if process.returncode:
             said.seek(0)
             sys.exit(f"{' '.join(command)} ended with status {process.returncode}:\n{said.read().decode()[-2000:]}")
-    # A process seen once is one that was just forked, and counts its parent's memory as its own.
+    # A process that was seen only once had just been forked, and its parent's memory counted as its own.
     return own, sum(max(seen[1:]) for seen in others.values() if len(seen) > 1)
 
 
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--max-tokens", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--json", help="write the rows there")
+    parser.add_argument("--json", help="write the rows to this file")
     args = parser.parse_args()
     rows = []
     for work in args.works:

@@ -1,15 +1,16 @@
-"""A GRPO step of a 1.5B model on one GPU: sampling, training, memory, beside the device's own matrix rate. Under 10 minutes.
+"""A GRPO step of a 1.5B model on one GPU: sampling, training, memory, and the device's matrix rate. Under 10 minutes.
 
-    python benchmarks/gpu.py                    # on a CUDA device; on the CPU the same at toy size
+    python benchmarks/gpu.py                    # on a CUDA device; on the CPU at toy size
     python benchmarks/gpu.py --json rows.json
 
-Enters: nothing; the model is Qwen2.5-1.5B's shape with random weights (28 layers, hidden 1,536, 12 heads over 2 key-value
-heads, vocabulary 151,936), which never ends a response by itself. Leaves: one table.
+Enters: nothing; the model is Qwen2.5-1.5B's shape with random weights (28 layers, hidden 1,536, 12 heads over 2
+key-value heads, vocabulary 151,936), which never ends a response. Leaves: one table.
 
-What runs is `rlvr grpo` itself: 32 questions of about 150 tokens x 8 samples of 1,024 tokens, on-policy, `--steps` steps of
-which the first warms up. A grader made for this rewards every other response, so that every group has a signal. Training's
-share of the matrix rate counts what the mathematics needs and no more: 6 floating-point operations a weight and token in the
-body, 6 a weight and response token in the output layer, and the attention products of the causal half; not what is recomputed.
+What runs is `rlvr grpo` itself: 32 questions of about 150 tokens x 8 samples of 1,024 tokens, on-policy, `--steps`
+steps of which the first is a warm-up. A grader made for this benchmark rewards about half of the responses, so that
+groups have a signal. Training's share of the matrix rate counts only the operations that the mathematics needs: 6
+floating-point operations per weight and token in the body, 6 per weight and response token in the output layer, and the
+attention products of the causal half, but no recomputation.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def grade(response, ground_truth):
 
 
 def make_model(directory: Path, shape: dict[str, int], *, device: str) -> int:
-    """Save a random model of that shape; its parameters but those of the embedding."""
+    """Save a random model of that shape; return its number of parameters without the embedding."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = new_tokenizer(["What is 1 + 2?"])
@@ -68,7 +69,7 @@ def make_model(directory: Path, shape: dict[str, int], *, device: str) -> int:
 
 
 def matrix_rate(device: str, dtype: torch.dtype, size: int) -> float:
-    """Floating-point operations a second of a square matrix product, the median of ten."""
+    """Return the floating-point operations per second of a square matrix product, the median of ten."""
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     seconds = []
     for _ in range(13):
@@ -84,9 +85,9 @@ def matrix_rate(device: str, dtype: torch.dtype, size: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=4, help="GRPO steps, the first of which does not count")
-    parser.add_argument("--micro-batch-size", type=int, help="responses that go through the model together")
-    parser.add_argument("--json", help="write what was found there")
+    parser.add_argument("--steps", type=int, default=4, help="GRPO steps, including the first, which does not count")
+    parser.add_argument("--micro-batch-size", type=int, help="responses per forward pass")
+    parser.add_argument("--json", help="write the rows to this file")
     arguments = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     device, shape = ("cuda", GPU) if on_gpu else ("cpu", TOY)

@@ -1,17 +1,19 @@
-"""Graders side by side on labeled answers: accuracy, false positives, false negatives and speed, measured in one run.
+"""Compare graders on labeled answers: accuracy, false positives, false negatives and speed.
 
     python benchmarks/grading.py [cases.jsonl] [--reference FILE.py:FUNCTION] [--repeats 5] [--limit N] [--hostile] [--json FILE] [--errors N]
 
-Enters: JSON lines with `response`, `ground_truth` (a string, a number, or a list of alternatives), `expected` (1 if it is to be rewarded)
-and, optionally, `kind` (`r1_zero`, the default, or `question_only`) and `category`; by default the cases of the tests. Cases of
-category `hostile` are left out unless asked for, since Math-Verify spends seconds on some of them. Leaves: a line per grader.
+Enters: JSON lines with `response`, `ground_truth` (a string, a number, or a list of alternatives), `expected` (1 for a
+correct response) and, optionally, `kind` (`r1_zero`, the default, or `question_only`) and `category`; by default the
+cases of the tests. Cases of category `hostile` are left out without --hostile, since Math-Verify spends seconds on some
+of them. Leaves: a line per grader.
 
-The competitors get the answer as our extraction finds it, so that only the comparison of answer and truth is compared:
-exact string equality after stripping, and Math-Verify, `verify(parse(truth), parse(answer))` with `$...$` put around both and its
-own time limits on, as its README shows. The reference that the handout comes with, sail-sg's `r1_zero_reward_fn` (fast=True), is on
-no package index: --reference names the function in a copy of its file, and it gets the responses as they are. Calls per second are
-of one process; the graders take turns within a repeat, in an order that is reversed every second repeat, and the median over the
-repeats is given. Every turn is a process of its own: a grader that keeps verdicts would only look them up the second time.
+The competitors get the answer that our extraction finds, so that only the comparison of answer and ground truth is
+measured: exact string equality after stripping, and Math-Verify, `verify(parse(truth), parse(answer))` with `$...$`
+around both and with its own time limits, as its README shows. The handout's reference, sail-sg's `r1_zero_reward_fn`
+(fast=True), is on no package index: --reference names the function in a copy of its file; it gets the unchanged
+responses. Calls per second are those of one process; the graders take turns within a repeat, in an order that is
+reversed every second repeat, and the result is the median over the repeats. Every turn runs in its own process: a
+grader that caches verdicts would only look them up the second time.
 """
 
 import argparse
@@ -39,7 +41,7 @@ GOALS = {"Math-Verify": ">= 20", "reference": ">= 1"}
 
 
 def read_cases(path: Path) -> list[Case]:
-    """The cases of a file; those of the tests name some fields otherwise."""
+    """Read the cases of a file; some fields have other names in the tests' files."""
     cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [
         {
@@ -84,7 +86,7 @@ def math_verify_judge() -> Judge:
 
 
 def reference_judge(spec: str) -> Judge:
-    """The function of FILE.py:FUNCTION, called with a response and its truth."""
+    """Load the function FILE.py:FUNCTION, which is called with a response and its ground truth."""
     path, _, function = spec.rpartition(":")
     found = importlib.util.spec_from_file_location("reference", path)
     assert found is not None, path
@@ -111,16 +113,16 @@ def judge_of(name: str, reference: str) -> Judge:
 
 
 def measure(name: str, cases: list[Case], reference: str) -> tuple[list[bool | None], list[float]]:
-    """The verdict on each case, None where the grader raised, and the seconds that it took."""
+    """Return the verdict on each case, None if the grader raised, and the seconds of each."""
     judge = judge_of(name, reference)
-    judge(cases[0])  # imports on first use are no part of the speed
+    judge(cases[0])  # imports on first use do not count
     verdicts: list[bool | None] = []
     seconds = []
     for case in cases:
         started = time.perf_counter()
         try:
             verdicts.append(judge(case))
-        except Exception:  # a grader that raises has not rewarded
+        except Exception:  # counts as not rewarded
             verdicts.append(None)
         seconds.append(time.perf_counter() - started)
     return verdicts, seconds
@@ -133,13 +135,13 @@ def in_a_process(name: str, cases: list[Case], reference: str) -> tuple[list[boo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", type=Path, nargs="*", help="default: those of tests/fixtures")
+    parser.add_argument("cases", type=Path, nargs="*", help="files of cases (default: those of tests/fixtures)")
     parser.add_argument("--reference", default="", help="FILE.py:FUNCTION of the handout's reference")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--limit", type=int, help="take only the first N cases")
-    parser.add_argument("--hostile", action="store_true", help="take the hostile cases too")
+    parser.add_argument("--limit", type=int, help="use only the first N cases")
+    parser.add_argument("--hostile", action="store_true", help="include the hostile cases")
     parser.add_argument("--errors", type=int, default=0, help="print the first N wrong verdicts of each grader")
-    parser.add_argument("--json", help="write the rows there")
+    parser.add_argument("--json", help="write the rows to this file")
     arguments = parser.parse_args()
     files = arguments.cases or sorted(TESTS.glob("grading_*.jsonl"))
     cases = [c for file in files for c in read_cases(file) if arguments.hostile or c.get("category") != "hostile"]
@@ -152,10 +154,10 @@ def main() -> None:
         names.append("reference")
     else:
         print(
-            "the handout's reference is on no package index: its row is missing.  --reference FILE.py:r1_zero_reward_fn"
+            "the handout's reference is on no package index: its row is left out.  --reference FILE.py:r1_zero_reward_fn"
         )
     if importlib.util.find_spec("math_verify") is None:
-        print("math_verify is not installed: its row is missing.  pip install 'math-verify[antlr4-13-2]'")
+        print("math_verify is not installed: its row is left out.  pip install 'math-verify[antlr4-13-2]'")
     else:
         names.append("Math-Verify")
     verdicts: dict[str, list[bool | None]] = {}

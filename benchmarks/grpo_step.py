@@ -1,22 +1,24 @@
-"""Wall seconds of one GRPO step, ours beside TRL's GRPOTrainer.
+"""Wall seconds of one GRPO step, compared with TRL's GRPOTrainer.
 
     python benchmarks/grpo_step.py [--steps 6] [--repeats 5] [--threads 1] [--json FILE]
 
-The quickstart's GRPO on both sides, on a CPU: the built-in model, the questions, prompt and reward of `rlvr grpo --preset quickstart`, 32 questions x
-8 samples of up to 64 tokens at temperature 1, one on-policy update in 4 micro-batches of 64, advantages divided by the group's standard deviation,
-each response's mean loss, AdamW at 3e-4. Each repeat starts a process for every way, from the same weights. Their first step is left out; then they
-take turns, one step each while the others wait, in an order that is reversed every second step: a change of the machine's speed hits all alike. The
-median of a repeat's steps is its time, and the median over repeats is given.
+The quickstart's GRPO on both sides, on a CPU: the built-in model, the questions, prompt and reward of `rlvr grpo
+--preset quickstart`, 32 questions x 8 samples of up to 64 tokens at temperature 1, one on-policy update in 4
+micro-batches of 64, advantages divided by the group's standard deviation, loss averaged over each response, AdamW at
+3e-4. Each repeat starts one process per way, from the same weights. The first step of each is left out; then they take
+turns, one step each while the others wait, in an order that is reversed every second step, so that a change of the
+machine's speed affects all of them. The result is the median over repeats of each repeat's median step.
 
-ours   `rlvr grpo` itself, with its store, grading processes, probe of the weights, metrics, checks and display: from the moment that it asks whether
-       there is time for a step to the next such moment. The evaluation before training falls into the step left out. The checkpoint of every 20th
-       step, 0.2 % of the time, is reached from --steps 20 on.
-TRL    from one step's end to the next's, generation included, in the settings that suit it best here: transformers.generate with a dynamic cache, no
-       gradient checkpointing, float32, no reference model, no checkpoints, metrics logged every 10th step, no progress bar, our reward function
-       called in its process.
+ours   `rlvr grpo` itself, with its store, grading processes, weight check, metrics, alarms and display: from one check
+       whether there is time for a step to the next. The evaluation before training falls into the step that is left
+       out. The checkpoint of every 20th step, 0.2 % of the time, is included only from --steps 20 on.
+TRL    from the end of one step to the end of the next, generation included, in the settings that suit it best here:
+       transformers.generate with a dynamic cache, no gradient checkpointing, float32, no reference model, no
+       checkpoints, metrics logged every 10th step, no progress bar, our reward function called in its process.
 
-TRL cannot end a response at a string (transformers wants the tokenizer with `stop_strings`, and TRL does not pass it on), so its rows go on to EOS.
-The built-in model's EOS follows `</answer>` at once, which is a token more; "to EOS" is ours without the stop string, so that both do just the same.
+TRL cannot end a response at a string (transformers needs the tokenizer for `stop_strings`, and TRL does not pass it
+on), so its rows go on to EOS. The built-in model's EOS directly follows `</answer>`, so that is one more token; "to
+EOS" is ours without the stop string, so that both do the same.
 """
 
 import argparse
@@ -45,7 +47,7 @@ TURN = "turn "
 
 
 def wait_for_turn(**found: float) -> None:
-    """In a worker: hand over what the last turn brought, and wait for the next one; when there is none the process ends."""
+    """In a worker: print the results of the last turn, and wait for the next one; if there is none, end the process."""
     print(TURN + json.dumps(found), flush=True)
     if not sys.stdin.readline():
         os._exit(0)
@@ -53,7 +55,7 @@ def wait_for_turn(**found: float) -> None:
 
 @contextmanager
 def workers(script: str, ways: list[str], options: list[str], *, threads: int) -> Iterator[dict[str, Any]]:
-    """For each way a function that lets its process, warm and waiting, take a turn, and returns what that brought."""
+    """Start one warm, waiting process per way; yield a function for each that runs a turn and returns its results."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     processes: list[subprocess.Popen[str]] = []
 
@@ -78,7 +80,7 @@ def workers(script: str, ways: list[str], options: list[str], *, threads: int) -
             process.stdin.flush()
             return found()
 
-        found()  # it is warm
+        found()  # wait until it is warm
         return turn
 
     try:
@@ -91,7 +93,7 @@ def workers(script: str, ways: list[str], options: list[str], *, threads: int) -
 
 
 def ours(*, stop: str) -> NoReturn:
-    """`rlvr grpo`; each turn brings a step's seconds, sampled tokens and mean reward."""
+    """Run `rlvr grpo`; each turn gives the seconds, sampled tokens and mean reward of a step."""
     from rlvr_cli.commands import grpo
     from rlvr_cli.config.grpo import GrpoConfig
     from rlvr_cli.config.sources import resolve
@@ -118,11 +120,11 @@ def ours(*, stop: str) -> NoReturn:
         flags = {"preset": "quickstart", "model": str(MODEL), "stop": (stop,), "runs_dir": runs}
         flags |= {"n_grpo_steps": 10_000, "eval_every": 0, "eval_examples": 1}
         grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
-    raise AssertionError("the turns end before the steps do")
+    raise AssertionError("unreachable: the process ends after its last turn")
 
 
 def of_trl(*, threads: int) -> NoReturn:
-    """The same of TRL's trainer."""
+    """Run TRL's trainer; each turn gives the same."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
@@ -193,12 +195,12 @@ def of_trl(*, threads: int) -> NoReturn:
             callbacks=[Clock()],
         )
         trainer.train()
-    raise AssertionError("the turns end before the steps do")
+    raise AssertionError("unreachable: the process ends after its last turn")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=6, help="measured steps of each process")
+    parser.add_argument("--steps", type=int, default=6, help="measured steps per process")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", metavar="FILE")

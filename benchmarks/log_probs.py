@@ -2,22 +2,23 @@
 
     python benchmarks/log_probs.py [--tokens 2048] [--vocabulary 151936] [--hidden 1536] [--repeats 5] [--threads 2] [--json FILE]
 
-Random hidden states and a random output layer, float32, on the CPU; each token's log-probability has a weight of its own
-in the loss, as in a policy gradient.
+Random hidden states and a random output layer, float32, on the CPU; the log-probability of each token has its own
+weight in the loss, as in a policy gradient.
 
-  ours           rlvr_cli.models.log_probs: in chunks of the vocabulary, made again in the backward pass; exact entropies besides
+  ours           rlvr_cli.models.log_probs: in chunks of the vocabulary, recomputed in the backward pass; exact
+                 entropies too
   plain          log_softmax over all logits, and the entropies from it
-  torch          torch.nn.functional.linear_cross_entropy as it is without options: over all logits; no entropies
+  torch          torch.nn.functional.linear_cross_entropy without options: over all logits; no entropies
   torch chunked  the same with LinearCrossEntropyOptions(): in chunks of positions; no entropies
-  Liger          LigerFusedLinearCrossEntropyFunction, where liger-kernel is installed and runs here; no entropies
+  Liger          LigerFusedLinearCrossEntropyFunction, if liger-kernel is installed and runs here; no entropies
 
-Every measurement is a process of its own, and the ways take turns within a repeat, in an order that is reversed every second
-repeat; medians are given. Each first goes through a toy problem, so that no library is still to be loaded.
+Every measurement runs in its own process, and the ways take turns within a repeat, in an order that is reversed every
+second repeat; the results are medians. Each process first solves a toy problem, so that all libraries are loaded.
 
-Peak memory is the high-water mark of the process's resident memory (Linux: VmHWM, put back by /proc/self/clear_refs), less
-what the process held before its tensors were made. `peak` is all of that; `beyond` leaves out what every way needs: the
-hidden states, the output layer, and the gradients of both. `later` is `beyond` in a second backward pass onto gradients that
-are there already, as in gradient accumulation. MB are 10^6 bytes.
+Peak memory is the high-water mark of the process's resident memory (Linux: VmHWM, reset by /proc/self/clear_refs),
+minus the memory that the process held before its tensors were made. `peak` is all of that; `beyond` leaves out what
+every way needs: the hidden states, the output layer, and the gradients of both. `later` is `beyond` in a second
+backward pass that adds to existing gradients, as in gradient accumulation. MB are 10^6 bytes.
 """
 
 import argparse
@@ -81,11 +82,11 @@ NAMES = {
     "torch chunked": "torch linear_cross_entropy, chunked, no entropies",
     "Liger": "Liger fused linear cross-entropy, no entropies",
 }
-GOALS = {"plain": ("<= 0.15", "<= 1.1")}  # of `beyond` and of the time; for the others no worse
+GOALS = {"plain": ("<= 0.15", "<= 1.1")}  # for `beyond` and for the time; for the other ways, no worse than theirs
 
 
 def resident(field: str = "VmRSS") -> int:
-    """Bytes of this process that are in memory, or ("VmHWM") were at most since the mark was put back."""
+    """Return the resident bytes of this process, or with "VmHWM" the most since the mark was reset."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return 1024 * int(line.split()[1])
@@ -93,7 +94,7 @@ def resident(field: str = "VmRSS") -> int:
 
 
 def problem(tokens: int, vocabulary: int, hidden: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states, the output layer, labels, and each token's weight in the loss."""
+    """Return hidden states, the output layer, labels, and each token's weight in the loss."""
     torch.manual_seed(0)
     weight = torch.empty(vocabulary, hidden).normal_(0, 0.02).requires_grad_()
     states = torch.randn(tokens, hidden, requires_grad=True)
@@ -101,7 +102,7 @@ def problem(tokens: int, vocabulary: int, hidden: int) -> tuple[Tensor, Tensor, 
 
 
 def measure(way: Way, *, tokens: int, vocabulary: int, hidden: int) -> dict[str, float]:
-    """Seconds, bytes at the peak and checksums of one pass; bytes of a second one on top of it. Raises what the way raises."""
+    """Return seconds, peak bytes and checksums of one pass, and the peak bytes of a second one."""
     states, weight, labels, upstream = problem(64, 1000, hidden)
     (way(states, weight, labels)[0] * upstream).sum().backward()
     del states, weight, labels, upstream

@@ -1,19 +1,19 @@
-"""What keeping and showing costs of a GRPO step: the store, the metrics and the display, each in milliseconds and as a share.
+"""The overhead of a GRPO step: store, metrics and display, each in milliseconds and as a share of the step.
 
     python benchmarks/overhead.py [--steps 20] [--repeats 5] [--json FILE]
 
-The work is quickstart's GRPO, `rlvr grpo --preset quickstart` on the built-in model (256 rollouts a step), with one question
-per evaluation. It runs in this process with a clock around each function that keeps or shows something; stderr is a
-pseudo-terminal, so that the progress bar is drawn as for a person. Clocked are
+The work is quickstart's GRPO, `rlvr grpo --preset quickstart` on the built-in model (256 rollouts a step), with one
+question per evaluation. It runs in this process, with a clock around each function that stores or displays something;
+stderr is a pseudo-terminal, so that the progress bar is drawn as for a person. These parts are timed:
 
   commit     rollouts -> columns -> Parquet -> fsync -> rename -> manifest, before each update
-  read back  rollouts of the store -> records, where a step reads any
+  read back  stored rollouts -> records, if a step reads any
   average    rollouts -> metrics
   metrics    logged, and committed every few seconds
   display    lines, the bar's numbers, and the CPU time of the thread that draws it
 
-and the step itself, from the rollouts to the question whether there is time for another one. The first two steps of a run are
-left out, evaluations and checkpoints are no part of a step. Each figure is the median over the runs.
+and the whole step, from its rollouts to the check whether there is time for another one. The first two steps of a run
+are left out; evaluations and checkpoints are not part of a step. Each figure is the median over the runs.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the `rlvr` script has it
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the `rlvr` script sets it
 
 import rich.live
 from rows import Row, write
@@ -59,7 +59,7 @@ CLOCKED: dict[str, list[tuple[Any, str, Callable[[], float]]]] = {
 
 
 class Clock:
-    """Seconds by name while it runs; of clocked functions within each other the outermost counts."""
+    """Adds up seconds by name while it runs; of nested clocked functions only the outermost counts."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(CLOCKED, 0.0)
@@ -84,7 +84,7 @@ class Clock:
 
 @contextmanager
 def terminal() -> Iterator[None]:
-    """stderr is a terminal that nobody looks at; stdout is nothing."""
+    """Make stderr a terminal whose output is discarded, and discard stdout."""
     controller, end = os.openpty()
 
     def drain() -> None:
@@ -105,10 +105,10 @@ def terminal() -> Iterator[None]:
 
 
 def run(steps: int, *, seed: int) -> tuple[dict[str, float], float]:
-    """Milliseconds per step of each thing clocked, and of the whole step."""
+    """Return the milliseconds per step of each timed part, and of the whole step."""
     clock, count, started, total = Clock(), 0, 0.0, 0.0
     originals = [(owner, name, getattr(owner, name)) for clocked in CLOCKED.values() for owner, name, _ in clocked]
-    first, last = grpo.rollout_batch, trainer.Trainer.has_time  # what a step begins with, and what follows it
+    first, last = grpo.rollout_batch, trainer.Trainer.has_time  # the first call of a step, and the first one after it
 
     def begin(*args: Any, **kwargs: Any) -> Any:
         nonlocal started
@@ -145,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", help="write the row there")
+    parser.add_argument("--json", help="write the row to this file")
     args = parser.parse_args()
     runs = [run(args.steps, seed=seed) for seed in range(args.repeats)]
     step = statistics.median(whole for _, whole in runs)

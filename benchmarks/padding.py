@@ -1,16 +1,17 @@
-"""How many tokens an update of 256 worked solutions computes, as `train_update` cuts it into micro-batches, and how many are real.
+"""Tokens that an update of 256 worked solutions computes per real token, in the micro-batches of `train_update`.
 
     python benchmarks/padding.py [--traces FILE] [--model PATH] [--micro-batches 2 8 32 64] [--repeats 5] [--json FILE]
 
-Enters: worked solutions, of a file such as GSM8K's train.jsonl or, by default, of the generated arithmetic; each repeat draws
-others. Leaves: for each size of a micro-batch the tokens that go through the model's body, the median over the repeats
+Enters: worked solutions from a file such as GSM8K's train.jsonl or, by default, of generated arithmetic; each repeat
+draws other ones. Leaves: for each micro-batch size, the number of tokens that the model's body computes, divided by the
+number of tokens in the rows, the median over the repeats, for three ways to form micro-batches:
 
-  ours      each prefix that rows of a micro-batch share once, no padding: rlvr_cli.training
-  sorted    the same rows padded to the longest of their micro-batch
-  drawn     the rows in the order in which they were drawn, padded likewise
+  ours      each prefix that rows of a micro-batch share is computed once, and no padding: rlvr_cli.training
+  sorted    the same micro-batches, with rows padded to the longest of each
+  drawn     rows in the order in which they were drawn, padded likewise
 
-as a share of the tokens that the rows have. The handout's 128 steps of gradient accumulation are micro-batches of 2. --model
-names the model; the built-in one's tokenizer has a few hundred tokens, so that lengths are larger with it.
+The handout's 128 steps of gradient accumulation are micro-batches of 2. --model names the model; rows are longer with
+the built-in one, whose tokenizer has only a few hundred tokens.
 """
 
 import argparse
@@ -34,12 +35,12 @@ ROWS = 256
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--traces", default="arithmetic:8000", help="a file of worked solutions, or what --dataset takes"
+        "--traces", default="arithmetic:8000", help="a file of worked solutions, or any other value of --dataset"
     )
-    parser.add_argument("--model", default=str(builtin_model_path()), help="a directory with a model")
+    parser.add_argument("--model", default=str(builtin_model_path()), help="a model directory")
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[2, 8, 32, 64])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", help="write the rows there")
+    parser.add_argument("--json", help="write the rows to this file")
     args = parser.parse_args()
     traces = load_traces(args.traces, load_prompt("r1_zero")).examples
     policy = load_policy(args.model)

@@ -1,4 +1,4 @@
-"""What a benchmark found, as rows for `benchmarks/run.py`."""
+"""The results of a benchmark, as rows for `benchmarks/run.py`."""
 
 import json
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Row:
 
 
 def write(path: str | None, rows: Sequence[Row]) -> None:
-    """The rows as JSON, where a path is given."""
+    """Write the rows as JSON if a path is given."""
     if path:
         Path(path).write_text(json.dumps([asdict(row) | {"ratio": row.ratio} for row in rows], indent=1) + "\n")
 

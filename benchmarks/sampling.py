@@ -1,23 +1,23 @@
-"""Tokens per second of the embedded sampler beside `transformers.generate` and, where it is installed, vLLM.
+"""Tokens per second of the embedded sampler compared with `transformers.generate` and, if installed, vLLM.
 
     python benchmarks/sampling.py [--questions-file FILE] [--repeats 5] [--json FILE]
 
 The same model, prompts, number of samples and precision for each; temperature 1, full softmax. Two workloads:
 
-  fixed    a random Qwen2 of 0.85 million parameters, 64 questions x 4 samples x 128 tokens each (EOS is barred): the
-           cost of a token, nothing else. The questions are those of FILE (any data set that `rlvr eval` reads, such as
-           GSM8K's test.jsonl), or word problems made here.
+  fixed    a random Qwen2 of 0.85 million parameters, 64 questions x 4 samples x 128 tokens each (EOS is barred):
+           measures only the cost of a token. The questions are those of FILE (any data set that `rlvr eval` reads, such
+           as GSM8K's test.jsonl), or word problems made here.
   ragged   the first batch of quickstart's GRPO: the built-in model, 32 questions x 8 samples of 4 to 64 tokens, which
-           end after `</answer>` or EOS: what leaving the batch is worth. Four times in each turn.
+           end after `</answer>` or EOS: measures the gain from rows that leave the batch early. Four batches per turn.
 
 The engines take turns within a repeat, in an order that is reversed every second repeat, so that a change of the
-machine's speed hits all alike; the median over repeats is given, and its ratio to ours. Only response tokens count.
-Our sampler also keeps log-probabilities and entropies, vLLM log-probabilities, `generate` here neither. Weight loading
-is not timed and every engine has one untimed batch first. A prefix cache gives vLLM an advantage here: it meets the
-same prompts in every repeat.
+machine's speed affects all of them; the results are the median over repeats and its ratio to ours. Only response tokens
+count. Our sampler also keeps log-probabilities and entropies, vLLM log-probabilities, `generate` here neither. Loading
+of weights is not timed, and every engine first runs one untimed batch. The prefix cache gives vLLM an advantage here:
+it sees the same prompts in every repeat.
 
-All have OMP_NUM_THREADS threads, one unless the environment says otherwise: operators this small gain little from a
-second, and lose much when anything else wants the core.
+All engines use OMP_NUM_THREADS threads, one by default: operators this small gain little from a second thread, and lose
+much if anything else uses the core.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: vLLM's kernels heed nothing else
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: vLLM's kernels read nothing else
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
@@ -50,7 +50,7 @@ NAMES = {"generate": "transformers.generate", "vllm": "vLLM, in process"}
 
 @dataclass(frozen=True)
 class Workload:
-    """What every engine is asked for."""
+    """The work of every engine."""
 
     name: str
     work: str  # in words
@@ -58,7 +58,7 @@ class Workload:
     prompts: Sequence[str]
     samples: int  # per prompt
     params: SamplingParams
-    batches: int = 1  # in each turn of an engine, so that a turn is not too short to be timed
+    batches: int = 1  # per turn of an engine, so that a turn is long enough to be timed
 
 
 def word_problems(count: int) -> list[str]:
@@ -135,7 +135,7 @@ def with_generate(work: Workload) -> Callable[[int], int]:
             max_new_tokens=work.params.max_tokens,
             min_new_tokens=work.params.min_tokens,
         )[:, length:]
-        return int((out != tokenizer.pad_token_id).sum())  # after its end a response is padded, with EOS
+        return int((out != tokenizer.pad_token_id).sum())  # a response is padded with EOS after its end
 
     return run
 
@@ -152,7 +152,7 @@ def with_vllm(work: Workload) -> Callable[[int], int] | None:
         dtype="auto" if cuda else "float32",
         max_model_len=1024,
         enforce_eager=not cuda,
-        kv_cache_memory_bytes=2**30,  # a share of the memory would have to hold the first workload's engine too
+        kv_cache_memory_bytes=2**30,  # a share of the memory would have to leave room for the first workload's engine
         logprobs_mode="processed_logprobs",
         seed=0,
     )
@@ -174,7 +174,7 @@ def with_vllm(work: Workload) -> Callable[[int], int] | None:
 
 
 def rows_of(work: Workload, *, repeats: int) -> list[Row]:
-    """Time every engine on one workload, and say what was found."""
+    """Time every engine on one workload, and print the results."""
     made = {"ours": with_ours(work), "generate": with_generate(work), "vllm": with_vllm(work)}
     engines = {name: engine for name, engine in made.items() if engine is not None}
     print(f"{work.name}: {work.work}; {torch.get_num_threads()} torch thread(s)")
@@ -205,9 +205,9 @@ def rows_of(work: Workload, *, repeats: int) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--questions-file", help="questions of the fixed workload, as rlvr reads them")
+    parser.add_argument("--questions-file", help="a data set with the questions of the fixed workload")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", help="write the rows there")
+    parser.add_argument("--json", help="write the rows to this file")
     args = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 

@@ -1,18 +1,21 @@
-"""Tokens per second of supervised fine-tuning, ours beside TRL's SFTTrainer.
+"""Tokens per second of supervised fine-tuning, compared with TRL's SFTTrainer.
 
     python benchmarks/sft.py [--updates 20] [--repeats 5] [--threads 1] [--json FILE]
 
-The quickstart's SFT on both sides, on a CPU: an untrained model of `python -m rlvr_cli.models.tiny`, 8,000 arithmetic traces in the r1_zero prompt,
-batches of 16 in random order, loss on the responses alone, EOS after each, AdamW at 2e-3 with its warm-up and cosine. A rate is tokens over the wall
-time of the whole loop, collating, metrics and progress included, loading and evaluation not. Two counts of tokens: all that are not padding (the rate
-that is compared), and the responses', on which the loss is. There is a process for each way, its first updates left out; then they take turns of
---updates each while the others wait, in an order that is reversed every second repeat, so that a change of the machine's speed hits all alike. The
-median over repeats is given.
+The quickstart's SFT on both sides, on a CPU: an untrained model of `python -m rlvr_cli.models.tiny`, 8,000 arithmetic
+traces in the r1_zero prompt, batches of 16 in random order, loss on the responses only, EOS after each, AdamW at 2e-3
+with its warm-up and cosine schedule. A rate is tokens over the wall time of the whole loop, with collating, metrics and
+progress, but without loading and evaluation. Two rates are given: of all tokens but padding (the one that is compared),
+and of response tokens, on which the loss is computed. Each way has its own process. Its first updates are left out;
+then they take turns of --updates each while the others wait, in an order that is reversed every second repeat, so that
+a change of the machine's speed affects all of them. The result is the median over repeats.
 
-ours     `rlvr sft` itself, by a clock and a counter around `Trainer.update`
-TRL      in the settings that suit it best here: no gradient checkpointing, float32, no checkpoints, metrics logged every 10th update, no progress bar
-packed   the same with TRL's packing: as many tokens an update as 16 traces have on average, end to end in one row without padding. TRL supports it
-         with FlashAttention only, and says so; here it runs under torch's attention, whose mask keeps the traces apart
+ours     `rlvr sft` itself, with a clock and a counter around `Trainer.update`
+TRL      in the settings that suit it best here: no gradient checkpointing, float32, no checkpoints, metrics logged
+         every 10th update, no progress bar
+packed   the same with TRL's packing: an update has as many tokens as 16 traces on average, end to end in one row
+         without padding. TRL supports it with FlashAttention only, and warns; here it runs with torch's attention,
+         whose mask keeps the traces apart
 """
 
 import argparse
@@ -38,7 +41,7 @@ WAYS = ("ours", "TRL", "TRL packed")
 
 
 class Turns:
-    """Counts a worker's updates, and hands over every so many of them as a turn."""
+    """Counts a worker's updates, and ends a turn after every `updates` of them."""
 
     def __init__(self, updates: int) -> None:
         self.updates = updates
@@ -48,7 +51,7 @@ class Turns:
         self.left, self.tokens, self.responses, self.begun = updates, 0, 0, time.perf_counter()
 
     def add(self, tokens: int, responses: int) -> None:
-        """An update has ended that trained on so many tokens."""
+        """Count an update that trained on so many tokens."""
         self.left, self.tokens, self.responses = self.left - 1, self.tokens + tokens, self.responses + responses
         if not self.left:
             seconds = time.perf_counter() - self.begun
@@ -57,7 +60,7 @@ class Turns:
 
 
 def ours(model: str, *, updates: int, total: int) -> NoReturn:
-    """`rlvr sft`."""
+    """Run `rlvr sft`."""
     from rlvr_cli.commands import sft
     from rlvr_cli.config.sft import SftConfig
     from rlvr_cli.config.sources import resolve
@@ -77,11 +80,11 @@ def ours(model: str, *, updates: int, total: int) -> NoReturn:
     with tempfile.TemporaryDirectory() as runs:
         flags = {"preset": "quickstart", "model": model, "n_sft_steps": total, "eval_every": 0, "eval_examples": 1}
         sft.run(resolve(SftConfig, flags={**flags, "runs_dir": runs}, command="sft"))
-    raise AssertionError("the turns end before the updates do")
+    raise AssertionError("unreachable: the process ends after its last turn")
 
 
 def of_trl(model: str, *, updates: int, total: int, packed: bool, threads: int) -> NoReturn:
-    """TRL's trainer."""
+    """Run TRL's trainer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import SFTConfig, SFTTrainer  # type: ignore[import-not-found]
@@ -97,7 +100,7 @@ def of_trl(model: str, *, updates: int, total: int, packed: bool, threads: int) 
     rows = [{"prompt": e.prompt, "completion": e.response} for e in examples]
     batch_size, packing = preset["train_batch_size"], {}
     if packed:
-        lengths = [len(tokenizer(f"{row['prompt']}{row['completion']}").input_ids) + 1 for row in rows]  # and EOS
+        lengths = [len(tokenizer(f"{row['prompt']}{row['completion']}").input_ids) + 1 for row in rows]  # with EOS
         packing = {"packing": True, "max_length": round(batch_size * statistics.mean(lengths))}
         batch_size = 1
     turns = Turns(updates)
@@ -145,19 +148,19 @@ def of_trl(model: str, *, updates: int, total: int, packed: bool, threads: int) 
             callbacks=[Clock()],
         )
         trainer.train()
-    raise AssertionError("the turns end before the updates do")
+    raise AssertionError("unreachable: the process ends after its last turn")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=20, help="of each turn")
+    parser.add_argument("--updates", type=int, default=20, help="updates per turn")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    total = WARM_UP + (args.repeats + 1) * args.updates  # the last turn is not asked for
+    total = WARM_UP + (args.repeats + 1) * args.updates  # the last turn is never run
     if args.way == "ours":
         ours(args.model, updates=args.updates, total=total)
     elif args.way:

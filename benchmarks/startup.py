@@ -1,10 +1,11 @@
-"""How much of a CPU a command takes before it does anything: help, a named query, the Tab key. Against bounds, not beside a peer.
+"""CPU seconds that commands take to start: help, a named query, the Tab key. Compared with bounds, not with a peer.
 
     python benchmarks/startup.py [--repeats 10]
 
-Enters: nothing; the run that is asked about is made up (50,000 rollouts). Leaves: a row per command with the least CPU seconds (user and
-system) of the repeats, and its bound; exit status 1 when one is missed. The seconds of a process are its own, but a busy machine makes
-them longer: measure on an idle one. Help is asked for on a terminal, where it is drawn in panels.
+Enters: nothing; the run to be queried is made up (50,000 rollouts). Leaves: a row per command with its bound and the
+least CPU seconds (user and system) of all repeats; exit status 1 if a bound is missed. CPU seconds count this process
+only, but a busy machine raises them: measure on an idle one. Help is printed to a terminal, where it is drawn in
+panels.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from analyze import make_run
 
-COMMANDS = {  # CPU seconds that each may take
+COMMANDS = {  # command -> bound, CPU seconds
     "rlvr --help": 0.2,
     "rlvr grpo --help": 0.5,
     "rlvr grpo --help-all": 0.5,
@@ -28,7 +29,7 @@ COMMANDS = {  # CPU seconds that each may take
 
 
 def cpu_seconds(arguments: Sequence[str], environment: dict[str, str]) -> float:
-    """User and system seconds of one process that writes to a terminal, all of which is read."""
+    """Return the user and system seconds of one process that writes to a terminal; its output is read and discarded."""
     leader, follower = pty.openpty()
     pid = os.posix_spawn(
         sys.executable,

@@ -1,4 +1,4 @@
-"""Where the time of one quickstart GRPO step goes: milliseconds and shares of each phase, exclusive of those within it.
+"""Where the time of one quickstart GRPO step goes: milliseconds and share of each phase, without nested phases.
 
     python benchmarks/step_profile.py [--steps 20] [--threads 1]
 
@@ -74,7 +74,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
 
 
 class Profile:
-    """Exclusive seconds of each phase, by a stack of those that are running."""
+    """Measures the exclusive seconds of each phase, with a stack of the running phases."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
@@ -105,7 +105,7 @@ class Profile:
         self._since = now
 
     def next_step(self) -> None:
-        """A step ends, or the first one begins."""
+        """End a step, or begin the first one."""
         self._switch()
         if self._running:
             self.steps.append(self.seconds)
