@@ -93,7 +93,7 @@ def make_batch(seed=0, lengths=((3, 4), (1, 6), (5, 1), (2, 0)), vocab=61):
 
 
 def plain_scores(model, batch, temperature=1.0):
-    """What the functions under test must equal: the whole logits, cross-entropy, and torch.distributions."""
+    """Return the values that the tested functions must equal: cross-entropy of the full logits, torch.distributions."""
     logits = model(batch["input_ids"]).logits / temperature
     nll = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none").view_as(batch["labels"])
     return -nll, torch.distributions.Categorical(logits=logits).entropy()
@@ -225,7 +225,7 @@ def test_a_token_that_cannot_be_sampled_adds_nothing_to_entropy_or_gradient():
 
 @pytest.fixture(params=[0, 100, None], ids=["none kept", "some kept", "as usual"])
 def kept(request, monkeypatch):
-    """How many logits the backward pass finds instead of making them again."""
+    """How many logits are kept for the backward pass, which recomputes the others."""
     if request.param is not None:
         monkeypatch.setattr("rlvr_cli.models.log_probs._KEPT_LOGITS", request.param)
 
@@ -243,7 +243,7 @@ def test_chunked_scores_and_gradients_equal_the_plain_ones(name, temperature):
     )
     torch.testing.assert_close(scores["log_probs"], expected * mask, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(scores["token_entropy"], expected_entropy * mask, rtol=1e-12, atol=1e-12)
-    for a, b in ((1.0, 0.0), (0.0, 1.0), (1.0, -0.3)):  # of log-probabilities, of entropies, of both
+    for a, b in ((1.0, 0.0), (0.0, 1.0), (1.0, -0.3)):  # gradients of log-probabilities, of entropies, of both
         got = gradients(model, (weights * (a * scores["log_probs"] + b * scores["token_entropy"])).sum())
         plain = gradients(model, (weights * mask * (a * expected + b * expected_entropy)).sum())
         scores = get_response_log_probs(
@@ -463,14 +463,14 @@ def test_extreme_and_impossible_logits_of_a_linear_head():
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_logits_of_a_batch_never_exist(masked, monkeypatch):
-    """But for those that are kept, as many as `_KEPT_LOGITS` says."""
+    """Except for those that are kept, at most `_KEPT_LOGITS`."""
     monkeypatch.setattr("rlvr_cli.models.log_probs._KEPT_LOGITS", 0)
     vocab, chunk_size = 3001, 4
     model = make_model(Qwen2Config(**{**SMALL, "vocab_size": vocab, "hidden_size": 8}), torch.float32)
     batch = make_batch(0, [(4, 20)] * 4, vocab)
     positions = batch["response_mask"].sum().item() if masked else batch["labels"].numel()
     mask = batch["response_mask"] if masked else None
-    get_response_log_probs(model, batch["input_ids"], batch["labels"])  # the probe is not what is measured
+    get_response_log_probs(model, batch["input_ids"], batch["labels"])  # so that the probe is not measured
     with LargestTensor() as largest:
         scores = get_response_log_probs(
             model, batch["input_ids"], batch["labels"], True, response_mask=mask, chunk_size=chunk_size
@@ -487,7 +487,7 @@ def test_the_logits_of_a_batch_never_exist(masked, monkeypatch):
         )["log_probs"]
     assert log_probs.requires_grad
     assert largest.numel == positions * chunk_size * 10
-    with LargestTensor() as largest:  # the measure itself: it sees the plain way
+    with LargestTensor() as largest:  # a check of the measure itself: it sees the full logits
         plain_scores(model, batch)[0].sum().backward()
     assert largest.numel == batch["labels"].numel() * vocab
 
@@ -495,7 +495,7 @@ def test_the_logits_of_a_batch_never_exist(masked, monkeypatch):
 @pytest.mark.usefixtures("kept")
 def test_the_weights_gradient_is_made_once_and_taken_over_by_autograd():
     class Storages(TorchDispatchMode):
-        """Where the tensors of one size lie that operators return."""
+        """Records the addresses of all tensors of one size that operators return."""
 
         def __init__(self, numel):
             super().__init__()
@@ -504,7 +504,7 @@ def test_the_weights_gradient_is_made_once_and_taken_over_by_autograd():
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             result = function(*args, **(kwargs or {}))
             if isinstance(result, torch.Tensor) and result.numel() == self.numel:
-                self.kept.append(result.untyped_storage())  # so that no address is used twice
+                self.kept.append(result.untyped_storage())  # so that no address is reused
                 self.found.add(result.untyped_storage().data_ptr())
             return result
 
@@ -526,7 +526,7 @@ def test_log_probs_of_a_half_precision_model_are_not_rounded_to_it():
     assert scores["log_probs"].dtype == scores["token_entropy"].dtype == torch.float32
     torch.testing.assert_close(scores["log_probs"], expected)
     rounded = (hidden @ model.lm_head.weight.T).float().log_softmax(-1).gather(-1, batch["labels"][..., None])
-    assert (rounded.squeeze(-1) - expected).abs().max() > 1e-3  # what rounding the logits would do
+    assert (rounded.squeeze(-1) - expected).abs().max() > 1e-3  # the effect of rounding the logits
 
 
 def test_autocast_keeps_float32_results_and_gradients():

@@ -1,4 +1,4 @@
-"""The policy: what loads, what is refused and in which words, that what is saved is whole, and that an adapter has one place to enter."""
+"""The policy: what loads, what is refused and with which message, complete saves, and adapters by a subclass."""
 
 import copy
 import hashlib
@@ -86,7 +86,7 @@ def test_a_file_is_not_a_directory(broken):
 
 
 class Evil:
-    """Unpickling it would leave a trace."""
+    """Unpickling it would create the file `trace`."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = str(trace)
@@ -291,7 +291,7 @@ def test_the_builtin_model_lies_in_the_package():
     assert builtin_model_path().parts[-3:] == ("rlvr_cli", "assets", "tiny-math")
 
 
-# --- what a policy gives of its model
+# --- what a policy returns about its model
 
 
 def test_a_policy_of_a_model_is_a_view_of_it(tiny_model, tiny_tokenizer):
@@ -331,7 +331,7 @@ def test_a_reference_stays_what_was_loaded(tiny_model_dir):
     assert not any(tensor.equal(loaded[name]) for name, tensor in policy.weights().items())
 
 
-# --- an adapter enters here and nowhere else
+# --- an adapter needs a subclass of Policy and nothing else
 
 
 class Rank1(torch.nn.Module):
@@ -349,7 +349,7 @@ class Rank1(torch.nn.Module):
 
 
 class Adapted(Policy):
-    """A policy with such layers: all that it says of itself beside what a plain one does."""
+    """A policy with such layers: everything that differs from a plain one."""
 
     def weights_for_engine(self):
         weights = {n.replace(".plain.", "."): t for n, t in self.weights().items() if not n.endswith(("left", "right"))}
@@ -406,7 +406,7 @@ def test_an_engine_that_shares_the_model_takes_its_fast_step_with_merged_weights
                 parameter.mul_(1.1)
         sampler.load_weights(adapted, version)
         assert_sampled_from(adapted, samples(sampler))
-    adapted.weights_for_engine = tiny_model.state_dict  # an engine that leaves the adapter out is found out
+    adapted.weights_for_engine = tiny_model.state_dict  # an engine without the adapter's weights is detected
     with pytest.raises(RlvrError, match="does not serve the model's weights"):
         sampler.load_weights(adapted, 3)
     del adapted.weights_for_engine

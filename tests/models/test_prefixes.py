@@ -1,4 +1,4 @@
-"""Each prefix once: the prefixes found, and hidden states and gradients beside those of the padded rows."""
+"""Shared prefixes: which ones are found, and hidden states and gradients against those of the padded rows."""
 
 import pytest
 import torch
@@ -104,7 +104,7 @@ def test_other_attention_is_left_to_the_model(name):
     model = make_model(OTHER[name])
     with pytest.warns(UserWarning, match="is not ordinary causal attention"):
         assert not shares_prefixes(model)
-    assert not shares_prefixes(model)  # it is said once
+    assert not shares_prefixes(model)  # the warning comes once
     assert model.config._attn_implementation == "sdpa"
 
 

@@ -1,4 +1,4 @@
-"""A model from nothing is a model like any other: what was made is what every loader loads."""
+"""A new tiny model is a model like any other: every loader loads what was made."""
 
 import pytest
 

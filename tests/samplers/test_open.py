@@ -1,4 +1,4 @@
-"""Which engine is taken, why, and what is refused before anything is loaded."""
+"""Which engine is chosen, why, and what is refused before anything is loaded."""
 
 import importlib.util
 
@@ -46,7 +46,7 @@ def test_a_tiny_model_on_the_cpu_takes_one_thread(dtype):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     sampler = open_sampler("transformers", "", dtype=dtype, device="cpu", sleep_mode=True)
-    sampler.sleep()  # which is nothing to this engine
+    sampler.sleep()  # does nothing in this engine
     assert sampler.engine == "transformers"
     assert torch.get_num_threads() == 1
     torch.set_num_threads(before)

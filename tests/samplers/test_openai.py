@@ -1,4 +1,4 @@
-"""The endpoint sampler against a real HTTP server on this machine that answers, errs, stalls and breaks off as told."""
+"""The endpoint sampler against a local HTTP server that answers, fails, stalls and disconnects on demand."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ CANARY = "sk-canary-4f1d9a"
 
 @dataclass
 class Reply:
-    """What the server does with a request: waits, then sends this; status 0 breaks the connection off."""
+    """The server's reaction to a request: wait, then send this; status 0 drops the connection."""
 
     body: Any = None
     status: int = 200
@@ -41,7 +41,7 @@ class Reply:
 
 @dataclass
 class Endpoint:
-    """A running server: `answer` maps a request's body to a reply, and may be replaced at any time."""
+    """A running server; `answer` maps the body of a request to a reply, and may be replaced at any time."""
 
     url: str
     answer: Callable[[dict], Reply]
@@ -96,7 +96,7 @@ def endpoint(monkeypatch):
                 self.end_headers()
                 self.wfile.write(data)
             except OSError:
-                self.close_connection = True  # the client has gone
+                self.close_connection = True  # the client is gone
 
         def log_message(self, *args):
             pass
@@ -114,7 +114,7 @@ def endpoint(monkeypatch):
 
 
 def in_turn(*replies: Reply, then: Reply | None = None) -> Callable[[dict], Reply]:
-    """The replies one after the other, and `then` for ever."""
+    """Return the replies one after the other, and then `then` forever."""
     left = list(replies)
     last = then or completion("4 </answer>")
     return lambda body: left.pop(0) if left else last
@@ -133,7 +133,7 @@ def one(endpoint: Endpoint, params: SamplingParams | None = None, /, **options: 
 
 
 def until_failure(stream: Iterator[Completion]) -> tuple[list[Completion], RlvrError | None]:
-    """What a stream yields, and the error that it ends with."""
+    """Return the completions that a stream yields, and the error that ends it."""
     completions = []
     try:
         for completion in stream:
@@ -238,7 +238,7 @@ def test_logprobs_that_do_not_match_the_token_ids_are_not_kept(endpoint):
     [
         (completion("a </answer>"), "a </answer>", "stop", "</answer>"),
         (completion("a </answer>", stop_reason="</answer>"), "a </answer>", "stop", "</answer>"),
-        (completion("a ", stop_reason="</answer>"), "a </answer>", "stop", "</answer>"),  # cut: put back
+        (completion("a ", stop_reason="</answer>"), "a </answer>", "stop", "</answer>"),  # cut off: appended again
         (completion("a ", matched_stop="</answer>"), "a </answer>", "stop", "</answer>"),  # SGLang
         (completion("a", stop_reason=None), "a", "stop", "eos"),
         (completion("a", stop_reason=151643), "a", "stop", "eos"),  # the id of an EOS token
@@ -256,7 +256,7 @@ def test_how_a_response_ended(endpoint, reply, text, finish, reason):
 
 
 def test_an_endpoint_that_does_not_say_what_stopped_is_no_longer_asked_to_stop(endpoint):
-    """Most endpoints: the stop string is cut off, and "stop" may as well have been EOS. Nothing is guessed."""
+    """As most endpoints do: the stop string is cut off, and "stop" may also mean EOS. Nothing is guessed."""
     full = {"p0": "<answer> 4 </answer> User: next", "p1": "no tags at all", "p2": "too long"}
 
     def plain(body):
@@ -333,7 +333,7 @@ def test_fields_that_the_endpoint_refuses_are_left_out_and_named(endpoint):
 
 
 def test_a_refusal_that_is_about_something_else_changes_nothing(endpoint):
-    """The message holds the name of a field, but leaving that out does not help: the next request has it again."""
+    """The message contains the name of a field, but leaving it out does not help: the next request has it again."""
     answers = {"bad": error(400, "too long: 'the seed of an apple'"), "good": completion("4 </answer>")}
     endpoint.answer = lambda body: answers[body["prompt"]]
     sampler = open_sampler(endpoint, max_concurrency=1)
@@ -356,7 +356,7 @@ def test_models_that_know_only_max_completion_tokens(endpoint):
     assert endpoint.bodies[-1]["max_completion_tokens"] == 33
 
 
-# --- trouble that passes ----------------------------------------------------------------------------------------------
+# --- transient failures -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ def test_an_endpoint_that_is_not_there():
         )
 
 
-# --- trouble for good -------------------------------------------------------------------------------------------------
+# --- permanent failures -----------------------------------------------------------------------------------------------
 
 
 def test_what_was_answered_is_yielded_before_the_failure_of_another(endpoint):
@@ -523,7 +523,7 @@ def test_closing_the_stream_drops_what_is_under_way(endpoint):
     assert time.monotonic() - start < 3
     assert not [t for t in threading.enumerate() if t.name == "rlvr-openai"]
     assert len(endpoint.bodies) <= 5
-    assert threading.active_count() <= threads + 5  # the server's own
+    assert threading.active_count() <= threads + 5  # the server's own threads
     assert list(open_sampler(endpoint).sample([], SamplingParams())) == []
 
 
@@ -531,7 +531,7 @@ def test_closing_the_stream_drops_what_is_under_way(endpoint):
 
 
 def test_the_key_appears_nowhere(endpoint, caplog, capfd):
-    """Not in the sampler, not in a message, not in a traceback, not in a log, even when the endpoint echoes it."""
+    """Not in the sampler, a message, a traceback or a log, even if the endpoint echoes it."""
     caplog.set_level(logging.DEBUG)
     endpoint.answer = in_turn(
         error(500, f"bad key {CANARY}"), then=error(401, f"Incorrect API key provided: {CANARY}. Find yours at ...")

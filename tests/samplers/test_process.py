@@ -1,4 +1,4 @@
-"""A sampler in a process of its own: the answers of one in this process, asked ahead or not, and proof of its weights."""
+"""A sampler in its own process: the same completions as in this process, prefetched or not, and verified weights."""
 
 import os
 import signal
@@ -52,7 +52,7 @@ def test_its_answers_are_those_of_a_sampler_in_this_process(start, tiny_model_di
     there.prefetch(REQUESTS, PARAMS)
     there.prefetch(OTHERS, PARAMS)
     greedy = SamplingParams(max_tokens=5, temperature=0.0, stop=())
-    asked = [(REQUESTS, greedy), (OTHERS, PARAMS), (REQUESTS, PARAMS), (REQUESTS, PARAMS)]  # out of turn, and once more
+    asked = [(REQUESTS, greedy), (OTHERS, PARAMS), (REQUESTS, PARAMS), (REQUESTS, PARAMS)]  # out of order, one twice
     for requests, params in asked:
         assert list(there.sample(requests, params)) == list(here.sample(requests, params))
     assert there.worked_seconds > 0
@@ -119,7 +119,7 @@ def test_asking_ahead_does_not_wait_for_what_was_asked_before(start, tiny_model)
         there.prefetch(many, PARAMS)
     done = next(there.sample(many, PARAMS))
     assert done.request_index >= 0
-    assert [job.seconds for job in there._jobs][1:] == [None, None]  # all were asked for before the first was done
+    assert [job.seconds for job in there._jobs][1:] == [None, None]  # all were sent before the first was done
 
 
 def test_weights_that_did_not_arrive_are_found_out(start, tiny_model_dir):
@@ -147,7 +147,7 @@ def test_errors_of_the_engine_are_the_users(start):
     there = start()
     for _ in range(2):
         there.prefetch(REQUESTS, SamplingParams(max_tokens=510))
-    with pytest.raises(RlvrError, match="the model's context holds 512"):  # with more to read behind it
+    with pytest.raises(RlvrError, match="the model's context holds 512"):  # with another message queued behind it
         list(there.sample(REQUESTS, SamplingParams(max_tokens=510)))
 
 

@@ -1,4 +1,4 @@
-"""samplers/stopping.py: prompt ids, response text, and where a response ends, against decoding at every token."""
+"""samplers/stop_strings.py: prompt ids, response text, and where a response ends, against decoding at every token."""
 
 import unicodedata
 
@@ -53,7 +53,7 @@ def test_first_stop_is_the_first_completed(text, stop, start):
 
 
 def slow_end(tokenizer, ids, stop, min_tokens):
-    """Decode after every token; the text and the stop string of the first length at which one is complete."""
+    """Decode after every token; return length, text and stop string where one is first complete."""
     protected = len(response_text(tokenizer, ids[:min_tokens]).rstrip("\ufffd")) if min_tokens else 0
     for length in range(min_tokens + 1, len(ids) + 1):
         text = response_text(tokenizer, ids[:length])
@@ -74,7 +74,7 @@ def fast_end(stops, ids, min_tokens):
 @LENIENT
 @given(data=st.data())
 def test_stop_strings_equal_decoding_at_every_token(tiny_tokenizer, data):
-    # Whole words, single bytes and special tokens, so that characters and stop strings are split every way there is.
+    # Whole words, single bytes and special tokens, so that characters and stop strings are split in every possible way.
     words = [i for s in ("</answer>", " 😀数é", "42 </", "user") for i in tiny_tokenizer(s)["input_ids"]]
     ids = data.draw(st.lists(st.sampled_from(words) | st.integers(0, len(tiny_tokenizer) - 1), min_size=1, max_size=14))
     text = response_text(tiny_tokenizer, ids)

@@ -1,4 +1,4 @@
-"""The vLLM sampler against the real engine: the tokens, log-probabilities and weights are those that torch computes."""
+"""The vLLM sampler with the real engine: its tokens, log-probabilities and weights are those of torch."""
 
 import importlib.util
 import os
@@ -20,7 +20,7 @@ from rlvr_cli.samplers.stop_strings import response_text
 from rlvr_cli.samplers.vllm import VllmSampler
 from rlvr_cli.types import Request, SamplingParams
 
-# vLLM's own libraries use what Python and torch have deprecated, at import and while it runs.
+# vLLM's libraries use deprecated functions of Python and torch, at import and while it runs.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning:vllm"),
@@ -39,7 +39,7 @@ def vllm(test):
 
 
 def make_model(tokenizer, *, tied: bool = True, seed: int = 0, layers: int = 2):
-    """A random Qwen2 whose heads have 32 dimensions, the fewest that vLLM's CPU attention takes."""
+    """Make a random Qwen2 whose heads have 32 dimensions, the fewest that vLLM's CPU attention supports."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     with torch.random.fork_rng():
@@ -62,7 +62,7 @@ def make_model(tokenizer, *, tied: bool = True, seed: int = 0, layers: int = 2):
 
 
 def nudge(model, size: float, seed: int = 1) -> None:
-    """A training step's worth of change: every weight moves a little."""
+    """Move every weight a little, as a training step does."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -91,7 +91,7 @@ def model_dirs(tiny_tokenizer, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def engines(model_dirs):
-    """Opens samplers, one at a time (a process has room for one engine), each kept until another is wanted."""
+    """Open samplers, one at a time (a process has room for one engine); each stays open until another is requested."""
     current: list = [None, None]
 
     def get(kind: str = "tied", dtype: str = "float32") -> VllmSampler:
@@ -113,7 +113,7 @@ def model(tiny_tokenizer):
 
 @pytest.fixture
 def sampler(engines, model):
-    """A float32 engine that serves `model`, whatever the test before it loaded."""
+    """A float32 engine that serves `model`, whatever the previous test loaded."""
     sampler = engines()
     sampler._last_probe = None
     sampler.load_weights(Policy(model), 0)
@@ -189,7 +189,7 @@ def test_logprobs_are_of_the_distribution_sampled_from(sampler, model, tiny_toke
 
 @vllm
 def test_tokens_come_as_often_as_they_are_probable(sampler, model, tiny_tokenizer):
-    """2,000 seeds: the total variation from the exact distribution is what 2,000 fair draws have, about 0.1."""
+    """With 2,000 seeds, the total variation from the exact distribution is that of 2,000 fair draws, about 0.1."""
     params = SamplingParams(max_tokens=1, min_tokens=0, stop=())
     seeds = tuple(range(2000))
     drawn = Counter(c.token_ids[0] for c in sampler.sample([Request("What is 12 + 30?", seeds)], params))
@@ -255,7 +255,7 @@ def test_a_stop_string_completed_by_the_last_allowed_token_is_a_stop(sampler):
 
 @vllm
 def test_a_sample_depends_on_its_seed_and_on_nothing_else(sampler):
-    """64 prompts x 4: more prompt tokens than an engine step takes, where seeded requests can fail on a CPU."""
+    """64 prompts x 4: more prompt tokens than fit an engine step, where seeded requests can fail on a CPU."""
     params = SamplingParams(max_tokens=32, stop=("an",))
     requests = [Request(p, (i, 2**63 - 1 - i, 2**40 + i, 7)) for i, p in enumerate(PROMPTS)]
     first = collect(sampler, requests, params)
@@ -328,7 +328,7 @@ def test_new_weights_are_served_and_are_a_copy(sampler, model, tiny_tokenizer, t
     params = SamplingParams(max_tokens=16, min_tokens=0, stop=())
     request = [Request(PROMPTS[1], (5,))]
     before = next(sampler.sample(request, params))
-    for version in (1, 2):  # the second time shows that loading once does not wear it out
+    for version in (1, 2):  # the second load shows that the first one broke nothing
         nudge(model, 0.05, seed=version)
         sampler.load_weights(Policy(model), version)
         assert sampler.policy_version == version
@@ -469,7 +469,7 @@ def test_missing_vllm_says_how_to_install_it(model_dirs):
 
 @vllm
 def test_a_torchvision_for_another_torch_is_named(model_dirs, tmp_path):
-    """What importing the CUDA build of torchvision beside a CPU torch raises, word for word."""
+    """The fake torchvision raises the exact error of its CUDA build beside a CPU torch."""
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text(
         "raise RuntimeError('operator torchvision::nms does not exist')"
@@ -533,7 +533,7 @@ def test_it_wakes_for_samples_and_for_weights(engines, model_dirs, model):
             assert "no sleep mode" in "".join(sampler.notes)
             sampler.sleep()
             assert not sampler.llm.llm_engine.is_sleeping()
-            sampler._can_sleep = True  # from here on as on a GPU, but that the CPU's worker keeps its memory
+            sampler._can_sleep = True  # from here on as on a GPU, except that the CPU's worker keeps its memory
         reseed()
         expected = draws()
         reseed()
@@ -547,7 +547,7 @@ def test_it_wakes_for_samples_and_for_weights(engines, model_dirs, model):
         assert not sampler.llm.llm_engine.is_sleeping()
         sampler.sleep()
         nudge(model, 0.05)
-        asleep = []  # when the new weights are read, to be written where the engine's are
+        asleep = []  # whether the engine sleeps when the new weights are read
         model.register_state_dict_pre_hook(lambda *_: asleep.append(sampler.llm.llm_engine.is_sleeping()))
         sampler.load_weights(Policy(model), 1)
         assert asleep == [False]

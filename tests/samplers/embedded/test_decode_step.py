@@ -1,4 +1,4 @@
-"""samplers/stepping.py and samplers/graphs.py against the models' own forward passes."""
+"""samplers/embedded/decode_step.py and cuda_graphs.py against the models' own forward passes."""
 
 from collections import deque
 
@@ -56,7 +56,7 @@ def collect(sampler, params, asked=None):
 
 
 def same(done, expected):
-    """Equal but for the last bits of log-probabilities and entropies."""
+    """Assert that completions are equal, up to rounding in log-probabilities and entropies."""
     assert done.keys() == expected.keys()
     for key, completion in done.items():
         assert completion.token_ids == expected[key].token_ids
@@ -98,7 +98,7 @@ def test_the_sampler_takes_the_step_and_says_nothing(architecture, tiny_tokenize
     handle = model.lm_head.register_forward_hook(lambda *_: calls.append(1))
     by_the_model = collect(sampler, params)
     handle.remove()
-    assert calls, "a hook is to be heard"
+    assert calls, "a hook must be called"
     same(done, by_the_model)
     assert sampler.notes == (f"{SLOWER}lm_head has a hook or a patch.",)
 
@@ -135,7 +135,9 @@ def test_a_replaced_layer_is_an_obstacle():
 
     model = small_model("Qwen2")
     model.model.layers[1].mlp.up_proj = Adapted(32, 64, bias=False)
-    assert obstacle(Policy(model)) == "model.layers.1.mlp.up_proj has type Adapted, which is not part of the architecture"
+    assert (
+        obstacle(Policy(model)) == "model.layers.1.mlp.up_proj has type Adapted, which is not part of the architecture"
+    )
     model = small_model("Qwen2")
     model.model.norm.forward = lambda x: x
     assert obstacle(Policy(model)) == "model.norm has a hook or a patch"
@@ -155,7 +157,7 @@ def test_a_step_that_departs_from_the_model_is_not_taken(tiny_tokenizer):
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 8), (32, 128)])
 def test_fixed_shapes_give_the_same_tokens(tiny_model, tiny_tokenizer, rows, columns, autocast, monkeypatch):
-    """Rows leave, others take their place, the window moves: in shapes of one size, of a few, and of many."""
+    """Rows leave, others take their place, and the window moves, with fine, medium and coarse rounding of shapes."""
     monkeypatch.setattr(cuda_graphs, "_ROWS", rows)
     monkeypatch.setattr(cuda_graphs, "_COLUMNS", columns)
     tiny_model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, *range(288, 312)]
@@ -166,7 +168,7 @@ def test_fixed_shapes_give_the_same_tokens(tiny_model, tiny_tokenizer, rows, col
     done = collect(sampler, params, requests(PROMPTS * 2))
     if autocast is None:
         same(done, expected)
-    else:  # sums of other lengths round otherwise
+    else:  # sums of other lengths round differently
         equal = [done[key].token_ids == expected[key].token_ids for key in expected]
         assert sum(equal) > len(equal) / 2
 
@@ -193,7 +195,7 @@ def test_blocks_of_rows_read_what_they_need_and_give_the_same(tiny_model, tiny_t
 
 
 def test_rows_that_were_never_in_use_harm_nobody(tiny_model, tiny_tokenizer):
-    """In a fixed shape they are computed from the first step on, over columns that nothing was written to."""
+    """In a fixed shape they are computed from the first step on, over columns that were never written."""
     sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
     stops = StopStrings(tiny_tokenizer, (), vocab_size=320)
     first, second = list(range(20, 40)), [7, 8, 9, 10]
@@ -226,7 +228,7 @@ def test_rows_that_were_never_in_use_harm_nobody(tiny_model, tiny_tokenizer):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_recorded_steps_give_the_same_tokens(tiny_model, tiny_tokenizer, autocast, monkeypatch):
-    """In float32; in bfloat16 most of them."""
+    """All of them in float32, most of them in bfloat16."""
     monkeypatch.setattr(cuda_graphs, "_COLUMNS", 8)
     tiny_model.to("cuda")
     sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=40, autocast_dtype=autocast)

@@ -1,4 +1,4 @@
-"""samplers/transformers.py against `transformers.generate`, plain forward passes, and slow references."""
+"""samplers/embedded/engine.py and draw.py against `transformers.generate`, plain forward passes and slow references."""
 
 import copy
 import gc
@@ -37,7 +37,7 @@ def requests(prompts=PROMPTS, samples=3, seed=0):
 
 
 def collect(sampler, asked, params):
-    """Completions by (request, sample)."""
+    """Return the completions by (request, sample)."""
     done = {(c.request_index, c.sample_index): c for c in sampler.sample(asked, params)}
     assert sorted(done) == [(i, j) for i, r in enumerate(asked) for j in range(len(r.seeds))]
     return done
@@ -50,13 +50,13 @@ def end_often(model, tokenizer):
 
 @torch.no_grad()
 def plain_logits(model, ids):
-    """(vocab,) logits of the token after `ids`."""
+    """Return the (vocab,) logits of the token after `ids`."""
     return model(input_ids=torch.tensor([ids])).logits[0, -1]
 
 
 @torch.no_grad()
 def plain_logprobs(model, completion, *, temperature=1.0):
-    """(tokens, vocab) log-probabilities of one forward pass over prompt and response, and the response's ids."""
+    """Return (tokens, vocab) log-probabilities of a forward pass over prompt and response, and the response's ids."""
     ids = torch.tensor([completion.prompt_ids + completion.token_ids])
     logits = model(input_ids=ids).logits[0, len(completion.prompt_ids) - 1 : -1].float()
     return (logits / temperature).log_softmax(-1), torch.tensor(completion.token_ids)
@@ -348,8 +348,8 @@ def test_rows_that_wait_take_the_place_of_rows_that_finish(tiny_model, tiny_toke
     assert max(steps) == 10
     assert steps[-1] < 3  # and without waiting rows, the batch shrinks
     tokens = sum(c.num_tokens for c in done.values())
-    assert tokens / sum(steps) > 0.75  # of what was computed was a live row's
-    assert len(steps) < 1.4 * tokens / 10  # most steps had about as many rows as there may be
+    assert tokens / sum(steps) > 0.75  # of the computed rows were live
+    assert len(steps) < 1.4 * tokens / 10  # most steps were nearly full
 
 
 def test_finish_reasons(tiny_model, tiny_tokenizer):
@@ -398,7 +398,7 @@ def test_a_stop_string_on_the_last_token_is_a_stop(sampler):
 
 
 def test_the_default_stop_string_ends_a_response_across_tokens(tiny_model, tiny_tokenizer):
-    """A policy that can only spell: its next token is the one that follows in `</answer>`, letter by letter."""
+    """A policy that can only spell `</answer>`, letter by letter."""
     letters = tiny_tokenizer.convert_tokens_to_ids(list("</answer>"))
     assert len(set(letters)) == 9
     with torch.no_grad():
@@ -509,13 +509,13 @@ def test_load_weights_copies_another_models(tiny_model, tiny_tokenizer, sampler)
     after = collect(sampler, requests(), FREE)
     assert after != before
     assert after == collect(TransformersSampler(Policy(other, tiny_tokenizer)), requests(), FREE)
-    sampler.load_weights(Policy(tiny_model), 6)  # its own: nothing to copy
+    sampler.load_weights(Policy(tiny_model), 6)  # the engine's own model: nothing to copy
     assert sampler.policy_version == 6
     assert collect(sampler, requests(), FREE) == after
 
 
 def nudge(model, size):
-    """A training step's worth of change: every weight moves a little."""
+    """Move every weight a little, as a training step does."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -542,7 +542,7 @@ def test_a_load_that_put_other_weights_in_is_caught(tiny_model, sampler):
 
 
 def test_decoding_that_departs_from_the_model_is_caught(tiny_model, sampler):
-    """Weights are shared, and the prefill is right: only what reads one token at a time is off."""
+    """The weights are shared and the prefill is right: only single-token decoding is wrong."""
     sampler.load_weights(Policy(tiny_model), 1)
     handle = tiny_model.model.norm.register_forward_hook(
         lambda module, args, out: 1.01 * out if out.shape[1] == 1 else out
@@ -619,7 +619,7 @@ def test_the_copies_that_autocast_keeps_are_not_taken_for_the_weights(tiny_model
         ids = torch.tensor([[5, 6, 7]])
         old = tiny_model(input_ids=ids).logits
         nudge(tiny_model.model.layers[0].mlp, 0.5)
-        assert tiny_model(input_ids=ids).logits.equal(old), "autocast kept no copies: this test shows nothing"
+        assert tiny_model(input_ids=ids).logits.equal(old), "autocast kept no copies: this test proves nothing"
         sampler.load_weights(Policy(tiny_model), 1)
         inside = collect(sampler, requests(), FREE)
     assert inside == collect(
@@ -638,7 +638,7 @@ def test_the_memory_of_a_call_is_used_again_and_what_stands_in_it_is_not(sampler
     slots = sampler._spare
     assert slots
     assert any(t.count_nonzero() for pair in slots for t in pair), (
-        "the call left nothing behind: this test shows nothing"
+        "the call left nothing behind: this test proves nothing"
     )
     with torch.inference_mode():
         for t in (t for pair in slots for t in pair):
@@ -648,7 +648,7 @@ def test_the_memory_of_a_call_is_used_again_and_what_stands_in_it_is_not(sampler
     wider = SamplingParams(max_tokens=FREE.max_tokens + 50, min_tokens=0, stop=())
     collect(sampler, requests(), wider)
     assert sampler._spare[0][0].shape[2] > slots[0][0].shape[2]
-    assert collect(sampler, requests(), FREE) == before  # in a part of what is there
+    assert collect(sampler, requests(), FREE) == before  # in a part of the larger memory
     sampler.close()
     assert not sampler._spare
 
@@ -658,7 +658,7 @@ def test_memory_that_a_failed_call_left_is_not_used_again(tiny_model, sampler):
     kept = {name: t.clone() for name, t in tiny_model.state_dict().items()}
     with torch.no_grad():
         next(tiny_model.parameters()).fill_(torch.nan)
-    longest = [max(PROMPTS, key=len)] * len(PROMPTS)  # NaN stands where the shorter prompts of the next call have none
+    longest = [max(PROMPTS, key=len)] * len(PROMPTS)  # would leave NaN outside the shorter prompts of the next call
     with pytest.raises(RlvrError, match="not finite"):
         collect(sampler, requests(longest), FREE)
     tiny_model.load_state_dict(kept)
