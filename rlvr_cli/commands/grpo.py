@@ -15,7 +15,7 @@ from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.data.order import batches, draw
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.device import explained_memory
+from rlvr_cli.models.device import out_of_memory_as_user_error
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokenization import Batch, pad_id_of
 from rlvr_cli.process import StopRequest
@@ -274,13 +274,13 @@ def training_batch(
         "check": trainer.stop.check,
     }
     if reference is not None:
-        with explained_memory():
+        with out_of_memory_as_user_error():
             batch["reference_log_probs"] = score(reference, batch, **how)
     if len(minibatches) > 1:
         old = trainer.tensors.get("old_log_probs")
         if old is None:
             old = torch.zeros(batch["response_mask"].shape)
-            with explained_memory():
+            with out_of_memory_as_user_error():
                 for rows in minibatches[: len(minibatches) // config.epochs_per_rollout_batch]:
                     old[rows] = score(trainer.policy, take(batch, rows), **how)
         batch["old_log_probs"] = old

@@ -15,7 +15,7 @@ from rlvr_cli.text import printable
 TINY_PARAMETERS = 10_000_000
 
 
-def device_apart(device: str) -> str | None:
+def other_cuda_device(device: str) -> str | None:
     """Return a CUDA device other than the trainer's, as CUDA_VISIBLE_DEVICES for a process that runs beside it.
 
     None if there is no other one: then both processes compute on the same device, or on the CPU.
@@ -68,7 +68,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 @contextlib.contextmanager
-def explained_memory() -> Iterator[None]:
+def out_of_memory_as_user_error() -> Iterator[None]:
     """Turn an out-of-memory error of the device into a user error."""
     try:
         yield

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from rlvr_cli.models.policy import Policy, policy_of
+from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.models.prefixes import Prefixes, distinct_prefixes
 from rlvr_cli.models.tokenization import row_lengths
 
@@ -82,7 +82,7 @@ def get_response_log_probs(
     assert temperature > 0, f"temperature {temperature}: a greedy policy has no log-probabilities"
     mask = torch.ones_like(labels, dtype=torch.bool) if response_mask is None else response_mask.bool()
     targets = labels[mask]  # (positions,)
-    policy = policy_of(model)
+    policy = as_policy(model)
     if (head := policy.head()) is not None:
         prefixes = prefixes or wanted_prefixes(policy, input_ids, mask)
         log_probs, entropy = _linear_log_probs(
@@ -107,7 +107,7 @@ def get_response_log_probs(
 
 def wanted_prefixes(model: PreTrainedModel | Policy, input_ids: Tensor, response_mask: Tensor) -> Prefixes | None:
     """Find the prefixes that `get_response_log_probs` computes; None if the model computes every row in full."""
-    if not policy_of(model).shares_prefixes:
+    if not as_policy(model).shares_prefixes:
         return None
     lengths = row_lengths(response_mask)
     lengths[:1].clamp_(min=1)  # a model needs at least one token

@@ -1,6 +1,6 @@
 """The policy: the one object that knows the internals of a causal language model; other rooms use its methods.
 
-Enters: a model and its tokenizer, from disk (`load_policy`) or from memory (`Policy`, `policy_of`). Leaves: hidden
+Enters: a model and its tokenizer, from disk (`load_policy`) or from memory (`Policy`, `as_policy`). Leaves: hidden
 states, the head that maps them to logits, parameters for an optimizer, weights for an inference engine, a frozen
 reference policy, a saved model.
 
@@ -224,7 +224,7 @@ class Policy:
         write_pretrained(self.model, self.tokenizer, directory, weights=self.weights_for_engine())
 
 
-def policy_of(model: PreTrainedModel | Policy) -> Policy:
+def as_policy(model: PreTrainedModel | Policy) -> Policy:
     """Wrap a model as a policy without a tokenizer; return a policy unchanged."""
     return model if isinstance(model, Policy) else Policy(model)
 
@@ -248,7 +248,7 @@ def load_policy(path_or_id: str | Path, *, dtype: str = "float32", device: str =
     return Policy(model, tokenizer, source=Source(path_or_id, dtype))
 
 
-def distinct(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def distinct_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors by name, tied ones only under their first name. They are the same tensors, not copies."""
     seen: set[int] = set()
     found = {}

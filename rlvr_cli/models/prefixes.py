@@ -71,7 +71,7 @@ def distinct_prefixes(ids: Tensor, lengths: Tensor) -> Prefixes:
 
 def hidden_states(model: PreTrainedModel, prefixes: Prefixes) -> Tensor:
     """Return the last hidden states of all prefixes, (prefixes, hidden); the model must pass `shares_prefixes`."""
-    with attention(model, _ATTENTION):
+    with attention_function(model, _ATTENTION):
         out = model.base_model(
             input_ids=prefixes.tokens[None], position_ids=prefixes.positions[None], use_cache=False, prefixes=prefixes
         )
@@ -135,7 +135,7 @@ def _probe(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+def attention_function(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Make the model use the attention function registered under `name`; restore the previous one on exit.
 
     Some models ignore the setting, so the caller must test its effect. (`set_attn_implementation` reports it, but walks

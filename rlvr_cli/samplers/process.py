@@ -29,7 +29,7 @@ import torch
 
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import Policy, distinct
+from rlvr_cli.models.policy import Policy, distinct_tensors
 from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, prove
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
@@ -149,7 +149,7 @@ class SamplingProcess:
         assert self._greeting  # waits for the greeting: below, `_receive` must return the reply to the weights
         while any(job.seconds is None for job in self._jobs):
             self._receive()
-        weights = distinct(policy.weights_for_engine())
+        weights = distinct_tensors(policy.weights_for_engine())
         self._send(["load", policy_version, _sizes(weights)])
         with _explained(self._process):
             for tensor in weights.values():
@@ -299,7 +299,7 @@ def _answer(line: _Line, sampler: Sampler, policy: Policy) -> None:
             completions.close()
             line.answers.put(["done", time.perf_counter() - started])
         case "load", version, sizes:
-            weights = distinct(policy.weights())  # a plain policy: these are also its weights for an engine
+            weights = distinct_tensors(policy.weights())  # a plain policy: these are also its weights for an engine
             if _sizes(weights) != sizes:
                 raise RlvrError("The policy's weights do not fit the model in the sampling process.")
             with torch.no_grad():

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.models.policy import Policy, distinct, load_policy
+from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy
 from rlvr_cli.runs.files import (
     atomic_write,
     fsync_directory,
@@ -64,7 +64,7 @@ class Checkpoint(NamedTuple):
 
 def checkpoint_bytes(policy: Policy) -> int:
     """About the space that a checkpoint takes on disk: weights, two moments of those that are trained, tokenizer."""
-    weights = sum(tensor.nbytes for tensor in distinct(policy.weights()).values())
+    weights = sum(tensor.nbytes for tensor in distinct_tensors(policy.weights()).values())
     moments = 2 * sum(parameter.nbytes for parameter in policy.trainable_parameters().values())
     return (
         weights + moments + 128 * policy.vocabulary_size + 2**16

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlvr_cli.config.shared import Schedule
-from rlvr_cli.models.policy import Policy, policy_of
+from rlvr_cli.models.policy import Policy, as_policy
 
 
 def make_optimizer(
@@ -20,7 +20,7 @@ def make_optimizer(
 
     Load the policy in float32: bfloat16 weights, of 8 bits, round most steps of a learning rate of 1e-6 to 1e-5 away.
     """
-    parameters = list(policy_of(policy).trainable_parameters().values())
+    parameters = list(as_policy(policy).trainable_parameters().values())
     fused = parameters[0].device.type in ("cuda", "cpu")
     return torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused)
 

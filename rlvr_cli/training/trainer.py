@@ -20,7 +20,7 @@ from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.models.device import explained_memory, use_few_threads
+from rlvr_cli.models.device import out_of_memory_as_user_error, use_few_threads
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.policy import load_policy
 from rlvr_cli.process import StopRequest
@@ -170,7 +170,7 @@ class Trainer:
             return self.skip(position, tensors)
         self.sampler.sleep()
         fault_point("update")
-        with explained_memory():
+        with out_of_memory_as_user_error():
             metrics = train_update(
                 self.policy,
                 self.optimizer,

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.log_probs import get_response_log_probs, wanted_prefixes
-from rlvr_cli.models.policy import Policy, policy_of
+from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.models.tokenization import Batch, collate, row_lengths
 from rlvr_cli.training.losses.inputs import loss_inputs
 from rlvr_cli.training.losses.normalization import LengthNormalization, loss_denominators
@@ -84,7 +84,7 @@ def train_update(
         RlvrError: no row has a response token.
     """
     started = time.perf_counter()
-    policy = policy_of(model)
+    policy = as_policy(model)
     device = policy.device
     mask = batch["response_mask"].bool()
     num_tokens = int(mask.sum())
@@ -172,7 +172,7 @@ def score(
     Returns:
         (batch, seq) on the CPU, nats; 0 outside the responses.
     """
-    policy = policy_of(model)
+    policy = as_policy(model)
     device = policy.device
     mask = batch["response_mask"].bool()
     scored: Tensor | None = None

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlvr_cli.config.shared import TrainingConfig
-from rlvr_cli.models.device import device_apart
-from rlvr_cli.models.policy import Policy, distinct
+from rlvr_cli.models.device import other_cuda_device
+from rlvr_cli.models.policy import Policy, distinct_tensors
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.open import open_sampler
 from rlvr_cli.samplers.process import SamplingProcess
@@ -43,7 +43,7 @@ class Snapshot:
     @contextmanager
     def in_place_of(self, policy: Policy) -> Iterator[None]:
         """Give the policy these weights within the block, and its own again after it, bit for bit."""
-        present = distinct(policy.weights())
+        present = distinct_tensors(policy.weights())
         kept = {name: tensor.detach().clone() for name, tensor in present.items()}
         try:
             for name, tensor in present.items():
@@ -87,7 +87,7 @@ class WeightSync:
 
     def _start_process(self, engine: str) -> SamplingProcess:
         config = self.config
-        apart = device_apart(config.device)
+        apart = other_cuda_device(config.device)
         names = (
             *("model", "dtype", "param_dtype", "max_batch_size", "cuda_graphs", "max_model_len"),
             *("gpu_memory_utilization", "seed"),
@@ -131,7 +131,7 @@ class WeightSync:
 
     def snapshot_policy(self, version: int) -> None:
         """Keep the policy as it is now: the next rollouts come from it while it learns, and again after an interruption."""
-        weights = distinct(self.policy.weights())
+        weights = distinct_tensors(self.policy.weights())
         self.snapshot = Snapshot(version, {n: t.detach().cpu().clone() for n, t in weights.items()})
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path, model_identity
 from rlvr_cli.models.log_probs import get_response_log_probs
-from rlvr_cli.models.policy import Policy, distinct, load_policy, policy_of
+from rlvr_cli.models.policy import Policy, as_policy, distinct_tensors, load_policy
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.process import SamplingProcess
@@ -296,19 +296,19 @@ def test_the_builtin_model_lies_in_the_package():
 
 def test_a_policy_of_a_model_is_a_view_of_it(tiny_model, tiny_tokenizer):
     policy = Policy(tiny_model, tiny_tokenizer)
-    assert policy_of(policy) is policy
-    assert policy_of(tiny_model).model is tiny_model
+    assert as_policy(policy) is policy
+    assert as_policy(tiny_model).model is tiny_model
     assert (policy.vocabulary_size, policy.context_length) == (320, 512)
     assert policy.num_parameters == sum(p.numel() for p in tiny_model.parameters())
     assert all(
         tensor.data_ptr() == tiny_model.state_dict()[name].data_ptr() for name, tensor in policy.weights().items()
     )
     with pytest.raises(AssertionError, match="a model alone"):
-        assert policy_of(tiny_model).tokenizer
+        assert as_policy(tiny_model).tokenizer
 
 
 def test_the_head_of_the_hidden_states_gives_the_logits(tiny_model):
-    policy, ids = policy_of(tiny_model), torch.arange(12).view(2, 6)
+    policy, ids = as_policy(tiny_model), torch.arange(12).view(2, 6)
     mask = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 0, 0, 0, 0, 1]]).bool()
     head = policy.head()
     assert head.bias is None
@@ -458,6 +458,6 @@ def test_an_update_moves_the_adapter_alone_and_shares_prefixes(adapted):
 
 
 def test_tied_weights_are_one_tensor(tiny_model):
-    weights = policy_of(tiny_model).weights_for_engine()
+    weights = as_policy(tiny_model).weights_for_engine()
     assert {"lm_head.weight", "model.embed_tokens.weight"} <= set(weights)
-    assert set(weights) - set(distinct(weights)) == {"lm_head.weight"}
+    assert set(weights) - set(distinct_tensors(weights)) == {"lm_head.weight"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import Policy, distinct, load_policy
+from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy
 from rlvr_cli.samplers import process
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.process import SamplingProcess
@@ -163,4 +163,6 @@ def test_a_process_that_died_is_said_and_not_waited_for(start):
 
 def test_tied_weights_go_over_once(tiny_model):
     assert tiny_model.config.tie_word_embeddings
-    assert set(distinct(Policy(tiny_model).weights_for_engine())) == {name for name, _ in tiny_model.named_parameters()}
+    assert set(distinct_tensors(Policy(tiny_model).weights_for_engine())) == {
+        name for name, _ in tiny_model.named_parameters()
+    }

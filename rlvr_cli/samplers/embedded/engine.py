@@ -26,7 +26,7 @@ from transformers.cache_utils import DynamicLayer
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
-from rlvr_cli.models.prefixes import attention
+from rlvr_cli.models.prefixes import attention_function
 from rlvr_cli.samplers.embedded.batch import ATTENTION, Batch, Prefix, Question, Slots, make_slots
 from rlvr_cli.samplers.embedded.decode_step import Step, obstacle
 from rlvr_cli.samplers.stop_strings import StopStrings, eos_token_ids, prompt_token_ids
@@ -319,7 +319,7 @@ class TransformersSampler:
     @contextmanager
     def _sampling(self) -> Iterator[None]:
         """Like `_inference`, with this engine's attention."""
-        with attention(self._policy.model, ATTENTION), self._inference():
+        with attention_function(self._policy.model, ATTENTION), self._inference():
             yield
 
     def _step(self, columns: int) -> Step | None:
