@@ -72,7 +72,7 @@ def open_sampler(
             from rlvr_cli.models.policy import load_policy
             from rlvr_cli.samplers.embedded.engine import TransformersSampler
 
-            policy = load_policy(model_path(model), dtype=_resolved(dtype, device), device=device)
+            policy = load_policy(model_path(model), dtype=_resolve_dtype(dtype, device), device=device)
             use_few_threads(policy)
             return TransformersSampler(policy, max_batch_size=max_batch_size, cuda_graphs=cuda_graphs)
         case "vllm":
@@ -80,7 +80,7 @@ def open_sampler(
 
             return VllmSampler(
                 model_path(model),
-                dtype=_resolved(dtype, device),
+                dtype=_resolve_dtype(dtype, device),
                 max_model_len=max_model_len,
                 gpu_memory_utilization=gpu_memory_utilization,
                 seed=seed,
@@ -93,7 +93,7 @@ def open_sampler(
     raise RlvrError(f"There is no engine {engine!r}.", "Choose transformers, vllm or openai.")
 
 
-def _resolved(dtype: str, device: str) -> str:
+def _resolve_dtype(dtype: str, device: str) -> str:
     """Resolve `auto`: bfloat16 on CUDA, else float32."""
     if dtype != "auto":
         return dtype

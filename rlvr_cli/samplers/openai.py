@@ -38,10 +38,10 @@ from rlvr_cli.types import Completion, Request, SamplingParams
 logger = logging.getLogger(__name__)
 
 PLACEHOLDER_KEY = "EMPTY"  # sent to an endpoint on this machine if the variable is not set
-OF_THE_PROMPT = {400, 413, 422}  # statuses that concern one request and not the next
+PER_REQUEST_STATUSES = {400, 413, 422}  # statuses that concern one request and not the next
 
 # Fields that an endpoint may not support, and the consequence of leaving them out.
-OPTIONAL = {
+OPTIONAL_FIELDS = {
     "seed": "its samples cannot be reproduced",
     "min_tokens": "a response may end before --sampling-min-tokens",
     "logprobs": "there are no log-probabilities",
@@ -60,15 +60,15 @@ class _Item:
     seed: int
 
 
-_LAST_TROUBLE: ContextVar[str] = ContextVar("_LAST_TROUBLE", default="")  # last error of a task's sample
+_LAST_ERROR: ContextVar[str] = ContextVar("_LAST_ERROR", default="")  # last error of a task's sample
 
 
 class _Failed(Exception):
-    """A request that failed permanently; `spreads` if every other one would fail in the same way."""
+    """A request that failed permanently; `concerns_all` if every other one would fail in the same way."""
 
-    def __init__(self, problem: str, *, spreads: bool = False) -> None:
+    def __init__(self, problem: str, *, concerns_all: bool = False) -> None:
         super().__init__(problem)
-        self.problem, self.spreads = problem, spreads
+        self.problem, self.concerns_all = problem, concerns_all
 
 
 class OpenAISampler:
@@ -120,10 +120,10 @@ class OpenAISampler:
         self.max_concurrency, self.timeout, self.max_retries = max_concurrency, timeout, max_retries
         self.policy_version = policy_version
         self.notes: tuple[str, ...] = ()
-        self._refused: frozenset[str] = frozenset()  # of OPTIONAL
+        self._refused: frozenset[str] = frozenset()  # of OPTIONAL_FIELDS
         self._length_field = "max_tokens"
         self._sends_stop = True
-        self._key()
+        self._api_key()
 
     @property
     def seeding(self) -> str:
@@ -161,7 +161,7 @@ class OpenAISampler:
         loop = asyncio.new_event_loop()
         task = loop.create_task(self._serve(items, params, outbox))
         # In a separate thread, so that requests go on while the caller grades completions.
-        thread = threading.Thread(target=_drive, args=(loop, task, outbox), name="rlvr-openai", daemon=True)
+        thread = threading.Thread(target=_run_loop, args=(loop, task, outbox), name="rlvr-openai", daemon=True)
         thread.start()
         try:
             while (item := outbox.get()) is not None:
@@ -186,7 +186,7 @@ class OpenAISampler:
     def close(self) -> None:
         """Do nothing: connections end with the call of `sample` that opened them."""
 
-    def _key(self) -> str:
+    def _api_key(self) -> str:
         key = os.environ.get(self.api_key_env, "").strip()
         if not key and _is_local(self.base_url):
             return PLACEHOLDER_KEY
@@ -205,7 +205,7 @@ class OpenAISampler:
         openai: Any = importlib.import_module("openai")
         waiting, failures, failed_in_a_row = deque(items), [], 0
         skipped: list[_Item] = []
-        key = self._key()
+        key = self._api_key()
 
         async def work(count: int) -> None:
             nonlocal failed_in_a_row
@@ -213,12 +213,12 @@ class OpenAISampler:
                 count -= 1
                 item = waiting.popleft()
                 try:
-                    outbox.put(await self._ask(client, item, params))
+                    outbox.put(await self._request_sample(client, item, params))
                     failed_in_a_row = 0
                 except _Failed as failure:
                     failures.append((item, failure))
                     failed_in_a_row += 1
-                    if failure.spreads or failed_in_a_row >= max(8, self.max_concurrency):
+                    if failure.concerns_all or failed_in_a_row >= max(8, self.max_concurrency):
                         skipped.extend(waiting)
                         waiting.clear()
 
@@ -227,7 +227,7 @@ class OpenAISampler:
             base_url=self.base_url,
             max_retries=self.max_retries,
             timeout=self.timeout,
-            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [self._look_at]}),
+            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [self._read_response]}),
         ) as client:
             await work(1)
             await asyncio.gather(*(work(len(items)) for _ in range(min(self.max_concurrency, len(waiting)))))
@@ -241,7 +241,7 @@ class OpenAISampler:
                 "Completed samples are kept: resume the run to request the rest.",
             )
 
-    async def _ask(self, client: Any, item: _Item, params: SamplingParams) -> Completion:
+    async def _request_sample(self, client: Any, item: _Item, params: SamplingParams) -> Completion:
         """Request one sample, with all its retries.
 
         Raises:
@@ -251,7 +251,7 @@ class OpenAISampler:
         deadline = asyncio.get_running_loop().time() + self.timeout
         resource = client.completions if self.endpoint == "completions" else client.chat.completions
         refused = self._refused
-        _LAST_TROUBLE.set("")
+        _LAST_ERROR.set("")
         while True:
             refused |= self._refused
             sends_stop, length_field = self._sends_stop, self._length_field
@@ -260,37 +260,38 @@ class OpenAISampler:
                 async with asyncio.timeout_at(deadline):
                     response = await resource.with_raw_response.create(**fields, extra_body=extra)
             except TimeoutError:
-                last = _LAST_TROUBLE.get()
+                last = _LAST_ERROR.get()
                 raise _Failed(
                     f"no answer within {self.timeout:g} s" + (f"; the last try: {last}" if last else ".")
                 ) from None
             except openai.APIStatusError as error:
-                status, said = error.status_code, _said(error.response.text)
+                status, said = error.status_code, _error_message(error.response.text)
                 if status in (400, 422):
                     if self.endpoint == "chat" and "max_completion_tokens" in said and length_field == "max_tokens":
                         self._length_field = "max_completion_tokens"
                         continue
-                    if new := {f for f in OPTIONAL if f in fields | extra and re.search(rf"\b{f}\b", said)}:
+                    if new := {f for f in OPTIONAL_FIELDS if f in fields | extra and re.search(rf"\b{f}\b", said)}:
                         refused |= new
                         continue
                 trouble = error.response.extensions["trouble"]
-                if not _may_pass(status, said):
-                    raise _Failed(trouble, spreads=status not in OF_THE_PROMPT) from None
-                raise _Failed(f"{trouble} ({_tries(error)})") from None
+                if not _is_transient(status, said):
+                    raise _Failed(trouble, concerns_all=status not in PER_REQUEST_STATUSES) from None
+                raise _Failed(f"{trouble} ({_describe_tries(error)})") from None
             except openai.APIConnectionError as error:
-                raise _Failed(f"{error} ({type(error.__cause__ or error).__name__}) ({_tries(error)})") from None
+                kind = type(error.__cause__ or error).__name__
+                raise _Failed(f"{error} ({kind}) ({_describe_tries(error)})") from None
             answer: _Answer = response.http_response.extensions["answer"]
             if isinstance(item.prompt, tuple) and answer.prompt_ids not in ((), item.prompt):
-                raise _Failed("the endpoint did not sample from the token ids that it was given.", spreads=True)
-            self._learn(refused)
+                raise _Failed("the endpoint did not sample from the token ids that it was given.", concerns_all=True)
+            self._leave_out(refused)
             if answer.text and not answer.num_tokens:
                 self._note("The endpoint does not count tokens: responses are stored with a length of 0.")
             if answer.is_ambiguous(params.stop) and sends_stop and params.stop:
-                self._stop_here()
+                self._cut_here_from_now_on()
                 continue
             return _completion(item, answer, params, cut_here=not sends_stop)
 
-    async def _look_at(self, response: Any) -> None:
+    async def _read_response(self, response: Any) -> None:
         """Read a response while the openai package can still retry; a success without a readable answer counts as 502.
 
         Stores the answer or the error message in the extensions of the response, as "answer" or "trouble".
@@ -303,12 +304,12 @@ class OpenAISampler:
             except _Unreadable as error:
                 response.status_code, trouble = 502, str(error)
         else:
-            said = _said(response.text)
+            said = _error_message(response.text)
             trouble = f"{response.status_code} {said}"
-            if not _may_pass(response.status_code, said):
+            if not _is_transient(response.status_code, said):
                 response.headers["x-should-retry"] = "false"
         response.extensions["trouble"] = trouble
-        _LAST_TROUBLE.set(trouble)
+        _LAST_ERROR.set(trouble)
 
     def _fields(
         self, item: _Item, params: SamplingParams, refused: frozenset[str]
@@ -337,14 +338,14 @@ class OpenAISampler:
             {name: value for name, value in extra.items() if name not in refused},
         )
 
-    def _learn(self, refused: frozenset[str]) -> None:
+    def _leave_out(self, refused: frozenset[str]) -> None:
         """Leave these fields out from now on: the request succeeded without them."""
         for name in sorted(refused - self._refused):
-            if OPTIONAL[name]:
-                self._note(f"The endpoint does not take {name}: {OPTIONAL[name]}.")
+            if OPTIONAL_FIELDS[name]:
+                self._note(f"The endpoint does not take {name}: {OPTIONAL_FIELDS[name]}.")
         self._refused |= refused
 
-    def _stop_here(self) -> None:
+    def _cut_here_from_now_on(self) -> None:
         if self._sends_stop:
             self._sends_stop = False
             self._note(
@@ -389,18 +390,18 @@ def _read_answer(body: str, *, chat: bool) -> _Answer:
     try:
         data = json.loads(body)
     except ValueError:
-        raise _Unreadable(f"the answer is not JSON: {_said(body)}") from None
+        raise _Unreadable(f"the answer is not JSON: {_error_message(body)}") from None
     choices = data.get("choices") if isinstance(data, dict) else None
     if not (isinstance(choices, list) and choices and isinstance(choices[0], dict)):
-        raise _Unreadable(f"the answer has no choices: {_said(body)}")
+        raise _Unreadable(f"the answer has no choices: {_error_message(body)}")
     choice, usage = choices[0], data.get("usage") or {}
     text = (choice.get("message") or {}).get("content") if chat else choice.get("text")
-    told = choice.get("logprobs") or {}
+    scores = choice.get("logprobs") or {}
     if chat:
-        entries = told.get("content") or []
+        entries = scores.get("content") or []
         tokens, logprobs = [e.get("token") for e in entries], [e.get("logprob") for e in entries]
     else:
-        tokens, logprobs = told.get("tokens") or [], told.get("token_logprobs") or []
+        tokens, logprobs = scores.get("tokens") or [], scores.get("token_logprobs") or []
     if not all(isinstance(x, int | float) for x in logprobs):
         logprobs = []
     matches = [choice[name] for name in ("stop_reason", "matched_stop") if name in choice]
@@ -476,7 +477,7 @@ def _protected(answer: _Answer, min_tokens: int) -> int:
 # --- small parts ------------------------------------------------------------------------------------------------------
 
 
-def _drive(loop: asyncio.AbstractEventLoop, task: asyncio.Task, outbox: queue.SimpleQueue) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop, task: asyncio.Task, outbox: queue.SimpleQueue) -> None:
     """Run the task to its end in this thread; put its error, if any, and then None into the outbox."""
     try:
         loop.run_until_complete(task)
@@ -515,12 +516,12 @@ def _fold(seed: int) -> int:
     return (seed * 0x9E3779B97F4A7C15 % 2**64) >> 33
 
 
-def _may_pass(status: int, said: str) -> bool:
+def _is_transient(status: int, said: str) -> bool:
     """Return whether a retry may succeed; it cannot when a quota is spent."""
     return status in (408, 409) or status >= 500 or (status == 429 and "insufficient_quota" not in said)
 
 
-def _said(body: str) -> str:
+def _error_message(body: str) -> str:
     """Return the message of an error body, shortened."""
     try:
         data = json.loads(body)
@@ -532,7 +533,7 @@ def _said(body: str) -> str:
     return body if len(body) <= 500 else body[:500] + "…"
 
 
-def _tries(error: Any) -> str:
+def _describe_tries(error: Any) -> str:
     """Return how often the openai package tried a request: its last try carries the count of those before."""
     tries = 1 + int(error.request.headers.get("x-stainless-retry-count", 0))
     return f"tried {tries} time{'s' if tries > 1 else ''}"

@@ -30,7 +30,7 @@ import torch
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy, distinct_tensors
-from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, prove
+from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, verify_weights
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
 _DROP = re.compile(rb"drop ([0-9]{1,20})")  # is not JSON, and not the bytes of a tensor of any model
@@ -44,7 +44,7 @@ class _Job:
     params: SamplingParams
     completions: deque[Completion] = field(default_factory=deque)
     seconds: float | None = None  # that it took; None while it is running
-    given_up: bool = False  # nobody waits for the remaining completions
+    canceled: bool = False  # nobody waits for the remaining completions
 
 
 class SamplingProcess:
@@ -52,7 +52,7 @@ class SamplingProcess:
 
     Args:
         engine: its name.
-        opening: the other arguments of `serve.open_apart`.
+        engine_options: the other arguments of `serve.open_engine`.
         visible_devices: the CUDA devices that the process sees, as in CUDA_VISIBLE_DEVICES; None: the parent's.
 
     Attributes:
@@ -63,13 +63,13 @@ class SamplingProcess:
     def __init__(
         self,
         engine: str,
-        opening: Mapping[str, Any],
+        engine_options: Mapping[str, Any],
         *,
         visible_devices: str | None = None,
     ) -> None:
         self.engine, self.policy_version, self.worked_seconds = engine, 0, 0.0
         self._jobs: list[_Job] = []
-        self._asked = 0  # number of jobs so far
+        self._jobs_sent = 0  # number of jobs so far
         self._last_probe: Probe | None = None
         self._facts: dict[str, Any] | None = None  # seeding and notes of the engine, sent once it is open
         self._connection, theirs = Pipe()
@@ -87,7 +87,7 @@ class SamplingProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # gets no Ctrl-C, and can be killed together with its children
             )
-        self._send(["open", {"engine": engine, **opening}])
+        self._send(["open", {"engine": engine, **engine_options}])
 
     @property
     def seeding(self) -> str:
@@ -109,13 +109,13 @@ class SamplingProcess:
         """Start sampling now: the next `sample` with the same requests yields these completions."""
         self._begin(requests, params)
 
-    def drop(self) -> None:
+    def cancel_pending(self) -> None:
         """Cancel all pending requests."""
         for job in self._jobs:
-            job.given_up = True
-        self._forget()
-        with _explained(self._process):
-            self._connection.send_bytes(f"drop {self._asked}".encode())
+            job.canceled = True
+        self._remove_finished()
+        with _connection_errors_as_user_errors(self._process):
+            self._connection.send_bytes(f"drop {self._jobs_sent}".encode())
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
@@ -124,7 +124,7 @@ class SamplingProcess:
             RlvrError: the error that the engine raised, or the process has ended.
         """
         wanted = (list(requests), params)
-        waiting = [job for job in self._jobs if (job.requests, job.params) == wanted and not job.given_up]
+        waiting = [job for job in self._jobs if (job.requests, job.params) == wanted and not job.canceled]
         job = waiting[0] if waiting else self._begin(requests, params)
         try:
             while job.completions or job.seconds is None:
@@ -134,12 +134,12 @@ class SamplingProcess:
                     self._receive()
             self.worked_seconds = job.seconds
         finally:
-            job.given_up = True
+            job.canceled = True
             job.completions.clear()
-            self._forget()
+            self._remove_finished()
 
     def load_weights(self, policy: Policy, policy_version: int) -> None:
-        """Switch to the weights of `policy`, and verify that they are served: see `weight_check.prove`.
+        """Switch to the weights of `policy`, and verify that they are served: see `weight_check.verify_weights`.
 
         The child verifies that its engine serves the child's copy of the policy; the parent verifies that copy here.
 
@@ -151,17 +151,17 @@ class SamplingProcess:
             self._receive()
         weights = distinct_tensors(policy.weights_for_engine())
         self._send(["load", policy_version, _sizes(weights)])
-        with _explained(self._process):
+        with _connection_errors_as_user_errors(self._process):
             for tensor in weights.values():
                 self._connection.send_bytes(_bytes_of(tensor))
         probe = Probe((), self._receive(), fixed_logprobs(policy))
-        prove(
+        verify_weights(
             probe,
             self._last_probe,
             precisions=[str(policy.dtype).removeprefix("torch.")],
             version=policy_version,
-            served=self.policy_version,
-            way_out="--async-steps 0 samples in the trainer's own process.",
+            served_version=self.policy_version,
+            hint="--async-steps 0 samples in the trainer's own process.",
         )
         self._last_probe, self.policy_version = probe, policy_version
 
@@ -177,22 +177,22 @@ class SamplingProcess:
 
     def _begin(self, requests: Sequence[Request], params: SamplingParams) -> _Job:
         job = _Job(list(requests), params)
-        self._asked += 1
-        self._send(["sample", self._asked, [asdict(request) for request in requests], asdict(params)])
+        self._jobs_sent += 1
+        self._send(["sample", self._jobs_sent, [asdict(request) for request in requests], asdict(params)])
         self._jobs.append(job)
         return job
 
-    def _forget(self) -> None:
+    def _remove_finished(self) -> None:
         """Remove the finished jobs that nobody waits for."""
-        self._jobs = [job for job in self._jobs if job.seconds is None or not job.given_up]
+        self._jobs = [job for job in self._jobs if job.seconds is None or not job.canceled]
 
     def _send(self, message: list[Any]) -> None:
-        with _explained(self._process):
+        with _connection_errors_as_user_errors(self._process):
             _write(self._connection, message)
 
     def _receive(self) -> Any:
         """Handle the next message of the process: about its engine, the first unfinished job, or loaded weights."""
-        with _explained(self._process):
+        with _connection_errors_as_user_errors(self._process):
             kind, content = _read(self._connection)
         match kind:
             case "ready":
@@ -204,16 +204,16 @@ class SamplingProcess:
             case "done":
                 job = next(job for job in self._jobs if job.seconds is None)
                 job.seconds = content
-                self._forget()
+                self._remove_finished()
             case _:
                 job = next(job for job in self._jobs if job.seconds is None)
-                if not job.given_up:
+                if not job.canceled:
                     job.completions.append(_completion(content))
         return None
 
 
 @contextmanager
-def _explained(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+def _connection_errors_as_user_errors(process: "subprocess.Popen[bytes]") -> Iterator[None]:
     """Turn a connection error into a user error: the process has ended."""
     try:
         yield
@@ -231,23 +231,23 @@ def serve(connection: Connection, open_engine: Callable[..., tuple[Sampler, Poli
     Args:
         open_engine: returns the engine and the policy through which it receives new weights.
     """
-    line = _Line(connection)
+    channel = _Channel(connection)
     try:
-        _, opening = line.take()
-        sampler, policy = open_engine(**opening)
-        line.answers.put(["ready", {"notes": list(sampler.notes), "seeding": sampler.seeding}])
+        _, engine_options = channel.receive()
+        sampler, policy = open_engine(**engine_options)
+        channel.answers.put(["ready", {"notes": list(sampler.notes), "seeding": sampler.seeding}])
         while True:
-            _answer(line, sampler, policy)
+            _answer(channel, sampler, policy)
     except RlvrError as error:
-        line.answers.put(["error", [error.problem, error.hint]])
+        channel.answers.put(["error", [error.problem, error.hint]])
         with suppress(EOFError):
             while True:  # until the parent has read the error and closes its end
-                line.take_bytes()
+                channel.receive_bytes()
     except EOFError:
         pass
 
 
-class _Line:
+class _Channel:
     """Both directions of the connection, each with its own thread and queue.
 
     Answers queue here while the parent trains and does not read, so the engine never blocks; requests queue here while
@@ -256,28 +256,28 @@ class _Line:
 
     def __init__(self, connection: Connection) -> None:
         self.answers: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        self.unwanted = 0  # jobs up to this number are canceled
+        self.canceled_through = 0  # jobs up to this number are canceled
         self._connection = connection
         self._inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         for work in (self._receive_all, self._send_all):
             threading.Thread(target=work, daemon=True).start()
 
-    def take_bytes(self) -> bytes:
+    def receive_bytes(self) -> bytes:
         """The next message. Raises EOFError when the parent is gone."""
         message = self._inbox.get()
         if message is None:
             raise EOFError
         return message
 
-    def take(self) -> list[Any]:
-        return json.loads(self.take_bytes())
+    def receive(self) -> list[Any]:
+        return json.loads(self.receive_bytes())
 
     def _receive_all(self) -> None:
         with suppress(EOFError, ConnectionError):
             while True:
                 message = self._connection.recv_bytes()
                 if dropped := _DROP.fullmatch(message):  # takes effect at once, not in its turn
-                    self.unwanted = int(dropped[1])
+                    self.canceled_through = int(dropped[1])
                 else:
                     self._inbox.put(message)
         self._inbox.put(None)
@@ -288,26 +288,26 @@ class _Line:
                 _write(self._connection, self.answers.get())
 
 
-def _answer(line: _Line, sampler: Sampler, policy: Policy) -> None:
-    match line.take():
+def _answer(channel: _Channel, sampler: Sampler, policy: Policy) -> None:
+    match channel.receive():
         case "sample", number, requests, params:
             started = time.perf_counter()
             asked = [Request(**_with_tuples(request)) for request in requests]
             completions = sampler.sample(asked, SamplingParams(**_with_tuples(params)))
-            while number > line.unwanted and (completion := next(completions, None)):
-                line.answers.put(["completion", asdict(completion)])
+            while number > channel.canceled_through and (completion := next(completions, None)):
+                channel.answers.put(["completion", asdict(completion)])
             completions.close()
-            line.answers.put(["done", time.perf_counter() - started])
+            channel.answers.put(["done", time.perf_counter() - started])
         case "load", version, sizes:
             weights = distinct_tensors(policy.weights())  # a plain policy: these are also its weights for an engine
             if _sizes(weights) != sizes:
                 raise RlvrError("The policy's weights do not fit the model in the sampling process.")
             with torch.no_grad():
                 for tensor in weights.values():
-                    received = torch.frombuffer(bytearray(line.take_bytes()), dtype=torch.uint8)
+                    received = torch.frombuffer(bytearray(channel.receive_bytes()), dtype=torch.uint8)
                     tensor.copy_(received.view(tensor.dtype).view(tensor.shape))
             sampler.load_weights(policy, version)
-            line.answers.put(["loaded", fixed_logprobs(policy)])
+            channel.answers.put(["loaded", fixed_logprobs(policy)])
 
 
 def _sizes(weights: Mapping[str, torch.Tensor]) -> list[list[Any]]:

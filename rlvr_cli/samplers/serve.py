@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlvr_cli.models.policy import Policy
 
 
-def open_apart(
+def open_engine(
     engine: str,
     model: str,
     *,
@@ -62,7 +62,7 @@ def main(descriptor: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles both signals
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with(parent)
-    serve(Connection(descriptor), open_apart)
+    serve(Connection(descriptor), open_engine)
 
 
 if __name__ == "__main__":

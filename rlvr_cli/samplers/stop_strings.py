@@ -59,13 +59,13 @@ def prompt_token_ids(tokenizer: Any, requests: Sequence[Request], *, vocab_size:
 
 def response_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
     """Decode sampled ids, without special tokens; bytes that form no character become U+FFFD."""
-    if _decodes_plainly(type(tokenizer)):
+    if _has_common_decode(type(tokenizer)):
         return tokenizer.backend_tokenizer.decode(list(token_ids), skip_special_tokens=True)
     return tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 @cache
-def _decodes_plainly(kind: type) -> bool:
+def _has_common_decode(kind: type) -> bool:
     """Return whether tokenizers of this class use the common `decode` of transformers.
 
     The `tokenizers` library then decodes to the same text in a third of the time.
@@ -152,7 +152,7 @@ def _may_complete(tokenizer: Any, stop: Sequence[str], vocab_size: int) -> list[
     pairs = [[*lead, token_id] for token_id in range(vocab_size)]
     texts = (
         tokenizer.backend_tokenizer.decode_batch(pairs, skip_special_tokens=True)
-        if _decodes_plainly(type(tokenizer))
+        if _has_common_decode(type(tokenizer))
         else [response_text(tokenizer, pair) for pair in pairs]
     )
     lead_text = response_text(tokenizer, lead)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.samplers.stop_strings import first_stop, prompt_token_ids, response_text
-from rlvr_cli.samplers.weight_check import PROBE_BOUND, Probe, probe_params, probe_prompts, prove, take_probe
+from rlvr_cli.samplers.weight_check import PROBE_BOUND, Probe, probe_params, probe_prompts, take_probe, verify_weights
 from rlvr_cli.types import Completion, Request, SamplingParams
 
 if TYPE_CHECKING:  # vLLM must be imported before transformers: its error is the clearer one if both fail
@@ -78,7 +78,7 @@ class VllmSampler:
         enable_sleep_mode: bool = False,
     ) -> None:
         _check_model(str(model_path))
-        with _trainer_untouched():
+        with _trainer_state_preserved():
             llm_class = _import_vllm()
         from vllm.platforms import current_platform
 
@@ -108,7 +108,7 @@ class VllmSampler:
         if self.dtype not in PROBE_BOUND:
             raise RlvrError(f"There is no dtype {self.dtype!r}.", f"Choose one of auto, {', '.join(PROBE_BOUND)}.")
         try:
-            with _trainer_untouched():
+            with _trainer_state_preserved():
                 self.llm: Any = llm_class(
                     model=str(model_path),
                     dtype=self.dtype,
@@ -128,7 +128,7 @@ class VllmSampler:
         self._pending: dict[str, tuple[int, int]] = {}  # engine request -> (request_index, sample_index)
         self._calls = 0
         self._asleep = False
-        self._doubt = ""  # why the weights of the engine are unknown; empty if they are known
+        self._weights_error = ""  # why the weights of the engine are unknown; empty if they are known
         self._last_probe: Probe | None = None
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
@@ -142,8 +142,10 @@ class VllmSampler:
         """
         if self.llm is None:
             raise RlvrError("This vLLM engine is closed.")
-        if self._doubt:
-            raise RlvrError(f"The engine's weights are in doubt: {self._doubt}", "Load the weights again, or restart.")
+        if self._weights_error:
+            raise RlvrError(
+                f"The engine's weights are in doubt: {self._weights_error}", "Load the weights again, or restart."
+            )
         if 0 < params.temperature < LOWEST_TEMPERATURE:
             raise RlvrError(
                 f"vLLM samples at {LOWEST_TEMPERATURE} when asked for temperature {params.temperature}.",
@@ -161,15 +163,15 @@ class VllmSampler:
         yield from self._answer(prompts, [r.seeds for r in requests], params)
 
     def load_weights(self, policy: "Policy", policy_version: int) -> None:
-        """Switch to the weights of `policy`, and verify that they are served: see `weight_check.prove`.
+        """Switch to the weights of `policy`, and verify that they are served: see `weight_check.verify_weights`.
 
         Raises:
             RlvrError: the weights do not fit the engine's model, or the engine does not serve them.
         """
         self._drop_pending()
         self._wake()
-        self._doubt = "the last load failed midway."
-        with _trainer_untouched():
+        self._weights_error = "the last load failed midway."
+        with _trainer_state_preserved():
             # With tied embeddings the output layer is passed under its own name too: the CPU build keeps a packed copy
             # of it, which stays stale if only the embeddings are passed (as it does when vLLM reads a saved model).
             weights = list(policy.weights_for_engine().items())
@@ -181,17 +183,17 @@ class VllmSampler:
                     "The policy must have the architecture that the engine was started with.",
                 ) from e
             self._reset_prefix_cache()
-        self._doubt = "the engine does not serve the weights that were loaded."
+        self._weights_error = "the engine does not serve the weights that were loaded."
         probe = self._probe(policy)
-        prove(
+        verify_weights(
             probe,
             self._last_probe,
             precisions=(self.dtype, str(policy.dtype).removeprefix("torch.")),
             version=policy_version,
-            served=self.policy_version,
-            way_out="--engine transformers samples from the trainer's own weights.",
+            served_version=self.policy_version,
+            hint="--engine transformers samples from the trainer's own weights.",
         )
-        self._last_probe, self._doubt, self.policy_version = probe, "", policy_version
+        self._last_probe, self._weights_error, self.policy_version = probe, "", policy_version
 
     def sleep(self) -> None:
         """Free the device's memory until the next `sample` or `load_weights`; cancel unfinished samples.
@@ -201,7 +203,7 @@ class VllmSampler:
         if not self._can_sleep or self._asleep or self.llm is None:
             return
         self._drop_pending()
-        with _trainer_untouched():
+        with _trainer_state_preserved():
             self.llm.sleep(level=1)
         self._asleep = True
 
@@ -237,7 +239,7 @@ class VllmSampler:
                         name, tokens_input(prompt), _vllm_params(params, self._fold(seed), ignore_eos=ignore_eos)
                     )
             while self._pending and call == self._calls:
-                with _trainer_untouched(threads=self._threads):
+                with _trainer_state_preserved(threads=self._threads):
                     outputs = engine.step()
                 for output in outputs:
                     if sample := self._pending.pop(output.request_id, None):  # else canceled meanwhile
@@ -304,7 +306,7 @@ class VllmSampler:
         import torch
 
         torch.cuda.empty_cache()  # memory that the trainer has freed but its allocator still holds
-        with _trainer_untouched():
+        with _trainer_state_preserved():
             try:
                 self.llm.wake_up()
             except RuntimeError as e:
@@ -390,7 +392,7 @@ def _torch_threads() -> int:
 
 
 @contextlib.contextmanager
-def _trainer_untouched(*, threads: int | None = None) -> Iterator[None]:
+def _trainer_state_preserved(*, threads: int | None = None) -> Iterator[None]:
     """Run vLLM code, with that many torch threads; restore the trainer's random state and threads on exit.
 
     vLLM draws from the global generators even if every request has its own, but a resumed run, which replays stored

@@ -30,20 +30,21 @@ class Probe:
     """Greedy answers to the probe's prompts, with the log-probabilities (nats) that the engine and torch give them."""
 
     tokens: tuple[tuple[int, ...], ...]
-    engine: tuple[float, ...]
-    torch: tuple[float, ...]
+    engine_logprobs: tuple[float, ...]
+    torch_logprobs: tuple[float, ...]
 
     def gap(self) -> float:
         """Mean |engine - torch|."""
-        return sum(abs(a - b) for a, b in zip(self.engine, self.torch, strict=True)) / len(self.engine)
+        pairs = zip(self.engine_logprobs, self.torch_logprobs, strict=True)
+        return sum(abs(a - b) for a, b in pairs) / len(self.engine_logprobs)
 
     def movement(self, earlier: "Probe") -> float:
         """The largest change of torch's log-probabilities since `earlier`."""
-        return max(abs(a - b) for a, b in zip(self.torch, earlier.torch, strict=True))
+        return max(abs(a - b) for a, b in zip(self.torch_logprobs, earlier.torch_logprobs, strict=True))
 
     def repeats(self, earlier: "Probe") -> bool:
         """Whether the engine's answers are bit-identical to the earlier ones although the model has moved."""
-        same = self.tokens == earlier.tokens and self.engine == earlier.engine
+        same = self.tokens == earlier.tokens and self.engine_logprobs == earlier.engine_logprobs
         return same and self.movement(earlier) > PROBE_MOVED
 
 
@@ -71,8 +72,8 @@ def take_probe(policy: "Policy", answers: Iterable[Completion], *, autocast_dtyp
     start = len(answers[0].prompt_ids)
     return Probe(
         tokens=tuple(c.token_ids for c in answers),
-        engine=tuple(x for c in answers for x in c.logprobs),
-        torch=_logprobs(policy, ids, start=start, autocast_dtype=autocast_dtype),
+        engine_logprobs=tuple(x for c in answers for x in c.logprobs),
+        torch_logprobs=_logprobs(policy, ids, start=start, autocast_dtype=autocast_dtype),
     )
 
 
@@ -94,8 +95,8 @@ def fixed_logprobs(policy: "Policy") -> tuple[float, ...]:
     return _logprobs(policy, torch.tensor(ids, device=policy.device), start=1, autocast_dtype=None)
 
 
-def prove(
-    probe: Probe, earlier: Probe | None, *, precisions: Iterable[str], version: int, served: int, way_out: str
+def verify_weights(
+    probe: Probe, earlier: Probe | None, *, precisions: Iterable[str], version: int, served_version: int, hint: str
 ) -> None:
     """Raise an error unless the engine serves the model's weights.
 
@@ -106,8 +107,8 @@ def prove(
     Args:
         earlier: the probe of the last load, if there was one.
         precisions: those in which engine and model compute. Precisions finer than float32 use the bound of float32.
-        version, served: the version of the model's weights, and that of the weights that the engine had before.
-        way_out: the hint of the error.
+        version, served_version: the version of the model's weights, and that of the weights that the engine had before.
+        hint: the hint of the error.
 
     Raises:
         RlvrError: the engine does not serve the model's weights.
@@ -117,11 +118,11 @@ def prove(
         raise RlvrError(
             f"The engine does not serve the model's weights (version {version}): greedy log-probabilities differ by "
             f"{probe.gap():.2g} nats on average, and the bound for {precision} is {bound:g}.",
-            way_out,
+            hint,
         )
     if earlier is not None and probe.repeats(earlier):
         raise RlvrError(
-            f"The engine still serves version {served}: its log-probabilities are bit-identical to the old ones, "
-            f"although the model's have moved by up to {probe.movement(earlier):.2g} nats.",
-            way_out,
+            f"The engine still serves version {served_version}: its log-probabilities are bit-identical to the old "
+            f"ones, although the model's have moved by up to {probe.movement(earlier):.2g} nats.",
+            hint,
         )

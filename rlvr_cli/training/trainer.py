@@ -243,7 +243,7 @@ class Trainer:
         if self.evaluator is None:
             return
         if last and self.weights.process is not None:
-            self.weights.process.drop()  # what was asked ahead for a step that the time limit leaves out
+            self.weights.process.cancel_pending()  # what was asked ahead for a step that the time limit leaves out
         self.weights.sync(self.updates)  # which may have to wait for what is sampled ahead: no cost of these questions
         self.clock.leave_out(self.evaluator.evaluate(self.sampler, self.updates, last=last))
 

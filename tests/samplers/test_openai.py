@@ -218,10 +218,10 @@ def test_everything_that_vllm_tells_is_kept(endpoint):
 
 
 @pytest.mark.parametrize(
-    "told", [None, {}, {"tokens": None, "token_logprobs": None}, {"tokens": ["4"], "token_logprobs": [None]}]
+    "fields", [None, {}, {"tokens": None, "token_logprobs": None}, {"tokens": ["4"], "token_logprobs": [None]}]
 )
-def test_logprobs_that_are_not_there_are_none(endpoint, told):
-    endpoint.answer = in_turn(completion("4 </answer>", logprobs=told))
+def test_logprobs_that_are_not_there_are_none(endpoint, fields):
+    endpoint.answer = in_turn(completion("4 </answer>", logprobs=fields))
     assert one(endpoint).logprobs == ()
 
 
@@ -627,8 +627,8 @@ def test_token_ids_of_a_request_are_what_the_endpoint_gets(endpoint):
     assert endpoint.bodies[-1]["prompt"] == [5, 6, 7]
     assert (silent.prompt_ids, silent.num_prompt_tokens) == ((5, 6, 7), 3)
     endpoint.answer = lambda body: completion("4 </answer>", prompt_token_ids=body["prompt"])
-    (told,) = open_sampler(endpoint).sample([request], SamplingParams())
-    assert told.prompt_ids == (5, 6, 7)
+    (answer,) = open_sampler(endpoint).sample([request], SamplingParams())
+    assert answer.prompt_ids == (5, 6, 7)
     endpoint.answer = lambda body: completion("4 </answer>", prompt_token_ids=[5, 67])
     with pytest.raises(RlvrError, match="did not sample from the token ids"):
         list(open_sampler(endpoint).sample([request], SamplingParams()))

@@ -103,7 +103,7 @@ def test_what_was_asked_ahead_can_be_dropped(start, tiny_model, tiny_tokenizer, 
     many = [Request(f"What is 12 + {i}?", tuple(range(100 * i, 100 * i + 64))) for i in range(40)]
     there.prefetch(many, long)
     there.prefetch(many[:1], long)
-    there.drop()
+    there.cancel_pending()
     here = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
     assert list(there.sample(OTHERS, PARAMS)) == list(here.sample(OTHERS, PARAMS))
     assert kinds["completion"] < 1000, "the process went on with all 2,624 samples"

@@ -20,8 +20,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
-from rlvr_cli.samplers.embedded.cuda_graphs import FixedStep
-from rlvr_cli.samplers.embedded.decode_step import BLOCK, Step, Window, attend
+from rlvr_cli.samplers.embedded.cuda_graphs import FixedShapeStep
+from rlvr_cli.samplers.embedded.decode_step import BLOCK, DecodeStep, Window, attend
 from rlvr_cli.samplers.embedded.draw import draw_tokens, uniforms
 from rlvr_cli.samplers.stop_strings import StopStrings, response_text
 from rlvr_cli.types import Completion, FinishReason, SamplingParams
@@ -134,7 +134,7 @@ class Batch:
         params: SamplingParams,
         eos: Sequence[int],
         stops: StopStrings,
-        step: Step | None = None,
+        step: DecodeStep | None = None,
         fixed: bool = False,
     ) -> None:
         """Create a batch with as many free rows as `slots` has.
@@ -158,7 +158,7 @@ class Batch:
         self._fixed_step = None
         if step is not None and fixed:
             still = {"tokens": self.inputs, "positions": self.positions, "mask": self.mask, "cache": self._slots}
-            self._fixed_step = FixedStep(step, **still)
+            self._fixed_step = FixedShapeStep(step, **still)
         self.eos = torch.tensor(eos, dtype=torch.int64, device=device)
         self._is_eos = np.zeros(len(stops.candidates), dtype=bool)
         self._is_eos[list(eos)] = True
@@ -206,14 +206,14 @@ class Batch:
     def make_room(self, length: int) -> None:
         """Ensure that there are `length` columns before the next one to be written, for a prompt to be added."""
         if self.window.column < length or self.window.column == self.columns:
-            self._move(length)
+            self._move_columns(length)
 
     def forward(self) -> torch.Tensor:
         """Feed every row its newest token; return the logits of the next one, (rows, vocab) float32."""
         w = self.window
         if w.column == self.columns:
-            self._move(0)
-        self._fit()
+            self._move_columns(0)
+        self._shrink_window()
         inputs, positions = self.inputs[: w.rows], self.positions[: w.rows]
         mask = self.mask[: w.rows, :, :, w.low : w.column + 1]
         window = Window(w.rows, w.low, w.column + 1, w.lows)
@@ -271,7 +271,7 @@ class Batch:
 
     def compact(self) -> None:
         """Move the last live rows into the free rows before them, so that a step computes live rows only."""
-        self._fit()
+        self._shrink_window()
         live = int(self.alive.sum())
         holes = np.flatnonzero(~self.alive[:live])
         movers = np.flatnonzero(self.alive[live:]) + live
@@ -335,7 +335,7 @@ class Batch:
             mean_entropy=float(self.entropy[row, slots].sum(dtype=np.float64)) / count,
         )
 
-    def _fit(self) -> None:
+    def _shrink_window(self) -> None:
         """Begin the window at the first column in use: of all rows or, if that saves enough, of each block of rows."""
         if not self._changed:
             return
@@ -347,9 +347,9 @@ class Batch:
         saved = (lows - w.low).mean() / (w.column + 1 - w.low)
         w.lows = tuple(lows.tolist()) if saved > _WORTH_BLOCKS else ()
 
-    def _move(self, room: int) -> None:
+    def _move_columns(self, room: int) -> None:
         """Move the columns in use to the beginning, but leave at least `room` columns before the next one."""
-        self._fit()
+        self._shrink_window()
         w = self.window
         length = w.column - w.low
         target = max(0, room - length)

@@ -1,6 +1,6 @@
 """Decoding steps in a few shapes, each recorded once as a CUDA graph and replayed: one call per step, not hundreds.
 
-Enters: a `Step` and the tensors that a batch keeps in place from step to step. Leaves: logits, in place too.
+Enters: a `DecodeStep` and the tensors that a batch keeps in place from step to step. Leaves: logits, in place too.
 
 Rows and columns are rounded outward to a shape that many steps share, and the column to write is read from device
 memory. Results of rows that are not in use are ignored. On a CPU the same shapes are computed without recording.
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from rlvr_cli.samplers.embedded.decode_step import Step, Window
+from rlvr_cli.samplers.embedded.decode_step import DecodeStep, Window
 
 _ROWS, _COLUMNS = 32, 128  # rounding: coarser takes fewer recordings, finer wastes less computation
 
 
-class FixedStep:
+class FixedShapeStep:
     """A decoding step in fixed shapes, on the tensors of a batch, which stay in place.
 
     Args:
@@ -26,7 +26,7 @@ class FixedStep:
 
     def __init__(
         self,
-        step: Step,
+        step: DecodeStep,
         *,
         tokens: torch.Tensor,
         positions: torch.Tensor,

@@ -2,8 +2,8 @@
 
 A second implementation of what `transformers` has, for the case that sampling repeats again and again: one token per
 row, no gradients. It needs a third of the operators, and its shapes can be held fixed, so that a CUDA graph can replay
-it without Python. It supports unmodified Llama, Mistral, Qwen2 and Qwen3 models only (see `obstacle`). Callers must
-compare its logits with the model's own before they use it.
+it without Python. It supports unmodified Llama, Mistral, Qwen2 and Qwen3 models only (see `unsupported_reason`).
+Callers must compare its logits with the model's own before they use it.
 
 Weights may be copies: in a small model, those that are read together are joined, and those in another precision than
 the matrix products are cast once. A step therefore keeps the weights that it was made from: make a new one for every
@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 from rlvr_cli.models.policy import Policy
 
-KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # the supported `model_type`s
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type`
 BLOCK = 32  # rows
-_HOMES = ("torch.nn.modules.", "transformers.models.", "transformers.activations")  # packages of unmodified modules
+_KNOWN_PACKAGES = ("torch.nn.modules.", "transformers.models.", "transformers.activations")  # of unmodified modules
 _JOINED_BELOW = 50_000_000  # parameters; larger models gain nothing from joined weights, and the copies cost memory
 
 
@@ -36,7 +36,7 @@ class Window(NamedTuple):
     high: int
     lows: tuple[int, ...] = ()
 
-    def of(self, slots: torch.Tensor) -> torch.Tensor:
+    def select(self, slots: torch.Tensor) -> torch.Tensor:
         """Return this part of keys or values, (rows, key-value heads, columns, head size)."""
         return slots[: self.rows, :, self.low : self.high]
 
@@ -90,26 +90,26 @@ class _Layer:
     down: _Linear
 
 
-def obstacle(policy: Policy) -> str:
-    """Return why `Step` does not support this policy; empty if it does."""
+def unsupported_reason(policy: Policy) -> str:
+    """Return why `DecodeStep` does not support this policy; empty if it does."""
     config = policy.config
-    if config.model_type not in KNOWN:
-        return f"model type {config.model_type} is none of {', '.join(KNOWN)}"
+    if config.model_type not in SUPPORTED_MODEL_TYPES:
+        return f"model type {config.model_type} is none of {', '.join(SUPPORTED_MODEL_TYPES)}"
     if config.hidden_act != "silu" or config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
         return "its activation or position embedding is not supported"
     for name, module in policy.plain_modules():
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return f"{name or 'the model'} has a hook or a patch"
-        if not type(module).__module__.startswith(_HOMES):
+        if not type(module).__module__.startswith(_KNOWN_PACKAGES):
             return f"{name} has type {type(module).__name__}, which is not part of the architecture"
     return ""
 
 
-class Step:
+class DecodeStep:
     """The weights of a policy, laid out for decoding steps.
 
     Args:
-        policy: one that `obstacle` accepts.
+        policy: one that `unsupported_reason` accepts.
         dtype: of the matrix products.
         positions: the number of positions; every token's position is below it.
     """
@@ -178,7 +178,7 @@ class Step:
                 turning = torch.cat((self._normed(query, layer.query_norm), self._normed(key, layer.key_norm)), 1)
             turning = turning * cos + turning.roll(self._size // 2, -1) * sin
             query, key = turning.split((self._heads, self._kv_heads), 1)
-            keys, values = _written(window.of(all_keys), key, at), _written(window.of(all_values), value, at)
+            keys, values = _written(window.select(all_keys), key, at), _written(window.select(all_values), value, at)
             attended = self._attended(query.to(keys.dtype), keys, values, mask, window)
             x = x + F.linear(attended, *layer.attended)
             gate, up = _applied(layer.gate_up, self._normed(x, layer.before_mlp)).chunk(2, -1)

@@ -5,8 +5,9 @@ its samples; when rows finish, waiting samples take their place. A sample's toke
 prompt and its seed: every draw is a pure function of (seed, position), so the other rows of the batch, their number and
 their order do not matter, up to the rounding of matrix products.
 
-Decoding steps run in `decode_step.Step` if it supports the model, checked against the model at the start; on a CUDA
-device they run as the recorded graphs of `cuda_graphs`. Otherwise the model itself runs them, and `notes` says why.
+Decoding steps run in `decode_step.DecodeStep` if it supports the model, checked against the model at the start; on a
+CUDA device they run as the recorded graphs of `cuda_graphs`. Otherwise the model itself runs them, and `notes` says
+why.
 """
 
 import logging
@@ -28,9 +29,9 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.prefixes import attention_function
 from rlvr_cli.samplers.embedded.batch import ATTENTION, Batch, Prefix, Question, Slots, make_slots
-from rlvr_cli.samplers.embedded.decode_step import Step, obstacle
+from rlvr_cli.samplers.embedded.decode_step import DecodeStep, unsupported_reason
 from rlvr_cli.samplers.stop_strings import StopStrings, eos_token_ids, prompt_token_ids
-from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, prove, take_probe
+from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, take_probe, verify_weights
 from rlvr_cli.types import Completion, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -90,13 +91,13 @@ class TransformersSampler:
         self._autocast_dtype = autocast_dtype
         self._eos = eos_token_ids(policy.model, policy.tokenizer)
         self._stops: dict[tuple[str, ...], StopStrings] = {}
-        self._doubt = ""  # why the weights of the model are unknown; empty if they are known
+        self._weights_error = ""  # why the weights of the model are unknown; empty if they are known
         self._last_probe: Probe | None = None
         self._spare: Slots = []  # cache memory of the last batch, for the next one to use
-        self._distrust = ""  # why `Step` must not replace the model; empty if it may
+        self._step_rejection = ""  # why `DecodeStep` must not replace the model; empty if it may
         self._fixed = cuda_graphs and policy.device.type == "cuda"  # whether steps run in fixed shapes
         self.notes: tuple[str, ...] = ()
-        self._vocab_size, self._like = self._check()
+        self._vocab_size, self._empty_prefix = self._check()
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
@@ -114,8 +115,10 @@ class TransformersSampler:
                 f"The minimum of {params.min_tokens} tokens per response exceeds the maximum of {params.max_tokens}.",
                 "Make --sampling-min-tokens at most --sampling-max-tokens.",
             )
-        if self._doubt:
-            raise RlvrError(f"The engine's weights are in doubt: {self._doubt}", "Load the weights again, or restart.")
+        if self._weights_error:
+            raise RlvrError(
+                f"The engine's weights are in doubt: {self._weights_error}", "Load the weights again, or restart."
+            )
         prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=self._vocab_size)
         limit = self._policy.context_length
         for index, ids in enumerate(prompts):
@@ -137,7 +140,7 @@ class TransformersSampler:
         return self._stream(deque(questions), params, eos=self._eos, stops=self._stop_strings(params.stop))
 
     def load_weights(self, policy: Policy, policy_version: int) -> None:
-        """Switch to the weights of `policy`, and verify that they are served: see `weight_check.prove`.
+        """Switch to the weights of `policy`, and verify that they are served: see `weight_check.verify_weights`.
 
         The weights are shared if `policy` has the engine's own model, else copied.
 
@@ -145,7 +148,7 @@ class TransformersSampler:
             RlvrError: the weights do not fit the engine's model, or the engine does not serve them.
         """
         if policy.model is not self._policy.model:
-            self._doubt = "the last load failed midway."
+            self._weights_error = "the last load failed midway."
             try:
                 self._policy.load_engine_weights(policy.weights_for_engine())
             except RuntimeError as e:
@@ -154,22 +157,22 @@ class TransformersSampler:
                     f"These weights do not fit the engine's model: {first_lines}",
                     "The policy must have the architecture that the engine was started with.",
                 ) from e
-        self._doubt = "the engine does not serve the weights that were loaded."
+        self._weights_error = "the engine does not serve the weights that were loaded."
         prompts = probe_prompts(policy, self._tokenizer, count=_PROBE_PROMPTS, length=_PROBE_LENGTH)
         questions = deque(Question(i, ids, deque([(0, 0)])) for i, ids in enumerate(prompts))
         answers = self._stream(questions, probe_params(_PROBE_TOKENS), eos=(), stops=self._stop_strings(()))
         probe = take_probe(policy, answers, autocast_dtype=self._autocast_dtype)
         dtypes = self._autocast_dtype or self._policy.dtype, self._autocast_dtype or policy.dtype
-        prove(
+        verify_weights(
             probe,
             self._last_probe,
             precisions=[str(dtype).removeprefix("torch.") for dtype in dtypes],
             version=policy_version,
-            served=self.policy_version,
-            way_out="Something keeps old weights, or changes the model when it reads one token at a time: a hook, a "
+            served_version=self.policy_version,
+            hint="Something keeps old weights, or changes the model when it reads one token at a time: a hook, a "
             "patch, or another cache. Remove it, or use --engine vllm.",
         )
-        self._last_probe, self._doubt, self.policy_version = probe, "", policy_version
+        self._last_probe, self._weights_error, self.policy_version = probe, "", policy_version
 
     def sleep(self) -> None:
         """Do nothing: the weights belong to the trainer, and only a small cache is kept between calls of `sample`."""
@@ -191,7 +194,7 @@ class TransformersSampler:
             rows, columns, upcoming = self._plan(waiting, params)
             ready: deque[Question] = deque()
             with self._sampling():
-                slots = self._room(rows, columns)
+                slots = self._allocate_slots(rows, columns)
                 batch = Batch(
                     self._policy,
                     [(keys[:rows, :, :columns], values[:rows, :, :columns]) for keys, values in slots],
@@ -226,7 +229,7 @@ class TransformersSampler:
         longest = len(waiting[0].prompt_ids) + params.max_tokens
         columns = longest + max(16, longest // 8)  # spare ones, so that moving back to the beginning is rare
         columns += -columns % 8  # CUDA kernels want masks aligned
-        cache = sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._like for t in pair)
+        cache = sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._empty_prefix for t in pair)
         row_bytes = columns * cache + 5 * 4 * self._vocab_size  # logits, and the memory to draw from them
         budget = self._kv_memory_bytes or _memory_budget(self._policy.device)
         affordable = budget // row_bytes
@@ -244,7 +247,7 @@ class TransformersSampler:
         samples = sum(len(question.samples) for question in upcoming)
         return min(self._max_rows, affordable, samples), columns, upcoming
 
-    def _room(self, rows: int, columns: int) -> Slots:
+    def _allocate_slots(self, rows: int, columns: int) -> Slots:
         """Return cache memory with at least this many rows and columns.
 
         The last batch's memory is used again if it is large enough, since new pages from the operating system cost a
@@ -258,7 +261,7 @@ class TransformersSampler:
             if keys.shape[0] >= rows and keys.shape[2] >= columns and keys.device == device:
                 return spare
         del spare
-        return make_slots(self._like, rows=rows, columns=columns, device=device)
+        return make_slots(self._empty_prefix, rows=rows, columns=columns, device=device)
 
     def _admit(self, batch: Batch, ready: deque[Question], upcoming: deque[Question]) -> None:
         """Once a fifth of the rows is free, assign them to waiting samples; if too few wait, compact the live rows."""
@@ -296,7 +299,7 @@ class TransformersSampler:
         """Compute the keys and values of each prompt."""
         length = max(map(len, prompts))
         if length == 0:
-            return [self._like for _ in prompts]
+            return [self._empty_prefix for _ in prompts]
         cache = DynamicCache(config=self._policy.config)
         ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self._policy.device)
         self._policy.body(input_ids=ids, past_key_values=cache, use_cache=True)
@@ -322,15 +325,15 @@ class TransformersSampler:
         with attention_function(self._policy.model, ATTENTION), self._inference():
             yield
 
-    def _step(self, columns: int) -> Step | None:
-        """Return the `Step` for a batch; None, with a note, if the model itself has to run the steps."""
-        reason = self._distrust or obstacle(self._policy)
+    def _step(self, columns: int) -> DecodeStep | None:
+        """Return the `DecodeStep` for a batch; None, with a note, if the model itself has to run the steps."""
+        reason = self._step_rejection or unsupported_reason(self._policy)
         dtype = self._autocast_dtype or self._policy.dtype
         copies = self._policy.num_parameters * dtype.itemsize if dtype != self._policy.dtype else 0
         if not reason and copies > _memory_budget(self._policy.device) // 2:
             reason = f"{copies / 2**30:.1f} GiB for its weights in {str(dtype).removeprefix('torch.')} leave too little memory"
         if not reason:
-            return Step(self._policy, dtype=dtype, positions=columns)
+            return DecodeStep(self._policy, dtype=dtype, positions=columns)
         self._note(f"Sampling is slower than it could be, since the model's own code runs each step: {reason}.")
         return None
 
@@ -355,7 +358,7 @@ class TransformersSampler:
             "encoder, sliding window, or recurrent state).",
             "Use --engine vllm.",
         )
-        if not _is_supported(self._policy) or not _heeds_attention(self._policy.model):
+        if not _is_supported(self._policy) or not _attention_is_replaceable(self._policy.model):
             raise unsupported
         prompts = [[3, 1, 4, 1, 5, 9], [2, 7, 1]]
         device = self._policy.device
@@ -371,7 +374,7 @@ class TransformersSampler:
             like = [(keys[:, :0].clone(), values[:, :0].clone()) for keys, values in prefixes[0]]
             stops = StopStrings(self._tokenizer, (), vocab_size=plain.shape[1])
 
-            def gap(step: Step | None, *, fixed: bool = False) -> float:
+            def gap(step: DecodeStep | None, *, fixed: bool = False) -> float:
                 """Return the largest difference from the plain logits, relative to the largest plain logit."""
                 options: dict[str, Any] = {"params": SamplingParams(), "eos": (), "stops": stops}
                 slots = make_slots(like, rows=2, columns=8, value=1.0)  # ones would show if the mask were ignored
@@ -386,7 +389,7 @@ class TransformersSampler:
                 raise unsupported
             bound = 1e-4 if exact else 5e-2
             if (step := self._step(8)) is not None and gap(step) > bound:
-                self._distrust = "the faster one gives different logits"
+                self._step_rejection = "the faster one gives different logits"
                 step = self._step(8)
             if step is not None and self._fixed:
                 try:
@@ -408,7 +411,7 @@ def _is_supported(policy: Policy) -> bool:
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=policy.config).layers)
 
 
-def _heeds_attention(model: PreTrainedModel) -> bool:
+def _attention_is_replaceable(model: PreTrainedModel) -> bool:
     """Return whether the model's attention function can be replaced; some models have a fixed one."""
     before = model.config._attn_implementation
     model.set_attn_implementation(ATTENTION)

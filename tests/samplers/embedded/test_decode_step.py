@@ -9,7 +9,7 @@ import transformers
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded import cuda_graphs, decode_step
 from rlvr_cli.samplers.embedded.batch import Batch, Question, make_slots
-from rlvr_cli.samplers.embedded.decode_step import Step, Window, obstacle
+from rlvr_cli.samplers.embedded.decode_step import DecodeStep, Window, unsupported_reason
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.stop_strings import StopStrings
 from rlvr_cli.types import Request, SamplingParams
@@ -73,8 +73,8 @@ def test_a_step_gives_the_models_logits(architecture, dtype, joined, monkeypatch
     model = small_model(architecture, **ARCHITECTURES[architecture]).to(dtype)
     if not joined:
         monkeypatch.setattr(decode_step, "_JOINED_BELOW", 0)
-    assert obstacle(Policy(model)) == ""
-    step = Step(Policy(model), dtype=dtype, positions=16)
+    assert unsupported_reason(Policy(model)) == ""
+    step = DecodeStep(Policy(model), dtype=dtype, positions=16)
     ids = torch.randint(320, (3, 9), generator=torch.Generator().manual_seed(0))
     expected = model(input_ids=ids).logits
     heads, size = model.config.num_key_value_heads, model.model.layers[0].self_attn.head_dim
@@ -136,11 +136,12 @@ def test_a_replaced_layer_is_an_obstacle():
     model = small_model("Qwen2")
     model.model.layers[1].mlp.up_proj = Adapted(32, 64, bias=False)
     assert (
-        obstacle(Policy(model)) == "model.layers.1.mlp.up_proj has type Adapted, which is not part of the architecture"
+        unsupported_reason(Policy(model))
+        == "model.layers.1.mlp.up_proj has type Adapted, which is not part of the architecture"
     )
     model = small_model("Qwen2")
     model.model.norm.forward = lambda x: x
-    assert obstacle(Policy(model)) == "model.norm has a hook or a patch"
+    assert unsupported_reason(Policy(model)) == "model.norm has a hook or a patch"
 
 
 def test_a_step_that_departs_from_the_model_is_not_taken(tiny_tokenizer):
@@ -183,13 +184,13 @@ def test_blocks_of_rows_read_what_they_need_and_give_the_same(tiny_model, tiny_t
     monkeypatch.setattr("rlvr_cli.samplers.embedded.batch._WORTH_BLOCKS", 0.0)
     for module in ("batch", "decode_step"):
         monkeypatch.setattr(f"rlvr_cli.samplers.embedded.{module}.BLOCK", block)
-    lows, step = set(), Step.__call__
+    lows, step = set(), DecodeStep.__call__
 
     def watched(self, *args, window, **kwargs):
         lows.add(window.lows)
         return step(self, *args, window=window, **kwargs)
 
-    monkeypatch.setattr(Step, "__call__", watched)
+    monkeypatch.setattr(DecodeStep, "__call__", watched)
     same(collect(sampler, params, requests(PROMPTS * 2)), expected)
     assert any(len(set(window)) > 1 for window in lows)
 
@@ -203,7 +204,7 @@ def test_rows_that_were_never_in_use_harm_nobody(tiny_model, tiny_tokenizer):
     with sampler._sampling():
         batch = Batch(
             Policy(tiny_model),
-            make_slots(sampler._like, rows=3, columns=40),
+            make_slots(sampler._empty_prefix, rows=3, columns=40),
             params=params,
             eos=(),
             stops=stops,

@@ -675,7 +675,7 @@ def test_a_longer_prompt_joins_rows_that_are_under_way(tiny_model, tiny_tokenize
     short, middle, long = [7, 8, 9], [60, 61, 62, 63, 64], list(range(20, 40))
     stops = StopStrings(tiny_tokenizer, (), vocab_size=320)
     with sampler._sampling():
-        slots = make_slots(sampler._like, rows=3, columns=24)
+        slots = make_slots(sampler._empty_prefix, rows=3, columns=24)
         batch = Batch(Policy(tiny_model), slots, params=FREE, eos=sampler._eos, stops=stops)
         expected = []
         for prompt in (short, middle, long):  # a call of `sample` would start with the longest
