@@ -194,7 +194,7 @@ def test_entropy_worked_by_hand():
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.floats(0.01, 300))
 @settings(max_examples=50, deadline=None)
-def test_entropy_is_that_of_torch_distributions(seed, vocab, spread):
+def test_entropy_equals_that_of_torch_distributions(seed, vocab, spread):
     logits = spread * torch.randn(2, 3, vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     expected = torch.distributions.Categorical(logits=logits).entropy()
     torch.testing.assert_close(compute_entropy(logits), expected, rtol=1e-10, atol=1e-12)
@@ -394,7 +394,7 @@ def test_any_module_that_returns_logits_can_be_scored():
     torch.testing.assert_close(scores["log_probs"], plain_scores(model, batch)[0])
 
 
-def test_the_head_is_probed_without_a_trace():
+def test_probing_the_head_changes_no_state():
     model, batch = (
         make_model(GPT2Config(**GPT2, bos_token_id=0, eos_token_id=0)).train(),
         make_batch(),

@@ -108,7 +108,7 @@ def test_other_attention_is_left_to_the_model(name):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_body_that_somebody_changed_is_noticed():
+def test_a_modified_body_is_noticed():
     model = make_model(ORDINARY["llama"])
     model.base_model.layers[0].register_forward_hook(lambda module, given, out: out + out.mean(dim=1, keepdim=True))
     with pytest.warns(UserWarning, match="is not ordinary"):
@@ -123,7 +123,7 @@ def test_the_probe_leaves_the_model_as_it_was():
     assert all(module.training for module in model.modules())
 
 
-def test_gradients_of_what_is_shared_are_summed_in_float32():
+def test_gradients_of_shared_states_are_summed_in_float32():
     states = torch.ones(1, dtype=torch.bfloat16, requires_grad=True)
     shared = gather(states, torch.zeros(1000, dtype=torch.int64))
     shared.sum().backward()

@@ -36,7 +36,7 @@ def test_the_template_is_a_handful_of_tokens_and_digits_are_tokens():
     assert tokenizer.tokenize("123") == ["1", "2", "3"]
 
 
-def test_a_seed_is_a_model(tmp_path):
+def test_the_seed_determines_the_model(tmp_path):
     import torch
 
     weights = []

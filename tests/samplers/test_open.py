@@ -9,11 +9,11 @@ from rlvr_cli.models.identity import builtin_model_path, model_facts, model_path
 from rlvr_cli.samplers.open import choose_engine, open_sampler
 
 
-def test_auto_takes_an_endpoint_that_is_named():
+def test_auto_chooses_an_endpoint_if_one_is_named():
     assert choose_engine("auto", base_url="http://localhost:1/v1").name == "openai"
 
 
-def test_auto_says_why_it_takes_transformers():
+def test_auto_gives_the_reason_for_transformers():
     import torch
 
     if torch.cuda.is_available():
@@ -26,11 +26,11 @@ def test_auto_says_why_it_takes_transformers():
     )
 
 
-def test_what_is_asked_for_is_taken():
+def test_a_named_engine_is_used():
     assert choose_engine("transformers", base_url="").name == "transformers"
 
 
-def test_no_model_is_the_built_in_one_and_the_name_says_how_to_choose_another():
+def test_without_a_model_the_built_in_one_is_used_and_its_name_mentions_the_option():
     assert model_path("") == str(builtin_model_path())
     assert model_path("org/model") == "org/model"
     facts = model_facts("transformers", "")

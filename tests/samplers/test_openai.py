@@ -200,7 +200,7 @@ def test_logprobs_are_asked_for_where_they_are_of_the_distribution_sampled_from(
 # --- what is read -----------------------------------------------------------------------------------------------------
 
 
-def test_everything_that_vllm_tells_is_kept(endpoint):
+def test_everything_that_vllm_reports_is_kept(endpoint):
     endpoint.answer = in_turn(
         completion(
             "4 </answer>",
@@ -220,7 +220,7 @@ def test_everything_that_vllm_tells_is_kept(endpoint):
 @pytest.mark.parametrize(
     "fields", [None, {}, {"tokens": None, "token_logprobs": None}, {"tokens": ["4"], "token_logprobs": [None]}]
 )
-def test_logprobs_that_are_not_there_are_none(endpoint, fields):
+def test_missing_logprobs_are_an_empty_tuple(endpoint, fields):
     endpoint.answer = in_turn(completion("4 </answer>", logprobs=fields))
     assert one(endpoint).logprobs == ()
 
@@ -300,7 +300,7 @@ def test_a_stop_string_within_the_first_tokens_does_not_count(endpoint):
     assert one(endpoint, SamplingParams(min_tokens=2)).text == "</answer> 5 </answer>"
 
 
-def test_without_a_count_of_tokens_that_is_said(endpoint):
+def test_a_missing_token_count_is_noted(endpoint):
     endpoint.answer = in_turn(Reply({"choices": [{"text": "4 </answer>", "finish_reason": "stop"}]}))
     sampler = open_sampler(endpoint)
     (c,) = sampler.sample([Request("p", (1,))], SamplingParams())
@@ -370,7 +370,7 @@ def test_models_that_know_only_max_completion_tokens(endpoint):
         [Reply({"choices": []})],
     ],
 )
-def test_what_passes_is_tried_again(endpoint, trouble):
+def test_transient_failures_are_retried(endpoint, trouble):
     endpoint.answer = in_turn(*trouble)
     assert one(endpoint).text == "4 </answer>"
     assert len(endpoint.bodies) == len(trouble) + 1
@@ -453,7 +453,7 @@ def test_what_was_answered_is_yielded_before_the_failure_of_another(endpoint):
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_failure_that_would_be_everyones_stops_the_asking(endpoint, status):
+def test_a_failure_that_concerns_every_sample_stops_the_requests(endpoint, status):
     endpoint.answer = in_turn(completion("4 </answer>"), completion("4 </answer>"), then=error(status, "not you"))
     sampler = open_sampler(endpoint, max_concurrency=4)
     completions, failure = until_failure(sampler.sample([Request("p", tuple(range(1000)))], SamplingParams()))
@@ -462,7 +462,7 @@ def test_a_failure_that_would_be_everyones_stops_the_asking(endpoint, status):
     assert len(endpoint.bodies) <= 2 + 4
 
 
-def test_one_that_takes_too_long_does_not_stop_the_others(endpoint):
+def test_a_sample_that_takes_too_long_does_not_stop_the_others(endpoint):
     endpoint.answer = lambda body: Reply(wait=30) if body["prompt"] == "p1" else completion("4 </answer>")
     sampler = open_sampler(endpoint, max_concurrency=2, timeout=0.5)
     completions, failure = until_failure(sampler.sample([Request(f"p{i}", (1,)) for i in range(12)], SamplingParams()))
@@ -487,7 +487,7 @@ def test_when_nothing_ever_succeeds_not_everything_is_tried(endpoint):
 # --- streaming --------------------------------------------------------------------------------------------------------
 
 
-def test_completions_come_as_they_finish_and_so_many_at_once(endpoint):
+def test_completions_come_as_they_finish_with_limited_concurrency(endpoint):
     def slow_first(body):
         reply = completion(f"{body['prompt']} </answer>")
         reply.wait = {"p0": 0.0, "p1": 1.0}.get(body["prompt"], 0.05)
@@ -513,7 +513,7 @@ def test_requests_go_on_while_the_caller_is_busy(endpoint):
     assert len(list(stream)) == 7
 
 
-def test_closing_the_stream_drops_what_is_under_way(endpoint):
+def test_closing_the_stream_cancels_running_requests(endpoint):
     endpoint.answer = in_turn(completion("4 </answer>"), then=Reply(wait=30))
     threads = threading.active_count()
     stream = open_sampler(endpoint, max_concurrency=4).sample([Request("p", tuple(range(100)))], SamplingParams())
@@ -570,7 +570,7 @@ def test_an_endpoint_on_this_machine_needs_no_key(endpoint, monkeypatch):
         OpenAISampler("m", base_url="http://localhost.example.com/v1")
 
 
-def test_a_message_cannot_act_on_the_terminal(endpoint):
+def test_error_messages_contain_no_control_characters(endpoint):
     endpoint.answer = in_turn(then=error(400, "\x1b[2J\u202eevil"))
     with pytest.raises(RlvrError) as caught:
         one(endpoint)
@@ -582,7 +582,7 @@ def test_a_message_cannot_act_on_the_terminal(endpoint):
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://h/v1", "http://", "/v1"])
-def test_an_address_that_is_none(url):
+def test_an_invalid_address_is_refused(url):
     with pytest.raises(RlvrError, match="not the address of an endpoint"):
         OpenAISampler("m", base_url=url)
 
@@ -602,7 +602,7 @@ def test_weights_cannot_be_loaded(endpoint):
     sampler.close()
 
 
-def test_a_prompt_that_is_no_unicode_is_named(endpoint):
+def test_a_prompt_that_is_not_unicode_is_named(endpoint):
     with pytest.raises(RlvrError, match="Prompt 1"):
         next(open_sampler(endpoint).sample([Request("a", (1,)), Request("\ud83d", (1,))], SamplingParams()))
     assert not endpoint.bodies
@@ -634,7 +634,7 @@ def test_token_ids_of_a_request_are_what_the_endpoint_gets(endpoint):
         list(open_sampler(endpoint).sample([request], SamplingParams()))
 
 
-def test_a_chat_takes_no_token_ids(endpoint):
+def test_a_chat_endpoint_accepts_no_token_ids(endpoint):
     stream = open_sampler(endpoint, endpoint="chat").sample([Request("p", (1,), prompt_ids=(5,))], SamplingParams())
     with pytest.raises(RlvrError, match="Prompt 0 is token ids"):
         next(stream)

@@ -44,7 +44,7 @@ def moved(model, by):
     return model
 
 
-def test_its_answers_are_those_of_a_sampler_in_this_process(start, tiny_model_dir, tiny_tokenizer):
+def test_completions_equal_those_of_a_sampler_in_this_process(start, tiny_model_dir, tiny_tokenizer):
     model = moved(load_policy(tiny_model_dir).model, 0.1)
     here, there = TransformersSampler(Policy(model, tiny_tokenizer)), start()
     there.load_weights(Policy(model), 7)
@@ -58,7 +58,7 @@ def test_its_answers_are_those_of_a_sampler_in_this_process(start, tiny_model_di
     assert there.worked_seconds > 0
 
 
-def test_token_ids_of_a_request_cross_over(start, tiny_model, tiny_tokenizer):
+def test_token_ids_of_a_request_reach_the_process(start, tiny_model, tiny_tokenizer):
     here, there = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), start()
     asked = [Request("not what is read", (1, 2), prompt_ids=(40, 41, 42)), REQUESTS[0]]
     there.prefetch(asked, PARAMS)
@@ -67,7 +67,7 @@ def test_token_ids_of_a_request_cross_over(start, tiny_model, tiny_tokenizer):
     assert {c.prompt_ids for c in answers if c.request_index == 0} == {(40, 41, 42)}
 
 
-def test_what_was_asked_ahead_is_of_the_weights_of_then(start, tiny_model_dir, tiny_tokenizer):
+def test_prefetched_completions_come_from_the_weights_at_that_time(start, tiny_model_dir, tiny_tokenizer):
     first, second = load_policy(tiny_model_dir).model, moved(load_policy(tiny_model_dir).model, 0.3)
     there = start()
     there.load_weights(Policy(first), 0)
@@ -78,7 +78,7 @@ def test_what_was_asked_ahead_is_of_the_weights_of_then(start, tiny_model_dir, t
     assert list(there.sample(REQUESTS, PARAMS)) != then
 
 
-def test_answers_that_are_given_up_do_not_reach_the_next_question(start, tiny_model, tiny_tokenizer):
+def test_abandoned_completions_do_not_reach_the_next_request(start, tiny_model, tiny_tokenizer):
     there = start()
     answers = there.sample(REQUESTS, PARAMS)
     next(answers)
@@ -88,7 +88,7 @@ def test_answers_that_are_given_up_do_not_reach_the_next_question(start, tiny_mo
     )
 
 
-def test_what_was_asked_ahead_can_be_dropped(start, tiny_model, tiny_tokenizer, monkeypatch):
+def test_prefetched_requests_can_be_canceled(start, tiny_model, tiny_tokenizer, monkeypatch):
     kinds, read = Counter(), process._read
 
     def counted(connection):
@@ -111,7 +111,7 @@ def test_what_was_asked_ahead_can_be_dropped(start, tiny_model, tiny_tokenizer, 
     assert list(there.sample(many[:1], PARAMS)) == list(here.sample(many[:1], PARAMS))
 
 
-def test_asking_ahead_does_not_wait_for_what_was_asked_before(start, tiny_model):
+def test_prefetch_does_not_wait_for_earlier_requests(start, tiny_model):
     there = start()
     there.load_weights(Policy(tiny_model), 0)
     many = [Request(f"What is {i}? " + "x" * 60, (i,)) for i in range(5000)]  # more than a socket holds
@@ -122,7 +122,7 @@ def test_asking_ahead_does_not_wait_for_what_was_asked_before(start, tiny_model)
     assert [job.seconds for job in there._jobs][1:] == [None, None]  # all were sent before the first was done
 
 
-def test_weights_that_did_not_arrive_are_found_out(start, tiny_model_dir):
+def test_weights_that_did_not_arrive_are_detected(start, tiny_model_dir):
     model, there = load_policy(tiny_model_dir).model, start()
     there.load_weights(Policy(model), 0)
     hook = model.lm_head.register_forward_hook(lambda module, given, logits: logits * 1.5)
@@ -139,7 +139,7 @@ def test_weights_of_another_shape_are_refused(start, tiny_model):
         there.load_weights(Policy(tiny_model), 1)
 
 
-def test_errors_of_the_engine_are_the_users(start):
+def test_errors_of_the_engine_reach_the_user(start):
     with pytest.raises(RlvrError, match="the model's context holds 512"):
         list(start().sample(REQUESTS, SamplingParams(max_tokens=510)))
     with pytest.raises(RlvrError, match="Unknown parameter precision 'float7'"):
@@ -151,7 +151,7 @@ def test_errors_of_the_engine_are_the_users(start):
         list(there.sample(REQUESTS, SamplingParams(max_tokens=510)))
 
 
-def test_a_process_that_died_is_said_and_not_waited_for(start):
+def test_a_process_that_died_is_an_error(start):
     there = start()
     assert there.notes == []
     os.kill(there._process.pid, signal.SIGKILL)
@@ -161,7 +161,7 @@ def test_a_process_that_died_is_said_and_not_waited_for(start):
         there.prefetch(REQUESTS, PARAMS)
 
 
-def test_tied_weights_go_over_once(tiny_model):
+def test_tied_weights_are_sent_once(tiny_model):
     assert tiny_model.config.tie_word_embeddings
     assert set(distinct_tensors(Policy(tiny_model).weights_for_engine())) == {
         name for name, _ in tiny_model.named_parameters()

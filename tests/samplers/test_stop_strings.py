@@ -173,7 +173,7 @@ def test_text_is_what_the_tokenizer_decodes(tiny_tokenizer, ids):
     assert response_text(tiny_tokenizer, ids) == plain
 
 
-def test_a_tokenizer_that_decodes_in_its_own_way_does(tiny_tokenizer):
+def test_the_decoder_of_a_custom_tokenizer_is_used(tiny_tokenizer):
     class Loud(type(tiny_tokenizer)):
         def _decode(self, *args, **kwargs):
             return super()._decode(*args, **kwargs).upper()
@@ -189,7 +189,7 @@ def test_a_tokenizer_that_decodes_in_its_own_way_does(tiny_tokenizer):
         tiny_tokenizer.__class__ = Loud.__base__
 
 
-def test_half_a_character_shows_only_where_it_stays_half(tiny_tokenizer):
+def test_an_incomplete_character_shows_only_if_it_stays_incomplete(tiny_tokenizer):
     ids = tiny_tokenizer("😀!")["input_ids"]
     assert len(ids) > 2
     assert response_text(tiny_tokenizer, ids) == "😀!"
@@ -218,7 +218,7 @@ def test_prompts_without_tokens_or_meaning_are_refused(tiny_tokenizer, prompt, m
         asked(tiny_tokenizer, ["fine", prompt])
 
 
-def test_ids_that_a_request_brings_are_taken_as_they_are(tiny_tokenizer):
+def test_prompt_ids_of_a_request_are_used_unchanged(tiny_tokenizer):
     spelled = tuple(i for character in "1 + 1" for i in tiny_tokenizer(character)["input_ids"])
     assert list(spelled) != tiny_tokenizer("12 + 30")["input_ids"]
     mixed = [

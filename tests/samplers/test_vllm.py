@@ -479,7 +479,7 @@ def test_a_torchvision_for_another_torch_is_named(model_dirs, tmp_path):
 
 
 @vllm
-def test_what_vllm_cannot_load_is_said_in_a_line(engines, model_dirs):
+def test_a_vllm_load_error_is_one_line(engines, model_dirs):
     engines("tied").close()
     with pytest.raises(RlvrError, match=r"vLLM cannot load .*max_model_len \(9999\)") as e:
         VllmSampler(model_dirs["tied"], max_model_len=9999, gpu_memory_utilization=0.05)
@@ -560,7 +560,7 @@ def test_it_wakes_for_samples_and_for_weights(engines, model_dirs, model):
 
 
 @vllm
-def test_closing_gives_the_engine_back_and_may_be_done_twice(engines):
+def test_closing_frees_the_engine_and_may_be_repeated(engines):
     sampler = engines("tied")
     assert "CPU" in "".join(sampler.notes) or torch.cuda.is_available()
     assert sampler.seeding == "per-request"

@@ -88,7 +88,7 @@ def test_a_step_gives_the_models_logits(architecture, dtype, joined, monkeypatch
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_sampler_takes_the_step_and_says_nothing(architecture, tiny_tokenizer):
+def test_the_sampler_uses_the_decode_step_without_a_note(architecture, tiny_tokenizer):
     model = small_model(architecture, **ARCHITECTURES[architecture])
     sampler = TransformersSampler(Policy(model, tiny_tokenizer), max_batch_size=4)
     assert sampler.notes == ()
@@ -111,7 +111,7 @@ def test_the_sampler_takes_the_step_and_says_nothing(architecture, tiny_tokenize
         ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "not supported"),
     ],
 )
-def test_what_a_step_does_not_know_is_said(architecture, extra, reason, tiny_tokenizer, caplog):
+def test_a_note_says_what_a_decode_step_does_not_support(architecture, extra, reason, tiny_tokenizer, caplog):
     sampler = TransformersSampler(Policy(small_model(architecture, **extra), tiny_tokenizer))
     assert [record.message for record in caplog.records] == list(sampler.notes)
     assert len(sampler.notes) == 1
@@ -129,7 +129,7 @@ def test_copies_that_do_not_fit_are_not_made(tiny_model, tiny_tokenizer, monkeyp
     assert sampler.notes == ()
 
 
-def test_a_replaced_layer_is_an_obstacle():
+def test_a_replaced_layer_is_not_supported():
     class Adapted(torch.nn.Linear):
         pass
 
@@ -144,7 +144,7 @@ def test_a_replaced_layer_is_an_obstacle():
     assert unsupported_reason(Policy(model)) == "model.norm has a hook or a patch"
 
 
-def test_a_step_that_departs_from_the_model_is_not_taken(tiny_tokenizer):
+def test_a_decode_step_that_differs_from_the_model_is_not_used(tiny_tokenizer):
     model = small_model("Qwen2")
     model.model.layers[1].self_attn.scaling *= 1.1
     sampler = TransformersSampler(Policy(model, tiny_tokenizer))
@@ -175,7 +175,7 @@ def test_fixed_shapes_give_the_same_tokens(tiny_model, tiny_tokenizer, rows, col
 
 
 @pytest.mark.parametrize("block", [1, 2, 3])
-def test_blocks_of_rows_read_what_they_need_and_give_the_same(tiny_model, tiny_tokenizer, block, monkeypatch):
+def test_reading_rows_in_blocks_gives_the_same_tokens(tiny_model, tiny_tokenizer, block, monkeypatch):
     tiny_model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, *range(288, 312)]
     sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=5)
     params = SamplingParams(max_tokens=24, min_tokens=2, stop=("a",))
@@ -195,7 +195,7 @@ def test_blocks_of_rows_read_what_they_need_and_give_the_same(tiny_model, tiny_t
     assert any(len(set(window)) > 1 for window in lows)
 
 
-def test_rows_that_were_never_in_use_harm_nobody(tiny_model, tiny_tokenizer):
+def test_unused_rows_do_not_change_other_rows(tiny_model, tiny_tokenizer):
     """In a fixed shape they are computed from the first step on, over columns that were never written."""
     sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
     stops = StopStrings(tiny_tokenizer, (), vocab_size=320)

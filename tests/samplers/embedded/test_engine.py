@@ -473,7 +473,7 @@ def alive_batches():
     return sum(type(o) is Batch for o in gc.get_objects())
 
 
-def test_closing_early_gives_the_memory_back(sampler):
+def test_closing_early_frees_the_memory(sampler):
     gc.collect()
     gc.disable()  # reference counts alone must do it
     try:
@@ -541,7 +541,7 @@ def test_a_load_that_put_other_weights_in_is_caught(tiny_model, sampler):
     )
 
 
-def test_decoding_that_departs_from_the_model_is_caught(tiny_model, sampler):
+def test_decoding_that_differs_from_the_model_is_caught(tiny_model, sampler):
     """The weights are shared and the prefill is right: only single-token decoding is wrong."""
     sampler.load_weights(Policy(tiny_model), 1)
     handle = tiny_model.model.norm.register_forward_hook(
@@ -577,7 +577,7 @@ def test_weights_of_another_shape_are_refused(tiny_model, sampler):
         sampler.sample(requests(), FREE)
 
 
-def test_weights_that_diverged_are_the_users_to_know(tiny_model, sampler):
+def test_diverged_weights_are_a_user_error(tiny_model, sampler):
     with torch.no_grad():
         tiny_model.model.norm.weight[0] = torch.nan
     with pytest.raises(RlvrError, match="logits are not finite"):
@@ -585,7 +585,7 @@ def test_weights_that_diverged_are_the_users_to_know(tiny_model, sampler):
     assert sampler.policy_version == 0
 
 
-def test_the_proof_leaves_no_trace(tiny_tokenizer):
+def test_the_weight_check_changes_no_state(tiny_tokenizer):
     model = small_model("GPT2", n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
     sampler = TransformersSampler(Policy(model, tiny_tokenizer))
     model.train()
@@ -613,7 +613,7 @@ def test_an_answer_to_the_probe_may_hold_eos(tiny_model, tiny_tokenizer):
     assert {len(answer) for answer in tokens[0]} == {4}
 
 
-def test_the_copies_that_autocast_keeps_are_not_taken_for_the_weights(tiny_model, tiny_tokenizer):
+def test_stale_weights_in_the_autocast_cache_are_not_used(tiny_model, tiny_tokenizer):
     sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), autocast_dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         ids = torch.tensor([[5, 6, 7]])
@@ -627,13 +627,13 @@ def test_the_copies_that_autocast_keeps_are_not_taken_for_the_weights(tiny_model
     )
 
 
-def test_there_is_nothing_to_sleep_for(tiny_model, sampler):
+def test_sleep_changes_nothing(tiny_model, sampler):
     before = collect(sampler, requests(), FREE)
     sampler.sleep()
     assert collect(sampler, requests(), FREE) == before
 
 
-def test_the_memory_of_a_call_is_used_again_and_what_stands_in_it_is_not(sampler):
+def test_cache_memory_is_reused_but_not_its_contents(sampler):
     before = collect(sampler, requests(), FREE)
     slots = sampler._spare
     assert slots
@@ -653,7 +653,7 @@ def test_the_memory_of_a_call_is_used_again_and_what_stands_in_it_is_not(sampler
     assert not sampler._spare
 
 
-def test_memory_that_a_failed_call_left_is_not_used_again(tiny_model, sampler):
+def test_cache_memory_of_a_failed_call_is_not_reused(tiny_model, sampler):
     before = collect(sampler, requests(), FREE)
     kept = {name: t.clone() for name, t in tiny_model.state_dict().items()}
     with torch.no_grad():
@@ -665,7 +665,7 @@ def test_memory_that_a_failed_call_left_is_not_used_again(tiny_model, sampler):
     assert collect(sampler, requests(), FREE) == before
 
 
-def test_the_memory_of_a_large_call_is_given_back(sampler, monkeypatch):
+def test_the_cache_memory_of_a_large_call_is_freed(sampler, monkeypatch):
     monkeypatch.setattr(engine, "_KEPT_BYTES", 1000)
     collect(sampler, requests(), FREE)
     assert not sampler._spare
@@ -746,7 +746,7 @@ def test_memory_limits_the_rows_and_not_the_tokens(tiny_model, tiny_tokenizer):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_finite_are_the_users_to_know(tiny_model, sampler, temperature):
+def test_logits_that_are_not_finite_are_a_user_error(tiny_model, sampler, temperature):
     with torch.no_grad():
         tiny_model.model.norm.weight[0] = torch.nan
     with pytest.raises(RlvrError, match="logits are not finite"):
@@ -776,14 +776,14 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("architecture", UNSUPPORTED)
-def test_models_it_cannot_run_are_refused_with_the_way_out(architecture, tiny_tokenizer):
+def test_unsupported_models_are_refused_with_a_hint(architecture, tiny_tokenizer):
     model = small_model(architecture, **UNSUPPORTED[architecture])
     with pytest.raises(RlvrError, match=f"cannot sample from {architecture}ForCausalLM") as info:
         TransformersSampler(Policy(model, tiny_tokenizer))
     assert "--engine vllm" in info.value.hint
 
 
-def test_a_model_that_does_not_heed_the_mask_is_found_out(tiny_model, tiny_tokenizer):
+def test_a_model_that_ignores_the_mask_is_refused(tiny_model, tiny_tokenizer):
     forward = tiny_model.model.forward
     tiny_model.model.forward = lambda *args, attention_mask=None, **kwargs: forward(*args, **kwargs)
     with pytest.raises(RlvrError, match="cannot sample from Qwen2ForCausalLM"):
