@@ -1,4 +1,4 @@
-"""Rows of a dataset -> examples: which field is the question, which the answer, and what the final answer in it is."""
+"""Convert the rows of a dataset to examples: find the fields of question and answer, and the final answer."""
 
 import json
 import re
@@ -24,7 +24,7 @@ SHOWN_BAD_ROWS = 5
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")  # GSM8K's "<<48/2=24>>24"
 _BARE = re.compile(r"[^\s${}\\]+")
-_BRACE = re.compile(r"\\.|[{}]")  # \{ and \} delimit nothing
+_BRACE = re.compile(r"\\.|[{}]")  # \{ and \} do not count
 
 
 # From a row to an Example
@@ -32,18 +32,18 @@ _BRACE = re.compile(r"\\.|[{}]")  # \{ and \} delimit nothing
 
 @dataclass
 class Reading:
-    """What one source's rows have in common: their fields, fixed by the first row that has them, and the ids so far."""
+    """Reads the rows of one source. The first row that has a question or an answer fixes its field for all rows."""
 
     stem: str
     question_field: str | None
     answer_field: str | None
     answer_form: str | None
-    prompt_is_question: bool  # the user says so: it is not formatted yet, whatever stands beside it
-    traces: bool  # a response is needed, a ground truth is not
-    where_is: dict[str, str] = field(default_factory=dict)  # id -> its row
+    prompt_is_question: bool  # --question-field prompt: it is not formatted yet, even in a row with a response
+    traces: bool  # for SFT: a row needs a response but no ground truth
+    where_is: dict[str, str] = field(default_factory=dict)  # id -> FILE:LINE of its row
     num_puzzles: int = 0
-    num_marked: int = 0  # answers found by their mark
-    whole: list[str] = field(default_factory=list)  # rows whose answers were taken whole
+    num_marked: int = 0  # answers found by #### or a box
+    whole: list[str] = field(default_factory=list)  # FILE:LINE of the rows whose whole text is the answer
 
     def examples(
         self, rows: Iterable[Row | BadRow], *, name: str, limit: int | None, skip_bad_lines: bool
@@ -134,7 +134,7 @@ class Reading:
         return truth
 
     def solution(self, row: Row) -> str | None:
-        """The working of a worked solution: without GSM8K's last line and calculator marks; None for a bare answer."""
+        """The text of a worked solution, without GSM8K's #### answer and calculator marks; None for a bare answer."""
         field = self.answer_field or _first(("solution", *ANSWER_FIELDS), row.keys)
         text = (text_of(row, field) or "").strip() if field else ""
         form, _ = final_answer(text)
@@ -165,7 +165,7 @@ class Reading:
 
 
 def final_answer(text: str) -> tuple[str, str]:
-    r"""(form, answer): how a text marks its final answer, and that answer, stripped; "" when it cannot be read.
+    r"""(form, answer): how a text marks its final answer, and the answer itself, stripped; "" if it cannot be read.
 
     "####" is GSM8K's mark: the rest of the last line, thousands commas removed. "boxed" is MATH's: the content of the
     last balanced ``\boxed{}`` or ``\fbox{}``. "whole" is any other text.

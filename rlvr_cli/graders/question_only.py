@@ -16,7 +16,7 @@ _KEPT = 1_000
 def question_only_reward_fn(
     response: str, ground_truth: str | float | list[Any], fast: bool = True
 ) -> dict[str, float]:
-    r"""Rewards of one response whose answer is in a ``\boxed{}``; otherwise as `r1_zero_reward_fn`."""
+    r"""Rewards of one response whose answer must be in a ``\boxed{}``; all else is as in `r1_zero_reward_fn`."""
     return rewards(grade(response, ground_truth, fast=fast))
 
 

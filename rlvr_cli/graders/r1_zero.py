@@ -2,7 +2,7 @@ r"""The grader of the r1_zero prompt: ``reasoning </think> <answer> ... </answer
 
 Enters: a response, a ground truth. Leaves: a `Grade`. The format is the handout's literal one: the response contains
 ``</think> <answer>`` (one space) and ``</answer>``; the answer is the text between the last ``<answer>`` and the first
-``</answer>`` after it, and in it the last closed ``\boxed{}`` if there is one.
+``</answer>`` after it, or the content of the last closed ``\boxed{}`` in that text.
 """
 
 import re
@@ -15,13 +15,13 @@ from rlvr_cli.types import FormatRule, Grade
 
 FAILURE_KINDS = (
     "truncated",  # the length limit ended the response; set by the caller, which knows the engine's finish reason
-    "empty",  # nothing was written, or nothing in the answer
+    "empty",  # the response or the answer is empty
     "no_think_close",  # no </think>
-    "no_answer_tags",  # no <answer>, no </answer>, or no closed \boxed{} where one is asked for
+    "no_answer_tags",  # no <answer> or no </answer>; of question_only: no \boxed{}
     "malformed_tags",  # the tags are there, but not as `</think> <answer>`; or a \boxed{ that is never closed
-    "correct_but_unformatted",  # the format is not met, but the answer that stands there is right
+    "correct_but_unformatted",  # wrong format, but the response contains the right answer
     "multiple_answers",  # formatted, not right, and more than one <answer>
-    "unparsed_answer",  # formatted, but the answer is not something that could be read
+    "unparsed_answer",  # formatted, but the answer could not be read; of gsm8k and math_verify: no answer found
     "wrong_answer",  # formatted, read, and not equal to the ground truth
 )
 _KEPT = 1_000  # characters of an answer that a grade keeps
@@ -33,7 +33,7 @@ def r1_zero_reward_fn(response: str, ground_truth: str | float | list[Any], fast
 
     Args:
         response: what the policy wrote after the prompt.
-        ground_truth: the right answer; of a list any one is.
+        ground_truth: the right answer, or a list of acceptable ones.
         fast: False also asks Math-Verify about notation outside of our grammar. That call has no time limit of its own
             and should be made in a process that can be killed, as `GraderPool` does.
 
@@ -53,7 +53,7 @@ def rewards(verdict: Grade) -> dict[str, float]:
 
 
 def is_formatted(response: str, format_rule: FormatRule = "literal") -> bool:
-    """Whether the response has the tags; `lenient` accepts any white space between the two."""
+    """Whether the response has the tags; `lenient` accepts any white space between `</think>` and `<answer>`."""
     if CLOSE_TAG not in response:
         return False
     return f"</think> {OPEN_TAG}" in response or (format_rule == "lenient" and _LENIENT.search(response) is not None)
@@ -95,7 +95,7 @@ def is_right(answer: str, truths: list[str], *, fast: bool) -> bool:
 
 
 def wrong_kind(answer: str | None) -> str:
-    """Why a formatted response got no reward."""
+    """The failure kind of a formatted response whose answer is not right."""
     if answer is None:
         return "unparsed_answer"
     if not answer.strip():
@@ -104,7 +104,7 @@ def wrong_kind(answer: str | None) -> str:
 
 
 def unformatted_kind(response: str, is_right_text: Callable[[str], bool]) -> str:
-    """Why a response without the tags as asked for got no reward; `is_right_text` judges an answer found elsewhere."""
+    """The failure kind of an unformatted response; `is_right_text` judges an answer found outside of the tags."""
     if not response.strip():
         return "empty"
     if CLOSE_TAG in response and _LENIENT.search(response):

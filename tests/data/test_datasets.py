@@ -191,16 +191,16 @@ def test_the_handouts_sft_file(tmp_path):
     dataset = traces(path)
     assert dataset.examples[0] == first
     assert [e.ground_truth for e in dataset.examples] == ["2", ""]
-    assert f"{path}:2: no answer" in problem(path).problem  # measuring needs the truth that training does not
+    assert f"{path}:2: no answer" in problem(path).problem  # evaluation needs a ground truth, SFT does not
     assert load_dataset(path, limit=1).examples == [first]
 
 
 def test_a_question_beside_a_formatted_prompt(tmp_path):
     row = {"question": "1+1?", "prompt": "User: 1+1?", "completion": " 2", "answer": "2"}
     assert traces(lines(tmp_path, row)).examples == [Example("data-1", "1+1?", "2", "User: 1+1?", " 2")]
-    empty = traces(lines(tmp_path, {**row, "prompt": ""})).examples  # is no prompt: the template is filled instead
+    empty = traces(lines(tmp_path, {**row, "prompt": ""})).examples  # counts as none: the template is filled
     assert empty == [Example("data-1", "1+1?", "2", None, " 2")]
-    raw = traces(lines(tmp_path, row), question_field="prompt").examples  # not formatted, says the user
+    raw = traces(lines(tmp_path, row), question_field="prompt").examples  # the option says: not formatted
     assert raw == [Example("data-1", "User: 1+1?", "2", None, " 2")]
 
 

@@ -1,4 +1,4 @@
-"""Rows out of files, seen through `load_dataset`."""
+"""Rows read from files, tested through `load_dataset`."""
 
 import csv
 import json
@@ -98,7 +98,7 @@ def test_no_bytes_bring_a_traceback(tmp_path, name, content):
 
 
 def attempt(spec, **options):
-    """A dataset or the error that says why there is none; anything else is a bug."""
+    """The dataset, or the RlvrError of loading it; any other exception is a bug."""
     try:
         return load_dataset(spec, **options)
     except RlvrError as e:
@@ -213,7 +213,7 @@ def test_faults_of_a_csv_row(tmp_path, row, expected):
     dataset = load_dataset(str(path), skip_bad_lines=True)
     assert [e.id for e in dataset.examples] == ["data-1", "data-3"]
     assert dataset.num_skipped == 1
-    assert csv.field_size_limit() == 131_072  # its own limit again
+    assert csv.field_size_limit() == 131_072  # the csv module's default is restored
 
 
 def test_faults_of_a_csv_file(tmp_path):

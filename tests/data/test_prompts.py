@@ -36,7 +36,7 @@ def test_any_question_stands_in_the_prompt_once_and_all_else_is_the_template(que
 @given(before=no_placeholder, after=no_placeholder, question=st.text())
 def test_everything_but_the_placeholder_is_literal(before, after, question):
     text = f"{before}{{question}}{after}"
-    if text.count("{question}") == 1:  # the placeholder does not arise across the seams
+    if text.count("{question}") == 1:  # the joined texts form no second placeholder
         assert PromptTemplate("mine", text).fill(question) == before + question + after
 
 

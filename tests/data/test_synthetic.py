@@ -44,7 +44,7 @@ def digits_of(question: str) -> list[int]:
 
 
 def kind_of(example) -> str:
-    """careful, guess, or what is broken; the tags are r1_zero's."""
+    """Careful, guess, or how r1_zero's format is broken."""
     response = example.response
     if response == _careful_trace(digits_of(example.question)):
         return "careful"
@@ -116,7 +116,7 @@ def test_no_question_twice_and_none_in_both_splits_whatever_the_seeds(make):
 
 
 def test_the_sequence_is_the_same_everywhere():
-    # the committed files rest on it; test_datasets compares those byte by byte
+    # the committed files depend on it; test_datasets compares them byte by byte
     assert [e.question for e in arithmetic(2, seed=0)] == [
         "What is the last digit of 7+7+5+7+4?",
         "What is the last digit of 5+4+4+8+2?",

@@ -1,4 +1,4 @@
-"""What SFT trains on: filtered as asked, counted, never silently."""
+"""SFT traces: filtered as requested, and every trace left out is counted in a message."""
 
 import json
 from dataclasses import replace
@@ -114,7 +114,7 @@ def test_a_worked_solution_becomes_a_response_in_the_prompts_format(tmp_path, ro
     (tmp_path / "d.jsonl").write_text(json.dumps({"question": "How many?", **row}) + "\n")
     tagged = load_traces(str(tmp_path / "d.jsonl"), load_prompt("r1_zero"))
     assert tagged.examples[0].response == f" {solution} </think> <answer> {truth} </answer>"
-    assert "1 responses were made of worked solutions" in " ".join(tagged.messages)
+    assert "1 responses were made from worked solutions" in " ".join(tagged.messages)
     boxed = load_traces(str(tmp_path / "d.jsonl"), load_prompt("question_only")).examples[0].response
     assert boxed.startswith(f" {solution}")
     assert f"\\boxed{{{truth}}}" in boxed

@@ -1,4 +1,4 @@
-"""The graders by name: formats, rewards, failure kinds, extraction, and what a perfect model would answer."""
+"""Every named grader: formats, rewards, failure kinds, extraction, and reference responses."""
 
 import dataclasses
 import itertools
@@ -41,7 +41,7 @@ def in_tags(answer: str) -> str:
         (in_tags("5") + " Hope this helps!", "5", RIGHT),
         ("</think> <answer> 999 </answer> <answer> 5 </answer>", "5", RIGHT),
         ("</think> <answer> 5 </answer> <answer> 999 </answer>", "5", WRONG),
-        ("</answer> r </think> <answer> 5", "5", RIGHT),  # the handout's rule asks for the two strings, in no order
+        ("</answer> r </think> <answer> 5", "5", RIGHT),  # the handout's rule requires the two strings, in any order
         ("r </think>\n<answer> 5 </answer>", "5", UNFORMATTED),
         ("r </think><answer> 5 </answer>", "5", UNFORMATTED),
         ("r </think>  <answer> 5 </answer>", "5", UNFORMATTED),

@@ -1,4 +1,4 @@
-"""The pool: hangs, crashes and bombs cost one row each; nothing outlives it; it works from any kind of parent."""
+"""The pool: hangs, crashes and bombs cost one row each, no process outlives the pool, and any script can start one."""
 
 import json
 import os
@@ -199,12 +199,12 @@ def test_workers_are_recycled(monkeypatch):
             assert [verdict.reward for verdict in pool.grade([("5", "5")] * 30)] == [1.0] * 30
             seen += [worker.process.pid for worker in pool._workers]
         assert pool.restarts == 0
-    assert len(seen) == len(set(seen)) == 2  # the second and the fourth call used each worker up
+    assert len(seen) == len(set(seen)) == 2  # the second and the fourth call reached the limit of a worker
 
 
 @pytest.mark.parametrize("response", ["5", "hang"], ids=["idle", "busy"])
 def test_workers_die_with_their_parent(hostile, response, tmp_path):
-    """A busy worker does not read its standard input, so the end of it is not enough."""
+    """A busy worker does not read its standard input, so closing that is not enough."""
     note = tmp_path / "pids"
     script = f"""
         import os, pathlib, signal, threading, time
@@ -227,7 +227,7 @@ def test_workers_die_with_their_parent(hostile, response, tmp_path):
 
 @pytest.mark.parametrize("how", ["-c", "stdin", "file"])
 def test_any_kind_of_parent(how, tmp_path):
-    """No `__main__` guard is needed: workers are programs of their own and import nothing of the parent's."""
+    """No `__main__` guard is needed: workers are separate programs and do not import the parent's script."""
     script = (
         "from rlvr_cli.graders.pool import GraderPool\n"
         "pool = GraderPool('r1_zero')\n"

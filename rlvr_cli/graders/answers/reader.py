@@ -1,4 +1,4 @@
-r"""What kind of object an answer is: tokens -> nodes.
+r"""Read an answer as a mathematical object: text -> nodes.
 
 Enters: the text of an answer. Leaves: a tree of frozen dataclasses: a number or formula, a quantity with its unit, an
 ordered tuple or interval, an unordered list or set, a union, an equation or inequality, a matrix, a ratio, a numeral in
@@ -84,7 +84,7 @@ _SCALES = {"c": "celsius", "celsius": "celsius", "f": "fahrenheit", "fahrenheit"
 _NO_LETTER = re.compile(r"[^a-z0-9.+/-]+")
 
 
-@lru_cache(maxsize=16)  # a text is spelled, then read
+@lru_cache(maxsize=16)  # `spelling` and `readings` both need the tokens of a text
 def _cached_tokens(text: str) -> tuple[Token, ...]:
     return tokens_of(text)
 
@@ -95,7 +95,7 @@ def _tokens(text: str) -> Tokens:
 
 @lru_cache(maxsize=4_096)
 def spelling(text: str) -> str | None:
-    """A text with everything dropped that only concerns typesetting; None if it is too long or empty."""
+    """A text without typesetting, as one canonical string; None if it is too long or empty."""
     try:
         return key_of(trimmed(_tokens(text))) or None
     except Unreadable:
@@ -131,7 +131,7 @@ def _read_all(text: str, found: list[Node]) -> None:
         and node.formula.names
         and any(token.gap and token.text in UNITS for token in tokens[1:])
     ):
-        unit = _quantity(tokens)  # `5 m` may be five metres
+        unit = _quantity(tokens)  # `5 m` may be five meters
         if isinstance(unit, Quantity) and "?" not in unit.unit:
             found.append(unit)
 
@@ -189,7 +189,7 @@ def read_one(tokens: Tokens) -> Node | None:
     if len(tokens) > 1 and tokens[0].text.lower() in ("negative", "minus") and tokens[1].kind == "num":
         tokens = [Token("op", "-", False), *tokens[1:]]
     _work.left -= 1
-    if _work.left < 0:  # kinds that read a part and then give up make deep nesting exponential
+    if _work.left < 0:  # readers that parse a part before they fail make deep nesting exponential
         raise Unreadable("too much work")
     unequal = any(token.text in ("<", ">", "<=", ">=") for token in tokens)
     unit_last = _ends_in_unit(tokens)
@@ -215,7 +215,7 @@ def read_one(tokens: Tokens) -> Node | None:
 
 
 def trimmed(tokens: Tokens) -> Tokens:
-    """Without the punctuation around it and the braces, quotes and boxes that hold all of it."""
+    """The tokens without punctuation at the ends and without braces or a display environment around all of them."""
     start, end = 0, len(tokens)
     while True:
         before = (start, end)
@@ -257,7 +257,7 @@ def closing(tokens: Tokens, start: int, end: int) -> int:
 
 
 def split(tokens: Tokens, is_separator: Callable[[Token], bool]) -> list[Tokens]:
-    """Cut at the separators that are inside no bracket."""
+    """Split at the separators that are outside of all brackets."""
     parts: list[Tokens] = [[]]
     depth = 0
     for token in tokens:
@@ -312,7 +312,7 @@ def merge_thousands(tokens: Tokens) -> Tokens:
     return out
 
 
-# Kinds of objects, each a function that answers None for "not of this kind"
+# One reader per kind of object, which returns None if the tokens are of another kind
 
 
 def _words(tokens: Tokens) -> Node | None:
@@ -405,7 +405,7 @@ def _is_name(tokens: Tokens) -> bool:
         return texts[1].isupper()  # |AB|
     if texts[0] == "(":
         return all(token.kind == "word" or token.text in ("(", ")", ",") for token in tokens)
-    outside: Tokens = []  # what is in no bracket and no subscript
+    outside: Tokens = []  # tokens outside of brackets and subscripts
     depth = 0
     for before, token in pairwise([Token("op", "", False), *tokens]):
         if token.text in ("(", "{", "["):
@@ -529,7 +529,7 @@ def _bracketed(tokens: Tokens) -> Node | None:
 
 
 def _system(tokens: Tokens) -> Node | None:
-    """Equations one below the other behind a brace: a list of them."""
+    """Read equations stacked behind a brace, as a list."""
     start = 1 if tokens[0].text == "\\{" else 0
     if start >= len(tokens) or (tokens[start].kind, tokens[start].text) not in (("begin", "cases"), ("begin", "array")):
         return None
@@ -629,7 +629,7 @@ def _formula(tokens: Tokens) -> Node | None:
 
 
 def _ends_in_unit(tokens: Tokens) -> bool:
-    """Whether the end must be a unit: a percent or degree sign, or a known unit that nobody means as variables."""
+    """Whether the end must be a unit: a percent or degree sign, a modulus, or a unit that is not read as variables."""
     end = len(tokens)
     if tokens[-1].text == "%":
         return sum(token.text == "%" for token in tokens) == 1
@@ -651,7 +651,7 @@ def _ends_in_unit(tokens: Tokens) -> bool:
 
 
 def _degree_sign(tokens: Tokens) -> int:
-    """How many tokens at the end are a degree sign; none where a function is applied to the angle."""
+    """How many tokens at the end form a degree sign; 0 if a function is applied to the angle."""
     for count in (4, 2, 1):
         if "".join(token.text for token in tokens[-count:]) in ("^{\\circ}", "^\\circ", "\\circ"):
             applied = any(token.text.removeprefix("\\") in FUNCTIONS for token in tokens)
@@ -744,7 +744,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z$\\(\d])")
 
 
 def _sentences(text: str) -> list[Node]:
-    """What the last sentence that states anything states: the objects after its last `is` and `=`, or its only one."""
+    """Read the last sentence that states an object: those after its last `is` and its last `=`, or its only one."""
     for sentence in reversed(_SENTENCE.split(text.strip())[-3:]):
         found = [] if sentence.startswith("I hope") else _stated(trimmed(list(tokens_of(sentence))))
         if found:
@@ -775,7 +775,7 @@ def _stated(tokens: Tokens) -> list[Node]:
 
 
 def _connects(tokens: Tokens, index: int) -> bool:
-    """Whether what follows a word (`is`) or a colon after a word (`Answer:`) is what the sentence states."""
+    """Whether a token introduces what the sentence states: a word such as `is`, or a colon after a word (`Answer:`)."""
     token = tokens[index]
     if token.kind == "word":
         before = tokens[index - 1].text.lower() if index else ""
@@ -784,7 +784,7 @@ def _connects(tokens: Tokens, index: int) -> bool:
 
 
 def _only_object(tokens: Tokens) -> list[Node]:
-    """The one piece of mathematics among words none of which doubts it."""
+    """The only piece of mathematics in a sentence without words of doubt (`_HEDGES`); nothing if there are several."""
     words = [word.lower() for token in tokens if token.kind in ("word", "text", "sep") for word in token.text.split()]
     if any(word in _HEDGES for word in words) or any(token.kind == "bad" for token in tokens):
         return []
@@ -806,7 +806,7 @@ def _only_object(tokens: Tokens) -> list[Node]:
 
 
 def number_word(text: str) -> Fraction | None:
-    """The number below a hundred that English words name."""
+    """The number between -100 and 100 that English words spell, else None."""
     words = text.replace("-", " ").split()
     sign = -1 if words[:1] in (["negative"], ["minus"]) else 1
     total = 0

@@ -1,4 +1,4 @@
-"""What is the same answer: a table of notations, the settled policy cases, identities, and hostile text."""
+"""Which answers are the same: a table of notations, the settled policy cases, identities, and hostile text."""
 
 import json
 import string
@@ -196,7 +196,7 @@ BOMBS = r"""
 
 @pytest.mark.parametrize("text", BOMBS.split())
 def test_bombs_have_no_value(text):
-    """No value is computed, so there is nothing to wait for: the spelling alone is compared."""
+    """No value is computed: only the spellings are compared."""
     for node in reader.readings(text):
         if isinstance(node, objects.Value):
             assert all(node.formula.value(point) is None for point in formula.POINTS)
