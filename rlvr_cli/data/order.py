@@ -1,4 +1,4 @@
-"""The order in which examples are used, as pure functions of seed, epoch and data cursor: no RNG state to save."""
+"""The order in which examples are used, as pure functions of seed, epoch and position: no RNG state to save."""
 
 import functools
 import hashlib
@@ -29,11 +29,11 @@ def draw(num_examples: int, count: int, *, seed: int, start: int, exclude: Seque
     Args:
         num_examples: size of the dataset.
         count: number of indices to return.
-        start: the data cursor: how many positions of the pass are used, from 0.
+        start: position in the pass at which to start, counted over all epochs from 0.
         exclude: indices to skip.
 
     Returns:
-        `count` indices, fewer if the dataset has no others left, and the data cursor after them.
+        `count` indices, fewer if the dataset has no others left, and the position after them.
     """
     seen, drawn = set(exclude) & set(range(num_examples)), []
     position = start
