@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.data.examples import SHOWN_BAD_ROWS, Purpose, Reading
-from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, named
+from rlvr_cli.data.examples import SHOWN_BAD_ROWS, Purpose, RowReader
+from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names
 from rlvr_cli.data.synthetic import arithmetic, countdown
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.text import storable
@@ -141,7 +141,7 @@ def load_dataset(
         source = _from_hub(spec, split, purpose=purpose)
     else:
         source = _from_path(spec, split, purpose=purpose)
-    reading = Reading(
+    reader = RowReader(
         stem=storable(source.stem),  # a file name may hold bytes that are not UTF-8
         question_field=question_field or source.question_field,
         answer_field=answer_field or source.answer_field,
@@ -150,7 +150,7 @@ def load_dataset(
         traces=purpose == "traces",
     )
     with closing(source.rows) as rows:  # else the traceback of an error would keep the file open
-        examples, skipped = reading.examples(rows, name=source.name, limit=limit, skip_bad_lines=skip_bad_lines)
+        examples, skipped = reader.examples(rows, name=source.name, limit=limit, skip_bad_lines=skip_bad_lines)
     more = len(skipped) - SHOWN_BAD_ROWS
     return Dataset(
         name=storable(source.name),
@@ -159,10 +159,10 @@ def load_dataset(
         fingerprint=_fingerprint(examples),
         source=storable(source.source),
         license=source.license,
-        default_grader=source.grader or ("countdown" if reading.num_puzzles == len(examples) else None),
+        default_grader=source.grader or ("countdown" if reader.num_puzzles == len(examples) else None),
         skipped=[storable(str(bad)) for bad in skipped[:SHOWN_BAD_ROWS]] + ([f"and {more:,} more"] if more > 0 else []),
         num_skipped=len(skipped),
-        notes=reading.notes() + _limit_note(source.name, len(examples), limit),
+        notes=reader.notes() + _limit_note(source.name, len(examples), limit),
     )
 
 
@@ -191,7 +191,7 @@ def _generated(spec: str, split: str | None, *, limit: int | None, seed: int, pu
     if name not in _GENERATORS:
         raise RlvrError(
             f"{name} is not generated, so {spec!r} cannot set its size.",
-            f"The generated datasets are {named(_GENERATORS)}.",
+            f"The generated datasets are {join_names(_GENERATORS)}.",
         )
     if len(numbers) > 2 or not all(re.fullmatch(r"[0-9]{1,9}", number) for number in numbers) or int(numbers[0]) < 1:
         raise RlvrError(
@@ -222,7 +222,7 @@ def _from_recipe(made_from: Recipe, split: str | None, *, purpose: Purpose) -> _
     elif split in made_from.files:
         rows = file_rows(_recipes() / made_from.files[split])
     else:
-        raise RlvrError(f"{name} has no split {split!r}.", f"Its splits are {named(made_from.files)}.")
+        raise RlvrError(f"{name} has no split {split!r}.", f"Its splits are {join_names(made_from.files)}.")
     return _Source(
         name=name,
         split=split,
@@ -264,7 +264,9 @@ def _from_path(spec: str, split: str | None, *, purpose: Purpose) -> _Source:
     elif split:
         raise RlvrError(f"{spec} is one file: it has no split {split!r}.", "Leave --split out, or name another file.")
     elif path.suffix.lower() not in SUFFIXES:
-        raise RlvrError(f"{spec}: cannot tell what kind of file this is.", f"Its name must end in {named(SUFFIXES)}.")
+        raise RlvrError(
+            f"{spec}: cannot tell what kind of file this is.", f"Its name must end in {join_names(SUFFIXES)}."
+        )
     return _Source(name=spec, split=split, rows=file_rows(path), stem=path.stem, source=str(path))
 
 
@@ -282,11 +284,11 @@ def _split_file(directory: Path, split: str | None, *, purpose: Purpose) -> tupl
                 return path, name
             case [_, *_] as several:
                 raise RlvrError(
-                    f"The directory {directory} has several files for {name}.", f"Name one of {named(several)}."
+                    f"The directory {directory} has several files for {name}.", f"Name one of {join_names(several)}."
                 )
     raise RlvrError(
         f"The directory {directory} has no file for the split {' or '.join(wanted)}.",
-        f"It has {named(path.stem for path in files)}; choose with --split."
+        f"It has {join_names(path.stem for path in files)}; choose with --split."
         if files
         else "Name a file, or put train.jsonl, validation.jsonl or test.jsonl there.",
     )
@@ -295,12 +297,12 @@ def _split_file(directory: Path, split: str | None, *, purpose: Purpose) -> tupl
 def _unknown(spec: str) -> RlvrError:
     names = dataset_names()
     if "/" in spec or "\\" in spec or Path(spec).suffix.lower() in SUFFIXES:
-        return RlvrError(f"There is no file {spec}.", f"The built-in datasets are {named(names)}.")
+        return RlvrError(f"There is no file {spec}.", f"The built-in datasets are {join_names(names)}.")
     close = difflib.get_close_matches(spec.partition(":")[0], names, n=1)
     return RlvrError(
         f"There is no dataset {spec!r}, neither built in nor as a file.",
         (f"Did you mean {close[0]!r}? " if close else "")
-        + f"The built-in ones are {named(names)}; others are hf:ORG/NAME or a file that ends in {named(SUFFIXES)}.",
+        + f"The built-in ones are {join_names(names)}; others are hf:ORG/NAME or a file that ends in {join_names(SUFFIXES)}.",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlvr_cli.data.files import BadRow, Row, named, text_of
+from rlvr_cli.data.files import BadRow, Row, join_names, text_of
 from rlvr_cli.data.synthetic import countdown_question
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.text import storable
@@ -31,7 +31,7 @@ _BRACE = re.compile(r"\\.|[{}]")  # \{ and \} do not count
 
 
 @dataclass
-class Reading:
+class RowReader:
     """Reads the rows of one source. The first row that has a question or an answer fixes its field for all rows."""
 
     stem: str
@@ -75,7 +75,7 @@ class Reading:
         if self.traces and not (response or "").strip() and not solution:
             raise BadRow(
                 row.where,
-                f"no response to train on: looked for {named(RESPONSE_FIELDS)}; the keys are {named(row.keys)}.",
+                f"no response to train on: looked for {join_names(RESPONSE_FIELDS)}; the keys are {join_names(row.keys)}.",
                 "Fine-tuning needs traces: {prompt, response} rows, or worked solutions that end in #### or \\boxed{}.",
             )
         question_field = self.question_field or _first(QUESTION_FIELDS, row.keys)
@@ -100,10 +100,10 @@ class Reading:
     def question(self, row: Row, question_field: str | None) -> str:
         question = text_of(row, question_field) if question_field else None
         if question is None or not question.strip():
-            looked_for = self.question_field or named(QUESTION_FIELDS)
+            looked_for = self.question_field or join_names(QUESTION_FIELDS)
             raise BadRow(
                 row.where,
-                f"no question: looked for {looked_for}; the keys are {named(row.keys)}.",
+                f"no question: looked for {looked_for}; the keys are {join_names(row.keys)}.",
                 "Name its field: --question-field.",
             )
         self.question_field = question_field
@@ -115,10 +115,10 @@ class Reading:
         if answer is None or not answer.strip():
             if self.traces:
                 return ""
-            looked_for = self.answer_field or named(ANSWER_FIELDS)
+            looked_for = self.answer_field or join_names(ANSWER_FIELDS)
             raise BadRow(
                 row.where,
-                f"no answer: looked for {looked_for}; the keys are {named(row.keys)}.",
+                f"no answer: looked for {looked_for}; the keys are {join_names(row.keys)}.",
                 "Name its field: --answer-field.",
             )
         self.answer_field = answer_field
@@ -148,7 +148,7 @@ class Reading:
         if example_id in self.where_is:
             raise BadRow(
                 row.where,
-                f"the id {named([example_id])} is taken: {self.where_is[example_id]} has it too.",
+                f"the id {join_names([example_id])} is taken: {self.where_is[example_id]} has it too.",
                 "Ids must be unique; without an id field, rows are numbered.",
             )
         self.where_is[example_id] = row.where

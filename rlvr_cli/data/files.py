@@ -137,7 +137,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
         keys = [key for key, _ in pairs]
-        raise _Unusable(f"the key {named([key for key in keys if keys.count(key) > 1][:1])} occurs more than once.")
+        raise _Unusable(
+            f"the key {join_names([key for key in keys if keys.count(key) > 1][:1])} occurs more than once."
+        )
     return values
 
 
@@ -161,7 +163,7 @@ def _csv_rows(path: Path) -> Generator[Row | BadRow]:
         try:
             header = next((cells for cells in reader if not _is_blank(cells)), [])
             if len(set(header)) != len(header):
-                raise RlvrError(f"{path}:{reader.line_num}: two columns have the same name: {named(header)}.")
+                raise RlvrError(f"{path}:{reader.line_num}: two columns have the same name: {join_names(header)}.")
             number = 0
             while True:
                 lines.clear()
@@ -204,7 +206,9 @@ def _is_blank(cells: list[str]) -> bool:
 
 def _csv_row(header: list[str], cells: list[str], where: str, number: int) -> Row | BadRow:
     if len(cells) != len(header):
-        return BadRow(where, f"row {number} has {len(cells)} cells; the header has {len(header)}: {named(header)}.")
+        return BadRow(
+            where, f"row {number} has {len(cells)} cells; the header has {len(header)}: {join_names(header)}."
+        )
     for cell in cells:
         if escaped := re.search("[\udc80-\udcff]", cell):
             return BadRow(
@@ -221,7 +225,7 @@ def _parquet_rows(path: Path) -> Generator[Row | BadRow]:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             keys = file.schema_arrow.names
             if len(set(keys)) != len(keys):
-                raise RlvrError(f"{path}: two columns have the same name: {named(keys)}.")
+                raise RlvrError(f"{path}: two columns have the same name: {join_names(keys)}.")
             number = 0
             for batch in file.iter_batches(batch_size=1024):
                 for values in batch.to_pylist():
@@ -258,7 +262,7 @@ def text_of(row: Row, key: str) -> str | None:
     raise BadRow(row.where, f"{key!r} should be text or a number; it is {kind}.", "Name another field, or flatten it.")
 
 
-def named(names: Iterable[Any]) -> str:
+def join_names(names: Iterable[Any]) -> str:
     """Join names for a message: at most twelve, each cut to 40 characters."""
     shown = [str(name) if len(str(name)) <= 40 else f"{str(name)[:40]}…" for name in names]
     return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "") or "none"

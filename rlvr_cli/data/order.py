@@ -21,7 +21,9 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(sorted(range(num_examples), key=key))
 
 
-def draw(num_examples: int, count: int, *, seed: int, start: int, exclude: Sequence[int] = ()) -> tuple[list[int], int]:
+def next_indices(
+    num_examples: int, count: int, *, seed: int, start: int, exclude: Sequence[int] = ()
+) -> tuple[list[int], int]:
     """Return the next indices of an endless pass over a dataset: one epoch after another, each in its own order.
 
     No index is returned twice by one call, even if it spans two epochs.

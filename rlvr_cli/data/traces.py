@@ -72,7 +72,7 @@ def load_traces(
         )
     with_prompts = [replace(e, prompt=prompt_of(e, template)) for e in source.examples]
     worked = sum(e.solution is not None for e in with_prompts)
-    with_prompts = [replace(e, response=e.response or response_of(e)) for e in with_prompts]
+    with_prompts = [replace(e, response=e.response or response_from_solution(e)) for e in with_prompts]
     unique = list({(e.prompt, e.response): e for e in with_prompts if e.response}.values())
     messages = list(source.messages)
     if worked:
@@ -84,7 +84,7 @@ def load_traces(
     return replace(source, examples=unique, messages=messages)
 
 
-def response_of(example: Example) -> str | None:
+def response_from_solution(example: Example) -> str | None:
     """Format a worked solution as a response: with r1_zero's tags if the prompt ends in <think>, else with a box.
 
     None if the example has no worked solution.

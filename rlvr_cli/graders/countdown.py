@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 
 from rlvr_cli.graders.answers.extraction import OPEN_TAG, tagged_answer, unboxed
-from rlvr_cli.graders.r1_zero import is_formatted, unformatted_kind
+from rlvr_cli.graders.r1_zero import is_formatted, unformatted_failure_kind
 from rlvr_cli.types import FormatRule, Grade
 
 _MAX_TOKENS = 200
@@ -46,7 +46,9 @@ def grade(response: str, ground_truth: str, *, format_rule: FormatRule = "litera
     """
     numbers, target = puzzle_of(ground_truth)
     if not is_formatted(response, format_rule):
-        return Grade(0.0, 0.0, 0.0, None, unformatted_kind(response, lambda text: solves(text, numbers, target)))
+        return Grade(
+            0.0, 0.0, 0.0, None, unformatted_failure_kind(response, lambda text: solves(text, numbers, target))
+        )
     written = tagged_answer(response) or ""
     answer = (unboxed(written) or "").strip()
     if not answer:

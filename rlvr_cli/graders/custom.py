@@ -37,10 +37,10 @@ def load(spec: str) -> Callable[[str, str], Grade]:
     function = user_code.load(spec, GRADER)
 
     def grade(response: str, ground_truth: str) -> Grade:
-        return grade_of(function(response, ground_truth))
+        return grade_from_dict(function(response, ground_truth))
 
     def grade_with_example(response: str, ground_truth: str, example: Mapping[str, Any] | None = None) -> Grade:
-        return grade_of(function(response, ground_truth, example=example or example_of_truth(ground_truth)))
+        return grade_from_dict(function(response, ground_truth, example=example or example_of_truth(ground_truth)))
 
     return grade_with_example if wants_example(function) else grade
 
@@ -55,7 +55,7 @@ def example_of_truth(ground_truth: str) -> dict[str, Any]:
     return dict.fromkeys(field.name for field in fields(Example)) | {"ground_truth": ground_truth}
 
 
-def grade_of(returned: Any) -> Grade:
+def grade_from_dict(returned: Any) -> Grade:
     """Convert the dictionary that a user's grader returned to a `Grade`.
 
     A missing `reward` defaults to `answer_reward`, a missing `answer_reward` to `reward`, and a missing `format_reward`

@@ -109,7 +109,7 @@ class GraderPool:
             assert all(verdict is not None for verdict in verdicts)
             return [verdict for verdict in verdicts if verdict is not None]
 
-    def start(self, pairs: Sequence[tuple[str, str]], *, example_of: ExampleOf | None = None) -> Future[list[Grade]]:
+    def submit(self, pairs: Sequence[tuple[str, str]], *, example_of: ExampleOf | None = None) -> Future[list[Grade]]:
         """Run `grade` in the background, one call after another. The future holds its grades or its exception."""
         return self._background.submit(self.grade, pairs, example_of=example_of)
 
@@ -157,9 +157,9 @@ class GraderPool:
                 now = time.monotonic()
                 for worker in list(self._workers):
                     expired = now > worker.deadline(self.timeout)
-                    if not worker.ended and not expired and not worker.spent:
+                    if not worker.ended and not expired and not worker.recyclable:
                         continue
-                    if not worker.spent:
+                    if not worker.recyclable:
                         self.restarts += 1
                     failed_starts = failed_starts + 1 if not worker.ready else 0
                     if worker.ended and worker.ready and worker.pending:
@@ -234,7 +234,7 @@ class _Worker:
         self._write(setup)
 
     @property
-    def spent(self) -> bool:
+    def recyclable(self) -> bool:
         """Whether it has graded `_RECYCLE` items and is idle."""
         return self.graded >= _RECYCLE and not self.pending
 

@@ -65,12 +65,14 @@ def grade(
     """The verdict on one response; arguments and errors are those of `r1_zero_reward_fn`."""
     truths = truths_of(ground_truth)
     if not is_formatted(response, format_rule):
-        return Grade(0.0, 0.0, 0.0, None, unformatted_kind(response, lambda text: is_right(text, truths, fast=True)))
+        return Grade(
+            0.0, 0.0, 0.0, None, unformatted_failure_kind(response, lambda text: is_right(text, truths, fast=True))
+        )
     written = tagged_answer(response) or ""
     answer = unboxed(written)
     if answer is not None and is_right(answer, truths, fast=fast):
         return Grade(1.0, 1.0, 1.0, answer.strip()[:_KEPT])
-    kind = "multiple_answers" if response.count(OPEN_TAG) > 1 else wrong_kind(answer)
+    kind = "multiple_answers" if response.count(OPEN_TAG) > 1 else formatted_failure_kind(answer)
     return Grade(1.0, 0.0, 0.0, (written if answer is None else answer).strip()[:_KEPT], kind)
 
 
@@ -89,12 +91,12 @@ def is_right(answer: str, truths: list[str], *, fast: bool) -> bool:
         return True
     if fast:
         return False
-    from rlvr_cli.graders.answers.math_verify_fallback import verified
+    from rlvr_cli.graders.answers.math_verify_fallback import equal_by_math_verify
 
-    return any(verified(answer, truth) for truth in truths)
+    return any(equal_by_math_verify(answer, truth) for truth in truths)
 
 
-def wrong_kind(answer: str | None) -> str:
+def formatted_failure_kind(answer: str | None) -> str:
     """The failure kind of a formatted response whose answer is not right."""
     if answer is None:
         return "unparsed_answer"
@@ -103,7 +105,7 @@ def wrong_kind(answer: str | None) -> str:
     return "wrong_answer" if readable(answer) else "unparsed_answer"
 
 
-def unformatted_kind(response: str, is_right_text: Callable[[str], bool]) -> str:
+def unformatted_failure_kind(response: str, is_right_text: Callable[[str], bool]) -> str:
     """The failure kind of an unformatted response; `is_right_text` judges an answer found outside of the tags."""
     if not response.strip():
         return "empty"

@@ -171,10 +171,10 @@ def test_the_lenient_grader_finds_the_answer(response, truth, right):
 
 
 def test_math_verify_is_asked_where_our_grammar_ends():
-    from rlvr_cli.graders.answers.math_verify_fallback import verified
+    from rlvr_cli.graders.answers.math_verify_fallback import equal_by_math_verify
 
-    assert verified(r"\nabla f + 1", r"1 + \nabla f")
-    assert not verified(r"\nabla f + 2", r"1 + \nabla f")
+    assert equal_by_math_verify(r"\nabla f + 1", r"1 + \nabla f")
+    assert not equal_by_math_verify(r"\nabla f + 2", r"1 + \nabla f")
     assert r1_zero_reward_fn(in_tags(r"\nabla f + 1"), r"1 + \nabla f", fast=False) == RIGHT
     assert resolve_grader("math_verify")(in_tags(r"\nabla f + 1"), r"1 + \nabla f").reward == 1.0
     for answer, truth in [
@@ -185,7 +185,7 @@ def test_math_verify_is_asked_where_our_grammar_ends():
         ("9**9**9", r"\foo 5"),
         ("", "5"),
     ]:
-        assert not verified(answer, truth), (answer, truth)  # readable, or refused
+        assert not equal_by_math_verify(answer, truth), (answer, truth)  # readable, or refused
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_a_grader_that_asks_gets_the_example_and_no_other_grader_costs_one(tmp_p
         assert [v.reward for v in verdicts] == [1.0, 0.0, 1.0]
         assert [v.extracted_answer for v in verdicts] == ["0 1", "1 2", "2 3"]
         assert sorted(asked) == [0, 1, 2]
-        assert [v.reward for v in pool.start(pairs[:1], example_of=example_of).result()] == [1.0]
+        assert [v.reward for v in pool.submit(pairs[:1], example_of=example_of).result()] == [1.0]
         assert [(v.reward, v.error) for v in pool.grade(pairs)] == [(0.0, None)] * 3  # no question is known
     asked.clear()
     with GraderPool(hostile, workers=1) as pool:
@@ -263,7 +263,7 @@ def test_an_interrupted_call_leaves_no_stale_answers(hostile, request):
 def test_verdicts_of_the_background_come_call_by_call(hostile):
     with GraderPool(hostile, workers=2) as pool:
         calls = [[(str(n), "5"), ("5", str(n))] for n in range(8)]
-        futures = [pool.start(pairs) for pairs in calls]
+        futures = [pool.submit(pairs) for pairs in calls]
         assert [v.reward for v in pool.grade([("5", "5")])] == [1.0]
         assert [[v.reward for v in f.result()] for f in futures] == [[float(n == 5)] * 2 for n in range(8)]
 
@@ -272,13 +272,13 @@ def test_an_error_of_the_background_is_the_future_s(tmp_path):
     grader = tmp_path / "broken.py"
     grader.write_text("import no_such_module\n\ndef grade(response, ground_truth):\n    return 1\n")
     with GraderPool(f"{grader}:grade", workers=1) as pool, pytest.raises(RlvrError, match="no_such_module"):
-        pool.start([("1", "1")]).result()
+        pool.submit([("1", "1")]).result()
 
 
 def test_a_pool_that_is_closed_does_not_wait_for_what_is_under_way(hostile):
     pool = GraderPool(hostile, workers=1, timeout=600.0)
     assert pool.grade([("5", "5")])[0].reward == 1.0
-    hanging, waiting = pool.start([("hang", "5")]), pool.start([("5", "5")])
+    hanging, waiting = pool.submit([("hang", "5")]), pool.submit([("5", "5")])
     while not any(worker.pending for worker in pool._workers):
         time.sleep(0.01)
     pool.close()
@@ -293,7 +293,7 @@ def test_a_pool_that_is_closed_does_not_wait_for_a_worker_to_start(tmp_path):
     grader.write_text("import time\n\ntime.sleep(600)\n\ndef grade(response, ground_truth):\n    return 1\n")
     pool = GraderPool(f"{grader}:grade", workers=1)
     pool._starter.submit(time.sleep, 0.5)  # the worker is still to be started when the pool is closed
-    future = pool.start([("1", "1")])
+    future = pool.submit([("1", "1")])
     while not pool._lock.locked():
         time.sleep(0.01)
     threading.Thread(target=pool.close).start()

@@ -16,7 +16,14 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from rlvr_cli.graders.answers.formula import DEGREE, combined, constant, floating, proportional, same_value
+from rlvr_cli.graders.answers.formula import (
+    DEGREE,
+    combined,
+    constant,
+    proportionality_constant,
+    same_value,
+    to_complex,
+)
 from rlvr_cli.graders.answers.notation import MAX_LENGTH
 from rlvr_cli.graders.answers.objects import (
     Group,
@@ -205,9 +212,9 @@ def _same_numeral(answer: Node, truth: Node) -> bool:
     """Compare numerals by digits and base. The answer may leave the base out; a truth without one has base 10."""
     if isinstance(answer, Numeral) and isinstance(truth, Numeral):
         return answer.base == truth.base and answer.digits == truth.digits
-    numeral, other, given = (answer, truth, False) if isinstance(answer, Numeral) else (truth, answer, True)
+    numeral, other, in_answer = (answer, truth, False) if isinstance(answer, Numeral) else (truth, answer, True)
     assert isinstance(numeral, Numeral)
-    if not isinstance(other, Value) or not (given or numeral.base == 10):
+    if not isinstance(other, Value) or not (in_answer or numeral.base == 10):
         return False
     if numeral.base == 10 and not other.formula.names:
         value = other.formula.value(0)
@@ -264,25 +271,26 @@ def _same_with_relation(answer: Node, truth: Node) -> bool:
         joined = _joined(truth)
         if joined is not None and _same_relations(answer, joined):
             return True
-        return any(_same(node, truth) for node in _stands_for(answer, given=True))
+        return any(_same(node, truth) for node in _stands_for(answer, in_answer=True))
     assert isinstance(truth, Relation)
     joined = _joined(answer)
     if joined is not None and _same_relations(joined, truth):
         return True
-    return any(_same(answer, node) for node in _stands_for(truth, given=False))
+    return any(_same(answer, node) for node in _stands_for(truth, in_answer=False))
 
 
-def _stands_for(relation: Relation, *, given: bool) -> list[Node]:
+def _stands_for(relation: Relation, *, in_answer: bool) -> list[Node]:
     """The objects that a relation states: the value of `x = 5`, the set of `x > 5`, the last side of a chain.
 
     Args:
-        given: whether it is the answer; its left-hand side may be anything, but in a ground truth it must be a name.
+        in_answer: whether the relation is in the answer, where the left-hand side may be anything; in a ground truth it
+            must be a name.
     """
     found: list[Node] = []
     operations = set(relation.operations)
     last = relation.sides[-1]
     if operations <= {"="} or (operations == {"\\in"} and len(relation.sides) == 2):
-        if last is not None and (relation.named or (given and (not relation.literal or len(relation.sides) > 2))):
+        if last is not None and (relation.named or (in_answer and (not relation.unsolved or len(relation.sides) > 2))):
             found.append(last)
         if (
             len(relation.sides) == 2
@@ -292,8 +300,8 @@ def _stands_for(relation: Relation, *, given: bool) -> list[Node]:
         ):
             found.append(relation.sides[0])
     elif operations <= {"=", "\\approx"}:
-        found.extend(_approximated(relation, given=given))
-    elif operations <= {"\\in", "="} and last is not None and given:
+        found.extend(_approximated(relation, in_answer=in_answer))
+    elif operations <= {"\\in", "="} and last is not None and in_answer:
         found.append(last)
     interval = _as_interval(relation)
     if interval is not None:
@@ -301,20 +309,20 @@ def _stands_for(relation: Relation, *, given: bool) -> list[Node]:
     return found
 
 
-def _approximated(relation: Relation, *, given: bool) -> list[Node]:
+def _approximated(relation: Relation, *, in_answer: bool) -> list[Node]:
     r"""Both sides of `5/6 \approx 0.833`, which is one value in two notations; the last side of `x \approx 3.14`."""
     at = relation.operations.index("\\approx")
     exact, rounded = relation.sides[at], relation.sides[-1]
     if rounded is None:
         return []
-    if at == 0 and (relation.named or (given and not relation.literal)) and _has_names(exact):
+    if at == 0 and (relation.named or (in_answer and not relation.unsolved)) and _has_names(exact):
         return [rounded]
-    if not (given or relation.named) or not isinstance(exact, Value) or not isinstance(rounded, Value):
+    if not (in_answer or relation.named) or not isinstance(exact, Value) or not isinstance(rounded, Value):
         return []
     a, b = exact.formula.value(0), rounded.formula.value(0)
     if a is None or b is None:
         return []
-    a, b = floating(a), floating(b)
+    a, b = to_complex(a), to_complex(b)
     if a is None or b is None or abs(a - b) > 0.02 * abs(a):
         return []
     return [exact, rounded]
@@ -442,7 +450,7 @@ def _same_pair(answer: Pair, truth: Pair) -> bool:
         return False
     if operation_a == "=" and not (_has_names(left_a) or _has_names(right_a)):
         return _same_values(left_a, left_t) and _same_values(right_a, right_t)
-    factor = proportional((left_a.formula, right_a.formula), (left_t.formula, right_t.formula))
+    factor = proportionality_constant((left_a.formula, right_a.formula), (left_t.formula, right_t.formula))
     if factor is None:
         return False
     if operation_a in ("=", "!="):

@@ -125,7 +125,7 @@ def _same_at_points(left: Formula, right: Formula, natural: bool) -> bool:
             if a != b:
                 return False
         else:
-            x, y = floating(a), floating(b)
+            x, y = to_complex(a), to_complex(b)
             if x is None or y is None or not _close(x, y, 1e-7, 1e-11):
                 return False
             exact = False
@@ -145,7 +145,9 @@ def _confirmed(left: Formula, right: Formula, point: int, natural: bool) -> bool
     return bool(difference <= size * 1e-30 or (size < 1e-12 and difference < 1e-35))
 
 
-def proportional(left: tuple[Formula, Formula], right: tuple[Formula, Formula]) -> Fraction | complex | None:
+def proportionality_constant(
+    left: tuple[Formula, Formula], right: tuple[Formula, Formula]
+) -> Fraction | complex | None:
     """The constant c != 0 with left[0] - left[1] == c * (right[0] - right[1]) at all points; None if there is none.
 
     Points at which a side has no value are skipped. Two equations with such a c are the same equation; with c > 0, two
@@ -184,7 +186,7 @@ def _difference(a: Any, b: Any) -> Any:
     return 0 if abs(difference) <= 1e-12 * max(abs(a), abs(b)) else difference
 
 
-def floating(value: Fraction | complex) -> complex | None:
+def to_complex(value: Fraction | complex) -> complex | None:
     """The number in floating point; None for a fraction that is too large for it."""
     try:
         return complex(value)

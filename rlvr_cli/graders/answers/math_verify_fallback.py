@@ -26,7 +26,7 @@ _RELATION = re.compile(r"<|>|\\(?:leq?|geq?|neq?|lt|gt|in)\b|[≤≥≠∈]")
 
 
 @lru_cache(maxsize=4_096)
-def verified(answer: str, truth: str) -> bool:
+def equal_by_math_verify(answer: str, truth: str) -> bool:
     """Whether Math-Verify finds the two equal; not called, and False, if our grammar reads both or one is refused."""
     answer, truth = answer.strip(), truth.strip()
     if not _askable(answer) or not _askable(truth) or (readable(answer) and readable(truth)):

@@ -12,21 +12,21 @@ MAX_LENGTH = 1_000  # characters of a final answer
 MAX_DEPTH = 40  # nested brackets
 
 
-def names(text: str) -> frozenset[str]:
+def word_set(text: str) -> frozenset[str]:
     """A set of the words in a text."""
     return frozenset(text.split())
 
 
-FUNCTIONS = names(
+FUNCTIONS = word_set(
     "sin cos tan cot sec csc arcsin arccos arctan asin acos atan sinh cosh tanh log ln lg exp sqrt cbrt abs floor ceil "
     "coth sech csch arccot arcsec arccsc "
     "max min gcd lcm binom binomial factorial Abs nCr"
 )
-GREEK = names(
+GREEK = word_set(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
     "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar"
 )
-SMALL_WORDS = names(  # short words that are no products of variables; `a` alone is a variable
+SMALL_WORDS = word_set(  # short words that are no products of variables; `a` alone is a variable
     "an the is are was be of or and not no yes to in on at by for it if so as we us he she all any its then than per "
     "two six ten one odd even both true false none east west has had get got you can set sum way day our out new old how who"
 )
@@ -100,19 +100,19 @@ _SPELLINGS = {
     "\\iff": "\\iff", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\dbinom": "\\binom",
     "\\tbinom": "\\binom", "\\varphi": "\\phi", "\\tan": "\\tan",
 }  # fmt: skip
-_OPERATORS = names("^ = * / <= >= < > != | : \\{ \\} [ ] ( ) ' % $ ...")
+_OPERATORS = word_set("^ = * / <= >= < > != | : \\{ \\} [ ] ( ) ' % $ ...")
 _SPACES = frozenset(
     ["\\,", "\\;", "\\:", "\\>", "\\ ", "\\\n", "\\quad", "\\qquad", "\\enspace", "\\thinspace", "\\space", "\\hfill"]
 )
-_NOTHING = names(
+_NOTHING = word_set(
     r"\! \( \) \[ \] \displaystyle \textstyle \limits \nolimits \boxed \fbox \bf \rm \it \bold \mathstrut \hline \tag "
     r"\left \right \negthinspace \ensuremath \mathopen"
 )
-_TEXT = names(r"\text \mbox \textbf \textit \textrm \textsf \texttt \textnormal \emph \hbox")
-_FONT = names(r"\mathrm \mathbf \mathit \mathsf \mathnormal \operatorname \boldsymbol \bm \mathtt")
-_BLACKBOARD = names(r"\mathbb \Bbb \mathcal \mathscr \mathfrak")
-_OPENERS = names("( [ { \\{ \\langle \\lfloor \\lceil")
-_CLOSERS = names(") ] } \\} \\rangle \\rfloor \\rceil")
+_TEXT = word_set(r"\text \mbox \textbf \textit \textrm \textsf \texttt \textnormal \emph \hbox")
+_FONT = word_set(r"\mathrm \mathbf \mathit \mathsf \mathnormal \operatorname \boldsymbol \bm \mathtt")
+_BLACKBOARD = word_set(r"\mathbb \Bbb \mathcal \mathscr \mathfrak")
+_OPENERS = word_set("( [ { \\{ \\langle \\lfloor \\lceil")
+_CLOSERS = word_set(") ] } \\} \\rangle \\rfloor \\rceil")
 _KNOWN_COMMANDS = tuple(
     sorted(
         {f"\\{name}" for name in FUNCTIONS | GREEK | {"pi", "cdot", "times", "infty", "circ"}}, key=len, reverse=True
@@ -261,7 +261,7 @@ def _emit_command(command: str, gap: bool, out: list[Token]) -> None:
     out.append(Token("cmd", command, gap))
 
 
-_WHOLE_COMMANDS = names(
+_WHOLE_COMMANDS = word_set(
     "\\setminus \\minus \\infty \\mapsto \\circle \\to \\top \\pitchfork \\min \\pmod \\pm \\log \\lnot"
 )
 

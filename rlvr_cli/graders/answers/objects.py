@@ -53,7 +53,7 @@ class Relation:
     sides: tuple["Node | None", ...]
     operations: tuple[str, ...]
     named: bool  # the first side is a name (`x`, `f(x)`, `AB`, `\\angle A`, ...), so that the last side is the answer
-    literal: bool = True  # the first side has both numbers and letters, as in an equation to be solved
+    unsolved: bool = True  # the first side has both numbers and letters, as in an equation to be solved
 
 
 @dataclass(frozen=True, slots=True)

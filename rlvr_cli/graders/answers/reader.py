@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from rlvr_cli.graders.answers.formula import Formula, combined, constant, parse_formula
 from rlvr_cli.graders.answers.formula_parser import Unparsed, int_or_none
-from rlvr_cli.graders.answers.notation import FUNCTIONS, GREEK, Token, Unreadable, is_prose, key_of, names, tokens_of
+from rlvr_cli.graders.answers.notation import FUNCTIONS, GREEK, Token, Unreadable, is_prose, key_of, tokens_of, word_set
 from rlvr_cli.graders.answers.objects import (
     Group,
     Listing,
@@ -57,7 +57,7 @@ _CLOSE = frozenset(_OPEN.values())
 _RELATIONS = frozenset(
     ["=", "\\approx", "<", ">", "<=", ">=", "!=", "\\in", "\\equiv", "\\iff", "\\notin", "\\sim", "\\propto"]
 )
-_MATRICES = names("matrix pmatrix bmatrix Bmatrix vmatrix Vmatrix smallmatrix array psmallmatrix bsmallmatrix")
+_MATRICES = word_set("matrix pmatrix bmatrix Bmatrix vmatrix Vmatrix smallmatrix array psmallmatrix bsmallmatrix")
 _MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _COUNTED = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -66,19 +66,19 @@ _COUNTED = (
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _NUMBER_WORDS = {word: number for number, word in enumerate(_COUNTED.split())}
 _NUMBER_WORDS |= {word: 10 * number for number, word in enumerate(_TENS.split(), 2)}
-_HEDGES = names(
+_HEDGES = word_set(
     "not no cannot can't isn't or either neither nor between least most more less fewer than about root roots if else "
     "approximately around roughly nearly almost maybe perhaps possibly never without except undefined "
     "negative minus impossible unknown insufficient infinitely infinite"
 )
-_CONNECTIVES = names("is are was be equals equal gives get answer therefore thus hence")
-_BEFORE_UNIT = names("^ 2 3 { } / - ( ) * . '")
-_INSIDE_NAMES = names(", | _ ^ - + '")
-_BESIDE_NAMES = names("_ ' : / . ^")
-_SET_OPERATORS = {"\\cup": names(r"\cup U u"), "\\cap": names(r"\cap"), "\\setminus": names(r"\setminus -")}
-_PUNCTUATION = names(". ' \" ! : `")
-_CONNECTED_BY_TO = names("equal equals simplifies reduces evaluates amounts comes")
-_DISPLAYS = names("align aligned equation gather gathered center split")
+_CONNECTIVES = word_set("is are was be equals equal gives get answer therefore thus hence")
+_BEFORE_UNIT = word_set("^ 2 3 { } / - ( ) * . '")
+_INSIDE_NAMES = word_set(", | _ ^ - + '")
+_BESIDE_NAMES = word_set("_ ' : / . ^")
+_SET_OPERATORS = {"\\cup": word_set(r"\cup U u"), "\\cap": word_set(r"\cap"), "\\setminus": word_set(r"\setminus -")}
+_PUNCTUATION = word_set(". ' \" ! : `")
+_CONNECTED_BY_TO = word_set("equal equals simplifies reduces evaluates amounts comes")
+_DISPLAYS = word_set("align aligned equation gather gathered center split")
 _LINE = ("all real numbers", "all reals", "all real x", "set of all real numbers", "real numbers", "reals")
 _SCALES = {"c": "celsius", "celsius": "celsius", "f": "fahrenheit", "fahrenheit": "fahrenheit"}
 _NO_LETTER = re.compile(r"[^a-z0-9.+/-]+")
@@ -229,7 +229,7 @@ def trimmed(tokens: Tokens) -> Tokens:
             end -= 1
         if start < end and tokens[end - 1].text == "!" and end - start > 1 and tokens[end - 2].kind == "text":
             end -= 1
-        if end - start >= 2 and tokens[start].text == "{" and closing(tokens, start, end) == end - 1:
+        if end - start >= 2 and tokens[start].text == "{" and closing_index(tokens, start, end) == end - 1:
             start, end = start + 1, end - 1
         if (
             start < end
@@ -242,7 +242,7 @@ def trimmed(tokens: Tokens) -> Tokens:
             return tokens[start:end]
 
 
-def closing(tokens: Tokens, start: int, end: int) -> int:
+def closing_index(tokens: Tokens, start: int, end: int) -> int:
     """The index of the bracket that closes the one at `start`; any closing bracket closes any opening one ([0, 1))."""
     depth = 0
     for index in range(start, end):
@@ -390,10 +390,10 @@ def _relation(tokens: Tokens) -> Node | None:
     if not trimmed(sides[0]) and operations[0] in ("=", "\\approx"):
         return read_one(tokens[1:]) if trimmed(tokens[1:]) else None
     nodes = tuple(read_one(side) for side in sides)
-    literal = any(token.kind == "num" for token in sides[0]) and any(
+    unsolved = any(token.kind == "num" for token in sides[0]) and any(
         token.kind in ("word", "cmd") for token in sides[0]
     )
-    return Relation(nodes, tuple(operations), _is_name(trimmed(sides[0])), literal)
+    return Relation(nodes, tuple(operations), _is_name(trimmed(sides[0])), unsolved)
 
 
 def _is_name(tokens: Tokens) -> bool:
@@ -492,7 +492,7 @@ def _punctured(hole: Node) -> Node:
 
 def _bracketed(tokens: Tokens) -> Node | None:
     first = tokens[0].text
-    if first not in ("(", "[", "\\{", "\\langle") or closing(tokens, 0, len(tokens)) != len(tokens) - 1:
+    if first not in ("(", "[", "\\{", "\\langle") or closing_index(tokens, 0, len(tokens)) != len(tokens) - 1:
         return None
     last = tokens[-1].text
     inner = tokens[1:-1]
@@ -533,7 +533,7 @@ def _system(tokens: Tokens) -> Node | None:
     start = 1 if tokens[0].text == "\\{" else 0
     if start >= len(tokens) or (tokens[start].kind, tokens[start].text) not in (("begin", "cases"), ("begin", "array")):
         return None
-    if closing(tokens, start, len(tokens)) != len(tokens) - 1 or (tokens[start].text == "array" and not start):
+    if closing_index(tokens, start, len(tokens)) != len(tokens) - 1 or (tokens[start].text == "array" and not start):
         return None
     lines = [line for line in split(tokens[start + 1 : -1], lambda token: token.text == "\\\\") if trimmed(line)]
     if any(token.text == "&" for line in lines for token in line):
@@ -546,7 +546,7 @@ def _matrix(tokens: Tokens) -> Node | None:
     start = next((index for index, token in enumerate(tokens) if token.kind == "begin"), None)
     if start is None or tokens[start].text not in _MATRICES:
         return None
-    end = closing(tokens, start, len(tokens))
+    end = closing_index(tokens, start, len(tokens))
     if end < 0:
         return None
     before, body, after = tokens[:start], tokens[start + 1 : end], tokens[end + 1 :]

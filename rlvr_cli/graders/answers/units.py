@@ -6,7 +6,7 @@ Enters: tokens, or two units as `canonical_unit` spells them. Leaves: a spelling
 
 import re
 
-from rlvr_cli.graders.answers.notation import Token, names
+from rlvr_cli.graders.answers.notation import Token, word_set
 
 _ALIASES = {
     "cm": "cm centimeter centimeters centimetre centimetres cms",
@@ -59,8 +59,8 @@ _ALIASES = {
 }
 UNITS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()}
 # these may follow a number without a space
-GLUED_UNITS = names("cm mm km kg mg ml mL ft lbs hrs hr min mph am pm sec AM PM mi yd in oz")
-_TAILS = names("of in that which for to from left total is are were each")  # the unit ends before these words
+GLUED_UNITS = word_set("cm mm km kg mg ml mL ft lbs hrs hr min mph am pm sec AM PM mi yd in oz")
+_TAILS = word_set("of in that which for to from left total is are were each")  # the unit ends before these words
 
 
 def canonical_unit(tokens: list[Token]) -> str:
