@@ -85,7 +85,7 @@ def gone_within(pid: int, seconds: float) -> bool:
     return not alive(pid)
 
 
-def test_the_pool_says_what_the_grader_says():
+def test_the_pool_returns_the_verdicts_of_the_grader():
     pairs = [(f"r </think> <answer> {n} </answer>", str(n + n % 2)) for n in range(150)]
     expected = [resolve_grader("r1_zero")(*pair) for pair in pairs]
     with GraderPool("r1_zero") as pool:
@@ -132,7 +132,7 @@ def test_many_bad_items_in_a_row(hostile):
         assert [verdict.reward for verdict in pool.grade([("5", "5"), ("6", "5")])] == [1.0, 0.0]
 
 
-def test_a_grader_that_asks_gets_the_example_and_no_other_grader_costs_one(tmp_path, hostile):
+def test_only_a_grader_that_takes_the_example_gets_it(tmp_path, hostile):
     (tmp_path / "asks.py").write_text(
         "def grade(response, truth, example):\n"
         "    return {'reward': float(example['question'] == response), 'extracted_answer': f\"{example['id']} {truth}\"}\n"
@@ -183,7 +183,7 @@ def test_a_worker_that_was_killed_from_outside_is_replaced():
         assert [verdict.reward for verdict in pool.grade([("5", "5"), ("6", "5")])] == [1.0, 0.0]
 
 
-def test_ctrl_c_is_not_for_the_workers():
+def test_workers_ignore_ctrl_c():
     with GraderPool("gsm8k", workers=1) as pool:
         assert pool.grade([("5", "5")])[0].reward == 1.0
         os.kill(pool._workers[0].process.pid, signal.SIGINT)
@@ -260,7 +260,7 @@ def test_an_interrupted_call_leaves_no_stale_answers(hostile, request):
         assert [verdict.reward for verdict in pool.grade([("6", "5"), ("5", "5")])] == [0.0, 1.0]
 
 
-def test_verdicts_of_the_background_come_call_by_call(hostile):
+def test_each_background_call_returns_its_own_verdicts(hostile):
     with GraderPool(hostile, workers=2) as pool:
         calls = [[(str(n), "5"), ("5", str(n))] for n in range(8)]
         futures = [pool.submit(pairs) for pairs in calls]
@@ -268,14 +268,14 @@ def test_verdicts_of_the_background_come_call_by_call(hostile):
         assert [[v.reward for v in f.result()] for f in futures] == [[float(n == 5)] * 2 for n in range(8)]
 
 
-def test_an_error_of_the_background_is_the_future_s(tmp_path):
+def test_the_future_raises_the_error_of_a_background_call(tmp_path):
     grader = tmp_path / "broken.py"
     grader.write_text("import no_such_module\n\ndef grade(response, ground_truth):\n    return 1\n")
     with GraderPool(f"{grader}:grade", workers=1) as pool, pytest.raises(RlvrError, match="no_such_module"):
         pool.submit([("1", "1")]).result()
 
 
-def test_a_pool_that_is_closed_does_not_wait_for_what_is_under_way(hostile):
+def test_close_cancels_pending_calls(hostile):
     pool = GraderPool(hostile, workers=1, timeout=600.0)
     assert pool.grade([("5", "5")])[0].reward == 1.0
     hanging, waiting = pool.submit([("hang", "5")]), pool.submit([("5", "5")])
@@ -288,7 +288,7 @@ def test_a_pool_that_is_closed_does_not_wait_for_what_is_under_way(hostile):
     pool.close()
 
 
-def test_a_pool_that_is_closed_does_not_wait_for_a_worker_to_start(tmp_path):
+def test_close_does_not_wait_for_a_worker_to_start(tmp_path):
     grader = tmp_path / "slow.py"
     grader.write_text("import time\n\ntime.sleep(600)\n\ndef grade(response, ground_truth):\n    return 1\n")
     pool = GraderPool(f"{grader}:grade", workers=1)
