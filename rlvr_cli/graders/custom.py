@@ -46,7 +46,7 @@ def load(spec: str) -> Callable[[str, str], Grade]:
 
 
 def wants_example(function: Callable[..., Any]) -> bool:
-    """Whether a grading function has the parameter `example`."""
+    """Whether a grading function asks for the example."""
     return user_code.asks(function, GRADER)
 
 
