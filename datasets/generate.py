@@ -1,6 +1,6 @@
 """Write the fixed JSONL files beside this script: `python datasets/generate.py`.
 
-Enters: nothing. Leaves: the rows of rlvr_cli/synthetic.py at seed 0, so that `arithmetic` in its training split
+Enters: nothing. Leaves: the rows of rlvr_cli/data/synthetic.py at seed 0, so that `arithmetic` in its training split
 is `arithmetic:2000:0`.
 """
 

@@ -5,7 +5,7 @@ Enters: an EiConfig. Leaves: a run directory with every rollout and metric, chec
 
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.ei import EiConfig
-from rlvr_cli.data.order import batches, draw
+from rlvr_cli.data.order import batches, next_indices
 from rlvr_cli.models.tokenization import collate, pad_id_of
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import sample_groups
@@ -91,7 +91,7 @@ def expert_rollouts(
     Returns:
         The correct responses, each once, `asked` after them, and what the progress bar shows.
     """
-    indices, asked = draw(inputs.dataset.rows, config.ei_batch_size, seed=config.seed, start=asked)
+    indices, asked = next_indices(inputs.dataset.rows, config.ei_batch_size, seed=config.seed, start=asked)
     trainer.weights.sync(trainer.updates)
     rollouts, stats = sample_groups(
         trainer.run,

@@ -13,7 +13,7 @@ import torch
 from rlvr_cli import user_code
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
-from rlvr_cli.data.order import batches, draw
+from rlvr_cli.data.order import batches, next_indices
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import out_of_memory_as_user_error
 from rlvr_cli.models.policy import Policy
@@ -144,7 +144,9 @@ def rollout_batch(
     stats, rounds, with_signal = SamplingStats(), 0, 0
     syncing = trainer.weights.sync_rollouts(trainer.updates)
     while len(used) < wanted and rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1):
-        fresh, asked = draw(inputs.dataset.rows, wanted - len(used), seed=config.seed, start=asked, exclude=indices)
+        fresh, asked = next_indices(
+            inputs.dataset.rows, wanted - len(used), seed=config.seed, start=asked, exclude=indices
+        )
         if not fresh:
             break
         rollouts, took = sample_groups(
@@ -193,7 +195,7 @@ def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: 
     """Have the sampling process begin with the next batch's first questions, while this one is trained on."""
     assert trainer.weights.process is not None
     trainer.weights.sync_rollouts(trainer.updates)
-    indices, _ = draw(
+    indices, _ = next_indices(
         inputs.dataset.rows, config.n_prompts_per_rollout_batch, seed=config.seed, start=asked, exclude=[]
     )
     prefetch_groups(

@@ -1,1 +1,1 @@
-"""What is asked: datasets, prompts, traces, and their order."""
+"""Datasets, prompts, SFT traces, and the order in which examples are used."""

@@ -1,19 +1,19 @@
-r"""A dataset's name or path becomes a list of `Example`s.
+r"""Load a dataset, by name or path, as a list of `Example`s.
 
 Enters: ``arithmetic``, ``countdown``, ``gsm8k`` or ``math`` (recipes in datasets/NAME.toml); the first two also as
 ``NAME:SIZE[:SEED]``, generated; ``hf:ORG/NAME[:CONFIG]`` from the hub; a .jsonl, .json, .csv or .parquet file; a
-directory of such files, one per split. Leaves: examples whose texts UTF-8 can hold (a lone surrogate is escaped), with
-the SHA-256 of their content. A row that cannot be used is reported as FILE:LINE with the keys found; none is lost
-silently.
+directory of such files, one per split. Leaves: examples whose texts can be stored as UTF-8 (a lone surrogate is
+escaped), with the SHA-256 of their content. A row that cannot be used is reported as FILE:LINE with its keys; none is
+dropped silently.
 
 How a row is read, unless an option names the field:
 
-- question: the first of `QUESTION_FIELDS` that the file has. With a response beside it, ``prompt`` is a prompt that is
-  already formatted, as in the handout's sft.jsonl: it goes to the model as it stands.
+- question: the first of `QUESTION_FIELDS` that the file has. In a row with a response, ``prompt`` is already formatted,
+  as in the handout's sft.jsonl, and goes to the model unchanged.
 - answer: the first of `ANSWER_FIELDS`. A worked solution is reduced to its answer: what follows ``####`` on the last
   line, thousands commas removed, else the content of the last balanced ``\boxed{}``. A number stays as it is written.
 - ``nums`` (or ``numbers``) and ``target`` without a question are a Countdown puzzle.
-- response: ``response``, else ``completion``. To fine-tune on, a worked solution that ends in ``####`` or a box will do.
+- response: ``response``, else ``completion``. SFT also accepts a worked solution with ``####`` or a box in its place.
 - id: ``id``, else ``unique_id``, else the file's stem and the row's number.
 """
 
@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.data.examples import SHOWN_BAD_ROWS, Purpose, Reading
-from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, named
+from rlvr_cli.data.examples import SHOWN_BAD_ROWS, Purpose, RowReader
+from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names
 from rlvr_cli.data.synthetic import arithmetic, countdown
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.text import storable
@@ -41,18 +41,18 @@ _GENERATORS = {"arithmetic": arithmetic, "countdown": countdown}
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples, and what is to be said about where they came from."""
+    """Examples, and where they came from."""
 
-    name: str  # what was asked for
+    name: str  # the spec; of generated data always NAME:SIZE:SEED
     split: str | None  # None for a file
     examples: list[Example]
     fingerprint: str  # SHA-256, hex, of the examples' content: ids, questions, truths, prompts, responses, in order
     source: str
-    license: str | None = None  # None: not known here
+    license: str | None = None  # None: unknown
     default_grader: str | None = None  # None: the prompt decides
     num_skipped: int = 0  # bad rows left out
     skipped: list[str] = field(default_factory=list)  # the first of them, "FILE:LINE: what is wrong"; "and N more"
-    notes: list[str] = field(default_factory=list)  # what the user should hear: too few rows, answers of mixed form
+    notes: list[str] = field(default_factory=list)  # shown to the user: too few rows, answers of mixed form
 
     @property
     def rows(self) -> int:
@@ -60,7 +60,7 @@ class Dataset:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What identifies it in run.json."""
+        """The fields of run.json that identify the dataset."""
         return {"name": self.name, "rows": self.rows, "fingerprint": self.fingerprint}
 
 
@@ -80,12 +80,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class _Source:
-    """Rows to be read, and what is known of them before."""
+    """Rows to be read, and what is known about them beforehand."""
 
     name: str
     split: str | None
     rows: Generator[Row | BadRow]
-    stem: str  # of the ids of rows that have none
+    stem: str  # begins the ids of rows that have no id
     source: str
     license: str | None = None
     grader: str | None = None
@@ -94,7 +94,7 @@ class _Source:
     answer_form: str | None = None  # "####" or "boxed": every answer must have it
 
 
-# What is asked for
+# Loading
 
 
 def load_dataset(
@@ -108,18 +108,18 @@ def load_dataset(
     seed: int = 0,
     purpose: Purpose = "eval",
 ) -> Dataset:
-    """Questions with their ground truths; the module's docstring says what `spec` may be and how a row is read.
+    """Load questions with their ground truths; see the module's docstring for `spec` and for how a row is read.
 
     Args:
-        split: of a named dataset or a directory. None or "": the one that `purpose` calls for.
-        limit: the first so many usable rows; what comes after them is not read. More than there are: a note says so.
+        split: split of a named dataset or a directory. None or "": the default split for `purpose`.
+        limit: number of usable rows to read; later rows are not read. If there are fewer, a note says so.
         question_field: field with the question. None or "": found by name.
         answer_field: field with the answer. None or "": found by name.
         skip_bad_lines: leave bad rows out and list them in `skipped`, instead of raising on the first.
-        seed: of NAME:SIZE, when it names none.
-        purpose: "eval" takes the evaluation split, also of generated data, so that no question trained on is measured;
-            "train" takes the training split; "traces" takes it to fine-tune on: every example has a response, and one
-            without a ground truth has "" there.
+        seed: seed of generated data whose spec names none.
+        purpose: "eval" takes the evaluation split, also of generated data, so that no training question is evaluated;
+            "train" takes the training split; "traces" takes the training split for SFT: every example has a response
+            or a worked solution, and its ground truth may be "".
 
     Raises:
         RlvrError: an unknown name, an unreadable file, a bad row, no rows, no network, a missing extra.
@@ -131,23 +131,26 @@ def load_dataset(
     if name in dataset_names():
         if numbers:
             if question_field or answer_field:
-                raise RlvrError(f"{spec} is generated: its fields have no other names.", "Leave the field options out.")
+                raise RlvrError(
+                    f"{spec} is generated: its fields cannot be chosen.",
+                    "Leave out --question-field and --answer-field.",
+                )
             return _generated(spec, split, limit=limit, seed=seed, purpose=purpose)
         source = _from_recipe(recipe(name), split, purpose=purpose)
     elif spec.startswith("hf:"):
         source = _from_hub(spec, split, purpose=purpose)
     else:
         source = _from_path(spec, split, purpose=purpose)
-    reading = Reading(
-        stem=storable(source.stem),  # a file's name can hold bytes that are no text
+    reader = RowReader(
+        stem=storable(source.stem),  # a file name may hold bytes that are not UTF-8
         question_field=question_field or source.question_field,
         answer_field=answer_field or source.answer_field,
         answer_form=None if answer_field else source.answer_form,
         prompt_is_question=question_field == "prompt",
         traces=purpose == "traces",
     )
-    with closing(source.rows) as rows:  # also after an error, whose traceback would keep the file open
-        examples, skipped = reading.examples(rows, name=source.name, limit=limit, skip_bad_lines=skip_bad_lines)
+    with closing(source.rows) as rows:  # else the traceback of an error would keep the file open
+        examples, skipped = reader.examples(rows, name=source.name, limit=limit, skip_bad_lines=skip_bad_lines)
     more = len(skipped) - SHOWN_BAD_ROWS
     return Dataset(
         name=storable(source.name),
@@ -156,10 +159,10 @@ def load_dataset(
         fingerprint=_fingerprint(examples),
         source=storable(source.source),
         license=source.license,
-        default_grader=source.grader or ("countdown" if reading.num_puzzles == len(examples) else None),
+        default_grader=source.grader or ("countdown" if reader.num_puzzles == len(examples) else None),
         skipped=[storable(str(bad)) for bad in skipped[:SHOWN_BAD_ROWS]] + ([f"and {more:,} more"] if more > 0 else []),
         num_skipped=len(skipped),
-        notes=reading.notes() + _limit_note(source.name, len(examples), limit),
+        notes=reader.notes() + _limit_note(source.name, len(examples), limit),
     )
 
 
@@ -187,8 +190,8 @@ def _generated(spec: str, split: str | None, *, limit: int | None, seed: int, pu
     name, *numbers = spec.split(":")
     if name not in _GENERATORS:
         raise RlvrError(
-            f"{name} is no generated dataset: {spec!r} has no meaning.",
-            f"The generated ones are {named(_GENERATORS)}.",
+            f"{name} is not generated, so {spec!r} cannot set its size.",
+            f"The generated datasets are {join_names(_GENERATORS)}.",
         )
     if len(numbers) > 2 or not all(re.fullmatch(r"[0-9]{1,9}", number) for number in numbers) or int(numbers[0]) < 1:
         raise RlvrError(
@@ -219,7 +222,7 @@ def _from_recipe(made_from: Recipe, split: str | None, *, purpose: Purpose) -> _
     elif split in made_from.files:
         rows = file_rows(_recipes() / made_from.files[split])
     else:
-        raise RlvrError(f"{name} has no split {split!r}.", f"Its splits are {named(made_from.files)}.")
+        raise RlvrError(f"{name} has no split {split!r}.", f"Its splits are {join_names(made_from.files)}.")
     return _Source(
         name=name,
         split=split,
@@ -261,7 +264,9 @@ def _from_path(spec: str, split: str | None, *, purpose: Purpose) -> _Source:
     elif split:
         raise RlvrError(f"{spec} is one file: it has no split {split!r}.", "Leave --split out, or name another file.")
     elif path.suffix.lower() not in SUFFIXES:
-        raise RlvrError(f"{spec}: cannot tell what kind of file this is.", f"Its name must end in {named(SUFFIXES)}.")
+        raise RlvrError(
+            f"{spec}: cannot tell what kind of file this is.", f"Its name must end in {join_names(SUFFIXES)}."
+        )
     return _Source(name=spec, split=split, rows=file_rows(path), stem=path.stem, source=str(path))
 
 
@@ -279,11 +284,11 @@ def _split_file(directory: Path, split: str | None, *, purpose: Purpose) -> tupl
                 return path, name
             case [_, *_] as several:
                 raise RlvrError(
-                    f"The directory {directory} has several files for {name}.", f"Name one of {named(several)}."
+                    f"The directory {directory} has several files for {name}.", f"Name one of {join_names(several)}."
                 )
     raise RlvrError(
         f"The directory {directory} has no file for the split {' or '.join(wanted)}.",
-        f"It has {named(path.stem for path in files)}; choose with --split."
+        f"It has {join_names(path.stem for path in files)}; choose with --split."
         if files
         else "Name a file, or put train.jsonl, validation.jsonl or test.jsonl there.",
     )
@@ -292,12 +297,12 @@ def _split_file(directory: Path, split: str | None, *, purpose: Purpose) -> tupl
 def _unknown(spec: str) -> RlvrError:
     names = dataset_names()
     if "/" in spec or "\\" in spec or Path(spec).suffix.lower() in SUFFIXES:
-        return RlvrError(f"There is no file {spec}.", f"The built-in datasets are {named(names)}.")
+        return RlvrError(f"There is no file {spec}.", f"The built-in datasets are {join_names(names)}.")
     close = difflib.get_close_matches(spec.partition(":")[0], names, n=1)
     return RlvrError(
         f"There is no dataset {spec!r}, neither built in nor as a file.",
         (f"Did you mean {close[0]!r}? " if close else "")
-        + f"The built-in ones are {named(names)}; others are hf:ORG/NAME or a file that ends in {named(SUFFIXES)}.",
+        + f"The built-in ones are {join_names(names)}; others are hf:ORG/NAME or a file that ends in {join_names(SUFFIXES)}.",
     )
 
 
@@ -317,12 +322,12 @@ def _fingerprint(examples: Iterable[Example]) -> str:
 
 
 def _hub_rows(name: str, configs: Sequence[str | None], *, split: str) -> Generator[Row]:
-    """The rows of a hub dataset; several configs take turns, so that the first N rows have some of each."""
+    """The rows of a hub dataset; several configs take turns, so that the first N rows mix them."""
     try:
         from datasets.exceptions import DatasetsError
 
         from datasets import load_dataset as fetch  # pyright: ignore[reportAttributeAccessIssue]
-    except ImportError:  # the datasets/ folder of a checkout can be found under this name, and has none of it
+    except ImportError:  # also if `datasets` is the datasets/ folder of a checkout, which lacks these names
         raise missing_extra("Hugging Face datasets", "hub") from None
 
     def rows(config: str | None) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Rows of a dataset -> examples: which field is the question, which the answer, and what the final answer in it is."""
+"""Convert the rows of a dataset to examples: find the fields of question and answer, and the final answer."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlvr_cli.data.files import BadRow, Row, named, text_of
+from rlvr_cli.data.files import BadRow, Row, join_names, text_of
 from rlvr_cli.data.synthetic import countdown_question
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.text import storable
@@ -24,26 +24,26 @@ SHOWN_BAD_ROWS = 5
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")  # GSM8K's "<<48/2=24>>24"
 _BARE = re.compile(r"[^\s${}\\]+")
-_BRACE = re.compile(r"\\.|[{}]")  # \{ and \} delimit nothing
+_BRACE = re.compile(r"\\.|[{}]")  # \{ and \} do not count
 
 
 # From a row to an Example
 
 
 @dataclass
-class Reading:
-    """What one source's rows have in common: their fields, fixed by the first row that has them, and the ids so far."""
+class RowReader:
+    """Reads the rows of one source. The first row that has a question or an answer fixes its field for all rows."""
 
     stem: str
     question_field: str | None
     answer_field: str | None
     answer_form: str | None
-    prompt_is_question: bool  # the user says so: it is not formatted yet, whatever stands beside it
-    traces: bool  # a response is needed, a ground truth is not
-    where_is: dict[str, str] = field(default_factory=dict)  # id -> its row
+    prompt_is_question: bool  # --question-field prompt: it is not formatted yet, even in a row with a response
+    traces: bool  # for SFT: a row needs a response but no ground truth
+    where_is: dict[str, str] = field(default_factory=dict)  # id -> FILE:LINE of its row
     num_puzzles: int = 0
-    num_marked: int = 0  # answers found by their mark
-    whole: list[str] = field(default_factory=list)  # rows whose answers were taken whole
+    num_marked: int = 0  # answers found by #### or a box
+    whole: list[str] = field(default_factory=list)  # FILE:LINE of the rows whose whole text is the answer
 
     def examples(
         self, rows: Iterable[Row | BadRow], *, name: str, limit: int | None, skip_bad_lines: bool
@@ -75,7 +75,7 @@ class Reading:
         if self.traces and not (response or "").strip() and not solution:
             raise BadRow(
                 row.where,
-                f"no response to train on: looked for {named(RESPONSE_FIELDS)}; the keys are {named(row.keys)}.",
+                f"no response to train on: looked for {join_names(RESPONSE_FIELDS)}; the keys are {join_names(row.keys)}.",
                 "Fine-tuning needs traces: {prompt, response} rows, or worked solutions that end in #### or \\boxed{}.",
             )
         question_field = self.question_field or _first(QUESTION_FIELDS, row.keys)
@@ -100,10 +100,10 @@ class Reading:
     def question(self, row: Row, question_field: str | None) -> str:
         question = text_of(row, question_field) if question_field else None
         if question is None or not question.strip():
-            looked_for = self.question_field or named(QUESTION_FIELDS)
+            looked_for = self.question_field or join_names(QUESTION_FIELDS)
             raise BadRow(
                 row.where,
-                f"no question: looked for {looked_for}; the keys are {named(row.keys)}.",
+                f"no question: looked for {looked_for}; the keys are {join_names(row.keys)}.",
                 "Name its field: --question-field.",
             )
         self.question_field = question_field
@@ -115,10 +115,10 @@ class Reading:
         if answer is None or not answer.strip():
             if self.traces:
                 return ""
-            looked_for = self.answer_field or named(ANSWER_FIELDS)
+            looked_for = self.answer_field or join_names(ANSWER_FIELDS)
             raise BadRow(
                 row.where,
-                f"no answer: looked for {looked_for}; the keys are {named(row.keys)}.",
+                f"no answer: looked for {looked_for}; the keys are {join_names(row.keys)}.",
                 "Name its field: --answer-field.",
             )
         self.answer_field = answer_field
@@ -134,7 +134,7 @@ class Reading:
         return truth
 
     def solution(self, row: Row) -> str | None:
-        """The working of a worked solution: without GSM8K's last line and calculator marks; None for a bare answer."""
+        """The text of a worked solution, without GSM8K's #### answer and calculator marks; None for a bare answer."""
         field = self.answer_field or _first(("solution", *ANSWER_FIELDS), row.keys)
         text = (text_of(row, field) or "").strip() if field else ""
         form, _ = final_answer(text)
@@ -148,7 +148,7 @@ class Reading:
         if example_id in self.where_is:
             raise BadRow(
                 row.where,
-                f"the id {named([example_id])} is taken: {self.where_is[example_id]} has it too.",
+                f"the id {join_names([example_id])} is taken: {self.where_is[example_id]} has it too.",
                 "Ids must be unique; without an id field, rows are numbered.",
             )
         self.where_is[example_id] = row.where
@@ -165,7 +165,7 @@ class Reading:
 
 
 def final_answer(text: str) -> tuple[str, str]:
-    r"""(form, answer): how a text marks its final answer, and that answer, stripped; "" when it cannot be read.
+    r"""(form, answer): how a text marks its final answer, and the answer itself, stripped; "" if it cannot be read.
 
     "####" is GSM8K's mark: the rest of the last line, thousands commas removed. "boxed" is MATH's: the content of the
     last balanced ``\boxed{}`` or ``\fbox{}``. "whole" is any other text.

@@ -1,8 +1,8 @@
-"""A file becomes rows: JSON lines, a JSON array, CSV or Parquet.
+"""Read the rows of a file: JSON lines, a JSON array, CSV or Parquet.
 
-Enters: the path of a .jsonl, .json, .csv or .parquet file. Leaves: one `Row` or `BadRow` after the other, each of which says
-where it stands (FILE:LINE where the format has lines); numbers come as they are written. What is wrong with one row spoils no
-other; a file that cannot be read at all is an RlvrError.
+Enters: the path of a .jsonl, .json, .csv or .parquet file. Leaves: one `Row` or `BadRow` after the other, each with its
+place (FILE:LINE where the format has lines); numbers stay as they are written. A bad row does not affect the others; a
+file that cannot be read at all raises RlvrError.
 """
 
 import csv
@@ -20,21 +20,21 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.text import storable
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
-MAX_LINE_BYTES = 64 * 2**20  # a longer line is no row, and a file without line ends must not fill the memory
+MAX_LINE_BYTES = 64 * 2**20  # a longer line is a bad row: a file without line ends must not fill the memory
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row as it stands in its file."""
+    """One row of a file, unconverted."""
 
     where: str
-    number: int | str  # names the row in its id
+    number: int | str  # ends the id of a row without an id
     values: Mapping[str, Any]
-    keys: Sequence[str]  # every key there was, also those not read
+    keys: Sequence[str]  # all keys of the row, also unused ones
 
 
 class BadRow(Exception):
-    """One row that cannot be used: readers yield it, so that what follows it can still be read."""
+    """One row that cannot be used: readers yield it, so that the rows after it can still be read."""
 
     def __init__(self, where: str, problem: str, hint: str = "") -> None:
         super().__init__(where, problem, hint)
@@ -45,7 +45,7 @@ class BadRow(Exception):
 
 
 def file_rows(path: Path) -> Generator[Row | BadRow]:
-    """The rows of a file, read as they are asked for. Raises RlvrError when the file as a whole cannot be read."""
+    """Yield the rows of a file, read lazily. Raises RlvrError when the file as a whole cannot be read."""
     suffix = path.suffix.lower()
     try:
         if suffix == ".parquet":
@@ -87,7 +87,7 @@ def _json_line_rows(path: Path) -> Generator[Row | BadRow]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-    r"""Lines ended by \n alone: U+2028 and its like end no line. None for one that is too long."""
+    r"""Yield lines that end in \n (U+2028 and the like do not end a line); None for a line that is too long."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES:
             yield line
@@ -122,11 +122,11 @@ def _json_fault(error: json.JSONDecodeError) -> str:
 
 
 class _Unusable(ValueError):
-    """JSON that parses and still must not be read."""
+    """JSON that is refused: nested too deeply, or with a key twice in one object."""
 
 
 def _parse_json(text: str) -> Any:
-    """JSON with its numbers as text: exact, however long. NaN and the infinities, which are not JSON, become floats."""
+    """Parse JSON with numbers as text: exact at any length. NaN and infinities, which are not JSON, become floats."""
     try:
         return json.loads(text, parse_int=str, parse_float=str, object_pairs_hook=_object)
     except RecursionError:
@@ -137,7 +137,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
         keys = [key for key, _ in pairs]
-        raise _Unusable(f"the key {named([key for key in keys if keys.count(key) > 1][:1])} occurs more than once.")
+        raise _Unusable(
+            f"the key {join_names([key for key in keys if keys.count(key) > 1][:1])} occurs more than once."
+        )
     return values
 
 
@@ -153,7 +155,7 @@ def _row(value: Any, where: str, number: int) -> Row | BadRow:
 
 
 def _csv_rows(path: Path) -> Generator[Row | BadRow]:
-    # undecodable bytes come out as lone surrogates, so that the row they stand in can be named
+    # undecodable bytes become lone surrogates, so that the error can name their row
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         lines: list[str] = []  # of the row being read
         reader = csv.reader((lines.append(line) or line for line in file), strict=True)
@@ -161,7 +163,7 @@ def _csv_rows(path: Path) -> Generator[Row | BadRow]:
         try:
             header = next((cells for cells in reader if not _is_blank(cells)), [])
             if len(set(header)) != len(header):
-                raise RlvrError(f"{path}:{reader.line_num}: two columns have the same name: {named(header)}.")
+                raise RlvrError(f"{path}:{reader.line_num}: two columns have the same name: {join_names(header)}.")
             number = 0
             while True:
                 lines.clear()
@@ -187,7 +189,7 @@ def _csv_rows(path: Path) -> Generator[Row | BadRow]:
 
 
 def _refuse_open_quote(error: csv.Error, lines: list[str], path: Path, last: int) -> None:
-    """Raise RlvrError if the file ended inside quotes: all the rows since they opened would be lost as a single bad one."""
+    """Raise RlvrError if the file ended inside quotes: all rows since the open quote would be lost as one bad row."""
     if "unexpected end of data" not in str(error):
         return
     *_, cells = csv.reader([*lines, '"'], strict=True)
@@ -204,7 +206,9 @@ def _is_blank(cells: list[str]) -> bool:
 
 def _csv_row(header: list[str], cells: list[str], where: str, number: int) -> Row | BadRow:
     if len(cells) != len(header):
-        return BadRow(where, f"row {number} has {len(cells)} cells; the header has {len(header)}: {named(header)}.")
+        return BadRow(
+            where, f"row {number} has {len(cells)} cells; the header has {len(header)}: {join_names(header)}."
+        )
     for cell in cells:
         if escaped := re.search("[\udc80-\udcff]", cell):
             return BadRow(
@@ -221,7 +225,7 @@ def _parquet_rows(path: Path) -> Generator[Row | BadRow]:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             keys = file.schema_arrow.names
             if len(set(keys)) != len(keys):
-                raise RlvrError(f"{path}: two columns have the same name: {named(keys)}.")
+                raise RlvrError(f"{path}: two columns have the same name: {join_names(keys)}.")
             number = 0
             for batch in file.iter_batches(batch_size=1024):
                 for values in batch.to_pylist():
@@ -232,7 +236,7 @@ def _parquet_rows(path: Path) -> Generator[Row | BadRow]:
 
 
 def text_of(row: Row, key: str) -> str | None:
-    """A field's text; a number as it is written; None where there is nothing. Raises BadRow when it is neither."""
+    """A field as text, numbers as they are written; None if it is missing or null. Raises BadRow for other types."""
     value = row.values.get(key)
     match value:
         case None:
@@ -258,7 +262,7 @@ def text_of(row: Row, key: str) -> str | None:
     raise BadRow(row.where, f"{key!r} should be text or a number; it is {kind}.", "Name another field, or flatten it.")
 
 
-def named(names: Iterable[Any]) -> str:
-    """Names in a message: the first dozen, none longer than a line's worth."""
+def join_names(names: Iterable[Any]) -> str:
+    """Join names for a message: at most twelve, each cut to 40 characters."""
     shown = [str(name) if len(str(name)) <= 40 else f"{str(name)[:40]}…" for name in names]
     return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "") or "none"

@@ -1,4 +1,4 @@
-"""The order in which examples are used, as pure functions of seed, epoch and position: no generator's state to save."""
+"""The order in which examples are used, as pure functions of seed, epoch and position: no RNG state to save."""
 
 import functools
 import hashlib
@@ -12,7 +12,7 @@ T = TypeVar("T")
 def epoch_order(num_examples: int, *, seed: int, epoch: int) -> tuple[int, ...]:
     """A permutation of range(num_examples), a function of (num_examples, seed, epoch) alone.
 
-    Sorted by a hash instead of drawn: no generator's state to save, and the same on every machine and version.
+    Sorted by a hash instead of shuffled by a generator, so that it is the same on every machine and Python version.
     """
 
     def key(index: int) -> bytes:
@@ -21,19 +21,21 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(sorted(range(num_examples), key=key))
 
 
-def draw(num_examples: int, count: int, *, seed: int, start: int, exclude: Sequence[int] = ()) -> tuple[list[int], int]:
-    """The next examples of an endless pass over a dataset, epoch after epoch, each in its own order.
+def next_indices(
+    num_examples: int, count: int, *, seed: int, start: int, exclude: Sequence[int] = ()
+) -> tuple[list[int], int]:
+    """Return the next indices of an endless pass over a dataset: one epoch after another, each in its own order.
 
-    None is drawn twice in a call, also where an epoch ends within it.
+    No index is returned twice by one call, even if it spans two epochs.
 
     Args:
-        num_examples: of the dataset.
-        count: how many are wanted.
-        start: how far the pass has come, from 0.
-        exclude: indices to pass over.
+        num_examples: size of the dataset.
+        count: number of indices to return.
+        start: position in the pass at which to start, counted over all epochs from 0.
+        exclude: indices to skip.
 
     Returns:
-        `count` indices, fewer when there are not as many left, and how far the pass has come.
+        `count` indices, fewer if the dataset has no others left, and the position after them.
     """
     seen, drawn = set(exclude) & set(range(num_examples)), []
     position = start
@@ -48,12 +50,12 @@ def draw(num_examples: int, count: int, *, seed: int, start: int, exclude: Seque
 
 
 def batches(examples: Sequence[T], *, batch_size: int, seed: int, epoch: int) -> Iterator[list[T]]:
-    """One epoch of `examples`, shuffled, in batches, of which the last may be smaller.
+    """One epoch of `examples`, shuffled, in batches; the last may be smaller.
 
     Args:
         examples: the dataset.
         batch_size: examples per batch.
-        seed, epoch: they and the number of examples fix the order.
+        seed, epoch: with the number of examples, these determine the order.
     """
     order = epoch_order(len(examples), seed=seed, epoch=epoch)
     for first in range(0, len(order), batch_size):

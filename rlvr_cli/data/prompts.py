@@ -1,7 +1,7 @@
 """Prompt templates: text with `{question}` in it.
 
-Enters: the name of a built-in template (prompts/NAME.prompt) or a file, and a question. Leaves: the prompt. Nothing but
-`{question}` means anything in a template, and nothing means anything in a question.
+Enters: the name of a built-in template (prompts/NAME.prompt) or a file, and a question. Leaves: the prompt. Only
+`{question}` is special in a template, and nothing is special in a question.
 """
 
 import difflib
@@ -17,13 +17,13 @@ _DIRECTORY = Path(__file__).parent / "prompts"
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """A template and what it was asked for as: a built-in name or a path."""
+    """A template, and the built-in name or path that it was loaded by."""
 
     name: str
     text: str
 
     def fill(self, question: str) -> str:
-        """The template with `question` for every `{question}`, in one pass: what is put in is not read again."""
+        """Replace every `{question}` by `question`, in one pass: the inserted text is not searched again."""
         return self.text.replace(PLACEHOLDER, question)
 
 
@@ -33,7 +33,7 @@ def prompt_names() -> list[str]:
 
 
 def load_prompt(name_or_path: str) -> PromptTemplate:
-    """A built-in template by its name, else the file at this path (UTF-8, kept to the byte but for a leading BOM).
+    """Load a built-in template by name, else the file at this path (UTF-8, unchanged except for a leading BOM).
 
     Raises:
         RlvrError: no such name or file, a file that cannot be read as UTF-8 text, or one without `{question}`.
@@ -47,7 +47,7 @@ def load_prompt(name_or_path: str) -> PromptTemplate:
         raise RlvrError(
             f"There is no prompt {name_or_path!r}, neither built in nor as a file.",
             (f"Did you mean {close[0]!r}? " if close else "")
-            + f"The built-in prompts are {', '.join(names)}; any other is a file that holds {PLACEHOLDER}.",
+            + f"The built-in prompts are {', '.join(names)}; any other prompt is a file that contains {PLACEHOLDER}.",
         ) from e
     except UnicodeDecodeError as e:
         raise RlvrError(

@@ -1,4 +1,4 @@
-"""Two verifiable tasks made from a seed: last-digit arithmetic and Countdown, each with a trace to fine-tune on.
+"""Two verifiable tasks generated from a seed: last-digit arithmetic and Countdown, each example with a trace for SFT.
 
 Enters: a size, a seed, a split. Leaves: that many `Example`s, the same on every machine and Python, no question twice.
 
@@ -19,12 +19,12 @@ from rlvr_cli.types import Example
 SPLITS = ("train", "validation")
 VALIDATION_ONE_IN = 10  # questions, by hash
 TERMS = 5  # digits in an arithmetic question: 100,000 questions in all
-COUNTDOWN_LIMIT = 1_000_000  # far fewer than there are, so that new ones never run out
-OPERATORS = {"+": 1, "-": 1, "*": 2, "/": 2}  # with how tightly they bind
+COUNTDOWN_LIMIT = 1_000_000  # far fewer puzzles than exist, so that new ones never run out
+OPERATORS = {"+": 1, "-": 1, "*": 2, "/": 2}  # with their precedence
 
 
 def split_of(question: str) -> str:
-    """The split that a question belongs to: validation for one in ten, by its SHA-256."""
+    """The split of a question: validation for one in ten, by its SHA-256."""
     digest = hashlib.sha256(question.encode()).digest()
     return "validation" if int.from_bytes(digest[:8], "big") % VALIDATION_ONE_IN == 0 else "train"
 
@@ -39,12 +39,12 @@ def arithmetic(
 ) -> list[Example]:
     """Questions such as "What is the last digit of 6+6+3+9+2?", whose answer is one digit.
 
-    The traces are a mixture, so that a model fine-tuned on them is right some of the time and reinforcement has
-    something to find: careful ones add one number at a time and keep the last digit, guesses name a random digit, and
+    The traces are a mixture, so that a model fine-tuned on them is right some of the time and RL has something to
+    reinforce: careful ones add one number at a time and keep the last digit, guesses name a random digit, and
     malformed ones guess and break the tags in one of three ways.
 
     Args:
-        size: examples; at most what five digits allow (about 90,000 for train and 10,000 for validation).
+        size: number of examples; at most what five digits allow (about 90,000 for train and 10,000 for validation).
         seed: which questions, in which order.
         split: "train" or "validation".
         careful_share: probability of a careful trace.
@@ -73,7 +73,7 @@ def arithmetic(
         seen.add(question)
         if split_of(question) != split:
             continue
-        # always three draws, so that the shares decide a trace's kind and nothing about the traces after it
+        # always three random numbers, so that the shares change a trace's kind but not the traces after it
         kind, guess, damage = traces.random(), _below(traces, 10), _below(traces, 3)
         if kind < careful_share:
             response = _careful_trace(digits)
@@ -93,11 +93,11 @@ def arithmetic(
 
 
 def countdown(size: int, *, seed: int = 0, split: str = "train") -> list[Example]:
-    """Three or four numbers to be combined into a target from 10 to 99, reachable by construction.
+    """Puzzles that combine three or four numbers into a target from 10 to 99, reachable by construction.
 
     The ground truth is JSON text, ``{"numbers": [...], "target": N, "solution": "..."}``, where the solution uses every
     number once and no step leaves the positive integers. No two examples have the same numbers, in any order, and the
-    same target, within a split or across the two. Every trace works its solution out.
+    same target, within a split or across the two. Every trace derives the solution step by step.
 
     Raises:
         RlvrError: an unknown split, or more than a million examples.
@@ -174,10 +174,10 @@ def _malformed_trace(guess: int, damage: int) -> str:
 
 
 def _countdown_puzzle(rng: Random) -> tuple[list[int], int, str, list[str]]:
-    """(numbers, target, solution, its steps in an order in which they can be worked out)."""
+    """(numbers, target, solution, steps of the solution in an order in which they can be computed)."""
     # half of the numbers have one digit: among larger ones hardly any product or quotient lands on a small target
     numbers = [1 + _below(rng, 9) if rng.random() < 0.5 else 10 + _below(rng, 90) for _ in range(3 + _below(rng, 2))]
-    terms = [(number, str(number), 3) for number in numbers]  # value, text, how tightly it binds
+    terms = [(number, str(number), 3) for number in numbers]  # value, text, precedence
     steps: list[str] = []
     while len(terms) > 1:
         left, left_text, left_binds = terms.pop(_below(rng, len(terms)))

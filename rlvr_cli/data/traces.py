@@ -1,6 +1,6 @@
-"""What SFT trains on: a dataset with responses, or the rollouts of a run, as prompt and response texts.
+"""Load SFT traces: prompts and responses, from a dataset or from the rollouts of a run.
 
-Enters: a dataset spec or a run directory. Leaves: examples that each have a prompt and a response, filtered and counted.
+Enters: a dataset spec or a run directory. Leaves: examples that all have a prompt and a response, filtered and counted.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from rlvr_cli.types import Example
 
 @dataclass(frozen=True)
 class Traces:
-    """Examples that each have `prompt` and `response`, no pair of them twice."""
+    """Examples that all have `prompt` and `response`; no such pair occurs twice."""
 
     name: str
     fingerprint: str  # sha256 of the source, before any filter
@@ -30,7 +30,7 @@ class Traces:
 
 
 class SampledIds(NamedTuple):
-    """The ids of a trace, as they were sampled."""
+    """The token ids of a trace, as they were sampled."""
 
     prompt: list[int]
     response: list[int]
@@ -46,7 +46,7 @@ def load_traces(
     answer_field: str = "",
     skip_bad_lines: bool = False,
 ) -> Traces:
-    """Traces from a run directory (every rollout is one) or from whatever `load_dataset` reads.
+    """Load traces from a run directory (one per rollout) or from a dataset that `load_dataset` can read.
 
     Raises:
         RlvrError: nothing to train on, or what `load_dataset` raises.
@@ -72,20 +72,23 @@ def load_traces(
         )
     with_prompts = [replace(e, prompt=prompt_of(e, template)) for e in source.examples]
     worked = sum(e.solution is not None for e in with_prompts)
-    with_prompts = [replace(e, response=e.response or response_of(e)) for e in with_prompts]
+    with_prompts = [replace(e, response=e.response or response_from_solution(e)) for e in with_prompts]
     unique = list({(e.prompt, e.response): e for e in with_prompts if e.response}.values())
     messages = list(source.messages)
     if worked:
-        messages.append(f"{worked} responses were made of worked solutions, in the format that the prompt asks for")
+        messages.append(f"{worked} responses were made from worked solutions, in the format that the prompt asks for")
     if len(unique) < len(with_prompts):
-        messages.append(f"{len(with_prompts) - len(unique)} traces were empty or there twice and are left out")
+        messages.append(f"{len(with_prompts) - len(unique)} traces were empty or duplicates and are left out")
     if not unique:
         raise RlvrError(f"{spec} holds no response to train on.", "SFT needs rows with a prompt and a response.")
     return replace(source, examples=unique, messages=messages)
 
 
-def response_of(example: Example) -> str | None:
-    """A worked solution as a response to the example's prompt: after an open <think> in its tags, else with the answer in a box."""
+def response_from_solution(example: Example) -> str | None:
+    """Format a worked solution as a response: with r1_zero's tags if the prompt ends in <think>, else with a box.
+
+    None if the example has no worked solution.
+    """
     if example.solution is None:
         return None
     if (example.prompt or "").rstrip().endswith("<think>"):
@@ -109,7 +112,7 @@ def _from_run(path: Path) -> Traces:
         key = f"{r['phase']}-{r['step']}-{r['example_id']}-{r['sample_index']}"
         digest.update(f"{key}\0{r['prompt']}\0{r['response']}\0{r['ground_truth']}\0".encode())
         if r["finish_reason"] == "length":
-            continue  # to train on its end would teach the model to stop in the middle
+            continue  # a response cut at its length limit would teach the model to stop in the middle
         examples.append(Example(key, r["prompt"], r["ground_truth"], prompt=r["prompt"], response=r["response"]))
         if r["prompt_ids"] and r["response_ids"]:
             token_ids[key] = SampledIds(r["prompt_ids"], r["response_ids"], r["response_mask"])
@@ -140,10 +143,10 @@ def keep_correct(examples: Sequence[Example], grader: GraderPool) -> list[Exampl
 
 
 def choose_examples(examples: Sequence[Example], num_examples: str, *, order: Sequence[int]) -> list[Example]:
-    """The first `num_examples` in `order`, or all: a smaller choice is part of every larger one of the same order.
+    """The first `num_examples` in `order`, or all. With the same order, a smaller choice is part of every larger one.
 
     Raises:
-        RlvrError: there are fewer than asked for.
+        RlvrError: there are fewer examples than `num_examples`.
     """
     if num_examples == "all":
         return list(examples)

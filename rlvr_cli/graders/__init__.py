@@ -1,9 +1,9 @@
 """Graders: (response, ground truth) -> `Grade`.
 
-Enters: what a policy wrote and what was right. Leaves: rewards and, where there was none, why. `resolve_grader` turns
-the name of a grader into a function that grades in this process; `pool.GraderPool` does it in processes that can be
-killed. `r1_zero_reward_fn` and `question_only_reward_fn` are the reward functions of the handout. Importing this
-package is cheap: a grader's module, and Math-Verify above all, is imported when it is asked for.
+Enters: a response and its ground truth. Leaves: the rewards and, for a response without a reward, the failure kind.
+`resolve_grader` returns the named grader as a function that grades in this process; `pool.GraderPool` grades in worker
+processes that can be killed. `r1_zero_reward_fn` and `question_only_reward_fn` are the reward functions of the handout.
+Importing this package is cheap: a grader's module, and Math-Verify above all, is imported on first use.
 """
 
 import importlib
@@ -49,10 +49,10 @@ def check_grader(spec: str) -> None:
 
 
 def resolve_grader(spec: str, *, format_rule: FormatRule = "literal") -> Callable[[str, str], Grade]:
-    """The grading function of a name, or of `path/to/file.py:function`, whose file is run.
+    """Return the grading function of a built-in name or of `path/to/file.py:function`, whose file is run.
 
     Args:
-        spec: one of `GRADERS`, or a file and a function.
+        spec: one of `GRADERS`, or `path/to/file.py:function`.
         format_rule: `lenient` accepts any white space between `</think>` and `<answer>` (r1_zero and countdown).
 
     Raises:
@@ -68,7 +68,7 @@ def resolve_grader(spec: str, *, format_rule: FormatRule = "literal") -> Callabl
 
 
 def has_format_rule(spec: str) -> bool:
-    """Whether --format-rule says something to this grader: its `grade` takes one."""
+    """Whether --format-rule applies to this grader: its `grade` takes the argument `format_rule`."""
     return spec in GRADERS and "format_rule" in inspect.signature(_module(spec).grade).parameters
 
 
@@ -77,11 +77,11 @@ def _module(name: str) -> Any:
 
 
 def reference_response(grader_name: str, ground_truth: str) -> str | None:
-    """The response of a perfect model, to check that a grader can read a data set's own answers.
+    """Return the response of a perfect model, to check that a grader accepts a dataset's own answers.
 
-    A grader's module says it in its own `reference_response`; without one, and for a user's own grader, it is in the shape of
-    r1_zero. None where no response can be right: a countdown
-    puzzle without a solution, a GSM8K truth without a number.
+    A grader's module may define its own `reference_response`. Otherwise, and for a user's grader, the response has the
+    r1_zero format. None if no response can be right: a countdown puzzle without a solution, a GSM8K ground truth
+    without a number.
     """
     if grader_name in GRADERS and hasattr(_module(grader_name), "reference_response"):
         return _module(grader_name).reference_response(ground_truth)

@@ -1,9 +1,8 @@
 """The countdown grader: reach a target with the four operations, each number used exactly once.
 
-Enters: a response in the shape of r1_zero whose answer is an equation such as `(44 - 19) * 35` or `(44 - 19) * 35 =
-875`, and a ground truth that is JSON text, `{"numbers": [44, 19, 35], "target": 875}`. Leaves: a `Grade`. The
-equation is read by an arithmetic parser of + - * / and parentheses over whole numbers and evaluated in exact
-fractions.
+Enters: a response in the r1_zero format whose answer is an equation such as `(44 - 19) * 35` or `(44 - 19) * 35 =
+875`, and a ground truth in JSON, `{"numbers": [44, 19, 35], "target": 875}`. Leaves: a `Grade`. The equation is read
+by an arithmetic parser of + - * / and parentheses over whole numbers and evaluated in exact fractions.
 """
 
 import json
@@ -11,12 +10,12 @@ import re
 from fractions import Fraction
 
 from rlvr_cli.graders.answers.extraction import OPEN_TAG, tagged_answer, unboxed
-from rlvr_cli.graders.r1_zero import is_formatted, unformatted_kind
+from rlvr_cli.graders.r1_zero import is_formatted, unformatted_failure_kind
 from rlvr_cli.types import FormatRule, Grade
 
 _MAX_TOKENS = 200
 _MAX_DEPTH = 30
-_MAX_STATES = 200_000  # of the solver
+_MAX_STATES = 200_000  # that the solver visits
 _SYMBOLS = str.maketrans(
     {"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")", "{": "(", "}": ")"}
 )
@@ -47,7 +46,9 @@ def grade(response: str, ground_truth: str, *, format_rule: FormatRule = "litera
     """
     numbers, target = puzzle_of(ground_truth)
     if not is_formatted(response, format_rule):
-        return Grade(0.0, 0.0, 0.0, None, unformatted_kind(response, lambda text: solves(text, numbers, target)))
+        return Grade(
+            0.0, 0.0, 0.0, None, unformatted_failure_kind(response, lambda text: solves(text, numbers, target))
+        )
     written = tagged_answer(response) or ""
     answer = (unboxed(written) or "").strip()
     if not answer:
@@ -80,7 +81,7 @@ def solves(text: str, numbers: list[int], target: int) -> bool:
 
 
 def _evaluated(text: str) -> tuple[Fraction, list[int]] | None:
-    """The value of an equation and the numbers in it; None where it is no arithmetic or `= value` after it is false."""
+    """As `evaluate`, but None if the text is not arithmetic, divides by zero, or states a false `= value`."""
     try:
         return evaluate(text)
     except (NotAnEquation, ZeroDivisionError):
@@ -88,10 +89,10 @@ def _evaluated(text: str) -> tuple[Fraction, list[int]] | None:
 
 
 def evaluate(text: str) -> tuple[Fraction, list[int]]:
-    """The exact value of an arithmetic expression and the numbers it uses; `= value` may follow, and must be true.
+    """The exact value of an arithmetic expression and the numbers it uses; an `= value` after it must be true.
 
     Raises:
-        NotAnEquation: it is something else, or too long.
+        NotAnEquation: the text is anything else, or too long.
         ZeroDivisionError: it divides by zero.
     """
     tokens = _tokens(text)
@@ -162,7 +163,7 @@ def _atom(rest: list[str], used: list[int], depth: int) -> Fraction:
 
 
 def solution(numbers: list[int], target: int) -> str | None:
-    """An expression that reaches the target with each number once; None if the search finds none in its bounds."""
+    """Find an expression that reaches the target with each number used once; None if the bounded search finds none."""
     seen: set[tuple[Fraction, ...]] = set()
 
     def search(items: list[tuple[Fraction, str]]) -> str | None:
@@ -193,7 +194,7 @@ def solution(numbers: list[int], target: int) -> str | None:
 
 
 def reference_response(ground_truth: str) -> str | None:
-    """What a perfect model would answer; None for what is no puzzle, or has no solution."""
+    """What a perfect model would answer; None if the ground truth is not a puzzle or the puzzle has no solution."""
     try:
         numbers, target = puzzle_of(ground_truth)
     except ValueError:

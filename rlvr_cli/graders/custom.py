@@ -1,8 +1,8 @@
 """A user's own grader: `path/to/file.py:function`, called as `function(response, ground_truth) -> dict[str, float]`.
 
-A function with one more parameter, `example`, gets the example that is answered as well: a dict of its fields, `id`, `question`,
-`prompt`, `ground_truth`, `response` and `solution` (these two: of its trace). What is not known is None: a finished run that is
-graded again holds no question, only the prompt that was made of it.
+A function with one more parameter, `example`, also gets the example, as a dict with the keys `id`, `question`,
+`prompt`, `ground_truth`, `response` and `solution` (the last two are the dataset's own trace). Unknown fields are
+None: a finished run that is graded again has stored no questions, only the prompts made from them.
 
 Enters: the specification. Leaves: a grading function. The file is the user's own code and runs with the user's rights;
 `check` reads it without running it, `load` runs it.
@@ -24,7 +24,7 @@ class BadGrade(TypeError):
 
 
 def check(spec: str) -> None:
-    """Look at the source, which runs nothing. Raises RlvrError, see `user_code.find`."""
+    """Check that the file defines the function, without running it. Raises RlvrError, see `user_code.find`."""
     user_code.find(spec, GRADER)
 
 
@@ -37,10 +37,10 @@ def load(spec: str) -> Callable[[str, str], Grade]:
     function = user_code.load(spec, GRADER)
 
     def grade(response: str, ground_truth: str) -> Grade:
-        return grade_of(function(response, ground_truth))
+        return grade_from_dict(function(response, ground_truth))
 
     def grade_with_example(response: str, ground_truth: str, example: Mapping[str, Any] | None = None) -> Grade:
-        return grade_of(function(response, ground_truth, example=example or example_of_truth(ground_truth)))
+        return grade_from_dict(function(response, ground_truth, example=example or example_of_truth(ground_truth)))
 
     return grade_with_example if wants_example(function) else grade
 
@@ -51,19 +51,19 @@ def wants_example(function: Callable[..., Any]) -> bool:
 
 
 def example_of_truth(ground_truth: str) -> dict[str, Any]:
-    """The fields of an example of which nothing else is known."""
+    """The fields of an example of which only the ground truth is known; all others are None."""
     return dict.fromkeys(field.name for field in fields(Example)) | {"ground_truth": ground_truth}
 
 
-def grade_of(returned: Any) -> Grade:
-    """A user's dictionary as a `Grade`.
+def grade_from_dict(returned: Any) -> Grade:
+    """Convert the dictionary that a user's grader returned to a `Grade`.
 
-    `reward` is the reward; without it `answer_reward` is. A missing `answer_reward` is the reward, a missing
-    `format_reward` is 1: a grader that has no notion of a format never fails it. The strings `failure_kind` and
-    `extracted_answer` are kept.
+    A missing `reward` defaults to `answer_reward`, a missing `answer_reward` to `reward`, and a missing `format_reward`
+    to 1: a grader without a format rule never fails the format. The strings `failure_kind` (only of a reward of at most
+    0.5) and `extracted_answer` (its first 1,000 characters) are kept.
 
     Raises:
-        BadGrade: it is no dictionary, has no reward, or a reward that is not a finite number.
+        BadGrade: it is not a dictionary, lacks both rewards, or has a reward that is not a finite number.
     """
     if not isinstance(returned, dict):
         raise BadGrade(f"a grader returns a dictionary, not {type(returned).__name__}")

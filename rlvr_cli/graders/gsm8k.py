@@ -33,7 +33,7 @@ def grade(response: str, ground_truth: str) -> Grade:
 
 
 def final_number(text: str) -> str | None:
-    """The number after the last `####`, or the last one, as written."""
+    """The last number in the first line of text after the last `####`, else the last number before it, as written."""
     before, marker, after = text.rpartition("####")
     if marker:
         first_line = after.strip().partition("\n")[0]
@@ -42,7 +42,7 @@ def final_number(text: str) -> str | None:
 
 
 def value_of(number: str) -> Fraction | None:
-    """The exact value of a number as written; None for one that has no value (a zero denominator, absurdly long)."""
+    """The exact value of a number as written; None for a zero denominator or more than `_MAX_DIGITS` characters."""
     bare = number.replace(",", "").replace("$", "")
     if len(bare) > _MAX_DIGITS:
         return None
@@ -54,6 +54,6 @@ def value_of(number: str) -> Fraction | None:
 
 
 def reference_response(ground_truth: str) -> str | None:
-    """What a perfect model would answer; None where the truth holds no number."""
+    """What a perfect model would answer; None if the ground truth contains no number."""
     answer = final_number(ground_truth)
     return None if answer is None else f"#### {answer}"

@@ -1,9 +1,9 @@
 """Grading in processes that can be killed: no response, and no grader, can hang or crash a run.
 
-Enters: pairs of response and ground truth, and the examples that they answer for a grader that asks. Leaves: one
-`Grade` per pair, in order. A pair that takes longer than the time limit costs its worker, which is killed with its
-whole process group and replaced; its row says `timeout`, or `crash` if the worker died, or the name of the exception
-that the grader raised, and all other verdicts are what they would have been without it.
+Enters: (response, ground truth) pairs and, for a grader that takes them, their examples. Leaves: one `Grade` per pair,
+in order. When a pair exceeds the time limit, its worker is killed with its whole process group and replaced. The
+`error` of its grade is `timeout`; it is `crash` if the worker died, or the name of the exception that the grader
+raised. The grades of all other pairs are unaffected.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ from rlvr_cli.types import FormatRule, Grade
 ExampleOf = Callable[[int], Mapping[str, Any]]
 
 _START_SECONDS = 120.0  # for a worker to import its grader
-_BATCH = 32  # items sent at a time
+_BATCH = 32  # items per message
 _BATCH_CHARACTERS = 200_000
-_RECYCLE = 20_000  # items that one worker grades before it is replaced: a leak in a grader stays small
+_RECYCLE = 20_000  # items that one worker grades before it is replaced, so that a memory leak stays small
 
 
 class GraderPool:
@@ -42,9 +42,9 @@ class GraderPool:
     Args:
         spec: a grader's name or `path/to/file.py:function`, see `resolve_grader`.
         format_rule: see `resolve_grader`.
-        workers: processes.
+        workers: number of worker processes.
         timeout: seconds that one item may take.
-        memory_gb: address space of one worker, in GiB; a grader that wants more gets a MemoryError.
+        memory_gb: address-space limit of one worker, in GiB; a grader that needs more gets a MemoryError.
 
     Raises:
         RlvrError: there is no such grader. A user's file that cannot be run raises it on the first `grade`.
@@ -92,8 +92,8 @@ class GraderPool:
         """The verdicts on (response, ground truth) pairs, in order.
 
         Args:
-            example_of: index of a pair -> the fields of the example that it answers; called for a grader that asks for
-                them alone. Without it such a grader gets the ground truth, and None for what else an example has.
+            example_of: index of a pair -> the fields of its example; called only for a grader that takes the example.
+                Without it, such a grader gets an example of which only the ground truth is known.
 
         Raises:
             RlvrError: the user's grader could not be loaded, or workers do not start.
@@ -104,17 +104,17 @@ class GraderPool:
             try:
                 self._run(_Items(pairs, example_of), verdicts)
             except BaseException:
-                self._kill_all()  # what is under way must not be taken for the answer to the next call
+                self._kill_all()  # pending replies must not be taken for those of the next call
                 raise
             assert all(verdict is not None for verdict in verdicts)
             return [verdict for verdict in verdicts if verdict is not None]
 
-    def start(self, pairs: Sequence[tuple[str, str]], *, example_of: ExampleOf | None = None) -> Future[list[Grade]]:
-        """`grade` in the background, calls in their order. What it returns or raises is the future's to give."""
+    def submit(self, pairs: Sequence[tuple[str, str]], *, example_of: ExampleOf | None = None) -> Future[list[Grade]]:
+        """Run `grade` in the background, one call after another. The future holds its grades or its exception."""
         return self._background.submit(self.grade, pairs, example_of=example_of)
 
     def close(self) -> None:
-        """End every worker and wait for it; what is under way ends with `CancelledError`. May be called twice."""
+        """Kill all workers and wait for them to end; pending calls raise `CancelledError`. May be called twice."""
         self._background.shutdown(wait=False, cancel_futures=True)
         self._closed = True
         for worker in list(self._workers):
@@ -153,13 +153,13 @@ class GraderPool:
                 deadline = min((worker.deadline(self.timeout) for worker in self._workers), default=now)
                 for key, _ in selector.select(max(0.0, deadline - now) + 0.001):
                     key.data.receive(verdicts)
-                self._check_open()  # if not, its workers were killed, which says nothing about what they were grading
+                self._check_open()  # `close` kills the workers: that is no crash of the items they were grading
                 now = time.monotonic()
                 for worker in list(self._workers):
                     expired = now > worker.deadline(self.timeout)
-                    if not worker.ended and not expired and not worker.spent:
+                    if not worker.ended and not expired and not worker.recyclable:
                         continue
-                    if not worker.spent:
+                    if not worker.recyclable:
                         self.restarts += 1
                     failed_starts = failed_starts + 1 if not worker.ready else 0
                     if worker.ended and worker.ready and worker.pending:
@@ -175,7 +175,7 @@ class GraderPool:
                     if failed_starts >= 3:
                         raise RlvrError(
                             f"The grading process for {self.spec} does not start.",
-                            "Give it more memory or a shorter import; run the grader's file alone to see what it does.",
+                            "Run the grader's file alone to see why: the import may be slow or need too much memory.",
                         )
 
 
@@ -191,13 +191,13 @@ def _next_batch(waiting: deque[int], pairs: Sequence[tuple[str, str]]) -> list[i
 
 
 class _Items(NamedTuple):
-    """What is to be graded."""
+    """The pairs of one call of `grade`, and their examples."""
 
     pairs: Sequence[tuple[str, str]]
     example_of: ExampleOf | None
 
     def message(self, index: int, *, with_example: bool) -> list[Any]:
-        """What a worker is sent of one of them."""
+        """The JSON item that a worker gets for one pair."""
         response, truth = self.pairs[index]
         if not with_example:
             return [response, truth]
@@ -206,7 +206,7 @@ class _Items(NamedTuple):
 
 
 class _Worker:
-    """One process and what it has been asked."""
+    """One worker process and the items it has not answered yet."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         root = str(Path(rlvr_cli.__file__).parents[1])
@@ -225,27 +225,27 @@ class _Worker:
         os.set_blocking(self.output.fileno(), False)
         self.pending: deque[int] = deque()  # items sent and not yet answered; the first is being graded
         self.ready = False
-        self.wants_example = False  # its grader does, as far as it has said
+        self.wants_example = False  # whether its grader takes the example; reported when it is ready
         self.ended = False
-        self.begun = False  # the first pending item has reached it: if it dies now, that item is why
+        self.begun = False  # the batch was sent: if the worker dies now, the first pending item is the cause
         self.graded = 0
-        self._since = time.monotonic()  # when it began what it is doing
+        self._since = time.monotonic()  # when its current item, or its start, began
         self._buffer = b""
         self._write(setup)
 
     @property
-    def spent(self) -> bool:
-        """Whether it has graded enough and is idle."""
+    def recyclable(self) -> bool:
+        """Whether it has graded `_RECYCLE` items and is idle."""
         return self.graded >= _RECYCLE and not self.pending
 
     def deadline(self, timeout: float) -> float:
-        """The moment at which it will have taken too long."""
+        """The `time.monotonic()` by which it must reply; inf while idle, 0 if it ended while idle."""
         if not self.ready:
             return self._since + _START_SECONDS
         return self._since + timeout if self.pending else float("inf") if not self.ended else 0.0
 
     def send(self, indices: list[int], items: _Items) -> None:
-        """Ask for a batch; only an idle worker is asked, so that neither side can wait for the other to read."""
+        """Send a batch. Only an idle worker gets one, so that the two cannot deadlock on full pipes."""
         self.pending.extend(indices)
         self.begun = self._write([items.message(index, with_example=self.wants_example) for index in indices])
         self._since = time.monotonic()
@@ -259,7 +259,7 @@ class _Worker:
         return not self.ended
 
     def receive(self, verdicts: list[Grade | None]) -> None:
-        """Take the replies that have come."""
+        """Read the replies that have arrived into `verdicts`."""
         try:
             data = os.read(self.output.fileno(), 1 << 20)
         except BlockingIOError:
@@ -272,7 +272,7 @@ class _Worker:
             self._take(json.loads(line), verdicts)
 
     def read_rest(self, verdicts: list[Grade | None]) -> None:
-        """Take what a dead worker had still written."""
+        """Read the replies that a dead worker left in the pipe into `verdicts`."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.output.fileno(), 1 << 20):
                 *lines, self._buffer = (self._buffer + data).split(b"\n")
@@ -291,8 +291,8 @@ class _Worker:
         verdicts[index] = Grade(None, None, None, error=reply) if isinstance(reply, str) else Grade(*reply)
 
     def interrupt(self) -> None:
-        """Kill the process group, which whoever reads from the process will notice."""
-        if self.process.returncode is None:  # else the number may be another's by now
+        """Kill the process group; a thread that reads from the process sees the end of its output."""
+        if self.process.returncode is None:  # otherwise the PID may belong to another process by now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 

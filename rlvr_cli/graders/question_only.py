@@ -7,7 +7,7 @@ from typing import Any
 
 from rlvr_cli.graders.answers.equivalence import equivalent
 from rlvr_cli.graders.answers.extraction import candidates, last_boxed, unboxed
-from rlvr_cli.graders.r1_zero import is_right, rewards, truths_of, wrong_kind
+from rlvr_cli.graders.r1_zero import formatted_failure_kind, is_right, rewards, truths_of
 from rlvr_cli.types import Grade
 
 _KEPT = 1_000
@@ -16,7 +16,7 @@ _KEPT = 1_000
 def question_only_reward_fn(
     response: str, ground_truth: str | float | list[Any], fast: bool = True
 ) -> dict[str, float]:
-    r"""Rewards of one response whose answer is in a ``\boxed{}``; otherwise as `r1_zero_reward_fn`."""
+    r"""Rewards of one response whose answer must be in a ``\boxed{}``; all else is as in `r1_zero_reward_fn`."""
     return rewards(grade(response, ground_truth, fast=fast))
 
 
@@ -25,13 +25,13 @@ def grade(response: str, ground_truth: str | float | list[Any], *, fast: bool = 
     truths = truths_of(ground_truth)
     answer = last_boxed(response)
     if answer is None:
-        return Grade(0.0, 0.0, 0.0, None, _unformatted_kind(response, truths))
+        return Grade(0.0, 0.0, 0.0, None, _unformatted_failure_kind(response, truths))
     if is_right(answer, truths, fast=fast):
         return Grade(1.0, 1.0, 1.0, answer.strip()[:_KEPT])
-    return Grade(1.0, 0.0, 0.0, answer.strip()[:_KEPT], wrong_kind(answer))
+    return Grade(1.0, 0.0, 0.0, answer.strip()[:_KEPT], formatted_failure_kind(answer))
 
 
-def _unformatted_kind(response: str, truths: list[str]) -> str:
+def _unformatted_failure_kind(response: str, truths: list[str]) -> str:
     if not response.strip():
         return "empty"
     if any(equivalent(candidate, truth) for candidate in candidates(response) for truth in truths):

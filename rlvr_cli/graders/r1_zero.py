@@ -2,7 +2,7 @@ r"""The grader of the r1_zero prompt: ``reasoning </think> <answer> ... </answer
 
 Enters: a response, a ground truth. Leaves: a `Grade`. The format is the handout's literal one: the response contains
 ``</think> <answer>`` (one space) and ``</answer>``; the answer is the text between the last ``<answer>`` and the first
-``</answer>`` after it, and in it the last closed ``\boxed{}`` if there is one.
+``</answer>`` after it, or the content of the last closed ``\boxed{}`` in that text.
 """
 
 import re
@@ -15,13 +15,13 @@ from rlvr_cli.types import FormatRule, Grade
 
 FAILURE_KINDS = (
     "truncated",  # the length limit ended the response; set by the caller, which knows the engine's finish reason
-    "empty",  # nothing was written, or nothing in the answer
+    "empty",  # the response or the answer is empty
     "no_think_close",  # no </think>
-    "no_answer_tags",  # no <answer>, no </answer>, or no closed \boxed{} where one is asked for
+    "no_answer_tags",  # no <answer> or no </answer>; of question_only: no \boxed{}
     "malformed_tags",  # the tags are there, but not as `</think> <answer>`; or a \boxed{ that is never closed
-    "correct_but_unformatted",  # the format is not met, but the answer that stands there is right
+    "correct_but_unformatted",  # wrong format, but the response contains the right answer
     "multiple_answers",  # formatted, not right, and more than one <answer>
-    "unparsed_answer",  # formatted, but the answer is not something that could be read
+    "unparsed_answer",  # formatted, but the answer could not be read; of gsm8k and math_verify: no answer found
     "wrong_answer",  # formatted, read, and not equal to the ground truth
 )
 _KEPT = 1_000  # characters of an answer that a grade keeps
@@ -33,7 +33,7 @@ def r1_zero_reward_fn(response: str, ground_truth: str | float | list[Any], fast
 
     Args:
         response: what the policy wrote after the prompt.
-        ground_truth: the right answer; of a list any one is.
+        ground_truth: the right answer, or a list of acceptable ones.
         fast: False also asks Math-Verify about notation outside of our grammar. That call has no time limit of its own
             and should be made in a process that can be killed, as `GraderPool` does.
 
@@ -53,7 +53,7 @@ def rewards(verdict: Grade) -> dict[str, float]:
 
 
 def is_formatted(response: str, format_rule: FormatRule = "literal") -> bool:
-    """Whether the response has the tags; `lenient` accepts any white space between the two."""
+    """Whether the response has the tags; `lenient` accepts any white space between `</think>` and `<answer>`."""
     if CLOSE_TAG not in response:
         return False
     return f"</think> {OPEN_TAG}" in response or (format_rule == "lenient" and _LENIENT.search(response) is not None)
@@ -65,12 +65,14 @@ def grade(
     """The verdict on one response; arguments and errors are those of `r1_zero_reward_fn`."""
     truths = truths_of(ground_truth)
     if not is_formatted(response, format_rule):
-        return Grade(0.0, 0.0, 0.0, None, unformatted_kind(response, lambda text: is_right(text, truths, fast=True)))
+        return Grade(
+            0.0, 0.0, 0.0, None, unformatted_failure_kind(response, lambda text: is_right(text, truths, fast=True))
+        )
     written = tagged_answer(response) or ""
     answer = unboxed(written)
     if answer is not None and is_right(answer, truths, fast=fast):
         return Grade(1.0, 1.0, 1.0, answer.strip()[:_KEPT])
-    kind = "multiple_answers" if response.count(OPEN_TAG) > 1 else wrong_kind(answer)
+    kind = "multiple_answers" if response.count(OPEN_TAG) > 1 else formatted_failure_kind(answer)
     return Grade(1.0, 0.0, 0.0, (written if answer is None else answer).strip()[:_KEPT], kind)
 
 
@@ -89,13 +91,13 @@ def is_right(answer: str, truths: list[str], *, fast: bool) -> bool:
         return True
     if fast:
         return False
-    from rlvr_cli.graders.answers.math_verify_fallback import verified
+    from rlvr_cli.graders.answers.math_verify_fallback import equal_by_math_verify
 
-    return any(verified(answer, truth) for truth in truths)
+    return any(equal_by_math_verify(answer, truth) for truth in truths)
 
 
-def wrong_kind(answer: str | None) -> str:
-    """Why a formatted response got no reward."""
+def formatted_failure_kind(answer: str | None) -> str:
+    """The failure kind of a formatted response whose answer is not right."""
     if answer is None:
         return "unparsed_answer"
     if not answer.strip():
@@ -103,8 +105,8 @@ def wrong_kind(answer: str | None) -> str:
     return "wrong_answer" if readable(answer) else "unparsed_answer"
 
 
-def unformatted_kind(response: str, is_right_text: Callable[[str], bool]) -> str:
-    """Why a response without the tags as asked for got no reward; `is_right_text` judges an answer found elsewhere."""
+def unformatted_failure_kind(response: str, is_right_text: Callable[[str], bool]) -> str:
+    """The failure kind of an unformatted response; `is_right_text` judges an answer found outside of the tags."""
     if not response.strip():
         return "empty"
     if CLOSE_TAG in response and _LENIENT.search(response):

@@ -1,9 +1,10 @@
 """A grading process: `python -m rlvr_cli.graders.worker`, started by `pool.GraderPool` and by nothing else.
 
-Enters, on standard input, one JSON line that says which grader, then one JSON line per batch: a list of [response,
-truth], or of [response, truth, example] where the grader asks for the example. Leaves, on standard output, one JSON
-line per item: the verdict, or the name of the exception that the grader raised. The grader itself sees empty standard
-streams. JSON, never pickle: a worker cannot make its parent run anything.
+Enters, on standard input: one JSON line with the grader and its settings, then one JSON line per batch: a list of
+[response, truth], or of [response, truth, example] if the grader takes the example. Leaves, on standard output: one
+JSON line that says whether it does, or why the grader could not be loaded; then one JSON line per item: the fields of
+its `Grade`, or the name of the exception that the grader raised. The grader itself sees empty standard streams. JSON,
+never pickle: a worker cannot make its parent run anything.
 """
 
 import json
@@ -20,7 +21,7 @@ from rlvr_cli.process import die_with
 
 def main() -> None:
     """Serve until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     requests, replies = _take_over_streams()
     setup = json.loads(requests.readline() or b"{}")
     if not setup:
@@ -44,13 +45,13 @@ def main() -> None:
         for item in json.loads(line):
             try:
                 verdict: Any = astuple(grade(*item))
-            except BaseException as error:  # the one boundary: whatever a grader raises is this row's error
+            except BaseException as error:  # whatever a grader raises becomes the error of this item
                 verdict = type(error).__name__
             _reply(replies, verdict)
 
 
 def _take_over_streams() -> tuple[IO[bytes], IO[bytes]]:
-    """The two pipes under numbers that no print reaches; the standard streams become empty."""
+    """Move the two pipes to new file descriptors, which no print reaches, and empty the standard streams."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):

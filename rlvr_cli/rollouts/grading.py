@@ -63,7 +63,7 @@ class Grading:
         if self._fresh:
             batch, self._fresh = self._fresh, []
             pairs = [(c.text, self._ground_truth(c)) for c in batch]
-            verdicts = self._grader.start(pairs, example_of=lambda i: self._example(batch[i]))
+            verdicts = self._grader.submit(pairs, example_of=lambda i: self._example(batch[i]))
             self._batches.append((batch, utc_now_naive(), verdicts))
 
     def verdicts(self, *, within: float | None) -> Iterator[list[tuple[Completion, datetime, Grade]]]:

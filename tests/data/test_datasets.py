@@ -81,11 +81,11 @@ def test_generated_sizes_seeds_and_splits():
 
 
 @pytest.mark.parametrize("numbers", ["", "0", "-1", "1e3", "5:x", "5:1:2", "9" * 5000])
-def test_generated_specs_that_mean_nothing(numbers):
+def test_invalid_generated_specs(numbers):
     assert "arithmetic:8000:7" in problem(f"arithmetic:{numbers}").hint
 
 
-def test_names_that_are_none():
+def test_invalid_dataset_names():
     error = problem("gsm9k")
     assert "no dataset 'gsm9k'" in error.problem
     assert "Did you mean 'gsm8k'?" in error.hint
@@ -168,7 +168,7 @@ def test_duplicate_ids_name_both_lines(tmp_path):
     assert f"{path}:3: the id a is taken: {path}:1 has it too." in problem(path).problem
 
 
-def test_rows_of_countdown_as_the_hub_has_them(tmp_path):
+def test_rows_of_a_countdown_dataset_from_the_hub(tmp_path):
     dataset = load_dataset(lines(tmp_path, {"target": 98, "nums": [44, 19, 35]}))
     assert json.loads(dataset.examples[0].ground_truth) == {"numbers": [44, 19, 35], "target": 98}
     assert "[44, 19, 35]" in dataset.examples[0].question
@@ -191,16 +191,16 @@ def test_the_handouts_sft_file(tmp_path):
     dataset = traces(path)
     assert dataset.examples[0] == first
     assert [e.ground_truth for e in dataset.examples] == ["2", ""]
-    assert f"{path}:2: no answer" in problem(path).problem  # measuring needs the truth that training does not
+    assert f"{path}:2: no answer" in problem(path).problem  # evaluation needs a ground truth, SFT does not
     assert load_dataset(path, limit=1).examples == [first]
 
 
 def test_a_question_beside_a_formatted_prompt(tmp_path):
     row = {"question": "1+1?", "prompt": "User: 1+1?", "completion": " 2", "answer": "2"}
     assert traces(lines(tmp_path, row)).examples == [Example("data-1", "1+1?", "2", "User: 1+1?", " 2")]
-    empty = traces(lines(tmp_path, {**row, "prompt": ""})).examples  # is no prompt: the template is filled instead
+    empty = traces(lines(tmp_path, {**row, "prompt": ""})).examples  # counts as none: the template is filled
     assert empty == [Example("data-1", "1+1?", "2", None, " 2")]
-    raw = traces(lines(tmp_path, row), question_field="prompt").examples  # not formatted, says the user
+    raw = traces(lines(tmp_path, row), question_field="prompt").examples  # the option says: not formatted
     assert raw == [Example("data-1", "User: 1+1?", "2", None, " 2")]
 
 
@@ -271,7 +271,7 @@ def load_error_count(path: str) -> int:
     return load_dataset(path, skip_bad_lines=True).num_skipped
 
 
-def test_answers_of_mixed_form_are_said(tmp_path):
+def test_a_note_says_that_answers_are_of_mixed_form(tmp_path):
     path = lines(tmp_path, *({"question": "Q", "answer": a} for a in ("#### 1", "2", "so \\boxed{3}", "4")))
     dataset = load_dataset(path)
     assert [e.ground_truth for e in dataset.examples] == ["1", "2", "3", "4"]
@@ -356,7 +356,7 @@ def test_a_file_without_rows(tmp_path, content, name):
 # Places, splits, limits
 
 
-def test_files_have_no_split_and_directories_do(tmp_path):
+def test_directories_have_splits_and_files_do_not(tmp_path):
     path = lines(tmp_path, GOOD)
     assert "it has no split 'test'" in problem(path, split="test").problem
     for split, answer in (("train", "1"), ("test", "2")):
@@ -376,7 +376,7 @@ def test_files_have_no_split_and_directories_do(tmp_path):
     assert "several files for data" in problem(directory, split="data").problem
 
 
-def test_directories_that_are_no_datasets(tmp_path):
+def test_directories_that_are_not_datasets(tmp_path):
     assert "train.jsonl" in problem(str(tmp_path)).hint
     run = tmp_path / "run"
     run.mkdir()
@@ -404,7 +404,7 @@ def test_limit(tmp_path):
     assert load_dataset("arithmetic:5", limit=7).notes == ["arithmetic:5 has only 5 of the 7 examples asked for."]
 
 
-def test_the_fingerprint_is_of_the_content_in_order(tmp_path):
+def test_the_fingerprint_depends_on_content_and_order(tmp_path):
     rows = [{"id": i, "question": f"Q{i}", "answer": i} for i in range(3)]
     expected = hashlib.sha256(
         b'["0", "Q0", "0", null, null]\n["1", "Q1", "1", null, null]\n["2", "Q2", "2", null, null]\n'
@@ -417,7 +417,7 @@ def test_the_fingerprint_is_of_the_content_in_order(tmp_path):
     assert load_dataset(lines(tmp_path, *more, name="other.jsonl")).fingerprint == expected
 
 
-def test_a_file_name_that_is_no_text(tmp_path):
+def test_a_file_name_that_is_not_utf8(tmp_path):
     try:
         path = os.fsdecode(os.fsencode(str(tmp_path)) + b"/caf\xe9.jsonl")
         Path(path).write_bytes(GOOD)

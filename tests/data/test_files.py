@@ -1,4 +1,4 @@
-"""Rows out of files, seen through `load_dataset`."""
+"""Rows read from files, tested through `load_dataset`."""
 
 import csv
 import json
@@ -56,7 +56,7 @@ def test_byte_order_mark_crlf_and_blank_lines_change_nothing(tmp_path, ending, m
     assert plain.examples[0].question == "Q\r\n"
 
 
-def test_line_separators_inside_a_string_end_no_line(tmp_path):
+def test_line_separators_inside_a_string_do_not_end_a_line(tmp_path):
     question = "a\u2028b\u2029c\x85d\x0b"
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps({"question": question, "answer": "1"}, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -81,7 +81,7 @@ def test_a_line_that_is_too_long_is_skipped_whole(tmp_path, monkeypatch):
     assert "longer than" in problem(path).problem
 
 
-def test_a_long_line_is_no_fault(tmp_path):
+def test_a_long_line_is_allowed(tmp_path):
     question = "x" * 3_000_000
     assert load_dataset(lines(tmp_path, {"question": question, "answer": 1})).examples[0].question == question
 
@@ -89,7 +89,7 @@ def test_a_long_line_is_no_fault(tmp_path):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
 @given(content=st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
 @pytest.mark.parametrize("name", ["data.jsonl", "data.json", "data.csv", "data.parquet"])
-def test_no_bytes_bring_a_traceback(tmp_path, name, content):
+def test_no_bytes_cause_a_traceback(tmp_path, name, content):
     path = tmp_path / name
     path.write_bytes(content)
     for skip in (False, True):
@@ -98,7 +98,7 @@ def test_no_bytes_bring_a_traceback(tmp_path, name, content):
 
 
 def attempt(spec, **options):
-    """A dataset or the error that says why there is none; anything else is a bug."""
+    """The dataset, or the RlvrError of loading it; any other exception is a bug."""
     try:
         return load_dataset(spec, **options)
     except RlvrError as e:
@@ -213,7 +213,7 @@ def test_faults_of_a_csv_row(tmp_path, row, expected):
     dataset = load_dataset(str(path), skip_bad_lines=True)
     assert [e.id for e in dataset.examples] == ["data-1", "data-3"]
     assert dataset.num_skipped == 1
-    assert csv.field_size_limit() == 131_072  # its own limit again
+    assert csv.field_size_limit() == 131_072  # the csv module's default is restored
 
 
 def test_faults_of_a_csv_file(tmp_path):
@@ -241,7 +241,7 @@ def test_faults_of_a_csv_file(tmp_path):
         (b'\nquestion,"answer\nQ,1\n', 2),
     ],
 )
-def test_a_quote_that_is_never_closed_is_no_single_bad_line(tmp_path, text, line, skip):
+def test_a_quote_that_is_never_closed_is_an_error_of_the_file(tmp_path, text, line, skip):
     path = tmp_path / "data.csv"
     path.write_bytes(text)
     assert (

@@ -28,7 +28,7 @@ def test_the_built_in_prompts_filled():
 
 
 @given(question=st.text() | st.sampled_from(["{question}", "{answer}", "{0}", "{}", "%s", "\\1", "{x.__class__}"]))
-def test_any_question_stands_in_the_prompt_once_and_all_else_is_the_template(question):
+def test_a_question_is_inserted_once_and_the_rest_of_the_template_stays(question):
     before, after = load_prompt("r1_zero").text.split("{question}")
     assert load_prompt("r1_zero").fill(question) == before + question + after
 
@@ -36,11 +36,11 @@ def test_any_question_stands_in_the_prompt_once_and_all_else_is_the_template(que
 @given(before=no_placeholder, after=no_placeholder, question=st.text())
 def test_everything_but_the_placeholder_is_literal(before, after, question):
     text = f"{before}{{question}}{after}"
-    if text.count("{question}") == 1:  # the placeholder does not arise across the seams
+    if text.count("{question}") == 1:  # the joined texts form no second placeholder
         assert PromptTemplate("mine", text).fill(question) == before + question + after
 
 
-def test_braces_are_literal_and_what_is_put_in_is_not_read_again():
+def test_braces_are_literal_and_the_inserted_question_is_not_filled_again():
     template = PromptTemplate("mine", 'Say {"answer": {0}} for {question}; again: {question} {answer} {{question}}')
     assert template.fill("{question}{answer}") == (
         'Say {"answer": {0}} for {question}{answer}; again: {question}{answer} {answer} {{question}{answer}}'
@@ -63,7 +63,7 @@ def test_a_built_in_name_beats_a_file_of_that_name(tmp_path, monkeypatch):
     assert load_prompt("./r1_zero").text == "mine {question}"
 
 
-def test_a_name_that_is_none():
+def test_an_unknown_prompt_name():
     with pytest.raises(RlvrError, match="no prompt 'r1-zero'") as caught:
         load_prompt("r1-zero")
     assert "Did you mean 'r1_zero'?" in caught.value.hint
@@ -78,7 +78,7 @@ def test_a_name_that_is_none():
         (b"caf\xe9 {question}", "not UTF-8: byte 0xe9 at offset 3"),
     ],
 )
-def test_files_that_are_no_templates(tmp_path, content, problem):
+def test_files_that_are_not_templates(tmp_path, content, problem):
     path = tmp_path / "bad.prompt"
     path.write_bytes(content)
     with pytest.raises(RlvrError, match=problem) as caught:

@@ -44,7 +44,7 @@ def digits_of(question: str) -> list[int]:
 
 
 def kind_of(example) -> str:
-    """careful, guess, or what is broken; the tags are r1_zero's."""
+    """Careful, guess, or how r1_zero's format is broken."""
     response = example.response
     if response == _careful_trace(digits_of(example.question)):
         return "careful"
@@ -116,7 +116,7 @@ def test_no_question_twice_and_none_in_both_splits_whatever_the_seeds(make):
 
 
 def test_the_sequence_is_the_same_everywhere():
-    # the committed files rest on it; test_datasets compares those byte by byte
+    # the committed files depend on it; test_datasets compares them byte by byte
     assert [e.question for e in arithmetic(2, seed=0)] == [
         "What is the last digit of 7+7+5+7+4?",
         "What is the last digit of 5+4+4+8+2?",
@@ -124,7 +124,7 @@ def test_the_sequence_is_the_same_everywhere():
     assert [n for n in range(40) if split_of(str(n)) == "validation"] == [0, 7, 9, 10, 33]
 
 
-def test_arithmetic_ends_where_the_questions_end(monkeypatch):
+def test_arithmetic_can_use_every_question_and_no_more(monkeypatch):
     monkeypatch.setattr(synthetic, "TERMS", 3)
     monkeypatch.setattr(synthetic, "_arithmetic_questions", synthetic._arithmetic_questions.__wrapped__)
     made = {split: synthetic._arithmetic_questions(split) for split in ("train", "validation")}
@@ -142,7 +142,7 @@ def test_an_unknown_split(make):
     assert "train and validation" in caught.value.hint
 
 
-def test_countdown_puzzles_have_the_solution_that_they_name():
+def test_countdown_solutions_are_right():
     examples = countdown(2000, seed=2)
     sizes, operators = Counter(), Counter()
     for example in examples:
@@ -174,7 +174,7 @@ def test_countdown_puzzles_differ_by_more_than_the_order_of_their_numbers():
     assert not set(map(puzzle, made)) & set(map(puzzle, held_out))
 
 
-def test_countdown_traces_work_the_solution_out_step_by_step():
+def test_countdown_traces_derive_the_solution_step_by_step():
     for example in countdown(1000, seed=4):
         puzzle = json.loads(example.ground_truth)
         match = re.fullmatch(r" (.+) </think> <answer> (.+) </answer>", example.response)
@@ -191,6 +191,6 @@ def test_countdown_traces_work_the_solution_out_step_by_step():
         assert +have == Counter([puzzle["target"]])
 
 
-def test_countdown_refuses_what_it_cannot_promise():
+def test_countdown_limits_the_number_of_puzzles():
     with pytest.raises(RlvrError, match="too many"):
         countdown(1_000_001)

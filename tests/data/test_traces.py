@@ -1,4 +1,4 @@
-"""What SFT trains on: filtered as asked, counted, never silently."""
+"""SFT traces: filtered as requested, and every trace left out is counted in a message."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ def write(path, rows):
     return str(path)
 
 
-def test_formatted_prompts_stay_and_duplicates_and_empty_ones_go(tmp_path):
+def test_formatted_prompts_are_kept_and_duplicates_dropped(tmp_path):
     rows = [
         {"prompt": "P1", "response": " a"},
         {"prompt": "P1", "response": " a"},
@@ -68,7 +68,7 @@ def test_a_smaller_choice_is_part_of_a_larger_one():
         choose_examples(examples, "51", order=order)
 
 
-def test_a_runs_rollouts_are_traces_but_for_the_cut_ones(tmp_path):
+def test_rollouts_of_a_run_become_traces_unless_cut_off(tmp_path):
     from rlvr_cli.runs.run_dir import RunDir
     from rlvr_cli.types import Rollout
 
@@ -114,7 +114,7 @@ def test_a_worked_solution_becomes_a_response_in_the_prompts_format(tmp_path, ro
     (tmp_path / "d.jsonl").write_text(json.dumps({"question": "How many?", **row}) + "\n")
     tagged = load_traces(str(tmp_path / "d.jsonl"), load_prompt("r1_zero"))
     assert tagged.examples[0].response == f" {solution} </think> <answer> {truth} </answer>"
-    assert "1 responses were made of worked solutions" in " ".join(tagged.messages)
+    assert "1 responses were made from worked solutions" in " ".join(tagged.messages)
     boxed = load_traces(str(tmp_path / "d.jsonl"), load_prompt("question_only")).examples[0].response
     assert boxed.startswith(f" {solution}")
     assert f"\\boxed{{{truth}}}" in boxed
@@ -123,7 +123,7 @@ def test_a_worked_solution_becomes_a_response_in_the_prompts_format(tmp_path, ro
 
 
 @pytest.mark.parametrize("answer", ["72", "#### 72", "\\boxed{72}"])
-def test_a_bare_answer_is_no_trace(tmp_path, answer):
+def test_a_bare_answer_is_not_a_trace(tmp_path, answer):
     (tmp_path / "d.jsonl").write_text(json.dumps({"question": "How many?", "answer": answer}) + "\n")
     with pytest.raises(RlvrError, match="no response to train on"):
         load_traces(str(tmp_path / "d.jsonl"), load_prompt("r1_zero"))

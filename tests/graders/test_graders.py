@@ -1,4 +1,4 @@
-"""The graders by name: formats, rewards, failure kinds, extraction, and what a perfect model would answer."""
+"""Every named grader: formats, rewards, failure kinds, extraction, and reference responses."""
 
 import dataclasses
 import itertools
@@ -41,7 +41,7 @@ def in_tags(answer: str) -> str:
         (in_tags("5") + " Hope this helps!", "5", RIGHT),
         ("</think> <answer> 999 </answer> <answer> 5 </answer>", "5", RIGHT),
         ("</think> <answer> 5 </answer> <answer> 999 </answer>", "5", WRONG),
-        ("</answer> r </think> <answer> 5", "5", RIGHT),  # the handout's rule asks for the two strings, in no order
+        ("</answer> r </think> <answer> 5", "5", RIGHT),  # the handout's rule requires the two strings, in any order
         ("r </think>\n<answer> 5 </answer>", "5", UNFORMATTED),
         ("r </think><answer> 5 </answer>", "5", UNFORMATTED),
         ("r </think>  <answer> 5 </answer>", "5", UNFORMATTED),
@@ -116,7 +116,7 @@ def test_lenient_format_accepts_any_white_space_between_the_tags():
         ("<answer> 5 </answer>", "correct_but_unformatted"),
     ],
 )
-def test_r1_zero_says_why(response, kind):
+def test_failure_kinds_of_r1_zero(response, kind):
     verdict = resolve_grader("r1_zero")(response, "5")
     assert verdict.failure_kind == kind
     assert kind is None or kind in FAILURE_KINDS
@@ -140,7 +140,7 @@ def test_r1_zero_says_why(response, kind):
         ("gsm8k", "it is 6", "wrong_answer"),
     ],
 )
-def test_the_others_say_why(grader, response, kind):
+def test_failure_kinds_of_the_other_graders(grader, response, kind):
     assert resolve_grader(grader)(response, "5").failure_kind == kind
     assert kind in FAILURE_KINDS
 
@@ -170,11 +170,11 @@ def test_the_lenient_grader_finds_the_answer(response, truth, right):
     assert resolve_grader("math_verify")(response, truth).reward == float(right)
 
 
-def test_math_verify_is_asked_where_our_grammar_ends():
-    from rlvr_cli.graders.answers.math_verify_fallback import verified
+def test_math_verify_is_used_where_our_grammar_ends():
+    from rlvr_cli.graders.answers.math_verify_fallback import equal_by_math_verify
 
-    assert verified(r"\nabla f + 1", r"1 + \nabla f")
-    assert not verified(r"\nabla f + 2", r"1 + \nabla f")
+    assert equal_by_math_verify(r"\nabla f + 1", r"1 + \nabla f")
+    assert not equal_by_math_verify(r"\nabla f + 2", r"1 + \nabla f")
     assert r1_zero_reward_fn(in_tags(r"\nabla f + 1"), r"1 + \nabla f", fast=False) == RIGHT
     assert resolve_grader("math_verify")(in_tags(r"\nabla f + 1"), r"1 + \nabla f").reward == 1.0
     for answer, truth in [
@@ -185,7 +185,7 @@ def test_math_verify_is_asked_where_our_grammar_ends():
         ("9**9**9", r"\foo 5"),
         ("", "5"),
     ]:
-        assert not verified(answer, truth), (answer, truth)  # readable, or refused
+        assert not equal_by_math_verify(answer, truth), (answer, truth)  # readable, or refused
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_countdown(answer, kind):
     assert verdict.reward == float(kind is None)
 
 
-def test_countdown_format_is_that_of_r1_zero():
+def test_countdown_has_the_r1_zero_format():
     assert resolve_grader("countdown")("(44 - 19) * 35", PUZZLE).category == "format_0_answer_0"
     tight = "r </think><answer> (44 - 19) * 35 </answer>"
     assert resolve_grader("countdown")(tight, PUZZLE).failure_kind == "malformed_tags"
@@ -268,7 +268,7 @@ def test_countdown_refuses_other_truths(truth):
 
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=4), st.data())
 @settings(deadline=None, max_examples=40)
-def test_countdown_solver_finds_what_can_be_found(numbers, data):
+def test_countdown_solver_finds_a_reachable_target(numbers, data):
     value = Fraction(numbers[0])
     for number in numbers[1:]:
         operation = data.draw(st.sampled_from("+-*/"))
@@ -317,7 +317,7 @@ def test_a_perfect_model_is_rewarded(grader, truth):
     assert resolve_grader(grader)(response, truth).reward == 1.0
 
 
-def test_no_response_is_invented():
+def test_no_reference_response_without_a_right_answer():
     assert reference_response("countdown", json.dumps({"numbers": [1, 1], "target": 99})) is None
     assert reference_response("countdown", "not a puzzle") is None
     assert reference_response("gsm8k", "no number") is None

@@ -1,4 +1,4 @@
-"""The pool: hangs, crashes and bombs cost one row each; nothing outlives it; it works from any kind of parent."""
+"""The pool: hangs, crashes and bombs cost one row each, no process outlives the pool, and any script can start one."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def gone_within(pid: int, seconds: float) -> bool:
     return not alive(pid)
 
 
-def test_the_pool_says_what_the_grader_says():
+def test_the_pool_returns_the_verdicts_of_the_grader():
     pairs = [(f"r </think> <answer> {n} </answer>", str(n + n % 2)) for n in range(150)]
     expected = [resolve_grader("r1_zero")(*pair) for pair in pairs]
     with GraderPool("r1_zero") as pool:
@@ -132,7 +132,7 @@ def test_many_bad_items_in_a_row(hostile):
         assert [verdict.reward for verdict in pool.grade([("5", "5"), ("6", "5")])] == [1.0, 0.0]
 
 
-def test_a_grader_that_asks_gets_the_example_and_no_other_grader_costs_one(tmp_path, hostile):
+def test_only_a_grader_that_takes_the_example_gets_it(tmp_path, hostile):
     (tmp_path / "asks.py").write_text(
         "def grade(response, truth, example):\n"
         "    return {'reward': float(example['question'] == response), 'extracted_answer': f\"{example['id']} {truth}\"}\n"
@@ -149,7 +149,7 @@ def test_a_grader_that_asks_gets_the_example_and_no_other_grader_costs_one(tmp_p
         assert [v.reward for v in verdicts] == [1.0, 0.0, 1.0]
         assert [v.extracted_answer for v in verdicts] == ["0 1", "1 2", "2 3"]
         assert sorted(asked) == [0, 1, 2]
-        assert [v.reward for v in pool.start(pairs[:1], example_of=example_of).result()] == [1.0]
+        assert [v.reward for v in pool.submit(pairs[:1], example_of=example_of).result()] == [1.0]
         assert [(v.reward, v.error) for v in pool.grade(pairs)] == [(0.0, None)] * 3  # no question is known
     asked.clear()
     with GraderPool(hostile, workers=1) as pool:
@@ -183,7 +183,7 @@ def test_a_worker_that_was_killed_from_outside_is_replaced():
         assert [verdict.reward for verdict in pool.grade([("5", "5"), ("6", "5")])] == [1.0, 0.0]
 
 
-def test_ctrl_c_is_not_for_the_workers():
+def test_workers_ignore_ctrl_c():
     with GraderPool("gsm8k", workers=1) as pool:
         assert pool.grade([("5", "5")])[0].reward == 1.0
         os.kill(pool._workers[0].process.pid, signal.SIGINT)
@@ -199,12 +199,12 @@ def test_workers_are_recycled(monkeypatch):
             assert [verdict.reward for verdict in pool.grade([("5", "5")] * 30)] == [1.0] * 30
             seen += [worker.process.pid for worker in pool._workers]
         assert pool.restarts == 0
-    assert len(seen) == len(set(seen)) == 2  # the second and the fourth call used each worker up
+    assert len(seen) == len(set(seen)) == 2  # the second and the fourth call reached the limit of a worker
 
 
 @pytest.mark.parametrize("response", ["5", "hang"], ids=["idle", "busy"])
 def test_workers_die_with_their_parent(hostile, response, tmp_path):
-    """A busy worker does not read its standard input, so the end of it is not enough."""
+    """A busy worker does not read its standard input, so closing that is not enough."""
     note = tmp_path / "pids"
     script = f"""
         import os, pathlib, signal, threading, time
@@ -227,7 +227,7 @@ def test_workers_die_with_their_parent(hostile, response, tmp_path):
 
 @pytest.mark.parametrize("how", ["-c", "stdin", "file"])
 def test_any_kind_of_parent(how, tmp_path):
-    """No `__main__` guard is needed: workers are programs of their own and import nothing of the parent's."""
+    """No `__main__` guard is needed: workers are separate programs and do not import the parent's script."""
     script = (
         "from rlvr_cli.graders.pool import GraderPool\n"
         "pool = GraderPool('r1_zero')\n"
@@ -260,25 +260,25 @@ def test_an_interrupted_call_leaves_no_stale_answers(hostile, request):
         assert [verdict.reward for verdict in pool.grade([("6", "5"), ("5", "5")])] == [0.0, 1.0]
 
 
-def test_verdicts_of_the_background_come_call_by_call(hostile):
+def test_each_background_call_returns_its_own_verdicts(hostile):
     with GraderPool(hostile, workers=2) as pool:
         calls = [[(str(n), "5"), ("5", str(n))] for n in range(8)]
-        futures = [pool.start(pairs) for pairs in calls]
+        futures = [pool.submit(pairs) for pairs in calls]
         assert [v.reward for v in pool.grade([("5", "5")])] == [1.0]
         assert [[v.reward for v in f.result()] for f in futures] == [[float(n == 5)] * 2 for n in range(8)]
 
 
-def test_an_error_of_the_background_is_the_future_s(tmp_path):
+def test_the_future_raises_the_error_of_a_background_call(tmp_path):
     grader = tmp_path / "broken.py"
     grader.write_text("import no_such_module\n\ndef grade(response, ground_truth):\n    return 1\n")
     with GraderPool(f"{grader}:grade", workers=1) as pool, pytest.raises(RlvrError, match="no_such_module"):
-        pool.start([("1", "1")]).result()
+        pool.submit([("1", "1")]).result()
 
 
-def test_a_pool_that_is_closed_does_not_wait_for_what_is_under_way(hostile):
+def test_close_cancels_pending_calls(hostile):
     pool = GraderPool(hostile, workers=1, timeout=600.0)
     assert pool.grade([("5", "5")])[0].reward == 1.0
-    hanging, waiting = pool.start([("hang", "5")]), pool.start([("5", "5")])
+    hanging, waiting = pool.submit([("hang", "5")]), pool.submit([("5", "5")])
     while not any(worker.pending for worker in pool._workers):
         time.sleep(0.01)
     pool.close()
@@ -288,12 +288,12 @@ def test_a_pool_that_is_closed_does_not_wait_for_what_is_under_way(hostile):
     pool.close()
 
 
-def test_a_pool_that_is_closed_does_not_wait_for_a_worker_to_start(tmp_path):
+def test_close_does_not_wait_for_a_worker_to_start(tmp_path):
     grader = tmp_path / "slow.py"
     grader.write_text("import time\n\ntime.sleep(600)\n\ndef grade(response, ground_truth):\n    return 1\n")
     pool = GraderPool(f"{grader}:grade", workers=1)
     pool._starter.submit(time.sleep, 0.5)  # the worker is still to be started when the pool is closed
-    future = pool.start([("1", "1")])
+    future = pool.submit([("1", "1")])
     while not pool._lock.locked():
         time.sleep(0.01)
     threading.Thread(target=pool.close).start()

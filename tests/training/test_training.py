@@ -18,7 +18,7 @@ from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2Fo
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from factories import a_rollout
-from rlvr_cli.data.order import batches, draw, epoch_order
+from rlvr_cli.data.order import batches, epoch_order, next_indices
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.handout import grpo_microbatch_train_step, sft_microbatch_train_step
 from rlvr_cli.models.device import autocast_context
@@ -1030,40 +1030,42 @@ def test_batches_are_an_epoch_in_its_order_and_only_the_last_is_smaller(count, s
     assert [len(batch) for batch in found] == [size] * (count // size) + ([count % size] if count % size else [])
 
 
-def test_draw_follows_the_epochs_orders():
+def test_next_indices_follow_the_order_of_each_epoch():
     first, second = (list(epoch_order(5, seed=3, epoch=epoch)) for epoch in (0, 1))
-    assert draw(5, 2, seed=3, start=0) == (first[:2], 2)
-    assert draw(5, 3, seed=3, start=2) == (first[2:], 5)
-    assert draw(5, 5, seed=3, start=5) == (second, 10)
-    assert draw(5, 0, seed=3, start=4) == ([], 4)
+    assert next_indices(5, 2, seed=3, start=0) == (first[:2], 2)
+    assert next_indices(5, 3, seed=3, start=2) == (first[2:], 5)
+    assert next_indices(5, 5, seed=3, start=5) == (second, 10)
+    assert next_indices(5, 0, seed=3, start=4) == ([], 4)
 
 
-def test_draw_takes_nothing_twice_where_an_epoch_ends():
+def test_next_indices_repeat_nothing_where_an_epoch_ends():
     first, second = epoch_order(5, seed=3, epoch=0), epoch_order(5, seed=3, epoch=1)
     tail = list(first[3:])
     fresh = [index for index in second if index not in tail]
-    drawn, position = draw(5, 4, seed=3, start=3)
+    drawn, position = next_indices(5, 4, seed=3, start=3)
     assert drawn == tail + fresh[:2]
     assert position == 5 + second.index(fresh[1]) + 1
 
 
-def test_draw_passes_over_what_is_excluded_and_runs_out():
+def test_next_indices_skip_the_excluded_and_run_out():
     order = epoch_order(6, seed=1, epoch=0)
-    drawn, position = draw(6, 2, seed=1, start=0, exclude=[order[0], order[2], order[0]])
+    drawn, position = next_indices(6, 2, seed=1, start=0, exclude=[order[0], order[2], order[0]])
     assert (drawn, position) == ([order[1], order[3]], 4)
-    drawn, _ = draw(6, 9, seed=1, start=4, exclude=[2, 5])
+    drawn, _ = next_indices(6, 9, seed=1, start=4, exclude=[2, 5])
     assert sorted(drawn) == [0, 1, 3, 4]
-    assert draw(6, 1, seed=1, start=4, exclude=range(6)) == ([], 4)
-    assert draw(0, 3, seed=1, start=0) == ([], 0)
+    assert next_indices(6, 1, seed=1, start=4, exclude=range(6)) == ([], 4)
+    assert next_indices(0, 3, seed=1, start=0) == ([], 0)
 
 
 @given(st.integers(1, 12), st.integers(0, 15), st.integers(0, 5), st.integers(0, 60), st.sets(st.integers(0, 11)))
 @settings(max_examples=80, deadline=None)
-def test_draw_is_a_pure_function_and_reads_on_without_a_gap(num_examples, count, seed, start, exclude):
+def test_next_indices_are_a_pure_function_without_gaps(num_examples, count, seed, start, exclude):
     exclude = {index for index in exclude if index < num_examples}
     before = torch.random.get_rng_state()
-    drawn, position = draw(num_examples, count, seed=seed, start=start, exclude=sorted(exclude))
-    assert (drawn, position) == draw(num_examples, count, seed=seed, start=start, exclude=sorted(exclude, reverse=True))
+    drawn, position = next_indices(num_examples, count, seed=seed, start=start, exclude=sorted(exclude))
+    assert (drawn, position) == next_indices(
+        num_examples, count, seed=seed, start=start, exclude=sorted(exclude, reverse=True)
+    )
     assert torch.equal(torch.random.get_rng_state(), before)
     assert len(drawn) == len(set(drawn)) == min(count, num_examples - len(exclude))
     passed = []
@@ -1077,10 +1079,10 @@ def test_draw_is_a_pure_function_and_reads_on_without_a_gap(num_examples, count,
         assert epoch_order(num_examples, seed=seed, epoch=last[0])[last[1]] == drawn[-1]
 
 
-def test_draws_that_divide_an_epoch_see_each_example_once_in_it():
+def test_batches_that_divide_an_epoch_use_each_example_once():
     position, seen = 0, []
     for _ in range(8):
-        drawn, position = draw(12, 3, seed=7, start=position)
+        drawn, position = next_indices(12, 3, seed=7, start=position)
         seen.append(drawn)
     for epoch in (seen[:4], seen[4:]):
         assert sorted(index for drawn in epoch for index in drawn) == list(range(12))

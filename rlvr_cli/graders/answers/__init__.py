@@ -1,1 +1,1 @@
-"""When two answers are the same: from text to verdict. Imports nothing of the house."""
+"""Decide whether two answers are the same, from their texts. Imports nothing from the rest of rlvr_cli."""

@@ -1,10 +1,10 @@
-r"""Whether an answer is the ground truth: mathematically the same object, in whichever notation, stated as one answer.
+r"""Decide whether an answer equals the ground truth: the same mathematical object, in any notation, as one answer.
 
 Enters: two texts. Leaves: True or False, in bounded time and without side effects: nothing in the texts is executed.
 
 Three layers, cheapest first: the same spelling (L0), the same structure (L1), the same values (L2). A fourth,
-Math-Verify, is asked only where a text is outside of the grammar, and only by callers that can kill it (see
-`symbolic.py`).
+Math-Verify (L3), is used only for texts outside of the grammar, and only by callers that can kill the process (see
+`math_verify_fallback.py`).
 
 What counts as right: unreduced fractions, unevaluated exact forms, 50% for 0.5, 2:3 for 2/3, {5} for 5, x^12 for
 x^{12}, a base left out, a unit added or left out, `x =` in front, a sentence with one value. What does not: decimal
@@ -16,7 +16,14 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from rlvr_cli.graders.answers.formula import DEGREE, combined, constant, floating, proportional, same_value
+from rlvr_cli.graders.answers.formula import (
+    DEGREE,
+    combined,
+    constant,
+    proportionality_constant,
+    same_value,
+    to_complex,
+)
 from rlvr_cli.graders.answers.notation import MAX_LENGTH
 from rlvr_cli.graders.answers.objects import (
     Group,
@@ -35,7 +42,7 @@ from rlvr_cli.graders.answers.objects import (
 from rlvr_cli.graders.answers.reader import has_prose, number_word, readings, spelling
 from rlvr_cli.graders.answers.units import units_agree
 
-_MAX_UNORDERED = 60  # beyond, lists are compared in the order given
+_MAX_UNORDERED = 60  # items; longer lists are compared in the given order
 _CHOICE_TRUTH = re.compile(
     r"\s*(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{)?\s*\(?([A-J])\)?\s*\.?\}?\s*(?:\\ |~|\s)*(\S.*)?", re.S
 )
@@ -50,7 +57,7 @@ _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 @lru_cache(maxsize=65_536)
 def equivalent(answer: str, truth: str) -> bool:
-    """Whether `answer` is right: layers L0 to L2."""
+    """Whether `answer` equals `truth`, by layers L0 to L2."""
     answer, truth = answer.strip(), truth.strip()
     if not answer or not truth:
         return False
@@ -70,12 +77,12 @@ def equivalent(answer: str, truth: str) -> bool:
 
 
 def readable(text: str) -> bool:
-    """Whether a text is an object of the grammar: no words and no unknown notation."""
+    """Whether the grammar can read all of a text: it has no prose and no unknown notation."""
     return any(not has_prose(node) for node in readings(text.strip()))
 
 
 def _same_verdict(answer: str, truth: str) -> bool:
-    """`Yes, because ...` for yes."""
+    """Whether the truth is yes, no, true or false and the answer starts with it, as in `Yes, because ...`."""
     plain = _MARKUP.sub(" ", truth).strip(" .").lower()
     return (
         plain in ("yes", "no", "true", "false")
@@ -84,7 +91,7 @@ def _same_verdict(answer: str, truth: str) -> bool:
 
 
 def _same_choice(answer: str, truth: str) -> bool:
-    """Letters of multiple choice: A, (A), A., `(A) 12`, Option A."""
+    """Whether both are the same multiple-choice letter, written as A, (A), A., `(A) 12` or Option A."""
     match = _CHOICE_TRUTH.fullmatch(truth)
     if match is None or len(truth) > 200:
         return False
@@ -180,7 +187,7 @@ def _same_values(answer: Value, truth: Value) -> bool:
 
 
 def _same_quantity(answer: Node, truth: Node) -> bool:
-    """Units may be added or left out; two units must be the same. A percentage is also the number it stands for."""
+    """Compare quantities: a unit on one side only is ignored, two must agree. A percentage also equals its number."""
     unit_a = answer.unit if isinstance(answer, Quantity) else ""
     unit_t = truth.unit if isinstance(truth, Quantity) else ""
     value_a = answer.value if isinstance(answer, Quantity) else answer
@@ -202,12 +209,12 @@ def _same_quantity(answer: Node, truth: Node) -> bool:
 
 
 def _same_numeral(answer: Node, truth: Node) -> bool:
-    """A numeral with its base equals the same digits in the same base, or the same digits with the base left out."""
+    """Compare numerals by digits and base. The answer may leave the base out; a truth without one has base 10."""
     if isinstance(answer, Numeral) and isinstance(truth, Numeral):
         return answer.base == truth.base and answer.digits == truth.digits
-    numeral, other, given = (answer, truth, False) if isinstance(answer, Numeral) else (truth, answer, True)
+    numeral, other, in_answer = (answer, truth, False) if isinstance(answer, Numeral) else (truth, answer, True)
     assert isinstance(numeral, Numeral)
-    if not isinstance(other, Value) or not (given or numeral.base == 10):
+    if not isinstance(other, Value) or not (in_answer or numeral.base == 10):
         return False
     if numeral.base == 10 and not other.formula.names:
         value = other.formula.value(0)
@@ -216,7 +223,7 @@ def _same_numeral(answer: Node, truth: Node) -> bool:
 
 
 def _same_ratio(answer: Node, truth: Node) -> bool:
-    """Ratios are equal as fractions; `12:30` against `12:00` is a time of day and compared as written."""
+    """Compare ratios as fractions, but two times of day, such as `12:30` and `12:00`, as written."""
     if isinstance(answer, Ratio) and isinstance(truth, Ratio):
         if answer.text == truth.text or _same_ordered(answer.parts, truth.parts):
             return True
@@ -242,7 +249,7 @@ def _same_ratio(answer: Node, truth: Node) -> bool:
 
 
 def _same_products(a: Node, b: Node, c: Node, d: Node) -> bool:
-    """a * b == c * d, and not because something is zero."""
+    """Whether a * b == c * d and none of the four is zero."""
     if not (isinstance(a, Value) and isinstance(b, Value) and isinstance(c, Value) and isinstance(d, Value)):
         return False
     if any(node.formula.value(0) in (None, 0) for node in (a, b, c, d)):
@@ -264,25 +271,26 @@ def _same_with_relation(answer: Node, truth: Node) -> bool:
         joined = _joined(truth)
         if joined is not None and _same_relations(answer, joined):
             return True
-        return any(_same(node, truth) for node in _stands_for(answer, given=True))
+        return any(_same(node, truth) for node in _stands_for(answer, in_answer=True))
     assert isinstance(truth, Relation)
     joined = _joined(answer)
     if joined is not None and _same_relations(joined, truth):
         return True
-    return any(_same(answer, node) for node in _stands_for(truth, given=False))
+    return any(_same(answer, node) for node in _stands_for(truth, in_answer=False))
 
 
-def _stands_for(relation: Relation, *, given: bool) -> list[Node]:
+def _stands_for(relation: Relation, *, in_answer: bool) -> list[Node]:
     """The objects that a relation states: the value of `x = 5`, the set of `x > 5`, the last side of a chain.
 
     Args:
-        given: it is the answer, where any left-hand side may stand in front; in a ground truth it must be a name.
+        in_answer: whether the relation is in the answer, where the left-hand side may be anything; in a ground truth it
+            must be a name.
     """
     found: list[Node] = []
     operations = set(relation.operations)
     last = relation.sides[-1]
     if operations <= {"="} or (operations == {"\\in"} and len(relation.sides) == 2):
-        if last is not None and (relation.named or (given and (not relation.literal or len(relation.sides) > 2))):
+        if last is not None and (relation.named or (in_answer and (not relation.unsolved or len(relation.sides) > 2))):
             found.append(last)
         if (
             len(relation.sides) == 2
@@ -292,8 +300,8 @@ def _stands_for(relation: Relation, *, given: bool) -> list[Node]:
         ):
             found.append(relation.sides[0])
     elif operations <= {"=", "\\approx"}:
-        found.extend(_approximated(relation, given=given))
-    elif operations <= {"\\in", "="} and last is not None and given:
+        found.extend(_approximated(relation, in_answer=in_answer))
+    elif operations <= {"\\in", "="} and last is not None and in_answer:
         found.append(last)
     interval = _as_interval(relation)
     if interval is not None:
@@ -301,27 +309,27 @@ def _stands_for(relation: Relation, *, given: bool) -> list[Node]:
     return found
 
 
-def _approximated(relation: Relation, *, given: bool) -> list[Node]:
-    """Both sides of `5/6 = 0.833...`, which is one value in two notations; the last one of `x = 3.14...`."""
+def _approximated(relation: Relation, *, in_answer: bool) -> list[Node]:
+    r"""Both sides of `5/6 \approx 0.833`, which is one value in two notations; the last side of `x \approx 3.14`."""
     at = relation.operations.index("\\approx")
     exact, rounded = relation.sides[at], relation.sides[-1]
     if rounded is None:
         return []
-    if at == 0 and (relation.named or (given and not relation.literal)) and _has_names(exact):
+    if at == 0 and (relation.named or (in_answer and not relation.unsolved)) and _has_names(exact):
         return [rounded]
-    if not (given or relation.named) or not isinstance(exact, Value) or not isinstance(rounded, Value):
+    if not (in_answer or relation.named) or not isinstance(exact, Value) or not isinstance(rounded, Value):
         return []
     a, b = exact.formula.value(0), rounded.formula.value(0)
     if a is None or b is None:
         return []
-    a, b = floating(a), floating(b)
+    a, b = to_complex(a), to_complex(b)
     if a is None or b is None or abs(a - b) > 0.02 * abs(a):
         return []
     return [exact, rounded]
 
 
 def _joined(node: Node) -> Relation | None:
-    """`x > 0 and x < 3` as `0 < x < 3`."""
+    """Rewrite `x > 0 and x < 3` as `0 < x < 3`; None for any other object."""
     if not isinstance(node, Listing) or node.alternatives or len(node.items) != 2:
         return None
     turned = []
@@ -346,7 +354,7 @@ def _is_variable(node: Node | None) -> bool:
 
 
 def _as_interval(relation: Relation) -> Node | None:
-    """The set of a variable's values that satisfy an inequality, when it is solved for the variable."""
+    """The set that a relation solved for its variable describes, as `x > 5`, `0 < x < 3` or `x != 2`; else None."""
     sides, operations = list(relation.sides), list(relation.operations)
     if operations == ["\\in"] and _is_variable(sides[0]) and isinstance(sides[1], Group | Sets):
         return sides[1]
@@ -406,7 +414,7 @@ def _solved_for(relation: Relation) -> str:
 
 
 def _is_function_of(left: Node | None, right: Node | None) -> bool:
-    """Whether one side is `y` and the other `f(x)`: both only name the value that follows."""
+    """Whether one left-hand side is `y` and the other `f(x)`: both only name the value on the right."""
 
     def spelled(node: Node | None) -> str:
         return node.formula.key if isinstance(node, Value) else node.key if isinstance(node, Opaque) else ""
@@ -427,7 +435,7 @@ def _pairs(relation: Relation) -> list[Pair]:
 
 
 def _same_pair(answer: Pair, truth: Pair) -> bool:
-    """Equations with proportional differences of sides; inequalities, all turned to `<`, with a positive factor."""
+    """Whether the differences of the sides are proportional; in inequalities (turned to `<`) by a positive factor."""
     left_a, operation_a, right_a = answer
     left_t, operation_t, right_t = truth
     if not (isinstance(left_a, Value) and isinstance(right_a, Value)):
@@ -442,7 +450,7 @@ def _same_pair(answer: Pair, truth: Pair) -> bool:
         return False
     if operation_a == "=" and not (_has_names(left_a) or _has_names(right_a)):
         return _same_values(left_a, left_t) and _same_values(right_a, right_t)
-    factor = proportional((left_a.formula, right_a.formula), (left_t.formula, right_t.formula))
+    factor = proportionality_constant((left_a.formula, right_a.formula), (left_t.formula, right_t.formula))
     if factor is None:
         return False
     if operation_a in ("=", "!="):

@@ -1,4 +1,4 @@
-r"""Where the answer stands in a response.
+r"""Find the answer in a response.
 
 Enters: a response. Leaves: the text of its final answer, or None. String operations only, linear in the length.
 """
@@ -7,7 +7,7 @@ import re
 
 OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 _MAX_CANDIDATE = 2_000  # characters kept of an answer
-_TAIL = 6_000  # characters at the end of a response that the lenient finder looks at
+_TAIL = 6_000  # characters at the end of a response that `candidates` and `last_number` search
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _STATED = re.compile(
     r"(?:final answer|answer)\s*(?:\*\*)?\s*(?:is|:|=)\s*(?:\*\*)?:?\s*(?P<answer>[^\n]{1,300})", re.IGNORECASE
@@ -56,14 +56,18 @@ def _closed(text: str, start: int) -> str | None:
 
 
 def unboxed(answer: str) -> str | None:
-    r"""An answer without its box; None when it opens a box and does not close it."""
+    r"""An answer without its box; None if a box is opened but not closed."""
     if "\\boxed" in answer or "\\fbox" in answer:
         return last_boxed(answer)
     return answer
 
 
 def candidates(response: str) -> list[str]:
-    """The answer as a lenient reader finds it: in tags, else in a box, after ####, stated, displayed, a last number."""
+    """Find the answer leniently: in tags, else in a box, after ####, after `answer is`, displayed, or the last number.
+
+    Returns:
+        One text, or none. A short last line that has none of these is taken whole.
+    """
     tail = response[-_TAIL:]
     found: list[str] = []
     tagged = tagged_answer(tail)

@@ -5,9 +5,9 @@ Enters: tokens of one expression, as `notation.tokens_of` makes them. Leaves: a 
 The parser is a recursive descent over a closed grammar; nothing in the text is ever looked up, imported or executed.
 Values are exact `Fraction`s as long as the operations allow it, else complex floats; variables take fixed
 pseudo-random rational values (Schwartz-Zippel: two different polynomials of degree d agree at a random point out of N
-with probability at most d / N). Where floats agree, 50-digit arithmetic decides, so that an approximation is no
-equality. Every operation is bounded: exponents, factorials and integers that would not fit raise `Unbounded`, and the
-formula has no value.
+with probability at most d / N). Where floats agree, 50-digit arithmetic decides, so that an approximation does not
+count as equal. Every operation is bounded: exponents, factorials and integers that are too large raise `Unbounded`, and
+the formula has no value.
 """
 
 import cmath
@@ -30,7 +30,7 @@ from rlvr_cli.graders.answers.formula_parser import (
 )
 from rlvr_cli.graders.answers.notation import Token, key_of
 
-POINTS = (0, 1, 2)  # at values between 1 and 4; at 3 and 4 they may be negative, from 6 on they are larger
+POINTS = (0, 1, 2)  # variables lie between 1 and 4 here; at points 3 and 4 they may be negative, from 6 on larger
 
 
 class Formula:
@@ -49,7 +49,7 @@ class Formula:
         """The value at an evaluation point; None where there is none (a division by zero, too large).
 
         Args:
-            natural: a logarithm without a base is the natural one, else the decimal one.
+            natural: read a logarithm without a base as natural; by default its base is 10.
         """
         memo = (point, natural)
         if memo not in self._memo:
@@ -74,7 +74,7 @@ def parse_formula(tokens: list[Token] | tuple[Token, ...], *, loose: bool = Fals
         loose: read `1/2x` as 1/(2x); by default it is (1/2)x.
 
     Raises:
-        Unparsed: the tokens are no expression.
+        Unparsed: the tokens are not an expression.
     """
     parser = Parser(tokens, loose=loose)
     tree = parser.expression(0)
@@ -98,7 +98,7 @@ DEGREE = Formula(("/", ("pi",), ("n", Fraction(180))), "\\pi / 180", frozenset()
 
 
 def same_value(left: Formula, right: Formula) -> bool:
-    """Whether two formulas are the same function of their variables, numbers being functions of none."""
+    """Whether two formulas are the same function of their variables or, without variables, the same number."""
     if left.key == right.key:
         return True
     features = left.features | right.features
@@ -125,7 +125,7 @@ def _same_at_points(left: Formula, right: Formula, natural: bool) -> bool:
             if a != b:
                 return False
         else:
-            x, y = floating(a), floating(b)
+            x, y = to_complex(a), to_complex(b)
             if x is None or y is None or not _close(x, y, 1e-7, 1e-11):
                 return False
             exact = False
@@ -145,10 +145,13 @@ def _confirmed(left: Formula, right: Formula, point: int, natural: bool) -> bool
     return bool(difference <= size * 1e-30 or (size < 1e-12 and difference < 1e-35))
 
 
-def proportional(left: tuple[Formula, Formula], right: tuple[Formula, Formula]) -> Fraction | complex | None:
-    """The constant c with left[0] - left[1] == c * (right[0] - right[1]) wherever both are defined; None without one.
+def proportionality_constant(
+    left: tuple[Formula, Formula], right: tuple[Formula, Formula]
+) -> Fraction | complex | None:
+    """The constant c != 0 with left[0] - left[1] == c * (right[0] - right[1]) at all points; None if there is none.
 
-    Two equations with such a c, other than 0, are the same equation; with c > 0 two inequalities are the same.
+    Points at which a side has no value are skipped. Two equations with such a c are the same equation; with c > 0, two
+    inequalities are the same.
     """
     names = left[0].names | left[1].names | right[0].names | right[1].names
     constant: Fraction | complex | None = None
@@ -169,7 +172,7 @@ def proportional(left: tuple[Formula, Formula], right: tuple[Formula, Formula]) 
                         return None
                 elif not _close(complex(ratio), complex(constant), 1e-9, 0.0):
                     return None
-        except OverflowError:  # an exact number beside an inexact one, and no float can hold it
+        except OverflowError:  # an exact number too large for a float, beside an inexact one
             return None
         constant = ratio
         agreed += 1
@@ -183,7 +186,7 @@ def _difference(a: Any, b: Any) -> Any:
     return 0 if abs(difference) <= 1e-12 * max(abs(a), abs(b)) else difference
 
 
-def floating(value: Fraction | complex) -> complex | None:
+def to_complex(value: Fraction | complex) -> complex | None:
     """The number in floating point; None for a fraction that is too large for it."""
     try:
         return complex(value)
@@ -223,7 +226,7 @@ def _checked(value: Fraction) -> Fraction:
 
 
 def _evaluate(tree: Tree, point: int, natural: bool, backend: dict[str, Any]) -> Any:
-    """The value of a tree: a Fraction as long as it is exact, else what `backend["lift"]` makes."""
+    """The value of a tree: a Fraction as long as it is exact, else a number of the type of `backend["lift"]`."""
     kind = tree[0]
     if kind == "n":
         return tree[1]
@@ -351,7 +354,7 @@ def _power(base: Any, exponent: Any, backend: dict[str, Any]) -> Any:
 
 
 def _root(value: Any, degree: int, backend: dict[str, Any]) -> Any:
-    """The principal root; of a negative real number and an odd degree the real one, which is what schools mean."""
+    """The principal root; for a negative real number and an odd degree the real root, as schools define it."""
     if isinstance(value, Fraction):
         if value < 0 and degree % 2:
             return -_root(-value, degree, backend)
@@ -369,7 +372,7 @@ def _root(value: Any, degree: int, backend: dict[str, Any]) -> Any:
 
 
 def _integer_root(value: int, degree: int) -> int | None:
-    """The integer whose power is `value`, or None."""
+    """The integer whose power of this degree is `value`, or None."""
     if value < 2:
         return value
     if degree == 2:
@@ -402,7 +405,7 @@ _PRECISE: dict[str, Any] = {}
 
 
 def _precise_backend() -> dict[str, Any]:
-    """The same functions with 50 digits. mpmath comes with sympy, as Math-Verify does; it is loaded on first use."""
+    """The functions of `_FLOATS` with 50 digits, by mpmath, which is imported on first use."""
     if not _PRECISE:
         import mpmath
 

@@ -1,4 +1,7 @@
-"""A formula's tokens -> its tree, by precedence climbing; nothing is evaluated as Python."""
+"""Parse the tokens of a formula into a tree, by recursive descent; nothing is evaluated as Python.
+
+Enters: tokens. Leaves: a tree of tuples, (kind, operand, ...), or `Unparsed`.
+"""
 
 from fractions import Fraction
 from typing import Any
@@ -7,7 +10,7 @@ from rlvr_cli.graders.answers.notation import FUNCTIONS, GREEK, MAX_DEPTH, Token
 
 MAX_BITS = 20_000  # of an exact integer
 MAX_FACTORIAL = 1_500
-PRECISE_DIGITS = 50  # of the arithmetic that confirms what floats found equal
+PRECISE_DIGITS = 50  # of the arithmetic that confirms an equality found in floats
 
 Tree = tuple[Any, ...]
 
@@ -27,7 +30,7 @@ _FUNCTION_NAMES = {
 RECIPROCALS = {"cot": "tan", "sec": "cos", "csc": "sin", "coth": "tanh", "sech": "cosh", "csch": "sinh"}
 ARC_RECIPROCALS = {"arccot": "arctan", "arcsec": "arccos", "arccsc": "arcsin"}
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
-_APPLIED = frozenset("fgh")  # a letter that is a function where a bracket follows at once
+_APPLIED = frozenset("fgh")  # letters that are functions if a bracket follows
 
 
 # Parsing
@@ -233,7 +236,7 @@ class Parser:
         return token.kind if token else ""
 
     def mixed_fraction(self) -> Fraction | None:
-        r"""The proper fraction that follows an integer as in `2 3/4` or `2\frac{3}{4}`, whose sum it is with it."""
+        r"""Parse the fraction of a mixed number such as `2 3/4` or `2\frac{3}{4}`; None if no proper one follows."""
         start = self.index
         top = bottom = None
         if self.text() == "\\frac":
@@ -403,7 +406,7 @@ class Parser:
         raise Unparsed(text)
 
     def argument(self, depth: int) -> Tree:
-        r"""A `{...}` group or, as TeX has it, one digit, one letter or one command."""
+        r"""Parse a TeX argument: a `{...}` group, one digit, one letter or one command."""
         if self.accept("{"):
             outer, self.bars = self.bars, 0
             inner = self.expression(depth + 1)
@@ -510,7 +513,7 @@ def _sum(terms: list[Tree]) -> Tree:
 
 
 def number_value(text: str) -> Fraction:
-    """The exact value of a decimal literal. Raises `Unparsed` for more digits than any answer has, and for none."""
+    """The exact value of a decimal literal. Raises `Unparsed` if it has too many digits or none."""
     mantissa, _, exponent = text.lower().partition("e")
     if len(mantissa) > MAX_BITS // 8 or len(exponent) > 4 or not mantissa.isascii():
         raise Unparsed("too many digits")

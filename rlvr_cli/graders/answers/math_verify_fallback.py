@@ -1,12 +1,12 @@
 r"""Layer L3: ask Math-Verify about notation that our own grammar does not know.
 
-Enters: two texts. Leaves: True or False. The only user of the library `math_verify` (and, through it, of sympy), on
-first use.
+Enters: two texts. Leaves: True or False. The only module that imports the library `math_verify` (and, through it,
+sympy), on first use.
 
 Math-Verify's own time limits are signals, which work in the main thread only and cancel the caller's alarm, so they
-are off: whoever calls this must be able to kill the process. `GraderPool` can. What it is asked is short and free of
-towers of exponents, factorials and words, and its known over-acceptances are refused beforehand: text that it would
-skip, subscripts that it drops, an inequality for a number.
+are off: the caller must be able to kill the process, as `GraderPool` can. The texts given to Math-Verify are short and
+free of towers of exponents, factorials and words. Texts that it is known to accept wrongly are refused beforehand: it
+skips text, drops subscripts, and takes an inequality for a number.
 """
 
 import importlib
@@ -26,8 +26,8 @@ _RELATION = re.compile(r"<|>|\\(?:leq?|geq?|neq?|lt|gt|in)\b|[≤≥≠∈]")
 
 
 @lru_cache(maxsize=4_096)
-def verified(answer: str, truth: str) -> bool:
-    """Whether Math-Verify finds the two equal, asked only where our grammar cannot read one of them."""
+def equal_by_math_verify(answer: str, truth: str) -> bool:
+    """Whether Math-Verify finds the two equal; not called, and False, if our grammar reads both or one is refused."""
     answer, truth = answer.strip(), truth.strip()
     if not _askable(answer) or not _askable(truth) or (readable(answer) and readable(truth)):
         return False
@@ -47,7 +47,7 @@ def _askable(text: str) -> bool:
 
 
 def _ask(answer: str, truth: str) -> bool:
-    library: Any = importlib.import_module("math_verify")  # the distribution, not the grader beside this file
+    library: Any = importlib.import_module("math_verify")  # the library, not our grader of that name
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it logs every text that it cannot parse
 
     def parsed(text: str) -> list[Any]:

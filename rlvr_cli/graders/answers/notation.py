@@ -1,6 +1,6 @@
-r"""How mathematics is written: text of a final answer -> tokens.
+r"""Tokenize mathematical notation: text of a final answer -> tokens.
 
-Enters: what a model or a data set wrote as an answer, in LaTeX, plain text, Unicode, Markdown or a mixture.
+Enters: an answer of a model or a dataset, in LaTeX, plain text, Unicode, Markdown or a mixture.
 Leaves: a tuple of `Token`s in which everything that only concerns typesetting (``$``, ``\left``, ``\!``, ``\dfrac``,
 ``\mathbf{8}``) is gone and every operator has one spelling. Nothing is evaluated and nothing is looked up by name.
 """
@@ -8,25 +8,25 @@ Leaves: a tuple of `Token`s in which everything that only concerns typesetting (
 import re
 from typing import NamedTuple
 
-MAX_LENGTH = 1_000  # characters; a longer final answer is not one
+MAX_LENGTH = 1_000  # characters of a final answer
 MAX_DEPTH = 40  # nested brackets
 
 
-def names(text: str) -> frozenset[str]:
+def word_set(text: str) -> frozenset[str]:
     """A set of the words in a text."""
     return frozenset(text.split())
 
 
-FUNCTIONS = names(
+FUNCTIONS = word_set(
     "sin cos tan cot sec csc arcsin arccos arctan asin acos atan sinh cosh tanh log ln lg exp sqrt cbrt abs floor ceil "
     "coth sech csch arccot arcsec arccsc "
     "max min gcd lcm binom binomial factorial Abs nCr"
 )
-GREEK = names(
+GREEK = word_set(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
     "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar"
 )
-SMALL_WORDS = names(  # a lone `a` is a variable
+SMALL_WORDS = word_set(  # short words that are no products of variables; `a` alone is a variable
     "an the is are was be of or and not no yes to in on at by for it if so as we us he she all any its then than per "
     "two six ten one odd even both true false none east west has had get got you can set sum way day our out new old how who"
 )
@@ -100,19 +100,19 @@ _SPELLINGS = {
     "\\iff": "\\iff", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\dbinom": "\\binom",
     "\\tbinom": "\\binom", "\\varphi": "\\phi", "\\tan": "\\tan",
 }  # fmt: skip
-_OPERATORS = names("^ = * / <= >= < > != | : \\{ \\} [ ] ( ) ' % $ ...")
+_OPERATORS = word_set("^ = * / <= >= < > != | : \\{ \\} [ ] ( ) ' % $ ...")
 _SPACES = frozenset(
     ["\\,", "\\;", "\\:", "\\>", "\\ ", "\\\n", "\\quad", "\\qquad", "\\enspace", "\\thinspace", "\\space", "\\hfill"]
 )
-_NOTHING = names(
+_NOTHING = word_set(
     r"\! \( \) \[ \] \displaystyle \textstyle \limits \nolimits \boxed \fbox \bf \rm \it \bold \mathstrut \hline \tag "
     r"\left \right \negthinspace \ensuremath \mathopen"
 )
-_TEXT = names(r"\text \mbox \textbf \textit \textrm \textsf \texttt \textnormal \emph \hbox")
-_FONT = names(r"\mathrm \mathbf \mathit \mathsf \mathnormal \operatorname \boldsymbol \bm \mathtt")
-_BLACKBOARD = names(r"\mathbb \Bbb \mathcal \mathscr \mathfrak")
-_OPENERS = names("( [ { \\{ \\langle \\lfloor \\lceil")
-_CLOSERS = names(") ] } \\} \\rangle \\rfloor \\rceil")
+_TEXT = word_set(r"\text \mbox \textbf \textit \textrm \textsf \texttt \textnormal \emph \hbox")
+_FONT = word_set(r"\mathrm \mathbf \mathit \mathsf \mathnormal \operatorname \boldsymbol \bm \mathtt")
+_BLACKBOARD = word_set(r"\mathbb \Bbb \mathcal \mathscr \mathfrak")
+_OPENERS = word_set("( [ { \\{ \\langle \\lfloor \\lceil")
+_CLOSERS = word_set(") ] } \\} \\rangle \\rfloor \\rceil")
 _KNOWN_COMMANDS = tuple(
     sorted(
         {f"\\{name}" for name in FUNCTIONS | GREEK | {"pi", "cdot", "times", "infty", "circ"}}, key=len, reverse=True
@@ -160,7 +160,7 @@ def _repeating_decimal(match: re.Match[str]) -> str:
 
 
 def _without_markdown(text: str) -> str:
-    """Drop the stars of `**bold**`, but not those of `x**2`, and tags and backquotes around the whole."""
+    """Drop the stars of `**bold**` (not those of `x**2`) and the tags or backquotes around the whole text."""
     if "**" in text:
         text = _BOLD.sub(r"\1", text)
     for tag in ("math", "b", "i"):
@@ -250,7 +250,7 @@ def _scan(text: str, out: list[Token], depth: int) -> None:
 
 
 def _emit_command(command: str, gap: bool, out: list[Token]) -> None:
-    r"""Append a command; ``\cotx`` and ``\pir``, as data sets without their spaces have them, become two tokens."""
+    r"""Append a command; ``\cotx`` and ``\pir``, which some datasets write without the space, become two tokens."""
     if command[1:] not in FUNCTIONS and command[1:] not in GREEK and len(command) > 3:
         for known in _KNOWN_COMMANDS:
             if command.startswith(known) and 0 < len(command) - len(known) <= 2 and command not in _WHOLE_COMMANDS:
@@ -261,7 +261,7 @@ def _emit_command(command: str, gap: bool, out: list[Token]) -> None:
     out.append(Token("cmd", command, gap))
 
 
-_WHOLE_COMMANDS = names(
+_WHOLE_COMMANDS = word_set(
     "\\setminus \\minus \\infty \\mapsto \\circle \\to \\top \\pitchfork \\min \\pmod \\pm \\log \\lnot"
 )
 
@@ -326,7 +326,7 @@ def _scan_text(command: str, content: str, gap: bool, out: list[Token], depth: i
 
 
 def is_prose(word: str) -> bool:
-    """Whether a run of letters is a word of a language and not names of variables or functions."""
+    """Whether a run of letters is a word, not a function or a product of variables."""
     if word in FUNCTIONS or word in GREEK or word == "pi" or len(word) == 1:
         return False
     return len(word) >= 4 or word.lower() in SMALL_WORDS

@@ -10,7 +10,7 @@ class Value:
     """One expression."""
 
     formula: Formula
-    loose: Formula | None = None  # the other reading of 1/2x
+    loose: Formula | None = None  # read with 1/2x as 1/(2x), if that is another formula
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Several objects in no order: a list, a set, the two values of a ±."""
+    """Several objects in any order: a list, a set, the two values of a ±."""
 
     items: tuple["Node", ...]
     braces: bool = False
@@ -48,17 +48,17 @@ class Sets:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Sides joined by =, <, <=, >, >=, != or `in`; a side that is no object of its own is None."""
+    """Sides joined by =, <, <=, >, >=, != or `in`; an empty side is None."""
 
     sides: tuple["Node | None", ...]
     operations: tuple[str, ...]
     named: bool  # the first side is a name (`x`, `f(x)`, `AB`, `\\angle A`, ...), so that the last side is the answer
-    literal: bool = True  # there is a number in the first side, so that it is an equation to be solved
+    unsolved: bool = True  # the first side has both numbers and letters, as in an equation to be solved
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Rows of objects; `determinant` for the bars of one."""
+    """Rows of objects; `determinant` if it is written between bars."""
 
     rows: tuple[tuple["Node", ...], ...]
     determinant: bool = False
@@ -92,7 +92,7 @@ class Opaque:
     """Notation outside of the grammar: equal only to the same spelling."""
 
     key: str
-    plain: str = ""  # its words, where there are only words and numbers
+    plain: str = ""  # its text, if that is only words, numbers and punctuation
 
 
 Node = Value | Quantity | Listing | Group | Sets | Relation | Matrix | Ratio | Numeral | Words | Opaque

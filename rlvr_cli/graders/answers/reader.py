@@ -1,4 +1,4 @@
-r"""What kind of object an answer is: tokens -> nodes.
+r"""Read an answer as a mathematical object: text -> nodes.
 
 Enters: the text of an answer. Leaves: a tree of frozen dataclasses: a number or formula, a quantity with its unit, an
 ordered tuple or interval, an unordered list or set, a union, an equation or inequality, a matrix, a ratio, a numeral in
@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from rlvr_cli.graders.answers.formula import Formula, combined, constant, parse_formula
 from rlvr_cli.graders.answers.formula_parser import Unparsed, int_or_none
-from rlvr_cli.graders.answers.notation import FUNCTIONS, GREEK, Token, Unreadable, is_prose, key_of, names, tokens_of
+from rlvr_cli.graders.answers.notation import FUNCTIONS, GREEK, Token, Unreadable, is_prose, key_of, tokens_of, word_set
 from rlvr_cli.graders.answers.objects import (
     Group,
     Listing,
@@ -57,7 +57,7 @@ _CLOSE = frozenset(_OPEN.values())
 _RELATIONS = frozenset(
     ["=", "\\approx", "<", ">", "<=", ">=", "!=", "\\in", "\\equiv", "\\iff", "\\notin", "\\sim", "\\propto"]
 )
-_MATRICES = names("matrix pmatrix bmatrix Bmatrix vmatrix Vmatrix smallmatrix array psmallmatrix bsmallmatrix")
+_MATRICES = word_set("matrix pmatrix bmatrix Bmatrix vmatrix Vmatrix smallmatrix array psmallmatrix bsmallmatrix")
 _MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _COUNTED = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -66,25 +66,25 @@ _COUNTED = (
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _NUMBER_WORDS = {word: number for number, word in enumerate(_COUNTED.split())}
 _NUMBER_WORDS |= {word: 10 * number for number, word in enumerate(_TENS.split(), 2)}
-_HEDGES = names(
+_HEDGES = word_set(
     "not no cannot can't isn't or either neither nor between least most more less fewer than about root roots if else "
     "approximately around roughly nearly almost maybe perhaps possibly never without except undefined "
     "negative minus impossible unknown insufficient infinitely infinite"
 )
-_CONNECTIVES = names("is are was be equals equal gives get answer therefore thus hence")
-_BEFORE_UNIT = names("^ 2 3 { } / - ( ) * . '")
-_INSIDE_NAMES = names(", | _ ^ - + '")
-_BESIDE_NAMES = names("_ ' : / . ^")
-_SET_OPERATORS = {"\\cup": names(r"\cup U u"), "\\cap": names(r"\cap"), "\\setminus": names(r"\setminus -")}
-_PUNCTUATION = names(". ' \" ! : `")
-_CONNECTED_BY_TO = names("equal equals simplifies reduces evaluates amounts comes")
-_DISPLAYS = names("align aligned equation gather gathered center split")
+_CONNECTIVES = word_set("is are was be equals equal gives get answer therefore thus hence")
+_BEFORE_UNIT = word_set("^ 2 3 { } / - ( ) * . '")
+_INSIDE_NAMES = word_set(", | _ ^ - + '")
+_BESIDE_NAMES = word_set("_ ' : / . ^")
+_SET_OPERATORS = {"\\cup": word_set(r"\cup U u"), "\\cap": word_set(r"\cap"), "\\setminus": word_set(r"\setminus -")}
+_PUNCTUATION = word_set(". ' \" ! : `")
+_CONNECTED_BY_TO = word_set("equal equals simplifies reduces evaluates amounts comes")
+_DISPLAYS = word_set("align aligned equation gather gathered center split")
 _LINE = ("all real numbers", "all reals", "all real x", "set of all real numbers", "real numbers", "reals")
 _SCALES = {"c": "celsius", "celsius": "celsius", "f": "fahrenheit", "fahrenheit": "fahrenheit"}
 _NO_LETTER = re.compile(r"[^a-z0-9.+/-]+")
 
 
-@lru_cache(maxsize=16)  # a text is spelled, then read
+@lru_cache(maxsize=16)  # `spelling` and `readings` both need the tokens of a text
 def _cached_tokens(text: str) -> tuple[Token, ...]:
     return tokens_of(text)
 
@@ -95,7 +95,7 @@ def _tokens(text: str) -> Tokens:
 
 @lru_cache(maxsize=4_096)
 def spelling(text: str) -> str | None:
-    """A text with everything dropped that only concerns typesetting; None if it is too long or empty."""
+    """A text without typesetting, as one canonical string; None if it is too long or empty."""
     try:
         return key_of(trimmed(_tokens(text))) or None
     except Unreadable:
@@ -131,7 +131,7 @@ def _read_all(text: str, found: list[Node]) -> None:
         and node.formula.names
         and any(token.gap and token.text in UNITS for token in tokens[1:])
     ):
-        unit = _quantity(tokens)  # `5 m` may be five metres
+        unit = _quantity(tokens)  # `5 m` may be five meters
         if isinstance(unit, Quantity) and "?" not in unit.unit:
             found.append(unit)
 
@@ -189,7 +189,7 @@ def read_one(tokens: Tokens) -> Node | None:
     if len(tokens) > 1 and tokens[0].text.lower() in ("negative", "minus") and tokens[1].kind == "num":
         tokens = [Token("op", "-", False), *tokens[1:]]
     _work.left -= 1
-    if _work.left < 0:  # kinds that read a part and then give up make deep nesting exponential
+    if _work.left < 0:  # readers that parse a part before they fail make deep nesting exponential
         raise Unreadable("too much work")
     unequal = any(token.text in ("<", ">", "<=", ">=") for token in tokens)
     unit_last = _ends_in_unit(tokens)
@@ -215,7 +215,7 @@ def read_one(tokens: Tokens) -> Node | None:
 
 
 def trimmed(tokens: Tokens) -> Tokens:
-    """Without the punctuation around it and the braces, quotes and boxes that hold all of it."""
+    """The tokens without punctuation at the ends and without braces or a display environment around all of them."""
     start, end = 0, len(tokens)
     while True:
         before = (start, end)
@@ -229,7 +229,7 @@ def trimmed(tokens: Tokens) -> Tokens:
             end -= 1
         if start < end and tokens[end - 1].text == "!" and end - start > 1 and tokens[end - 2].kind == "text":
             end -= 1
-        if end - start >= 2 and tokens[start].text == "{" and closing(tokens, start, end) == end - 1:
+        if end - start >= 2 and tokens[start].text == "{" and closing_index(tokens, start, end) == end - 1:
             start, end = start + 1, end - 1
         if (
             start < end
@@ -242,7 +242,7 @@ def trimmed(tokens: Tokens) -> Tokens:
             return tokens[start:end]
 
 
-def closing(tokens: Tokens, start: int, end: int) -> int:
+def closing_index(tokens: Tokens, start: int, end: int) -> int:
     """The index of the bracket that closes the one at `start`; any closing bracket closes any opening one ([0, 1))."""
     depth = 0
     for index in range(start, end):
@@ -257,7 +257,7 @@ def closing(tokens: Tokens, start: int, end: int) -> int:
 
 
 def split(tokens: Tokens, is_separator: Callable[[Token], bool]) -> list[Tokens]:
-    """Cut at the separators that are inside no bracket."""
+    """Split at the separators that are outside of all brackets."""
     parts: list[Tokens] = [[]]
     depth = 0
     for token in tokens:
@@ -312,7 +312,7 @@ def merge_thousands(tokens: Tokens) -> Tokens:
     return out
 
 
-# Kinds of objects, each a function that answers None for "not of this kind"
+# One reader per kind of object, which returns None if the tokens are of another kind
 
 
 def _words(tokens: Tokens) -> Node | None:
@@ -390,10 +390,10 @@ def _relation(tokens: Tokens) -> Node | None:
     if not trimmed(sides[0]) and operations[0] in ("=", "\\approx"):
         return read_one(tokens[1:]) if trimmed(tokens[1:]) else None
     nodes = tuple(read_one(side) for side in sides)
-    literal = any(token.kind == "num" for token in sides[0]) and any(
+    unsolved = any(token.kind == "num" for token in sides[0]) and any(
         token.kind in ("word", "cmd") for token in sides[0]
     )
-    return Relation(nodes, tuple(operations), _is_name(trimmed(sides[0])), literal)
+    return Relation(nodes, tuple(operations), _is_name(trimmed(sides[0])), unsolved)
 
 
 def _is_name(tokens: Tokens) -> bool:
@@ -405,7 +405,7 @@ def _is_name(tokens: Tokens) -> bool:
         return texts[1].isupper()  # |AB|
     if texts[0] == "(":
         return all(token.kind == "word" or token.text in ("(", ")", ",") for token in tokens)
-    outside: Tokens = []  # what is in no bracket and no subscript
+    outside: Tokens = []  # tokens outside of brackets and subscripts
     depth = 0
     for before, token in pairwise([Token("op", "", False), *tokens]):
         if token.text in ("(", "{", "["):
@@ -492,7 +492,7 @@ def _punctured(hole: Node) -> Node:
 
 def _bracketed(tokens: Tokens) -> Node | None:
     first = tokens[0].text
-    if first not in ("(", "[", "\\{", "\\langle") or closing(tokens, 0, len(tokens)) != len(tokens) - 1:
+    if first not in ("(", "[", "\\{", "\\langle") or closing_index(tokens, 0, len(tokens)) != len(tokens) - 1:
         return None
     last = tokens[-1].text
     inner = tokens[1:-1]
@@ -529,11 +529,11 @@ def _bracketed(tokens: Tokens) -> Node | None:
 
 
 def _system(tokens: Tokens) -> Node | None:
-    """Equations one below the other behind a brace: a list of them."""
+    """Read equations stacked behind a brace, as a list."""
     start = 1 if tokens[0].text == "\\{" else 0
     if start >= len(tokens) or (tokens[start].kind, tokens[start].text) not in (("begin", "cases"), ("begin", "array")):
         return None
-    if closing(tokens, start, len(tokens)) != len(tokens) - 1 or (tokens[start].text == "array" and not start):
+    if closing_index(tokens, start, len(tokens)) != len(tokens) - 1 or (tokens[start].text == "array" and not start):
         return None
     lines = [line for line in split(tokens[start + 1 : -1], lambda token: token.text == "\\\\") if trimmed(line)]
     if any(token.text == "&" for line in lines for token in line):
@@ -546,7 +546,7 @@ def _matrix(tokens: Tokens) -> Node | None:
     start = next((index for index, token in enumerate(tokens) if token.kind == "begin"), None)
     if start is None or tokens[start].text not in _MATRICES:
         return None
-    end = closing(tokens, start, len(tokens))
+    end = closing_index(tokens, start, len(tokens))
     if end < 0:
         return None
     before, body, after = tokens[:start], tokens[start + 1 : end], tokens[end + 1 :]
@@ -629,7 +629,7 @@ def _formula(tokens: Tokens) -> Node | None:
 
 
 def _ends_in_unit(tokens: Tokens) -> bool:
-    """Whether the end must be a unit: a percent or degree sign, or a known unit that nobody means as variables."""
+    """Whether the end must be a unit: a percent or degree sign, a modulus, or a unit that is not read as variables."""
     end = len(tokens)
     if tokens[-1].text == "%":
         return sum(token.text == "%" for token in tokens) == 1
@@ -651,7 +651,7 @@ def _ends_in_unit(tokens: Tokens) -> bool:
 
 
 def _degree_sign(tokens: Tokens) -> int:
-    """How many tokens at the end are a degree sign; none where a function is applied to the angle."""
+    """How many tokens at the end form a degree sign; 0 if a function is applied to the angle."""
     for count in (4, 2, 1):
         if "".join(token.text for token in tokens[-count:]) in ("^{\\circ}", "^\\circ", "\\circ"):
             applied = any(token.text.removeprefix("\\") in FUNCTIONS for token in tokens)
@@ -744,7 +744,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z$\\(\d])")
 
 
 def _sentences(text: str) -> list[Node]:
-    """What the last sentence that states anything states: the objects after its last `is` and `=`, or its only one."""
+    """Read the last sentence that states an object: those after its last `is` and its last `=`, or its only one."""
     for sentence in reversed(_SENTENCE.split(text.strip())[-3:]):
         found = [] if sentence.startswith("I hope") else _stated(trimmed(list(tokens_of(sentence))))
         if found:
@@ -775,7 +775,7 @@ def _stated(tokens: Tokens) -> list[Node]:
 
 
 def _connects(tokens: Tokens, index: int) -> bool:
-    """Whether what follows a word (`is`) or a colon after a word (`Answer:`) is what the sentence states."""
+    """Whether a token introduces what the sentence states: a word such as `is`, or a colon after a word (`Answer:`)."""
     token = tokens[index]
     if token.kind == "word":
         before = tokens[index - 1].text.lower() if index else ""
@@ -784,7 +784,7 @@ def _connects(tokens: Tokens, index: int) -> bool:
 
 
 def _only_object(tokens: Tokens) -> list[Node]:
-    """The one piece of mathematics among words none of which doubts it."""
+    """The only piece of mathematics in a sentence without words of doubt (`_HEDGES`); nothing if there are several."""
     words = [word.lower() for token in tokens if token.kind in ("word", "text", "sep") for word in token.text.split()]
     if any(word in _HEDGES for word in words) or any(token.kind == "bad" for token in tokens):
         return []
@@ -806,7 +806,7 @@ def _only_object(tokens: Tokens) -> list[Node]:
 
 
 def number_word(text: str) -> Fraction | None:
-    """The number below a hundred that English words name."""
+    """The number between -100 and 100 that English words spell, else None."""
     words = text.replace("-", " ").split()
     sign = -1 if words[:1] in (["negative"], ["minus"]) else 1
     total = 0

@@ -1,12 +1,12 @@
-"""Units of measurement: words after a number -> one spelling per unit, and whether two of them are the same.
+"""Units of measurement: words after a number -> one spelling per unit, and whether two units are the same.
 
 Enters: tokens, or two units as `canonical_unit` spells them. Leaves: a spelling such as `cm^2`, `mi / h` or `?apple`
-(a word that is no known unit), or a yes or no.
+(an unknown unit), or True or False.
 """
 
 import re
 
-from rlvr_cli.graders.answers.notation import Token, names
+from rlvr_cli.graders.answers.notation import Token, word_set
 
 _ALIASES = {
     "cm": "cm centimeter centimeters centimetre centimetres cms",
@@ -59,12 +59,12 @@ _ALIASES = {
 }
 UNITS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()}
 # these may follow a number without a space
-GLUED_UNITS = names("cm mm km kg mg ml mL ft lbs hrs hr min mph am pm sec AM PM mi yd in oz")
-_TAILS = names("of in that which for to from left total is are were each")  # what follows them is not the unit
+GLUED_UNITS = word_set("cm mm km kg mg ml mL ft lbs hrs hr min mph am pm sec AM PM mi yd in oz")
+_TAILS = word_set("of in that which for to from left total is are were each")  # the unit ends before these words
 
 
 def canonical_unit(tokens: list[Token]) -> str:
-    """One spelling per known unit; unknown words keep theirs, without a plural s."""
+    """The canonical spelling of a unit; an unknown word becomes `?word`, without a plural s."""
     text = " ".join(token.text for token in tokens)
     text = text.replace("{", " ").replace("}", " ").replace("^ ", "^").replace("'", "")
     found: list[str] = []
@@ -92,7 +92,7 @@ def canonical_unit(tokens: list[Token]) -> str:
 
 
 def units_agree(left: str, right: str) -> bool:
-    """Whether two units, neither empty, are the same; of words that are no known unit one in common is enough."""
+    """Whether two units, neither empty, are the same; units of unknown words need only share a word or a beginning."""
     if left == right or {left, right} in ({"degree", "celsius"}, {"degree", "fahrenheit"}):
         return True
     a, b = left.split(), right.split()
