@@ -1,6 +1,6 @@
-"""The command line: config dataclasses become Typer commands; a command is built, and its code imported, when it is asked for.
+"""The command line: config dataclasses become Typer commands, each built, and its code imported, only when it is called.
 
-Enters: argv. Leaves: exit status 0, 1 (the user can put it right), 2 (usage) or 130 (interrupted, what was done is kept).
+Enters: argv. Leaves: exit status 0, 1 (an error that the user can fix), 2 (usage error) or 130 (interrupted; finished work is kept).
 """
 
 import importlib
@@ -30,22 +30,22 @@ COMMANDS = {
     "sft": "Fine-tune on reasoning traces.",
     "ei": "Expert iteration.",
     "grpo": "Policy gradient on groups of graded responses.",
-    "grade": "Grade a run again with another grader.",
-    "filter": "Make a dataset of what a run sampled, or of another dataset.",
+    "grade": "Regrade a run with another grader.",
+    "filter": "Make a dataset from a run's rollouts or from another dataset.",
     "analyze": "Ask a run what happened.",
-    "check": "Read every byte of a run again.",
+    "check": "Verify every file of a run against its checksum.",
 }
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
-COMPLETE = "_RLVR_COMPLETE"  # where a shell's completion script asks, by Typer's protocol
+COMPLETE = "_RLVR_COMPLETE"  # environment variable that a shell's completion script sets (Typer's protocol)
 MOVED = {"report": "analyze report", "list": "analyze --list", "plot": "analyze curves RUN --plot FILE.png"}
 
 
 class UsageError(RlvrError):
-    """What can be seen wrong in the command line alone: exit status 2."""
+    """An error in the command line itself, found before the command runs: exit status 2."""
 
 
 class Command(TyperCommand):
-    """A command whose help comes in two lengths."""
+    """A command with a short help (``--help``) and a full one (``--help-all``)."""
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:
         assert self.name is not None
@@ -59,13 +59,13 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """The commands by name; one is built when it is called."""
+    """The command group; a command is built only when it is called."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:
-        """Its name and line alone."""
+        """Return a stub with the command's name and one-line help; `resolve_command` builds the real command."""
         return TyperCommand(cmd_name, short_help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -109,11 +109,11 @@ def root(
 
 
 def build(name: str) -> TyperCommand:
-    """The Typer command of a config: a parameter per option."""
+    """Build the Typer command for a config: one parameter per option."""
     config_type = config_of(name)
 
     def run(**flags: Any) -> None:
-        # Absent is None: the config knows its default, and run.json says that it was one.
+        # An option that was not given is None: leave it out, so that run.json records it as a default.
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items() if v is not None}
         given.pop("help_all", None)
         config = resolve(config_type, flags=given, command=name)
@@ -176,7 +176,7 @@ def _metavar(option: Field[Any]) -> str:
 
 
 def command_help(name: str, usage: str, *, every: bool) -> str:
-    """The help of a command: what most people set, or every option."""
+    """Format the help of a command: the common options, or all of them with `every`."""
     config_type = config_of(name)
     summary, examples = described(config_type)
     panels: dict[str, list[help.Row]] = {"Arguments": []}
@@ -188,15 +188,18 @@ def command_help(name: str, usage: str, *, every: bool) -> str:
             panels.setdefault(option.metadata["group"], []).append(_row(option, command=name))
     hidden = len(known) - sum(map(len, panels.values())) + len(panels["Arguments"])
     panels["Help"] = [
-        help.Row(("-h, --help",), "What most people set."),
-        help.Row(("--help-all",), f"All {len(known)} options." if hidden else "The same: these are all options."),
+        help.Row(("-h, --help",), "Show the most common options and exit."),
+        help.Row(
+            ("--help-all",),
+            f"Show all {len(known)} options and exit." if hidden else "The same; these are all the options.",
+        ),
     ]
     closing = [f"{hidden} more options: rlvr {name} --help-all", ""] if hidden else []
     return help.page(usage, summary, panels, closing=[*closing, "Examples:", *(f"  {line}" for line in examples)])
 
 
 def _row(option: Field[Any], *, command: str) -> help.Row:
-    """An option with its choices and its default."""
+    """Return the help row of an option, with its choices and default."""
     kind, several, choices, own = value_type(option)
     if option.metadata["completes"] == "preset":
         choices = tuple(preset_names(command))
@@ -216,13 +219,13 @@ def _row(option: Field[Any], *, command: str) -> help.Row:
 
 
 def _brief(text: str) -> str:
-    """The beginning of a help, for a line in a menu of completions."""
+    """Shorten an option's help to its first phrase, at most 60 characters, for a completion menu."""
     first = text.split(". ")[0].split(": ")[0].split(" (")[0].split(";")[0].rstrip(".")
     return first if len(first) <= 60 else f"{first[:59]}…"
 
 
 def unknown_command(name: str) -> UsageError:
-    """Says which command was meant; what others have as commands are queries here."""
+    """Return the error for an unknown command, with a suggestion; some likely names are queries of `rlvr analyze`."""
     from rlvr_cli.analysis.named_queries import named_queries
 
     problem = f"There is no command {name!r}."
@@ -233,11 +236,11 @@ def unknown_command(name: str) -> UsageError:
 
 
 def usage_error(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:
-    """What the parser says, in two lines."""
+    """Convert a parser error into a two-line error."""
     name = next((word for word in arguments[:1] if word in COMMANDS), "")
     path = f"rlvr {name}".strip()
-    if not hasattr(error, "possibilities"):  # which it has when there is no such option
-        return UsageError(error.format_message(), f"{path} --help shows how it is used.")
+    if not hasattr(error, "possibilities"):  # only the error for an unknown option has this attribute
+        return UsageError(error.format_message(), f"{path} --help shows the usage.")
     option: str = getattr(error, "option_name")  # noqa: B009
     typed = next((word.partition("=")[0] for word in arguments if word.startswith(option)), option)  # -lr is read as -l
     if not name:
@@ -249,7 +252,7 @@ def usage_error(error: typer.TyperException, arguments: Sequence[str]) -> UsageE
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run a command. Returns the exit status; an error is raised."""
+    """Run a command and return its exit status. Errors propagate as exceptions."""
     command = typer.main.get_command(app)
     try:
         with command.make_context("rlvr", list(arguments)) as context:
@@ -264,10 +267,10 @@ def invoke(arguments: Sequence[str]) -> int:
 def main() -> None:
     """The `rlvr` script."""
     process.process_may_end = True
-    # Torch's threads would spin while they wait, which starves them (measured: 40 times slower) when anything else wants a core.
+    # Torch's idle threads would busy-wait and slow everything (measured: 40 times) when another process needs a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        if COMPLETE in os.environ:  # a shell asks what may follow
+        if COMPLETE in os.environ:  # called by a shell's completion script
             typer.main.get_command(app).main(prog_name="rlvr", complete_var=COMPLETE)
         sys.exit(invoke(sys.argv[1:] or ["--help"]))
     except RlvrError as e:
@@ -279,5 +282,7 @@ def main() -> None:
         print(f"interrupted{f': {printable(str(e))}' if str(e) else ''}", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left; nothing more to say
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader closed the pipe: discard the remaining output
         sys.exit(0)

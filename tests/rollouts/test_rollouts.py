@@ -514,5 +514,5 @@ def test_evaluate_vllm_serializes_what_a_real_engine_answers(tmp_path, monkeypat
         assert len(r["response_ids"]) == len(r["sampled_logprobs"]) == r["num_response_tokens"]
         assert r["reward"] == r1_zero_reward_fn(r["response"], r["ground_truth"])["reward"]
     assert {r["stop_reason"] for r in rows} <= {"</answer>", "eos", None}
-    with pytest.raises(RlvrError, match="20 prompts came with 1"):
+    with pytest.raises(RlvrError, match="Got 20 prompts and 1 ground truths"):
         evaluate_vllm(model, r1_zero_reward_fn, prompts, params, ground_truths=["1"])
