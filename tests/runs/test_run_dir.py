@@ -487,7 +487,7 @@ def test_a_name_is_used_once(finished: Path):
     before = tree(finished.parent)
     with pytest.raises(RlvrError, match="exists already") as caught:
         RunDir.create(finished.parent, "grpo", name="done", metadata={})
-    assert caught.value.hint == "Choose another name with --run, or go on with it: --resume done"
+    assert caught.value.hint == "Choose another name with --run, or resume it: --resume done"
     assert tree(finished.parent) == before
 
 
@@ -638,7 +638,7 @@ def test_a_manifest_torn_at_any_byte_of_its_last_line_loses_nothing(tmp_path: Pa
         with RunDir.resume(copy) as resumed:
             assert len(resumed.committed_keys()) == 6  # but its part is whole
             assert any("incomplete line" in n for n in resumed.notices) == (end > len(whole))
-            assert any("was taken up" in n for n in resumed.notices)
+            assert any("has been adopted" in n for n in resumed.notices)
         assert (copy / "manifest.jsonl").read_bytes() == both
         assert check_run(copy).findings == []
 
@@ -648,13 +648,13 @@ def test_a_manifest_torn_at_any_byte_of_its_last_line_loses_nothing(tmp_path: Pa
     [
         (b"{", "line 3"),
         (b"", "line 3"),
-        (b"[]", "not an object"),
+        (b"[]", "not a JSON object"),
         (b"{}", "keys"),
         (b"\xff\xfe", "line 3"),
         (b"[" * 100_000, "line 3"),
         ("rollouts/../../secret.parquet", "no path of a part"),
         ("/etc/passwd", "no path of a part"),
-        ("rollouts/train-000000-0000.parquet", "stands in it twice"),
+        ("rollouts/train-000000-0000.parquet", "is listed twice"),
         ("rollouts/eval-000000-0000.parquet", "no path of a part"),
         ("rollouts/train-000009-0000.parquet", "no path of a part"),
         ("rollouts/train-000000-0000.parquet\n", "no path of a part"),
@@ -1272,10 +1272,10 @@ def test_a_name_like_no_other_is_answered_with_the_newest_runs(tmp_path: Path):
         os.utime(tmp_path / name / "run.json", (1e9 - age, 1e9 - age))
     with pytest.raises(RlvrError) as caught:
         resolve_run("q17", tmp_path)
-    assert caught.value.hint == "The newest there: zebra, apple, mango."
+    assert caught.value.hint == "The newest runs: zebra, apple, mango."
     with pytest.raises(RlvrError) as caught:
         resolve_run("mangos", tmp_path)
-    assert caught.value.hint == "Near it: mango."
+    assert caught.value.hint == "Did you mean: mango?"
 
 
 def test_a_run_can_be_read_while_it_is_written(run: RunDir):
