@@ -1,6 +1,7 @@
 """The command line: config dataclasses become Typer commands, each built, and its code imported, only when it is called.
 
-Enters: argv. Leaves: exit status 0, 1 (an error that the user can fix), 2 (usage error) or 130 (interrupted; finished work is kept).
+Enters: argv. Leaves: exit status 0, 1 (an error that the user can fix), 2 (usage error) or 130 (interrupted; finished
+work is kept).
 """
 
 import importlib
@@ -26,13 +27,13 @@ from rlvr_cli.text import printable
 
 COMMANDS = {
     "quickstart": "See reward rise.",
-    "eval": "Measure a model on questions.",
+    "eval": "Evaluate a model.",
     "sft": "Fine-tune on reasoning traces.",
     "ei": "Expert iteration.",
     "grpo": "Policy gradient on groups of graded responses.",
     "grade": "Regrade a run with another grader.",
-    "filter": "Make a dataset from a run's rollouts or from another dataset.",
-    "analyze": "Ask a run what happened.",
+    "filter": "Make a dataset from a run's rollouts or another dataset.",
+    "analyze": "Analyze runs with SQL, named queries or an HTML report.",
     "check": "Verify every file of a run against its checksum.",
 }
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}

@@ -1,7 +1,7 @@
 """Shell completion of option values that the option's type does not list (runs, models, datasets, ...).
 
-Enters: the kind of value (`completes` of an option) and the text typed so far. Leaves: (value, description) pairs; none where the shell
-should complete file names.
+Enters: the kind of value (`completes` of an option) and the text typed so far. Leaves: (value, description) pairs; none
+where the shell should complete file names.
 """
 
 import json
@@ -89,7 +89,7 @@ def _datasets() -> Offers:
 
 
 def _models(runs_dir: Path, typed: str) -> Offers:
-    """Yield the models of runs and the directories that match; a single match that is not a model also yields its subdirectories."""
+    """Yield the models of runs and matching directories; if the only match is not a model, also its subdirectories."""
     for path in sorted(runs_dir.glob("*/model/config.json")):
         yield str(path.parent), "model of a run"
     name = typed.rpartition(os.sep)[2]

@@ -1,7 +1,7 @@
 """The functions of Stanford CS336 assignment 5, with the handout's names, arguments and return values, in one module.
 
-The reward functions are in `rlvr_cli.graders`. The training loops use the same building blocks; the three functions defined here
-exist only for the handout.
+The reward functions are in `rlvr_cli.graders`. The training loops use the same building blocks; the three functions
+defined here exist only for the handout.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,7 +63,8 @@ def sft_microbatch_train_step(
         normalize_constant: the divisor of each row's sum.
 
     Returns:
-        The loss, a detached scalar; `num_response_tokens` and `mean_nll` (nats per response token; NaN without response tokens).
+        The loss, a detached scalar; `num_response_tokens` and `mean_nll` (nats per response token; NaN without response
+        tokens).
     """
     per_example = masked_normalize(-policy_log_probs, response_mask, normalize_constant, dim=1)  # (batch,)
     loss = per_example.mean() / gradient_accumulation_steps

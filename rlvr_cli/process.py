@@ -1,8 +1,8 @@
 """Process control: stop on a signal, die with the parent process, limit the time and memory of third-party code.
 
-Enters: signals, or seconds and bytes. Leaves: `Interrupted`, raised where the work polls for it; a second signal stops at once.
-A process that exceeds the time limit of `bounded` prints the two-line error and exits with status 1. The limits apply only in the
-command line (`process_may_end`); in a notebook or a test they do nothing.
+Enters: signals, or seconds and bytes. Leaves: `Interrupted`, raised where the work polls for it; a second signal stops
+at once. A process that exceeds the time limit of `bounded` prints the two-line error and exits with status 1. The
+limits apply only in the command line (`process_may_end`); in a notebook or a test they do nothing.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class StopRequest:
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux); on other systems it ends when its input closes."""
+    """Ask the kernel to kill this process when its parent dies (Linux); elsewhere it ends when its input closes."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):

@@ -11,8 +11,8 @@ _HIDDEN_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 def printable(text: str, *, keep: str = "\n\t") -> str:
     r"""Escape every control, format, surrogate and private-use character but those in `keep`.
 
-    A terminal acts on ESC, C1 controls, bidirectional overrides and the like; escaped as ``\x1b`` or ``\u202e`` they are only
-    displayed. Use it for all text that comes from a model, a data file or a file name.
+    A terminal acts on ESC, C1 controls, bidirectional overrides and the like; escaped as ``\x1b`` or ``\u202e`` they
+    are only displayed. Use it for all text that comes from a model, a data file or a file name.
     """
     if text.isascii() and text.isprintable():
         return text

@@ -1,9 +1,11 @@
 """The data types shared by all rooms: frozen dataclasses and the sampler protocols; standard library only.
 
-Data flows Example -> Request -> Completion -> Grade -> Rollout. The fields of `Rollout`, `Regrade` and `Metric` define the columns
-of the Parquet files: name, order, type, and nullable where a field may be None. `runs.schemas` derives the schemas from them.
+Data flows Example -> Request -> Completion -> Grade -> Rollout. The fields of `Rollout`, `Regrade` and `Metric` define
+the columns of the Parquet files: name, order, type, and nullable where a field may be None. `runs.schemas` derives the
+schemas from them.
 
-To add a column, append a field with the schema version that introduces it and a default, the value that older files read as ::
+To add a column, append a field with the schema version that introduces it and a default, the value that older files
+read as ::
 
     SCHEMA_VERSION = 3
     value: Annotated[Float32 | None, Since(3)] = None
@@ -180,7 +182,7 @@ class Sampler(Protocol):
 
     @property
     def seeding(self) -> str:
-        """How samples are seeded: "per-request", "endpoint" (seeds are passed on; the endpoint may ignore them) or "none"."""
+        """How samples are seeded: "per-request", "endpoint" (which may ignore the seeds sent to it) or "none"."""
         ...
 
     @property
@@ -194,7 +196,7 @@ class Sampler(Protocol):
         ...
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
-        """Yield a completion per seed of every request, in the order they finish; closing the generator cancels the rest."""
+        """Yield a completion per seed of every request, as they finish; closing the generator cancels the rest."""
         ...
 
     def load_weights(self, policy: Any, policy_version: int) -> None:

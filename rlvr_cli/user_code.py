@@ -1,7 +1,7 @@
 """Find, check and load a user's own function, given as `path/to/file.py:function`.
 
-Enters: the specification and the role of the function. Leaves: the function. The file is the user's own code and runs with
-the user's permissions; `find` reads it without running it, `load` runs it.
+Enters: the specification and the role of the function. Leaves: the function. The file is the user's own code and runs
+with the user's permissions; `find` reads it without running it, `load` runs it.
 """
 
 import ast
@@ -38,7 +38,8 @@ def find(spec: str, role: Role) -> tuple[Path, str]:
     """Return the file and the function's name, after checking the source without running it.
 
     Raises:
-        RlvrError: there is no such file, it is not Python, it defines no such function, or the signature does not fit the role.
+        RlvrError: there is no such file, it is not Python, it defines no such function, or the signature does not fit
+            the role.
     """
     path_text, _, name = spec.rpartition(":")
     if not path_text or not name.isidentifier():

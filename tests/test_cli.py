@@ -226,7 +226,7 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
         ("grpo --seed x", 2, "--seed is 'x'.", "It takes a whole number."),
         ("grpo --seed 1.5", 2, "--seed is '1.5'.", "It takes a whole number."),
         ("grpo --learning-rate fast", 2, "--learning-rate is 'fast'.", "It takes a number."),
-        ("grpo --learning-rate nan", 2, "--learning-rate is nan.", "Give a number."),
+        ("grpo --learning-rate nan", 2, "--learning-rate is nan.", "Give a finite number."),
         ("grpo --loss-type grpo-clip", 2, "--loss-type is 'grpo-clip'. Did you mean grpo_clip?", "FILE.py:FUNCTION"),
         ("analyze --format jsn", 2, "--format is 'jsn'. Did you mean json?", "Choose one of table, json"),
         ("filter x --phase tran", 2, "--phase is 'tran'. Did you mean train?", "Choose one of train, eval, all."),

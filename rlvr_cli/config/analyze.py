@@ -9,7 +9,7 @@ from rlvr_cli.types import Phase
 
 @dataclass(frozen=True)
 class AnalyzeConfig(Provenance):
-    """Analyze runs: a named query, any SELECT over `rollouts`, `grades`, `metrics` and `runs`, or an HTML report.
+    """Analyze runs with SQL, named queries or an HTML report. The SQL tables are `rollouts`, `grades`, `metrics` and `runs`.
 
     Examples:
         rlvr analyze curves q0-sft q0-grpo --plot curves.png

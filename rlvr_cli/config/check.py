@@ -7,7 +7,7 @@ from rlvr_cli.config.options import Format, Provenance, check_values, knob
 
 @dataclass(frozen=True)
 class CheckConfig(Provenance):
-    """Verify a run: read every committed file and compare it with the sha256 in the manifest.
+    """Verify every file of a run against its checksum: the sha256 recorded in the manifest when the file was committed.
 
     Examples:
         rlvr check

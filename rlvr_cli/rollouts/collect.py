@@ -1,6 +1,7 @@
 """Sample, grade and commit rollouts; all commands that sample use this module.
 
-Enters: examples, a prompt template, an open sampler and grader pool, an open run. Leaves: committed rollout parts and their metrics.
+Enters: examples, a prompt template, an open sampler and grader pool, an open run. Leaves: committed rollout parts and
+their metrics.
 """
 
 import time
@@ -112,7 +113,7 @@ class _Collector:
             self.graded.clear()
 
     def settle(self) -> None:
-        """Grade and commit all pending completions. If the graders fail on a batch, only its rows are lost; the error is raised last."""
+        """Grade and commit all pending completions. A failed grading batch loses only its rows; its error is raised last."""
         errors = []
         self.grading.send()
         try:
@@ -138,9 +139,9 @@ def collect_rollouts(
 ) -> SamplingStats:
     """Sample, grade and commit every rollout of (phase, step) that the run lacks, in the order in which they finish.
 
-    Grading and committing overlap with sampling. A kill loses only rollouts that were not committed, and the next call samples
-    exactly these. If a signal or a permanent endpoint error stops the work, the completions received so far are graded and
-    committed first; a second signal does not wait for the graders.
+    Grading and committing overlap with sampling. A kill loses only rollouts that were not committed, and the next call
+    samples exactly these. If a signal or a permanent endpoint error stops the work, the completions received so far are
+    graded and committed first; a second signal does not wait for the graders.
 
     Args:
         what: `phase`, `step`, `examples`, `template`, `num_samples`, `grader`, `seed` and `progress` (optional).
@@ -189,8 +190,8 @@ def collect_batch(
 ) -> tuple[list[Rollout], SamplingStats]:
     """Sample and grade every training rollout of a step that the run lacks, and commit all of them or none.
 
-    The rollouts are committed in the order of the examples, with their advantages. Only whole batches are committed, so that a
-    resumed run samples the same batch again and trains to the same bits.
+    The rollouts are committed in the order of the examples, with their advantages. Only whole batches are committed, so
+    that a resumed run samples the same batch again and trains to the same bits.
 
     Args:
         examples: the questions; rollouts of one question form a group.
@@ -263,9 +264,9 @@ def log_generations(
 ) -> dict[str, float]:
     """Generate responses for the examples and log them with their averages (handout, section 4.2).
 
-    The rows (prompt, response, ground truth, the three rewards, mean token entropy, length) are committed as rollouts; the
-    averages (rewards, entropy, length of all, correct and wrong responses, truncated share) as metrics. Memory use does not
-    grow with the number of rows: they are requested in slices and read back part by part.
+    The rows (prompt, response, ground truth, the three rewards, mean token entropy, length) are committed as rollouts;
+    the averages (rewards, entropy, length of all, correct and wrong responses, truncated share) as metrics. Memory use
+    does not grow with the number of rows: they are requested in slices and read back part by part.
 
     Args:
         collecting: the other arguments of `collect_rollouts`.

@@ -71,12 +71,13 @@ class Grading:
             self._batches.append((batch, utc_now_naive(), verdicts))
 
     def verdicts(self, *, within: float | None) -> Iterator[list[tuple[Completion, datetime, Grade]]]:
-        """Yield finished batches as (completion, time of sending, grade), waiting at most `within` seconds (None: until all are done).
+        """Yield finished batches as (completion, time of sending, grade), waiting up to `within` seconds (None: for all).
 
         If the graders are far behind, this waits longer, until at most `GRADING_AHEAD` batches are pending.
 
         Raises:
-            RlvrError: the graders failed on a batch. That batch is dropped; the next call continues with the following one.
+            RlvrError: the graders failed on a batch. That batch is dropped; the next call continues with the following
+                one.
         """
         started = time.monotonic()
         while self._batches:
@@ -117,7 +118,7 @@ def verdict_of(grade: Grade, *, finish_reason: str) -> dict[str, Any]:
 
 
 def failure_kind_of(grade: Grade, *, finish_reason: str) -> str | None:
-    """Return the grader's failure kind, or "truncated" if the response has no usable answer because it hit the length limit."""
+    """Return the grader's failure kind, or "truncated" if the response is unfinished because of the length limit."""
     truncated = finish_reason == "length" and grade.failure_kind in UNFINISHED_KINDS
     return "truncated" if truncated else grade.failure_kind
 

@@ -34,7 +34,7 @@ class Work:
 
 
 def plan_regrade(run: RunDir, *, grader: str, grader_sha256: str | None, phase: PhaseChoice, again: bool) -> list[Work]:
-    """Return the work per phase and step. Existing grades of the grader are kept, unless `again` is set or the grader's file changed.
+    """Return the work per phase and step. Existing grades are kept, unless `again` is set or the grader's file changed.
 
     Raises:
         RlvrError: the run has no rollouts of that phase.

@@ -26,7 +26,7 @@ def missing(
     num_samples: int,
     seed: int,
 ) -> tuple[list[tuple[Example, list[int]]], list[Request]]:
-    """Return the samples of (phase, step) that the run lacks: as (example, sample indices), and as requests in the same order."""
+    """Return the samples of (phase, step) that the run lacks, as (example, sample indices) and as requests, in one order."""
     wanted = [(e, run.missing(phase, step, e.id, num_samples=num_samples)) for e in examples]
     wanted = [(e, indices) for e, indices in wanted if indices]
     requests = [

@@ -49,7 +49,7 @@ def check_run(path: Path | str) -> Check:
                     problems.append(f"{shown(path / entry.path)} has {rows} rows, but the manifest says {entry.rows}.")
     listed = {e.path for e in entries}
     pending = [
-        f"{shown(path / p)} is not in the manifest: its commit is in progress, or was interrupted; then resuming the run repairs it."
+        f"{shown(path / p)} is not in the manifest: its commit is in progress, or was interrupted (resuming repairs it)."
         for p in present
         if p not in listed
     ]

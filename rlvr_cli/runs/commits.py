@@ -1,6 +1,7 @@
 """Write the manifest and metrics.parquet of an open run.
 
-Enters: entries and the metrics table. Leaves: durable manifest lines and a durable metrics file, or on failure an unchanged manifest.
+Enters: entries and the metrics table. Leaves: durable manifest lines and a durable metrics file, or on failure an
+unchanged manifest.
 """
 
 import os
@@ -117,8 +118,8 @@ class MetricsFile:
         """Replace the metrics durably with another table.
 
         Raises:
-            RlvrError: the file cannot be written. If only the fsync of the directory failed, the new table is in place; otherwise
-                the old table stays, and the new announcement is removed.
+            RlvrError: the file cannot be written. If only the fsync of the directory failed, the new table is in place;
+                otherwise the old table stays, and the new announcement is removed.
         """
         table = table.combine_chunks()
         data = to_parquet(table)

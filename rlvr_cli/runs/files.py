@@ -28,14 +28,14 @@ def fsync_directory(path: Path) -> None:
 
 
 def atomic_write(path: Path, data: bytes | memoryview) -> None:
-    """Replace a file atomically and durably: at any moment, even after a power failure, it is the old or the complete new file.
+    """Replace a file atomically and durably: even after a power failure it is the old or the complete new file.
 
     The temporary file is ``.NAME.tmp`` in the same directory; it is removed before this returns or raises. Not safe for
     concurrent writers.
 
     Raises:
-        RlvrError: the disk is full, the directory is not writable, and the like. The old file is unchanged, unless only the
-            fsync of the directory failed: then the new file is in place, but may not survive a power failure.
+        RlvrError: the disk is full, the directory is not writable, and the like. The old file is unchanged, unless only
+            the fsync of the directory failed: then the new file is in place, but may not survive a power failure.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with os_errors_as_user_errors(path):
@@ -95,7 +95,8 @@ def read_regular(run: Path, relative: str) -> bytes:
     """Read a regular file of a run. Symbolic links are rejected, because a run directory may come from someone else.
 
     Raises:
-        RlvrError: the file is missing, unreadable or not regular, or it or a directory in `relative` is a symbolic link.
+        RlvrError: the file is missing, unreadable or not regular, or it or a directory in `relative` is a symbolic
+            link.
     """
     path = run / relative
     with os_errors_as_user_errors(path, "read"):

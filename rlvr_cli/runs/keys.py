@@ -1,6 +1,7 @@
 """The keys of a run's committed rows, in memory: one bit per row, since a run may have millions.
 
-Enters: the manifest's entries. Leaves: the sample indices of each question for a phase and step, read from the parts on first use.
+Enters: the manifest's entries. Leaves: the sample indices of each question for a phase and step, read from the parts on
+first use.
 """
 
 from collections.abc import Iterable, Iterator
@@ -53,7 +54,7 @@ class CommittedKeys:
 
 
 def held_of(keys: Iterable[tuple[Any, ...]]) -> Held:
-    """Convert the keys of `parquet.keys_of` to bits. Raises ValueError for a sample index that rlvr cannot have written."""
+    """Convert the keys of `parquet.keys_of` to bits. Raises ValueError for an impossible sample index."""
     found: dict[Any, bytearray] = {}
     for example_id, index, *attempt in keys:
         if not 0 <= index < MAX_SAMPLES:

@@ -17,9 +17,9 @@ LOCK = ".lock"
 class Lock:
     """Exclusive write access to a run, held from construction until `release` or the end of the process, even when killed.
 
-    This is the operating system's lock on the file ``.lock``, whose text names the holder. Some network file systems have
-    no such locks; there the file ``.lock.exclusive``, which only one process can create, replaces it. That file survives
-    a killed process; the error then says which file to delete.
+    This is the operating system's lock on the file ``.lock``, whose text names the holder. Some network file systems
+    have no such locks; there the file ``.lock.exclusive``, which only one process can create, replaces it. That file
+    survives a killed process; the error then says which file to delete.
     """
 
     def __init__(self, run: Path) -> None:

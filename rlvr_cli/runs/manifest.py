@@ -1,7 +1,7 @@
 """The format of a run's manifest (one JSON line per commit) and of part names.
 
-Enters: the bytes of manifest.jsonl, or of a file about to be committed. Leaves: validated entries, or a new entry and its line.
-Parts are in ``rollouts/`` or, if they hold later grades by another grader, in ``grades/``.
+Enters: the bytes of manifest.jsonl, or of a file about to be committed. Leaves: validated entries, or a new entry and
+its line. Parts are in ``rollouts/`` or, if they hold later grades by another grader, in ``grades/``.
 """
 
 import hashlib

@@ -18,7 +18,7 @@ class MetricsLog:
         self._flushed = time.monotonic()
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Add training metrics for a step, the number of updates completed; commits if the last commit is long enough ago."""
+        """Add training metrics for a step (updates completed), and commit if the last commit is old enough."""
         self._waiting.setdefault(step, {}).update(values)
         self._wall_seconds[step] = self.run.wall_seconds
         if time.monotonic() - self._flushed > METRICS_SECONDS:

@@ -1,7 +1,7 @@
 """Convert records to Arrow tables and Parquet bytes, and back.
 
-Enters: rollouts, grades and metrics, or the bytes of a Parquet file. Leaves: Parquet bytes, or the table in them, after checking its
-columns and page checksums. Importing pyarrow costs 0.2 s of CPU, so functions import it.
+Enters: rollouts, grades and metrics, or the bytes of a Parquet file. Leaves: Parquet bytes, or the table in them, after
+checking its columns and page checksums. Importing pyarrow costs 0.2 s of CPU, so functions import it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -164,7 +164,8 @@ def from_parquet(
         A table of `arrow_schema(record)`, or of these columns of it.
 
     Raises:
-        ValueError: the bytes are damaged, or the columns do not match the file's version; the message is safe for a terminal.
+        ValueError: the bytes are damaged, or the columns do not match the file's version; the message is safe for a
+            terminal.
         RlvrError: a newer rlvr wrote the file.
     """
     import pyarrow as pa

@@ -1,7 +1,8 @@
 """Record in run.json how a run was made: its config, the source of each value, its inputs, and its environment.
 
-Enters: a config and the facts about the inputs (dataset fingerprint, model, engine, grader). Leaves: an open run whose run.json records
-them or, when resuming, whose recorded facts equal the current ones. Secrets in the command line are redacted.
+Enters: a config and the facts about the inputs (dataset fingerprint, model, engine, grader). Leaves: an open run whose
+run.json records them or, when resuming, whose recorded facts equal the current ones. Secrets in the command line are
+redacted.
 """
 
 import hashlib
@@ -116,9 +117,9 @@ _USER_INFO = re.compile(r"(?<=://)[^/?#\s]+@")
 def environment() -> dict[str, Any]:
     """Describe the software and hardware for run.json.
 
-    Keys: argv (secrets redacted), python, packages (name -> version, null if not installed), platform, host, cpus (number
-    available to this process), memory_bytes, gpus (names; null if there are none), git_revision and git_dirty of the
-    working directory (null outside a repository).
+    Keys: argv (secrets redacted), python, packages (name -> version, null if not installed), platform, host, cpus
+    (number available to this process), memory_bytes, gpus (names; null if there are none), git_revision and git_dirty
+    of the working directory (null outside a repository).
     """
     import importlib.metadata
     import platform
@@ -143,7 +144,7 @@ def environment() -> dict[str, Any]:
 
 
 def _gpus() -> list[str] | None:
-    """Return the names of the GPUs without importing torch or initializing CUDA, after which no engine could be forked."""
+    """Return the GPU names without importing torch or initializing CUDA: after that, no engine could be forked."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -173,8 +174,9 @@ def _git_revision() -> tuple[str | None, bool | None]:
 def redact_argv(argv: Sequence[str]) -> list[str]:
     """Return a command line with each secret replaced by ``***``.
 
-    Secrets are the values of options and NAME=VALUE pairs whose name contains the whole word key, token, secret or password
-    (``--api-key``, ``HF_TOKEN=``, ``?access_token=``, but not ``--max-tokens``), and user and password in a URL.
+    Secrets are the values of options and NAME=VALUE pairs whose name contains the whole word key, token, secret or
+    password (``--api-key``, ``HF_TOKEN=``, ``?access_token=``, but not ``--max-tokens``), and user and password in a
+    URL.
     """
     redacted: list[str] = []
     hide_next = False

@@ -1,6 +1,7 @@
 """Read a run without its lock: only the files that its manifest lists.
 
-Enters: a run directory or a name. Leaves: `RunInfo` and tables of rollouts, or an RlvrError if a file differs from what was committed.
+Enters: a run directory or a name. Leaves: `RunInfo` and tables of rollouts, or an RlvrError if a file differs from what
+was committed.
 """
 
 import hashlib
@@ -77,7 +78,7 @@ def read_metadata(run: Path) -> dict[str, Any]:
 
 
 def check_part(run: Path, entry: Entry) -> Path:
-    """Return the path of a committed part, after checking that it is a regular file of the committed size. Its content is not read."""
+    """Return the path of a committed part after checking its type and size, but not its content."""
     path = run / entry.path
     with os_errors_as_user_errors(path, "read"):
         refuse_links(run, entry.path)
@@ -116,7 +117,7 @@ def read_run(path: Path | str) -> RunInfo:
     """Read what a run contains; works while the run is being written.
 
     Raises:
-        RlvrError: it is not a run, or run.json, the manifest or a committed file is missing, a symbolic link or of the wrong size.
+        RlvrError: it is not a run, or one of its files is missing, a symbolic link or of the wrong size.
     """
     path = Path(path)
     metadata = read_metadata(path)
@@ -181,7 +182,7 @@ def read_rollouts(
 def read_parts(
     path: Path | str, *, phase: Phase | None = None, step: int | None = None, columns: Sequence[str] | None = None
 ) -> "Iterator[pa.Table]":
-    """Yield the tables of `read_rollouts` part by part, to limit memory. The first table is empty, so that there is always one."""
+    """Yield the tables of `read_rollouts` part by part, to limit memory. The first table is always empty."""
     path = Path(path)
     read_metadata(path)
     entries, _ = read_manifest(path)
@@ -246,7 +247,7 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
 
 
 def is_run(name_or_path: str, root: Path | str) -> bool:
-    """Whether the text is the name of a run in `root` or the path of a run directory; False for any other text, such as SQL."""
+    """Whether the text is the name of a run in `root` or the path of a run; False for any other text, such as SQL."""
     if "\0" in name_or_path or len(name_or_path) > 1000:
         return False
     try:

@@ -1,7 +1,7 @@
 """Repair a run that was killed, when it is opened for writing: adopt, truncate or set aside uncommitted files.
 
-Enters: a run directory and its open manifest. Leaves: a directory in which every file is committed, the metrics, and one sentence
-per repair. Each step leaves the directory repairable, so recovery itself may be killed at any point.
+Enters: a run directory and its open manifest. Leaves: a directory in which every file is committed, the metrics, and
+one sentence per repair. Each step leaves the directory repairable, so recovery itself may be killed at any point.
 """
 
 import os
@@ -87,7 +87,7 @@ def _settled_metrics(run: Path, manifest: OpenManifest, notices: list[str]) -> M
 
 
 def _verified(run: Path, relative: str, keys: CommittedKeys, *, run_id: str) -> Entry:
-    """Return a manifest entry for a part that the manifest does not list. Raises RlvrError if the part must not be adopted."""
+    """Return a manifest entry for an unlisted part. Raises RlvrError if the part must not be adopted."""
     name = part_name(relative)
     if name is None:
         raise RlvrError("its name is not a part name")

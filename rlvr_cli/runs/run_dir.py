@@ -25,9 +25,10 @@ announcement or the one before, and opening the run for writing removes an annou
 
 run.json has no checksum: it must parse, but a changed value is not detected.
 
-A newer rlvr can resume a run of an older one. The old parts stay as they are, and readers fill in the columns that they lack; new
-parts have the current columns. Each manifest line has the schema version of its file, and run.json the newest version that may
-occur. run.json is updated before anything is added, so that the older rlvr says "upgrade" instead of reporting damage.
+A newer rlvr can resume a run of an older one. The old parts stay as they are, and readers fill in the columns that they
+lack; new parts have the current columns. Each manifest line has the schema version of its file, and run.json the newest
+version that may occur. run.json is updated before anything is added, so that the older rlvr says "upgrade" instead of
+reporting damage.
 """
 
 import errno
@@ -92,8 +93,8 @@ class Attempt(NamedTuple):
 class RunDir:
     """A run opened for writing; the lock keeps other writers out. Use as a context manager, from one thread.
 
-    Leaving the context sets the status, unless `finish` already did: interrupted after `Interrupted` or KeyboardInterrupt,
-    failed after any other exception, else finished.
+    Leaving the context sets the status, unless `finish` already did: interrupted after `Interrupted` or
+    KeyboardInterrupt, failed after any other exception, else finished.
 
     Attributes:
         path: the run directory.
@@ -280,7 +281,7 @@ class RunDir:
         self._metrics.replace(table, phase=phase, step=max(rows))
 
     def committed_keys(self, phase: Phase | None = None, step: int | None = None) -> set[RolloutKey]:
-        """Return the keys (phase, step, example_id, sample_index) of the committed rollouts, of one phase and step or of all.
+        """Return the keys (phase, step, example_id, sample_index) of committed rollouts, of one phase and step or of all.
 
         Example ids are as stored: `text.storable` of the original.
 
@@ -309,7 +310,7 @@ class RunDir:
 
     def steps(self) -> list[tuple[Phase, int]]:
         """Return the (phase, step) pairs of the committed rollouts, in the order of their first commits."""
-        return list(dict.fromkeys((e.phase, e.step) for e in self._entries if e.folder == ROLLOUTS))  # type: ignore[misc]  (the manifest was checked)
+        return list(dict.fromkeys((e.phase, e.step) for e in self._entries if e.folder == ROLLOUTS))  # type: ignore[misc]  (checked on reading)
 
     def rollouts(self, phase: Phase, step: int, *, columns: Sequence[str]) -> "pa.Table":
         """Return the given columns of a phase and step, as `read_rollouts` does. Raises RlvrError if a part is damaged."""

@@ -27,8 +27,8 @@ _ANSWER = re.compile(r"(<answer>.*?</answer>|\\boxed\{[^{}]*\})", re.DOTALL)
 def print_cases(result: Table) -> None:
     """Print rollouts one below the other: run and step, why it failed, ground truth, extracted answer, prompt, response.
 
-    On a terminal the answer is highlighted, and output longer than the screen goes through a pager. The middle of a long
-    text is replaced by the number of characters left out.
+    On a terminal the answer is highlighted, and output longer than the screen goes through a pager. The middle of a
+    long text is replaced by the number of characters left out.
 
     Args:
         result: the rows of the query `failures`, with the columns `CASE_COLUMNS`.
@@ -62,7 +62,7 @@ def _case(number: int, case: Mapping[str, Any]) -> Iterator[list[tuple[str, str]
 
 
 def _page(text: str) -> None:
-    """Write a text to the terminal, through $PAGER (default: less) if it is longer than the screen and stdin is a terminal."""
+    """Write a text to the terminal; if it is longer than the screen and stdin is a terminal, through $PAGER (or less)."""
     import shlex
     import shutil
     import subprocess

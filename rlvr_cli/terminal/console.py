@@ -1,7 +1,8 @@
 """Messages and progress on stderr, text on stdout. Only the modules of this room import rich.
 
-Enters: any text, even hostile: a response can contain escape sequences, markup or an endless line. Leaves: text in which every
-control character except newline and tab is escaped (`text.printable`); our own ANSI codes go to terminals only, never into a pipe.
+Enters: any text, even hostile: a response can contain escape sequences, markup or an endless line. Leaves: text in
+which every control character except newline and tab is escaped (`text.printable`); our own ANSI codes go to terminals
+only, never into a pipe.
 """
 
 import io
@@ -160,7 +161,7 @@ def _tolerant(stream: TextIO) -> TextIO:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return a text of more than `limit` characters as its beginning and end, with the number of characters left out."""
+    """Return a text longer than `limit` as its beginning and end, with the number of characters left out."""
     if len(text) <= limit:
         return text
     kept = limit // 2

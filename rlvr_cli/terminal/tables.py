@@ -36,8 +36,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, output
 def print_tables(results: Sequence[Table], *, output: str = "table", missing: str = "NULL") -> None:
     """Print tables on stdout; the table format shows None as `missing`.
 
-    As JSON, one table is a list of objects; several tables are an object that maps each title to such a list. As CSV, several
-    tables become one with the union of their columns and a first column `table`.
+    As JSON, one table is a list of objects; several tables are an object that maps each title to such a list. As CSV,
+    several tables become one with the union of their columns and a first column `table`.
     """
     match output:
         case "json":
