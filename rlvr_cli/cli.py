@@ -16,11 +16,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from rlvr_cli import __version__, process
-from rlvr_cli.completion import offers
+from rlvr_cli.completion import complete_value
 from rlvr_cli.config import config_of
-from rlvr_cli.config.options import described, flag, nearest, options, read_value, value_type
+from rlvr_cli.config.options import flag, nearest, options, read_value, summary_and_examples, value_type
 from rlvr_cli.config.sources import preset_names, resolve
-from rlvr_cli.config.synonyms import meant
+from rlvr_cli.config.synonyms import suggested_options
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.terminal import help
 from rlvr_cli.text import printable
@@ -85,8 +85,8 @@ class Commands(TyperGroup):
                 for p in self.get_params(ctx)
             ],
         }
-        closing = ["rlvr COMMAND --help shows the options of a command. A first look: rlvr quickstart --name q0"]
-        formatter.write(help.page("Usage: rlvr COMMAND [OPTIONS]", self.help or "", panels, closing=closing))
+        footer = ["rlvr COMMAND --help shows the options of a command. A first look: rlvr quickstart --name q0"]
+        formatter.write(help.page("Usage: rlvr COMMAND [OPTIONS]", self.help or "", panels, footer=footer))
 
 
 app = typer.Typer(
@@ -123,7 +123,7 @@ def build(name: str) -> TyperCommand:
     parameters = [_parameter(option, command=name) for option in options(config_type)]
     run.__signature__ = inspect.Signature([*parameters, _HELP_ALL])  # type: ignore[attr-defined]
     alone = typer.Typer(add_completion=False)
-    alone.command(name, cls=Command, help=described(config_type)[0], context_settings=HELP_OPTIONS)(run)
+    alone.command(name, cls=Command, help=summary_and_examples(config_type)[0], context_settings=HELP_OPTIONS)(run)
     command = typer.main.get_command(alone)
     assert isinstance(command, TyperCommand)
     return command
@@ -145,12 +145,12 @@ _HELP_ALL = inspect.Parameter(
 
 
 def _parameter(option: Field[Any], *, command: str) -> inspect.Parameter:
-    kind, several, choices, _ = value_type(option)
+    kind, repeatable, choices, _ = value_type(option)
     name, kinds = flag(option.name), option.metadata["completes"]
 
     def complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         if kinds:
-            return offers(kinds, command=command, given=ctx.params, typed=incomplete)
+            return complete_value(kinds, command=command, given=ctx.params, typed=incomplete)
         return [(choice, "") for choice in choices if choice]
 
     def parse(text: str) -> Any:
@@ -168,7 +168,7 @@ def _parameter(option: Field[Any], *, command: str) -> inspect.Parameter:
     else:
         info = typer.Option(None, name, metavar=_metavar(option), parser=parse, **shown)
     return inspect.Parameter(
-        option.name, inspect.Parameter.KEYWORD_ONLY, annotation=list[kind] if several else kind, default=info
+        option.name, inspect.Parameter.KEYWORD_ONLY, annotation=list[kind] if repeatable else kind, default=info
     )
 
 
@@ -179,7 +179,7 @@ def _metavar(option: Field[Any]) -> str:
 def command_help(name: str, usage: str, *, every: bool) -> str:
     """Format the help of a command: the common options, or all of them with `every`."""
     config_type = config_of(name)
-    summary, examples = described(config_type)
+    summary, examples = summary_and_examples(config_type)
     panels: dict[str, list[help.Row]] = {"Arguments": []}
     known = [option for option in options(config_type) if not option.metadata["argument"]]
     for option in options(config_type):
@@ -195,24 +195,24 @@ def command_help(name: str, usage: str, *, every: bool) -> str:
             f"Show all {len(known)} options and exit." if hidden else "The same; these are all the options.",
         ),
     ]
-    closing = [f"{hidden} more options: rlvr {name} --help-all", ""] if hidden else []
-    return help.page(usage, summary, panels, closing=[*closing, "Examples:", *(f"  {line}" for line in examples)])
+    footer = [f"{hidden} more options: rlvr {name} --help-all", ""] if hidden else []
+    return help.page(usage, summary, panels, footer=[*footer, "Examples:", *(f"  {line}" for line in examples)])
 
 
 def _row(option: Field[Any], *, command: str) -> help.Row:
     """Return the help row of an option, with its choices and default."""
-    kind, several, choices, own = value_type(option)
+    kind, repeatable, choices, accepts_function = value_type(option)
     if option.metadata["completes"] == "preset":
         choices = tuple(preset_names(command))
     name, text = flag(option.name), option.metadata["help"]
     if choices:
-        text += f" [{'|'.join([c for c in choices if c] + ['FILE.py:FUNCTION'] * own)}]"
+        text += f" [{'|'.join([c for c in choices if c] + ['FILE.py:FUNCTION'] * accepts_function)}]"
     if kind is bool:
         return (
             help.Row((name, f"--no-{name[2:]}"), f"{text} [default: on]") if option.default else help.Row((name,), text)
         )
     default: Any = option.default
-    if several:
+    if repeatable:
         default = " ".join(default)
     if default not in (None, ""):
         text += f" [default: {default}]"
@@ -247,7 +247,7 @@ def usage_error(error: typer.TyperException, arguments: Sequence[str]) -> UsageE
     if not name:
         return UsageError(f"rlvr has no option {typed}.", "Options come after the command: rlvr COMMAND --help")
     known = [option.name for option in options(config_of(name)) if not option.metadata["argument"]]
-    near = meant(typed.removeprefix("--no-"), known)
+    near = suggested_options(typed.removeprefix("--no-"), known)
     hint = f"Did you mean {' or '.join(map(flag, near))}? " if near else ""
     return UsageError(f"{path} has no option {typed}.", f"{hint}{path} --help-all lists every option.")
 
@@ -267,7 +267,7 @@ def invoke(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The `rlvr` script."""
-    process.process_may_end = True
+    process.limits_apply = True
     # Torch's idle threads would busy-wait and slow everything (measured: 40 times) when another process needs a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:

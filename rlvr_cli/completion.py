@@ -14,10 +14,10 @@ from typing import Any
 from rlvr_cli.config.sources import preset_names
 from rlvr_cli.errors import RlvrError
 
-Offers = Iterator[tuple[str, str]]
+Candidates = Iterator[tuple[str, str]]
 
 
-def offers(kind: str, *, command: str, given: Mapping[str, Any], typed: str) -> list[tuple[str, str]]:
+def complete_value(kind: str, *, command: str, given: Mapping[str, Any], typed: str) -> list[tuple[str, str]]:
     """Return the values that begin with the typed text, each with a short description.
 
     Args:
@@ -28,11 +28,13 @@ def offers(kind: str, *, command: str, given: Mapping[str, Any], typed: str) -> 
     """
     runs_dir = Path(given.get("runs_dir") or "runs")
     with suppress(RlvrError, OSError):  # an error message would appear in the middle of the command line
-        return [(value, about) for value, about in _offers(kind, command, runs_dir, typed) if value.startswith(typed)]
+        return [
+            (value, about) for value, about in _candidates(kind, command, runs_dir, typed) if value.startswith(typed)
+        ]
     return []
 
 
-def _offers(kind: str, command: str, runs_dir: Path, typed: str) -> Offers:
+def _candidates(kind: str, command: str, runs_dir: Path, typed: str) -> Candidates:
     match kind:
         case "preset":
             yield from ((name, "") for name in preset_names(command))
@@ -63,7 +65,7 @@ def _offers(kind: str, command: str, runs_dir: Path, typed: str) -> Offers:
             raise AssertionError(kind)
 
 
-def _runs(runs_dir: Path, *, command: str = "") -> Offers:
+def _runs(runs_dir: Path, *, command: str = "") -> Candidates:
     """Yield the runs, newest first; with `command`, only the runs of that command."""
     from rlvr_cli.runs.readers import RUN_FILE, run_names
 
@@ -75,20 +77,20 @@ def _runs(runs_dir: Path, *, command: str = "") -> Offers:
             yield name, f"{metadata.get('command', 'run')}, {metadata.get('status', 'damaged')}"
 
 
-def _queries() -> Offers:
+def _queries() -> Candidates:
     from rlvr_cli.analysis.named_queries import named_queries
 
     yield from ((query.name, query.description) for query in named_queries().values())
     yield "report", "one HTML page"
 
 
-def _datasets() -> Offers:
+def _datasets() -> Candidates:
     from rlvr_cli.data.datasets import dataset_names
 
     yield from ((name, "") for name in dataset_names())
 
 
-def _models(runs_dir: Path, typed: str) -> Offers:
+def _models(runs_dir: Path, typed: str) -> Candidates:
     """Yield the models of runs and matching directories; if the only match is not a model, also its subdirectories."""
     for path in sorted(runs_dir.glob("*/model/config.json")):
         yield str(path.parent), "model of a run"

@@ -1,8 +1,8 @@
 """Process control: stop on a signal, die with the parent process, limit the time and memory of third-party code.
 
 Enters: signals, or seconds and bytes. Leaves: `Interrupted`, raised where the work polls for it; a second signal stops
-at once. A process that exceeds the time limit of `bounded` prints the two-line error and exits with status 1. The
-limits apply only in the command line (`process_may_end`); in a notebook or a test they do nothing.
+at once. A process that exceeds the time limit of `time_and_memory_limit` prints the two-line error and exits with
+status 1. The limits apply only in the command line (`limits_apply`); in a notebook or a test they do nothing.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class StopRequest:
             raise Interrupted
 
 
-def die_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its parent dies (Linux); elsewhere it ends when its input closes."""
     import ctypes
 
@@ -63,13 +63,13 @@ def die_with(parent: int) -> None:
 
 GRACE = 1.0  # seconds beyond the limit, in which the code may still end by itself
 
-process_may_end = False  # set by cli.main
+limits_apply = False  # set by cli.main
 
 
 @contextmanager
-def bounded(*, seconds: float, bytes: int, problem: str, hint: str) -> Iterator[None]:
+def time_and_memory_limit(*, seconds: float, bytes: int, problem: str, hint: str) -> Iterator[None]:
     """Run a block under a time limit, and a memory limit in bytes on top of what the process uses already."""
-    if not process_may_end:
+    if not limits_apply:
         yield
         return
 

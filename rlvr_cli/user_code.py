@@ -26,10 +26,10 @@ class Role:
     noun: str  # "grader"
     num_arguments: int
     signature: str  # "(response: str, ground_truth: str) -> dict[str, float]"
-    may_ask: str = ""  # name of an optional extra parameter, passed by keyword
+    optional_parameter: str = ""  # name of an optional extra parameter, passed by keyword
 
 
-def names_file(spec: str) -> bool:
+def is_file_spec(spec: str) -> bool:
     """Whether a specification refers to a file rather than to a built-in name."""
     return ".py:" in spec or spec.endswith(".py")
 
@@ -87,7 +87,7 @@ def load(spec: str, role: Role) -> Callable[..., Any]:
     if not callable(function):
         raise RlvrError(f"{name} in {path} is not a function.", "Write path/to/file.py:function.")
     with suppress(ValueError):  # some C functions have no signature
-        extra = {role.may_ask: None} if asks(function, role) else {}
+        extra = {role.optional_parameter: None} if has_optional_parameter(function, role) else {}
         try:
             inspect.signature(function).bind(*[None] * role.num_arguments, **extra)
         except TypeError:
@@ -95,14 +95,14 @@ def load(spec: str, role: Role) -> Callable[..., Any]:
     return function
 
 
-def asks(function: Callable[..., Any], role: Role) -> bool:
+def has_optional_parameter(function: Callable[..., Any], role: Role) -> bool:
     """Whether a function has the role's optional parameter."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # some C functions have no signature
         return False
     return any(
-        p.name == role.may_ask
+        p.name == role.optional_parameter
         and (p.kind is p.KEYWORD_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and place >= role.num_arguments))
         for place, p in enumerate(parameters)
     )
@@ -113,7 +113,7 @@ def sha256(spec: str) -> str:
     return hashlib.sha256(Path(spec.rpartition(":")[0]).read_bytes()).hexdigest()
 
 
-def where(spec: str, function: Callable[..., Any], *, error: BaseException | None = None) -> str:
+def location(spec: str, function: Callable[..., Any], *, error: BaseException | None = None) -> str:
     """Return FILE:LINE of the error if it was raised in the file, else of the function's definition, else FILE."""
     path = Path(spec.rpartition(":")[0])
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
@@ -141,14 +141,14 @@ def _check_signature(node: ast.FunctionDef, path: Path, role: Role) -> None:
     positional = [*arguments.posonlyargs, *arguments.args]
     required = positional[wanted : max(len(positional) - len(arguments.defaults), wanted)]
     required += [a for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
-    too_many = [a for a in required if a.arg != role.may_ask or a in arguments.posonlyargs]
+    too_many = [a for a in required if a.arg != role.optional_parameter or a in arguments.posonlyargs]
     if (len(positional) < wanted and arguments.vararg is None) or too_many:
         raise _uncallable(f"{path}:{node.lineno}: {node.name}", role)
 
 
 def _uncallable(name: str, role: Role) -> RlvrError:
     count = {1: "one argument", 2: "two arguments"}.get(role.num_arguments, f"{role.num_arguments} arguments")
-    more = f" It may also take a parameter {role.may_ask}." if role.may_ask else ""
+    more = f" It may also take a parameter {role.optional_parameter}." if role.optional_parameter else ""
     return RlvrError(
         f"{name} cannot be called with {count}.", f"A {role.noun} has the signature {role.signature}.{more}"
     )

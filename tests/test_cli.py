@@ -243,7 +243,7 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
 def test_a_mistake_gives_a_two_line_error_with_a_suggestion(tmp_path, capsys, monkeypatch, line, status, says, hints):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["rlvr", *shlex.split(line)])
-    monkeypatch.setattr(process, "process_may_end", False)
+    monkeypatch.setattr(process, "limits_apply", False)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == status
@@ -296,7 +296,7 @@ def test_ctrl_c_is_reported_and_exits_130(monkeypatch, capsys):
 
     monkeypatch.setattr("rlvr_cli.commands.analyze.run", interrupted)
     monkeypatch.setattr(sys, "argv", ["rlvr", "analyze"])
-    monkeypatch.setattr(process, "process_may_end", False)
+    monkeypatch.setattr(process, "limits_apply", False)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 130

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlvr_cli.cli import COMMANDS, main
-from rlvr_cli.completion import offers
+from rlvr_cli.completion import complete_value
 from rlvr_cli.config import config_of
 from rlvr_cli.config.options import flag, options
 from rlvr_cli.config.sources import preset_names
@@ -119,7 +119,7 @@ def test_every_kind_of_completion_is_implemented(here):
     kinds = {o.metadata["completes"] for command in COMMANDS for o in options(config_of(command))} - {""}
     assert kinds == {"preset", "run", "run of the command", "query", "model", "dataset", "source", "prompt", "grader"}
     for kind in kinds:
-        assert offers(kind, command="grpo", given={}, typed="")
+        assert complete_value(kind, command="grpo", given={}, typed="")
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
         return self.importance_cap if wanted else None
 
     @property
-    def constant(self) -> float | None:
+    def masked_normalize_constant(self) -> float | None:
         """The divisor of masked_normalize; None for the other normalizations."""
         if self.length_normalization != "masked_normalize":
             return None

@@ -54,7 +54,7 @@ class Provenance:
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
 
-def described(config_type: type) -> tuple[str, list[str]]:
+def summary_and_examples(config_type: type) -> tuple[str, list[str]]:
     """Return a command's summary and its examples, from the docstring of its config."""
     summary, _, examples = (inspect.getdoc(config_type) or "").partition("\n\nExamples:\n")
     return " ".join(summary.split()), [line.strip() for line in examples.splitlines()]
@@ -88,24 +88,24 @@ class ValueType(NamedTuple):
     """The type of an option's values, read from its annotation."""
 
     kind: type  # str, int, float or bool
-    several: bool  # the option is repeatable
+    repeatable: bool  # the option is repeatable
     choices: tuple[str, ...]  # empty: any value
-    own: bool  # FILE.py:FUNCTION is accepted besides the choices
+    accepts_function: bool  # FILE.py:FUNCTION is accepted besides the choices
 
 
 def value_type(option: Field[Any]) -> ValueType:
-    """`int | None` -> int; `tuple[str, ...]` -> several str; `Literal["a", "b"]` -> str with choices."""
+    """`int | None` -> int; `tuple[str, ...]` -> repeatable str; `Literal["a", "b"]` -> str with choices."""
     kind: Any = option.type
     parts = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
     parts = [part for part in parts if part is not type(None)]
-    own = FileFunction in parts
+    accepts_function = FileFunction in parts
     kind = next(part for part in parts if part is not FileFunction)
-    several = typing.get_origin(kind) is tuple
-    if several:
+    repeatable = typing.get_origin(kind) is tuple
+    if repeatable:
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is Literal:
-        return ValueType(str, several, typing.get_args(kind), own)
-    return ValueType(kind, several, (), own)
+        return ValueType(str, repeatable, typing.get_args(kind), accepts_function)
+    return ValueType(kind, repeatable, (), accepts_function)
 
 
 def read_value(option: Field[Any], text: str) -> Any:
@@ -128,9 +128,9 @@ def check_value(option: Field[Any], value: Any) -> None:
     if isinstance(value, int) and abs(value) >= 2**63:
         raise RlvrError(f"{name} is {value}.", "Give a number of at most 18 digits.")
     expected = value_type(option)
-    if expected.choices and value not in expected.choices and not (expected.own and ".py:" in str(value)):
+    if expected.choices and value not in expected.choices and not (expected.accepts_function and ".py:" in str(value)):
         near = nearest(str(value), expected.choices)
-        listed = [choice for choice in expected.choices if choice] + ["FILE.py:FUNCTION"] * expected.own
+        listed = [choice for choice in expected.choices if choice] + ["FILE.py:FUNCTION"] * expected.accepts_function
         raise RlvrError(
             f"{name} is {value!r}." + (f" Did you mean {near[0]}?" if near else ""),
             f"Choose one of {', '.join(listed)}.",
@@ -140,7 +140,7 @@ def check_value(option: Field[Any], value: Any) -> None:
 def check_values(config: Any) -> None:
     """Apply `check_value` to every option."""
     for option in options(type(config)):
-        if not value_type(option).several:
+        if not value_type(option).repeatable:
             check_value(option, getattr(config, option.name))
 
 

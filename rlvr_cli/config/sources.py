@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlvr_cli.config.options import Provenance, flag, nearest, options, value_type
-from rlvr_cli.config.synonyms import meant
+from rlvr_cli.config.synonyms import suggested_options
 from rlvr_cli.errors import RlvrError
 
 C = TypeVar("C", bound=Provenance)
@@ -112,7 +112,7 @@ def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
     for key, value in given.items():
         name = key.replace("-", "_")
         if name not in known or name == "config":
-            close = meant(name, known)
+            close = suggested_options(name, known)
             raise RlvrError(
                 f"{path}: {key!r} is not an option of rlvr {command}.",
                 f"Did you mean {close[0]!r}?" if close else f"rlvr {command} --help-all lists the options.",
@@ -122,13 +122,13 @@ def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
 
 
 def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
-    kind, several, *_ = value_type(option)
-    items = value if several and isinstance(value, list) else [value]
+    kind, repeatable, *_ = value_type(option)
+    items = value if repeatable and isinstance(value, list) else [value]
     right = [
         (isinstance(v, kind) and (kind is bool or not isinstance(v, bool))) or (kind is float and type(v) is int)
         for v in items
     ]
     if not all(right):
-        raise RlvrError(f"{where} is {value!r}; expected {kind.__name__}{' or a list of them' if several else ''}.")
+        raise RlvrError(f"{where} is {value!r}; expected {kind.__name__}{' or a list of them' if repeatable else ''}.")
     typed = tuple(kind(v) for v in items)
-    return typed if several else typed[0]
+    return typed if repeatable else typed[0]

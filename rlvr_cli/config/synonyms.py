@@ -82,7 +82,7 @@ SYNONYMS = {
 }
 
 
-def meant(word: str, known: Collection[str]) -> list[str]:
+def suggested_options(word: str, known: Collection[str]) -> list[str]:
     """Return the options (field names) that a word may mean: its synonyms, else the most similar name."""
     word = word.lstrip("-").replace("-", "_").lower()
     return [name for name in SYNONYMS.get(word, ()) if name in known] or nearest(word, known)

@@ -15,9 +15,9 @@ from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
-from rlvr_cli.rollouts.grading import Grading, verdict_of
+from rlvr_cli.rollouts.grading import GradingQueue, grade_fields
 from rlvr_cli.rollouts.metrics import AVERAGED, SamplingStats, generation_metrics, mean_or_none, progress_signals
-from rlvr_cli.rollouts.requests import missing, slices_of
+from rlvr_cli.rollouts.requests import missing_samples, slice_examples
 from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_parts, read_rollouts
 from rlvr_cli.runs.run_dir import RunDir
@@ -64,11 +64,11 @@ class _Collector:
         self.phase: Phase = phase
         self.step = step
         self.sampler, self.grader, self.progress = sampler, grader, progress
-        self.wanted, self.requests = missing(
+        self.wanted, self.requests = missing_samples(
             run, phase=phase, step=step, examples=examples, template=template, num_samples=num_samples, seed=seed
         )
         self.graded: list[Rollout] = []
-        self.grading = Grading(
+        self.grading = GradingQueue(
             grader,
             ground_truth=lambda c: self.wanted[c.request_index][0].ground_truth,
             example=lambda c: (
@@ -82,7 +82,7 @@ class _Collector:
         self.grading.add(completion)
         self._tokens += completion.num_tokens
 
-    def take(self, *, within: float | None) -> None:
+    def collect_grades(self, *, within: float | None) -> None:
         """Turn finished grades into rollouts, waiting at most `within` seconds (None: until all are graded)."""
         for batch in self.grading.verdicts(within=within):
             for completion, sampled_at, grade in batch:
@@ -112,14 +112,14 @@ class _Collector:
             self.run.commit_rollouts(self.phase, self.step, self.graded)
             self.graded.clear()
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Grade and commit all pending completions. A failed grading batch loses only its rows; its error is raised last."""
         errors = []
         self.grading.send()
         try:
-            while self.grading.under_way:
+            while self.grading.has_pending:
                 try:
-                    self.take(within=None)
+                    self.collect_grades(within=None)
                 except RlvrError as error:
                     errors.append(error)
         finally:
@@ -129,7 +129,7 @@ class _Collector:
 
     def stats(self) -> SamplingStats:
         """Return the cost so far."""
-        waited = self.grading.waited
+        waited = self.grading.waiting_seconds
         waiting, worked = time.monotonic() - self._started - waited, self.sampler.worked_seconds
         return SamplingStats(self._tokens, waiting if worked is None else worked, waiting, waited)
 
@@ -163,18 +163,18 @@ def collect_rollouts(
             due = time.monotonic() - committed > COMMIT_SECONDS
             if due:
                 collector.grading.send()
-            collector.take(within=_PATIENCE if due else 0.0)
+            collector.collect_grades(within=_PATIENCE if due else 0.0)
             if due or len(collector.graded) >= COMMIT_ROWS:
                 collector.commit()
                 committed = time.monotonic()
             stop.check()
     except KeyboardInterrupt:  # the second signal
-        collector.grading.give_up()
+        collector.grading.cancel()
         raise
     finally:
         completions.close()
-        collector.settle()
-        collector.grading.give_up()
+        collector.finish()
+        collector.grading.cancel()
     return collector.stats()
 
 
@@ -211,17 +211,17 @@ def collect_batch(
     try:
         for completion in completions:
             collector.add(completion)
-            collector.take(within=0.0)
+            collector.collect_grades(within=0.0)
             stop.check()
         collector.grading.send()
-        collector.take(within=None)
+        collector.collect_grades(within=None)
         place = {example.id: i for i, example in enumerate(examples)}
         graded = sorted(collector.graded, key=lambda r: (place[r.example_id], r.sample_index))
         graded = [replace(r, advantage=a) for r, a in zip(graded, advantages(graded), strict=True)]
         run.commit_rollouts("train", collector.step, graded)
     finally:
         completions.close()
-        collector.grading.give_up()
+        collector.grading.cancel()
     return graded, collector.stats()
 
 
@@ -240,7 +240,7 @@ def sample_groups(
         The rollouts, ordered by example and then by sample index, and the cost of sampling.
     """
     fresh, stats = [], SamplingStats()
-    for part in slices_of(examples, num_samples=num_samples):
+    for part in slice_examples(examples, num_samples=num_samples):
         committed, took = collect_batch(
             run,
             step=step,
@@ -275,7 +275,7 @@ def log_generations(
         The averages by metric name; a mean over no rows is absent.
     """
     stats = SamplingStats()
-    for some in slices_of(examples, num_samples=num_samples, rows=ASKED_ROWS):
+    for some in slice_examples(examples, num_samples=num_samples, rows=ASKED_ROWS):
         stats += collect_rollouts(run, phase=phase, step=step, examples=some, num_samples=num_samples, **collecting)
     parts = read_parts(run.path, phase=phase, step=step, columns=AVERAGED)
     averages = generation_metrics(row for part in parts for row in part.to_pylist())
@@ -317,7 +317,7 @@ def make_rollout(
         num_prompt_tokens=completion.num_prompt_tokens,
         num_response_tokens=completion.num_tokens,
         grader=grader,
-        **verdict_of(grade, finish_reason=completion.finish_reason),
+        **grade_fields(grade, finish_reason=completion.finish_reason),
         advantage=None,
         mean_logprob=mean_or_none(sampled),
         mean_entropy=completion.mean_entropy,

@@ -31,7 +31,7 @@ def grader_pool(config: PromptOptions, dataset_grader: str | None) -> GraderPool
     )
 
 
-class Grading:
+class GradingQueue:
     """A queue of completions that are graded in the background; verdicts come out in the order of `add`."""
 
     def __init__(
@@ -49,10 +49,10 @@ class Grading:
         self._grader, self._ground_truth, self._example = grader, ground_truth, example
         self._fresh: list[Completion] = []
         self._batches: deque[tuple[list[Completion], datetime, Future[list[Grade]]]] = deque()
-        self.waited = 0.0  # seconds spent waiting for the graders
+        self.waiting_seconds = 0.0  # spent waiting for the graders
 
     @property
-    def under_way(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether any batch has been sent and not yet returned."""
         return bool(self._batches)
 
@@ -89,13 +89,13 @@ class Grading:
                 if rest is not None and rest <= 0:
                     return
                 wait([future], timeout=rest)
-                self.waited += time.monotonic() - before
+                self.waiting_seconds += time.monotonic() - before
                 if not future.done():
                     return
             self._batches.popleft()
             yield [(c, sent_at, grade) for c, grade in zip(batch, future.result(), strict=True)]
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Cancel and forget every batch that is not finished."""
         self._fresh.clear()
         for _, _, future in self._batches:
@@ -104,7 +104,7 @@ class Grading:
         self._batches = deque(done)
 
 
-def verdict_of(grade: Grade, *, finish_reason: str) -> dict[str, Any]:
+def grade_fields(grade: Grade, *, finish_reason: str) -> dict[str, Any]:
     """Return the grade as fields that `Rollout` and `Regrade` share, by name."""
     return {
         "format_reward": grade.format_reward,

@@ -14,7 +14,7 @@ from rlvr_cli.graders.custom import example_of_truth
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import COMMIT_ROWS, COMMIT_SECONDS, Progress
-from rlvr_cli.rollouts.grading import verdict_of
+from rlvr_cli.rollouts.grading import grade_fields
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Phase, Regrade
 
@@ -23,7 +23,7 @@ GRADED_COLUMNS = ("example_id", "sample_index", "prompt", "response", "ground_tr
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RegradeStep:
     """The regrading of one phase and step by one attempt of a grader: `done` and `left` count rollouts."""
 
     phase: Phase
@@ -33,7 +33,9 @@ class Work:
     left: int
 
 
-def plan_regrade(run: RunDir, *, grader: str, grader_sha256: str | None, phase: PhaseChoice, again: bool) -> list[Work]:
+def plan_regrade(
+    run: RunDir, *, grader: str, grader_sha256: str | None, phase: PhaseChoice, again: bool
+) -> list[RegradeStep]:
     """Return the work per phase and step. Existing grades are kept, unless `again` is set or the grader's file changed.
 
     Raises:
@@ -54,13 +56,13 @@ def plan_regrade(run: RunDir, *, grader: str, grader_sha256: str | None, phase: 
     works = []
     for p, s in steps:
         done = len(run.graded_keys(grader, p, s, attempt=attempts[p]))
-        works.append(Work(p, s, attempts[p], done, len(run.committed_keys(p, s)) - done))
+        works.append(RegradeStep(p, s, attempts[p], done, len(run.committed_keys(p, s)) - done))
     return works
 
 
 def regrade(
     run: RunDir,
-    works: Sequence[Work],
+    works: Sequence[RegradeStep],
     *,
     grader: str,
     grader_sha256: str | None,
@@ -85,7 +87,7 @@ def regrade(
 
 def _regrade_step(
     run: RunDir,
-    work: Work,
+    work: RegradeStep,
     *,
     grader: str,
     grader_sha256: str | None,
@@ -121,7 +123,7 @@ def _regrade_step(
                         grader=grader,
                         attempt=work.attempt,
                         grader_sha256=grader_sha256,
-                        **verdict_of(grade, finish_reason=row["finish_reason"]),
+                        **grade_fields(grade, finish_reason=row["finish_reason"]),
                     )
                 )
             if progress is not None:

@@ -16,7 +16,7 @@ def request_seed(seed: int, *, phase: Phase, step: int, example_id: str, sample_
     return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "big") >> 1
 
 
-def missing(
+def missing_samples(
     run: RunDir,
     *,
     phase: Phase,
@@ -27,7 +27,7 @@ def missing(
     seed: int,
 ) -> tuple[list[tuple[Example, list[int]]], list[Request]]:
     """Return the samples of (phase, step) that the run lacks, as (example, sample indices) and as requests, in one order."""
-    wanted = [(e, run.missing(phase, step, e.id, num_samples=num_samples)) for e in examples]
+    wanted = [(e, run.missing_indices(phase, step, e.id, num_samples=num_samples)) for e in examples]
     wanted = [(e, indices) for e, indices in wanted if indices]
     requests = [
         Request(
@@ -52,15 +52,17 @@ def prefetch_groups(
     seed: int,
 ) -> None:
     """Prefetch the samples that `sample_groups` will request for that step."""
-    for part in slices_of(examples, num_samples=num_samples):
-        _, requests = missing(
+    for part in slice_examples(examples, num_samples=num_samples):
+        _, requests = missing_samples(
             run, phase="train", step=step, examples=part, template=template, num_samples=num_samples, seed=seed
         )
         if requests:
             sampler.prefetch(requests, params)
 
 
-def slices_of(examples: Sequence[Example], *, num_samples: int, rows: int = SLICE_ROWS) -> Iterator[Sequence[Example]]:
+def slice_examples(
+    examples: Sequence[Example], *, num_samples: int, rows: int = SLICE_ROWS
+) -> Iterator[Sequence[Example]]:
     size = max(rows // num_samples, 1)
     for start in range(0, len(examples), size):
         yield examples[start : start + size]

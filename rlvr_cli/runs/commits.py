@@ -42,7 +42,7 @@ class OpenManifest:
         path: the manifest file.
         entries: one per complete line.
         size: length of the complete lines in bytes.
-        was_cut: whether the file ended with an incomplete line, which was removed.
+        had_incomplete_line: whether the file ended with an incomplete line, which was removed.
     """
 
     def __init__(self, run: Path) -> None:
@@ -52,7 +52,7 @@ class OpenManifest:
         with os_errors_as_user_errors(self.path):
             self._file = open_private(self.path, os.O_RDWR)
             try:
-                self.was_cut = os.fstat(self._file).st_size > self.size
+                self.had_incomplete_line = os.fstat(self._file).st_size > self.size
                 self._cut(self.size)
             except BaseException:
                 self.close()
@@ -85,7 +85,7 @@ class OpenManifest:
         """The size of the file, including an incomplete last line."""
         return os.fstat(self._file).st_size
 
-    def take_back(self) -> None:
+    def remove_last(self) -> None:
         """Remove the last line."""
         with os_errors_as_user_errors(self.path):
             lines = read_regular(self.path.parent, MANIFEST)[: self.size]
@@ -132,6 +132,6 @@ class MetricsFile:
                 if os.path.lexists(self._run / METRICS) and matches(entry, read_regular(self._run, METRICS)):
                     self.table = table
                 else:
-                    self._manifest.take_back()
+                    self._manifest.remove_last()
             raise
         self.table = table

@@ -188,15 +188,15 @@ def from_parquet(
     rows = file.metadata.num_rows
     for column in columns_of(record):
         if column.name in names and column.name not in stored:
-            table = table.append_column(schema.field(column.name), _older(column, schema, rows=rows))
+            table = table.append_column(schema.field(column.name), _older_column(column, schema, rows=rows))
     return table.select(names).replace_schema_metadata(schema.metadata)
 
 
-def _older(column: Column, schema: "pa.Schema", *, rows: int) -> "pa.Array":
+def _older_column(column: Column, schema: "pa.Schema", *, rows: int) -> "pa.Array":
     import pyarrow as pa
 
     kind = schema.field(column.name).type
-    return pa.nulls(rows, kind) if column.nullable else pa.repeat(pa.scalar(column.older, kind), rows)
+    return pa.nulls(rows, kind) if column.nullable else pa.repeat(pa.scalar(column.older_value, kind), rows)
 
 
 def version_of(data: bytes) -> int:

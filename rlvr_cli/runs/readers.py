@@ -95,10 +95,10 @@ def read_part(run: Path, entry: Entry, columns: Sequence[str] | None = None) -> 
     data = read_regular(run, entry.path)
     if not matches(entry, data):
         raise damaged_file(path, "its sha256 differs from the manifest")
-    return parsed_table(data, record_of(entry.folder), path=path, columns=columns)
+    return parsed_table(data, row_type_of(entry.folder), path=path, columns=columns)
 
 
-def record_of(folder: str) -> type:
+def row_type_of(folder: str) -> type:
     """Return the row type of the parts in a folder."""
     return Regrade if folder == GRADES else Rollout
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.commits import MetricsFile, OpenManifest, new_entry
 from rlvr_cli.runs.files import fsync_directory, os_errors_as_user_errors, read_regular, refuse_links, shown
-from rlvr_cli.runs.keys import CommittedKeys, held_of, merge, overlap
+from rlvr_cli.runs.keys import CommittedKeys, bits_of_keys, merge, overlap
 from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, grader_slug, matches, part_name
 from rlvr_cli.runs.parquet import keys_of, version_of
-from rlvr_cli.runs.readers import check_part, parsed_table, present_parts, record_of
+from rlvr_cli.runs.readers import check_part, parsed_table, present_parts, row_type_of
 from rlvr_cli.runs.schemas import NewerVersion, metrics_schema
 from rlvr_cli.types import Metric
 
@@ -40,7 +40,7 @@ def recover(run: Path, manifest: OpenManifest, keys: CommittedKeys, *, run_id: s
     Raises:
         RlvrError: a committed file is missing or damaged, or a newer rlvr wrote a part.
     """
-    if manifest.was_cut:
+    if manifest.had_incomplete_line:
         notices.append(f"{shown(manifest.path)} ended with an incomplete line, which was removed.")
     metrics = _settled_metrics(run, manifest, notices)
     for entry in manifest.entries:
@@ -70,7 +70,7 @@ def _settled_metrics(run: Path, manifest: OpenManifest, notices: list[str]) -> M
     if not os.path.lexists(path):
         metrics = MetricsFile(run, manifest, metrics_schema().empty_table())
         if unsure and len(announced) == 1:
-            manifest.take_back()
+            manifest.remove_last()
         elif announced:
             notices.append(f"{shown(path)} was missing; the metrics start over.")
             metrics.replace(metrics.table, phase=announced[-1].phase, step=announced[-1].step)
@@ -82,7 +82,7 @@ def _settled_metrics(run: Path, manifest: OpenManifest, notices: list[str]) -> M
                 f"{shown(path)} is damaged: its sha256 differs from the manifest.",
                 "Restore the file from a copy, or move it away to continue without the earlier metrics.",
             )
-        manifest.take_back()
+        manifest.remove_last()
     return MetricsFile(run, manifest, parsed_table(data, Metric, path=path))
 
 
@@ -93,7 +93,7 @@ def _verified(run: Path, relative: str, keys: CommittedKeys, *, run_id: str) -> 
         raise RlvrError("its name is not a part name")
     phase, step = name.phase, name.step
     data = read_regular(run, relative)
-    table = parsed_table(data, record_of(relative.partition("/")[0]), path=run / relative)
+    table = parsed_table(data, row_type_of(relative.partition("/")[0]), path=run / relative)
     owners = set(zip(*(table[c].to_pylist() for c in ("run_id", "phase", "step")), strict=True))
     if owners != {(run_id, phase, step)}:
         raise RlvrError("its rows belong to another run, phase or step")
@@ -101,7 +101,7 @@ def _verified(run: Path, relative: str, keys: CommittedKeys, *, run_id: str) -> 
         raise RlvrError("its rows belong to another grader")
     found = keys_of(table)
     try:
-        fresh, held = held_of(found), keys.held(phase, step, grader=name.grader)
+        fresh, held = bits_of_keys(found), keys.committed(phase, step, grader=name.grader)
     except ValueError as error:
         raise RlvrError(str(error)) from error
     if len(found) != table.num_rows or overlap(held, fresh):

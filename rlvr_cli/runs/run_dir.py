@@ -52,7 +52,7 @@ from rlvr_cli.runs.files import (
     shown,
     utc_now,
 )
-from rlvr_cli.runs.keys import CommittedKeys, held_of, indices, merge, overlap
+from rlvr_cli.runs.keys import CommittedKeys, bit_positions, bits_of_keys, merge, overlap
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.manifest import (
     GRADES,
@@ -101,11 +101,11 @@ class RunDir:
         notices: the repairs made when the run was opened, one sentence each, to show to the user.
     """
 
-    def __init__(self, path: Path, lock: Lock, *, goes_on: bool = True) -> None:
+    def __init__(self, path: Path, lock: Lock, *, updates_status: bool = True) -> None:
         """Use `create`, `resume` or `annotate` instead. `lock` must be held; it is released if this raises."""
         self.path = path
         self.notices: list[str] = []
-        self._goes_on = goes_on
+        self._updates_status = updates_status
         self._lock = lock
         self._process = os.getpid()
         self._session_start = time.monotonic()
@@ -120,7 +120,7 @@ class RunDir:
             self._keys = CommittedKeys(path, manifest.entries)
             self._metrics = recover(path, manifest, self._keys, run_id=self.id, notices=self.notices)
             self._earlier_seconds = self._seconds_before()
-            if goes_on:
+            if updates_status:
                 self._set(status="running")
         except BaseException:
             self.close()
@@ -186,7 +186,7 @@ class RunDir:
         """
         path = Path(path)
         read_metadata(path)
-        return cls(path, Lock(path), goes_on=False)
+        return cls(path, Lock(path), updates_status=False)
 
     @property
     def id(self) -> str:
@@ -292,21 +292,23 @@ class RunDir:
             (p, s, example_id, sample_index)
             for p, s in self.steps()
             if phase in (None, p) and step in (None, s)
-            for example_id, bits in self._keys.held(p, s).items()
-            for sample_index in indices(bits)
+            for example_id, bits in self._keys.committed(p, s).items()
+            for sample_index in bit_positions(bits)
         }
 
     def num_rollouts(self, phase: Phase, step: int) -> int:
         """Return the number of committed rollouts of a phase and step."""
         return sum(e.rows for e in self._entries if (e.folder, e.phase, e.step) == (ROLLOUTS, phase, step))
 
-    def missing(self, phase: Phase, step: int, example_id: str, *, num_samples: int) -> list[int]:
+    def missing_indices(self, phase: Phase, step: int, example_id: str, *, num_samples: int) -> list[int]:
         """Return the sample indices below `num_samples` that are not committed for a question, in ascending order.
 
         Raises:
             RlvrError: a part is missing or damaged.
         """
-        return list(indices(~self._keys.held(phase, step).get(storable(example_id), 0) & ((1 << num_samples) - 1)))
+        return list(
+            bit_positions(~self._keys.committed(phase, step).get(storable(example_id), 0) & ((1 << num_samples) - 1))
+        )
 
     def steps(self) -> list[tuple[Phase, int]]:
         """Return the (phase, step) pairs of the committed rollouts, in the order of their first commits."""
@@ -329,8 +331,8 @@ class RunDir:
 
     def graded_keys(self, grader: str, phase: Phase, step: int, *, attempt: int) -> set[tuple[str, int]]:
         """Return the (example_id, sample_index) of the rollouts that this attempt of the grader has graded."""
-        held = self._keys.held(phase, step, grader=grader_slug(grader))
-        return {(e, i) for (e, number), bits in held.items() if number == attempt for i in indices(bits)}
+        held = self._keys.committed(phase, step, grader=grader_slug(grader))
+        return {(e, i) for (e, number), bits in held.items() if number == attempt for i in bit_positions(bits)}
 
     def close(self) -> None:
         """Release the run for other writers, without changing its status. Calling it again has no effect."""
@@ -350,7 +352,7 @@ class RunDir:
         if os.getpid() != self._process or self._manifest is None:
             return
         try:
-            if self._metadata["status"] != "running" or not self._goes_on:
+            if self._metadata["status"] != "running" or not self._updates_status:
                 return
             if error is None:
                 self.finish("finished")
@@ -367,7 +369,7 @@ class RunDir:
 
     def _set(self, **values: Any) -> None:
         self._assert_open()
-        assert self._goes_on, "run.json cannot be changed in a run opened with annotate"
+        assert self._updates_status, "run.json cannot be changed in a run opened with annotate"
         times = {"updated_at": utc_now(), "wall_seconds": round(self.wall_seconds, 3)}
         self._replace_metadata(self._metadata | values | times)
 
@@ -377,7 +379,7 @@ class RunDir:
 
     def _commit_part(self, table: "pa.Table", *, phase: Phase, step: int, grader: str = "") -> Path:
         keys = keys_of(table)
-        fresh, held = held_of(keys), self._keys.held(phase, step, grader=grader and grader_slug(grader))
+        fresh, held = bits_of_keys(keys), self._keys.committed(phase, step, grader=grader and grader_slug(grader))
         assert len(keys) == table.num_rows, "two of the rows have the same key"
         assert not (twice := overlap(held, fresh)), f"already committed: {twice[:3]}"
 

@@ -39,7 +39,7 @@ class Column:
     nullable: bool
     children: "tuple[Column, ...]" = ()  # the element of a list, the fields of a struct
     since: int = 1  # the schema version that introduced it
-    older: Any = None  # its value in files of an older version
+    older_value: Any = None  # its value in files of an older version
 
 
 @functools.cache

@@ -26,7 +26,7 @@ def say(text: str) -> None:
     write_text(sys.stderr, printable(text) + "\n")
 
 
-def skipped_lines(count: int, reasons: Sequence[str]) -> None:
+def report_skipped_lines(count: int, reasons: Sequence[str]) -> None:
     """Report on stderr how many lines of a data file were skipped, and the reasons for the first ones."""
     if count:
         say(f"skipped {count} bad line{'s' if count > 1 else ''}:")
@@ -34,7 +34,7 @@ def skipped_lines(count: int, reasons: Sequence[str]) -> None:
             say(f"  {reason}")
 
 
-def source(text: str) -> None:
+def print_text(text: str) -> None:
     """Print a text on stdout unformatted, with control characters escaped."""
     write_text(sys.stdout, printable(text).rstrip("\n") + "\n")
 

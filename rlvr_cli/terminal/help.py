@@ -22,17 +22,17 @@ class Row(NamedTuple):
     text: str
 
 
-def page(usage: str, summary: str, panels: Mapping[str, Sequence[Row]], *, closing: Sequence[str] = ()) -> str:
+def page(usage: str, summary: str, panels: Mapping[str, Sequence[Row]], *, footer: Sequence[str] = ()) -> str:
     """Format a help page, as wide as the terminal up to `WIDEST`.
 
     Args:
         panels: heading -> rows; a heading without rows is left out.
-        closing: lines at the end, not wrapped, so that they can be copied.
+        footer: lines at the end, not wrapped, so that they can be copied.
     """
     panels = {heading: rows for heading, rows in panels.items() if rows}
     width = min(shutil.get_terminal_size((PIPE, 24)).columns, WIDEST)
     if sys.stdout.isatty() and sys.stdout.encoding.lower().startswith("utf"):
-        return _in_panels(usage, summary, panels, closing=closing, width=width)
+        return _in_panels(usage, summary, panels, footer=footer, width=width)
     names = _names_width(panels)
     parts = [usage, *(f"  {line}" for line in wrapped(summary, width - 2))]
     for heading, rows in panels.items():
@@ -41,11 +41,11 @@ def page(usage: str, summary: str, panels: Mapping[str, Sequence[Row]], *, closi
             f"{heading}:",
             *(f"  {left}{right}" for left, right in _lines(rows, names=names, width=width - 2)),
         ]
-    return "\n".join(line.rstrip() for line in [*parts, "", *closing])
+    return "\n".join(line.rstrip() for line in [*parts, "", *footer])
 
 
 def _in_panels(
-    usage: str, summary: str, panels: Mapping[str, Sequence[Row]], *, closing: Sequence[str], width: int
+    usage: str, summary: str, panels: Mapping[str, Sequence[Row]], *, footer: Sequence[str], width: int
 ) -> str:
     from rich.console import Console
     from rich.panel import Panel
@@ -64,7 +64,7 @@ def _in_panels(
             body.highlight_regex(r"\[default: [^\]]*\]", "dim")
             body.rstrip()
             console.print(Panel(body, title=heading, title_align="left", border_style="dim"))
-        console.print("\n".join(closing), soft_wrap=True)
+        console.print("\n".join(footer), soft_wrap=True)
     return capture.get()
 
 

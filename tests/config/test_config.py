@@ -15,7 +15,7 @@ from rlvr_cli.config.options import FileFunction, knob, options, read_value, val
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.config.sources import resolve, resume
-from rlvr_cli.config.synonyms import SYNONYMS, meant
+from rlvr_cli.config.synonyms import SYNONYMS, suggested_options
 from rlvr_cli.errors import RlvrError
 
 
@@ -212,11 +212,11 @@ def test_synonyms_refer_to_options_and_are_not_options():
     known = {o.name for command in COMMANDS for o in options(config_of(command))}
     for word, names in SYNONYMS.items():
         assert set(names) <= known, word
-    assert meant("--Learning-Rat", ["learning_rate"]) == ["learning_rate"]
+    assert suggested_options("--Learning-Rat", ["learning_rate"]) == ["learning_rate"]
     for command in COMMANDS:
         mine = {o.name for o in options(config_of(command))}
         for word in SYNONYMS.keys() - mine:
-            assert set(meant(word, mine)) <= mine, (command, word)
+            assert set(suggested_options(word, mine)) <= mine, (command, word)
 
 
 def test_options_of_some_training_commands_are_constants_in_the_others():

@@ -31,7 +31,7 @@ from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.runs import commits, files, lock, recovery, run_dir
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.files import atomic_write
-from rlvr_cli.runs.keys import held_of, indices, merge, overlap
+from rlvr_cli.runs.keys import bit_positions, bits_of_keys, merge, overlap
 from rlvr_cli.runs.manifest import grader_slug, parse_manifest, part_name, part_path
 from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import latest_run, read_parts, read_rollouts, read_run, resolve_run
@@ -259,29 +259,29 @@ def test_committed_keys(finished: Path):
 
 def test_missing_samples_are_those_not_committed(finished: Path):
     with RunDir.resume(finished) as run:
-        assert run.missing("train", 0, "q1", num_samples=3) == [1, 2]
+        assert run.missing_indices("train", 0, "q1", num_samples=3) == [1, 2]
         run.commit_rollouts("train", 0, [a_rollout(run.id, 1, sample_index=i) for i in (9, 2, 64)])
-        assert run.missing("train", 0, "q1", num_samples=11) == [1, 3, 4, 5, 6, 7, 8, 10]
-        assert run.missing("train", 0, "another", num_samples=2) == [0, 1]
-        assert run.missing("train", 7, "q1", num_samples=2) == [0, 1]
-        assert run.missing("train", 0, "q1", num_samples=0) == []
+        assert run.missing_indices("train", 0, "q1", num_samples=11) == [1, 3, 4, 5, 6, 7, 8, 10]
+        assert run.missing_indices("train", 0, "another", num_samples=2) == [0, 1]
+        assert run.missing_indices("train", 7, "q1", num_samples=2) == [0, 1]
+        assert run.missing_indices("train", 0, "q1", num_samples=0) == []
         assert (run.num_rollouts("train", 0), run.num_rollouts("eval", 1), run.num_rollouts("eval", 0)) == (9, 3, 0)
         with pytest.raises(AssertionError, match=r"already committed.*q1.*64"):
             run.commit_rollouts("train", 0, [a_rollout(run.id, 1, sample_index=i) for i in (63, 64)])
     with RunDir.resume(finished) as run:
-        assert run.missing("train", 0, "q1", num_samples=66) == [1, *range(3, 9), *range(10, 64), 65]
+        assert run.missing_indices("train", 0, "q1", num_samples=66) == [1, *range(3, 9), *range(10, 64), 65]
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 300)), unique=True, min_size=1, max_size=40), st.data())
 def test_keys_in_memory_are_the_keys_given(keys: list[tuple[str, int]], data: st.DataObject):
     cut = data.draw(st.integers(0, len(keys)))
-    held = held_of(keys[:cut])
-    fresh = held_of(keys[cut:])
+    held = bits_of_keys(keys[:cut])
+    fresh = bits_of_keys(keys[cut:])
     assert overlap(held, fresh) == []
     merge(held, fresh)
-    assert sorted((who, i) for who, bits in held.items() for i in indices(bits)) == sorted(keys)
-    assert overlap(held, held_of(keys[:1])) == [keys[0]]
+    assert sorted((who, i) for who, bits in held.items() for i in bit_positions(bits)) == sorted(keys)
+    assert overlap(held, bits_of_keys(keys[:1])) == [keys[0]]
 
 
 @pytest.mark.parametrize("index", [-1, 2**40])

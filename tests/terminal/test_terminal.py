@@ -102,8 +102,8 @@ def test_no_payload_reaches_a_terminal_unescaped():
             tables.print_tables([Table((payload, "after"), [(payload, 1)], title=payload)] * 2)
             cases.print_cases(case_table(payload))
             console.say(payload)
-            console.source(payload)
-            console.skipped_lines(7, [payload] * 5)
+            console.print_text(payload)
+            console.report_skipped_lines(7, [payload] * 5)
         for payload in ESCAPES:
             tables.print_table(tuple(f"{payload}{i}" for i in range(20)), [(payload,) * 20])  # row by row
     assert unsafe(without_style(screen.getvalue())) == set()
@@ -424,8 +424,8 @@ def test_a_missing_pager_or_one_that_quits_early(tmp_path, pager):
 
 def test_messages_go_to_stderr(capsys):
     console.say("hello\nthere")
-    console.skipped_lines(0, [])
-    console.skipped_lines(7, [*(f"f.jsonl:{i}: bad" for i in range(5)), "and 2 more"])
+    console.report_skipped_lines(0, [])
+    console.report_skipped_lines(7, [*(f"f.jsonl:{i}: bad" for i in range(5)), "and 2 more"])
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
