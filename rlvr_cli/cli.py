@@ -283,7 +283,6 @@ def main() -> None:
         print(f"interrupted{f': {printable(str(e))}' if str(e) else ''}", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader closed the pipe: discard the remaining output
+        # The reader closed the pipe: discard the remaining output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

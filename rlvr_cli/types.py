@@ -53,13 +53,11 @@ class Example:
     id: str  # unique in its dataset
     question: str
     ground_truth: str
-    prompt: str | None = (
-        None  # already formatted, as in the handout's sft.jsonl; None: fill the template with `question`
-    )
+    # Already formatted, as in the handout's sft.jsonl; None: fill the template with `question`.
+    prompt: str | None = None
     response: str | None = None  # a trace to train on (SFT)
-    solution: str | None = (
-        None  # a worked solution in no prompt's format; SFT turns it into a trace when `response` is None
-    )
+    # A worked solution without the format of a prompt; SFT turns it into a trace when `response` is None.
+    solution: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +90,14 @@ class Completion:
     text: str  # includes the stop string
     prompt_ids: tuple[int, ...]  # empty when the engine does not report them (an endpoint)
     token_ids: tuple[int, ...]  # as sampled, including a sampled EOS; empty when the engine does not report them
-    logprobs: tuple[
-        float, ...
-    ]  # one per token, nats, under the distribution sampled from; 0 where `response_mask` is False
+    # One per token, nats, under the distribution sampled from; 0 where `response_mask` is False.
+    logprobs: tuple[float, ...]
     num_prompt_tokens: int
     num_tokens: int
     finish_reason: FinishReason
     stop_reason: str | None  # the stop string, "eos" or an endpoint's own reason; None when it hit the length limit
-    mean_entropy: (
-        float | None
-    )  # mean exact entropy over the sampled tokens (nats); None when the engine does not report it
+    # Mean exact entropy over the sampled tokens (nats); None when the engine does not report it.
+    mean_entropy: float | None
     response_mask: tuple[bool, ...] | None = None  # as in `Rollout`
     turns: tuple[Turn, ...] | None = None  # as in `Rollout`
 

@@ -67,9 +67,8 @@ class Lock:
         if self._descriptor >= 0:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, 0)  # no holder: the file names nobody
-                fcntl.flock(
-                    self._descriptor, fcntl.LOCK_UN
-                )  # explicit: a child that is being forked may hold a copy of the descriptor
+                # Unlock explicitly: a child that is being forked may hold a copy of the descriptor.
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self._give_up()
 
     def _give_up(self) -> None:

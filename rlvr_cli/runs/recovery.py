@@ -64,9 +64,8 @@ def _settled_metrics(run: Path, manifest: OpenManifest, notices: list[str]) -> M
     """Return the committed metrics, after removing the last announcement if the metrics file was never replaced."""
     path = run / METRICS
     announced = [e for e in manifest.entries if e.path == METRICS]
-    unsure = (
-        bool(announced) and manifest.entries[-1] is announced[-1]
-    )  # only the last line can be an announcement without its file
+    # Only the last line can be an announcement whose file was not written.
+    unsure = bool(announced) and manifest.entries[-1] is announced[-1]
     if not os.path.lexists(path):
         metrics = MetricsFile(run, manifest, metrics_schema().empty_table())
         if unsure and len(announced) == 1:

@@ -55,9 +55,8 @@ def _case(number: int, case: Mapping[str, Any]) -> Iterator[list[tuple[str, str]
         yield [(name, "cyan")]
         text = printable(shortened(str(case[name]), MAX_CASE_CHARACTERS))
         styles = ("", "bold green" if name == "response" else "")
-        yield [
-            (piece, styles[i % 2]) for i, piece in enumerate(_ANSWER.split(text))
-        ]  # the split alternates other text and answers
+        # The split alternates between other text and answers.
+        yield [(piece, styles[i % 2]) for i, piece in enumerate(_ANSWER.split(text))]
     yield [("", "")]
 
 
