@@ -45,7 +45,7 @@ def test_flag_beats_table_beats_top_level_beats_default(tmp_path):
         ("num_samples = 2.5", "expected int"),
         ("stop = [1]", "expected str"),
         ("num_samples = ", "not valid TOML"),
-        ("config = 'x'", "no option"),
+        ("config = 'x'", "not an option"),
     ],
 )
 def test_bad_config_files_name_file_and_key(tmp_path, text, named):
@@ -177,7 +177,7 @@ def test_a_value_is_parsed_by_its_annotation():
     for name, text, problem in [
         ("number", "1.5", "It takes a whole number."),
         ("perhaps", "x", "It takes a number."),
-        ("perhaps", "inf", "Give a number."),
+        ("perhaps", "inf", "Give a finite number."),
         ("choice", "be", "Did you mean bee?"),
         ("choice", "mine.py:loss", "Choose one of a, bee."),
         ("own", "mine.py", "Choose one of a, bee, FILE.py:FUNCTION."),

@@ -654,13 +654,13 @@ def test_a_manifest_torn_at_any_byte_of_its_last_line_loses_nothing(tmp_path: Pa
         (b"{}", "keys"),
         (b"\xff\xfe", "line 3"),
         (b"[" * 100_000, "line 3"),
-        ("rollouts/../../secret.parquet", "no path of a part"),
-        ("/etc/passwd", "no path of a part"),
+        ("rollouts/../../secret.parquet", "not the path of a part"),
+        ("/etc/passwd", "not the path of a part"),
         ("rollouts/train-000000-0000.parquet", "is listed twice"),
-        ("rollouts/eval-000000-0000.parquet", "no path of a part"),
-        ("rollouts/train-000009-0000.parquet", "no path of a part"),
-        ("rollouts/train-000000-0000.parquet\n", "no path of a part"),
-        ("run.json", "no path of a part"),
+        ("rollouts/eval-000000-0000.parquet", "not the path of a part"),
+        ("rollouts/train-000009-0000.parquet", "not the path of a part"),
+        ("rollouts/train-000000-0000.parquet\n", "not the path of a part"),
+        ("run.json", "not the path of a part"),
         (("rows", "3"), "rows is"),
         (("step", True), "step is"),
         (("schema_version", SCHEMA_VERSION + 1), "newer rlvr"),
@@ -796,7 +796,7 @@ def test_a_complete_part_missing_from_the_manifest_is_adopted(finished: Path):
     (finished / "metrics.parquet").unlink()
     with RunDir.resume(finished) as run:
         assert run.committed_keys("eval", 1) == {("eval", 1, f"q{i}", 0) for i in range(3)}
-        assert any("eval-000001-0000.parquet" in n and "taken up" in n for n in run.notices)
+        assert any("eval-000001-0000.parquet" in n and "has been adopted" in n for n in run.notices)
         assert any("metrics.parquet was missing" in n for n in run.notices)
         run.commit_metrics(1, "eval", {"reward/mean": 1.0})
     assert manifest.read_bytes().count(b"eval-000001-0000.parquet") == 1
@@ -953,9 +953,9 @@ def test_a_grades_part_is_adopted_set_aside_or_reported_as_damaged(finished: Pat
     rollouts.write_bytes((finished / "rollouts" / "train-000000-0000.parquet").read_bytes())
     (whole.parent / ".math_verify-train-000000-0002.parquet.tmp").write_bytes(b"half")
     with RunDir.annotate(finished) as run:
-        assert any("math_verify-train-000000-0000.parquet" in n and "taken up" in n for n in run.notices)
-        assert any("of another grader" in n for n in run.notices)
-        assert any("its columns are not" in n for n in run.notices)
+        assert any("math_verify-train-000000-0000.parquet" in n and "has been adopted" in n for n in run.notices)
+        assert any("belong to another grader" in n for n in run.notices)
+        assert any("its columns do not match" in n for n in run.notices)
         assert run.graded_keys("math_verify", "train", 0, attempt=0) == {(f"q{i}", 0) for i in range(3)}
     assert sorted(p.name for p in whole.parent.iterdir()) == [whole.name]
     assert manifest.read_bytes() == b"".join(lines)
@@ -995,7 +995,7 @@ def test_only_valid_paths_are_parsed_as_grades_parts():
         "grades/train-000000-0000.parquet",
         "grades/" + "x" * 65 + "-train-000000-0000.parquet",
     ):
-        with pytest.raises(ValueError, match="no path of a part"):
+        with pytest.raises(ValueError, match="not the path of a part"):
             parse_manifest(json.dumps({"path": path, **entry}).encode() + b"\n", newest=1)
     assert parse_manifest(json.dumps({"path": good, **entry}).encode() + b"\n", newest=1)[0][0].folder == "grades"
 

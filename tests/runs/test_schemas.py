@@ -149,12 +149,12 @@ def test_a_newer_file_and_columns_of_another_version_are_rejected():
     assert "Upgrade" in caught.value.hint
     table = pq.read_table(pa.BufferReader(data))
     strange = bytes(to_parquet(table.append_column("more", pa.array([1]))))
-    with pytest.raises(ValueError, match="its columns are not those"):
+    with pytest.raises(ValueError, match="its columns do not match"):
         from_parquet(strange, Rollout)
     with pytest.raises(NewerVersion):
         from_parquet(as_version(strange, SCHEMA_VERSION + 1), Rollout)
     for version in ("", "0", "-1", "one"):
         with pytest.raises(ValueError, match="schema version"):
             from_parquet(as_version(data, version), Rollout)
-    with pytest.raises(ValueError, match="its columns are not those"):
+    with pytest.raises(ValueError, match="its columns do not match"):
         from_parquet(data, later(Rollout, ("later_value", Annotated[float | None, Since(1)], None)))
