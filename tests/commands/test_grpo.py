@@ -362,7 +362,7 @@ def test_a_round_without_a_correct_response_is_said_and_passed(tmp_path, capsys)
             {"train_batch_size": 4, "gradient_accumulation_steps": 1},
             "--train-batch-size 4 is smaller than --group-size 8",
         ),
-        ({"group_size": 1}, "group of one"),
+        ({"group_size": 1}, "--group-size 1 every advantage is 0"),
         ({"sampling_temperature": 0.0}, "makes all responses of a group identical"),
         ({"time_limit": "4 hours"}, "--time-limit"),
         ({"eval_top_p": 0.0}, "--eval-top-p"),

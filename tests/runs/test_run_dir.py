@@ -173,9 +173,9 @@ def test_nan_and_infinities_survive(run: RunDir):
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"response_mask": (True,)}, "a place per token"),
+        ({"response_mask": (True,)}, "one element per token"),
         ({"turns": (Turn("policy", 0, 3),)}, "within the response"),
-        ({"turns": (Turn("policy", 1, 2), Turn("tool", 0, 1))}, "in their order"),
+        ({"turns": (Turn("policy", 1, 2), Turn("tool", 0, 1))}, "in order and within"),
     ],
 )
 def test_a_mask_and_turns_must_fit_the_response(run: RunDir, wrong: dict, why: str):
@@ -916,7 +916,7 @@ def test_grades_are_stored_beside_the_rollouts(finished: Path):
             run.commit_grades("train", 0, [a_grade(run.id, 7), a_grade(run.id, 8, grader="r1_zero")])
         with pytest.raises(AssertionError):
             run.commit_grades("train", 1, [a_grade(run.id, 7)])
-        with pytest.raises(AssertionError, match="stays as it is"):
+        with pytest.raises(AssertionError, match="cannot be changed"):
             run.update(note="no")
         assert run.committed_keys() == {("train", 0, f"q{i}", 0) for i in range(6)} | {
             ("eval", 1, f"q{i}", 0) for i in range(3)
