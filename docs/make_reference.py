@@ -46,7 +46,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def choices(option: Field[Any]) -> tuple[str, ...]:
     """The values that an option may have; empty where it may have any of its type."""
     expected = value_type(option)
-    return tuple(filter(None, expected.choices)) + ("FILE.py:FUNCTION",) * expected.own
+    return tuple(filter(None, expected.choices)) + ("FILE.py:FUNCTION",) * expected.accepts_function
 
 
 def shown(value: Any) -> str:
@@ -72,10 +72,10 @@ def option_tables() -> str:
         sections.append(f"## rlvr {command}\n\n{introduction(config)}\n")
         groups: dict[str, list[tuple[str, str, str]]] = {}
         for option in options(config):
-            kind, several, _, _ = value_type(option)
+            kind, repeatable, _, _ = value_type(option)
             name = flag(option.name)
             if option.metadata["argument"]:
-                typed = f"{option.name.upper()}{'...' if several else ''}"
+                typed = f"{option.name.upper()}{'...' if repeatable else ''}"
             elif kind is bool:
                 typed = f"{name}, --no-{name[2:]}"
             else:

@@ -1,4 +1,4 @@
-"""`python -m rlvr_cli` is `rlvr`."""
+"""Run the `rlvr` command line: `python -m rlvr_cli`."""
 
 from rlvr_cli.cli import main
 

@@ -1,6 +1,7 @@
-"""The command line: config dataclasses become Typer commands; a command is built, and its code imported, when it is asked for.
+"""The command line: config dataclasses become Typer commands, each built, and its code imported, only when it is called.
 
-Enters: argv. Leaves: exit status 0, 1 (the user can put it right), 2 (usage) or 130 (interrupted, what was done is kept).
+Enters: argv. Leaves: exit status 0, 1 (an error that the user can fix), 2 (usage error) or 130 (interrupted; finished
+work is kept).
 """
 
 import importlib
@@ -15,37 +16,37 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from rlvr_cli import __version__, process
-from rlvr_cli.completion import offers
+from rlvr_cli.completion import complete_value
 from rlvr_cli.config import config_of
-from rlvr_cli.config.options import described, flag, nearest, options, read_value, value_type
+from rlvr_cli.config.options import flag, nearest, options, read_value, summary_and_examples, value_type
 from rlvr_cli.config.sources import preset_names, resolve
-from rlvr_cli.config.synonyms import meant
+from rlvr_cli.config.synonyms import suggested_options
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.terminal import help
 from rlvr_cli.text import printable
 
 COMMANDS = {
     "quickstart": "See reward rise.",
-    "eval": "Measure a model on questions.",
+    "eval": "Evaluate a model.",
     "sft": "Fine-tune on reasoning traces.",
     "ei": "Expert iteration.",
     "grpo": "Policy gradient on groups of graded responses.",
-    "grade": "Grade a run again with another grader.",
-    "filter": "Make a dataset of what a run sampled, or of another dataset.",
-    "analyze": "Ask a run what happened.",
-    "check": "Read every byte of a run again.",
+    "grade": "Regrade a run with another grader.",
+    "filter": "Make a dataset from a run's rollouts or another dataset.",
+    "analyze": "Analyze runs with SQL, named queries or an HTML report.",
+    "check": "Verify every file of a run against its checksum.",
 }
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
-COMPLETE = "_RLVR_COMPLETE"  # where a shell's completion script asks, by Typer's protocol
+COMPLETE = "_RLVR_COMPLETE"  # environment variable that a shell's completion script sets (Typer's protocol)
 MOVED = {"report": "analyze report", "list": "analyze --list", "plot": "analyze curves RUN --plot FILE.png"}
 
 
 class UsageError(RlvrError):
-    """What can be seen wrong in the command line alone: exit status 2."""
+    """An error in the command line itself, found before the command runs: exit status 2."""
 
 
 class Command(TyperCommand):
-    """A command whose help comes in two lengths."""
+    """A command with a short help (``--help``) and a full one (``--help-all``)."""
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:
         assert self.name is not None
@@ -59,13 +60,13 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """The commands by name; one is built when it is called."""
+    """The command group; a command is built only when it is called."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:
-        """Its name and line alone."""
+        """Return a stub with the command's name and one-line help; `resolve_command` builds the real command."""
         return TyperCommand(cmd_name, short_help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -84,8 +85,8 @@ class Commands(TyperGroup):
                 for p in self.get_params(ctx)
             ],
         }
-        closing = ["rlvr COMMAND --help shows the options of a command. A first look: rlvr quickstart --name q0"]
-        formatter.write(help.page("Usage: rlvr COMMAND [OPTIONS]", self.help or "", panels, closing=closing))
+        footer = ["rlvr COMMAND --help shows the options of a command. A first look: rlvr quickstart --name q0"]
+        formatter.write(help.page("Usage: rlvr COMMAND [OPTIONS]", self.help or "", panels, footer=footer))
 
 
 app = typer.Typer(
@@ -109,11 +110,11 @@ def root(
 
 
 def build(name: str) -> TyperCommand:
-    """The Typer command of a config: a parameter per option."""
+    """Build the Typer command for a config: one parameter per option."""
     config_type = config_of(name)
 
     def run(**flags: Any) -> None:
-        # Absent is None: the config knows its default, and run.json says that it was one.
+        # An option that was not given is None: leave it out, so that run.json records it as a default.
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items() if v is not None}
         given.pop("help_all", None)
         config = resolve(config_type, flags=given, command=name)
@@ -122,7 +123,7 @@ def build(name: str) -> TyperCommand:
     parameters = [_parameter(option, command=name) for option in options(config_type)]
     run.__signature__ = inspect.Signature([*parameters, _HELP_ALL])  # type: ignore[attr-defined]
     alone = typer.Typer(add_completion=False)
-    alone.command(name, cls=Command, help=described(config_type)[0], context_settings=HELP_OPTIONS)(run)
+    alone.command(name, cls=Command, help=summary_and_examples(config_type)[0], context_settings=HELP_OPTIONS)(run)
     command = typer.main.get_command(alone)
     assert isinstance(command, TyperCommand)
     return command
@@ -144,12 +145,12 @@ _HELP_ALL = inspect.Parameter(
 
 
 def _parameter(option: Field[Any], *, command: str) -> inspect.Parameter:
-    kind, several, choices, _ = value_type(option)
+    kind, repeatable, choices, _ = value_type(option)
     name, kinds = flag(option.name), option.metadata["completes"]
 
     def complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         if kinds:
-            return offers(kinds, command=command, given=ctx.params, typed=incomplete)
+            return complete_value(kinds, command=command, given=ctx.params, typed=incomplete)
         return [(choice, "") for choice in choices if choice]
 
     def parse(text: str) -> Any:
@@ -167,7 +168,7 @@ def _parameter(option: Field[Any], *, command: str) -> inspect.Parameter:
     else:
         info = typer.Option(None, name, metavar=_metavar(option), parser=parse, **shown)
     return inspect.Parameter(
-        option.name, inspect.Parameter.KEYWORD_ONLY, annotation=list[kind] if several else kind, default=info
+        option.name, inspect.Parameter.KEYWORD_ONLY, annotation=list[kind] if repeatable else kind, default=info
     )
 
 
@@ -176,9 +177,9 @@ def _metavar(option: Field[Any]) -> str:
 
 
 def command_help(name: str, usage: str, *, every: bool) -> str:
-    """The help of a command: what most people set, or every option."""
+    """Format the help of a command: the common options, or all of them with `every`."""
     config_type = config_of(name)
-    summary, examples = described(config_type)
+    summary, examples = summary_and_examples(config_type)
     panels: dict[str, list[help.Row]] = {"Arguments": []}
     known = [option for option in options(config_type) if not option.metadata["argument"]]
     for option in options(config_type):
@@ -188,27 +189,30 @@ def command_help(name: str, usage: str, *, every: bool) -> str:
             panels.setdefault(option.metadata["group"], []).append(_row(option, command=name))
     hidden = len(known) - sum(map(len, panels.values())) + len(panels["Arguments"])
     panels["Help"] = [
-        help.Row(("-h, --help",), "What most people set."),
-        help.Row(("--help-all",), f"All {len(known)} options." if hidden else "The same: these are all options."),
+        help.Row(("-h, --help",), "Show the most common options and exit."),
+        help.Row(
+            ("--help-all",),
+            f"Show all {len(known)} options and exit." if hidden else "The same; these are all the options.",
+        ),
     ]
-    closing = [f"{hidden} more options: rlvr {name} --help-all", ""] if hidden else []
-    return help.page(usage, summary, panels, closing=[*closing, "Examples:", *(f"  {line}" for line in examples)])
+    footer = [f"{hidden} more options: rlvr {name} --help-all", ""] if hidden else []
+    return help.page(usage, summary, panels, footer=[*footer, "Examples:", *(f"  {line}" for line in examples)])
 
 
 def _row(option: Field[Any], *, command: str) -> help.Row:
-    """An option with its choices and its default."""
-    kind, several, choices, own = value_type(option)
+    """Return the help row of an option, with its choices and default."""
+    kind, repeatable, choices, accepts_function = value_type(option)
     if option.metadata["completes"] == "preset":
         choices = tuple(preset_names(command))
     name, text = flag(option.name), option.metadata["help"]
     if choices:
-        text += f" [{'|'.join([c for c in choices if c] + ['FILE.py:FUNCTION'] * own)}]"
+        text += f" [{'|'.join([c for c in choices if c] + ['FILE.py:FUNCTION'] * accepts_function)}]"
     if kind is bool:
         return (
             help.Row((name, f"--no-{name[2:]}"), f"{text} [default: on]") if option.default else help.Row((name,), text)
         )
     default: Any = option.default
-    if several:
+    if repeatable:
         default = " ".join(default)
     if default not in (None, ""):
         text += f" [default: {default}]"
@@ -216,13 +220,13 @@ def _row(option: Field[Any], *, command: str) -> help.Row:
 
 
 def _brief(text: str) -> str:
-    """The beginning of a help, for a line in a menu of completions."""
+    """Shorten an option's help to its first phrase, at most 60 characters, for a completion menu."""
     first = text.split(". ")[0].split(": ")[0].split(" (")[0].split(";")[0].rstrip(".")
     return first if len(first) <= 60 else f"{first[:59]}…"
 
 
 def unknown_command(name: str) -> UsageError:
-    """Says which command was meant; what others have as commands are queries here."""
+    """Return the error for an unknown command, with a suggestion; some likely names are queries of `rlvr analyze`."""
     from rlvr_cli.analysis.named_queries import named_queries
 
     problem = f"There is no command {name!r}."
@@ -233,23 +237,23 @@ def unknown_command(name: str) -> UsageError:
 
 
 def usage_error(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:
-    """What the parser says, in two lines."""
+    """Convert a parser error into a two-line error."""
     name = next((word for word in arguments[:1] if word in COMMANDS), "")
     path = f"rlvr {name}".strip()
-    if not hasattr(error, "possibilities"):  # which it has when there is no such option
-        return UsageError(error.format_message(), f"{path} --help shows how it is used.")
+    if not hasattr(error, "possibilities"):  # only the error for an unknown option has this attribute
+        return UsageError(error.format_message(), f"{path} --help shows the usage.")
     option: str = getattr(error, "option_name")  # noqa: B009
     typed = next((word.partition("=")[0] for word in arguments if word.startswith(option)), option)  # -lr is read as -l
     if not name:
         return UsageError(f"rlvr has no option {typed}.", "Options come after the command: rlvr COMMAND --help")
     known = [option.name for option in options(config_of(name)) if not option.metadata["argument"]]
-    near = meant(typed.removeprefix("--no-"), known)
+    near = suggested_options(typed.removeprefix("--no-"), known)
     hint = f"Did you mean {' or '.join(map(flag, near))}? " if near else ""
     return UsageError(f"{path} has no option {typed}.", f"{hint}{path} --help-all lists every option.")
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run a command. Returns the exit status; an error is raised."""
+    """Run a command and return its exit status. Errors propagate as exceptions."""
     command = typer.main.get_command(app)
     try:
         with command.make_context("rlvr", list(arguments)) as context:
@@ -263,11 +267,11 @@ def invoke(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The `rlvr` script."""
-    process.process_may_end = True
-    # Torch's threads would spin while they wait, which starves them (measured: 40 times slower) when anything else wants a core.
+    process.limits_apply = True
+    # Torch's idle threads would busy-wait and slow everything (measured: 40 times) when another process needs a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        if COMPLETE in os.environ:  # a shell asks what may follow
+        if COMPLETE in os.environ:  # called by a shell's completion script
             typer.main.get_command(app).main(prog_name="rlvr", complete_var=COMPLETE)
         sys.exit(invoke(sys.argv[1:] or ["--help"]))
     except RlvrError as e:
@@ -279,5 +283,6 @@ def main() -> None:
         print(f"interrupted{f': {printable(str(e))}' if str(e) else ''}", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left; nothing more to say
+        # The reader closed the pipe: discard the remaining output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

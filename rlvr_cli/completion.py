@@ -1,7 +1,7 @@
-"""What the Tab key offers as the value of an option, beside the choices that its type lists.
+"""Shell completion of option values that the option's type does not list (runs, models, datasets, ...).
 
-Enters: the kind of value (`completes` of an option), what is typed so far. Leaves: values with a word about each; none where the shell
-should offer files.
+Enters: the kind of value (`completes` of an option) and the text typed so far. Leaves: (value, description) pairs; none
+where the shell should complete file names.
 """
 
 import json
@@ -14,25 +14,27 @@ from typing import Any
 from rlvr_cli.config.sources import preset_names
 from rlvr_cli.errors import RlvrError
 
-Offers = Iterator[tuple[str, str]]
+Candidates = Iterator[tuple[str, str]]
 
 
-def offers(kind: str, *, command: str, given: Mapping[str, Any], typed: str) -> list[tuple[str, str]]:
-    """Values that begin with what is typed, and what they are.
+def complete_value(kind: str, *, command: str, given: Mapping[str, Any], typed: str) -> list[tuple[str, str]]:
+    """Return the values that begin with the typed text, each with a short description.
 
     Args:
         kind: `preset`, `run`, `run of the command`, `query`, `model`, `dataset`, `source`, `prompt` or `grader`.
-        command: the command that is typed.
-        given: the values of the options before.
-        typed: the beginning of the value.
+        command: the command on the line.
+        given: the values of the options before this one.
+        typed: the text typed so far.
     """
     runs_dir = Path(given.get("runs_dir") or "runs")
-    with suppress(RlvrError, OSError):  # an error would stand in the middle of what is typed
-        return [(value, about) for value, about in _offers(kind, command, runs_dir, typed) if value.startswith(typed)]
+    with suppress(RlvrError, OSError):  # an error message would appear in the middle of the command line
+        return [
+            (value, about) for value, about in _candidates(kind, command, runs_dir, typed) if value.startswith(typed)
+        ]
     return []
 
 
-def _offers(kind: str, command: str, runs_dir: Path, typed: str) -> Offers:
+def _candidates(kind: str, command: str, runs_dir: Path, typed: str) -> Candidates:
     match kind:
         case "preset":
             yield from ((name, "") for name in preset_names(command))
@@ -63,8 +65,8 @@ def _offers(kind: str, command: str, runs_dir: Path, typed: str) -> Offers:
             raise AssertionError(kind)
 
 
-def _runs(runs_dir: Path, *, command: str = "") -> Offers:
-    """The runs, newest first; with a command those of it."""
+def _runs(runs_dir: Path, *, command: str = "") -> Candidates:
+    """Yield the runs, newest first; with `command`, only the runs of that command."""
     from rlvr_cli.runs.readers import RUN_FILE, run_names
 
     for name in run_names(runs_dir):
@@ -75,27 +77,27 @@ def _runs(runs_dir: Path, *, command: str = "") -> Offers:
             yield name, f"{metadata.get('command', 'run')}, {metadata.get('status', 'damaged')}"
 
 
-def _queries() -> Offers:
+def _queries() -> Candidates:
     from rlvr_cli.analysis.named_queries import named_queries
 
     yield from ((query.name, query.description) for query in named_queries().values())
     yield "report", "one HTML page"
 
 
-def _datasets() -> Offers:
+def _datasets() -> Candidates:
     from rlvr_cli.data.datasets import dataset_names
 
     yield from ((name, "") for name in dataset_names())
 
 
-def _models(runs_dir: Path, typed: str) -> Offers:
-    """The models of runs, and the directories that begin as typed; a single one that is no model with what is in it."""
+def _models(runs_dir: Path, typed: str) -> Candidates:
+    """Yield the models of runs and matching directories; if the only match is not a model, also its subdirectories."""
     for path in sorted(runs_dir.glob("*/model/config.json")):
         yield str(path.parent), "model of a run"
     name = typed.rpartition(os.sep)[2]
     inside = Path(typed[: len(typed) - len(name)] or ".")
     folders = [p for p in sorted(inside.iterdir()) if p.name.startswith(name) and p.is_dir() and _shown(p, name)]
-    if len(folders) == 1 and not _is_model(folders[0]):  # the shell adds a space to what is offered alone
+    if len(folders) == 1 and not _is_model(folders[0]):  # the shell appends a space to a single candidate
         folders += [p for p in sorted(folders[0].iterdir()) if p.is_dir() and _shown(p, "")]
     for folder in folders:
         yield (str(folder), "model") if _is_model(folder) else (f"{folder}{os.sep}", "directory")

@@ -1,11 +1,11 @@
-"""The one exception that is shown to a user without a traceback.
+"""The exceptions that the command line shows to the user without a traceback.
 
 Enters: what is wrong and where, and what to do about it. Leaves: exit status 1 and two lines on stderr.
 """
 
 
 class RlvrError(Exception):
-    """Something the user can put right: bad input, a missing extra, a run that another process is writing.
+    """An error that the user can fix: bad input, a missing extra, a run that another process is writing.
 
     Args:
         problem: what is wrong and where, in one sentence.
@@ -21,11 +21,11 @@ class RlvrError(Exception):
         return f"{self.problem}\n{self.hint}" if self.hint else self.problem
 
     def __reduce__(self) -> tuple[type["RlvrError"], tuple[str, str]]:
-        return type(self), (self.problem, self.hint)  # crosses process borders whole
+        return type(self), (self.problem, self.hint)  # pickling between processes keeps both lines
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM: raised at a safe point, after which what was committed stays readable and resumable."""
+    """Ctrl-C or SIGTERM, raised at a safe point: the run stays readable and can be resumed."""
 
 
 def missing_extra(package: str, extra: str) -> RlvrError:

@@ -1,4 +1,4 @@
-"""Faults on demand: die or fail at a named point of the program, so that a test of recovery needs no luck.
+"""Fault injection: kill the process or raise an error at a named point, so that recovery tests are deterministic.
 
 Enters: the environment variable ``RLVR_FAULT=point:n[:action]``. Leaves: nothing, unless this is the n-th time (from 1)
 that the process passes `point`; then the action happens: ``kill`` (SIGKILL, the default), ``term`` (SIGTERM) or
@@ -12,11 +12,13 @@ import signal
 VARIABLE = "RLVR_FAULT"
 ACTIONS = ("kill", "term", "enospc")
 
-_passed: dict[str, int] = {}  # specification -> times that its point was passed; forgotten when the variable goes
+_passed: dict[
+    str, int
+] = {}  # specification -> number of times its point was passed; cleared when the variable is unset
 
 
 def fault_point(name: str) -> None:
-    """Mark a point at which the process may be made to die or fail.
+    """Mark a point at which ``RLVR_FAULT`` can kill the process or raise an error.
 
     Raises:
         OSError: with errno ENOSPC, when ``RLVR_FAULT`` asks for it here.

@@ -1,7 +1,7 @@
-"""The functions of Stanford CS336 assignment 5, with its names, arguments and returns, at one address.
+"""The functions of Stanford CS336 assignment 5, with the handout's names, arguments and return values, in one module.
 
-The reward functions are in `rlvr_cli.graders`. The loops of this package are built of the same parts; the three functions defined
-here exist for the handout's sake.
+The reward functions are in `rlvr_cli.graders`. The training loops use the same building blocks; the three functions
+defined here exist only for the handout.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,20 +50,21 @@ def sft_microbatch_train_step(
     gradient_accumulation_steps: int,
     normalize_constant: float = 1.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and backward pass of one micro-batch (the handout, section 4.2).
+    """Compute the loss of one micro-batch and run its backward pass (handout, section 4.2).
 
     The summed negative log-likelihood of each row's response, divided by `normalize_constant`, averaged over the rows
     and divided by `gradient_accumulation_steps`. Micro-batches of equally many rows accumulate to the gradient of their
     union; `train_update` does the same for micro-batches of any size.
 
     Args:
-        policy_log_probs: (batch, seq), nats, with a graph to go back through.
+        policy_log_probs: (batch, seq), nats, with an autograd graph.
         response_mask: (batch, seq), 1 for response tokens.
         gradient_accumulation_steps: micro-batches per optimizer update.
         normalize_constant: the divisor of each row's sum.
 
     Returns:
-        The loss, a detached scalar; `num_response_tokens` and `mean_nll` (nats per response token; nan without one).
+        The loss, a detached scalar; `num_response_tokens` and `mean_nll` (nats per response token; NaN without response
+        tokens).
     """
     per_example = masked_normalize(-policy_log_probs, response_mask, normalize_constant, dim=1)  # (batch,)
     loss = per_example.mean() / gradient_accumulation_steps
@@ -86,15 +87,15 @@ def grpo_microbatch_train_step(
     old_log_probs: Tensor | None = None,
     cliprange: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and backward pass of one micro-batch (the handout, section 7.2).
+    """Compute the loss of one micro-batch and run its backward pass (handout, section 7.2).
 
     The per-token loss averaged over each response (`masked_mean`), then over the rows, divided by
     `gradient_accumulation_steps`. Micro-batches of equally many rows accumulate to the gradient of their union;
     `train_update` does the same for micro-batches of any size and for every length normalization.
 
     Args:
-        policy_log_probs: (batch, seq), nats, with a graph to go back through.
-        response_mask: (batch, seq), 1 for response tokens; every row has one.
+        policy_log_probs: (batch, seq), nats, with an autograd graph.
+        response_mask: (batch, seq), 1 for response tokens; every row has at least one.
         gradient_accumulation_steps: micro-batches per optimizer update.
         loss_type, raw_rewards, advantages, old_log_probs, cliprange: see `losses.compute_policy_gradient_loss`.
 
@@ -133,11 +134,14 @@ def evaluate_vllm(
         prompts: formatted prompts.
         eval_sampling_params: a `vllm.SamplingParams`.
         ground_truths: one per prompt.
-        runs_dir: where run directories live.
-        run: the name of the run; None makes one up. `rlvr analyze` shows the latest run.
+        runs_dir: directory that holds the runs.
+        run: the name of the run; None generates one. `rlvr analyze` shows the latest run.
     """
     if not prompts or len(prompts) != len(ground_truths):
-        raise RlvrError(f"{len(prompts)} prompts came with {len(ground_truths)} ground truths.", "Give one for each.")
+        raise RlvrError(
+            f"Got {len(prompts)} prompts and {len(ground_truths)} ground truths.",
+            "Pass at least one prompt, and one ground truth per prompt.",
+        )
     name = getattr(reward_fn, "__name__", type(reward_fn).__name__)
     outputs = vllm_model.generate(list(prompts), eval_sampling_params)
     with RunDir.create(runs_dir, "eval", name=run, metadata={"grader": name, "engine": "vllm"}) as directory:
@@ -184,5 +188,5 @@ def _grade_here(reward_fn: Callable[[str, str], dict[str, float]], response: str
     try:
         rewards = reward_fn(response, truth)
         return Grade(rewards["format_reward"], rewards["answer_reward"], rewards["reward"])
-    except Exception as e:  # as in a grader's worker: what was generated is not lost to a reward function that fails
+    except Exception as e:  # as in a grader's worker: a failing reward function must not lose the generated responses
         return Grade(None, None, None, error=type(e).__name__)

@@ -1,8 +1,8 @@
-"""What a process may be asked for: to stop, to end with its parent, to bound a call into foreign code.
+"""Process control: stop on a signal, die with the parent process, limit the time and memory of third-party code.
 
-Enters: signals, or seconds and bytes. Leaves: `Interrupted`, raised where the work says that it can stop; a second signal stops at
-once. A process that exceeds the seconds of `bounded` ends with the user's two lines and exit status 1: only the command line lets
-itself be ended (`process_may_end`); in a notebook or a test the bounds do nothing.
+Enters: signals, or seconds and bytes. Leaves: `Interrupted`, raised where the work polls for it; a second signal stops
+at once. A process that exceeds the time limit of `time_and_memory_limit` prints the two-line error and exits with
+status 1. The limits apply only in the command line (`limits_apply`); in a notebook or a test they do nothing.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 class StopRequest:
     """Context manager that turns SIGINT and SIGTERM into a flag, polled with `check`.
 
-    Only the main thread can take signals; elsewhere this is a flag that nobody sets.
+    Only the main thread can handle signals; in another thread the flag is never set.
     """
 
     def __init__(self) -> None:
@@ -46,30 +46,30 @@ class StopRequest:
         self.requested = True
 
     def check(self) -> None:
-        """Raises Interrupted once a signal has come."""
+        """Raise Interrupted if a signal has arrived."""
         if self.requested:
             raise Interrupted
 
 
-def die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent dies (Linux); elsewhere the end of what it reads has to do."""
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies (Linux); elsewhere it ends when its input closes."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the request
+    if os.getppid() != parent:  # the parent died before the request
         os._exit(0)
 
 
-GRACE = 1.0  # seconds that the code has to end by itself
+GRACE = 1.0  # seconds beyond the limit, in which the code may still end by itself
 
-process_may_end = False  # set by cli.main
+limits_apply = False  # set by cli.main
 
 
 @contextmanager
-def bounded(*, seconds: float, bytes: int, problem: str, hint: str) -> Iterator[None]:
-    """Run a block that may take so long, and so much memory beyond what the process has."""
-    if not process_may_end:
+def time_and_memory_limit(*, seconds: float, bytes: int, problem: str, hint: str) -> Iterator[None]:
+    """Run a block under a time limit, and a memory limit in bytes on top of what the process uses already."""
+    if not limits_apply:
         yield
         return
 
@@ -95,7 +95,7 @@ def bounded(*, seconds: float, bytes: int, problem: str, hint: str) -> Iterator[
 
 
 def _data_bytes() -> int:
-    """What counts towards RLIMIT_DATA so far; 0 where the system does not tell."""
+    """Return the bytes that count toward RLIMIT_DATA so far; 0 where the system does not report them."""
     with suppress(OSError, ValueError, IndexError), open("/proc/self/statm") as file:
         return int(file.read().split()[5]) * resource.getpagesize()
     return 0

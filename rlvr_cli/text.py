@@ -1,6 +1,6 @@
-"""Text at the borders: what a model wrote, made safe for a terminal and for a Parquet file.
+"""Escape text that a model or a file wrote, so that it is safe in a terminal or in a Parquet file.
 
-Enters: any str, hostile or broken. Leaves: the same text with only what the border cannot carry escaped.
+Enters: any str, hostile or broken. Leaves: the same text, with only the unsafe characters escaped.
 """
 
 import unicodedata
@@ -11,8 +11,8 @@ _HIDDEN_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 def printable(text: str, *, keep: str = "\n\t") -> str:
     r"""Escape every control, format, surrogate and private-use character but those in `keep`.
 
-    A terminal acts on ESC, C1 controls, bidirectional overrides and the like; here they become ``\x1b``, ``\u202e``
-    and so can only be read. Use it for every text that a model, a data file or a file name contributed.
+    A terminal acts on ESC, C1 controls, bidirectional overrides and the like; escaped as ``\x1b`` or ``\u202e`` they
+    are only displayed. Use it for all text that comes from a model, a data file or a file name.
     """
     if text.isascii() and text.isprintable():
         return text

@@ -1,9 +1,11 @@
-"""The nouns that every room speaks in: frozen dataclasses and one protocol, standard library only.
+"""The data types shared by all rooms: frozen dataclasses and the sampler protocols; standard library only.
 
-Data flows Example -> Request -> Completion -> Grade -> Rollout. The fields of `Rollout`, `Regrade` and `Metric` are the columns
-of the Parquet files: name, order, type, and NULL where a field may be None. `runs.schemas` reads them off here.
+Data flows Example -> Request -> Completion -> Grade -> Rollout. The fields of `Rollout`, `Regrade` and `Metric` define
+the columns of the Parquet files: name, order, type, and nullable where a field may be None. `runs.schemas` derives the
+schemas from them.
 
-To add a column, put a field last, say since when it is there, and give it a default: what a file without it reads as ::
+To add a column, append a field with the schema version that introduces it and a default, the value that older files
+read as ::
 
     SCHEMA_VERSION = 3
     value: Annotated[Float32 | None, Since(3)] = None
@@ -14,17 +16,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-SCHEMA_VERSION = 2  # of run.json, the manifest and the Parquet files together; a newer column raises it
+SCHEMA_VERSION = 2  # shared by run.json, the manifest and the Parquet files; adding a column raises it
 
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """The schema version in which a column came. A file of an older version reads as if it held the field's default."""
+    """The schema version that introduced a column. In files of an older version it reads as the field's default."""
 
     version: int
 
 
-# Where a column is stored narrower than Python's type: these as the engines compute them.
+# Columns stored with fewer bits than Python's types: the widths that the engines compute with.
 Int32 = Annotated[int, "int32"]
 Float32 = Annotated[float, "float32"]
 TokenIds = tuple[Int32, ...]
@@ -34,33 +36,33 @@ LogProbs = tuple[Float32, ...]  # nats
 class Turn(NamedTuple):
     """Who wrote which tokens of a response: `response_ids[start:end]`."""
 
-    role: str  # "policy", or whoever answers it: "environment", the name of a tool
+    role: str  # "policy", "environment" or the name of a tool
     start: Int32
     end: Int32
 
 
 FinishReason = Literal["stop", "length"]
 Phase = Literal["train", "eval"]
-FormatRule = Literal["literal", "lenient"]  # of r1_zero and countdown: one space between the tags, or any white space
+FormatRule = Literal["literal", "lenient"]  # r1_zero, countdown: exactly one space between the tags, or any white space
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question with its answer, as a dataset holds it."""
+    """One question of a dataset, with its ground truth."""
 
     id: str  # unique in its dataset
     question: str
     ground_truth: str
-    prompt: str | None = (
-        None  # already formatted, as in the handout's sft.jsonl; else the template is filled with `question`
-    )
+    # Already formatted, as in the handout's sft.jsonl; None: fill the template with `question`.
+    prompt: str | None = None
     response: str | None = None  # a trace to train on (SFT)
-    solution: str | None = None  # instead of one: how the answer is worked out, in no prompt's format
+    # A worked solution without the format of a prompt; SFT turns it into a trace when `response` is None.
+    solution: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. Train and eval each have their own."""
+    """How tokens are sampled. Training and evaluation each have their own parameters."""
 
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
@@ -74,39 +76,35 @@ class Request:
     """One prompt, to be answered once per seed."""
 
     prompt: str
-    seeds: tuple[
-        int, ...
-    ]  # each in [0, 2**63); the tokens of a sample are a function of the weights, the prompt and its seed
-    name: str = ""  # what errors call it; empty: its index
-    prompt_ids: tuple[int, ...] | None = None  # what is sampled from, as it is; None: the tokens of `prompt`
+    seeds: tuple[int, ...]  # each in [0, 2**63); weights, prompt and seed determine the tokens of a sample
+    name: str = ""  # how error messages refer to it; empty: by its index
+    prompt_ids: tuple[int, ...] | None = None  # sampled from as given; None: tokenize `prompt`
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the policy answered to one seed of one request."""
+    """One sampled response: the policy's answer to one request with one seed."""
 
     request_index: int  # into the requests given to `sample`
     sample_index: int  # into that request's seeds
-    text: str  # the stop string is kept
-    prompt_ids: tuple[int, ...]  # empty when the engine does not tell (an endpoint)
-    token_ids: tuple[int, ...]  # as sampled, EOS included when it was sampled; empty when the engine does not tell
-    logprobs: tuple[
-        float, ...
-    ]  # one per token, of the distribution that was sampled from (nats); 0 where `response_mask` is False
+    text: str  # includes the stop string
+    prompt_ids: tuple[int, ...]  # empty when the engine does not report them (an endpoint)
+    token_ids: tuple[int, ...]  # as sampled, including a sampled EOS; empty when the engine does not report them
+    # One per token, nats, under the distribution sampled from; 0 where `response_mask` is False.
+    logprobs: tuple[float, ...]
     num_prompt_tokens: int
     num_tokens: int
     finish_reason: FinishReason
-    stop_reason: str | None  # the stop string, "eos", an endpoint's own word, or None when the length limit ended it
-    mean_entropy: (
-        float | None
-    )  # mean over the sampled tokens of the exact entropy (nats); None when the engine does not tell
+    stop_reason: str | None  # the stop string, "eos" or an endpoint's own reason; None when it hit the length limit
+    # Mean exact entropy over the sampled tokens (nats); None when the engine does not report it.
+    mean_entropy: float | None
     response_mask: tuple[bool, ...] | None = None  # as in `Rollout`
     turns: tuple[Turn, ...] | None = None  # as in `Rollout`
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A grader's verdict. A grade that failed has `error` and no rewards: it is never a silent 0."""
+    """A grader's verdict. When grading failed, `error` is set and the rewards are None, never a silent 0."""
 
     format_reward: float | None
     answer_reward: float | None
@@ -125,14 +123,14 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One row: a prompt, what the policy answered, and what the grader said of it.
+    """One row: a prompt, the policy's response and its grade.
 
     (run_id, phase, step, example_id, sample_index) is unique in a run.
     """
 
     run_id: str
     phase: Phase
-    step: int  # optimizer updates done when it was sampled
+    step: int  # optimizer updates completed when it was sampled
     policy_version: int
     example_id: str
     sample_index: int
@@ -141,15 +139,15 @@ class Rollout:
     ground_truth: str
     prompt_ids: TokenIds
     response_ids: TokenIds
-    sampled_logprobs: LogProbs  # one per response token; 0 for those that the policy did not sample
+    sampled_logprobs: LogProbs  # one per response token; 0 for tokens that the policy did not sample
     finish_reason: FinishReason
     stop_reason: str | None
     num_prompt_tokens: Int32
-    num_response_tokens: Int32  # all of them, whoever wrote them
+    num_response_tokens: Int32  # including tokens that the policy did not sample
     grader: str
     format_reward: float | None
     answer_reward: float | None
-    reward: float | None  # None: the grade failed, see grade_error
+    reward: float | None  # None: grading failed, see grade_error
     grade_error: str | None
     extracted_answer: str | None
     category: str
@@ -159,70 +157,70 @@ class Rollout:
     mean_entropy: float | None
     seed: int
     sampled_at: datetime  # UTC, naive
-    # One per response token: whether the policy sampled it, and so trains on it; None: it sampled all of them.
+    # One per response token: True where the policy sampled the token and so trains on it; None: it sampled all of them.
     response_mask: Annotated[tuple[bool, ...] | None, Since(2)] = None
-    # In their order, without overlap; None: the response is one turn of the policy.
+    # In order and non-overlapping; None: the response is a single turn of the policy.
     turns: Annotated[tuple[Turn, ...] | None, Since(2)] = None
 
 
 class Sampler(Protocol):
-    """The seam between the algorithms and an inference engine."""
+    """The interface between the algorithms and an inference engine."""
 
     @property
     def engine(self) -> str:
-        """Its name: transformers, vllm or openai."""
+        """The engine's name: transformers, vllm or openai."""
         ...
 
     @property
     def policy_version(self) -> int:
-        """The version of the weights that it samples from."""
+        """The version of the weights that are sampled from."""
         ...
 
     @property
     def seeding(self) -> str:
-        """Whose seeds its draws come from: "per-request", "endpoint" or "none"."""
+        """How samples are seeded: "per-request", "endpoint" (which may ignore the seeds sent to it) or "none"."""
         ...
 
     @property
     def notes(self) -> Sequence[str]:
-        """What it has to say of itself, one sentence each."""
+        """Messages for the user about the engine, one sentence each."""
         ...
 
     @property
     def worked_seconds(self) -> float | None:
-        """How long it worked on what `sample` answered last; None: as long as that was waited for."""
+        """Seconds of work behind the last `sample` call; None: the same as the time that the caller waited."""
         ...
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
-        """Answer every seed of every request, in the order in which they finish; closing it gives up what is not done."""
+        """Yield a completion per seed of every request, as they finish; closing the generator cancels the rest."""
         ...
 
     def load_weights(self, policy: Any, policy_version: int) -> None:
-        """Sample from the weights of a `models.policy.Policy` from now on, and prove it."""
+        """Load the weights of a `models.policy.Policy` and verify that the engine samples from them."""
         ...
 
     def sleep(self) -> None:
-        """Give the device's memory back until it samples or is given weights again."""
+        """Release the device memory until the next `sample` or `load_weights`."""
         ...
 
     def close(self) -> None:
-        """Give the engine's memory and processes back."""
+        """Release the engine's memory and end its processes."""
         ...
 
 
 class PrefetchingSampler(Sampler, Protocol):
-    """A sampler that works while nobody waits for it."""
+    """A sampler that can work in the background."""
 
     def prefetch(self, requests: Sequence[Request], params: SamplingParams) -> None:
-        """Begin to answer: the next `sample` of just these requests finds what is done by then."""
+        """Start sampling in the background; the next `sample` call, with the same requests, returns the results."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Regrade:
-    """What another grader says of a rollout, which has the key (phase, step, example_id, sample_index).
+    """Another grader's verdict on the rollout with the key (phase, step, example_id, sample_index).
 
-    Of several attempts of one grader on a rollout the last counts.
+    If one grader made several attempts on a rollout, the last one counts.
     """
 
     run_id: str
@@ -231,11 +229,11 @@ class Regrade:
     example_id: str
     sample_index: int
     grader: str
-    attempt: int  # 0; one more each time that everything is graded again
-    grader_sha256: str | None  # of the file of FILE.py:FUNCTION; None for a grader of ours
+    attempt: int  # 0 at first; increases by one each time everything is regraded
+    grader_sha256: str | None  # of the file, for FILE.py:FUNCTION; None for a built-in grader
     format_reward: float | None
     answer_reward: float | None
-    reward: float | None  # None: the grade failed, see grade_error
+    reward: float | None  # None: grading failed, see grade_error
     grade_error: str | None
     extracted_answer: str | None
     category: str
@@ -250,19 +248,19 @@ class Metric:
     phase: Phase
     name: str
     value: float
-    wall_seconds: float  # of work since the run started, pauses left out
-    gpu_seconds: float | None  # none is measured: NULL
+    wall_seconds: float  # of work since the run started, excluding pauses
+    gpu_seconds: float | None  # not measured: always NULL
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What is printed: rows with named columns; a missing value is None."""
+    """A table to print: rows with named columns; a missing value is None."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
     title: str = ""
-    more: bool = False  # rows were left out because of a limit
+    more: bool = False  # a limit cut rows off
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The rows by column."""
+        """Yield each row as a dict by column name."""
         return (dict(zip(self.columns, row, strict=True)) for row in self.rows)

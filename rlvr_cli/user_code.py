@@ -1,7 +1,7 @@
-"""A user's own function, named `path/to/file.py:function`: found, checked and loaded.
+"""Find, check and load a user's own function, given as `path/to/file.py:function`.
 
-Enters: the specification, and what the function is to be. Leaves: the function. The file is the user's own code and runs with
-the user's rights; `find` reads it without running it, `load` runs it.
+Enters: the specification and the role of the function. Leaves: the function. The file is the user's own code and runs
+with the user's permissions; `find` reads it without running it, `load` runs it.
 """
 
 import ast
@@ -21,31 +21,32 @@ from rlvr_cli.errors import RlvrError
 
 @dataclass(frozen=True)
 class Role:
-    """What a user's function is to be, in the words of its errors."""
+    """What a user's function is for: how errors describe it, and the signature it must have."""
 
     noun: str  # "grader"
     num_arguments: int
     signature: str  # "(response: str, ground_truth: str) -> dict[str, float]"
-    may_ask: str = ""  # the name of one more parameter, which the function may have after these: it is given by name
+    optional_parameter: str = ""  # name of an optional extra parameter, passed by keyword
 
 
-def names_file(spec: str) -> bool:
-    """Whether a specification names a file and a function."""
+def is_file_spec(spec: str) -> bool:
+    """Whether a specification refers to a file rather than to a built-in name."""
     return ".py:" in spec or spec.endswith(".py")
 
 
 def find(spec: str, role: Role) -> tuple[Path, str]:
-    """The file and the function's name, after a look at the source that runs nothing.
+    """Return the file and the function's name, after checking the source without running it.
 
     Raises:
-        RlvrError: there is no such file, it is not Python, or it defines no such function.
+        RlvrError: there is no such file, it is not Python, it defines no such function, or the signature does not fit
+            the role.
     """
     path_text, _, name = spec.rpartition(":")
     if not path_text or not name.isidentifier():
         raise RlvrError(f"{spec} names no function.", "Write path/to/file.py:function.")
     path = Path(path_text)
     if not path.is_file():
-        raise RlvrError(f"There is no {role.noun} file {path}.", f"It was looked for in {Path.cwd()}.")
+        raise RlvrError(f"There is no {role.noun} file {path}.", f"Relative paths start at {Path.cwd()}.")
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as error:
@@ -67,7 +68,7 @@ def load(spec: str, role: Role) -> Callable[..., Any]:
     """Run the file and return its function.
 
     Raises:
-        RlvrError: see `find`; or the file raised an exception when it was run.
+        RlvrError: see `find`; or running the file raised an exception.
     """
     path, name = find(spec, role)
     module_spec = importlib.util.spec_from_file_location(f"rlvr_user_{role.noun}_{path.stem}", path.resolve())
@@ -77,7 +78,7 @@ def load(spec: str, role: Role) -> Callable[..., Any]:
     sys.modules[module_spec.name] = module  # dataclasses and typing look the module up
     directory = str(path.resolve().parent)
     if directory not in sys.path:
-        sys.path.append(directory)  # what lies beside the file can be imported, but shadows nothing
+        sys.path.append(directory)  # last on the path: modules beside the file can be imported but shadow nothing
     try:
         module_spec.loader.exec_module(module)
     except Exception as error:
@@ -85,8 +86,8 @@ def load(spec: str, role: Role) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise RlvrError(f"{name} in {path} is not a function.", "Write path/to/file.py:function.")
-    with suppress(ValueError):  # some of C have no signature
-        extra = {role.may_ask: None} if asks(function, role) else {}
+    with suppress(ValueError):  # some C functions have no signature
+        extra = {role.optional_parameter: None} if has_optional_parameter(function, role) else {}
         try:
             inspect.signature(function).bind(*[None] * role.num_arguments, **extra)
         except TypeError:
@@ -94,26 +95,26 @@ def load(spec: str, role: Role) -> Callable[..., Any]:
     return function
 
 
-def asks(function: Callable[..., Any], role: Role) -> bool:
-    """Whether a function has the parameter that it may ask for."""
+def has_optional_parameter(function: Callable[..., Any], role: Role) -> bool:
+    """Whether a function has the role's optional parameter."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some of C have no signature
+    except (TypeError, ValueError):  # some C functions have no signature
         return False
     return any(
-        p.name == role.may_ask
+        p.name == role.optional_parameter
         and (p.kind is p.KEYWORD_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and place >= role.num_arguments))
         for place, p in enumerate(parameters)
     )
 
 
 def sha256(spec: str) -> str:
-    """The hash of the file that a specification names; of nothing that the file imports."""
+    """Return the SHA-256 (hex) of the file in a specification; modules that it imports are not included."""
     return hashlib.sha256(Path(spec.rpartition(":")[0]).read_bytes()).hexdigest()
 
 
-def where(spec: str, function: Callable[..., Any], *, error: BaseException | None = None) -> str:
-    """FILE:LINE where the function begins, or where in its file an error was raised; FILE where neither is known."""
+def location(spec: str, function: Callable[..., Any], *, error: BaseException | None = None) -> str:
+    """Return FILE:LINE of the error if it was raised in the file, else of the function's definition, else FILE."""
     path = Path(spec.rpartition(":")[0])
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
     lines = [frame.lineno for frame in frames if frame.filename == str(path.resolve())]
@@ -140,14 +141,14 @@ def _check_signature(node: ast.FunctionDef, path: Path, role: Role) -> None:
     positional = [*arguments.posonlyargs, *arguments.args]
     required = positional[wanted : max(len(positional) - len(arguments.defaults), wanted)]
     required += [a for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
-    too_many = [a for a in required if a.arg != role.may_ask or a in arguments.posonlyargs]
+    too_many = [a for a in required if a.arg != role.optional_parameter or a in arguments.posonlyargs]
     if (len(positional) < wanted and arguments.vararg is None) or too_many:
         raise _uncallable(f"{path}:{node.lineno}: {node.name}", role)
 
 
 def _uncallable(name: str, role: Role) -> RlvrError:
     count = {1: "one argument", 2: "two arguments"}.get(role.num_arguments, f"{role.num_arguments} arguments")
-    more = f" It may have one more parameter: {role.may_ask}." if role.may_ask else ""
+    more = f" It may also take a parameter {role.optional_parameter}." if role.optional_parameter else ""
     return RlvrError(
         f"{name} cannot be called with {count}.", f"A {role.noun} has the signature {role.signature}.{more}"
     )

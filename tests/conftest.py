@@ -1,7 +1,7 @@
-"""Fixtures that every test module may use: a tiny random policy on disk, in the shape of the models people train.
+"""Fixtures for all tests: a tiny random policy on disk, with the architecture of the models that users train.
 
-`tiny_model_dir`  a directory that `transformers` loads by path: a two-layer Qwen2 and its byte-level BPE tokenizer (vLLM's
-                  CPU kernels want heads of 32 and more; these have 8).
+`tiny_model_dir`  a directory that `transformers` loads by path: a two-layer Qwen2 and its byte-level BPE tokenizer (not for
+                  vLLM on a CPU, whose kernels need a head size of at least 32; here it is 8).
 `tiny_model`      the model in it, float32, eval mode, a fresh copy for each test: a test may train or overwrite it.
 `tiny_tokenizer`  the tokenizer in it, shared by the session: treat it as read-only.
 
@@ -29,7 +29,7 @@ TINY_CORPUS = (
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_torch_thread():
-    """Tiny operators gain nothing from a second thread and lose much when something else wants the core."""
+    """Use one thread: tiny operators gain nothing from a second one, and become slow when the cores are busy."""
     import torch
 
     torch.set_num_threads(1)

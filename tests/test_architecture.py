@@ -1,4 +1,4 @@
-"""The house: rooms import only from rooms above them, heavy libraries have one home, dangerous calls have none. Read from the AST."""
+"""Architecture rules, checked on the AST: rooms import only from rooms above, heavy imports are confined, unsafe calls are absent."""
 
 import ast
 import re
@@ -13,26 +13,26 @@ PACKAGE = Path(__file__).parents[1] / "rlvr_cli"
 
 # In the order in which data flows. A room imports from the rooms above it; files of one room may import each other.
 ROOMS = {
-    "types": "the nouns that every room speaks in",
-    "errors": "what is shown without a traceback",
+    "types": "the data types that all rooms share",
+    "errors": "errors that are shown without a traceback",
     "text": "model text made safe for a terminal and for Parquet",
-    "faults": "where a test may make a run die",
+    "faults": "fault injection for the tests",
     "user_code": "a user's own function, FILE.py:FUNCTION",
-    "process": "Ctrl-C as a request, deadlines, processes that end with their parent",
-    "terminal": "what a person sees",
-    "config": "what can be chosen",
+    "process": "Ctrl-C, limits on time and memory, children that die with their parent",
+    "terminal": "terminal output",
+    "config": "options and presets",
     "runs": "the run directory",
-    "graders": "what is right",
-    "data": "what is asked",
+    "graders": "reward functions",
+    "data": "datasets, prompts, traces",
     "models": "the policy",
-    "samplers": "who answers",
-    "rollouts": "question x sampler x grader -> rows",
-    "training": "what is learned",
-    "analysis": "what happened",
-    "commands": "a page each",
+    "samplers": "inference engines",
+    "rollouts": "sample, grade and store rollouts",
+    "training": "updates, losses, advantages, checkpoints",
+    "analysis": "queries, statistics, plots, reports",
+    "commands": "one module per command",
     "handout": "the functions of the course",
-    "completion": "what the Tab key offers",
-    "cli": "names of commands; exit statuses",
+    "completion": "shell completion of option values",
+    "cli": "the command line; exit statuses",
     "__main__": "python -m rlvr_cli",
 }
 HEAVY = {
@@ -50,14 +50,14 @@ HEAVY = {
     "matplotlib",
     "jinja2",
 }
-# Where a library may be imported: rooms or files.
+# Rooms or files in which a library may be imported.
 HOMES = {
     "duckdb": {"analysis/database"},
     "matplotlib": {"analysis/plots"},
     "jinja2": {"analysis/report/page"},
     "rich": {"terminal"},
     "typer": {"cli"},
-    "click": set(),  # Typer brings its own
+    "click": set(),  # use typer instead, which bundles it
     "openai": {"samplers/openai"},
     "vllm": {"samplers/vllm"},
     "datasets": {"data/datasets"},
@@ -67,7 +67,7 @@ HOMES = {
     "torch": {"models", "samplers", "training", "commands", "handout"},
     "transformers": {"models", "samplers", "training"},
 }
-# Their files import nothing heavy when they are loaded, so that `rlvr --help` and `rlvr analyze` start at once.
+# Rooms and files that import nothing heavy at module level, so that `rlvr --help` and `rlvr analyze` start quickly.
 LIGHT = {
     "types",
     "errors",
@@ -90,7 +90,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def module_of(path: Path) -> str:
-    """`analysis/report/page`; a package is its folder."""
+    """Return the module as a path, such as `analysis/report/page`; a package is its folder."""
     return path.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("/__init__")
 
 
@@ -99,12 +99,12 @@ def room_of(module: str) -> str:
 
 
 def is_in(module: str, places: set[str]) -> bool:
-    """Whether a module is one of the places, or inside of one."""
+    """Whether a module is one of the places or inside one of them."""
     return any(module == place or module.startswith(f"{place}/") for place in places)
 
 
 def imports(tree: ast.AST) -> list[tuple[str, int]]:
-    """(dotted module, line), relative imports refused."""
+    """Return (dotted module, line) of each import; relative imports fail."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -134,8 +134,8 @@ def test_rooms_import_only_from_rooms_above(path):
         assert room != "commands" or imported != "commands", f"{module}:{line}: commands are joined by files on disk"
 
 
-def test_answers_import_nothing_of_the_house():
-    """They are fit to be a distribution of their own."""
+def test_answers_import_nothing_else_of_rlvr():
+    """graders/answers could be published as a separate package."""
     for path in (PACKAGE / "graders" / "answers").glob("*.py"):
         for name, line in imports(ast.parse(path.read_text())):
             inside = name.startswith("rlvr_cli.graders.answers")
@@ -143,11 +143,11 @@ def test_answers_import_nothing_of_the_house():
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_heavy_libraries_have_one_home(path):
+def test_libraries_are_imported_only_where_allowed(path):
     for name, line in imports(ast.parse(path.read_text())):
         homes = HOMES.get(name.split(".")[0])
         if homes is not None:
-            assert is_in(module_of(path), homes), f"{module_of(path)}:{line}: {name} lives in {sorted(homes)}"
+            assert is_in(module_of(path), homes), f"{module_of(path)}:{line}: {name} may be imported in {sorted(homes)}"
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if is_in(module_of(p), LIGHT)], ids=module_of)
@@ -158,11 +158,11 @@ def test_light_modules_import_nothing_heavy_when_loaded(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_every_module_says_what_it_is(path):
+def test_every_module_has_a_docstring(path):
     assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
 
 
-def test_nothing_runs_foreign_code():
+def test_no_unsafe_calls():
     """No pickle, no eval or exec, no shell, no remote code, anywhere in the package."""
     forbidden_calls = {"eval", "exec", "compile", "sympify", "parse_expr"}
     for path in FILES:
@@ -174,8 +174,8 @@ def test_nothing_runs_foreign_code():
                 assert node.func.id not in forbidden_calls, f"{path.name}:{node.lineno}: {node.func.id}()"
 
 
-INSIDES = {"base_model", "base_model_prefix", "lm_head"}  # of a model: attributes
-QUESTIONS = {  # to a model, of its insides: calls
+INSIDES = {"base_model", "base_model_prefix", "lm_head"}  # internal attributes of a model
+QUESTIONS = {  # methods of a model that expose its internals
     "get_input_embeddings",
     "get_output_embeddings",
     "load_state_dict",
@@ -191,8 +191,8 @@ QUESTIONS = {  # to a model, of its insides: calls
 }
 
 
-def test_what_is_inside_a_model_has_one_home():
-    """Else an adapter, a second head or sharded weights would have to be known in many places: ask `models.policy.Policy`."""
+def test_only_the_models_room_uses_model_internals():
+    """Use `models.policy.Policy`; otherwise adapters, a value head or sharded weights would affect many modules."""
     for path in FILES:
         if is_in(module_of(path), {"models"}):
             continue
@@ -204,7 +204,7 @@ def test_what_is_inside_a_model_has_one_home():
 
 
 def test_tests_mirror_the_rooms():
-    """A folder of tests is a room, so that a file's tests are found where the file is."""
+    """Each folder of tests has the name of a room, so that a module's tests are easy to find."""
     tests = PACKAGE.parent / "tests"
     folders = {p.parent.relative_to(tests).as_posix() for p in tests.rglob("test_*.py")} - {"."}
     assert folders <= {p.parent.relative_to(PACKAGE).as_posix() for p in FILES}, folders

@@ -1,4 +1,4 @@
-"""The table in docs/benchmarks.md is the one that `benchmarks/run.py` makes of `results.json`."""
+"""The table in docs/benchmarks.md matches what `benchmarks/run.py` makes from `results.json`."""
 
 import importlib.util
 import json
@@ -22,14 +22,14 @@ def run(monkeypatch):
     sys.modules.pop("rows", None)
 
 
-def test_the_table_of_the_page_is_made_of_the_results(run):
+def test_the_table_of_the_page_matches_the_results(run):
     page = run.PAGE.read_text(encoding="utf-8")
     table = run.table(json.loads((ROOT / "benchmarks/results.json").read_text(encoding="utf-8")))
     assert run.with_table(page, table) == page
     assert run.with_table(page, "another\n") != page
 
 
-def test_a_row_says_what_was_missed(run):
+def test_a_row_that_missed_its_goal_says_so(run):
     row = {"what": "w", "work": "q", "beside": "p", "unit": "s", "ours": 1.0, "theirs": 4.0}
     rows = [row | {"goal": goal} for goal in ("<= 0.25", "<= 0.2", ">= 0.25", ">= 0.3")]
     lines = run.table({"machines": {"a": "m"}, "rows": {"a": rows}}).splitlines()[-4:]
@@ -37,7 +37,7 @@ def test_a_row_says_what_was_missed(run):
     assert "| 1 s | 4 s | 0.25x | <= 0.25 |" in lines[0]
 
 
-def test_each_row_is_of_the_machine_that_it_was_taken_on(run):
+def test_each_table_names_the_machine_of_its_rows(run):
     row = {"what": "w", "work": "q", "beside": "p", "unit": "s", "ours": 1.0, "theirs": 4.0, "goal": "<= 1"}
     machines, rows = {"a": "old", "b": "new", "c": "old", "d": "none"}, {"a": [row], "b": [row], "c": [row], "d": []}
     said = [line for line in run.table({"machines": machines, "rows": rows}).splitlines() if line.startswith("Machine")]

@@ -1,4 +1,4 @@
-"""The command line: every option documented, the list of options frozen, errors that teach, exit statuses that mean something."""
+"""The command line: help pages, the list of options, error messages with suggestions, exit statuses."""
 
 import os
 import re
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def rlvr(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the real command in a process of its own."""
+    """Run the command line in a subprocess."""
     return subprocess.run(
         [sys.executable, "-c", "from rlvr_cli.cli import main; main()", *arguments],
         cwd=cwd,
@@ -37,13 +37,13 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def groups(page: str) -> dict[str, str]:
-    """The text under each heading of a plain page."""
+    """Return the text under each heading of a plain help page."""
     parts = re.split(r"^(\w+):$", page, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_is_in_the_whole_help_under_its_group(capsys, command):
+def test_every_option_is_in_the_full_help_under_its_group(capsys, command):
     sections = groups(shown(capsys, command, "--help-all"))
     for option in options(config_of(command)):
         assert option.metadata["help"].strip(), option.name
@@ -54,7 +54,7 @@ def test_every_option_is_in_the_whole_help_under_its_group(capsys, command):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_is_no_wall_and_says_where_the_rest_is(capsys, command):
+def test_the_short_help_lists_common_options_and_counts_the_rest(capsys, command):
     page = shown(capsys, command, "--help")
     knobs = [o for o in options(config_of(command)) if not o.metadata["argument"]]
     listed = set(re.findall(r"^  (--[a-z][a-z0-9-]*)", page, re.MULTILINE)) - {"--help-all"}
@@ -65,7 +65,7 @@ def test_the_help_is_no_wall_and_says_where_the_rest_is(capsys, command):
     assert (f"{hidden} more options: rlvr {command} --help-all" in page) == (hidden > 0)
 
 
-def test_help_tells_choices_and_defaults(capsys, monkeypatch):
+def test_help_shows_choices_and_defaults(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     page = re.sub(r"\s+", " ", shown(capsys, "grpo", "--help-all")).replace("| ", "|")
     assert "[none|mask|soft_punish] [default: none]" in page
@@ -80,7 +80,7 @@ def test_help_tells_choices_and_defaults(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
-def test_no_name_of_an_option_is_cut_however_narrow_the_page(capsys, monkeypatch, columns):
+def test_option_names_are_never_cut(capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     page = shown(capsys, "grpo", "--help-all")
     assert {flag(o.name) for o in options(config_of("grpo"))} <= set(re.findall(r"--[a-z][a-z0-9-]*", page))
@@ -90,7 +90,7 @@ def test_no_name_of_an_option_is_cut_however_narrow_the_page(capsys, monkeypatch
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_on_a_terminal_the_groups_are_panels(columns):
-    """A real terminal: nothing is cut, and every line is as wide as the panel."""
+    """On a pseudo-terminal, no text is cut and every line is as wide as its panel."""
     page = on_a_terminal("grpo", "--help-all", columns=columns)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", page).replace("\r", "")
     assert "\x1b[" in page
@@ -127,7 +127,7 @@ def on_a_terminal(*arguments: str, columns: int) -> str:
 
 
 def test_the_root_help_builds_no_command():
-    """It lists names with a line each, and loads neither configs nor what draws on terminals."""
+    """The root help lists one line per command and imports no config, pydantic, rich or torch."""
     code = (
         "import sys\nfrom rlvr_cli.cli import invoke\ninvoke(['--help'])\n"
         "print([m for m in sys.modules if m.startswith('rlvr_cli.config.') or m in ('pydantic', 'rich', 'torch')])"
@@ -141,7 +141,7 @@ def test_the_root_help_builds_no_command():
     assert not [name for name in ("pydantic", "'rich'", "torch") if name in loaded]
 
 
-def test_the_help_of_a_command_loads_the_config_of_no_other():
+def test_the_help_of_a_command_imports_only_its_own_config():
     code = "import sys\nfrom rlvr_cli.cli import invoke\ninvoke(['sft', '--help'])\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "rlvr_cli.config.sft" in loaded
@@ -149,7 +149,7 @@ def test_the_help_of_a_command_loads_the_config_of_no_other():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_line_of_a_command_is_the_beginning_of_its_help(command):
+def test_the_root_help_line_of_a_command_begins_its_own_help(command):
     doc = re.sub(r"\s+", " ", config_of(command).__doc__ or "")
     assert doc.startswith(COMMANDS[command].removesuffix("."))
 
@@ -168,8 +168,8 @@ def test_the_help_ends_with_examples_that_are_commands(capsys, command):
         resolve(config_of(name), flags={k: v for k, v in given.items() if k != "help_all"}, command=name)
 
 
-def test_the_options_are_the_ones_agreed_on():
-    """The surface cannot grow by accident: a new option is also a line of tests/fixtures/options.txt."""
+def test_the_list_of_options_is_frozen():
+    """A new option must also be added to tests/fixtures/options.txt, so that none appears by accident."""
     now = [f"{name} {flag(o.name)}" for name in COMMANDS for o in options(config_of(name))]
     assert now == (ROOT / "tests/fixtures/options.txt").read_text().splitlines()
 
@@ -194,7 +194,7 @@ def test_user_errors_exit_1_with_a_hint_and_no_traceback(tmp_path):
     assert "arithmatic" in done.stderr
     assert "arithmetic" in done.stderr
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.iterdir())  # nothing was made before the input was found bad
+    assert not list(tmp_path.iterdir())  # the error comes before any file is written
 
 
 def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
@@ -206,7 +206,7 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
 @pytest.mark.parametrize(
     ("line", "status", "says", "hints"),
     [
-        # what the parser can know: 2
+        # usage errors, found by the parser: exit status 2
         ("eval --no-such-option", 2, "rlvr eval has no option --no-such-option.", "rlvr eval --help-all"),
         ("grpo --learning-rat 1", 2, "no option --learning-rat.", "Did you mean --learning-rate?"),
         ("grpo --lr 1e-5", 2, "no option --lr.", "Did you mean --learning-rate?"),
@@ -226,13 +226,13 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
         ("grpo --seed x", 2, "--seed is 'x'.", "It takes a whole number."),
         ("grpo --seed 1.5", 2, "--seed is '1.5'.", "It takes a whole number."),
         ("grpo --learning-rate fast", 2, "--learning-rate is 'fast'.", "It takes a number."),
-        ("grpo --learning-rate nan", 2, "--learning-rate is nan.", "Give a number."),
+        ("grpo --learning-rate nan", 2, "--learning-rate is nan.", "Give a finite number."),
         ("grpo --loss-type grpo-clip", 2, "--loss-type is 'grpo-clip'. Did you mean grpo_clip?", "FILE.py:FUNCTION"),
         ("analyze --format jsn", 2, "--format is 'jsn'. Did you mean json?", "Choose one of table, json"),
         ("filter x --phase tran", 2, "--phase is 'tran'. Did you mean train?", "Choose one of train, eval, all."),
         ("grpo --seed", 2, "Option '--seed' requires an argument.", "rlvr grpo --help"),
         ("grpo extra", 2, "Got unexpected extra argument(s) (extra)", "rlvr grpo --help"),
-        # what takes more than the command line to see: 1
+        # errors found later: exit status 1
         ("grpo --group-size 0", 1, "--group-size is 0.", "It must be at least 1."),
         ("grpo --preset quickstat", 1, "no preset 'quickstat'. Did you mean quickstart?", "Its presets:"),
         ("sft --preset dapo", 1, "no preset 'dapo'.", "Its presets: cs336, quickstart."),
@@ -240,12 +240,10 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
         ("grade norun --grader gsm8k", 1, "There is no run 'norun'", "--runs-dir"),
     ],
 )
-def test_what_is_mistyped_is_answered_with_the_nearest_in_two_lines(
-    tmp_path, capsys, monkeypatch, line, status, says, hints
-):
+def test_a_mistake_gives_a_two_line_error_with_a_suggestion(tmp_path, capsys, monkeypatch, line, status, says, hints):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["rlvr", *shlex.split(line)])
-    monkeypatch.setattr(process, "process_may_end", False)
+    monkeypatch.setattr(process, "limits_apply", False)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == status
@@ -258,7 +256,7 @@ def test_what_is_mistyped_is_answered_with_the_nearest_in_two_lines(
     assert hints in second
 
 
-def test_a_mistyped_run_is_answered_with_the_nearest_run_and_query(tmp_path):
+def test_a_mistyped_run_suggests_similar_runs_and_queries(tmp_path):
     for name in ("q0-grpo", "summaries"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text("{}")
@@ -268,8 +266,8 @@ def test_a_mistyped_run_is_answered_with_the_nearest_run_and_query(tmp_path):
         invoke(["analyze", "summar", "--runs-dir", str(tmp_path)])
 
 
-def test_a_loss_of_ones_own_is_a_choice():
-    """FILE.py:FUNCTION stands beside the losses, and beside nothing that cannot take one."""
+def test_a_custom_loss_is_accepted():
+    """FILE.py:FUNCTION is accepted by --loss-type, but not by options with fixed choices."""
     with build("grpo").make_context("grpo", ["--loss-type", "mine.py:loss"]) as context:
         assert context.params["loss_type"] == "mine.py:loss"
     with pytest.raises(RlvrError, match="Choose one of none, mask, soft_punish"):
@@ -292,13 +290,13 @@ def test_values_reach_the_config_as_they_are_typed(monkeypatch):
     assert [k for k, source in second.sources.items() if source == "flag"] == ["engine"]
 
 
-def test_ctrl_c_is_told_and_exits_130(monkeypatch, capsys):
+def test_ctrl_c_is_reported_and_exits_130(monkeypatch, capsys):
     def interrupted(config):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rlvr_cli.commands.analyze.run", interrupted)
     monkeypatch.setattr(sys, "argv", ["rlvr", "analyze"])
-    monkeypatch.setattr(process, "process_may_end", False)
+    monkeypatch.setattr(process, "limits_apply", False)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 130
@@ -313,7 +311,7 @@ def test_error_text_cannot_act_on_the_terminal(tmp_path):
     assert r"\x1b" in done.stderr
 
 
-def test_a_reader_that_leaves_early_is_no_error(tmp_path):
+def test_a_closed_pipe_is_not_an_error(tmp_path):
     command = f"{shlex.quote(sys.executable)} -c 'from rlvr_cli.cli import main; main()' eval --help | head -n 1"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""What the Tab key offers: asked as the shells ask, and through a real bash."""
+"""Shell completion: through the protocol of each shell, and in a real bash."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlvr_cli.cli import COMMANDS, main
-from rlvr_cli.completion import offers
+from rlvr_cli.completion import complete_value
 from rlvr_cli.config import config_of
 from rlvr_cli.config.options import flag, options
 from rlvr_cli.config.sources import preset_names
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
-    """A folder with runs, a model and files, to stand in."""
+    """Change to a folder with runs, models and files."""
     monkeypatch.chdir(tmp_path)
     for age, (name, command) in enumerate((("new", "grpo"), ("mid-sft", "sft"), ("old", "grpo"))):
         run = tmp_path / "runs" / name
@@ -45,7 +45,7 @@ def here(tmp_path, monkeypatch) -> Path:
 
 
 def offered(line: str, monkeypatch, capsys) -> list[str]:
-    """The values for the last word of a line, which may be empty, as bash asks for them."""
+    """Return the completions of the last word of a line, which may be empty, as bash requests them."""
     words = line.split(" ")
     monkeypatch.setenv("_RLVR_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", line)
@@ -69,7 +69,7 @@ def offered(line: str, monkeypatch, capsys) -> list[str]:
         ("rlvr grpo --help", ["--help-all", "--help"]),
         ("rlvr grpo --loss-type ", ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]),
         ("rlvr grpo --seed 3 --loss-type grpo_c", ["grpo_clip"]),
-        ("rlvr sft --engine ", []),  # it has none
+        ("rlvr sft --engine ", []),  # sft has no such option
         ("rlvr ei --engine ", ["auto", "transformers", "vllm"]),
         ("rlvr eval --engine o", ["openai"]),
         ("rlvr analyze --format ", ["table", "json", "csv", "markdown"]),
@@ -83,13 +83,13 @@ def offered(line: str, monkeypatch, capsys) -> list[str]:
         ("rlvr filter x --decontaminate-against gs", ["gsm8k"]),
         ("rlvr analyze pass", ["pass_at_k"]),
         ("rlvr analyze rep", ["repetitions", "report"]),
-        ("rlvr analyze mid", ["mid-sft"]),  # a run alone is summarized
+        ("rlvr analyze mid", ["mid-sft"]),  # a run in place of a query
         ("rlvr analyze curves ", ["new", "mid-sft", "old"]),
         ("rlvr analyze curves new o", ["old"]),
         ("rlvr analyze compare new,mid-sft old,n", ["old,new"]),
         ("rlvr analyze --runs-dir elsewhere curves ", ["far"]),
         ("rlvr analyze --runs-dir nowhere curves ", []),
-        ("rlvr grpo --resume ", ["new", "old"]),  # sft's cannot go on with grpo
+        ("rlvr grpo --resume ", ["new", "old"]),  # an sft run cannot be resumed with grpo
         ("rlvr sft --resume ", ["mid-sft"]),
         ("rlvr grpo --runs-dir elsewhere --resume ", ["far"]),
         ("rlvr grade ", ["new", "mid-sft", "old"]),
@@ -99,34 +99,34 @@ def offered(line: str, monkeypatch, capsys) -> list[str]:
         ("rlvr eval --model models/q", ["models/qwen"]),
         ("rlvr eval --model models/.", ["models/.hidden/"]),
         ("rlvr eval --model nowhere/", []),
-        ("rlvr eval --run ", []),  # a name that there is not yet
+        ("rlvr eval --run ", []),  # the name of a new run
         ("rlvr grpo --seed ", []),
-        ("rlvr grpo --seed x --loss-type grpo_n", ["grpo_no_clip"]),  # what is wrong before does not hinder
+        ("rlvr grpo --seed x --loss-type grpo_n", ["grpo_no_clip"]),  # an invalid value before it does not matter
     ],
 )
-def test_what_is_offered(here, monkeypatch, capsys, line, values):
+def test_completions(here, monkeypatch, capsys, line, values):
     assert offered(line, monkeypatch, capsys) == values
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_is_offered(here, monkeypatch, capsys, command):
-    """Also those that only --help-all shows."""
+def test_every_option_name_is_completed(here, monkeypatch, capsys, command):
+    """Completion includes options that only --help-all shows."""
     names = offered(f"rlvr {command} --", monkeypatch, capsys)
     assert {flag(o.name) for o in options(config_of(command)) if not o.metadata["argument"]} <= set(names)
 
 
-def test_what_options_complete_is_known(here):
+def test_every_kind_of_completion_is_implemented(here):
     kinds = {o.metadata["completes"] for command in COMMANDS for o in options(config_of(command))} - {""}
     assert kinds == {"preset", "run", "run of the command", "query", "model", "dataset", "source", "prompt", "grader"}
     for kind in kinds:
-        assert offers(kind, command="grpo", given={}, typed="")
+        assert complete_value(kind, command="grpo", given={}, typed="")
 
 
 @pytest.mark.parametrize(
     ("shell", "expected"),
     [("zsh", '"grpo_clip"'), ("fish", "grpo_clip")],
 )
-def test_the_other_shells_ask_by_their_own_protocol(here, monkeypatch, capsys, shell, expected):
+def test_completion_for_zsh_and_fish(here, monkeypatch, capsys, shell, expected):
     monkeypatch.setenv("_RLVR_COMPLETE", f"complete_{shell}")
     monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "rlvr grpo --loss-type grpo_c")
     monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
@@ -146,7 +146,7 @@ def test_the_other_shells_ask_by_their_own_protocol(here, monkeypatch, capsys, s
 
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
-    """An `rlvr` on the path, and a home of its own."""
+    """An environment with `rlvr` on the path and an empty home directory."""
     program = tmp_path / "bin" / "rlvr"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m rlvr_cli "$@"\n')
@@ -159,7 +159,7 @@ def environment(tmp_path) -> dict[str, str]:
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_a_real_bash_completes(here, environment):
-    """It takes the script that `--show-completion` prints, and asks for the words of four lines."""
+    """Bash loads the script that `--show-completion` prints, and completes four lines."""
     script = """
         rlvr --show-completion > completion.sh; source completion.sh
         complete -p rlvr
@@ -183,7 +183,7 @@ def test_a_real_bash_completes(here, environment):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_completion_is_installed_for_the_shell_that_asks(environment):
+def test_completion_is_installed_for_the_calling_shell(environment):
     done = subprocess.run(
         ["bash", "--norc", "-c", "rlvr --install-completion; true"], env=environment, capture_output=True, text=True, timeout=120
     )  # fmt: skip
@@ -202,7 +202,7 @@ def test_completion_is_installed_for_the_shell_that_asks(environment):
     ],
 )
 def test_completion_is_installed_for_zsh_and_fish(environment, shell, file, holds):
-    """Typer is told the shell here: what finds it out is the process that calls."""
+    """The shell is named explicitly, because Typer would detect the shell of the calling process."""
     named = {**environment, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     for action in ("--show-completion", "--install-completion"):
         command = [sys.executable, "-m", "rlvr_cli", action, shell]

@@ -1,4 +1,4 @@
-"""The pages: links lead somewhere, tables come from the code, every command that is shown exists, and the guide works as typed."""
+"""The documentation: links resolve, tables match the code, the commands shown exist, and the guide works as typed."""
 
 import contextlib
 import doctest
@@ -26,7 +26,7 @@ PAGES = sorted(
 GUIDE = DOCS / "guide.md"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?%?")
-# The handout's problems, in its order.
+# The handout's problems, in order.
 PROBLEMS = """
     math_baseline tokenize_prompt_and_output compute_entropy get_response_log_probs masked_normalize sft_microbatch_train_step
     log_generations sft_experiment expert_iteration_experiment compute_group_normalized_rewards
@@ -46,7 +46,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks(text: str, *languages: str) -> list[str]:
-    """The fenced blocks in these languages."""
+    """Return the fenced blocks in these languages."""
     return [body for language, body in FENCE.findall(text) if language in languages]
 
 
@@ -54,17 +54,17 @@ def prose(text: str) -> str:
     return FENCE.sub("", text)
 
 
-# Links, tables, length
+# Links, tables, lengths
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of a page's headings."""
+    """Return the anchors that GitHub generates for a page's headings."""
     headings = re.findall(r"^#+ (.+)$", prose(text_of(page)), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_relative_link_leads_somewhere(page):
+def test_every_relative_link_resolves(page):
     links = re.findall(r"\]\(([^)\s]+)\)", prose(text_of(page)))
     for link in links:
         if re.match(r"https?:", link):
@@ -93,7 +93,7 @@ def test_pictures_are_small():
     assert max(path.stat().st_size for path in DOCS.glob("*.svg")) < 150_000
 
 
-# Commands that are shown
+# Commands shown in the pages
 
 
 def shown_commands() -> list[tuple[str, str]]:
@@ -110,7 +110,7 @@ def shown_commands() -> list[tuple[str, str]]:
     return [(name_of(page), re.sub(r"\s+#.*|; done.*| && .*", "", line)) for page, line in found]
 
 
-def test_every_command_that_is_shown_exists():
+def test_every_command_shown_exists():
     commands = shown_commands()
     assert len(commands) > 100
     queries, configs = {*named_queries(), "report"}, reference_script().configs()
@@ -125,7 +125,7 @@ def test_every_command_that_is_shown_exists():
             assert words[2] in queries | {"grpo"}, (page, line)
 
 
-def test_nothing_that_can_be_chosen_is_undocumented():
+def test_every_choice_is_documented():
     def documented(page: str, names: object) -> None:
         text = text_of(DOCS / page)
         missing = [name for name in names if f"`{name}`" not in text]  # type: ignore[attr-defined]
@@ -156,11 +156,11 @@ def reference_script():
     return module
 
 
-def test_the_tables_are_those_of_the_code():
+def test_the_tables_match_the_code():
     assert reference_script().stale() == []
 
 
-def test_a_stale_table_and_a_column_without_meaning_are_noticed(monkeypatch, tmp_path):
+def test_a_stale_table_and_an_undescribed_column_are_detected(monkeypatch, tmp_path):
     script = reference_script()
     for page in DOCS.glob("*.md"):
         (tmp_path / page.name).write_text(text_of(page), encoding="utf-8")
@@ -194,7 +194,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists():
 
 
 class Step(NamedTuple):
-    """A command of a console block and the output that is shown for it."""
+    """A command of a console block and the output shown for it."""
 
     section: str
     command: str
@@ -217,7 +217,7 @@ def guide_steps() -> list[Step]:
 
 
 def pattern_of(line: str) -> re.Pattern[str]:
-    """A shown line as a pattern: any number for a number, anything for `...`."""
+    """Return a shown line as a pattern: a number matches any number, `...` matches anything."""
     return re.compile(r".*".join(re.escape(part.strip()).replace(r"\ ", " *") for part in normal(line).split("...")))
 
 
@@ -226,14 +226,14 @@ def normal(line: str) -> str:
 
 
 def run_steps(steps: list[Step], folder: Path) -> None:
-    """Type the commands in one shell, and look for what the guide shows in what they print."""
+    """Run the commands in one shell and check that their output contains the lines that the guide shows."""
     programs = folder / "bin"
     programs.mkdir()
     for name, arguments in (("rlvr", "-m rlvr_cli "), ("python", "")):
         script = programs / name
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}"$@"\n')
         script.chmod(0o755)
-    lines = ["exec 2>&1", "failed=0; trap 'failed=1' ERR"]  # the trap sees a command inside of a loop too
+    lines = ["exec 2>&1", "failed=0; trap 'failed=1' ERR"]  # the trap also catches a failing command inside a loop
     for step in steps:
         lines += [step.command, "echo; echo @@ $failed; failed=0"]
     done = subprocess.run(
@@ -277,7 +277,7 @@ def test_the_patterns_of_shown_lines():
     ("command", "shown"),
     [("echo hello", "goodbye"), ("for n in 1 2; do echo 'a  1'; test $n = 2; done", "a  1"), ("rlvr x", "...")],
 )
-def test_a_command_that_fails_or_prints_something_else_is_noticed(tmp_path, command, shown):
+def test_a_command_that_fails_or_prints_something_else_is_detected(tmp_path, command, shown):
     with pytest.raises(AssertionError):
         run_steps([Step("", command, [shown])], tmp_path)
 
@@ -297,7 +297,7 @@ def test_the_whole_guide_works_as_typed(tmp_path):
     assert all((tmp_path / name).stat().st_size > 5_000 for name in pictures)
 
 
-def test_the_python_of_the_guide_gives_what_it_shows():
+def test_the_python_code_of_the_guide_gives_the_output_shown():
     examples = "\n".join(blocks(text_of(GUIDE), "pycon"))
     test = doctest.DocTestParser().get_doctest(examples, {}, "guide.md", str(GUIDE), 0)
     assert len(test.examples) > 25

@@ -3,7 +3,7 @@ import pytest
 from rlvr_cli import faults
 
 
-def test_faults_happen_at_the_nth_passage_only(monkeypatch: pytest.MonkeyPatch):
+def test_a_fault_happens_only_at_the_nth_passage(monkeypatch: pytest.MonkeyPatch):
     faults.fault_point("p")
     monkeypatch.setenv("RLVR_FAULT", "p:2:enospc")
     faults.fault_point("p")
@@ -14,7 +14,7 @@ def test_faults_happen_at_the_nth_passage_only(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("value", ["", "p", "p:", "p:0", "p:x", ":1", "p:1:explode", "p:-1"])
-def test_a_fault_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch, value: str):
+def test_an_invalid_fault_is_rejected(monkeypatch: pytest.MonkeyPatch, value: str):
     monkeypatch.setenv("RLVR_FAULT", value)
     with pytest.raises(ValueError, match="RLVR_FAULT"):
         faults.fault_point("p")

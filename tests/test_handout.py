@@ -1,4 +1,4 @@
-"""The course's functions are at one address, with the handout's arguments."""
+"""`rlvr_cli.handout` exports all functions of the course, with the handout's arguments."""
 
 import inspect
 
@@ -24,13 +24,13 @@ ARGUMENTS = {
 }  # fmt: skip
 
 
-def test_all_are_there():
+def test_all_functions_are_exported():
     assert set(handout.__all__) == set(ARGUMENTS)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_the_arguments_are_the_handouts(name):
-    """In its order; what we add comes after them, with a default or by keyword."""
+    """In the handout's order; our additional parameters follow, with a default or keyword-only."""
     parameters = inspect.signature(getattr(handout, name)).parameters
     names = (ARGUMENTS[name] or "").split()
     assert list(parameters)[: len(names)] == names

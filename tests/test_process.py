@@ -1,4 +1,4 @@
-"""A first signal is a request, a second one stops at once, and the handlers are put back."""
+"""The first signal requests a stop, the second stops at once, and the old handlers are restored."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from rlvr_cli.process import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_first_signal_is_honoured_at_the_next_check_and_second_at_once(number):
+def test_the_first_signal_is_raised_at_the_next_check_and_the_second_at_once(number):
     before = signal.getsignal(number)
     with StopRequest() as stop:
         stop.check()
@@ -24,7 +24,7 @@ def test_first_signal_is_honoured_at_the_next_check_and_second_at_once(number):
     assert signal.getsignal(number) is before
 
 
-def test_outside_the_main_thread_it_is_a_flag_that_nobody_sets():
+def test_outside_the_main_thread_no_stop_is_requested():
     seen = []
 
     def work():

@@ -1,4 +1,4 @@
-"""What no limit of DuckDB's reaches ends the process, and leaves the run as it is."""
+"""Queries that escape DuckDB's own limits end the process without changing the run."""
 
 import hashlib
 import os
@@ -52,8 +52,8 @@ def test_a_bomb_is_stopped_and_the_run_is_untouched(tmp_path, bomb):
     assert digest_of(run) == before
 
 
-def test_reading_beside_a_writer_is_always_right(tmp_path):
-    """Metrics are replaced as fast as they can be; every reader finds one whole version, and none older than the last."""
+def test_readers_see_consistent_metrics_during_writes(tmp_path):
+    """While metrics are replaced continuously, a reader always sees one complete version, never older than the previous."""
     make_run(tmp_path)
     stop, wrong = threading.Event(), []
 

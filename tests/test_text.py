@@ -1,4 +1,4 @@
-r"""No byte that a terminal acts on leaves `printable`; nothing that Parquet cannot hold leaves `storable`."""
+"""`printable` escapes all characters that a terminal acts on; `storable` escapes all that UTF-8 cannot encode."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()))  # surrogates included
         ("\u2028", r"\u2028"),
     ],
 )
-def test_printable_escapes_what_acts(text, shown):
+def test_printable_escapes_active_characters(text, shown):
     assert printable(text) == shown
 
 

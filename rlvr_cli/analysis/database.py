@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.process import bounded
+from rlvr_cli.process import time_and_memory_limit
 from rlvr_cli.runs.files import os_errors_as_user_errors
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.runs.schemas import Column, columns_of
@@ -239,7 +239,7 @@ class Database:
 
     def _bounded(self) -> AbstractContextManager[None]:
         """For what DuckDB's own limits do not reach: one call of a function, which looks at no clock and at no limit."""
-        return bounded(
+        return time_and_memory_limit(
             seconds=self._timeout_seconds,
             bytes=PROCESS_BYTES,
             problem=f"The query ran for more than {self._timeout_seconds:g} s.",
@@ -388,10 +388,10 @@ def _rows_in(paths: Sequence[Path], record: type, connection: "duckdb.DuckDBPyCo
     stored = {row[0] for row in connection.execute(f"DESCRIBE FROM {files}").fetchall()}
     missing, filled = [], []
     for column in columns_of(record):
-        older = "NULL" if column.older is None else _literal(str(column.older))
+        older = "NULL" if column.older_value is None else _literal(str(column.older_value))
         if column.name not in stored:
             missing.append(f'{older}::{_sql_type(column)} AS "{column.name}"')
-        elif column.older is not None:  # what some of the files lack is NULL in their rows
+        elif column.older_value is not None:  # what some of the files lack is NULL in their rows
             filled.append(f'coalesce("{column.name}", {older}::{_sql_type(column)}) AS "{column.name}"')
     every = f"* REPLACE ({', '.join(filled)})" if filled else "*"
     return f"SELECT {', '.join([every, *missing])} FROM {files}"

@@ -51,7 +51,7 @@ def run(config: AnalyzeConfig) -> None:
         return report(config)
     query = find_query(config.query, config.runs_dir)
     if config.show:
-        return console.source(query.sql)
+        return console.print_text(query.sql)
     if config.plot:
         check_plot(query, config.plot)
     parameters = chosen_parameters(query, config)
@@ -230,7 +230,7 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     if config.format != "table":
         return tables.print_tables([*numbers, words], output=config.format)
     tables.print_tables(numbers, missing="–")
-    console.source("\n" + "\n".join(textwrap.fill(text, 100) for (text,) in words.rows))
+    console.print_text("\n" + "\n".join(textwrap.fill(text, 100) for (text,) in words.rows))
 
 
 def _read(paths: Sequence[Path]) -> list[RunInfo]:

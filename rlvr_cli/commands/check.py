@@ -29,7 +29,7 @@ def run(config: CheckConfig) -> None:
     if problems or config.format != "table":
         tables.print_table(["problem"], [[problem] for problem in problems], output=config.format)
     else:
-        console.source(f"every byte of {files} files is as it was committed")
+        console.print_text(f"every byte of {files} files is as it was committed")
     if problems:
         raise RlvrError(
             f"{shown(path)} is not as it was committed: {len(problems)} problem{'s' if len(problems) > 1 else ''}.",

@@ -33,7 +33,7 @@ def run(config: EvalConfig) -> None:
         answer_field=config.answer_field or None,
         skip_bad_lines=config.skip_bad_lines,
     )
-    console.skipped_lines(dataset.num_skipped, dataset.skipped)
+    console.report_skipped_lines(dataset.num_skipped, dataset.skipped)
     for note in dataset.notes:
         console.say(note)
     pool = grader_pool(config, dataset.default_grader)

@@ -110,7 +110,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                     skip_silent=loss.silent,
                     micro_batch_size=config.micro_train_batch_size,
                     normalization=config.length_normalization,
-                    normalize_constant=config.constant,
+                    normalize_constant=config.masked_normalize_constant,
                     temperature=config.sampling_temperature,
                 )
                 if update["update/tokens"]:

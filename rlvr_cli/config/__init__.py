@@ -1,4 +1,4 @@
-"""What can be chosen: a module per command, over groups of options that they share."""
+"""The options of the commands: one module per command, built from shared groups of options."""
 
 import importlib
 
@@ -6,5 +6,5 @@ from rlvr_cli.config.options import Provenance
 
 
 def config_of(command: str) -> type[Provenance]:
-    """The config of a command: `grpo` -> `config.grpo.GrpoConfig`. Imports that module alone."""
+    """Return the config class of a command: `grpo` -> `config.grpo.GrpoConfig`. Imports only that module."""
     return getattr(importlib.import_module(f"rlvr_cli.config.{command}"), f"{command.capitalize()}Config")

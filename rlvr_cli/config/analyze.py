@@ -9,7 +9,7 @@ from rlvr_cli.types import Phase
 
 @dataclass(frozen=True)
 class AnalyzeConfig(Provenance):
-    """Ask a run what happened: a named query, any SELECT over `rollouts`, `grades`, `metrics` and `runs`, or a report.
+    """Analyze runs with SQL, named queries or an HTML report. The SQL tables are `rollouts`, `grades`, `metrics` and `runs`.
 
     Examples:
         rlvr analyze curves q0-sft q0-grpo --plot curves.png
@@ -19,14 +19,14 @@ class AnalyzeConfig(Provenance):
 
     query: str = knob(
         "summary",
-        "A named query (--list), a SELECT statement, a .sql file, or report for an HTML page; a run alone is summarized.",
+        "A named query (--list), a SELECT statement, a .sql file, or report for an HTML page. A run name alone means summary.",
         group="Query",
         argument=True,
         completes="query",
     )
     runs: tuple[str, ...] = knob(
         (),
-        "Run directories or names (compare: A1,A2,A3 B1,B2,B3). None: the latest run.",
+        "Run directories or names (compare: A1,A2,A3 B1,B2,B3). Default: the latest run.",
         group="Query",
         argument=True,
         completes="run",
@@ -34,21 +34,28 @@ class AnalyzeConfig(Provenance):
     list: bool = knob(False, "List the named queries.", group="Query", common=True)
     show: bool = knob(False, "Print the named query's SQL instead of running it.", group="Query")
     set: tuple[str, ...] = knob(
-        (), "NAME=VALUE, a parameter of the query (--list); repeat for several. Text that is no JSON is text.", group="Query", common=True
+        (), "NAME=VALUE sets a parameter of the query (see --list); repeatable. VALUE is read as JSON, else as text.", group="Query", common=True
     )  # fmt: skip
-    phase: Phase = knob("eval", "Rollouts of which phase.", group="Query", common=True)
-    step: int | None = knob(None, "Rollouts of which step. Default: the last one.", group="Query", common=True)
-    category: str = knob("", "failures: only this category, such as format_0_answer_0.", group="Query", common=True)
-    failure_kind: str = knob("", "failures: only this kind, such as wrong_answer.", group="Query")
+    phase: Phase = knob("eval", "Phase of the rollouts.", group="Query", common=True)
+    step: int | None = knob(None, "Step of the rollouts. Default: the last one.", group="Query", common=True)
+    category: str = knob(
+        "", "failures: show only this category, such as format_0_answer_0.", group="Query", common=True
+    )
+    failure_kind: str = knob("", "failures: show only this kind, such as wrong_answer.", group="Query")
     limit: int = knob(50, "Rows to show; 0: all.", group="Output", common=True)
     format: Format = knob("table", "How rows are printed.", group="Output", common=True)
     plot: str = knob(
         "",
-        "Draw it too, in this .png or .svg file: curves, entropy, pass_at_k, best_at_k, categories, length_histogram.",
+        "Also plot the result to this .png or .svg file (curves, entropy, pass_at_k, best_at_k, categories, length_histogram).",
         group="Output",
         common=True,
     )
-    out: str = knob("", "report: the HTML file. Default: report.html in the first run.", group="Output", common=True)
+    out: str = knob(
+        "",
+        "report: the HTML file to write. Default: report.html in the first run's directory.",
+        group="Output",
+        common=True,
+    )
     timeout_seconds: float = knob(30.0, "Seconds after which a query is interrupted.", group="Query")
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Query")
 

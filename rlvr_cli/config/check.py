@@ -7,14 +7,14 @@ from rlvr_cli.config.options import Format, Provenance, check_values, knob
 
 @dataclass(frozen=True)
 class CheckConfig(Provenance):
-    """Read every byte of a run again: each file is compared with the sha256 under which it was committed.
+    """Verify every file of a run against its checksum: the sha256 recorded in the manifest when the file was committed.
 
     Examples:
         rlvr check
         rlvr check my-grpo
     """
 
-    run: str = knob("", "Run directory or name. None: the latest run.", group="Data", argument=True, completes="run")
+    run: str = knob("", "Run directory or name. Default: the latest run.", group="Data", argument=True, completes="run")
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data", common=True)
     format: Format = knob("table", "How problems are printed.", group="Output", common=True)
 

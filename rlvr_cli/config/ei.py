@@ -15,7 +15,7 @@ from rlvr_cli.errors import RlvrError
 
 @dataclass(frozen=True)
 class EiConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig):
-    """Expert iteration: sample, keep what is correct, fine-tune on it, again (handout, algorithm 2).
+    """Expert iteration: sample, keep the correct responses, fine-tune on them, repeat (handout, algorithm 2).
 
     Examples:
         rlvr ei --model runs/q0-sft/model --dataset arithmetic:4000:1 --group-size 8 --n-ei-steps 3 --run my-ei
@@ -33,7 +33,7 @@ class EiConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig)
     sft_epochs: int = knob(1, "Passes over a round's correct responses.", group="Algorithm", common=True)
     train_batch_size: int = knob(256, "Responses per update.", group="Optimization", common=True)
     micro_batch_size: int = knob(
-        8, "Responses per forward pass; the result does not depend on it.", group="Optimization", common=True, free_on_resume=True
+        8, "Responses per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True
     )  # fmt: skip
 
     eval_every: int = knob(1, "Rounds between evaluations; 0: only after training.", group="Evaluation", common=True)
@@ -47,6 +47,6 @@ class EiConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig)
         )
         if self.lr_schedule != "constant":
             raise RlvrError(
-                f"--lr-schedule {self.lr_schedule} needs to know the number of updates, which here is that of correct responses.",
-                "Take constant.",
+                f"--lr-schedule {self.lr_schedule} needs the number of updates, but that depends on how many responses are correct.",
+                "Use --lr-schedule constant.",
             )

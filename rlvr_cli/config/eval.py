@@ -19,7 +19,7 @@ from rlvr_cli.errors import RlvrError
 
 @dataclass(frozen=True)
 class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, ModelOptions, QuestionOptions):
-    """Measure a model on questions: sample, grade, store, and say how many answers are right and how sure that is.
+    """Evaluate a model: sample, grade and store responses, then report accuracy with confidence intervals.
 
     Examples:
         rlvr eval --model Qwen/Qwen2.5-Math-1.5B --dataset gsm8k --limit 256 --run zero-shot
@@ -28,7 +28,7 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
 
     limit: int | None = knob(None, "Use the first N questions.", group="Data", common=True)
     check_dataset: bool = knob(
-        False, "Only grade every ground truth against itself and list those the grader cannot read; no model.", group="Data", common=True
+        False, "Without a model: only grade every ground truth against itself and list those that the grader cannot read.", group="Data", common=True
     )  # fmt: skip
     num_samples: int = knob(
         1, "Samples per question; more than one adds pass@k, best@k and majority@k.", group="Sampling", common=True
@@ -41,13 +41,13 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
     )
     resume: str = knob(
         "",
-        "Go on with this run (a name or a directory): only what is missing is done.",
+        "Resume this run (name or directory): only missing samples are generated.",
         group="Run",
         common=True,
         completes="run of the command",
         free_on_resume=True,
     )
-    api_key_env: str = knob("OPENAI_API_KEY", "Environment variable that holds the endpoint's key.", group="Model")
+    api_key_env: str = knob("OPENAI_API_KEY", "Environment variable with the endpoint's API key.", group="Model")
 
     def __post_init__(self) -> None:
         if is_partial(self):
@@ -61,11 +61,12 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
             )
         if self.max_model_len and self.engine == "transformers":
             raise RlvrError(
-                "--max-model-len is vLLM's; --engine transformers takes what a question needs.", "Leave it out."
+                "--max-model-len applies only to vLLM; --engine transformers sizes its cache to the requests.",
+                "Leave it out.",
             )
         if self.engine == "openai" and not self.base_url:
             raise RlvrError("--engine openai needs an endpoint.", "Name it: --base-url http://localhost:8000/v1")
         if self.base_url and self.engine not in ("auto", "openai"):
-            raise RlvrError(f"--base-url and --engine {self.engine} exclude each other.", "Leave one of them out.")
+            raise RlvrError(f"--base-url and --engine {self.engine} cannot be combined.", "Leave one of them out.")
         if (self.base_url or self.engine == "openai") and not self.model:
             raise RlvrError("An endpoint needs the name of its model.", "Name it: --model NAME")

@@ -12,28 +12,28 @@ PhaseChoice = Literal["all", "eval", "train"]
 
 @dataclass(frozen=True)
 class GradeConfig(Provenance):
-    """Grade a run again with another grader: nothing is sampled, the old grades stay, and what changed is printed.
+    """Regrade a run with another grader: no sampling, the old grades are kept, and the changes are printed.
 
     Examples:
         rlvr grade my-grpo --grader math_verify
         rlvr grade zero-shot --grader rewards.py:strict --phase eval
     """
 
-    run: str = knob("", "Run directory or name. None: the latest run.", group="Data", argument=True, completes="run")
-    phase: PhaseChoice = knob("all", "Rollouts of which phase.", group="Data", common=True)
+    run: str = knob("", "Run directory or name. Default: the latest run.", group="Data", argument=True, completes="run")
+    phase: PhaseChoice = knob("all", "Phase of the rollouts.", group="Data", common=True)
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data")
     grader: str = knob("", GRADER, group="Grading", common=True, completes="grader")
     format_rule: FormatRule = knob(
         "literal",
-        "r1_zero's and countdown's format rule: literal wants exactly '</think> <answer>', lenient any white space between the tags.",
+        "Format rule of r1_zero and countdown: literal requires exactly '</think> <answer>', lenient allows any white space between.",
         group="Grading",
         common=True,
     )
     again: bool = knob(
-        False, "Grade also what this grader has graded already; the new grades take the place of the old.", group="Grading", common=True
+        False, "Also regrade rollouts that this grader has graded already; the new grades replace the old ones.", group="Grading", common=True
     )  # fmt: skip
-    grader_timeout: float = knob(5.0, "Seconds that one grade may take before its worker is killed.", group="Grading")
-    grader_workers: int = knob(2, "Worker processes that grade.", group="Grading")
+    grader_timeout: float = knob(5.0, "Time limit per grade in seconds; the worker is then killed.", group="Grading")
+    grader_workers: int = knob(2, "Number of grading processes.", group="Grading")
     format: Format = knob("table", "How result tables are printed.", group="Output", common=True)
 
     def __post_init__(self) -> None:

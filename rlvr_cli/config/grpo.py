@@ -21,7 +21,7 @@ Overlong = Literal["none", "mask", "soft_punish"]
 
 @dataclass(frozen=True)
 class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig):
-    """Policy gradient on groups of graded responses: GRPO, its ablations and its relatives (handout, algorithm 3).
+    """Policy gradient on groups of graded responses: GRPO, its ablations and variants (handout, algorithm 3).
 
     Examples:
         rlvr grpo --preset quickstart --model runs/q0-sft/model --n-grpo-steps 40 --run my-grpo
@@ -31,75 +31,77 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
     dataset: str = knob(
         "arithmetic", "Training questions: as for rlvr eval.", group="Data", common=True, completes="dataset"
     )
-    n_grpo_steps: int = knob(200, "Rollout batches.", group="Algorithm", common=True, free_on_resume=True)
+    n_grpo_steps: int = knob(200, "Number of rollout batches.", group="Algorithm", common=True, free_on_resume=True)
     rollout_batch_size: int = knob(
-        256, "Responses per rollout batch: questions times --group-size.", group="Algorithm", common=True
+        256, "Responses per rollout batch: number of questions times --group-size.", group="Algorithm", common=True
     )
     group_size: int = knob(8, "Responses per question.", group="Algorithm", common=True)
     epochs_per_rollout_batch: int = knob(
-        1, "Passes over each rollout batch; 1 on-policy.", group="Algorithm", common=True
+        1, "Passes over each rollout batch; 1 for on-policy training.", group="Algorithm", common=True
     )
     train_batch_size: int = knob(
-        256, "Responses per update; on-policy that of the rollout batch.", group="Algorithm", common=True
+        256, "Responses per update; --rollout-batch-size for on-policy training.", group="Algorithm", common=True
     )
     gradient_accumulation_steps: int = knob(
         128,
-        "Micro-batches per update: train batch / micro-batch size. The result does not depend on it.",
+        "Micro-batches per update: --train-batch-size / micro-batch size. Does not change the result.",
         group="Optimization",
         common=True,
         free_on_resume=True,
     )
     loss_type: LossType | FileFunction = knob(
         "reinforce_with_baseline",
-        "no_baseline (-r log p), reinforce_with_baseline (-A log p), grpo_clip (PPO's clipped ratio), grpo_no_clip (-ratio A), or a loss of your "
-        "own: FILE.py:FUNCTION.",
+        "no_baseline (-r log p), reinforce_with_baseline (-A log p), grpo_clip (PPO's clipped ratio), grpo_no_clip (-ratio A), or your own loss: "
+        "FILE.py:FUNCTION.",
         group="Algorithm",
         common=True,
     )
     use_std_normalization: bool = knob(
         True, "Divide advantages by the standard deviation of their group.", group="Algorithm", common=True
     )
-    advantage_eps: float = knob(1e-6, "Added to that standard deviation.", group="Algorithm")
-    cliprange: float = knob(0.2, "grpo_clip: how far the probability ratio may move.", group="Algorithm", common=True)
+    advantage_eps: float = knob(1e-6, "Added to the standard deviation that divides the advantages.", group="Algorithm")
+    cliprange: float = knob(
+        0.2, "grpo_clip: clip the probability ratio to 1 +- this value.", group="Algorithm", common=True
+    )
     cliprange_high: float | None = knob(
-        None, "grpo_clip: how far it may rise (DAPO's clip-higher). Default: --cliprange.", group="Algorithm"
+        None, "grpo_clip: separate upper clip range (DAPO's clip-higher). Default: --cliprange.", group="Algorithm"
     )
     length_normalization: LengthNormalization = knob(
         "masked_mean",
-        "What the summed loss is divided by: masked_mean (each response's length, then their number), masked_normalize (--normalize-constant, then "
-        "their number), token_mean (response tokens of the update).",
+        "Divisor of the summed loss: masked_mean (each response's length, then the number of responses), masked_normalize "
+        "(--normalize-constant, then the number of responses), token_mean (response tokens in the update).",
         group="Algorithm",
         common=True,
     )
     normalize_constant: float | None = knob(
-        None, "Divisor under masked_normalize. Default: --sampling-max-tokens.", group="Algorithm"
+        None, "Divisor for masked_normalize. Default: --sampling-max-tokens.", group="Algorithm"
     )
-    kl_coef: float = knob(0.0, "Weight of the KL penalty (k3) to the starting model; 0 loads none.", group="Algorithm")
+    kl_coef: float = knob(
+        0.0, "Weight of the KL penalty (k3) to the initial model; 0 loads no reference model.", group="Algorithm"
+    )
     async_steps: int = knob(
-        0, "1: a second process samples the next batch while this one is trained on, one batch behind the policy.", group="Algorithm"
+        0, "1: a second process samples the next batch during training, with weights one batch old; 0: sample and train in turn.", group="Algorithm"
     )  # fmt: skip
     importance_correction: ImportanceCorrection = knob(
         "auto",
-        "Weigh tokens by trainer / sampler probability: none, or truncated at --importance-cap. auto: truncated with --async-steps 1, else none.",
+        "Weight tokens by trainer / sampler probability: none, or truncated at --importance-cap. auto: truncated with --async-steps 1, else none.",
         group="Algorithm",
     )
-    importance_cap: float = knob(2.0, "Largest of these weights.", group="Algorithm")
+    importance_cap: float = knob(2.0, "Upper bound of the importance weights.", group="Algorithm")
     dynamic_sampling: bool = knob(
         False,
-        "Sample on until every group of the batch has a signal (DAPO); counts what that costs.",
+        "Sample further questions until every group in the batch has differing rewards (DAPO); counts the extra rollouts.",
         group="Algorithm",
     )
-    max_sampling_rounds: int = knob(
-        10, "Rounds of sampling per batch that dynamic sampling may take.", group="Algorithm"
-    )
+    max_sampling_rounds: int = knob(10, "Maximum rounds of dynamic sampling per batch.", group="Algorithm")
     overlong: Overlong = knob(
         "none",
-        "Responses cut at the length limit: none (as graded), mask (no loss on them), soft_punish (DAPO: a penalty that grows over the last "
+        "Handling of responses cut at the length limit: none (as graded), mask (no loss), soft_punish (DAPO: a penalty that grows over the last "
         "--overlong-buffer tokens).",
         group="Algorithm",
     )
     overlong_buffer: int | None = knob(
-        None, "Tokens before the limit. Default: a fifth of --sampling-max-tokens.", group="Algorithm"
+        None, "soft_punish: tokens before the limit. Default: a fifth of --sampling-max-tokens.", group="Algorithm"
     )
     eval_every: int = knob(
         10, "Updates between evaluations; 0: only before and after training.", group="Evaluation", common=True
@@ -123,15 +125,15 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
 
     @property
     def importance_truncation(self) -> float | None:
-        """Where importance weights are cut off; None without them."""
+        """The upper bound of the importance weights; None without importance correction."""
         wanted = self.importance_correction == "truncated" or (
             self.importance_correction == "auto" and self.async_steps
         )
         return self.importance_cap if wanted else None
 
     @property
-    def constant(self) -> float | None:
-        """What masked_normalize divides by; None for the other normalizations."""
+    def masked_normalize_constant(self) -> float | None:
+        """The divisor of masked_normalize; None for the other normalizations."""
         if self.length_normalization != "masked_normalize":
             return None
         return self.normalize_constant or float(self.sampling_max_tokens)
@@ -151,7 +153,7 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
         if self.async_steps not in (0, 1):
             raise RlvrError(
                 f"--async-steps is {self.async_steps}.",
-                "0 samples and trains in turn; 1 samples the next batch meanwhile, from weights one batch old.",
+                "Use 0 to sample and train in turn, or 1 to sample the next batch during training, with weights one batch old.",
             )
         divides(self, "group_size", "rollout_batch_size")
         divides(self, "train_batch_size", "rollout_batch_size")
@@ -159,17 +161,17 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
         if self.train_batch_size < self.group_size:
             raise RlvrError(
                 f"--train-batch-size {self.train_batch_size} is smaller than --group-size {self.group_size}.",
-                f"Take at least {self.group_size}.",
+                f"Use at least {self.group_size}.",
             )
         if self.sampling_temperature == 0:
             raise RlvrError(
-                "--sampling-temperature 0 samples every response of a group alike: there is nothing to compare.",
-                "Take 1.",
+                "--sampling-temperature 0 makes all responses of a group identical, so every advantage is 0.",
+                "Use 1.",
             )
         if self.group_size == 1 and self.loss_type != "no_baseline":
             raise RlvrError(
-                "A group of one has advantage 0: nothing would be learned.",
-                "Take --group-size 8, or --loss-type no_baseline.",
+                "With --group-size 1 every advantage is 0, so nothing is learned.",
+                "Use --group-size 8, or --loss-type no_baseline.",
             )
         if (self.overlong_buffer or 1) > self.sampling_max_tokens:
             raise RlvrError(
@@ -178,5 +180,5 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
 
 
 def overlong_buffer(given: int | None, *, max_tokens: int) -> int:
-    """Tokens before the longest response over which soft_punish grows: --overlong-buffer, or a fifth of --sampling-max-tokens."""
+    """Return the number of tokens before the length limit over which soft_punish grows: `given`, else a fifth of `max_tokens`."""
     return given or max(max_tokens // 5, 1)

@@ -1,6 +1,6 @@
-"""What an option is: a field of a config dataclass made by `knob`, which is a flag, a TOML key and a line of run.json.
+"""Options: a field of a config dataclass made by `knob` becomes a flag, a TOML key and an entry of run.json.
 
-Enters: config dataclasses. Leaves: their options in the order of ``--help``, and the checks that configs share.
+Enters: config dataclasses. Leaves: their options in the order of ``--help``, and the checks shared by the configs.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from rlvr_cli.errors import RlvrError
 
 Format = Literal["table", "json", "csv", "markdown"]
-FileFunction = Annotated[str, "FILE.py:FUNCTION"]  # beside a Literal: a function of the user's own does too
+FileFunction = Annotated[str, "FILE.py:FUNCTION"]  # in a union with a Literal: the user's own function is accepted too
 
 
 def knob(
@@ -27,14 +27,14 @@ def knob(
     argument: bool = False,
     free_on_resume: bool = False,
 ) -> Any:
-    """A field that is an option. Its type is the annotation; a Literal lists its choices.
+    """Declare a dataclass field as an option. The annotation gives its type; a Literal gives its choices.
 
     Args:
-        group: its heading in the help.
+        group: the option's heading in the help.
         common: whether ``--help`` shows it; ``--help-all`` shows every option.
-        completes: what the Tab key offers where the annotation does not say it, see `rlvr_cli.completion`.
-        argument: it is given by its place, without a name.
-        free_on_resume: a run that goes on may change it.
+        completes: the kind of value that shell completion suggests, see `rlvr_cli.completion`; empty: the choices.
+        argument: whether it is a positional argument.
+        free_on_resume: whether a resumed run may change it.
     """
     metadata = {
         "help": help,
@@ -49,13 +49,13 @@ def knob(
 
 @dataclass(frozen=True)
 class Provenance:
-    """Not options: where each option's value came from ("flag", "config FILE", "preset NAME", "resumed run" or "default")."""
+    """Base of all configs: the source of each option's value ("flag", "config FILE", "preset NAME", "resumed run" or "default")."""
 
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
 
-def described(config_type: type) -> tuple[str, list[str]]:
-    """What a command does, and examples of it, from its config's docstring."""
+def summary_and_examples(config_type: type) -> tuple[str, list[str]]:
+    """Return a command's summary and its examples, from the docstring of its config."""
     summary, _, examples = (inspect.getdoc(config_type) or "").partition("\n\nExamples:\n")
     return " ".join(summary.split()), [line.strip() for line in examples.splitlines()]
 
@@ -66,7 +66,7 @@ def flag(name: str) -> str:
 
 
 def options(config_type: type) -> list[Field[Any]]:
-    """The fields of a config that are options, in the order of ``--help``: grouped, groups in order of first use."""
+    """Return the fields of a config that are options, in the order of ``--help``: by group, in a fixed order of groups."""
     knobs = [f for f in fields(config_type) if "group" in f.metadata]
     order = (
         "Query",
@@ -85,31 +85,31 @@ def options(config_type: type) -> list[Field[Any]]:
 
 
 class ValueType(NamedTuple):
-    """What the annotation of an option says of its values."""
+    """The type of an option's values, read from its annotation."""
 
     kind: type  # str, int, float or bool
-    several: bool  # it may be given more than once
+    repeatable: bool  # the option is repeatable
     choices: tuple[str, ...]  # empty: any value
-    own: bool  # FILE.py:FUNCTION stands beside the choices
+    accepts_function: bool  # FILE.py:FUNCTION is accepted besides the choices
 
 
 def value_type(option: Field[Any]) -> ValueType:
-    """`int | None` -> int; `tuple[str, ...]` -> several str; `Literal["a", "b"]` -> str with choices."""
+    """`int | None` -> int; `tuple[str, ...]` -> repeatable str; `Literal["a", "b"]` -> str with choices."""
     kind: Any = option.type
     parts = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
     parts = [part for part in parts if part is not type(None)]
-    own = FileFunction in parts
+    accepts_function = FileFunction in parts
     kind = next(part for part in parts if part is not FileFunction)
-    several = typing.get_origin(kind) is tuple
-    if several:
+    repeatable = typing.get_origin(kind) is tuple
+    if repeatable:
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is Literal:
-        return ValueType(str, several, typing.get_args(kind), own)
-    return ValueType(kind, several, (), own)
+        return ValueType(str, repeatable, typing.get_args(kind), accepts_function)
+    return ValueType(kind, repeatable, (), accepts_function)
 
 
 def read_value(option: Field[Any], text: str) -> Any:
-    """A value as it is typed. Raises RlvrError when it is none of the option's type or choices."""
+    """Parse a value from the command line. Raises RlvrError if it does not fit the option's type or choices."""
     kind = value_type(option).kind
     try:
         value = kind(text)
@@ -121,16 +121,16 @@ def read_value(option: Field[Any], text: str) -> Any:
 
 
 def check_value(option: Field[Any], value: Any) -> None:
-    """RlvrError when a value is no finite number, or none of the option's choices."""
+    """Raise RlvrError if a number is not finite or too large, or a value is not among the option's choices."""
     name = flag(option.name)
     if isinstance(value, float) and not math.isfinite(value):
-        raise RlvrError(f"{name} is {value}.", "Give a number.")
+        raise RlvrError(f"{name} is {value}.", "Give a finite number.")
     if isinstance(value, int) and abs(value) >= 2**63:
         raise RlvrError(f"{name} is {value}.", "Give a number of at most 18 digits.")
     expected = value_type(option)
-    if expected.choices and value not in expected.choices and not (expected.own and ".py:" in str(value)):
+    if expected.choices and value not in expected.choices and not (expected.accepts_function and ".py:" in str(value)):
         near = nearest(str(value), expected.choices)
-        listed = [choice for choice in expected.choices if choice] + ["FILE.py:FUNCTION"] * expected.own
+        listed = [choice for choice in expected.choices if choice] + ["FILE.py:FUNCTION"] * expected.accepts_function
         raise RlvrError(
             f"{name} is {value!r}." + (f" Did you mean {near[0]}?" if near else ""),
             f"Choose one of {', '.join(listed)}.",
@@ -138,15 +138,15 @@ def check_value(option: Field[Any], value: Any) -> None:
 
 
 def check_values(config: Any) -> None:
-    """`check_value` of every option."""
+    """Apply `check_value` to every option."""
     for option in options(type(config)):
-        if not value_type(option).several:
+        if not value_type(option).repeatable:
             check_value(option, getattr(config, option.name))
 
 
 def nearest(word: str, known: Iterable[str], *, most: int = 1) -> list[str]:
-    """The known words that a mistyped one resembles, the nearest first."""
-    import difflib  # only where something is wrong
+    """Return up to `most` known words similar to a mistyped one, the most similar first."""
+    import difflib  # here: needed only for errors
 
     return difflib.get_close_matches(word, list(known), n=most)
 
@@ -166,12 +166,12 @@ def above_zero(config: Any, *names: str) -> None:
 
 
 def divides(config: Any, divisor: str, dividend: str) -> None:
-    """RlvrError with values that would do, unless the one option's value divides the other's."""
+    """Raise RlvrError, with values that would fit, unless the value of `divisor` divides the value of `dividend`."""
     d, n = getattr(config, divisor), getattr(config, dividend)
     if n % d:
         fitting = [k for k in range(1, n + 1) if n % k == 0]
         near = sorted(sorted(fitting, key=lambda k: abs(k - d))[:3])
         raise RlvrError(
             f"{flag(dividend)} {n} is not a multiple of {flag(divisor)} {d}.",
-            f"Take {flag(dividend)} {max(n // d, 1) * d}, or {flag(divisor)} {' or '.join(map(str, near))}.",
+            f"Use {flag(dividend)} {max(n // d, 1) * d}, or {flag(divisor)} {' or '.join(map(str, near))}.",
         )

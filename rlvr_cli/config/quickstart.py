@@ -7,7 +7,7 @@ from rlvr_cli.config.options import Provenance, at_least, check_values, knob
 
 @dataclass(frozen=True)
 class QuickstartConfig(Provenance):
-    """See reward rise: a tiny model is warmed up on traces and trained with GRPO on a CPU, in about two minutes.
+    """See reward rise: warm up a tiny model on traces, then train it with GRPO, on a CPU in about two minutes.
 
     Examples:
         rlvr quickstart --name q0
@@ -15,7 +15,7 @@ class QuickstartConfig(Provenance):
 
     seed: int = knob(0, "Seed of the model, the data and the runs.", group="Run", common=True)
     name: str = knob(
-        "", "What its runs are called: NAME-sft and so on. Empty: quickstart-DATE-TIME.", group="Run", common=True
+        "", "Prefix of the run names: NAME-sft and so on. Empty: quickstart-DATE-TIME.", group="Run", common=True
     )
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", common=True)
 

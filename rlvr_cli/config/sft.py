@@ -10,7 +10,7 @@ from rlvr_cli.errors import RlvrError
 
 @dataclass(frozen=True)
 class SftConfig(TrainingConfig):
-    """Fine-tune on reasoning traces: cross-entropy on the response tokens, evaluated as it goes (handout, algorithm 1).
+    """Fine-tune on reasoning traces: cross-entropy on the response tokens, with regular evaluations (handout, algorithm 1).
 
     Examples:
         rlvr sft --dataset arithmetic:8000 --num-examples 1024 --learning-rate 1e-3 --eval-every 20 --run my-sft
@@ -25,18 +25,18 @@ class SftConfig(TrainingConfig):
         completes="dataset",
     )
     num_examples: str = knob(
-        "all", "Unique examples to train on: a number (128, 256, 512, 1024, ...) or all.", group="Data", common=True
+        "all", "Number of unique examples to train on (128, 256, 512, 1024, ...), or all.", group="Data", common=True
     )
     correct_only: bool = knob(False, "Train only on traces that the grader rewards.", group="Data", common=True)
     sft_epochs: int = knob(1, "Passes over the examples.", group="Optimization", common=True)
     n_sft_steps: int = knob(0, "Updates; 0: as many as --sft-epochs needs.", group="Optimization", common=True)
     train_batch_size: int = knob(256, "Examples per update.", group="Optimization", common=True)
     micro_batch_size: int = knob(
-        8, "Examples per forward pass; the result does not depend on it.", group="Optimization", common=True, free_on_resume=True
+        8, "Examples per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True
     )  # fmt: skip
     length_normalization: LengthNormalization = knob(
         "token_mean",
-        "What the summed loss is divided by: token_mean (response tokens of the update), masked_mean (each example's length, then their number), "
+        "Divisor of the summed loss: token_mean (response tokens in the update), masked_mean (each example's length, then the number of examples), "
         "masked_normalize (--normalize-constant, then the number of examples: the handout's form).",
         group="Optimization",
         common=True,
@@ -44,7 +44,9 @@ class SftConfig(TrainingConfig):
     normalize_constant: float = knob(
         1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimization"
     )
-    append_eos: bool = knob(True, "Teach the end-of-sequence token after each response.", group="Optimization")
+    append_eos: bool = knob(
+        True, "Append the end-of-sequence token to each response and train on it.", group="Optimization"
+    )
 
     def __post_init__(self) -> None:
         if is_partial(self):

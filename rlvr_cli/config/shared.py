@@ -1,4 +1,4 @@
-"""Groups of options that several commands have, and their checks."""
+"""Groups of options shared by several commands, and their checks."""
 
 import math
 import re
@@ -34,10 +34,10 @@ class ModelOptions:
     )
     device: str = knob("auto", "Torch device of the model: auto, cpu, cuda, cuda:1.", group="Model")
     max_batch_size: int | None = knob(
-        None, "Sequences decoded at once by the transformers engine. Default: chosen from memory.", group="Model", free_on_resume=True
+        None, "Sequences that the transformers engine decodes at once. Default: chosen from the available memory.", group="Model", free_on_resume=True
     )  # fmt: skip
     cuda_graphs: bool = knob(
-        True, "Record the embedded engine's steps as CUDA graphs, which are replayed without Python.", group="Model", free_on_resume=True
+        True, "Replay the transformers engine's decode steps as CUDA graphs, without Python overhead.", group="Model", free_on_resume=True
     )  # fmt: skip
 
 
@@ -45,15 +45,15 @@ class ModelOptions:
 class EngineOptions:
     engine: Engine = knob(
         "auto",
-        "Inference engine. auto: openai with --base-url, else vllm where it is installed with a CUDA device, else transformers.",
+        "Inference engine. auto: openai with --base-url, else vllm if it is installed and there is a CUDA device, else transformers.",
         group="Model",
     )
-    dtype: Dtype = knob("auto", "Precision of sampling. auto: bfloat16 on CUDA, float32 on CPU.", group="Model")
+    dtype: Dtype = knob("auto", "Precision for sampling. auto: bfloat16 on CUDA, float32 on CPU.", group="Model")
     max_model_len: int | None = knob(
         None, "Context window given to vLLM, in tokens. Default: the model's own.", group="Model"
     )  # fmt: skip
     gpu_memory_utilization: float = knob(
-        0.85, "Share of the GPU's memory that vLLM takes.", group="Model", free_on_resume=True
+        0.85, "Share of the GPU memory that vLLM uses.", group="Model", free_on_resume=True
     )
 
 
@@ -61,37 +61,37 @@ class EngineOptions:
 class PromptOptions:
     prompt: str = knob(
         "r1_zero",
-        "Prompt template: r1_zero, question_only, or a file that holds {question}.",
+        "Prompt template: r1_zero, question_only, or a file that contains {question}.",
         group="Data",
         common=True,
         completes="prompt",
     )
     grader: str = knob(
         "",
-        f"{GRADER} Empty: the one that fits the dataset and prompt.",
+        f"{GRADER} Empty: chosen by dataset and prompt.",
         group="Grading",
         common=True,
         completes="grader",
     )
     format_rule: FormatRule = knob(
         "literal",
-        "r1_zero's format rule: literal wants exactly '</think> <answer>', lenient any white space between the tags.",
+        "Format rule of r1_zero and countdown: literal requires exactly '</think> <answer>', lenient allows any white space between.",
         group="Grading",
     )
-    grader_timeout: float = knob(5.0, "Seconds that one grade may take before its worker is killed.", group="Grading")
-    grader_workers: int = knob(2, "Worker processes that grade.", group="Grading", free_on_resume=True)
+    grader_timeout: float = knob(5.0, "Time limit per grade in seconds; the worker is then killed.", group="Grading")
+    grader_workers: int = knob(2, "Number of grading processes.", group="Grading", free_on_resume=True)
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
     sampling_temperature: float = knob(1.0, "Temperature; 0 is greedy.", group="Sampling", common=True)
     sampling_top_p: float = knob(
-        1.0, "Nucleus: the smallest set of tokens with this much probability.", group="Sampling"
+        1.0, "Nucleus sampling: sample from the smallest set of tokens with this total probability.", group="Sampling"
     )
-    sampling_max_tokens: int = knob(1024, "Longest response, in tokens.", group="Sampling", common=True)
-    sampling_min_tokens: int = knob(4, "Tokens before a response may end.", group="Sampling")
+    sampling_max_tokens: int = knob(1024, "Maximum response length in tokens.", group="Sampling", common=True)
+    sampling_min_tokens: int = knob(4, "Minimum number of tokens before a response may end.", group="Sampling")
     stop: tuple[str, ...] = knob(
-        ("</answer>",), "String that ends a response and is kept; repeat for several, '' for none.", group="Sampling"
+        ("</answer>",), "Stop string: ends a response and is kept in it; repeatable; '' for none.", group="Sampling"
     )
 
     @property
@@ -106,7 +106,7 @@ class SamplingOptions:
 
     @property
     def eval_sampling_params(self) -> SamplingParams:
-        """How the evaluations of a training command sample."""
+        """The sampling parameters for evaluations during training."""
         return self.sampling_params
 
 
@@ -115,14 +115,14 @@ class RunOptions(Provenance):
     seed: int = knob(0, "Seed of every random choice of the run.", group="Run", common=True)
     run: str = knob("", "Name of the run directory. Empty: COMMAND-DATE-TIME-ID.", group="Run", common=True)
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", free_on_resume=True)
-    config: str = knob("", "TOML file with options; a flag beats it.", group="Run", free_on_resume=True)
+    config: str = knob("", "TOML file with options; flags override it.", group="Run", free_on_resume=True)
     preset: str = knob(
-        "", "Named set of options; a flag or --config beats it.", group="Run", common=True, completes="preset"
+        "", "Named set of options; flags and --config override it.", group="Run", common=True, completes="preset"
     )
     format: Format = knob("table", "How result tables are printed.", group="Run", free_on_resume=True)
     resume: str = knob(
         "",
-        "Go on with this run (a name or a directory).",
+        "Resume this run (name or directory).",
         group="Run",
         common=True,
         completes="run of the command",
@@ -139,12 +139,14 @@ class QuestionOptions:
         common=True,
         completes="dataset",
     )
-    split: str = knob("", "Split of a named dataset. Empty: the one that this command is for.", group="Data")
-    question_field: str = knob("", "Field with the question. Empty: found by name.", group="Data")
-    answer_field: str = knob("", "Field with the answer. Empty: found by name.", group="Data")
-    skip_bad_lines: bool = knob(
-        False, "Skip lines that cannot be read, and count them, instead of stopping.", group="Data"
+    split: str = knob(
+        "",
+        "Split of a named dataset. Empty: the training split for training, the evaluation split for rlvr eval.",
+        group="Data",
     )
+    question_field: str = knob("", "Field that holds the question. Empty: detected by name.", group="Data")
+    answer_field: str = knob("", "Field that holds the answer. Empty: detected by name.", group="Data")
+    skip_bad_lines: bool = knob(False, "Skip and count unreadable lines instead of stopping.", group="Data")
 
 
 @dataclass(frozen=True)
@@ -152,16 +154,18 @@ class OptimizationOptions:
     learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimization", common=True)
     warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimization")
     lr_schedule: Schedule = knob(
-        "constant", "After warm-up: constant, or cosine down to a tenth.", group="Optimization"
+        "constant", "After warm-up: constant, or cosine decay to a tenth of the peak.", group="Optimization"
     )
     adam_beta1: float = knob(0.9, "AdamW's first beta.", group="Optimization")
     adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimization")
     weight_decay: float = knob(0.0, "AdamW's weight decay.", group="Optimization")
-    max_grad_norm: float = knob(1.0, "Gradient norm above which gradients are scaled down.", group="Optimization")
-    max_skipped_updates: int = knob(3, "Non-finite updates in a row that end the run.", group="Optimization")
+    max_grad_norm: float = knob(1.0, "Clip gradients to this norm.", group="Optimization")
+    max_skipped_updates: int = knob(
+        3, "Stop the run after this many consecutive updates with non-finite gradients.", group="Optimization"
+    )
     param_dtype: ParamDtype = knob(
         "float32",
-        "Precision of the weights and of AdamW's state; bfloat16 halves the memory and rounds most small steps away.",
+        "Precision of the weights and of AdamW's state; bfloat16 halves the memory but rounds away most small updates.",
         group="Optimization",
     )
 
@@ -170,7 +174,7 @@ class OptimizationOptions:
 class EvaluationOptions:
     eval_dataset: str = knob(
         "",
-        "Questions of the evaluations. Empty: the evaluation split of a named dataset, else none.",
+        "Evaluation questions. Empty: the evaluation split of a named dataset, else none.",
         group="Evaluation",
         common=True,
         completes="dataset",
@@ -180,21 +184,21 @@ class EvaluationOptions:
         0, "Updates between evaluations; 0: only before and after training.", group="Evaluation", common=True
     )
     final_eval_examples: int | None = knob(
-        None, "Questions of the last evaluation. Default: --eval-examples.", group="Evaluation"
+        None, "Questions in the last evaluation. Default: --eval-examples.", group="Evaluation"
     )
 
 
 @dataclass(frozen=True)
 class EvaluationSamplingOptions(SamplingOptions):
     eval_temperature: float | None = knob(
-        None, "Temperature of the evaluations. Default: --sampling-temperature.", group="Evaluation"
+        None, "Temperature for evaluations. Default: --sampling-temperature.", group="Evaluation"
     )
-    eval_top_p: float | None = knob(None, "Nucleus of the evaluations. Default: --sampling-top-p.", group="Evaluation")
+    eval_top_p: float | None = knob(None, "Top-p for evaluations. Default: --sampling-top-p.", group="Evaluation")
     eval_max_tokens: int | None = knob(
-        None, "Longest response of the evaluations. Default: --sampling-max-tokens.", group="Evaluation"
+        None, "Maximum response length in evaluations. Default: --sampling-max-tokens.", group="Evaluation"
     )
     eval_min_tokens: int | None = knob(
-        None, "Shortest response of the evaluations. Default: --sampling-min-tokens.", group="Evaluation"
+        None, "Minimum response length in evaluations. Default: --sampling-min-tokens.", group="Evaluation"
     )
 
     @property
@@ -211,11 +215,11 @@ class EvaluationSamplingOptions(SamplingOptions):
 @dataclass(frozen=True)
 class TrainingRunOptions(RunOptions):
     checkpoint_every: int = knob(
-        10, "Updates between checkpoints, of which the last two are kept; 0: only when interrupted.", group="Run", free_on_resume=True
+        10, "Updates between checkpoints; the last two are kept. 0: only when interrupted.", group="Run", free_on_resume=True
     )  # fmt: skip
     time_limit: str = knob(
         "",
-        "Time for the whole run, such as 4h or 90m, its last evaluation included.",
+        "Time limit for the whole run, including the last evaluation, such as 4h or 90m.",
         group="Run",
         common=True,
         free_on_resume=True,
@@ -224,7 +228,7 @@ class TrainingRunOptions(RunOptions):
 
     @property
     def time_limit_seconds(self) -> float:
-        """Infinite without a limit."""
+        """The time limit in seconds; infinity without one."""
         return _seconds(self.time_limit) if self.time_limit else math.inf
 
 
@@ -232,12 +236,12 @@ class TrainingRunOptions(RunOptions):
 class TrainingEngineOptions(EngineOptions):
     engine: TrainingEngine = knob(
         "auto",
-        "Inference engine. auto: vllm where it is installed with a CUDA device, else transformers, which samples from the trainer's own weights.",
+        "Inference engine. auto: vllm if it is installed and there is a CUDA device, else transformers, which shares the trainer's weights.",
         group="Model",
     )
     dtype: Dtype = knob(
         "auto",
-        "Precision of vLLM. auto: bfloat16 on CUDA, float32 on CPU. (transformers computes as the trainer does.)",
+        "Precision of vLLM. auto: bfloat16 on CUDA, float32 on CPU. (transformers uses the trainer's precision.)",
         group="Model",
     )
 
@@ -252,9 +256,9 @@ class TrainingConfig(
     ModelOptions,
     QuestionOptions,
 ):
-    """What every training command has. What stands here as a constant is an option of some of them."""
+    """The options shared by all training commands. The constants are options in some of the commands."""
 
-    # Without annotations, so that they are no fields: an option of that name stands where its command puts it.
+    # Not annotated, so these are not dataclass fields; a command that has the option redefines it as one.
     engine = "transformers"
     dtype = "auto"
     max_model_len = None
@@ -296,7 +300,7 @@ def check_training(config: Any) -> None:
         held_out = config.eval_sampling_params
         if held_out.min_tokens > held_out.max_tokens:
             raise RlvrError(
-                f"Evaluations would need {held_out.min_tokens} tokens and may have {held_out.max_tokens}.",
+                f"Evaluation responses need at least {held_out.min_tokens} tokens but may have at most {held_out.max_tokens}.",
                 "Make --eval-min-tokens at most --eval-max-tokens.",
             )
         if not 0 < held_out.top_p <= 1:
@@ -304,7 +308,7 @@ def check_training(config: Any) -> None:
 
 
 def _seconds(text: str) -> float:
-    """ "4h", "90m", "1h30m", "45s" or a number of seconds."""
+    """Parse a duration: "4h", "90m", "1h30m", "45s" or a number of seconds."""
     parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text)
     if text and "".join(n + unit for n, unit in parts) == text:
         seconds = sum(float(n) * _SECONDS[unit] for n, unit in parts)

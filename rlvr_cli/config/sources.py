@@ -1,6 +1,6 @@
-"""Where values come from: flag > ``--config FILE`` > ``--preset NAME`` > default, or the run that goes on.
+"""Resolve option values: flag > ``--config FILE`` > ``--preset NAME`` > default, or the stored config of a resumed run.
 
-Enters: flags by field name, TOML files, a stored config. Leaves: a config that knows the source of each of its values.
+Enters: flags by field name, TOML files, a stored config. Leaves: a config that records the source of each value.
 """
 
 import tomllib
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlvr_cli.config.options import Provenance, flag, nearest, options, value_type
-from rlvr_cli.config.synonyms import meant
+from rlvr_cli.config.synonyms import suggested_options
 from rlvr_cli.errors import RlvrError
 
 C = TypeVar("C", bound=Provenance)
@@ -19,19 +19,19 @@ PRESETS = Path(__file__).parent / "presets"
 
 
 def is_partial(config: Any) -> bool:
-    """Whether a config holds just what was given beside ``--resume``, and makes sense only together with the run's own."""
+    """Whether a config holds only the flags given with ``--resume``, not yet merged with the run's stored config."""
     return bool(config.resume) and "resumed run" not in config.sources.values()
 
 
 def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> C:
-    """A config from flags > ``--config FILE`` > ``--preset NAME`` > defaults.
+    """Build a config from flags > ``--config FILE`` > ``--preset NAME`` > defaults.
 
     Args:
-        flags: the values given on the command line, by field name; an option that was not given is absent.
-        command: the name of the TOML table that may hold this command's options.
+        flags: values given on the command line, by field name; options that were not given are absent.
+        command: the command, which is also the name of its TOML table.
 
     Raises:
-        RlvrError: an unreadable file, an unknown key, a value of the wrong type, or one that makes no sense.
+        RlvrError: a file cannot be read, a key is unknown, or a value has the wrong type or is not allowed.
     """
     file = flags.get("config")
     from_file = read_toml(config_type, Path(file), command=command) if file else {}
@@ -45,29 +45,29 @@ def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> 
 
 
 def preset_path(name: str, *, command: str) -> Path:
-    """The TOML file of a preset that has a table for the command. Raises RlvrError, which lists those that have one."""
+    """Return the TOML file of a preset. Raises RlvrError, which lists the command's presets, if it has no table for the command."""
     fitting = preset_names(command)
     if name not in fitting:
         near = nearest(name, fitting)
         raise RlvrError(
             f"rlvr {command} has no preset {name!r}." + (f" Did you mean {near[0]}?" if near else ""),
-            f"Its presets: {', '.join(fitting)}." if fitting else "Give the options themselves, or a --config file.",
+            f"Its presets: {', '.join(fitting)}." if fitting else "Set the options as flags or in a --config file.",
         )
     return PRESETS / f"{name}.toml"
 
 
 def preset_names(command: str) -> list[str]:
-    """The presets that have a table for the command."""
+    """Return the names of the presets that have a table for the command."""
     return sorted(p.stem for p in PRESETS.glob("*.toml") if command in tomllib.loads(p.read_text(encoding="utf-8")))
 
 
 def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
-    """The config of a run that goes on: the stored one; what was given anew must agree with it.
+    """Return the config of a resumed run: the stored config, with which newly given options must agree.
 
-    Options marked `free_on_resume` (batch sizes, workers, output) may change; they do not change what is sampled.
+    Options marked `free_on_resume` may change: they do not alter the steps that are done.
 
     Raises:
-        RlvrError: names every option that was given and differs.
+        RlvrError: a given option differs (all are named), or a new run length would change the learning-rate schedule.
     """
     known = {f.name: f for f in options(type(config))}
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k in known}
@@ -78,15 +78,15 @@ def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
         raise RlvrError(
             f"{run} was started with other options: "
             + ", ".join(f"{flag(k)} {values[k]!r}, not {getattr(config, k)!r}" for k in differing),
-            "Resume it with its own options (rlvr takes them from the run), or start a new run.",
+            "Leave these options out (the run's own are used), or start a new run.",
         )
     if values.get("lr_schedule", "constant") != "constant":
         lengths = {"n_grpo_steps", "n_sft_steps", "sft_epochs"} & given
         if changed := sorted(k for k in lengths if getattr(config, k) != values[k]):
             raise RlvrError(
-                f"{run} has a {values['lr_schedule']} learning rate over {flag(changed[0])} {values[changed[0]]}: with another number of "
-                "updates those that were made would have been others.",
-                "Resume it as it is, or start a new run.",
+                f"{run} has a {values['lr_schedule']} learning-rate schedule for {flag(changed[0])} {values[changed[0]]}: another length would "
+                "have changed the updates already made.",
+                "Resume it without changing its length, or start a new run.",
             )
     values |= {k: getattr(config, k) for k in known if k in given & free or k not in values}
     sources = {k: config.sources[k] if k in given & free else "resumed run" for k in known}
@@ -94,7 +94,7 @@ def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
 
 
 def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
-    """The options in a TOML file: its top level, overridden by its table ``[command]``; kebab or snake case."""
+    """Read the options in a TOML file: its top level, overridden by the table ``[command]``; keys in kebab or snake case."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -103,30 +103,32 @@ def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
         raise RlvrError(f"{path} is not valid TOML: {e}.") from e
     flat = {k: v for k, v in content.items() if not isinstance(v, dict)}
     if not isinstance(content.get(command, {}), dict):
-        raise RlvrError(f"{path}: {command!r} is no option of rlvr {command}; as a table, [{command}], it holds them.")
+        raise RlvrError(
+            f"{path}: {command!r} is not an option of rlvr {command}; write a table [{command}] with its options."
+        )
     given = {**flat, **content.get(command, {})}
     known = {f.name: f for f in options(config_type)}
     values: dict[str, Any] = {}
     for key, value in given.items():
         name = key.replace("-", "_")
         if name not in known or name == "config":
-            close = meant(name, known)
+            close = suggested_options(name, known)
             raise RlvrError(
-                f"{path}: {key!r} is no option of rlvr {command}.",
-                f"Did you mean {close[0]!r}?" if close else f"rlvr {command} --help-all lists them.",
+                f"{path}: {key!r} is not an option of rlvr {command}.",
+                f"Did you mean {close[0]!r}?" if close else f"rlvr {command} --help-all lists the options.",
             )
         values[name] = _typed(value, known[name], where=f"{path}: {key}")
     return values
 
 
 def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
-    kind, several, *_ = value_type(option)
-    items = value if several and isinstance(value, list) else [value]
+    kind, repeatable, *_ = value_type(option)
+    items = value if repeatable and isinstance(value, list) else [value]
     right = [
         (isinstance(v, kind) and (kind is bool or not isinstance(v, bool))) or (kind is float and type(v) is int)
         for v in items
     ]
     if not all(right):
-        raise RlvrError(f"{where} is {value!r}; expected {kind.__name__}{' or a list of them' if several else ''}.")
+        raise RlvrError(f"{where} is {value!r}; expected {kind.__name__}{' or a list of them' if repeatable else ''}.")
     typed = tuple(kind(v) for v in items)
-    return typed if several else typed[0]
+    return typed if repeatable else typed[0]

@@ -1,6 +1,6 @@
-"""What people type when they mean an option: names of other libraries, abbreviations. They are suggested, and not taken.
+"""Names that users try for an option (abbreviations, other libraries' names); errors suggest the option instead.
 
-Enters: a word, and the options that there are. Leaves: those that it may stand for.
+Enters: a word and the known options. Leaves: the options that it may mean.
 """
 
 from collections.abc import Collection
@@ -82,7 +82,7 @@ SYNONYMS = {
 }
 
 
-def meant(word: str, known: Collection[str]) -> list[str]:
-    """The options, by field name, that a word may stand for: what it is called elsewhere, else what it resembles."""
+def suggested_options(word: str, known: Collection[str]) -> list[str]:
+    """Return the options (field names) that a word may mean: its synonyms, else the most similar name."""
     word = word.lstrip("-").replace("-", "_").lower()
     return [name for name in SYNONYMS.get(word, ()) if name in known] or nearest(word, known)

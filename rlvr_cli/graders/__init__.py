@@ -39,7 +39,7 @@ def check_grader(spec: str) -> None:
     """Raise `RlvrError` unless a grader of this name exists; a user's file is read, but not run."""
     if spec in GRADERS:
         return
-    if not user_code.names_file(spec):
+    if not user_code.is_file_spec(spec):
         raise RlvrError(
             f"There is no grader {spec}.", f"Choose one of {', '.join(GRADERS)}, or path/to/file.py:function."
         )

@@ -16,7 +16,9 @@ from typing import Any
 from rlvr_cli import user_code
 from rlvr_cli.types import Example, Grade
 
-GRADER = user_code.Role("grader", 2, "(response: str, ground_truth: str) -> dict[str, float]", may_ask="example")
+GRADER = user_code.Role(
+    "grader", 2, "(response: str, ground_truth: str) -> dict[str, float]", optional_parameter="example"
+)
 
 
 class BadGrade(TypeError):
@@ -47,7 +49,7 @@ def load(spec: str) -> Callable[[str, str], Grade]:
 
 def wants_example(function: Callable[..., Any]) -> bool:
     """Whether a grading function asks for the example."""
-    return user_code.asks(function, GRADER)
+    return user_code.has_optional_parameter(function, GRADER)
 
 
 def example_of_truth(ground_truth: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import astuple
 from typing import IO, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.process import die_with
+from rlvr_cli.process import die_with_parent
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     setup = json.loads(requests.readline() or b"{}")
     if not setup:
         return
-    die_with(setup["parent"])
+    die_with_parent(setup["parent"])
     limit, hard = int(setup["memory_bytes"]), resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,1 +1,1 @@
-"""Question x sampler x grader -> rows in the store."""
+"""Collect rollouts: sample responses to questions, grade them and commit them to the run."""

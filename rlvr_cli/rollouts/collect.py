@@ -1,6 +1,7 @@
-"""Examples x prompt x sampler x grader -> rollouts in the store: the one road that every sampled token takes.
+"""Sample, grade and commit rollouts; all commands that sample use this module.
 
-Enters: examples, a template, an open sampler and grader pool, an open run. Leaves: committed rollout parts and their metrics.
+Enters: examples, a prompt template, an open sampler and grader pool, an open run. Leaves: committed rollout parts and
+their metrics.
 """
 
 import time
@@ -14,9 +15,9 @@ from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
-from rlvr_cli.rollouts.grading import Grading, verdict_of
+from rlvr_cli.rollouts.grading import GradingQueue, grade_fields
 from rlvr_cli.rollouts.metrics import AVERAGED, SamplingStats, generation_metrics, mean_or_none, progress_signals
-from rlvr_cli.rollouts.requests import missing, slices_of
+from rlvr_cli.rollouts.requests import missing_samples, slice_examples
 from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_parts, read_rollouts
 from rlvr_cli.runs.run_dir import RunDir
@@ -24,23 +25,24 @@ from rlvr_cli.text import storable
 from rlvr_cli.types import Completion, Example, Grade, Phase, Request, Rollout, Sampler, SamplingParams
 
 Advantages = Callable[[Sequence[Rollout]], Sequence[float | None]]
-COMMIT_ROWS = 512  # rollouts of a part; fewer when COMMIT_SECONDS have passed
+COMMIT_ROWS = 512  # rollouts per part; fewer once COMMIT_SECONDS have passed
 COMMIT_SECONDS = 20.0
-_PATIENCE = 1.0  # seconds that a commit which is due waits for the graders
-ASKED_ROWS = 8192  # rollouts of an evaluation that the sampler is asked for at once: it keeps all their prompts
+_PATIENCE = 1.0  # seconds that a due commit waits for the graders
+ASKED_ROWS = 8192  # rollouts requested per call of the sampler, which keeps their prompts in memory
 
 
 class Progress(Protocol):
-    """What is told of the work as it goes on."""
+    """Receives progress reports: n more rollouts, with the means of the signals."""
 
     def advance(self, n: int, **signals: float) -> None: ...
 
 
 class _Collector:
-    """The samples of one phase and step that a run lacks, on their way from the sampler through the graders.
+    """Turns the completions of one phase and step into graded rollouts and commits them.
 
     Attributes:
-        requests: what the sampler is asked for.
+        wanted: (example, sample indices) that the run lacks, one per request.
+        requests: the requests for the sampler.
         graded: rollouts that are not committed yet.
     """
 
@@ -62,11 +64,11 @@ class _Collector:
         self.phase: Phase = phase
         self.step = step
         self.sampler, self.grader, self.progress = sampler, grader, progress
-        self.wanted, self.requests = missing(
+        self.wanted, self.requests = missing_samples(
             run, phase=phase, step=step, examples=examples, template=template, num_samples=num_samples, seed=seed
         )
         self.graded: list[Rollout] = []
-        self.grading = Grading(
+        self.grading = GradingQueue(
             grader,
             ground_truth=lambda c: self.wanted[c.request_index][0].ground_truth,
             example=lambda c: (
@@ -76,12 +78,12 @@ class _Collector:
         self._tokens, self._started = 0, time.monotonic()
 
     def add(self, completion: Completion) -> None:
-        """Take a completion on its way to the graders."""
+        """Pass a completion to the graders."""
         self.grading.add(completion)
         self._tokens += completion.num_tokens
 
-    def take(self, *, within: float | None) -> None:
-        """Make rollouts of the verdicts that are there, or come within so many seconds (None: of all)."""
+    def collect_grades(self, *, within: float | None) -> None:
+        """Turn finished grades into rollouts, waiting at most `within` seconds (None: until all are graded)."""
         for batch in self.grading.verdicts(within=within):
             for completion, sampled_at, grade in batch:
                 example, indices = self.wanted[completion.request_index]
@@ -105,19 +107,19 @@ class _Collector:
                 self.progress.advance(len(batch), **progress_signals(self.graded[-len(batch) :], tokens=tokens))
 
     def commit(self) -> None:
-        """Commit what is graded."""
+        """Commit the graded rollouts."""
         if self.graded:
             self.run.commit_rollouts(self.phase, self.step, self.graded)
             self.graded.clear()
 
-    def settle(self) -> None:
-        """Grade and commit all that is at hand; an error of the graders costs only the rows that it is of."""
+    def finish(self) -> None:
+        """Grade and commit all pending completions. A failed grading batch loses only its rows; its error is raised last."""
         errors = []
         self.grading.send()
         try:
-            while self.grading.under_way:
+            while self.grading.has_pending:
                 try:
-                    self.take(within=None)
+                    self.collect_grades(within=None)
                 except RlvrError as error:
                     errors.append(error)
         finally:
@@ -126,8 +128,8 @@ class _Collector:
             raise errors[0]
 
     def stats(self) -> SamplingStats:
-        """What it took."""
-        waited = self.grading.waited
+        """Return the cost so far."""
+        waited = self.grading.waiting_seconds
         waiting, worked = time.monotonic() - self._started - waited, self.sampler.worked_seconds
         return SamplingStats(self._tokens, waiting if worked is None else worked, waiting, waited)
 
@@ -135,20 +137,20 @@ class _Collector:
 def collect_rollouts(
     run: RunDir, *, params: SamplingParams, stop: StopRequest, sampler: Sampler, **what: Any
 ) -> SamplingStats:
-    """Sample, grade and commit every rollout of (phase, step) that the run does not hold yet, as they come.
+    """Sample, grade and commit every rollout of (phase, step) that the run lacks, in the order in which they finish.
 
-    Completions are graded and committed in whatever order they finish, while others are being sampled; a kill loses at most
-    what was not yet committed, and the next call samples just that. Whatever ends the work early (a signal, an endpoint that
-    fails for good), the completions at hand are graded and committed first; a second signal waits for no grader.
+    Grading and committing overlap with sampling. A kill loses only rollouts that were not committed, and the next call
+    samples exactly these. If a signal or a permanent endpoint error stops the work, the completions received so far are
+    graded and committed first; a second signal does not wait for the graders.
 
     Args:
         what: `phase`, `step`, `examples`, `template`, `num_samples`, `grader`, `seed` and `progress` (optional).
 
     Returns:
-        What it took. The rollouts are in the run: they may be more than memory holds.
+        The cost. The rollouts are only in the run, since they may exceed memory.
 
     Raises:
-        Interrupted: `stop` was requested; everything at hand is committed.
+        Interrupted: `stop` was requested; all completions received so far are committed.
     """
     collector = _Collector(run, sampler=sampler, **what)
     if not collector.requests:
@@ -161,18 +163,18 @@ def collect_rollouts(
             due = time.monotonic() - committed > COMMIT_SECONDS
             if due:
                 collector.grading.send()
-            collector.take(within=_PATIENCE if due else 0.0)
+            collector.collect_grades(within=_PATIENCE if due else 0.0)
             if due or len(collector.graded) >= COMMIT_ROWS:
                 collector.commit()
                 committed = time.monotonic()
             stop.check()
     except KeyboardInterrupt:  # the second signal
-        collector.grading.give_up()
+        collector.grading.cancel()
         raise
     finally:
         completions.close()
-        collector.settle()
-        collector.grading.give_up()
+        collector.finish()
+        collector.grading.cancel()
     return collector.stats()
 
 
@@ -186,16 +188,18 @@ def collect_batch(
     sampler: Sampler,
     **what: Any,
 ) -> tuple[list[Rollout], SamplingStats]:
-    """Sample and grade every training rollout of a step that the run does not hold yet, and commit all of them or none.
+    """Sample and grade every training rollout of a step that the run lacks, and commit all of them or none.
 
-    They are committed in the order of the examples and with their advantages: what is trained on, and what a resumed run samples
-    again, has to be the whole batch if it is to come out the same to the last bit.
+    The rollouts are committed in the order of the examples, with their advantages. Only whole batches are committed, so
+    that a resumed run samples the same batch again and trains to the same bits.
 
     Args:
+        examples: the questions; rollouts of one question form a group.
+        advantages: see `sample_groups`.
         what: `step`, `template`, `num_samples`, `grader`, `seed` and `progress` (optional).
 
     Returns:
-        What was committed, and what it took.
+        The committed rollouts and the cost.
 
     Raises:
         Interrupted: `stop` was requested; nothing is committed.
@@ -207,36 +211,36 @@ def collect_batch(
     try:
         for completion in completions:
             collector.add(completion)
-            collector.take(within=0.0)
+            collector.collect_grades(within=0.0)
             stop.check()
         collector.grading.send()
-        collector.take(within=None)
+        collector.collect_grades(within=None)
         place = {example.id: i for i, example in enumerate(examples)}
         graded = sorted(collector.graded, key=lambda r: (place[r.example_id], r.sample_index))
         graded = [replace(r, advantage=a) for r, a in zip(graded, advantages(graded), strict=True)]
         run.commit_rollouts("train", collector.step, graded)
     finally:
         completions.close()
-        collector.grading.give_up()
+        collector.grading.cancel()
     return graded, collector.stats()
 
 
 def sample_groups(
     run: RunDir, *, step: int, examples: Sequence[Example], num_samples: int, advantages: Advantages, **collecting: Any
 ) -> tuple[list[Rollout], SamplingStats]:
-    """The training rollouts of a step, from the store: those that it lacks are sampled, graded and committed first.
+    """Return the training rollouts of a step; those that the run lacks are sampled, graded and committed first.
 
-    What is trained on is what is on disk, so that a run that replays it ends with the same weights.
+    Training uses exactly the committed rollouts, so a resumed run that reads them back ends with the same weights.
 
     Args:
-        advantages: rollouts of whole groups, next to each other -> one advantage each.
+        advantages: rollouts of whole groups, each group contiguous -> one advantage per rollout.
         collecting: the other arguments of `collect_batch`.
 
     Returns:
-        The rollouts, in the order of the examples and then of the samples, and what sampling took.
+        The rollouts, ordered by example and then by sample index, and the cost of sampling.
     """
     fresh, stats = [], SamplingStats()
-    for part in slices_of(examples, num_samples=num_samples):
+    for part in slice_examples(examples, num_samples=num_samples):
         committed, took = collect_batch(
             run,
             step=step,
@@ -246,7 +250,9 @@ def sample_groups(
             **collecting,
         )
         fresh, stats = fresh + committed, stats + took
-    if len(fresh) == len(examples) * num_samples:  # what was just written need not be read: it trains to the same bits
+    if (
+        len(fresh) == len(examples) * num_samples
+    ):  # all are fresh: no need to read them back, training gives the same bits
         return fresh, stats
     stored = to_rollouts(read_rollouts(run.path, phase="train", step=step))
     by_key = {(r.example_id, r.sample_index): r for r in stored}
@@ -256,20 +262,20 @@ def sample_groups(
 def log_generations(
     run: RunDir, *, phase: Phase, step: int, examples: Sequence[Example], num_samples: int, **collecting: Any
 ) -> dict[str, float]:
-    """Generate for the given examples and log what came of it (handout, section 4.2).
+    """Generate responses for the examples and log them with their averages (handout, section 4.2).
 
-    The rows (prompt, response, ground truth, the three rewards, mean token entropy, length) are rollouts in the store; the
-    averages (rewards, entropy, response length of all, correct and wrong responses, truncated share) are metrics. Memory
-    does not grow with the rows: the sampler is asked for some, and the store is read part by part.
+    The rows (prompt, response, ground truth, the three rewards, mean token entropy, length) are committed as rollouts;
+    the averages (rewards, entropy, length of all, correct and wrong responses, truncated share) as metrics. Memory use
+    does not grow with the number of rows: they are requested in slices and read back part by part.
 
     Args:
         collecting: the other arguments of `collect_rollouts`.
 
     Returns:
-        The averages by metric name; a mean over nothing is absent.
+        The averages by metric name; a mean over no rows is absent.
     """
     stats = SamplingStats()
-    for some in slices_of(examples, num_samples=num_samples, rows=ASKED_ROWS):
+    for some in slice_examples(examples, num_samples=num_samples, rows=ASKED_ROWS):
         stats += collect_rollouts(run, phase=phase, step=step, examples=some, num_samples=num_samples, **collecting)
     parts = read_parts(run.path, phase=phase, step=step, columns=AVERAGED)
     averages = generation_metrics(row for part in parts for row in part.to_pylist())
@@ -311,7 +317,7 @@ def make_rollout(
         num_prompt_tokens=completion.num_prompt_tokens,
         num_response_tokens=completion.num_tokens,
         grader=grader,
-        **verdict_of(grade, finish_reason=completion.finish_reason),
+        **grade_fields(grade, finish_reason=completion.finish_reason),
         advantage=None,
         mean_logprob=mean_or_none(sampled),
         mean_entropy=completion.mean_entropy,

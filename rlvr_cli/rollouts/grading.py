@@ -1,4 +1,4 @@
-"""Completions on their way through the graders, while others are sampled."""
+"""Grade completions in the background while others are sampled."""
 
 import time
 from collections import deque
@@ -11,18 +11,18 @@ from rlvr_cli.config.shared import PromptOptions
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.types import Completion, Grade
 
-GRADE_ROWS = 64  # completions that are graded together
-GRADING_AHEAD = 4  # so many of these may be with the graders before sampling waits for them
+GRADE_ROWS = 64  # completions per grading batch
+GRADING_AHEAD = 4  # batches that may be pending before sampling waits for the graders
 UNFINISHED_KINDS = {"no_think_close", "no_answer_tags", "malformed_tags", "empty", "unparsed_answer"}
 
 
 def choose_grader(grader: str, *, dataset_grader: str | None, prompt: str) -> str:
-    """The grader that was named, else the dataset's own, else the one that reads the prompt's answers."""
+    """Return the grader that the user chose, else the dataset's, else the one for the prompt template."""
     return grader or dataset_grader or ("question_only" if prompt == "question_only" else "r1_zero")
 
 
 def grader_pool(config: PromptOptions, dataset_grader: str | None) -> GraderPool:
-    """The grader that was named, or the one that fits the dataset, in its processes."""
+    """Start the worker processes of the grader from `choose_grader`."""
     return GraderPool(
         choose_grader(config.grader, dataset_grader=dataset_grader, prompt=config.prompt),
         format_rule=config.format_rule,
@@ -31,8 +31,8 @@ def grader_pool(config: PromptOptions, dataset_grader: str | None) -> GraderPool
     )
 
 
-class Grading:
-    """Completions on their way through the graders, while others are sampled; in the order in which they came."""
+class GradingQueue:
+    """A queue of completions that are graded in the background; verdicts come out in the order of `add`."""
 
     def __init__(
         self,
@@ -41,25 +41,29 @@ class Grading:
         ground_truth: Callable[[Completion], str],
         example: Callable[[Completion], Mapping[str, Any]],
     ) -> None:
-        """`example` gives the fields of what a completion answers, for a grader that asks for them."""
+        """
+        Args:
+            ground_truth: completion -> ground truth.
+            example: completion -> fields of its example, for graders that have an `example` parameter.
+        """
         self._grader, self._ground_truth, self._example = grader, ground_truth, example
         self._fresh: list[Completion] = []
         self._batches: deque[tuple[list[Completion], datetime, Future[list[Grade]]]] = deque()
-        self.waited = 0.0  # seconds, for the graders
+        self.waiting_seconds = 0.0  # spent waiting for the graders
 
     @property
-    def under_way(self) -> bool:
-        """Whether the graders have any."""
+    def has_pending(self) -> bool:
+        """Whether any batch has been sent and not yet returned."""
         return bool(self._batches)
 
     def add(self, completion: Completion) -> None:
-        """Take one more; as soon as they are `GRADE_ROWS` they go to the graders."""
+        """Add a completion; every `GRADE_ROWS` completions are sent to the graders as a batch."""
         self._fresh.append(completion)
         if len(self._fresh) >= GRADE_ROWS:
             self.send()
 
     def send(self) -> None:
-        """Hand the graders what they do not have yet."""
+        """Send the completions that are not in a batch yet."""
         if self._fresh:
             batch, self._fresh = self._fresh, []
             pairs = [(c.text, self._ground_truth(c)) for c in batch]
@@ -67,12 +71,13 @@ class Grading:
             self._batches.append((batch, utc_now_naive(), verdicts))
 
     def verdicts(self, *, within: float | None) -> Iterator[list[tuple[Completion, datetime, Grade]]]:
-        """Those that are there or come within so many seconds (None: all), batch by batch, with the time of their sending.
+        """Yield finished batches as (completion, time of sending, grade), waiting up to `within` seconds (None: for all).
 
-        Where the graders are far behind it waits for them: no more than `GRADING_AHEAD` batches are left with them.
+        If the graders are far behind, this waits longer, until at most `GRADING_AHEAD` batches are pending.
 
         Raises:
-            RlvrError: the graders failed on a batch, which is then gone; the next call goes on with the one after it.
+            RlvrError: the graders failed on a batch. That batch is dropped; the next call continues with the following
+                one.
         """
         started = time.monotonic()
         while self._batches:
@@ -84,14 +89,14 @@ class Grading:
                 if rest is not None and rest <= 0:
                     return
                 wait([future], timeout=rest)
-                self.waited += time.monotonic() - before
+                self.waiting_seconds += time.monotonic() - before
                 if not future.done():
                     return
             self._batches.popleft()
             yield [(c, sent_at, grade) for c, grade in zip(batch, future.result(), strict=True)]
 
-    def give_up(self) -> None:
-        """Forget all that the graders are not done with."""
+    def cancel(self) -> None:
+        """Cancel and forget every batch that is not finished."""
         self._fresh.clear()
         for _, _, future in self._batches:
             future.cancel()
@@ -99,8 +104,8 @@ class Grading:
         self._batches = deque(done)
 
 
-def verdict_of(grade: Grade, *, finish_reason: str) -> dict[str, Any]:
-    """What a `Rollout` and a `Regrade` hold of a grade, by the names of their fields."""
+def grade_fields(grade: Grade, *, finish_reason: str) -> dict[str, Any]:
+    """Return the grade as fields that `Rollout` and `Regrade` share, by name."""
     return {
         "format_reward": grade.format_reward,
         "answer_reward": grade.answer_reward,
@@ -113,11 +118,11 @@ def verdict_of(grade: Grade, *, finish_reason: str) -> dict[str, Any]:
 
 
 def failure_kind_of(grade: Grade, *, finish_reason: str) -> str | None:
-    """Why there was no reward: what was cut at the length limit has no answer for that, whatever the grader saw missing."""
+    """Return the grader's failure kind, or "truncated" if the response is unfinished because of the length limit."""
     truncated = finish_reason == "length" and grade.failure_kind in UNFINISHED_KINDS
     return "truncated" if truncated else grade.failure_kind
 
 
 def utc_now_naive() -> datetime:
-    """UTC, naive, as the store wants it."""
+    """Return the current UTC time as a naive datetime, the format of `Rollout.sampled_at`."""
     return datetime.now(UTC).replace(tzinfo=None)

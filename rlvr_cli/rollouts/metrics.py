@@ -1,4 +1,4 @@
-"""Averages over rollouts, and what it took to sample them."""
+"""Averages over rollouts, and the cost of sampling them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -11,19 +11,19 @@ AVERAGED = ("reward", "format_reward", "answer_reward", "num_response_tokens", "
 
 @dataclass(frozen=True)
 class SamplingStats:
-    """What it took to collect rollouts."""
+    """The tokens and seconds spent on collecting rollouts."""
 
     tokens: int = 0
-    sampling_seconds: float = 0.0  # the engine's
-    waiting_seconds: float = 0.0  # for the engine: less, where it had begun before it was asked
-    grading_seconds: float = 0.0  # for the graders, beyond what went on beside sampling
+    sampling_seconds: float = 0.0  # work of the engine
+    waiting_seconds: float = 0.0  # waiting for the engine; less than its work if it had prefetched
+    grading_seconds: float = 0.0  # waiting for the graders; grading that overlaps with sampling is not counted
 
     def __add__(self, other: "SamplingStats") -> "SamplingStats":
         return SamplingStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def metrics(self) -> dict[str, float]:
-        """By metric name; empty when nothing had to be sampled."""
+        """The metrics by name; empty if nothing was sampled."""
         if not self.tokens:
             return {}
         return {
@@ -36,12 +36,16 @@ class SamplingStats:
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """`generation_metrics` of rollouts."""
+    """Compute `generation_metrics` of rollouts."""
     return generation_metrics({name: getattr(r, name) for name in AVERAGED} for r in rollouts)
 
 
 def generation_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Averages over rollout rows; a failed grade counts as 0 reward and is counted in `reward/grade_errors`."""
+    """Compute averages over rollout rows; a failed grade counts as reward 0, and in `reward/grade_errors`.
+
+    Args:
+        rows: by column, at least the columns `AVERAGED`.
+    """
     totals: dict[str, tuple[float, int]] = {}
     samples = errors = 0
     for row in rows:

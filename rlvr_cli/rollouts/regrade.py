@@ -1,6 +1,6 @@
-"""Another grader's verdicts on a finished run: nothing is sampled again.
+"""Grade the rollouts of an existing run with another grader, without sampling.
 
-Enters: a run that nobody is writing, a grader pool. Leaves: committed parts of grades.
+Enters: a run opened with `RunDir.annotate`, and a grader pool. Leaves: committed grades parts.
 """
 
 import time
@@ -14,17 +14,17 @@ from rlvr_cli.graders.custom import example_of_truth
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import COMMIT_ROWS, COMMIT_SECONDS, Progress
-from rlvr_cli.rollouts.grading import verdict_of
+from rlvr_cli.rollouts.grading import grade_fields
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Phase, Regrade
 
-GRADE_ROWS = 128  # responses that are graded together: how long Ctrl-C waits
+GRADE_ROWS = 128  # responses graded together; Ctrl-C takes effect between these batches
 GRADED_COLUMNS = ("example_id", "sample_index", "prompt", "response", "ground_truth", "finish_reason", "reward")
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """The rollouts of one phase and step that one attempt of a grader has yet to see."""
+class RegradeStep:
+    """The regrading of one phase and step by one attempt of a grader: `done` and `left` count rollouts."""
 
     phase: Phase
     step: int
@@ -33,17 +33,19 @@ class Work:
     left: int
 
 
-def plan_regrade(run: RunDir, *, grader: str, grader_sha256: str | None, phase: PhaseChoice, again: bool) -> list[Work]:
-    """What is to be graded. What the grader has seen stays, unless `again`, or its file is not the one that it was.
+def plan_regrade(
+    run: RunDir, *, grader: str, grader_sha256: str | None, phase: PhaseChoice, again: bool
+) -> list[RegradeStep]:
+    """Return the work per phase and step. Existing grades are kept, unless `again` is set or the grader's file changed.
 
     Raises:
-        RlvrError: the run has no such rollouts.
+        RlvrError: the run has no rollouts of that phase.
     """
     steps: list[tuple[Phase, int]] = [place for place in run.steps() if phase in ("all", place[0])]
     if not steps:
         raise RlvrError(
             f"{run.path} has no {'' if phase == 'all' else phase + ' '}rollouts to grade.",
-            "rlvr eval, ei and grpo make some." if phase == "all" else "Take --phase all.",
+            "Name a run of rlvr eval, ei or grpo." if phase == "all" else "Use --phase all.",
         )
     attempts: dict[Phase, int] = {}
     for p, _ in steps:
@@ -54,13 +56,13 @@ def plan_regrade(run: RunDir, *, grader: str, grader_sha256: str | None, phase: 
     works = []
     for p, s in steps:
         done = len(run.graded_keys(grader, p, s, attempt=attempts[p]))
-        works.append(Work(p, s, attempts[p], done, len(run.committed_keys(p, s)) - done))
+        works.append(RegradeStep(p, s, attempts[p], done, len(run.committed_keys(p, s)) - done))
     return works
 
 
 def regrade(
     run: RunDir,
-    works: Sequence[Work],
+    works: Sequence[RegradeStep],
     *,
     grader: str,
     grader_sha256: str | None,
@@ -68,13 +70,13 @@ def regrade(
     stop: StopRequest,
     progress: Progress | None = None,
 ) -> None:
-    """Grade what is left of `works` and commit it; what a kill or a signal leaves undone the next call does.
+    """Grade what is left of `works` and commit the grades; after a kill or a signal, the next call continues.
 
     Args:
-        grader: the name that the grades are stored under.
+        grader: the name under which the grades are stored.
 
     Raises:
-        Interrupted: `stop` was requested; everything at hand is committed.
+        Interrupted: `stop` was requested; all finished grades are committed.
     """
     for work in works:
         if work.left:
@@ -85,7 +87,7 @@ def regrade(
 
 def _regrade_step(
     run: RunDir,
-    work: Work,
+    work: RegradeStep,
     *,
     grader: str,
     grader_sha256: str | None,
@@ -121,7 +123,7 @@ def _regrade_step(
                         grader=grader,
                         attempt=work.attempt,
                         grader_sha256=grader_sha256,
-                        **verdict_of(grade, finish_reason=row["finish_reason"]),
+                        **grade_fields(grade, finish_reason=row["finish_reason"]),
                     )
                 )
             if progress is not None:
@@ -136,7 +138,7 @@ def _regrade_step(
 
 
 def _known_example(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an example, as far as its rollout has them: None for the others."""
+    """Reconstruct the fields of an example from its rollout; unknown fields are None."""
     return example_of_truth(row["ground_truth"]) | {"id": row["example_id"], "prompt": row["prompt"]}
 
 

@@ -1,1 +1,1 @@
-"""The run directory: written by one process, readable by anyone at any time, whole after any kill."""
+"""The run directory: written by one process, readable at any time, consistent after any kill."""

@@ -1,4 +1,4 @@
-"""Every byte of a run read again, against the sha256 of the manifest."""
+"""Verify a run: read every committed file and compare it with the manifest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from rlvr_cli.runs.readers import metrics_path, present_parts, read_manifest, re
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was found, a sentence each."""
+    """The result of checking a run; problems and pending parts are one sentence each."""
 
-    files: int  # committed ones, of rollouts, grades and metrics
-    problems: list[str]  # committed files that are not what was committed
-    pending: list[str]  # parts of which the manifest does not know: nothing that was committed is wrong with them
+    files: int  # number of committed files: rollouts, grades and metrics
+    problems: list[str]  # committed files that are missing or differ from what was committed
+    pending: list[str]  # parts that the manifest does not list yet; not an error
 
     @property
     def findings(self) -> list[str]:
@@ -24,7 +24,7 @@ class Check:
 
 
 def check_run(path: Path | str) -> Check:
-    """Read every byte that was committed and say what is wrong. May be used while the run is being written."""
+    """Read every committed file and report what is wrong. Works while the run is being written."""
     path = Path(path)
     problems: list[str] = []
     try:
@@ -46,10 +46,10 @@ def check_run(path: Path | str) -> Check:
                 problems.append(error.problem)
             else:
                 if rows != entry.rows:
-                    problems.append(f"{shown(path / entry.path)} has {rows} rows, and {entry.rows} in the manifest.")
+                    problems.append(f"{shown(path / entry.path)} has {rows} rows, but the manifest says {entry.rows}.")
     listed = {e.path for e in entries}
     pending = [
-        f"{shown(path / p)} is not in the manifest: its commit is under way, or was cut short and resuming settles it."
+        f"{shown(path / p)} is not in the manifest: its commit is in progress, or was interrupted (resuming repairs it)."
         for p in present
         if p not in listed
     ]
@@ -63,9 +63,9 @@ def _check_metrics(run: Path, earlier: Sequence[Entry]) -> list[str]:
         data = read_regular(run, METRICS)
     except RlvrError as error:
         return [error.problem]
-    # A writer may have gone on since `earlier` was read: the file is any announced from the one before its last on.
+    # A writer may have committed since `earlier` was read: the file may match any announcement from its second to last on.
     announced = sum(e.path == METRICS for e in earlier)
     candidates = [e for e in read_manifest(run)[0] if e.path == METRICS][max(announced - 2, 0) :]
     if any(matches(e, data) for e in candidates):
         return []
-    return [f"{shown(run / METRICS)} is damaged: its sha256 is not the one in the manifest."]
+    return [f"{shown(run / METRICS)} is damaged: its sha256 differs from the manifest."]

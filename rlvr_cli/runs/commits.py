@@ -1,6 +1,7 @@
-"""The manifest of a run that is open for writing, and the metrics file that it announces.
+"""Write the manifest and metrics.parquet of an open run.
 
-Enters: entries and the metrics' table. Leaves: lines that are on disk when a call returns, or a manifest that is as it was.
+Enters: entries and the metrics table. Leaves: durable manifest lines and a durable metrics file, or on failure an
+unchanged manifest.
 """
 
 import os
@@ -30,27 +31,28 @@ if TYPE_CHECKING:
 def new_entry(
     relative: str, data: bytes | memoryview, *, rows: int, phase: str, step: int, version: int = SCHEMA_VERSION
 ) -> Entry:
-    """The entry of a file of today's schema version, or of an older one."""
+    """Return the manifest entry for a file with these bytes, by default of the current schema version."""
     return entry_of(data, path=relative, rows=rows, phase=phase, step=step, schema_version=version)
 
 
 class OpenManifest:
-    """A manifest that lines are added to.
+    """The manifest of a run that is open for writing.
 
     Attributes:
-        path: of the file.
-        entries: of its whole lines.
-        was_cut: it ended in an incomplete line, which is gone.
+        path: the manifest file.
+        entries: one per complete line.
+        size: length of the complete lines in bytes.
+        had_incomplete_line: whether the file ended with an incomplete line, which was removed.
     """
 
     def __init__(self, run: Path) -> None:
-        """Raises RlvrError when the manifest is missing or damaged."""
+        """Open the manifest and remove an incomplete last line. Raises RlvrError if it is missing or damaged."""
         self.path = run / MANIFEST
-        self.entries, self.size = read_manifest(run)  # bytes of whole lines
+        self.entries, self.size = read_manifest(run)
         with os_errors_as_user_errors(self.path):
             self._file = open_private(self.path, os.O_RDWR)
             try:
-                self.was_cut = os.fstat(self._file).st_size > self.size
+                self.had_incomplete_line = os.fstat(self._file).st_size > self.size
                 self._cut(self.size)
             except BaseException:
                 self.close()
@@ -61,7 +63,7 @@ class OpenManifest:
         return self._file >= 0
 
     def append(self, entry: Entry) -> None:
-        """Add a line, durably; when this raises, the manifest is cut back to what it was."""
+        """Append a line durably; if this raises, the manifest is truncated to its previous content."""
         line = line_of(entry)
         half = len(line) // 2
         with os_errors_as_user_errors(self.path):
@@ -80,10 +82,10 @@ class OpenManifest:
 
     @property
     def bytes_on_disk(self) -> int:
-        """Of the file, an incomplete line included."""
+        """The size of the file, including an incomplete last line."""
         return os.fstat(self._file).st_size
 
-    def take_back(self) -> None:
+    def remove_last(self) -> None:
         """Remove the last line."""
         with os_errors_as_user_errors(self.path):
             lines = read_regular(self.path.parent, MANIFEST)[: self.size]
@@ -102,10 +104,10 @@ class OpenManifest:
 
 
 class MetricsFile:
-    """metrics.parquet, which is replaced in place: the manifest announces its sha256 before the rename.
+    """metrics.parquet, which is replaced in place; the manifest announces the new sha256 before the rename.
 
     Attributes:
-        table: what the file holds.
+        table: the content of the file.
     """
 
     def __init__(self, run: Path, manifest: OpenManifest, table: "pa.Table") -> None:
@@ -113,11 +115,11 @@ class MetricsFile:
         self._run, self._manifest = run, manifest
 
     def replace(self, table: "pa.Table", *, phase: str, step: int) -> None:
-        """Make another table the metrics, durably.
+        """Replace the metrics durably with another table.
 
         Raises:
-            RlvrError: the file cannot be written. Then `table` is the new one when only the fsync of the directory failed, and
-                otherwise the old one, whose announcement is the last again.
+            RlvrError: the file cannot be written. If only the fsync of the directory failed, the new table is in place;
+                otherwise the old table stays, and the new announcement is removed.
         """
         table = table.combine_chunks()
         data = to_parquet(table)
@@ -126,10 +128,10 @@ class MetricsFile:
         try:
             atomic_write(self._run / METRICS, data)
         except BaseException:
-            with suppress(RlvrError):  # what cannot be settled now is settled when the run is opened again
+            with suppress(RlvrError):  # recovery repairs it when the run is next opened
                 if os.path.lexists(self._run / METRICS) and matches(entry, read_regular(self._run, METRICS)):
                     self.table = table
                 else:
-                    self._manifest.take_back()
+                    self._manifest.remove_last()
             raise
         self.table = table

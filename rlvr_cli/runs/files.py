@@ -1,6 +1,6 @@
-"""Files that are whole after a power cut, and errors that name the file.
+"""Durable, atomic file writes, and file errors that name the file.
 
-Enters: bytes and paths. Leaves: files replaced atomically, or an RlvrError that says which file and what to do.
+Enters: bytes and paths. Leaves: atomically replaced files, or an RlvrError that says which file failed and what to do.
 """
 
 import errno
@@ -28,13 +28,14 @@ def fsync_directory(path: Path) -> None:
 
 
 def atomic_write(path: Path, data: bytes | memoryview) -> None:
-    """Write a file so that at any moment, even after a power cut, it is the old one or the whole new one.
+    """Replace a file atomically and durably: even after a power failure it is the old or the complete new file.
 
-    The temporary file is ``.NAME.tmp`` beside it, and is gone when this returns or raises. For one writer at a time.
+    The temporary file is ``.NAME.tmp`` in the same directory; it is removed before this returns or raises. Not safe for
+    concurrent writers.
 
     Raises:
-        RlvrError: the disk is full, the directory cannot be written, and the like; the old file is as it was, unless
-            only the fsync of the directory failed.
+        RlvrError: the disk is full, the directory is not writable, and the like. The old file is unchanged, unless only
+            the fsync of the directory failed: then the new file is in place, but may not survive a power failure.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with os_errors_as_user_errors(path):
@@ -58,7 +59,7 @@ def atomic_write(path: Path, data: bytes | memoryview) -> None:
 
 
 def write_all(descriptor: int, data: bytes | memoryview, *, offset: int) -> None:
-    """Write all of `data` at that offset of an open file. Raises OSError."""
+    """Write all of `data` to an open file, starting at `offset`. Raises OSError."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)  # short when the disk fills up
@@ -66,17 +67,17 @@ def write_all(descriptor: int, data: bytes | memoryview, *, offset: int) -> None
 
 
 _HINTS = {
-    errno.ENOSPC: "Free some space on that disk; what rlvr eval, sft, ei and grpo had done goes on with --resume.",
-    errno.EDQUOT: "Free some of your disk quota; what rlvr eval, sft, ei and grpo had done goes on with --resume.",
-    errno.EFBIG: "The process may not write files of that size (ulimit -f).",
+    errno.ENOSPC: "Free some space on that disk; rlvr eval, sft, ei and grpo then continue with --resume.",
+    errno.EDQUOT: "Free some of your disk quota; rlvr eval, sft, ei and grpo then continue with --resume.",
+    errno.EFBIG: "The file exceeds the process's limit on file size: raise it with ulimit -f.",
 } | dict.fromkeys(
-    (errno.EROFS, errno.EACCES, errno.EPERM), "Choose a directory that you may write to, for instance with --runs-dir."
+    (errno.EROFS, errno.EACCES, errno.EPERM), "Choose a writable directory, for instance with --runs-dir."
 )
 
 
 @contextmanager
 def os_errors_as_user_errors(path: Path, action: str = "write") -> Iterator[None]:
-    """Turn the operating system's refusal into an RlvrError that names the file."""
+    """Turn an OSError into an RlvrError that names the file; `action` is the verb of the message."""
     try:
         yield
     except OSError as error:
@@ -86,15 +87,16 @@ def os_errors_as_user_errors(path: Path, action: str = "write") -> Iterator[None
 
 
 def shown(path: Path | str) -> str:
-    """A path, or another name that came from a file, in a message."""
+    """Return a path or name, escaped for display in a message."""
     return printable(str(path), keep="")
 
 
 def read_regular(run: Path, relative: str) -> bytes:
-    """The bytes of a regular file of a run. Links are refused wherever they lead: run directories are passed around.
+    """Read a regular file of a run. Symbolic links are rejected, because a run directory may come from someone else.
 
     Raises:
-        RlvrError: it is missing, a symbolic link or in one, or no regular file, or cannot be read.
+        RlvrError: the file is missing, unreadable or not regular, or it or a directory in `relative` is a symbolic
+            link.
     """
     path = run / relative
     with os_errors_as_user_errors(path, "read"):
@@ -107,37 +109,37 @@ def read_regular(run: Path, relative: str) -> bytes:
 
 
 def refuse_links(run: Path, relative: str) -> None:
-    """Raise an RlvrError when a file of a run, or a directory between them, is a symbolic link."""
+    """Raise RlvrError if the file, or a directory between the run and the file, is a symbolic link."""
     path = str(run)
     for component in relative.split("/"):
         path = f"{path}/{component}"
         if os.path.islink(path):
             raise RlvrError(
                 f"{shown(path)} is a symbolic link.",
-                "The files of a run must lie in it: replace the link by the file.",
+                "A run directory must contain its files: replace the link with the file.",
             )
 
 
 def utc_now() -> str:
-    """The time, as files hold it: ISO 8601 with microseconds, in UTC."""
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")  # sorts as it reads
+    """Return the current UTC time as ISO 8601 with microseconds, the format stored in files."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")  # sorts chronologically as text
 
 
 # The lock
 
-# Descriptors that a forked child must not keep: its copies would hold the lock after the death of this process.
+# Descriptors that are closed in forked children: their copies would keep the lock held after this process dies.
 _private: set[int] = set()
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of a file, not of a link, that forked children do not keep. Raises OSError."""
+    """Open a file, refusing links; forked children close the descriptor. Raises OSError."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     _private.add(descriptor)
     return descriptor
 
 
 def close_private(descriptor: int) -> None:
-    """Close a descriptor of `open_private`."""
+    """Close a descriptor opened by `open_private`."""
     _private.discard(descriptor)
     os.close(descriptor)
 

@@ -1,6 +1,7 @@
-"""Which rows a run holds, in memory: a bit each, since a run may hold millions.
+"""The keys of a run's committed rows, in memory: one bit per row, since a run may have millions.
 
-Enters: the manifest's entries. Leaves: for a phase and step the sample indices of each question, read from its parts the first time.
+Enters: the manifest's entries. Leaves: the sample indices of each question for a phase and step, read from the parts on
+first use.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,8 +12,9 @@ from rlvr_cli.runs.manifest import Entry, part_name
 from rlvr_cli.runs.parquet import keys_of
 from rlvr_cli.runs.readers import damaged_file, read_part
 
-Held = dict[Any, int]  # example_id, or (example_id, attempt) of grades -> its sample indices, as the bits of a number
-MAX_SAMPLES = 2**24  # of a question: a part that claims more would cost memory that nobody has
+# example_id, or (example_id, attempt) for grades -> an int whose set bits are the sample indices
+KeyBits = dict[Any, int]
+MAX_SAMPLES = 2**24  # per question: a damaged part with a larger index would exhaust memory
 
 
 class CommittedKeys:
@@ -21,13 +23,15 @@ class CommittedKeys:
     def __init__(self, run: Path, entries: list[Entry]) -> None:
         """
         Args:
-            entries: the manifest's, which grow as the run is written.
+            entries: the manifest's list, which grows as the run is written.
         """
         self._run, self._entries = run, entries
-        self._held: dict[tuple[str, str, int], Held] = {}
+        self._held: dict[tuple[str, str, int], KeyBits] = {}
 
-    def held(self, phase: str, step: int, *, grader: str = "") -> Held:
-        """What is committed of a phase and step, or of a grader's slug there. Add to it what is committed there next.
+    def committed(self, phase: str, step: int, *, grader: str = "") -> KeyBits:
+        """Return the committed keys of a phase and step: of its rollouts or, with a grader's slug, of its grades.
+
+        The caller must `merge` new keys into the returned dict after each commit.
 
         Raises:
             RlvrError: a part is missing or damaged.
@@ -35,7 +39,7 @@ class CommittedKeys:
         group = (grader, phase, step)
         if group not in self._held:
             columns = ["example_id", "sample_index", *(["attempt"] if grader else [])]
-            held: Held = {}
+            held: KeyBits = {}
             for entry in self._entries:
                 if (
                     (entry.phase, entry.step) == (phase, step)
@@ -43,15 +47,15 @@ class CommittedKeys:
                     and name.grader == grader
                 ):
                     try:
-                        merge(held, held_of(keys_of(read_part(self._run, entry, columns))))
+                        merge(held, bits_of_keys(keys_of(read_part(self._run, entry, columns))))
                     except ValueError as error:
                         raise damaged_file(self._run / entry.path, str(error)) from error
             self._held[group] = held
         return self._held[group]
 
 
-def held_of(keys: Iterable[tuple[Any, ...]]) -> Held:
-    """Keys of `parquet.keys_of`. Raises ValueError for a sample index that nothing of ours has."""
+def bits_of_keys(keys: Iterable[tuple[Any, ...]]) -> KeyBits:
+    """Convert the keys of `parquet.keys_of` to bits. Raises ValueError for an impossible sample index."""
     found: dict[Any, bytearray] = {}
     for example_id, index, *attempt in keys:
         if not 0 <= index < MAX_SAMPLES:
@@ -62,17 +66,17 @@ def held_of(keys: Iterable[tuple[Any, ...]]) -> Held:
     return {who: int.from_bytes(octets, "little") for who, octets in found.items()}
 
 
-def indices(bits: int) -> Iterator[int]:
-    """The sample indices in a number of `Held`, in their order."""
+def bit_positions(bits: int) -> Iterator[int]:
+    """Yield the positions of the set bits of a `KeyBits` value, the sample indices, in ascending order."""
     return (index for index, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
 
 
-def overlap(held: Held, fresh: Held) -> list[Any]:
-    """The keys that are in both."""
-    return [(who, *indices(both)) for who, bits in fresh.items() if (both := bits & held.get(who, 0))]
+def overlap(held: KeyBits, fresh: KeyBits) -> list[Any]:
+    """Return the keys that are in both."""
+    return [(who, *bit_positions(both)) for who, bits in fresh.items() if (both := bits & held.get(who, 0))]
 
 
-def merge(held: Held, fresh: Held) -> None:
+def merge(held: KeyBits, fresh: KeyBits) -> None:
     """Add `fresh` to `held`."""
     for who, bits in fresh.items():
         held[who] = held.get(who, 0) | bits

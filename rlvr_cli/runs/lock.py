@@ -1,4 +1,4 @@
-"""One writer per run: an OS file lock on the run directory, whose holder an error can name."""
+"""One writer per run: an operating-system file lock on the run directory; errors name the process that holds it."""
 
 import errno
 import fcntl
@@ -15,11 +15,11 @@ LOCK = ".lock"
 
 
 class Lock:
-    """The right to write a run, from construction to `release` or the death of the process, however it dies.
+    """Exclusive write access to a run, held from construction until `release` or the end of the process, even when killed.
 
-    It is the operating system's lock on the file ``.lock``, whose text says who holds it. Some network file systems
-    have no such locks; there the file ``.lock.exclusive``, which only one process can create, stands in for it. That
-    one survives a killed process, and the error then says which file to delete.
+    This is the operating system's lock on the file ``.lock``, whose text names the holder. Some network file systems
+    have no such locks; there the file ``.lock.exclusive``, which only one process can create, replaces it. That file
+    survives a killed process; the error then says which file to delete.
     """
 
     def __init__(self, run: Path) -> None:
@@ -44,7 +44,7 @@ class Lock:
             if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
                 raise RlvrError(
                     f"{shown(self.run)} is being written by {_holder(self.run / LOCK)}.",
-                    "Wait until it is done, or stop it; reading the run is possible meanwhile.",
+                    "Wait until that process ends, or stop it. The run can be read in the meantime.",
                 ) from error
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL):
                 raise
@@ -57,17 +57,18 @@ class Lock:
         except FileExistsError as error:
             raise RlvrError(
                 f"{shown(self.run)} is being written by {_holder(path, alive=False)}.",
-                f"The file system has no locks that end with a process: if that one has ended, delete {shown(path)}.",
+                f"The file system has no locks that end with the process. If the process has ended, delete {shown(path)}.",
             ) from error
         close_private(self._descriptor)
         self._descriptor, self._exclusive = descriptor, True
 
     def release(self) -> None:
-        """Let others write. May be called twice."""
+        """Release the lock. Calling it again has no effect."""
         if self._descriptor >= 0:
             with suppress(OSError):
-                os.ftruncate(self._descriptor, 0)  # nobody holds it now, so nobody is named
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a child that is just being forked may have a copy
+                os.ftruncate(self._descriptor, 0)  # no holder: the file names nobody
+                # Unlock explicitly: a child that is being forked may hold a copy of the descriptor.
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self._give_up()
 
     def _give_up(self) -> None:
@@ -79,7 +80,7 @@ class Lock:
 
 
 def _holder(path: Path, *, alive: bool = True) -> str:
-    """Who holds the lock, as the lock file says; with `alive`, waits a little for it to name a living process."""
+    """Describe the holder from the lock file; with `alive`, wait up to 0.2 s until it names a running process."""
     for _ in range(20):
         with suppress(OSError, ValueError, TypeError, KeyError):
             holder = json.loads(path.read_bytes())

@@ -1,7 +1,7 @@
-"""The manifest of a run: one line of JSON per commit, and the names of the parts.
+"""The format of a run's manifest (one JSON line per commit) and of part names.
 
-Enters: the bytes of manifest.jsonl, or of a file about to be committed. Leaves: checked entries, or a new one and its line.
-A part lies in ``rollouts/`` or, when it holds the verdicts of a grader that came later, in ``grades/``.
+Enters: the bytes of manifest.jsonl, or of a file about to be committed. Leaves: validated entries, or a new entry and
+its line. Parts are in ``rollouts/`` or, if they hold later grades by another grader, in ``grades/``.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ _PART_PATH = re.compile(
 
 
 class PartName(NamedTuple):
-    """What the path of a part says."""
+    """The fields encoded in the path of a part."""
 
-    grader: str  # as `grader_slug` makes it; "" for rollouts
+    grader: str  # the `grader_slug`; "" for rollouts
     phase: str
     step: int
     number: int
@@ -35,7 +35,7 @@ class PartName(NamedTuple):
 class Entry:
     """One line of the manifest."""
 
-    path: str  # relative to the run, with "/": of a part, or METRICS
+    path: str  # of a part, or METRICS; relative to the run, with "/"
     rows: int
     bytes: int
     sha256: str
@@ -53,13 +53,13 @@ _TYPES = {field.name: field.type for field in fields(Entry)}
 
 
 def part_path(phase: Phase, step: int, number: int, *, grader: str = "") -> str:
-    """The path of a part, relative to its run; with the name of a grader, of a part of its grades."""
+    """Return the path of a part relative to its run: a grades part if `grader` is given, else a rollout part."""
     folder = f"{GRADES}/{grader_slug(grader)}-" if grader else f"{ROLLOUTS}/"
     return f"{folder}{phase}-{step:06d}-{number:04d}.parquet"
 
 
 def grader_slug(grader: str) -> str:
-    """A grader's name as part of a file name, another for every grader: ``FILE.py:FUNCTION`` gets a digest of its own."""
+    """Return a unique file-name form of a grader's name; for ``FILE.py:FUNCTION`` it ends with a hash."""
     if re.fullmatch(r"[a-z0-9_]{1,40}", grader):
         return grader
     tail = re.sub(r"[^A-Za-z0-9_.]", "_", re.split(r"[/\\]", grader)[-1])[-40:]
@@ -67,35 +67,35 @@ def grader_slug(grader: str) -> str:
 
 
 def part_name(path: str) -> PartName | None:
-    """What the path of a part says; None for any other path."""
+    """Parse the path of a part; None if it is not one."""
     match = _PART_PATH.fullmatch(path)
     return None if match is None else PartName(match[1] or "", match[2], int(match[3]), int(match[4]))
 
 
 def entry_of(data: bytes | memoryview, *, path: str, rows: int, phase: str, step: int, schema_version: int) -> Entry:
-    """The entry for a file with these bytes."""
+    """Return the manifest entry for a file with these bytes."""
     return Entry(path, rows, len(data), hashlib.sha256(data).hexdigest(), schema_version, phase, step)
 
 
 def matches(entry: Entry, data: bytes) -> bool:
-    """Whether these bytes are the ones that were committed."""
+    """Whether these bytes are the committed ones, by length and sha256."""
     return len(data) == entry.bytes and hashlib.sha256(data).hexdigest() == entry.sha256
 
 
 def line_of(entry: Entry) -> bytes:
-    """The entry as a line, with its newline."""
+    """Return the entry as a manifest line, including the newline."""
     return json.dumps(asdict(entry)).encode() + b"\n"
 
 
 def parse_manifest(data: bytes, *, newest: int) -> tuple[list[Entry], int]:
-    """The entries of the manifest and the length in bytes of their lines; what follows the last newline is torn.
+    """Return the entries of the manifest and the length of their lines in bytes; an incomplete last line is ignored.
 
     Args:
-        newest: the schema version that this rlvr writes.
+        newest: the newest schema version that this rlvr reads.
 
     Raises:
-        ValueError: which line is wrong, and how; it may hold text of the file.
-        NewerVersion: a newer rlvr wrote it.
+        ValueError: a line is invalid; the message says which and why, and may quote the file (escape it for display).
+        NewerVersion: a newer rlvr wrote the manifest.
     """
     end = data.rfind(b"\n") + 1
     entries: list[Entry] = []
@@ -104,7 +104,7 @@ def parse_manifest(data: bytes, *, newest: int) -> tuple[list[Entry], int]:
         try:
             entry = _parse_line(line, newest=newest)
             if entry.path != METRICS and entry.path in seen:
-                raise ValueError(f"{entry.path} stands in it twice")
+                raise ValueError(f"{entry.path} is listed twice")
         except (ValueError, RecursionError) as error:
             raise ValueError(f"line {number}: {error}") from error
         seen.add(entry.path)
@@ -115,7 +115,7 @@ def parse_manifest(data: bytes, *, newest: int) -> tuple[list[Entry], int]:
 def _parse_line(line: bytes, *, newest: int) -> Entry:
     record = json.loads(line)
     if not isinstance(record, dict):
-        raise ValueError("not an object")
+        raise ValueError("not a JSON object")
     version = record.get("schema_version")
     if type(version) is int and version > newest:
         raise newer_version("The run", version)
@@ -130,5 +130,5 @@ def _parse_line(line: bytes, *, newest: int) -> Entry:
     if entry.path != METRICS:
         name = part_name(entry.path)
         if name is None or (name.phase, name.step) != (entry.phase, entry.step):
-            raise ValueError(f"{entry.path!r} is no path of a part of {entry.phase} step {entry.step}")
+            raise ValueError(f"{entry.path!r} is not the path of a part of {entry.phase} step {entry.step}")
     return entry

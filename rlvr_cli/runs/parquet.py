@@ -1,7 +1,7 @@
-"""Records <-> tables <-> the bytes of a Parquet file.
+"""Convert records to Arrow tables and Parquet bytes, and back.
 
-Enters: rollouts, grades and metrics, or the bytes of a file. Leaves: those bytes, or the table in them, whose columns and
-page checksums were checked. pyarrow costs 0.2 s of CPU and is imported where it is used.
+Enters: rollouts, grades and metrics, or the bytes of a Parquet file. Leaves: Parquet bytes, or the table in them, after
+checking its columns and page checksums. Importing pyarrow costs 0.2 s of CPU, so functions import it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,22 +25,28 @@ from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout, Turn
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_UNIQUE_COLUMNS = {"response", "response_ids", "sampled_logprobs"}  # a dictionary costs time and saves nothing
+_UNIQUE_COLUMNS = {
+    "response",
+    "response_ids",
+    "sampled_logprobs",
+}  # (almost) unique values: dictionary encoding costs time and saves nothing
 
 
 def rollout_table(rollouts: Sequence[Rollout]) -> "pa.Table":
-    """Rollouts as a table of `rollout_schema`; text that UTF-8 cannot hold is escaped."""
+    """Convert rollouts to a table of `rollout_schema`; lone surrogates in text are escaped."""
     for r in rollouts:
         assert r.sampled_at.tzinfo is None, "sampled_at is naive UTC"
-        assert r.response_mask is None or len(r.response_mask) == len(r.response_ids), "a mask has a place per token"
+        assert r.response_mask is None or len(r.response_mask) == len(r.response_ids), (
+            "response_mask has one element per token"
+        )
         if r.turns is not None:
             places = [0, *(place for turn in r.turns for place in (turn.start, turn.end)), len(r.response_ids)]
-            assert places == sorted(places), f"turns lie in their order within the response: {r.turns}"
+            assert places == sorted(places), f"turns must be in order and within the response: {r.turns}"
     return _table(rollouts, rollout_schema())
 
 
 def grade_table(grades: Sequence[Regrade]) -> "pa.Table":
-    """Grades as a table of `grade_schema`; text that UTF-8 cannot hold is escaped."""
+    """Convert grades to a table of `grade_schema`; lone surrogates in text are escaped."""
     return _table(grades, grade_schema())
 
 
@@ -50,7 +56,7 @@ def _table(records: Sequence[Any], schema: "pa.Schema") -> "pa.Table":
     columns = []
     for field, values in zip(schema, zip(*map(attrgetter(*schema.names), records), strict=True), strict=True):
         if pa.types.is_string(field.type):
-            # Most are the same text over and over.
+            # Escape each distinct text once: most repeat.
             escaped = {v: None if v is None else storable(v) for v in set(values)}
             values = [escaped[v] for v in values]
         columns.append(pa.array(values, field.type))
@@ -58,7 +64,7 @@ def _table(records: Sequence[Any], schema: "pa.Schema") -> "pa.Table":
 
 
 def records_parquet(records: Sequence[Mapping[str, Any]]) -> memoryview:
-    """The bytes of a Parquet file of these records; a key that one of them lacks is null there."""
+    """Convert dicts to the bytes of a Parquet file; missing keys become null."""
     import pyarrow as pa
 
     names = dict.fromkeys(name for r in records for name in r)
@@ -66,7 +72,7 @@ def records_parquet(records: Sequence[Mapping[str, Any]]) -> memoryview:
 
 
 def to_rollouts(table: "pa.Table") -> list[Rollout]:
-    """The rows of a table with all columns of `rollout_schema`, as records."""
+    """Convert a table with all columns of `rollout_schema` to rollouts."""
     import pyarrow as pa
 
     columns = [
@@ -76,7 +82,7 @@ def to_rollouts(table: "pa.Table") -> list[Rollout]:
     rollouts = [Rollout(*values) for values in zip(*columns, strict=True)]
     if table["turns"].null_count == len(table):
         return rollouts
-    return [replace(r, turns=r.turns and tuple(Turn(**t) for t in r.turns)) for r in rollouts]  # type: ignore[arg-type]  (dicts so far)
+    return [replace(r, turns=r.turns and tuple(Turn(**t) for t in r.turns)) for r in rollouts]  # type: ignore[arg-type]  (dicts until here)
 
 
 def _as_tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
@@ -84,7 +90,7 @@ def _as_tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
 
 
 def keys_of(table: "pa.Table") -> set[tuple[Any, ...]]:
-    """The (example_id, sample_index) of rollouts, or the (example_id, sample_index, attempt) of grades."""
+    """Return the (example_id, sample_index) of rollouts, or the (example_id, sample_index, attempt) of grades."""
     names = [n for n in ("example_id", "sample_index", "attempt") if n in table.column_names]
     return set(zip(*(table[name].to_pylist() for name in names), strict=True))
 
@@ -96,11 +102,12 @@ def with_metrics(
     phase: Phase,
     wall_seconds: Mapping[int, float],
 ) -> "pa.Table":
-    """A table of `metrics_schema` with these rows at its end; those of the same step, phase and name are gone from it.
+    """Return the metrics with these rows appended, after removing earlier rows with the same step, phase and name.
 
     Args:
+        earlier: a table of `metrics_schema`.
         rows: step -> metric name -> value; at least one value.
-        wall_seconds: by step.
+        wall_seconds: step -> wall_seconds.
     """
     import pyarrow as pa
 
@@ -108,7 +115,7 @@ def with_metrics(
     fresh = {(step, phase, storable(name)): float(v) for step, values in rows.items() for name, v in values.items()}
     columns = zip(*((*key, value, wall_seconds[key[0]], None) for key, value in fresh.items()), strict=True)
     added = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
-    # Most steps are new: asking for them first keeps the commits of a long run quick.
+    # Most steps are new: this check avoids the slow filter on long runs.
     if not rows.keys().isdisjoint(earlier["step"].unique().to_pylist()):
         keys = zip(*(earlier[name].to_pylist() for name in ("step", "phase", "name")), strict=True)
         earlier = earlier.filter(pa.array([key not in fresh for key in keys]))
@@ -116,7 +123,7 @@ def with_metrics(
 
 
 def to_parquet(table: "pa.Table") -> memoryview:
-    """The bytes of a Parquet file, with a checksum for every page."""
+    """Convert a table to the bytes of a Parquet file with page checksums."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -131,7 +138,7 @@ def to_parquet(table: "pa.Table") -> memoryview:
 
 
 def _leaves(field: "pa.Field", prefix: str = "") -> list[str]:
-    """The columns of a Parquet file that a field is stored in, by their paths."""
+    """Return the paths of the Parquet columns that store a field."""
     import pyarrow as pa
 
     path = prefix + field.name
@@ -145,20 +152,21 @@ def _leaves(field: "pa.Field", prefix: str = "") -> list[str]:
 def from_parquet(
     data: bytes, record: type, *, columns: Sequence[str] | None = None, name: str = "The file"
 ) -> "pa.Table":
-    """The table in a Parquet file whose rows are `record`s of this schema version or an older one.
+    """Read a Parquet file of `record` rows, of the current schema version or an older one.
 
-    Columns that came later than the file are filled: with NULL, or with the default of the record's field.
+    Columns that are newer than the file are filled with NULL, or with the default of the record's field.
 
     Args:
-        columns: names of columns, in the order in which the table is to have them; None for all.
-        name: what errors call the file.
+        columns: names of the columns to return, in that order; None for all.
+        name: how errors refer to the file.
 
     Returns:
-        A table of `arrow_schema(record)`, or those columns of it.
+        A table of `arrow_schema(record)`, or of these columns of it.
 
     Raises:
-        ValueError: the bytes are damaged, or the file has other columns than its version; what is wrong, safe for a terminal.
-        RlvrError: a newer rlvr wrote it.
+        ValueError: the bytes are damaged, or the columns do not match the file's version; the message is safe for a
+            terminal.
+        RlvrError: a newer rlvr wrote the file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -171,7 +179,7 @@ def from_parquet(
         if version > SCHEMA_VERSION:
             raise newer_version(name, version)
         if not file.schema_arrow.equals(arrow_schema(record, version=version)):
-            raise ValueError("its columns are not those that rlvr writes")
+            raise ValueError("its columns do not match its schema version")
         stored = set(file.schema_arrow.names)
         table = file.read(columns=[name for name in names if name in stored])
         table.validate(full=True)
@@ -180,19 +188,19 @@ def from_parquet(
     rows = file.metadata.num_rows
     for column in columns_of(record):
         if column.name in names and column.name not in stored:
-            table = table.append_column(schema.field(column.name), _older(column, schema, rows=rows))
+            table = table.append_column(schema.field(column.name), _older_column(column, schema, rows=rows))
     return table.select(names).replace_schema_metadata(schema.metadata)
 
 
-def _older(column: Column, schema: "pa.Schema", *, rows: int) -> "pa.Array":
+def _older_column(column: Column, schema: "pa.Schema", *, rows: int) -> "pa.Array":
     import pyarrow as pa
 
     kind = schema.field(column.name).type
-    return pa.nulls(rows, kind) if column.nullable else pa.repeat(pa.scalar(column.older, kind), rows)
+    return pa.nulls(rows, kind) if column.nullable else pa.repeat(pa.scalar(column.older_value, kind), rows)
 
 
 def version_of(data: bytes) -> int:
-    """The schema version of a Parquet file that `from_parquet` has read."""
+    """Return the schema version of a Parquet file that `from_parquet` accepted."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -202,5 +210,5 @@ def version_of(data: bytes) -> int:
 def _version_of(schema: "pa.Schema") -> int:
     text = (schema.metadata or {}).get(VERSION_KEY, b"").decode(errors="replace")
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError("it does not name its schema version")
+        raise ValueError("it has no schema version")
     return int(text)

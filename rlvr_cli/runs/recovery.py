@@ -1,7 +1,7 @@
-"""What a kill left behind, settled when a run is opened for writing: adopted, cut off or set aside.
+"""Repair a run that was killed, when it is opened for writing: adopt, truncate or set aside uncommitted files.
 
-Enters: a run directory and its open manifest. Leaves: a directory in which every file is committed, the metrics, and a sentence on
-each repair. Each step leaves the directory no worse than it was, so a kill during a repair is as good as one before.
+Enters: a run directory and its open manifest. Leaves: a directory in which every file is committed, the metrics, and
+one sentence per repair. Each step leaves the directory repairable, so recovery itself may be killed at any point.
 """
 
 import os
@@ -10,21 +10,21 @@ from pathlib import Path
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.commits import MetricsFile, OpenManifest, new_entry
 from rlvr_cli.runs.files import fsync_directory, os_errors_as_user_errors, read_regular, refuse_links, shown
-from rlvr_cli.runs.keys import CommittedKeys, held_of, merge, overlap
+from rlvr_cli.runs.keys import CommittedKeys, bits_of_keys, merge, overlap
 from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, grader_slug, matches, part_name
 from rlvr_cli.runs.parquet import keys_of, version_of
-from rlvr_cli.runs.readers import check_part, parsed_table, present_parts, record_of
+from rlvr_cli.runs.readers import check_part, parsed_table, present_parts, row_type_of
 from rlvr_cli.runs.schemas import NewerVersion, metrics_schema
 from rlvr_cli.types import Metric
 
 
 def remove_temporaries(run: Path) -> None:
-    """Delete files that were being written. Raises RlvrError."""
+    """Delete the temporary files of interrupted writes. Raises RlvrError."""
     for name in (ROLLOUTS, GRADES):
         refuse_links(run, name)
     for folder in (run, *(run / name for name in (ROLLOUTS, GRADES))):
         if folder.name == GRADES and not os.path.lexists(folder):
-            continue  # nothing was ever graded again
+            continue  # the run was never regraded
         with os_errors_as_user_errors(folder):
             for item in list(os.scandir(folder)):
                 if item.name.startswith(".") and item.name.endswith(".tmp") and item.is_file(follow_symlinks=False):
@@ -32,16 +32,16 @@ def remove_temporaries(run: Path) -> None:
 
 
 def recover(run: Path, manifest: OpenManifest, keys: CommittedKeys, *, run_id: str, notices: list[str]) -> MetricsFile:
-    """Settle the metrics and the parts.
+    """Repair the metrics and the parts.
 
     Args:
-        notices: one sentence is added for each thing that was found and repaired.
+        notices: one sentence is appended per repair.
 
     Raises:
         RlvrError: a committed file is missing or damaged, or a newer rlvr wrote a part.
     """
-    if manifest.was_cut:
-        notices.append(f"{shown(manifest.path)} ended in an incomplete line, which was removed.")
+    if manifest.had_incomplete_line:
+        notices.append(f"{shown(manifest.path)} ended with an incomplete line, which was removed.")
     metrics = _settled_metrics(run, manifest, notices)
     for entry in manifest.entries:
         if entry.path != METRICS:
@@ -56,54 +56,55 @@ def recover(run: Path, manifest: OpenManifest, keys: CommittedKeys, *, run_id: s
             notices.append(_set_aside(run, relative, why=error.problem))
             continue
         manifest.append(entry)
-        notices.append(f"{shown(relative)}, written just before the run was cut short, was taken up.")
+        notices.append(f"{shown(relative)} was written just before the run was interrupted, and has been adopted.")
     return metrics
 
 
 def _settled_metrics(run: Path, manifest: OpenManifest, notices: list[str]) -> MetricsFile:
-    """The committed metrics, after taking back an announcement that was not kept."""
+    """Return the committed metrics, after removing the last announcement if the metrics file was never replaced."""
     path = run / METRICS
     announced = [e for e in manifest.entries if e.path == METRICS]
-    unsure = bool(announced) and manifest.entries[-1] is announced[-1]  # a kept one may be followed by other commits
+    # Only the last line can be an announcement whose file was not written.
+    unsure = bool(announced) and manifest.entries[-1] is announced[-1]
     if not os.path.lexists(path):
         metrics = MetricsFile(run, manifest, metrics_schema().empty_table())
         if unsure and len(announced) == 1:
-            manifest.take_back()
+            manifest.remove_last()
         elif announced:
-            notices.append(f"{shown(path)} was missing; the metrics begin anew.")
+            notices.append(f"{shown(path)} was missing; the metrics start over.")
             metrics.replace(metrics.table, phase=announced[-1].phase, step=announced[-1].step)
         return metrics
     data = read_regular(run, METRICS)
     if not announced or not matches(announced[-1], data):
         if not unsure or len(announced) < 2 or not matches(announced[-2], data):
             raise RlvrError(
-                f"{shown(path)} is damaged: its sha256 is not the one in the manifest.",
-                "Restore the file from a copy, or move it away to go on without the metrics so far.",
+                f"{shown(path)} is damaged: its sha256 differs from the manifest.",
+                "Restore the file from a copy, or move it away to continue without the earlier metrics.",
             )
-        manifest.take_back()
+        manifest.remove_last()
     return MetricsFile(run, manifest, parsed_table(data, Metric, path=path))
 
 
 def _verified(run: Path, relative: str, keys: CommittedKeys, *, run_id: str) -> Entry:
-    """The entry for a part that the manifest does not name. Raises RlvrError when it may not be adopted."""
+    """Return a manifest entry for an unlisted part. Raises RlvrError if the part must not be adopted."""
     name = part_name(relative)
     if name is None:
-        raise RlvrError("its name is not that of a part")
+        raise RlvrError("its name is not a part name")
     phase, step = name.phase, name.step
     data = read_regular(run, relative)
-    table = parsed_table(data, record_of(relative.partition("/")[0]), path=run / relative)
+    table = parsed_table(data, row_type_of(relative.partition("/")[0]), path=run / relative)
     owners = set(zip(*(table[c].to_pylist() for c in ("run_id", "phase", "step")), strict=True))
     if owners != {(run_id, phase, step)}:
-        raise RlvrError("its rows are of another run, phase or step")
+        raise RlvrError("its rows belong to another run, phase or step")
     if name.grader and set(map(grader_slug, table["grader"].to_pylist())) != {name.grader}:
-        raise RlvrError("its rows are of another grader")
+        raise RlvrError("its rows belong to another grader")
     found = keys_of(table)
     try:
-        fresh, held = held_of(found), keys.held(phase, step, grader=name.grader)
+        fresh, held = bits_of_keys(found), keys.committed(phase, step, grader=name.grader)
     except ValueError as error:
         raise RlvrError(str(error)) from error
     if len(found) != table.num_rows or overlap(held, fresh):
-        raise RlvrError("its rows are in the run already")
+        raise RlvrError("some of its rows are already in the run")
     merge(held, fresh)
     return new_entry(relative, data, rows=table.num_rows, phase=phase, step=step, version=version_of(data))
 

@@ -1,33 +1,34 @@
-"""The run store: a directory per run, written by one process, readable by anyone at any time, whole after any kill.
+"""The run store: one directory per run, written by one process, readable at any time, consistent after any kill.
 
-Enters: rollouts, metrics, and what describes the run. Leaves: a run directory ::
+Enters: rollouts, metrics and metadata. Leaves: a run directory ::
 
-    run.json                            what the run is and how it stands; replaced atomically
+    run.json                            metadata and status; replaced atomically
     manifest.jsonl                      one line per commit: path, rows, bytes, sha256, schema_version, phase, step
-    rollouts/PHASE-STEP-PART.parquet    parts, which never change; the columns are the fields of `Rollout`
-    grades/GRADER-PHASE-STEP-PART.parquet   parts with what other graders said later; the fields of `Regrade`
-    metrics.parquet                     long form; replaced atomically by each commit
-    set-aside/                          files found by a resumed run that cannot be part of it
+    rollouts/PHASE-STEP-PART.parquet    immutable parts; the columns are the fields of `Rollout`
+    grades/GRADER-PHASE-STEP-PART.parquet   immutable parts with later grades by other graders; the fields of `Regrade`
+    metrics.parquet                     long format; replaced atomically by each commit
+    set-aside/                          files that recovery found and could not adopt
 
-A part is committed when its manifest line is on disk; readers follow the manifest and never list the directory. The
-order of a commit: temporary file, fsync, rename, fsync of the directory, manifest line, fsync. So after a kill
+A part is committed when its manifest line is on disk; readers follow the manifest instead of listing the directory.
+The order of a commit: temporary file, fsync, rename, fsync of the directory, manifest line, fsync. So a kill
 
-- before the rename there is a temporary file, whose name neither DuckDB's ``*.parquet`` nor pyarrow's scan of a
-  directory takes up: opening the run for writing deletes it;
-- between rename and manifest line there is a whole part that the manifest does not name. Opening the run for writing
-  adopts it when it reads without error, belongs to this run and its keys are new, so that nothing is sampled twice;
-  anything else goes to ``set-aside/`` with a notice;
-- within the manifest line there is a last line without a newline: readers ignore it, opening for writing cuts it off.
+- before the rename leaves a temporary file, whose name matches neither DuckDB's ``*.parquet`` nor pyarrow's directory
+  scan; opening the run for writing deletes it;
+- between the rename and the manifest line leaves a complete part that the manifest does not list. Opening the run for
+  writing adopts it if it reads without error, belongs to this run and has only new keys, so that nothing is sampled
+  twice; otherwise it is moved to ``set-aside/`` with a notice;
+- within the manifest line leaves a last line without a newline: readers ignore it; opening for writing cuts it off.
 
-So every row whose `commit_rollouts` returned is there exactly once, and no key is there twice. metrics.parquet is
-replaced in place, so its new sha256 is announced in the manifest *before* the rename: the file is the one announced
-last or the one before it, and opening the run for writing takes back an announcement that was not kept.
+So every row whose `commit_rollouts` returned is stored exactly once, and no key is stored twice. metrics.parquet is
+replaced in place, so its new sha256 is announced in the manifest *before* the rename: the file matches the last
+announcement or the one before, and opening the run for writing removes an announcement whose file was not written.
 
-run.json itself has no checksum: it must parse, but a changed value in it is not noticed.
+run.json has no checksum: it must parse, but a changed value is not detected.
 
-A run may be older than the rlvr that goes on with it. Its parts stay as they are, and readers fill the columns that they lack;
-what is added has the columns of today. Each manifest line has the schema version of its file, run.json the newest that may be
-among them: it is raised before anything is added, so that the older rlvr says "upgrade" and takes no new part for a damaged one.
+A newer rlvr can resume a run of an older one. The old parts stay as they are, and readers fill in the columns that they
+lack; new parts have the current columns. Each manifest line has the schema version of its file, and run.json the newest
+version that may occur. run.json is updated before anything is added, so that the older rlvr says "upgrade" instead of
+reporting damage.
 """
 
 import errno
@@ -51,7 +52,7 @@ from rlvr_cli.runs.files import (
     shown,
     utc_now,
 )
-from rlvr_cli.runs.keys import CommittedKeys, held_of, indices, merge, overlap
+from rlvr_cli.runs.keys import CommittedKeys, bit_positions, bits_of_keys, merge, overlap
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.manifest import (
     GRADES,
@@ -83,28 +84,28 @@ _FIXED_FIELDS = ("schema_version", "run_id", "command", "status", "created_at", 
 
 
 class Attempt(NamedTuple):
-    """One go of a grader at the rollouts of a run."""
+    """One pass of a grader over the rollouts of a run; see `Regrade.attempt`."""
 
     number: int
     grader_sha256: str | None
 
 
 class RunDir:
-    """An open run that this process, and no other, is writing. Use as a context manager, from one thread.
+    """A run opened for writing; the lock keeps other writers out. Use as a context manager, from one thread.
 
-    Leaving the context sets the status: interrupted after `Interrupted` or KeyboardInterrupt, failed after any other
-    exception, and otherwise finished, unless `finish` was called before.
+    Leaving the context sets the status, unless `finish` already did: interrupted after `Interrupted` or
+    KeyboardInterrupt, failed after any other exception, else finished.
 
     Attributes:
         path: the run directory.
-        notices: what was found and repaired when the run was opened, one sentence each, to be shown to the user.
+        notices: the repairs made when the run was opened, one sentence each, to show to the user.
     """
 
-    def __init__(self, path: Path, lock: Lock, *, goes_on: bool = True) -> None:
-        """Not for callers: see `create`, `resume` and `annotate`. `lock` is held and is given back when this raises."""
+    def __init__(self, path: Path, lock: Lock, *, updates_status: bool = True) -> None:
+        """Use `create`, `resume` or `annotate` instead. `lock` must be held; it is released if this raises."""
         self.path = path
         self.notices: list[str] = []
-        self._goes_on = goes_on
+        self._updates_status = updates_status
         self._lock = lock
         self._process = os.getpid()
         self._session_start = time.monotonic()
@@ -119,7 +120,7 @@ class RunDir:
             self._keys = CommittedKeys(path, manifest.entries)
             self._metrics = recover(path, manifest, self._keys, run_id=self.id, notices=self.notices)
             self._earlier_seconds = self._seconds_before()
-            if goes_on:
+            if updates_status:
                 self._set(status="running")
         except BaseException:
             self.close()
@@ -129,23 +130,23 @@ class RunDir:
     def create(
         cls, root: Path | str, command: str, *, name: str | None = None, metadata: Mapping[str, Any]
     ) -> "RunDir":
-        """Start a new run in `root`, which is made when it is not there.
+        """Create a new run in `root`, a directory that is created if needed.
 
         Args:
-            root: the directory of runs.
-            command: the rlvr command; the id of the run starts with it.
-            name: the id; None or "" makes one up, ``COMMAND-YYYYmmdd-HHMMSS-XXXX`` in UTC.
-            metadata: more fields for run.json, as JSON can hold them.
+            root: the directory that holds the runs.
+            command: the rlvr command; a generated id starts with it.
+            name: the id of the run; None or "" generates ``COMMAND-YYYYmmdd-HHMMSS-XXXX`` in UTC.
+            metadata: additional fields for run.json; JSON values.
 
         Raises:
-            RlvrError: the name is none, a run of that name exists, or the directory cannot be written.
+            RlvrError: the name is invalid, a run with that name exists, or the directory cannot be written.
         """
         assert command.isidentifier(), command
         assert not set(_FIXED_FIELDS) & metadata.keys(), metadata.keys()
         if name and RUN_NAME.fullmatch(name) is None:
             raise RlvrError(
                 f"{name!r} cannot be the name of a run.",
-                "Use up to 128 of the characters A-Z a-z 0-9 . _ - and start with a letter or digit.",
+                "Use at most 128 of the characters A-Z a-z 0-9 . _ - and start with a letter or digit.",
             )
         root = Path(root)
         with os_errors_as_user_errors(root):
@@ -161,31 +162,31 @@ class RunDir:
             if name:
                 raise RlvrError(
                     f"{shown(root / run_id)} exists already.",
-                    f"Choose another name with --run, or go on with it: --resume {run_id}",
+                    f"Choose another name with --run, or resume it: --resume {run_id}",
                 )
 
     @classmethod
     def resume(cls, path: Path | str) -> "RunDir":
-        """Open a run to go on with it, whatever state a kill has left it in; see `notices`.
+        """Open an existing run to continue it, repairing whatever a kill left behind; see `notices`.
 
         Raises:
-            RlvrError: there is no run, another process is writing it, or a committed file is missing or damaged.
+            RlvrError: there is no such run, another process is writing it, or a committed file is missing or damaged.
         """
         path = Path(path)
-        read_metadata(path)  # before a lock file is made in what may be no run
+        read_metadata(path)  # first: no lock file in a directory that is not a run
         return cls(path, Lock(path))
 
     @classmethod
     def annotate(cls, path: Path | str) -> "RunDir":
-        """Open a run that nobody is writing to add grades to it. Its status and its clock stay as they are, and so does run.json
-        but for the schema version of a run of an older rlvr.
+        """Open a run to add grades to it. run.json, with its status and wall_seconds, is left unchanged, except that the schema
+        version of an older run is raised.
 
         Raises:
-            RlvrError: as `resume`.
+            RlvrError: as for `resume`.
         """
         path = Path(path)
         read_metadata(path)
-        return cls(path, Lock(path), goes_on=False)
+        return cls(path, Lock(path), updates_status=False)
 
     @property
     def id(self) -> str:
@@ -193,16 +194,16 @@ class RunDir:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """run.json. Change it through `update`."""
+        """The content of run.json. Change it with `update`."""
         return self._metadata
 
     @property
     def wall_seconds(self) -> float:
-        """Seconds that the run has been open for writing, in this process and those before it; never goes back."""
+        """Seconds that the run has been open for writing, in this process and earlier ones; never decreases."""
         return self._earlier_seconds + time.monotonic() - self._session_start
 
     def update(self, **values: Any) -> None:
-        """Set fields of run.json and replace it atomically. Raises RlvrError."""
+        """Set fields of run.json and rewrite it atomically. Raises RlvrError."""
         assert not set(_FIXED_FIELDS) & values.keys(), values.keys()
         self._set(**values)
 
@@ -212,13 +213,13 @@ class RunDir:
         self._set(status=status)
 
     def commit_rollouts(self, phase: Phase, step: int, rollouts: Sequence[Rollout]) -> Path:
-        """Make rollouts of one phase and step durable, all or none; when this returns they survive anything.
+        """Commit rollouts of one phase and step, all or none; when this returns they are durable.
 
         Returns:
-            The new part.
+            The path of the new part.
 
         Raises:
-            RlvrError: the part cannot be written; the run is as it was.
+            RlvrError: the part cannot be written; the run is unchanged.
         """
         self._assert_open()
         assert phase in get_args(Phase), phase
@@ -229,13 +230,13 @@ class RunDir:
         return self._commit_part(rollout_table(rollouts), phase=phase, step=step)
 
     def commit_grades(self, phase: Phase, step: int, grades: Sequence[Regrade]) -> Path:
-        """Make the verdicts of one grader's attempt on rollouts of one phase and step durable, all or none.
+        """Commit grades of one grader's attempt on rollouts of one phase and step, all or none.
 
         Returns:
-            The new part.
+            The path of the new part.
 
         Raises:
-            RlvrError: the part cannot be written; the run is as it was.
+            RlvrError: the part cannot be written; the run is unchanged.
         """
         self._assert_open()
         assert grades, "a part has at least one row"
@@ -249,7 +250,7 @@ class RunDir:
         return self._commit_part(grade_table(grades), phase=phase, step=step, grader=grades[0].grader)
 
     def commit_metrics(self, step: int, phase: Phase, values: Mapping[str, float]) -> None:
-        """Make metrics of one step durable: `commit_metric_rows` of that step alone."""
+        """Commit the metrics of one step; see `commit_metric_rows`."""
         self.commit_metric_rows(phase, {step: values})
 
     def commit_metric_rows(
@@ -259,16 +260,16 @@ class RunDir:
         *,
         wall_seconds: Mapping[int, float] | None = None,
     ) -> None:
-        """Make metrics of several steps durable, all or none; those of the same step, phase and name are replaced.
+        """Commit the metrics of several steps, all or none. Metrics with the same step, phase and name are replaced.
 
-        A run that was killed and goes on has such: it does again what followed its last checkpoint.
+        Replacement happens when a resumed run repeats the steps after its last checkpoint.
 
         Args:
             rows: step -> metric name -> value; NaN and infinities are kept.
-            wall_seconds: step -> the run's `wall_seconds` when its metrics came; now, where it is not given.
+            wall_seconds: step -> the run's `wall_seconds` when its metrics were measured. Default: now.
 
         Raises:
-            RlvrError: the file cannot be written; the metrics are as they were.
+            RlvrError: the file cannot be written; the metrics are unchanged.
         """
         self._assert_open()
         assert phase in get_args(Phase), phase
@@ -280,9 +281,9 @@ class RunDir:
         self._metrics.replace(table, phase=phase, step=max(rows))
 
     def committed_keys(self, phase: Phase | None = None, step: int | None = None) -> set[RolloutKey]:
-        """The keys (phase, step, example_id, sample_index) of the committed rollouts, of one phase and step or of all.
+        """Return the keys (phase, step, example_id, sample_index) of committed rollouts, of one phase and step or of all.
 
-        Example ids are as stored, which is `text.storable` of what was given.
+        Example ids are as stored: `text.storable` of the original.
 
         Raises:
             RlvrError: a part is missing or damaged.
@@ -291,34 +292,36 @@ class RunDir:
             (p, s, example_id, sample_index)
             for p, s in self.steps()
             if phase in (None, p) and step in (None, s)
-            for example_id, bits in self._keys.held(p, s).items()
-            for sample_index in indices(bits)
+            for example_id, bits in self._keys.committed(p, s).items()
+            for sample_index in bit_positions(bits)
         }
 
     def num_rollouts(self, phase: Phase, step: int) -> int:
-        """How many rollouts of that phase and step are committed."""
+        """Return the number of committed rollouts of a phase and step."""
         return sum(e.rows for e in self._entries if (e.folder, e.phase, e.step) == (ROLLOUTS, phase, step))
 
-    def missing(self, phase: Phase, step: int, example_id: str, *, num_samples: int) -> list[int]:
-        """The sample indices below `num_samples` of a question that are not committed, in their order.
+    def missing_indices(self, phase: Phase, step: int, example_id: str, *, num_samples: int) -> list[int]:
+        """Return the sample indices below `num_samples` that are not committed for a question, in ascending order.
 
         Raises:
             RlvrError: a part is missing or damaged.
         """
-        return list(indices(~self._keys.held(phase, step).get(storable(example_id), 0) & ((1 << num_samples) - 1)))
+        return list(
+            bit_positions(~self._keys.committed(phase, step).get(storable(example_id), 0) & ((1 << num_samples) - 1))
+        )
 
     def steps(self) -> list[tuple[Phase, int]]:
-        """The (phase, step) of the committed rollouts, in the order of their first commits."""
-        return list(dict.fromkeys((e.phase, e.step) for e in self._entries if e.folder == ROLLOUTS))  # type: ignore[misc]  (their paths hold no other phase)
+        """Return the (phase, step) pairs of the committed rollouts, in the order of their first commits."""
+        return list(dict.fromkeys((e.phase, e.step) for e in self._entries if e.folder == ROLLOUTS))  # type: ignore[misc]  (checked on reading)
 
     def rollouts(self, phase: Phase, step: int, *, columns: Sequence[str]) -> "pa.Table":
-        """`read_rollouts` of this run. Raises RlvrError when a part is damaged."""
+        """Return the given columns of a phase and step, as `read_rollouts` does. Raises RlvrError if a part is damaged."""
         import pyarrow as pa
 
         return pa.concat_tables(part_tables(self.path, self._entries, phase=phase, step=step, columns=columns))
 
     def last_attempt(self, grader: str, phase: Phase) -> Attempt | None:
-        """The last attempt of a grader on the rollouts of a phase; None before the first."""
+        """Return the last attempt of a grader on the rollouts of a phase; None if there is none."""
         slug = grader_slug(grader)
         entries = [e for e in self._entries if (n := part_name(e.path)) and (n.grader, n.phase) == (slug, phase)]
         if not entries:
@@ -327,12 +330,12 @@ class RunDir:
         return Attempt(row["attempt"], row["grader_sha256"])
 
     def graded_keys(self, grader: str, phase: Phase, step: int, *, attempt: int) -> set[tuple[str, int]]:
-        """The (example_id, sample_index) of the rollouts with a verdict of that attempt of the grader."""
-        held = self._keys.held(phase, step, grader=grader_slug(grader))
-        return {(e, i) for (e, number), bits in held.items() if number == attempt for i in indices(bits)}
+        """Return the (example_id, sample_index) of the rollouts that this attempt of the grader has graded."""
+        held = self._keys.committed(phase, step, grader=grader_slug(grader))
+        return {(e, i) for (e, number), bits in held.items() if number == attempt for i in bit_positions(bits)}
 
     def close(self) -> None:
-        """Let others write the run. The status stays as it is. May be called twice."""
+        """Release the run for other writers, without changing its status. Calling it again has no effect."""
         if os.getpid() != self._process:  # a forked child holds neither the lock nor the manifest
             return
         if self._manifest is not None:
@@ -349,12 +352,12 @@ class RunDir:
         if os.getpid() != self._process or self._manifest is None:
             return
         try:
-            if self._metadata["status"] != "running" or not self._goes_on:
+            if self._metadata["status"] != "running" or not self._updates_status:
                 return
             if error is None:
                 self.finish("finished")
             else:
-                with suppress(RlvrError):  # the disk may be full, which may be why; `error` is what the user must see
+                with suppress(RlvrError):  # a full disk may be the cause; the user must see `error`
                     self.finish("interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed")
         finally:
             self.close()
@@ -366,7 +369,7 @@ class RunDir:
 
     def _set(self, **values: Any) -> None:
         self._assert_open()
-        assert self._goes_on, "a run that is annotated stays as it is"
+        assert self._updates_status, "run.json cannot be changed in a run opened with annotate"
         times = {"updated_at": utc_now(), "wall_seconds": round(self.wall_seconds, 3)}
         self._replace_metadata(self._metadata | values | times)
 
@@ -376,7 +379,7 @@ class RunDir:
 
     def _commit_part(self, table: "pa.Table", *, phase: Phase, step: int, grader: str = "") -> Path:
         keys = keys_of(table)
-        fresh, held = held_of(keys), self._keys.held(phase, step, grader=grader and grader_slug(grader))
+        fresh, held = bits_of_keys(keys), self._keys.committed(phase, step, grader=grader and grader_slug(grader))
         assert len(keys) == table.num_rows, "two of the rows have the same key"
         assert not (twice := overlap(held, fresh)), f"already committed: {twice[:3]}"
 
@@ -390,7 +393,7 @@ class RunDir:
             atomic_write(path, data)
             manifest.append(new_entry(relative, data, rows=table.num_rows, phase=phase, step=step))
         except BaseException:
-            # Else the manifest may name the part, which then has to stay.
+            # If the manifest has grown, it may list the part: keep it.
             if manifest.bytes_on_disk == before:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
@@ -414,7 +417,7 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 
 def _make_run(path: Path, metadata: Mapping[str, Any]) -> Lock | None:
-    """Make a run directory, whole and locked, under its name at once; None when something of that name is there."""
+    """Create a complete, locked run directory atomically under its name; None if the name is taken."""
     import shutil
 
     text = _json(metadata)

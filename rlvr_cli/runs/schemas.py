@@ -1,6 +1,6 @@
-"""The columns of the run store's Parquet files, read off the dataclasses that are their rows, and those of older versions.
+"""The schemas of the run store's Parquet files, current and older versions, derived from the row dataclasses.
 
-Enters: `Rollout`, `Regrade` or `Metric`. Leaves: its columns, as `Column` or as an Arrow schema.
+Enters: `Rollout`, `Regrade` or `Metric`. Leaves: its columns, as `Column` objects or as an Arrow schema.
 """
 
 import functools
@@ -20,11 +20,11 @@ _KINDS = {str: "string", int: "int64", float: "float64", bool: "bool_", datetime
 
 
 class NewerVersion(RlvrError):
-    """Something is of a later rlvr. It is not damaged: nothing may be set aside or passed over for it."""
+    """A newer rlvr wrote the file. It is not damaged, so recovery must not move it away and readers must not skip it."""
 
 
 def newer_version(what: str, version: int) -> NewerVersion:
-    """The error for something that is of a later schema version."""
+    """Return the error for something with a newer schema version."""
     return NewerVersion(
         f"{what} was written by a newer rlvr (schema version {version}).", "Upgrade rlvr-cli to read it."
     )
@@ -32,19 +32,19 @@ def newer_version(what: str, version: int) -> NewerVersion:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How a field is stored."""
+    """How a dataclass field is stored in Parquet."""
 
     name: str
-    kind: str  # list, struct, timestamp (microseconds, no time zone), or a type without parameters by pyarrow's name
+    kind: str  # list, struct, timestamp (microseconds, no time zone), or the pyarrow name of a type without parameters
     nullable: bool
     children: "tuple[Column, ...]" = ()  # the element of a list, the fields of a struct
-    since: int = 1  # the schema version in which it came
-    older: Any = None  # what a file of an older version reads as
+    since: int = 1  # the schema version that introduced it
+    older_value: Any = None  # its value in files of an older version
 
 
 @functools.cache
 def columns_of(record: type) -> tuple[Column, ...]:
-    """The columns of a dataclass: its fields, in their order. A field is nullable where its type has None."""
+    """Return the columns of a dataclass: its fields, in order. A column is nullable if the field's type allows None."""
     return tuple(_column(f.name, f.type, default=f.default) for f in fields(record))
 
 
@@ -62,19 +62,23 @@ def _column(name: str, annotation: Any, *, default: Any = None) -> Column:
         kind, children = "list", (_column("element", element),)
     elif isinstance(inner, type) and issubclass(inner, tuple):  # a NamedTuple
         kind, children = "struct", tuple(_column(n, kind) for n, kind in inner.__annotations__.items())
-        assert all(child.since == 1 for child in children), f"{name} cannot grow: it is one column"
+        assert all(child.since == 1 for child in children), (
+            f"{name} is one column: its fields cannot have versions of their own"
+        )
     else:
         kind, children = narrow or ("string" if get_origin(inner) is Literal else _KINDS[inner]), ()
     if since == 1:
         return Column(name, kind, nullable, children)
-    assert default is not MISSING, f"{name} has no default: what does an older file read as?"
-    assert (default is None) == nullable, f"{name} of an older file is NULL where it can be, else its default"
+    assert default is not MISSING, f"{name} needs a default, its value in files of an older version"
+    assert (default is None) == nullable, (
+        f"{name}: the default of a nullable column must be None, that of any other column must not"
+    )
     return Column(name, kind, nullable, children, since, default)
 
 
 @functools.cache
 def arrow_schema(record: type, *, version: int | None = None) -> "pa.Schema":
-    """The Arrow schema of a dataclass's rows: as they are written today, or as that older schema version wrote them."""
+    """Return the Arrow schema of a dataclass's rows: the current one, or that of an older schema version."""
     import pyarrow as pa
 
     columns = [_arrow_field(c) for c in columns_of(record) if version is None or c.since <= version]
@@ -98,15 +102,15 @@ def _arrow_field(column: Column) -> "pa.Field":
 
 
 def rollout_schema() -> "pa.Schema":
-    """The columns of a rollout part."""
+    """Return the Arrow schema of a rollout part."""
     return arrow_schema(Rollout)
 
 
 def grade_schema() -> "pa.Schema":
-    """The columns of a part of grades."""
+    """Return the Arrow schema of a grades part."""
     return arrow_schema(Regrade)
 
 
 def metrics_schema() -> "pa.Schema":
-    """The columns of metrics.parquet."""
+    """Return the Arrow schema of metrics.parquet."""
     return arrow_schema(Metric)

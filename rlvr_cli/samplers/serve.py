@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rlvr_cli.models.device import use_few_threads
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.process import die_with
+from rlvr_cli.process import die_with_parent
 from rlvr_cli.samplers.open import open_sampler
 from rlvr_cli.types import Sampler
 
@@ -61,7 +61,7 @@ def main(descriptor: int, parent: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles both signals
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    die_with(parent)
+    die_with_parent(parent)
     serve(Connection(descriptor), open_engine)
 
 

@@ -1,1 +1,1 @@
-"""What a person sees."""
+"""Terminal output: messages, progress, tables, rollouts and help."""

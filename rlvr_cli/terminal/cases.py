@@ -1,4 +1,4 @@
-"""Rollouts for reading, one below the other, through a pager on a terminal.
+"""Print whole rollouts for reading, through a pager on a terminal.
 
 Enters: rows of the query `failures`. Leaves: paragraphs on stdout.
 """
@@ -15,7 +15,7 @@ from rlvr_cli.terminal.console import one_line, rich_console, shortened, write_t
 from rlvr_cli.text import printable
 from rlvr_cli.types import Table
 
-MAX_CASE_CHARACTERS = 3000  # of each text of a case
+MAX_CASE_CHARACTERS = 3000  # per text of a case; the middle of a longer text is left out
 CASE_COLUMNS = {
     *("run_id", "step", "example_id", "sample_index", "category", "failure_kind", "why", "ground_truth"),
     *("extracted_answer", "num_response_tokens", "finish_reason", "prompt", "response"),
@@ -25,13 +25,13 @@ _ANSWER = re.compile(r"(<answer>.*?</answer>|\\boxed\{[^{}]*\})", re.DOTALL)
 
 
 def print_cases(result: Table) -> None:
-    """Print rollouts for reading, one below the other: where it stands, why it failed, prompt, response, truth, answer.
+    """Print rollouts one below the other: run and step, why it failed, ground truth, extracted answer, prompt, response.
 
-    On a terminal the answer's tags are highlighted, and what is longer than the screen goes through a pager. Of a long text
-    the middle is left out, with the number of characters.
+    On a terminal the answer is highlighted, and output longer than the screen goes through a pager. The middle of a
+    long text is replaced by the number of characters left out.
 
     Args:
-        result: rows with the columns of the query `failures`, `CASE_COLUMNS`.
+        result: the rows of the query `failures`, with the columns `CASE_COLUMNS`.
     """
     shown = [list(_case(i, case)) for i, case in enumerate(result.records(), start=1)]
     if not sys.stdout.isatty():
@@ -43,7 +43,7 @@ def print_cases(result: Table) -> None:
 
 
 def _case(number: int, case: Mapping[str, Any]) -> Iterator[list[tuple[str, str]]]:
-    """The paragraphs of a case, each in pieces of printable text with a style."""
+    """Yield the paragraphs of a case, each a list of (printable text, rich style)."""
     place = f"step {case['step']}, example {case['example_id']}, sample {case['sample_index']}"
     yield [(one_line(f"{number}. {case['run_id']} {place}"), "bold")]
     facts = [case["category"], case["failure_kind"], f"{case['num_response_tokens']} tokens"]
@@ -55,29 +55,33 @@ def _case(number: int, case: Mapping[str, Any]) -> Iterator[list[tuple[str, str]
         yield [(name, "cyan")]
         text = printable(shortened(str(case[name]), MAX_CASE_CHARACTERS))
         styles = ("", "bold green" if name == "response" else "")
-        yield [(piece, styles[i % 2]) for i, piece in enumerate(_ANSWER.split(text))]  # every other one is an answer
+        # The split alternates between other text and answers.
+        yield [(piece, styles[i % 2]) for i, piece in enumerate(_ANSWER.split(text))]
     yield [("", "")]
 
 
 def _page(text: str) -> None:
-    """Write a text to the terminal: through $PAGER (less) where it is longer than the screen and a person is at the keys."""
+    """Write a text to the terminal; if it is longer than the screen and stdin is a terminal, through $PAGER (or less)."""
     import shlex
     import shutil
     import subprocess
 
-    command = shlex.split(os.environ.get("PAGER", "less"))  # empty: none is wanted
+    command = shlex.split(os.environ.get("PAGER", "less"))  # PAGER="" turns paging off
     long = text.count("\n") >= shutil.get_terminal_size().lines
     person = sys.stdin is not None and sys.stdin.isatty()
     if not (long and person and command and shutil.which(command[0])):
         return write_text(sys.stdout, text)
     sys.stdout.flush()
-    environment = {"LESS": "FRX", **os.environ}  # colors pass, and what fits on one screen does not wait for a key
+    environment = {
+        "LESS": "FRX",
+        **os.environ,
+    }  # F: quit if it fits on one screen; R: pass colors; X: keep it on the screen
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as pager:
         assert pager.stdin is not None
-        with suppress(OSError, KeyboardInterrupt), pager.stdin:  # it was left before the end
+        with suppress(OSError, KeyboardInterrupt), pager.stdin:  # the user quit the pager early
             pager.stdin.write(text.encode(sys.stdout.encoding, "backslashreplace"))
         while pager.poll() is None:
-            with suppress(KeyboardInterrupt):  # it is the pager's
+            with suppress(KeyboardInterrupt):  # Ctrl-C is for the pager
                 pager.wait()
 
 
@@ -99,5 +103,5 @@ def _plain_case(lines: Sequence[Sequence[tuple[str, str]]]) -> str:
 
 
 def _is_quoted(number: int, lines: Sequence[Sequence[tuple[str, str]]]) -> bool:
-    """Whether a paragraph of a case is its prompt or response: indented, so that it cannot look like the next case."""
+    """Whether a paragraph is the prompt or the response; these are indented, so that they cannot imitate the next case."""
     return number in (len(lines) - 4, len(lines) - 2)

@@ -1,7 +1,8 @@
-"""The terminal: messages and progress on stderr, texts on stdout; the home of rich, with its two neighbors.
+"""Messages and progress on stderr, text on stdout. Only the modules of this room import rich.
 
-Enters: texts, however hostile: a response can hold escape sequences, markup or an endless line. Leaves: text in which every control
-character but newline and tab is escaped (`text.printable`), and ANSI codes of our own only where a person is looking, never in a pipe.
+Enters: any text, even hostile: a response can contain escape sequences, markup or an endless line. Leaves: text in
+which every control character except newline and tab is escaped (`text.printable`); our own ANSI codes go to terminals
+only, never into a pipe.
 """
 
 import io
@@ -16,30 +17,30 @@ from rlvr_cli.text import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-LOG_SECONDS = 5.0  # between two lines of progress where stderr is no terminal
-BAR_RATE = 2  # times a second that a bar is drawn: each takes milliseconds from the work
+LOG_SECONDS = 5.0  # between two progress lines when stderr is not a terminal
+BAR_RATE = 2  # redraws of the bar per second: each costs the work milliseconds
 
 
 def say(text: str) -> None:
-    """One message for the person at the terminal, on stderr."""
+    """Print a message for the user on stderr."""
     write_text(sys.stderr, printable(text) + "\n")
 
 
-def skipped_lines(count: int, reasons: Sequence[str]) -> None:
-    """Say how many lines of a data file were left out, and why the first of them were."""
+def report_skipped_lines(count: int, reasons: Sequence[str]) -> None:
+    """Report on stderr how many lines of a data file were skipped, and the reasons for the first ones."""
     if count:
         say(f"skipped {count} bad line{'s' if count > 1 else ''}:")
         for reason in reasons:
             say(f"  {reason}")
 
 
-def source(text: str) -> None:
-    """Print a text on stdout as it is, made printable."""
+def print_text(text: str) -> None:
+    """Print a text on stdout unformatted, with control characters escaped."""
     write_text(sys.stdout, printable(text).rstrip("\n") + "\n")
 
 
 class Progress:
-    """Work that is under way; `progress` makes one."""
+    """The state of running work; made by `progress`."""
 
     def __init__(self, total: int, *, running_mean: bool) -> None:
         self.total = total
@@ -54,8 +55,8 @@ class Progress:
         """Record that n more items are done.
 
         Args:
-            signals: means over these n items, shown as means over all items so far, or as they are where the progress
-                was opened with ``running_mean=False``; `tokens` is a number, shown as tokens per second.
+            signals: means over these n items, shown as means over all items so far, or as given with
+                ``running_mean=False``; `tokens` is a count, shown as tokens per second.
         """
         self.done += n
         self._tokens += signals.pop("tokens", 0.0)
@@ -65,7 +66,7 @@ class Progress:
         self._show()
 
     def signals(self) -> dict[str, str]:
-        """What is shown beside the bar, by name."""
+        """Return the values shown beside the bar, formatted, by name."""
         shown = {name: f"{total / count:.4g}" for name, (total, count) in self._sums.items() if count}
         seconds = time.monotonic() - self._started
         if self._tokens and seconds > 0:
@@ -73,7 +74,7 @@ class Progress:
         return shown
 
     def line(self, description: str) -> str:
-        """The state in one line, for a log."""
+        """Return the state as one log line."""
         seconds = time.monotonic() - self._started
         rate = self.done / seconds if seconds > 0 else 0.0
         left = _duration((self.total - self.done) / rate) if rate else "?"
@@ -84,7 +85,7 @@ class Progress:
 
 @contextmanager
 def progress(description: str, total: int, *, running_mean: bool = True) -> Iterator[Progress]:
-    """Show on stderr how far long work is: a bar with rate, time left and signals; in a pipe, now and then a line."""
+    """Show progress on stderr: a bar with rate, time left and signals on a terminal, else a line every few seconds."""
     state = Progress(total, running_mean=running_mean)
     with _bar(description, state) if sys.stderr.isatty() else _log_lines(description, state):
         yield state
@@ -133,7 +134,7 @@ def _bar(description: str, state: Progress) -> Iterator[None]:
 
 
 def rich_console(stream: TextIO) -> "Console":
-    """A console on a terminal that takes every text as it is."""
+    """Return a rich console for a terminal that interprets no markup, emoji codes or highlighting in the text."""
     from rich.console import Console
 
     return Console(
@@ -153,14 +154,14 @@ def write_text(stream: TextIO, text: str) -> None:
 
 
 def _tolerant(stream: TextIO) -> TextIO:
-    """The stream, set to escape what its encoding lacks."""
+    """Return the stream, set to escape characters that its encoding cannot represent."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
     return stream
 
 
 def shortened(text: str, limit: int) -> str:
-    """The beginning and the end of a long text, and how many characters lie between them."""
+    """Return a text longer than `limit` as its beginning and end, with the number of characters left out."""
     if len(text) <= limit:
         return text
     kept = limit // 2

@@ -1,6 +1,6 @@
-"""A page of help: rich panels on a terminal, plain text in a pipe. Names of options are never cut.
+"""Help pages: rich panels on a terminal, plain text in a pipe. Option names are never truncated.
 
-Enters: what the page says, as rows under headings. Leaves: the page as one text.
+Enters: rows under headings. Leaves: the page as one string.
 """
 
 import io
@@ -10,29 +10,29 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-WIDEST = 120  # columns of a page
-PIPE = 100  # columns where there is no terminal
-NARROWEST = 30  # columns of a text beside its name; narrower it stands below
+WIDEST = 120  # maximum width of a page, in columns
+PIPE = 100  # width without a terminal
+NARROWEST = 30  # minimum width of a text beside its name; a narrower text goes below the name
 
 
 class Row(NamedTuple):
-    """What is explained, and its explanation."""
+    """An entry of the help: names (of an option or a command) and their explanation."""
 
-    names: tuple[str, ...]  # a line each
+    names: tuple[str, ...]  # one per line
     text: str
 
 
-def page(usage: str, summary: str, panels: Mapping[str, Sequence[Row]], *, closing: Sequence[str] = ()) -> str:
-    """The page, as wide as the terminal.
+def page(usage: str, summary: str, panels: Mapping[str, Sequence[Row]], *, footer: Sequence[str] = ()) -> str:
+    """Format a help page, as wide as the terminal up to `WIDEST`.
 
     Args:
-        panels: rows under their headings; one without rows is left out.
-        closing: lines at the end, which are not wrapped: they are there to be copied.
+        panels: heading -> rows; a heading without rows is left out.
+        footer: lines at the end, not wrapped, so that they can be copied.
     """
     panels = {heading: rows for heading, rows in panels.items() if rows}
     width = min(shutil.get_terminal_size((PIPE, 24)).columns, WIDEST)
     if sys.stdout.isatty() and sys.stdout.encoding.lower().startswith("utf"):
-        return _in_panels(usage, summary, panels, closing=closing, width=width)
+        return _in_panels(usage, summary, panels, footer=footer, width=width)
     names = _names_width(panels)
     parts = [usage, *(f"  {line}" for line in wrapped(summary, width - 2))]
     for heading, rows in panels.items():
@@ -41,11 +41,11 @@ def page(usage: str, summary: str, panels: Mapping[str, Sequence[Row]], *, closi
             f"{heading}:",
             *(f"  {left}{right}" for left, right in _lines(rows, names=names, width=width - 2)),
         ]
-    return "\n".join(line.rstrip() for line in [*parts, "", *closing])
+    return "\n".join(line.rstrip() for line in [*parts, "", *footer])
 
 
 def _in_panels(
-    usage: str, summary: str, panels: Mapping[str, Sequence[Row]], *, closing: Sequence[str], width: int
+    usage: str, summary: str, panels: Mapping[str, Sequence[Row]], *, footer: Sequence[str], width: int
 ) -> str:
     from rich.console import Console
     from rich.panel import Panel
@@ -64,7 +64,7 @@ def _in_panels(
             body.highlight_regex(r"\[default: [^\]]*\]", "dim")
             body.rstrip()
             console.print(Panel(body, title=heading, title_align="left", border_style="dim"))
-        console.print("\n".join(closing), soft_wrap=True)
+        console.print("\n".join(footer), soft_wrap=True)
     return capture.get()
 
 
@@ -73,7 +73,7 @@ def _names_width(panels: Mapping[str, Sequence[Row]]) -> int:
 
 
 def _lines(rows: Sequence[Row], *, names: int, width: int) -> Iterator[tuple[str, str]]:
-    """What stands left and right in each line."""
+    """Yield the left and the right column of each line."""
     for row in rows:
         if width - names < NARROWEST:
             yield from ((name, "") for name in row.names)
@@ -86,7 +86,7 @@ def _lines(rows: Sequence[Row], *, names: int, width: int) -> Iterator[tuple[str
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines that end at a space, or after the | between two choices; a word stays whole, and so does a default."""
+    """Wrap a text at spaces and after the | between choices; words and ``[default: ...]`` are never split."""
     lines = [""]
     for piece in re.findall(r"\[default: [^]]*\] *|[^ |]*(?:\|| +|$)", text):
         if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:

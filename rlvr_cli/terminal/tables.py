@@ -1,6 +1,6 @@
-"""Rows as a table, JSON, CSV or Markdown on stdout.
+"""Print rows on stdout as a table, JSON, CSV or Markdown.
 
-Enters: columns and rows of any values. Leaves: text, made printable in a table and whole in the other formats.
+Enters: columns and rows of any values. Leaves: text; only the table format shortens long cells.
 """
 
 import csv
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-MAX_CELL_CHARACTERS = 300  # of a cell of a table on the terminal; the other formats have it whole
+MAX_CELL_CHARACTERS = 300  # per cell of the table format; the other formats do not shorten
 _PLAIN_NUMBER = re.compile(r"[-+]?[\d.,]+")
 
 
@@ -34,10 +34,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, output
 
 
 def print_tables(results: Sequence[Table], *, output: str = "table", missing: str = "NULL") -> None:
-    """Print tables on stdout; `missing` is shown for None in a table.
+    """Print tables on stdout; the table format shows None as `missing`.
 
-    One table is, as JSON, a list of objects. Several are an object with a list for each title; as CSV they are one
-    table with a first column `table` and all their columns.
+    As JSON, one table is a list of objects; several tables are an object that maps each title to such a list. As CSV,
+    several tables become one with the union of their columns and a first column `table`.
     """
     match output:
         case "json":
@@ -66,7 +66,7 @@ def _print_tables(results: Sequence[Table], *, missing: str) -> None:
 
 
 def _plain_grid(result: Table, columns: Sequence[str], cells: Sequence[Sequence[str]], *, title: str) -> str:
-    """A table for a pipe, which has no width and no colors: loading rich would cost more than the query."""
+    """Format a table for a pipe, without width limit or colors; importing rich would cost more than the query."""
     widths = [max(map(_cell_width, [name, *(row[i] for row in cells)])) for i, name in enumerate(columns)]
     right = [_is_numeric(result.rows, i) for i in range(len(columns))]
 
@@ -79,7 +79,7 @@ def _plain_grid(result: Table, columns: Sequence[str], cells: Sequence[Sequence[
 
 
 def _cell_width(text: str) -> int:
-    """How many columns of a terminal a line of printable text takes."""
+    """Return the number of terminal columns that a line of printable text occupies."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
@@ -95,7 +95,7 @@ def _print_grid(result: Table, columns: Sequence[str], cells: Sequence[Sequence[
         console.print(Text(title, style="bold"))
     widths = [max(map(_cell_width, [name, *(row[i] for row in cells)])) for i, name in enumerate(columns)]
     if sum(widths) + 3 * len(widths) > console.width and 12 * len(columns) > console.width:
-        return _print_records(console, columns, cells)  # side by side every column would be a thread
+        return _print_records(console, columns, cells)  # in a grid every column would be too narrow to read
     grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for i, name in enumerate(columns):
         justify = "right" if _is_numeric(result.rows, i) else "left"
@@ -129,7 +129,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(value: Any, missing: str) -> str:
-    """A value as the cell of a table: numbers to 4 significant digits."""
+    """Format a value as a table cell: floats to 4 significant digits, from 1000 on to one decimal."""
     if value is None:
         return missing
     if isinstance(value, bool):
@@ -140,7 +140,7 @@ def _shown(value: Any, missing: str) -> str:
 
 
 def _as_text(value: Any) -> str:
-    """A value as text, whole."""
+    """Format a value as text without shortening it."""
     if isinstance(value, str):
         return value
     plain = _plain(value)
@@ -148,7 +148,7 @@ def _as_text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it; what is no number is None."""
+    """Convert a value to JSON types; NaN and infinities become None."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -172,7 +172,7 @@ def _plain(value: Any) -> Any:
 
 
 def _unique(columns: Sequence[str]) -> list[str]:
-    """The column names, the second `a` as `a_2`: an object cannot hold both."""
+    """Make column names unique for JSON and CSV: a second `a` becomes `a_2`."""
     names: list[str] = []
     for column in columns:
         name, number = column, 1

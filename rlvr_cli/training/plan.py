@@ -159,7 +159,7 @@ def grpo_objective(config: GrpoConfig, loss: Loss) -> str:
     size = config.train_batch_size
     scale = {
         "masked_mean": f"(1/{size}) sum_i (1/|o_i|) sum_t",
-        "masked_normalize": f"(1/({size}*{config.constant or 0:g})) sum_i sum_t",
+        "masked_normalize": f"(1/({size}*{config.masked_normalize_constant or 0:g})) sum_i sum_t",
         "token_mean": "(1/T) sum_i,t",
     }[config.length_normalization]
     terms = ["log p at temperature " + f"{config.sampling_temperature:g}"]

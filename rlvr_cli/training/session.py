@@ -52,7 +52,7 @@ def load_inputs(config: TrainingConfig, *, questions_per_batch: int) -> Inputs:
         skip_bad_lines=config.skip_bad_lines,
         purpose="train",
     )
-    console.skipped_lines(dataset.num_skipped, dataset.skipped)
+    console.report_skipped_lines(dataset.num_skipped, dataset.skipped)
     for note in dataset.notes:
         console.say(note)
     if dataset.rows < questions_per_batch:
@@ -94,7 +94,7 @@ def evaluation_questions(config: TrainingConfig) -> Dataset | None:
         answer_field=None if named else config.answer_field,
         skip_bad_lines=config.skip_bad_lines,
     )
-    console.skipped_lines(questions.num_skipped, questions.skipped)
+    console.report_skipped_lines(questions.num_skipped, questions.skipped)
     return questions
 
 

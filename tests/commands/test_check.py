@@ -97,7 +97,7 @@ def test_a_run_that_is_being_written(run):
         result = check(run)
     assert result.returncode == 0, result.stderr
     assert "every byte of" in result.stdout
-    assert "eval-000999-0000.parquet is not in the manifest: its commit is under way" in result.stderr
+    assert "eval-000999-0000.parquet is not in the manifest: its commit is in progress" in result.stderr
 
 
 def test_a_checkpoint_that_is_pruned_meanwhile_is_no_damage(run, monkeypatch):

@@ -1,4 +1,4 @@
-"""Where values come from, and what is refused."""
+"""Option values: their sources and precedence, and which are rejected."""
 
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
@@ -15,7 +15,7 @@ from rlvr_cli.config.options import FileFunction, knob, options, read_value, val
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.config.sources import resolve, resume
-from rlvr_cli.config.synonyms import SYNONYMS, meant
+from rlvr_cli.config.synonyms import SYNONYMS, suggested_options
 from rlvr_cli.errors import RlvrError
 
 
@@ -45,7 +45,7 @@ def test_flag_beats_table_beats_top_level_beats_default(tmp_path):
         ("num_samples = 2.5", "expected int"),
         ("stop = [1]", "expected str"),
         ("num_samples = ", "not valid TOML"),
-        ("config = 'x'", "no option"),
+        ("config = 'x'", "not an option"),
     ],
 )
 def test_bad_config_files_name_file_and_key(tmp_path, text, named):
@@ -79,7 +79,7 @@ def test_a_whole_number_is_a_float(tmp_path):
         {"seed": -1},
     ],
 )
-def test_values_that_make_no_sense_are_refused_by_option_name(values):
+def test_invalid_values_are_rejected_by_option_name(values):
     with pytest.raises(RlvrError, match="--"):
         EvalConfig(**values)
 
@@ -116,12 +116,12 @@ def test_resume_takes_the_stored_config_and_names_what_differs():
         (AnalyzeConfig, {"step": 10**20}),
     ],
 )
-def test_numbers_that_nothing_can_take_are_refused(config, values):
+def test_infinite_and_huge_numbers_are_rejected(config, values):
     with pytest.raises(RlvrError, match="--"):
         config(**values)
 
 
-def test_a_value_where_a_table_belongs_is_refused(tmp_path):
+def test_a_value_in_place_of_a_table_is_rejected(tmp_path):
     file = tmp_path / "c.toml"
     file.write_text("eval = 5\n")
     with pytest.raises(RlvrError, match=r"\[eval\]"):
@@ -139,7 +139,7 @@ def test_an_empty_stop_string_means_none():
 
 @dataclass(frozen=True)
 class Kinds:
-    """One option of each kind of annotation."""
+    """One option per kind of annotation."""
 
     number: int = knob(1, "", group="Data")
     perhaps: float | None = knob(None, "", group="Data")
@@ -165,11 +165,11 @@ KINDS = {option.name: option for option in fields(Kinds)}
         ("own", (str, False, ("a", "bee"), True)),
     ],
 )
-def test_the_annotation_says_what_an_option_takes(name, expected):
+def test_the_annotation_gives_the_type_of_an_option(name, expected):
     assert value_type(KINDS[name]) == expected
 
 
-def test_a_value_is_read_as_its_annotation_says():
+def test_a_value_is_parsed_by_its_annotation():
     assert read_value(KINDS["number"], "12") == 12
     assert read_value(KINDS["perhaps"], "1e-3") == 0.001
     assert read_value(KINDS["choice"], "bee") == "bee"
@@ -177,7 +177,7 @@ def test_a_value_is_read_as_its_annotation_says():
     for name, text, problem in [
         ("number", "1.5", "It takes a whole number."),
         ("perhaps", "x", "It takes a number."),
-        ("perhaps", "inf", "Give a number."),
+        ("perhaps", "inf", "Give a finite number."),
         ("choice", "be", "Did you mean bee?"),
         ("choice", "mine.py:loss", "Choose one of a, bee."),
         ("own", "mine.py", "Choose one of a, bee, FILE.py:FUNCTION."),
@@ -187,7 +187,7 @@ def test_a_value_is_read_as_its_annotation_says():
         assert problem in str(error.value)
 
 
-def test_choices_are_checked_wherever_a_value_comes_from(tmp_path):
+def test_choices_are_checked_for_every_source_of_a_value(tmp_path):
     file = tmp_path / "c.toml"
     file.write_text('loss_type = "grpo_clop"')
     with pytest.raises(RlvrError, match=r"--loss-type is 'grpo_clop'\. Did you mean grpo_clip\?"):
@@ -200,7 +200,7 @@ def test_choices_are_checked_wherever_a_value_comes_from(tmp_path):
     assert value_type(loss_type).choices == get_args(LossType)
 
 
-def test_a_key_of_another_library_is_answered_with_ours(tmp_path):
+def test_a_key_of_another_library_suggests_ours(tmp_path):
     file = tmp_path / "c.toml"
     for key, ours in (("lr", "learning_rate"), ("num_generations", "group_size"), ("group-sise", "group_size")):
         file.write_text(f"{key} = 1")
@@ -208,19 +208,19 @@ def test_a_key_of_another_library_is_answered_with_ours(tmp_path):
             resolve(GrpoConfig, flags={"config": str(file)}, command="grpo")
 
 
-def test_synonyms_stand_for_options_and_are_none_themselves():
+def test_synonyms_refer_to_options_and_are_not_options():
     known = {o.name for command in COMMANDS for o in options(config_of(command))}
     for word, names in SYNONYMS.items():
         assert set(names) <= known, word
-    assert meant("--Learning-Rat", ["learning_rate"]) == ["learning_rate"]
+    assert suggested_options("--Learning-Rat", ["learning_rate"]) == ["learning_rate"]
     for command in COMMANDS:
         mine = {o.name for o in options(config_of(command))}
         for word in SYNONYMS.keys() - mine:
-            assert set(meant(word, mine)) <= mine, (command, word)
+            assert set(suggested_options(word, mine)) <= mine, (command, word)
 
 
-def test_what_only_some_training_commands_have_is_constant_in_the_others():
-    """Trainer and plan ask every training config the same questions; sft has no option to answer otherwise."""
+def test_options_of_some_training_commands_are_constants_in_the_others():
+    """Trainer and plan read these fields from every training config; in sft they are constants, not options."""
     for name in (
         "engine",
         "dtype",

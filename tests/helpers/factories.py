@@ -1,6 +1,6 @@
-"""Rows for tests: the one place beside the code that knows all columns of a rollout and of a grade.
+"""Rows for tests: the only place in the tests that lists all columns of a rollout and of a grade.
 
-On the path of every test (`pythonpath` in pyproject.toml): ``from factories import a_rollout``.
+All tests can import it (`pythonpath` in pyproject.toml): ``from factories import a_rollout``.
 """
 
 from datetime import datetime
@@ -59,10 +59,10 @@ _GRADE = {
 
 
 def a_rollout(**changes: Any) -> Rollout:
-    """A right answer to a question of an evaluation, but for what is changed."""
+    """Return an evaluation rollout with a correct answer, with the given fields changed."""
     return Rollout(**{**_ROLLOUT, **changes})
 
 
 def a_grade(**changes: Any) -> Regrade:
-    """What another grader says of that rollout: that it is wrong."""
+    """Return another grader's verdict on that rollout: a wrong answer."""
     return Regrade(**{**_GRADE, **changes})

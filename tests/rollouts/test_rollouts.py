@@ -1,4 +1,4 @@
-"""The road every sample takes: requests that depend only on who they are, rows that survive whatever ends the work."""
+"""Collecting rollouts: seeds depend only on a sample's key, and rows survive interruptions and errors."""
 
 import dataclasses
 import math
@@ -27,7 +27,7 @@ TEMPLATE = load_prompt("r1_zero")
 
 
 class ScriptedSampler:
-    """Answers every request from its prompt and seed alone, as an engine does, and can be told to fail after n answers."""
+    """Answers each request from its prompt and seed alone, as an engine does; can fail after n answers."""
 
     engine = "scripted"
     policy_version = 7
@@ -98,7 +98,7 @@ def rows_of(run, *, without=("sampled_at", "run_id")):
     return sorted(kept, key=lambda r: (r["example_id"], r["sample_index"]))
 
 
-def test_seeds_are_a_function_of_identity_and_differ():
+def test_seeds_depend_on_the_key_and_differ():
     def seed(**change):
         who = {"phase": "eval", "step": 0, "example_id": "a", "sample_index": 0, **change}
         return request_seed(0, **who)
@@ -109,7 +109,7 @@ def test_seeds_are_a_function_of_identity_and_differ():
     assert all(0 <= s < 2**63 for s in others)
 
 
-def test_a_row_holds_what_was_asked_answered_and_graded(tmp_path, pool):
+def test_a_row_has_prompt_response_and_grade(tmp_path, pool):
     with RunDir.create(tmp_path, "eval", metadata={}) as run:
         collect(run, ScriptedSampler(), pool)
         rows = rows_of(run)
@@ -127,7 +127,7 @@ def test_a_row_holds_what_was_asked_answered_and_graded(tmp_path, pool):
         assert (r["policy_version"], r["mean_entropy"], r["advantage"]) == (7, 0.25, None)
 
 
-def test_a_row_holds_what_an_environment_wrote(tmp_path, pool):
+def test_a_row_has_the_tokens_that_an_environment_wrote(tmp_path, pool):
     turns = (Turn("policy", 0, 1), Turn("calculator", 1, 2), Turn("policy", 2, 3))
 
     class InTurns(ScriptedSampler):
@@ -190,7 +190,7 @@ def test_completions_are_graded_while_others_are_sampled(tmp_path, monkeypatch, 
         def sample(self, requests, params):
             for number, completion in enumerate(super().sample(requests, params), 1):
                 yield completion
-                if number == ahead * rows:  # with the graders, who will not be done before the sampler has gone on
+                if number == ahead * rows:  # these are with the graders, which finish only after the sampler continues
                     (tmp_path / "later").touch()
 
     with (
@@ -205,14 +205,14 @@ def test_completions_are_graded_while_others_are_sampled(tmp_path, monkeypatch, 
 
 @pytest.fixture(params=[(64, 4), (2, 1), (1, 3)], ids=lambda p: f"{p[0]}rows{p[1]}ahead")
 def grading_sizes(request, monkeypatch):
-    """Completions that are graded together, and how many of those may be under way."""
+    """Set GRADE_ROWS and GRADING_AHEAD."""
     monkeypatch.setattr(grading, "GRADE_ROWS", request.param[0])
     monkeypatch.setattr(grading, "GRADING_AHEAD", request.param[1])
 
 
 @pytest.mark.usefixtures("grading_sizes")
 @pytest.mark.parametrize("fail_after", [0, 1, 5, 11])
-def test_work_that_ends_early_keeps_what_is_at_hand_and_resumes_to_the_same_rows(tmp_path, pool, fail_after):
+def test_interrupted_sampling_keeps_the_received_samples_and_resumes_to_the_same_rows(tmp_path, pool, fail_after):
     with RunDir.create(tmp_path, "eval", name="whole", metadata={}) as whole:
         collect(whole, ScriptedSampler(), pool)
     with RunDir.create(tmp_path, "eval", name="cut", metadata={}) as cut:
@@ -226,7 +226,7 @@ def test_work_that_ends_early_keeps_what_is_at_hand_and_resumes_to_the_same_rows
     assert rows_of(cut) == rows_of(whole)
 
 
-def test_a_signal_commits_what_is_at_hand(tmp_path, pool):
+def test_a_signal_commits_the_received_samples(tmp_path, pool):
     stop = StopRequest()
 
     class Bar:
@@ -258,9 +258,11 @@ def grade(response, ground_truth):
 """
 
 
-def test_a_second_signal_waits_for_no_grader(tmp_path, monkeypatch):
+def test_a_second_signal_does_not_wait_for_the_graders(tmp_path, monkeypatch):
     monkeypatch.setattr(grading, "GRADE_ROWS", 1)
-    monkeypatch.setattr(grading, "GRADING_AHEAD", 1)  # so the first two verdicts are in when the third sample is taken
+    monkeypatch.setattr(
+        grading, "GRADING_AHEAD", 1
+    )  # so the first two verdicts have arrived when the third sample is added
     grader = tmp_path / "hangs.py"
     grader.write_text(HANGS_ON_THE_THIRD)
     sampler = ScriptedSampler(fail_after=3, error=KeyboardInterrupt())
@@ -289,8 +291,8 @@ def grade(response, ground_truth):
 """
 
 
-def test_graders_that_fail_cost_the_rows_that_they_had(tmp_path, monkeypatch):
-    """The process dies on the first question's row, the one for the second question's cannot be started, the third can."""
+def test_a_failed_grader_loses_only_its_own_rows(tmp_path, monkeypatch):
+    """The worker dies on the first row; the worker for the second row cannot be started, the one for the third can."""
     monkeypatch.setattr(grading, "GRADE_ROWS", 1)
     monkeypatch.setattr(grading, "GRADING_AHEAD", 10)
     grader = tmp_path / "breaks.py"
@@ -308,7 +310,7 @@ def test_graders_that_fail_cost_the_rows_that_they_had(tmp_path, monkeypatch):
         assert len(run.committed_keys("eval", 0)) == 6
 
 
-def test_what_is_due_is_committed_before_more_is_sampled(tmp_path, pool, monkeypatch):
+def test_a_due_commit_happens_before_further_sampling(tmp_path, pool, monkeypatch):
     monkeypatch.setattr(collecting, "COMMIT_SECONDS", -1.0)
     monkeypatch.setattr(collecting, "_PATIENCE", 60.0)
     held = []
@@ -324,7 +326,7 @@ def test_what_is_due_is_committed_before_more_is_sampled(tmp_path, pool, monkeyp
     assert held == list(range(1, 13))
 
 
-def test_what_is_due_waits_for_no_slow_grader(tmp_path, monkeypatch):
+def test_a_due_commit_does_not_wait_for_a_slow_grader(tmp_path, monkeypatch):
     monkeypatch.setattr(collecting, "COMMIT_SECONDS", -1.0)
     monkeypatch.setattr(collecting, "_PATIENCE", 0.0)
     monkeypatch.setattr(grading, "GRADING_AHEAD", 100)
@@ -381,7 +383,7 @@ def test_log_generations_logs_the_averages_it_returns(tmp_path, pool):
     assert averages.items() <= stored.items()
 
 
-def test_averages_worked_by_hand():
+def test_averages_match_a_calculation_by_hand():
     def row(reward, tokens, finish="stop", entropy=None):
         return {
             "reward": reward, "format_reward": reward, "answer_reward": reward, "num_response_tokens": tokens,
@@ -398,7 +400,7 @@ def test_averages_worked_by_hand():
     assert "length/wrong" not in generation_metrics([row(1.0, 10)])
 
 
-def test_averages_of_rows_that_pass_by_are_those_of_a_list():
+def test_averages_of_an_iterator_equal_those_of_a_list():
     rows = [
         {"reward": r, "format_reward": 1.0, "answer_reward": r, "num_response_tokens": n, "finish_reason": "stop", "mean_entropy": e}
         for r, n, e in [(math.nan, 3, 0.1), (0.1, 4, 0.2), (0.7, 5, 0.7)]
@@ -410,7 +412,7 @@ def test_averages_of_rows_that_pass_by_are_those_of_a_list():
     assert generation_metrics([]) == {"reward/samples": 0.0, "reward/grade_errors": 0.0}
 
 
-def test_an_evaluation_asks_for_some_at_a_time_and_holds_each_sample_once(tmp_path, pool, monkeypatch):
+def test_an_evaluation_samples_in_slices_and_stores_each_sample_once(tmp_path, pool, monkeypatch):
     monkeypatch.setattr(collecting, "ASKED_ROWS", 4)  # two questions
     asked = []
 
@@ -437,7 +439,7 @@ def test_an_evaluation_asks_for_some_at_a_time_and_holds_each_sample_once(tmp_pa
 
 
 @pytest.mark.usefixtures("grading_sizes")
-def test_what_was_just_sampled_is_what_the_store_holds(tmp_path, pool):
+def test_fresh_rollouts_equal_the_stored_ones(tmp_path, pool):
     def sampled(run, sampler):
         return sample_groups(
             run, step=0, examples=EXAMPLES, num_samples=2, advantages=lambda found: [r.reward - 0.5 for r in found],
@@ -464,14 +466,14 @@ def test_prompt_and_grader_choices():
 
 
 @pytest.mark.vllm
-@pytest.mark.filterwarnings("default")  # vLLM's own
-def test_evaluate_vllm_serializes_what_a_real_engine_answers(tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("default")  # warnings from vLLM
+def test_evaluate_vllm_stores_the_responses_of_a_real_engine(tmp_path, monkeypatch):
     pytest.importorskip("vllm", reason="vLLM is not installed")
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     import torch
     import vllm
 
-    monkeypatch.setattr(torch, "set_num_threads", torch.set_num_threads)  # vLLM replaces it; put back when this is over
+    monkeypatch.setattr(torch, "set_num_threads", torch.set_num_threads)  # vLLM replaces it; restored after the test
 
     from rlvr_cli.data.datasets import load_dataset
     from rlvr_cli.graders.r1_zero import r1_zero_reward_fn
@@ -514,5 +516,5 @@ def test_evaluate_vllm_serializes_what_a_real_engine_answers(tmp_path, monkeypat
         assert len(r["response_ids"]) == len(r["sampled_logprobs"]) == r["num_response_tokens"]
         assert r["reward"] == r1_zero_reward_fn(r["response"], r["ground_truth"])["reward"]
     assert {r["stop_reason"] for r in rows} <= {"</answer>", "eos", None}
-    with pytest.raises(RlvrError, match="20 prompts came with 1"):
+    with pytest.raises(RlvrError, match="Got 20 prompts and 1 ground truths"):
         evaluate_vllm(model, r1_zero_reward_fn, prompts, params, ground_truths=["1"])

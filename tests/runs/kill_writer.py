@@ -1,10 +1,10 @@
-"""The program that the kill tests kill: it writes a run and acknowledges each commit after it returned.
+"""The program that the kill tests kill: it writes a run and acknowledges each commit that returned.
 
 Enters, on stdin: one JSON object per line, {"run": directory, "steps": n or null, "fault": RLVR_FAULT or null}. For
-each a child is forked, which has pyarrow imported already and so spends its life writing. Leaves, on stdout: "pid N",
+each a child is forked, with pyarrow already imported, so that it spends its time writing. Leaves, on stdout: "pid N",
 then "ack PHASE STEP PART" and "ack metrics STEP" from the child, then "dead STATUS" (negative: the signal's number).
 
-What a part holds is a function of (phase, step, part), so the test can tell a lost, doubled or altered row.
+The content of a part is a function of (phase, step, part), so the tests can detect a lost, duplicate or altered row.
 """
 
 import json
@@ -20,7 +20,7 @@ PARTS: tuple[tuple[Phase, int], ...] = (("train", 0), ("train", 1), ("eval", 0))
 
 
 def rollouts_of(run_id: str, *, phase: Phase, step: int, part: int) -> list[Rollout]:
-    """The rows of one part: 1 to 23 of them, up to 4 KB of text each."""
+    """Return the 1 to 23 rows of one part, each with up to 4 KB of text."""
     count = 1 + (7 * step + 5 * part + len(phase)) % 23
     return [_rollout(run_id, phase=phase, step=step, index=100 * part + i) for i in range(count)]
 
@@ -48,7 +48,7 @@ def _rollout(run_id: str, *, phase: Phase, step: int, index: int) -> Rollout:
 
 
 def write(path: Path, *, steps: int | None) -> None:
-    """Write the run, or go on with it: whatever of each step is not there yet."""
+    """Create or resume the run, and write the rows that each step lacks."""
     begun = (path / "run.json").exists()
     with RunDir.resume(path) if begun else RunDir.create(path.parent, "grpo", name=path.name, metadata={}) as run:
         step = max((s for _, s, _, _ in run.committed_keys()), default=0)  # the last one may be incomplete

@@ -1,4 +1,4 @@
-"""The lock by itself; writing and its faults are tested where they matter, in test_run_dir.py."""
+"""The lock. File writes and their faults are tested in test_run_dir.py."""
 
 import errno
 import fcntl
@@ -12,15 +12,15 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import Lock
 
 
-def test_releasing_lets_go_even_if_a_copy_of_the_descriptor_is_left(tmp_path: Path):
+def test_release_unlocks_even_if_a_copy_of_the_descriptor_is_open(tmp_path: Path):
     lock = Lock(tmp_path)
-    copy = os.dup(lock._descriptor)  # as in a child that is just being forked
+    copy = os.dup(lock._descriptor)  # as in a child that is being forked
     lock.release()
     Lock(tmp_path).release()
     os.close(copy)
 
 
-def test_without_file_locks_a_file_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_file_locks_an_exclusive_file_is_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -33,7 +33,7 @@ def test_without_file_locks_a_file_stands_in(tmp_path: Path, monkeypatch: pytest
     lock.release()
     assert not exclusive.exists()
     Lock(tmp_path).release()
-    # What a killed process leaves is not taken over in silence.
+    # The lock file of a killed process is not taken over silently.
     exclusive.write_text(json.dumps({"pid": 2**22 + 1, "host": os.uname().nodename, "since": "then"}))
     with pytest.raises(RlvrError, match="process 4194305"):
         Lock(tmp_path)

@@ -1,4 +1,4 @@
-"""Runs of schema version 1, written by rlvr 0.1.0, are read, graded, gone on with and trained on as they were then."""
+"""Runs of schema version 1, written by rlvr 0.1.0, can be read, regraded, resumed and trained on with the same results."""
 
 import csv
 import hashlib
@@ -27,7 +27,7 @@ RESUMED = json.loads((V1 / "expected/resumed.json").read_text())
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A directory with copies of the model and of all runs, to work in."""
+    """Change to a directory with copies of the model and of all runs."""
     shutil.copytree(V1 / "model", tmp_path / "model")
     shutil.copytree(V1 / "written", tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
@@ -36,7 +36,7 @@ def place(tmp_path, monkeypatch):
 
 @pytest.fixture
 def rlvr(place, capsys):
-    """Runs a command there; gives its stdout. Not by `main`, which sets limits on the process that are not taken back."""
+    """Return a function that runs a command and returns its stdout. Avoids `main`, which sets limits on the process."""
 
     def call(*words):
         capsys.readouterr()
@@ -58,7 +58,7 @@ def expected_rows(run, table="rollouts"):
 
 
 def same(found, expected):
-    """Equal, numbers up to the order in which they were summed."""
+    """Whether the rows are equal, with a tolerance for numbers that were summed in another order."""
     if isinstance(found, float) and isinstance(expected, float):
         return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-12)
     if isinstance(found, list) and isinstance(expected, list):
@@ -69,7 +69,7 @@ def same(found, expected):
 
 
 def machine():
-    """As in make.py."""
+    """Identify the machine as make.py does."""
     import torch
 
     kinds = ("model name", "cpu family", "model", "stepping", "flags")
@@ -96,7 +96,7 @@ def test_there_is_a_run_of_each_kind():
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_every_row_is_what_it_was(rlvr, run):
+def test_every_row_reads_as_before(rlvr, run):
     tables = sorted(path.stem for path in (V1 / f"expected/{run}").glob("*.csv"))
     assert {"rollouts", "runs"} <= {*tables}
     for table in tables:
@@ -104,7 +104,7 @@ def test_every_row_is_what_it_was(rlvr, run):
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if [*(V1 / f"expected/{run}").glob("*.json")]])
-def test_a_named_query_says_what_it_said(rlvr, run):
+def test_a_named_query_gives_the_same_result(rlvr, run):
     files = sorted((V1 / f"expected/{run}").glob("*.json"))
     assert len(files) > 10
     for file in files:
@@ -130,13 +130,13 @@ def test_a_report_shows_the_responses(rlvr, place, run):
     assert any(i in page for i in ids)
 
 
-def test_another_grader_grades_it(rlvr):
+def test_an_old_run_can_be_regraded(rlvr):
     counts = "select grader, attempt, count(*) as n from grades group by all order by all"
     assert json.loads(rlvr("analyze", counts, "eval", "--format", "json")) == [
         {"grader": "math_verify", "attempt": 0, "n": 32}
     ]
     rlvr("grade", "eval", "--grader", "question_only", "--grader-workers", "1")
-    rlvr("grade", "eval", "--grader", "math_verify", "--grader-workers", "1")  # which is there
+    rlvr("grade", "eval", "--grader", "math_verify", "--grader-workers", "1")  # already graded
     rlvr("grade", "eval", "--grader", "math_verify", "--grader-workers", "1", "--again")
     found = json.loads(rlvr("analyze", counts, "eval", "--format", "json"))
     assert [(row["grader"], row["n"]) for row in found] == [("math_verify", 32), ("question_only", 32)]
@@ -150,7 +150,7 @@ def test_another_grader_grades_it(rlvr):
     ]
 
 
-def test_a_dataset_is_made_of_it(rlvr, place):
+def test_an_old_run_can_be_filtered(rlvr, place):
     header, *rows = expected_rows("grpo")
     correct = [r for r in rows if r[header.index("phase")] == "train" and r[header.index("reward")] == "1.0"]
     assert correct
@@ -159,7 +159,7 @@ def test_a_dataset_is_made_of_it(rlvr, place):
     assert sorted(row["response"] for row in kept) == sorted(r[header.index("response")] for r in correct)
 
 
-def test_a_model_learns_from_it(rlvr, place):
+def test_an_old_run_can_be_trained_on(rlvr, place):
     rlvr(
         "sft", "--dataset", "runs/grpo", "--model", "runs/grpo/model", "--eval-dataset", "arithmetic", "--eval-examples", 2,
         "--train-batch-size", 32, "--sampling-max-tokens", 16, "--grader-workers", 1, "--run", "learner",
@@ -170,7 +170,7 @@ def test_a_model_learns_from_it(rlvr, place):
 
 
 @pytest.mark.parametrize("run", CUT)
-def test_it_goes_on_to_the_same_end(rlvr, place, run):
+def test_an_old_run_resumes_to_the_same_end(rlvr, place, run):
     expected = RESUMED["runs"][run]
     command = json.loads((place / f"runs/{run}/run.json").read_text())["command"]
     rlvr(command, "--resume", run)
@@ -203,7 +203,7 @@ def test_it_goes_on_to_the_same_end(rlvr, place, run):
         assert not weights.exists() or sha256(weights.read_bytes()) == expected["weights"]
 
 
-def test_a_part_that_the_manifest_does_not_name_yet_is_adopted_as_what_it_is(place):
+def test_an_uncommitted_part_is_adopted_with_its_own_version(place):
     run = place / "runs/eval-cut"
     *lines, last = (run / "manifest.jsonl").read_text().splitlines(keepends=True)
     (run / "manifest.jsonl").write_text("".join(lines))
@@ -214,7 +214,7 @@ def test_a_part_that_the_manifest_does_not_name_yet_is_adopted_as_what_it_is(pla
 
 
 @pytest.mark.parametrize("open_it", [RunDir.resume, RunDir.annotate])
-def test_a_part_that_a_newer_version_left_behind_is_left_alone(place, open_it):
+def test_an_uncommitted_part_of_a_newer_version_is_left_alone(place, open_it):
     run = place / "runs/eval-cut"
     before = {p: p.read_bytes() for p in run.rglob("*.parquet")}
     table = pq.read_table(run / "rollouts/eval-000000-0000.parquet").replace_schema_metadata({VERSION_KEY: "1000"})
@@ -227,13 +227,13 @@ def test_a_part_that_a_newer_version_left_behind_is_left_alone(place, open_it):
     assert {p: p.read_bytes() for p in before} == before
 
 
-def test_a_run_to_which_grades_are_added_is_of_today_s_version_and_else_as_it_was(place):
+def test_annotating_an_old_run_changes_only_its_schema_version(place):
     before = json.loads((place / "runs/eval/run.json").read_text())
     RunDir.annotate(place / "runs/eval").close()
     assert json.loads((place / "runs/eval/run.json").read_text()) == before | {"schema_version": SCHEMA_VERSION}
 
 
-def test_a_finished_run_is_extended(rlvr, place):
+def test_a_finished_old_run_can_be_extended(rlvr, place):
     rlvr("grpo", "--resume", "grpo", "--n-grpo-steps", "4")
     header, *before = expected_rows("grpo")
     after = rows_of(rlvr, "grpo")

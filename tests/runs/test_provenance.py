@@ -10,7 +10,7 @@ import pytest
 from rlvr_cli.runs.provenance import environment, redact_argv
 
 
-def test_environment_is_json_and_says_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_environment_is_json_and_records_the_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "argv", ["rlvr", "eval", "--api-key", "canary"])
     found = environment()
     assert "canary" not in json.dumps(found)
@@ -42,7 +42,7 @@ def test_environment_has_the_git_revision(tmp_path: Path, monkeypatch: pytest.Mo
     assert environment()["git_dirty"] is True
 
 
-def test_secrets_are_taken_out_of_the_command_line():
+def test_secrets_are_redacted_from_the_command_line():
     given_and_shown = [
         (["--api-key", "S"], ["--api-key", "***"]),
         (["--api-key=S"], ["--api-key=***"]),

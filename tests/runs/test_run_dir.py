@@ -1,4 +1,4 @@
-"""The run store without the kills (those are in test_run_dir_kill.py)."""
+"""The run store, except the kill tests (test_run_dir_kill.py)."""
 
 import json
 import math
@@ -31,7 +31,7 @@ from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.runs import commits, files, lock, recovery, run_dir
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.files import atomic_write
-from rlvr_cli.runs.keys import held_of, indices, merge, overlap
+from rlvr_cli.runs.keys import bit_positions, bits_of_keys, merge, overlap
 from rlvr_cli.runs.manifest import grader_slug, parse_manifest, part_name, part_path
 from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import latest_run, read_parts, read_rollouts, read_run, resolve_run
@@ -71,7 +71,7 @@ def finished(tmp_path: Path) -> Path:
 
 
 def tree(root: Path) -> dict[str, bytes | str]:
-    """Every file below a directory with its bytes; links with their targets."""
+    """Return every file below a directory with its bytes, and every link with its target."""
     return {
         str(p.relative_to(root)): os.readlink(p) if p.is_symlink() else p.read_bytes()
         for p in sorted(root.rglob("*"))
@@ -139,7 +139,7 @@ def rollout_values(draw: st.DrawFn) -> dict:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(rollout_values(), min_size=1, max_size=4))
-def test_what_is_committed_is_what_is_read(tmp_path: Path, rows: list[dict]):
+def test_rows_read_back_as_committed(tmp_path: Path, rows: list[dict]):
     with RunDir.create(tmp_path, "eval", metadata={}) as run:
         written = [a_rollout(run.id, sample_index=i, **values) for i, values in enumerate(rows)]
         part = run.commit_rollouts("train", 0, written)
@@ -155,7 +155,7 @@ def test_what_is_committed_is_what_is_read(tmp_path: Path, rows: list[dict]):
     shutil.rmtree(run.path)
 
 
-def test_log_probabilities_are_rounded_to_float32_and_nothing_else_is(run: RunDir):
+def test_only_log_probabilities_are_rounded_to_float32(run: RunDir):
     run.commit_rollouts("train", 0, [a_rollout(run.id, sampled_logprobs=(-0.1,), mean_logprob=-0.1, reward=0.1)])
     (row,) = to_rollouts(read_rollouts(run.path))
     assert row.sampled_logprobs == struct.unpack("f", struct.pack("f", -0.1))
@@ -173,12 +173,12 @@ def test_nan_and_infinities_survive(run: RunDir):
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"response_mask": (True,)}, "a place per token"),
+        ({"response_mask": (True,)}, "one element per token"),
         ({"turns": (Turn("policy", 0, 3),)}, "within the response"),
-        ({"turns": (Turn("policy", 1, 2), Turn("tool", 0, 1))}, "in their order"),
+        ({"turns": (Turn("policy", 1, 2), Turn("tool", 0, 1))}, "in order and within"),
     ],
 )
-def test_a_mask_and_turns_are_of_the_response(run: RunDir, wrong: dict, why: str):
+def test_a_mask_and_turns_must_fit_the_response(run: RunDir, wrong: dict, why: str):
     with pytest.raises(AssertionError, match=why):
         run.commit_rollouts("train", 0, [a_rollout(run.id, response_ids=(4, 5), **wrong)])
 
@@ -221,7 +221,9 @@ def test_a_part_has_page_checksums_and_the_schema_version(run: RunDir):
         except (OSError, pa.ArrowInvalid):
             caught += 1
         else:
-            assert found.equals(table), position  # in a page's header, for instance in its statistics
+            assert found.equals(table), (
+                position
+            )  # a byte that carries no data, for instance in a page header's statistics
     assert caught > len(pages[::11]) / 2
 
 
@@ -255,31 +257,31 @@ def test_committed_keys(finished: Path):
         assert run.committed_keys(step=1) == run.committed_keys("eval") | {("train", 1, "q0", 0)}
 
 
-def test_what_is_missing_is_what_is_not_committed(finished: Path):
+def test_missing_samples_are_those_not_committed(finished: Path):
     with RunDir.resume(finished) as run:
-        assert run.missing("train", 0, "q1", num_samples=3) == [1, 2]
+        assert run.missing_indices("train", 0, "q1", num_samples=3) == [1, 2]
         run.commit_rollouts("train", 0, [a_rollout(run.id, 1, sample_index=i) for i in (9, 2, 64)])
-        assert run.missing("train", 0, "q1", num_samples=11) == [1, 3, 4, 5, 6, 7, 8, 10]
-        assert run.missing("train", 0, "another", num_samples=2) == [0, 1]
-        assert run.missing("train", 7, "q1", num_samples=2) == [0, 1]
-        assert run.missing("train", 0, "q1", num_samples=0) == []
+        assert run.missing_indices("train", 0, "q1", num_samples=11) == [1, 3, 4, 5, 6, 7, 8, 10]
+        assert run.missing_indices("train", 0, "another", num_samples=2) == [0, 1]
+        assert run.missing_indices("train", 7, "q1", num_samples=2) == [0, 1]
+        assert run.missing_indices("train", 0, "q1", num_samples=0) == []
         assert (run.num_rollouts("train", 0), run.num_rollouts("eval", 1), run.num_rollouts("eval", 0)) == (9, 3, 0)
         with pytest.raises(AssertionError, match=r"already committed.*q1.*64"):
             run.commit_rollouts("train", 0, [a_rollout(run.id, 1, sample_index=i) for i in (63, 64)])
     with RunDir.resume(finished) as run:
-        assert run.missing("train", 0, "q1", num_samples=66) == [1, *range(3, 9), *range(10, 64), 65]
+        assert run.missing_indices("train", 0, "q1", num_samples=66) == [1, *range(3, 9), *range(10, 64), 65]
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 300)), unique=True, min_size=1, max_size=40), st.data())
 def test_keys_in_memory_are_the_keys_given(keys: list[tuple[str, int]], data: st.DataObject):
     cut = data.draw(st.integers(0, len(keys)))
-    held = held_of(keys[:cut])
-    fresh = held_of(keys[cut:])
+    held = bits_of_keys(keys[:cut])
+    fresh = bits_of_keys(keys[cut:])
     assert overlap(held, fresh) == []
     merge(held, fresh)
-    assert sorted((who, i) for who, bits in held.items() for i in indices(bits)) == sorted(keys)
-    assert overlap(held, held_of(keys[:1])) == [keys[0]]
+    assert sorted((who, i) for who, bits in held.items() for i in bit_positions(bits)) == sorted(keys)
+    assert overlap(held, bits_of_keys(keys[:1])) == [keys[0]]
 
 
 @pytest.mark.parametrize("index", [-1, 2**40])
@@ -365,7 +367,7 @@ def test_metrics_of_several_steps_are_one_commit(run: RunDir):
     assert len(before["manifest.jsonl"].splitlines()) == 3
 
 
-def test_metrics_that_are_committed_late_keep_the_time_at_which_they_came(run: RunDir):
+def test_metrics_that_are_committed_late_keep_their_wall_seconds(run: RunDir):
     run.commit_metric_rows("train", {1: {"loss": 0.5}, 2: {"loss": 0.25}}, wall_seconds={1: 3.0, 2: 4.5})
     run.commit_metric_rows("train", {2: {"grad": 1.0}, 3: {"loss": 0.1}}, wall_seconds={2: 5.0})
     table = pq.read_table(run.path / "metrics.parquet").to_pylist()
@@ -375,7 +377,7 @@ def test_metrics_that_are_committed_late_keep_the_time_at_which_they_came(run: R
     assert 0 <= now <= run.wall_seconds
 
 
-def test_metrics_and_their_clock_go_on_after_a_resumption(tmp_path: Path):
+def test_metrics_and_their_clock_continue_after_resuming(tmp_path: Path):
     with RunDir.create(tmp_path, "sft", name="r", metadata={}) as run:
         time.sleep(0.05)
         run.commit_metrics(0, "train", {"loss": 1.0})
@@ -396,15 +398,15 @@ def test_the_clock_of_a_killed_session_is_taken_from_its_metrics(tmp_path: Path,
     run = RunDir.create(tmp_path, "sft", name="r", metadata={})
     monkeypatch.setattr(run, "_session_start", time.monotonic() - 100)
     run.commit_metrics(0, "train", {"loss": 1.0})
-    run.close()  # run.json still has the seconds of the opening, as after a kill
+    run.close()  # run.json still has the seconds from opening, as after a kill
     with RunDir.resume(run.path) as run:
         assert run.wall_seconds >= 100
 
 
-# run.json and the life of a run
+# run.json and the status of a run
 
 
-def test_a_run_has_an_id_of_its_command_and_time(tmp_path: Path):
+def test_a_generated_run_id_has_command_and_time(tmp_path: Path):
     ids = set()
     for _ in range(5):
         with RunDir.create(tmp_path, "eval", metadata={}) as run:
@@ -414,7 +416,7 @@ def test_a_run_has_an_id_of_its_command_and_time(tmp_path: Path):
     assert len(ids) == 5
 
 
-def test_run_json_says_what_the_run_is(run: RunDir):
+def test_run_json_describes_the_run(run: RunDir):
     on_disk = json.loads((run.path / "run.json").read_text())
     assert on_disk == run.metadata
     assert on_disk["argv"] == ["rlvr", "grpo"]
@@ -460,7 +462,7 @@ HOSTILE_NAMES = [
 ]
 
 
-def test_hostile_run_names_leave_nothing_anywhere(tmp_path: Path):
+def test_hostile_run_names_create_no_file(tmp_path: Path):
     root = tmp_path / "deep" / "runs"
     root.mkdir(parents=True)
     assert len(set(HOSTILE_NAMES)) >= 50
@@ -487,7 +489,7 @@ def test_a_name_is_used_once(finished: Path):
     before = tree(finished.parent)
     with pytest.raises(RlvrError, match="exists already") as caught:
         RunDir.create(finished.parent, "grpo", name="done", metadata={})
-    assert caught.value.hint == "Choose another name with --run, or go on with it: --resume done"
+    assert caught.value.hint == "Choose another name with --run, or resume it: --resume done"
     assert tree(finished.parent) == before
 
 
@@ -500,13 +502,13 @@ def test_metadata_that_is_not_json_leaves_no_directory(tmp_path: Path):
 # One writer
 
 
-def test_a_second_writer_is_told_who_the_first_is(run: RunDir):
+def test_the_error_of_a_second_writer_names_the_first(run: RunDir):
     start = time.monotonic()
     with pytest.raises(RlvrError, match="is being written by") as caught:
         RunDir.resume(run.path)
     assert f"process {os.getpid()} on {os.uname().nodename} since 20" in caught.value.problem
     assert time.monotonic() - start < 1
-    run.commit_rollouts("train", 0, some_rollouts(run))  # the first goes on
+    run.commit_rollouts("train", 0, some_rollouts(run))  # the first writer still works
     run.close()
     RunDir.resume(run.path).close()
 
@@ -556,7 +558,7 @@ def racers(tmp_path: Path) -> Iterator[list[subprocess.Popen]]:
 
 
 def race(racers: list[subprocess.Popen], order: str) -> dict[int, str]:
-    """Give all the same order at once; returns what each said, by process id."""
+    """Send all processes the same order at once; return their replies by process id."""
     for process in racers:
         process.stdin.write(order + "\n")
         process.stdin.flush()
@@ -569,7 +571,7 @@ def race(racers: list[subprocess.Popen], order: str) -> dict[int, str]:
     return answers
 
 
-def test_of_several_writers_exactly_one_wins(racers: list[subprocess.Popen], tmp_path: Path):
+def test_exactly_one_of_several_writers_wins(racers: list[subprocess.Popen], tmp_path: Path):
     for number in range(8):
         answers = race(racers, f"create run-{number}")
         assert sorted(a.split()[0] for a in answers.values()) == ["lost"] * 4 + ["won"]
@@ -598,7 +600,7 @@ signal.pause()
 """
 
 
-def test_a_forked_child_neither_writes_nor_outlives_its_parent_as_holder(tmp_path: Path):
+def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path):
     command, environment = [sys.executable, "-c", FORKER, str(tmp_path)], os.environ | {"PYTHONPATH": str(SOURCE)}
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment) as process:
         assert process.stdin is not None
@@ -614,14 +616,14 @@ def test_a_forked_child_neither_writes_nor_outlives_its_parent_as_holder(tmp_pat
         assert process.stdout.read() == "was alive\n"
 
 
-def test_resuming_what_is_no_run_makes_no_file(tmp_path: Path):
+def test_resuming_a_directory_that_is_not_a_run_creates_no_file(tmp_path: Path):
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(RlvrError, match=r"run\.json"):
             RunDir.resume(path)
     assert list(tmp_path.iterdir()) == []
 
 
-# What a kill or a hand can leave behind
+# Damage by a kill or by hand
 
 
 def test_a_manifest_torn_at_any_byte_of_its_last_line_loses_nothing(tmp_path: Path):
@@ -638,7 +640,7 @@ def test_a_manifest_torn_at_any_byte_of_its_last_line_loses_nothing(tmp_path: Pa
         with RunDir.resume(copy) as resumed:
             assert len(resumed.committed_keys()) == 6  # but its part is whole
             assert any("incomplete line" in n for n in resumed.notices) == (end > len(whole))
-            assert any("was taken up" in n for n in resumed.notices)
+            assert any("has been adopted" in n for n in resumed.notices)
         assert (copy / "manifest.jsonl").read_bytes() == both
         assert check_run(copy).findings == []
 
@@ -648,17 +650,17 @@ def test_a_manifest_torn_at_any_byte_of_its_last_line_loses_nothing(tmp_path: Pa
     [
         (b"{", "line 3"),
         (b"", "line 3"),
-        (b"[]", "not an object"),
+        (b"[]", "not a JSON object"),
         (b"{}", "keys"),
         (b"\xff\xfe", "line 3"),
         (b"[" * 100_000, "line 3"),
-        ("rollouts/../../secret.parquet", "no path of a part"),
-        ("/etc/passwd", "no path of a part"),
-        ("rollouts/train-000000-0000.parquet", "stands in it twice"),
-        ("rollouts/eval-000000-0000.parquet", "no path of a part"),
-        ("rollouts/train-000009-0000.parquet", "no path of a part"),
-        ("rollouts/train-000000-0000.parquet\n", "no path of a part"),
-        ("run.json", "no path of a part"),
+        ("rollouts/../../secret.parquet", "not the path of a part"),
+        ("/etc/passwd", "not the path of a part"),
+        ("rollouts/train-000000-0000.parquet", "is listed twice"),
+        ("rollouts/eval-000000-0000.parquet", "not the path of a part"),
+        ("rollouts/train-000009-0000.parquet", "not the path of a part"),
+        ("rollouts/train-000000-0000.parquet\n", "not the path of a part"),
+        ("run.json", "not the path of a part"),
         (("rows", "3"), "rows is"),
         (("step", True), "step is"),
         (("schema_version", SCHEMA_VERSION + 1), "newer rlvr"),
@@ -706,14 +708,14 @@ def test_a_missing_or_broken_index_is_named(finished: Path, name: str, content: 
         {"created_at": None},
     ],
 )
-def test_run_json_of_another_kind_is_refused(finished: Path, change: dict):
+def test_an_invalid_run_json_is_rejected(finished: Path, change: dict):
     file = finished / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(RlvrError, match=re.escape(str(finished))):
         read_run(finished)
 
 
-def test_any_flipped_byte_of_a_part_is_found(finished: Path):
+def test_any_flipped_byte_of_a_part_is_detected(finished: Path):
     part = finished / "rollouts" / "train-000000-0001.parquet"
     data = part.read_bytes()
     generator = random.Random(0)
@@ -724,12 +726,12 @@ def test_any_flipped_byte_of_a_part_is_found(finished: Path):
         assert [p for p in check_run(finished).findings if str(part) in p] == check_run(finished).findings != []
         with pytest.raises(RlvrError, match=re.escape(str(part))):
             read_rollouts(finished)
-        read_rollouts(finished, phase="eval")  # the others are well
+        read_rollouts(finished, phase="eval")  # the other parts are intact
     part.write_bytes(data)
     assert check_run(finished).findings == []
 
 
-def test_any_flipped_byte_of_the_metrics_is_found(finished: Path):
+def test_any_flipped_byte_of_the_metrics_is_detected(finished: Path):
     file = finished / "metrics.parquet"
     data = file.read_bytes()
     for position in range(0, len(data), 97):
@@ -747,7 +749,7 @@ def test_any_flipped_byte_of_the_metrics_is_found(finished: Path):
 
 
 @pytest.mark.parametrize("change", ["truncate", "empty", "delete", "link", "directory", "fifo", "link to itself"])
-def test_a_part_that_is_not_there_whole_is_named(finished: Path, tmp_path: Path, change: str):
+def test_a_missing_or_truncated_part_is_named(finished: Path, tmp_path: Path, change: str):
     part = finished / "rollouts" / "eval-000001-0000.parquet"
     data = part.read_bytes()
     part.unlink()
@@ -771,30 +773,30 @@ def test_a_part_that_is_not_there_whole_is_named(finished: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", ["rollouts", "run.json", "manifest.jsonl", "metrics.parquet", ".lock"])
-def test_links_within_a_run_are_refused(finished: Path, tmp_path: Path, name: str):
+def test_links_within_a_run_are_rejected(finished: Path, tmp_path: Path, name: str):
     (finished / name).rename(tmp_path / "moved")
     (finished / name).symlink_to(tmp_path / "moved")
     before = tree(tmp_path)
     with pytest.raises(RlvrError, match=re.escape(str(finished / name))):
         RunDir.resume(finished)
-    if name != ".lock":  # readers do not look at the lock
+    if name != ".lock":  # readers ignore the lock
         with pytest.raises(RlvrError, match="symbolic link"):
             read_run(finished)
         assert any("symbolic link" in problem for problem in check_run(finished).findings)
     assert tree(tmp_path) == before
 
 
-def test_a_whole_part_that_the_manifest_does_not_name_is_adopted(finished: Path):
+def test_a_complete_part_missing_from_the_manifest_is_adopted(finished: Path):
     manifest = finished / "manifest.jsonl"
     lines = manifest.read_bytes().splitlines(keepends=True)
     manifest.write_bytes(b"".join(lines[:3]))  # as after a kill between the rename and the line of eval-000001
     assert len(read_run(finished).parts) == 2
     assert any("eval-000001-0000.parquet is not in the manifest" in p for p in check_run(finished).findings)
-    # The file of metrics is the one announced on a line that is gone: a hand did that, not a kill.
+    # metrics.parquet was announced on a line that is gone: done by hand, not by a kill.
     (finished / "metrics.parquet").unlink()
     with RunDir.resume(finished) as run:
         assert run.committed_keys("eval", 1) == {("eval", 1, f"q{i}", 0) for i in range(3)}
-        assert any("eval-000001-0000.parquet" in n and "taken up" in n for n in run.notices)
+        assert any("eval-000001-0000.parquet" in n and "has been adopted" in n for n in run.notices)
         assert any("metrics.parquet was missing" in n for n in run.notices)
         run.commit_metrics(1, "eval", {"reward/mean": 1.0})
     assert manifest.read_bytes().count(b"eval-000001-0000.parquet") == 1
@@ -807,7 +809,7 @@ def test_parts_that_cannot_belong_to_the_run_are_set_aside(finished: Path, tmp_p
     with RunDir.create(tmp_path / "other", "grpo", name="other", metadata={}) as other:
         foreign = other.commit_rollouts("train", 0, some_rollouts(other))
     strangers = {
-        "train-000000-0002.parquet": (rollouts / "train-000000-0000.parquet").read_bytes(),  # keys that are there
+        "train-000000-0002.parquet": (rollouts / "train-000000-0000.parquet").read_bytes(),  # existing keys
         "train-000000-0003.parquet": foreign.read_bytes(),
         "train-000005-0000.parquet": (rollouts / "train-000000-0000.parquet").read_bytes(),  # rows of step 0
         "train-000006-0000.parquet": b"",
@@ -834,7 +836,7 @@ def test_parts_that_cannot_belong_to_the_run_are_set_aside(finished: Path, tmp_p
     assert duckdb.connect().execute(f"select count(*) from read_parquet('{rollouts}/*.parquet')").fetchall() == [(10,)]
 
 
-def test_the_temporary_name_is_one_that_no_scan_takes_up(run: RunDir):
+def test_no_directory_scan_matches_the_temporary_name(run: RunDir):
     import pyarrow.dataset as ds
 
     run.commit_rollouts("train", 0, some_rollouts(run))
@@ -844,7 +846,7 @@ def test_the_temporary_name_is_one_that_no_scan_takes_up(run: RunDir):
     assert duckdb.connect().execute(f"select count(*) from read_parquet('{glob}')").fetchall() == [(3,)]
 
 
-def test_an_announcement_of_metrics_that_was_not_kept_is_taken_back(finished: Path):
+def test_an_announcement_of_metrics_without_its_file_is_removed(finished: Path):
     manifest = finished / "manifest.jsonl"
     before = manifest.read_bytes()
     announcement = json.loads(before.splitlines()[-1]) | {"sha256": "0" * 64}
@@ -853,14 +855,14 @@ def test_an_announcement_of_metrics_that_was_not_kept_is_taken_back(finished: Pa
     assert check_run(finished).findings == []  # as while the writer is between the line and the rename
     with RunDir.resume(finished):
         assert manifest.read_bytes() == before
-    # Two that were not kept cannot come from a kill.
+    # Two announcements without their file cannot come from a kill.
     manifest.write_bytes(before + 2 * (json.dumps(announcement).encode() + b"\n"))
     assert len(check_run(finished).findings) == 1
     with pytest.raises(RlvrError, match=r"metrics\.parquet is damaged"):
         RunDir.resume(finished)
 
 
-# Grades that came later
+# Grades by other graders
 
 
 def a_grade(run_id: str, index: int = 0, **values) -> Regrade:
@@ -879,7 +881,7 @@ GRADERS = [
 ]
 
 
-def test_a_grader_makes_a_file_name_of_its_own():
+def test_every_grader_has_its_own_file_name():
     slugs = [grader_slug(g) for g in GRADERS]
     assert len(set(slugs)) == len(GRADERS)
     assert slugs[0] == "math_verify"
@@ -891,7 +893,7 @@ def test_a_grader_makes_a_file_name_of_its_own():
     assert part_name(part_path("train", 5, 0)) == ("", "train", 5, 0)
 
 
-def test_grades_lie_beside_the_rollouts(finished: Path):
+def test_grades_are_stored_beside_the_rollouts(finished: Path):
     before = tree(finished)
     with RunDir.annotate(finished) as run:
         assert run.steps() == [("train", 0), ("eval", 1)]
@@ -914,7 +916,7 @@ def test_grades_lie_beside_the_rollouts(finished: Path):
             run.commit_grades("train", 0, [a_grade(run.id, 7), a_grade(run.id, 8, grader="r1_zero")])
         with pytest.raises(AssertionError):
             run.commit_grades("train", 1, [a_grade(run.id, 7)])
-        with pytest.raises(AssertionError, match="stays as it is"):
+        with pytest.raises(AssertionError, match="cannot be changed"):
             run.update(note="no")
         assert run.committed_keys() == {("train", 0, f"q{i}", 0) for i in range(6)} | {
             ("eval", 1, f"q{i}", 0) for i in range(3)
@@ -931,13 +933,13 @@ def test_grades_lie_beside_the_rollouts(finished: Path):
     assert info.fingerprint == read_run(finished).fingerprint
     assert read_rollouts(finished).num_rows == 9
     assert check_run(finished).findings == []
-    with RunDir.resume(finished) as run:  # a run that goes on takes no notice of them
+    with RunDir.resume(finished) as run:  # resuming ignores the grades
         run.commit_rollouts("train", 2, [a_rollout(run.id, step=2)])
         assert run.graded_keys("math_verify", "train", 0, attempt=0) == {(f"q{i}", 0) for i in range(5)}
     assert read_run(finished).fingerprint != info.fingerprint
 
 
-def test_a_part_of_grades_is_adopted_set_aside_or_found_damaged(finished: Path):
+def test_a_grades_part_is_adopted_set_aside_or_reported_as_damaged(finished: Path):
     with RunDir.annotate(finished) as run:
         whole = run.commit_grades("train", 0, [a_grade(run.id, i) for i in range(3)])
     manifest = finished / "manifest.jsonl"
@@ -951,9 +953,9 @@ def test_a_part_of_grades_is_adopted_set_aside_or_found_damaged(finished: Path):
     rollouts.write_bytes((finished / "rollouts" / "train-000000-0000.parquet").read_bytes())
     (whole.parent / ".math_verify-train-000000-0002.parquet.tmp").write_bytes(b"half")
     with RunDir.annotate(finished) as run:
-        assert any("math_verify-train-000000-0000.parquet" in n and "taken up" in n for n in run.notices)
-        assert any("of another grader" in n for n in run.notices)
-        assert any("its columns are not" in n for n in run.notices)
+        assert any("math_verify-train-000000-0000.parquet" in n and "has been adopted" in n for n in run.notices)
+        assert any("belong to another grader" in n for n in run.notices)
+        assert any("its columns do not match" in n for n in run.notices)
         assert run.graded_keys("math_verify", "train", 0, attempt=0) == {(f"q{i}", 0) for i in range(3)}
     assert sorted(p.name for p in whole.parent.iterdir()) == [whole.name]
     assert manifest.read_bytes() == b"".join(lines)
@@ -970,7 +972,7 @@ def test_a_part_of_grades_is_adopted_set_aside_or_found_damaged(finished: Path):
             read(finished)
 
 
-def test_a_folder_of_grades_that_is_a_link_is_refused(finished: Path, tmp_path: Path):
+def test_a_grades_folder_that_is_a_link_is_rejected(finished: Path, tmp_path: Path):
     (tmp_path / "elsewhere").mkdir()
     (finished / "grades").symlink_to(tmp_path / "elsewhere")
     for write in (RunDir.annotate, RunDir.resume):
@@ -979,7 +981,7 @@ def test_a_folder_of_grades_that_is_a_link_is_refused(finished: Path, tmp_path: 
     assert any("symbolic link" in p for p in check_run(finished).findings)
 
 
-def test_no_other_path_passes_for_a_part_of_grades():
+def test_only_valid_paths_are_parsed_as_grades_parts():
     entry = {"rows": 1, "bytes": 1, "sha256": "0", "schema_version": 1, "phase": "train", "step": 0}
     good = "grades/math_verify-train-000000-0000.parquet"
     for path in (
@@ -993,7 +995,7 @@ def test_no_other_path_passes_for_a_part_of_grades():
         "grades/train-000000-0000.parquet",
         "grades/" + "x" * 65 + "-train-000000-0000.parquet",
     ):
-        with pytest.raises(ValueError, match="no path of a part"):
+        with pytest.raises(ValueError, match="not the path of a part"):
             parse_manifest(json.dumps({"path": path, **entry}).encode() + b"\n", newest=1)
     assert parse_manifest(json.dumps({"path": good, **entry}).encode() + b"\n", newest=1)[0][0].folder == "grades"
 
@@ -1016,7 +1018,7 @@ def test_a_full_disk_at_any_point_of_a_commit_changes_nothing(run: RunDir, monke
             run.commit_rollouts("train", 1, more)
     assert "Free some space" in caught.value.hint
     assert tree(run.path) == before
-    faults.fault_point("")  # without the variable, passages are counted from one again
+    faults.fault_point("")  # without the variable the count starts again from one
     with monkeypatch.context() as patch:
         patch.setenv("RLVR_FAULT", f"{point}:1:enospc")
         with pytest.raises(RlvrError, match=r"(metrics|manifest).*No space left"):
@@ -1031,7 +1033,7 @@ def test_a_full_disk_at_any_point_of_a_commit_changes_nothing(run: RunDir, monke
             run.commit_grades("train", 0, [a_grade(run.id)])
     assert check_run(run.path).findings == []
     run.commit_grades("train", 0, [a_grade(run.id)])
-    run.commit_rollouts("train", 1, more)  # with the space back, the same process goes on
+    run.commit_rollouts("train", 1, more)  # once there is space again, the same process continues
     run.commit_metrics(1, "train", {"loss": 3.0})
     assert metrics_of(run.path) == {(0, "train", "loss"): 1.0, (1, "train", "loss"): 3.0}
     assert check_run(run.path).findings == []
@@ -1042,7 +1044,7 @@ def test_a_full_disk_at_any_point_of_a_commit_changes_nothing(run: RunDir, monke
 
 
 @pytest.mark.parametrize("point", ["create", "write", "write.torn", "rename"])
-def test_a_run_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str):
+def test_a_run_that_cannot_be_created_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str):
     with monkeypatch.context() as patch:
         patch.setenv("RLVR_FAULT", f"{point}:1:enospc")
         with pytest.raises(RlvrError, match="No space left"):
@@ -1064,7 +1066,7 @@ def test_run_json_survives_a_full_disk(run: RunDir, monkeypatch: pytest.MonkeyPa
     assert read_run(run.path).metadata["note"] == "new"
 
 
-def test_an_error_of_the_work_is_not_hidden_by_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_does_not_hide_the_original_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def work() -> None:
         with RunDir.create(tmp_path, "eval", name="r", metadata={}):
             monkeypatch.setenv("RLVR_FAULT", "write:1:enospc")
@@ -1073,7 +1075,7 @@ def test_an_error_of_the_work_is_not_hidden_by_a_full_disk(tmp_path: Path, monke
     with pytest.raises(ZeroDivisionError):
         work()
     monkeypatch.delenv("RLVR_FAULT")
-    RunDir.resume(tmp_path / "r").close()  # the lock was given back
+    RunDir.resume(tmp_path / "r").close()  # the lock was released
 
 
 @pytest.fixture
@@ -1109,7 +1111,7 @@ def test_a_disk_that_fills_up_keeps_what_was_committed(small_disk: Path):
         fill()
     assert "--resume" in caught.value.hint
     assert committed > 3
-    for _ in range(3):  # the last bytes, and the errors of what finds none
+    for _ in range(3):  # fill the last bytes, then fail
         with pytest.raises(RlvrError, match="No space left"):
             run.update(note="x" * 50_000)
         assert check_run(run.path).findings == []
@@ -1155,7 +1157,7 @@ def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path):
 
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
-    """A directory of this process, which gives up being root for the test: root may write anywhere."""
+    """A directory of this process, which drops root for the test, because root may write anywhere."""
     directory = Path(tempfile.mkdtemp())
     user = os.geteuid()
     if user == 0:
@@ -1188,8 +1190,8 @@ def test_a_directory_that_cannot_be_written_is_named(unprivileged: Path):
     assert check_run(run.path).findings == []
 
 
-def test_everything_is_durable_before_the_next_thing_relies_on_it(run: RunDir, monkeypatch: pytest.MonkeyPatch):
-    """A power cut cannot be tested; the order of the system calls that it depends on can."""
+def test_each_write_is_durable_before_the_next_step_relies_on_it(run: RunDir, monkeypatch: pytest.MonkeyPatch):
+    """A power failure cannot be tested, but the order of the system calls can."""
     calls = []
     fsync, rename, manifest = os.fsync, os.replace, os.stat(run.path / "manifest.jsonl").st_ino
 
@@ -1246,7 +1248,7 @@ def test_an_unreadable_run_does_not_hide_the_others(tmp_path: Path):
         latest_run(tmp_path)
 
 
-def test_no_run_at_all_is_told_with_a_hint(tmp_path: Path):
+def test_the_error_for_no_runs_has_a_hint(tmp_path: Path):
     for root in (tmp_path, tmp_path / "missing"):
         with pytest.raises(RlvrError, match="There is no run in") as caught:
             latest_run(root)
@@ -1266,20 +1268,20 @@ def test_a_run_is_found_by_name_or_path(finished: Path, tmp_path: Path, monkeypa
         assert "\x1b" not in str(caught.value)
 
 
-def test_a_name_like_no_other_is_answered_with_the_newest_runs(tmp_path: Path):
+def test_an_unknown_run_name_suggests_the_newest_runs(tmp_path: Path):
     for age, name in enumerate(("zebra", "apple", "mango", "berry")):
         RunDir.create(tmp_path, "eval", name=name, metadata={}).close()
         os.utime(tmp_path / name / "run.json", (1e9 - age, 1e9 - age))
     with pytest.raises(RlvrError) as caught:
         resolve_run("q17", tmp_path)
-    assert caught.value.hint == "The newest there: zebra, apple, mango."
+    assert caught.value.hint == "The newest runs: zebra, apple, mango."
     with pytest.raises(RlvrError) as caught:
         resolve_run("mangos", tmp_path)
-    assert caught.value.hint == "Near it: mango."
+    assert caught.value.hint == "Did you mean: mango?"
 
 
 def test_a_run_can_be_read_while_it_is_written(run: RunDir):
-    """A reader in another process never fails and never sees a row go."""
+    """A reader in another process never fails and never sees a row disappear."""
     code = """
 import sys, time
 from rlvr_cli.runs.check import check_run
@@ -1308,7 +1310,7 @@ print(reads, seen)
             step += 1
         reads, seen = map(int, reader.stdout.readline().split())
     assert reader.returncode == 0
-    assert reads > 0  # how many there is time for depends on the machine
+    assert reads > 0  # the number depends on the machine
     assert seen > 6
 
 
@@ -1331,8 +1333,8 @@ assert not heavy, heavy
 # Faults
 
 
-def test_every_fault_point_of_the_store_is_killed_at(request: pytest.FixtureRequest):
-    """test_run_dir_kill.py names the points; one that is added must be added there."""
+def test_the_kill_tests_cover_every_fault_point(request: pytest.FixtureRequest):
+    """A new fault point must be added to POINTS in test_run_dir_kill.py."""
     source = "".join(Path(module.__file__).read_text() for module in (run_dir, commits, recovery, files, lock))
     points = set(re.findall(r'fault_point\("([a-z.]+)"\)', source))
     kill_test = Path(__file__).with_name("test_run_dir_kill.py").read_text()

@@ -1,6 +1,6 @@
-"""kill -9 at random and at every named point of a commit: what was acknowledged is there once, and the run goes on.
+"""kill -9 at random times and at every named point of a commit: acknowledged rows are stored once, and the run can be resumed.
 
-`kill_writer.py` is the victim; see there for the protocol.
+The killed program is `kill_writer.py`, which describes the protocol.
 """
 
 import importlib.util
@@ -33,13 +33,13 @@ assert _spec.loader is not None
 kill_writer = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(kill_writer)
 
-# Every point that a commit or the creation of a run passes, in files.py and store.py.
+# Every fault point that a commit or the creation of a run passes, in files.py, commits.py and run_dir.py.
 POINTS = ("create", "write", "write.torn", "rename", "renamed", "manifest", "manifest.torn", "manifest.done")
 
 
 @dataclass
 class Victims:
-    """The writer's process, and what its children have acknowledged so far, by run."""
+    """The writer process, and the commits that its children have acknowledged so far, by run."""
 
     process: subprocess.Popen
     acknowledged: dict[Path, set[tuple[str, ...]]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Victims:
         fault: str | None = None,
         kill_after: tuple[int, float] | None = None,
     ) -> int:
-        """Let a child write the run to its end, or kill it some seconds after that many acknowledgements.
+        """Let a child write the run to its end, or kill it after (number of acknowledgements, further seconds).
 
         Returns:
             Its exit status; -9 when it was killed.
@@ -92,7 +92,7 @@ def victims() -> Iterator[Victims]:
 
 
 def assert_whole(run: Path, acknowledged: set[tuple[str, ...]]) -> None:
-    """What readers see: each acknowledged part and metric, no key twice, each row as written, no unreadable file."""
+    """Check what readers see: every acknowledged part and metric, no duplicate key, every row as written, all files readable."""
     if not run.exists():
         assert not acknowledged
         return
@@ -114,7 +114,7 @@ def assert_whole(run: Path, acknowledged: set[tuple[str, ...]]) -> None:
         steps = set(found)
     assert {int(a[1]) for a in acknowledged if a[0] == "metrics"} <= steps
 
-    # The directory as someone would glob it who knows nothing of the manifest.
+    # The directory read with a glob, ignoring the manifest.
     if list((run / "rollouts").glob("*.parquet")):
         query = f"""select count(*), count(distinct (phase, step, example_id, sample_index)), sum(length(response))
                     from read_parquet('{run}/rollouts/*.parquet')"""
@@ -124,8 +124,8 @@ def assert_whole(run: Path, acknowledged: set[tuple[str, ...]]) -> None:
     assert [p for p in check_run(run).findings if "is not in the manifest" not in p] == []
 
 
-def assert_goes_on(run: Path, acknowledged: set[tuple[str, ...]]) -> None:
-    """A resumed run has nothing left to complain of and takes more rows."""
+def assert_can_be_resumed(run: Path, acknowledged: set[tuple[str, ...]]) -> None:
+    """Check that the run can be resumed without findings and that rows can be added."""
     with RunDir.resume(run) as directory:
         step = 1 + max((s for _, s, _, _ in directory.committed_keys()), default=0)
         directory.commit_rollouts("eval", step, _part(run, phase="eval", step=step, part=0))
@@ -148,12 +148,12 @@ def kill_at_random(victims: Victims, root: Path, *, seed: int, runs: int, kills:
     for number in range(runs):
         run = root / f"run-{number}"
         for _ in range(kills):
-            # From none and 0 seconds: the repair that opening makes gets killed as well.
+            # Starting at 0 acknowledgements and 0 seconds, so that recovery is killed as well.
             status = victims.write(run, kill_after=(generator.randrange(7), generator.uniform(0.0, 0.03)))
             assert status == -signal.SIGKILL
             assert_whole(run, victims.acknowledged[run])
         if run.exists():
-            assert_goes_on(run, victims.acknowledged[run])
+            assert_can_be_resumed(run, victims.acknowledged[run])
             rows += read_rollouts(run, columns=["step"]).num_rows
     assert rows > 10 * runs * kills, "the children were killed before they wrote anything worth a test"
 
@@ -168,7 +168,7 @@ def test_killed_at_200_random_points_nothing_acknowledged_is_lost(victims: Victi
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_at_every_passage_of_a_point_the_run_ends_the_same(victims: Victims, tmp_path: Path, point: str):
+def test_a_run_killed_at_any_passage_of_a_point_ends_the_same(victims: Victims, tmp_path: Path, point: str):
     steps, kills = 1, 0
     while True:
         run = tmp_path / f"run-{kills}"
@@ -178,7 +178,7 @@ def test_killed_at_every_passage_of_a_point_the_run_ends_the_same(victims: Victi
         assert status == -signal.SIGKILL
         kills += 1
         assert_whole(run, victims.acknowledged[run])
-        if point in ("renamed", "manifest.torn"):  # a repair follows: it dies within its first manifest line
+        if point in ("renamed", "manifest.torn"):  # recovery follows: kill it within its first manifest line
             assert victims.write(run, steps=steps, fault="manifest.torn:1") in (0, -signal.SIGKILL)
         assert victims.write(run, steps=steps) == 0
         assert_whole(run, victims.acknowledged[run])

@@ -1,4 +1,4 @@
-"""The columns of the Parquet files: those of version 1 for ever, those of today, and what a reader makes of other versions."""
+"""The columns of the Parquet files: version 1 never changes, and readers handle older and newer versions."""
 
 from dataclasses import field, fields, make_dataclass
 from pathlib import Path
@@ -81,19 +81,19 @@ VERSION_1 = {
 
 
 def later(record, *added):
-    """What the record may be in a later version: with more fields, (name, annotation, default)."""
+    """Return the record as a later version with more fields, given as (name, annotation, default)."""
     known = [(f.name, f.type, field(default=f.default)) for f in fields(record)]
     return make_dataclass("Later", [*known, *added], frozen=True)
 
 
 def as_version(data, version):
-    """The same file, but for the version that it names."""
+    """Return the same file with another schema version in its metadata."""
     table = pq.read_table(pa.BufferReader(data))
     return bytes(to_parquet(table.replace_schema_metadata({VERSION_KEY: str(version)})))
 
 
 @pytest.mark.parametrize("record", PARTS)
-def test_version_1_is_what_it_was(record):
+def test_version_1_never_changes(record):
     schema = arrow_schema(record, version=1)
     found = [f"{f.name}: {f.type}{'' if f.nullable else ' not null'}" for f in schema]
     assert found == [line.strip() for line in VERSION_1[record].strip().split("\n")]
@@ -101,7 +101,7 @@ def test_version_1_is_what_it_was(record):
 
 
 @pytest.mark.parametrize("record", PARTS)
-def test_columns_come_last_and_raise_the_version(record):
+def test_new_columns_come_last_and_raise_the_version(record):
     since = [column.since for column in columns_of(record)]
     assert since == sorted(since)
     assert since[-1] <= SCHEMA_VERSION
@@ -118,7 +118,7 @@ ADDED = [
 
 
 @pytest.mark.parametrize(("added", "kind", "older"), ADDED, ids=lambda a: a[0] if isinstance(a, tuple) else "")
-def test_a_file_of_version_1_reads_as_if_it_had_the_columns_that_came_later(added, kind, older):
+def test_newer_columns_are_filled_in_a_file_of_version_1(added, kind, older):
     record, data = later(Rollout, added), PARTS[Rollout].read_bytes()
     table = from_parquet(data, record)
     assert table.schema.equals(arrow_schema(record), check_metadata=True)
@@ -126,22 +126,22 @@ def test_a_file_of_version_1_reads_as_if_it_had_the_columns_that_came_later(adde
     assert table[added[0]].to_pylist() == [older] * 32
     before = pq.read_table(pa.BufferReader(data))
     assert table.select(before.column_names).equals(before)
-    assert table["turns"].null_count == table["response_mask"].null_count == 32  # which came with version 2
+    assert table["turns"].null_count == table["response_mask"].null_count == 32  # added in version 2
 
     assert from_parquet(data, record, columns=[added[0]]).to_pydict() == {added[0]: [older] * 32}
     some = from_parquet(data, record, columns=["step", added[0], "phase"])
     assert some.column_names == ["step", added[0], "phase"]
 
 
-def test_a_column_says_what_an_older_file_reads_as():
-    with pytest.raises(AssertionError, match="has no default"):
+def test_a_newer_column_needs_a_fitting_default():
+    with pytest.raises(AssertionError, match="needs a default"):
         columns_of(make_dataclass("NoDefault", [("value", Annotated[float | None, Since(NEXT)])]))
     for annotation, default in [(int, None), (float | None, 0.0)]:
-        with pytest.raises(AssertionError, match="NULL where it can be"):
+        with pytest.raises(AssertionError, match="the default of a nullable column must be None"):
             columns_of(make_dataclass("Wrong", [("value", Annotated[annotation, Since(NEXT)], default)]))
 
 
-def test_a_newer_file_is_refused_and_no_other_version_may_have_other_columns():
+def test_a_newer_file_and_columns_of_another_version_are_rejected():
     data = bytes(to_parquet(rollout_table([a_rollout()])))
     assert version_of(data) == SCHEMA_VERSION
     with pytest.raises(NewerVersion, match="newer rlvr") as caught:
@@ -149,12 +149,12 @@ def test_a_newer_file_is_refused_and_no_other_version_may_have_other_columns():
     assert "Upgrade" in caught.value.hint
     table = pq.read_table(pa.BufferReader(data))
     strange = bytes(to_parquet(table.append_column("more", pa.array([1]))))
-    with pytest.raises(ValueError, match="its columns are not those"):
+    with pytest.raises(ValueError, match="its columns do not match"):
         from_parquet(strange, Rollout)
     with pytest.raises(NewerVersion):
         from_parquet(as_version(strange, SCHEMA_VERSION + 1), Rollout)
     for version in ("", "0", "-1", "one"):
         with pytest.raises(ValueError, match="schema version"):
             from_parquet(as_version(data, version), Rollout)
-    with pytest.raises(ValueError, match="its columns are not those"):
+    with pytest.raises(ValueError, match="its columns do not match"):
         from_parquet(data, later(Rollout, ("later_value", Annotated[float | None, Since(1)], None)))

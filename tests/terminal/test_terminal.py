@@ -1,4 +1,4 @@
-"""The terminal: whatever a text holds, it stays in its own cell, and a pipe gets no escape codes."""
+"""Terminal output: hostile text cannot leave its cell, and a pipe gets no escape codes."""
 
 import csv
 import fcntl
@@ -43,7 +43,7 @@ PAYLOADS = [*ESCAPES, *MARKUP, *(chr(c) for c in range(0xA0)), *(f"a{e}b{m}c" fo
 
 
 def unsafe(text, *, keep="\n\t"):
-    """The characters that a terminal would act on."""
+    """Return the characters that a terminal would act on."""
     return {c for c in text if c not in keep and unicodedata.category(c) in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}}
 
 
@@ -55,7 +55,7 @@ class Terminal(io.StringIO):
 
 
 def without_style(text):
-    """What is left when the codes that rich may write are taken out: colors."""
+    """Remove the color codes, which are the only codes that rich may write."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
@@ -90,27 +90,27 @@ def test_the_payloads_are_many():
 
 
 @pytest.mark.parametrize("output", ["table", "json", "csv", "markdown"])
-def test_no_payload_reaches_a_pipe_as_it_is(capsys, output):
+def test_no_payload_reaches_a_pipe_unescaped(capsys, output):
     for payload in PAYLOADS:
         tables.print_tables([Table((payload, "after"), [(payload, 1), ("x", 2)], title=payload)] * 2, output=output)
     assert unsafe(capsys.readouterr().out) == set()
 
 
-def test_no_payload_reaches_a_terminal_as_it_is():
+def test_no_payload_reaches_a_terminal_unescaped():
     with terminal() as screen:
         for payload in PAYLOADS:
             tables.print_tables([Table((payload, "after"), [(payload, 1)], title=payload)] * 2)
             cases.print_cases(case_table(payload))
             console.say(payload)
-            console.source(payload)
-            console.skipped_lines(7, [payload] * 5)
+            console.print_text(payload)
+            console.report_skipped_lines(7, [payload] * 5)
         for payload in ESCAPES:
             tables.print_table(tuple(f"{payload}{i}" for i in range(20)), [(payload,) * 20])  # row by row
     assert unsafe(without_style(screen.getvalue())) == set()
     assert "\x1b[" in screen.getvalue()  # our own colors
 
 
-def test_no_payload_reaches_a_progress_bar_as_it_is():
+def test_no_payload_reaches_a_progress_bar_unescaped():
     with terminal() as screen:
         for payload in [*ESCAPES, *MARKUP[:6]]:
             with console.progress(payload, 2) as bar:
@@ -131,7 +131,7 @@ def test_a_pipe_gets_no_escape_codes(capsys, monkeypatch):
     assert "\x1b" not in captured.out + captured.err
 
 
-def test_a_hostile_cell_changes_its_own_cell_alone(capsys):
+def test_a_hostile_cell_changes_only_its_own_cell(capsys):
     def lines(payload):
         tables.print_table(("before", "cell", "after"), [("b1", payload, "a1"), ("b2", "x", "a2")])
         return [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
@@ -173,7 +173,7 @@ def test_csv_leaves_a_number_in_text_alone(capsys, text):
 
 
 @pytest.mark.parametrize("text", ["-5+1", "+A1", "-5\n=1", "-5\n", "--5", "-", "=5", "@1"])
-def test_csv_guards_what_only_begins_like_a_number(capsys, text):
+def test_csv_guards_text_that_only_begins_like_a_number(capsys, text):
     tables.print_table(("a",), [(text,)], output="csv")
     assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [["a"], ["'" + text]]
 
@@ -254,7 +254,7 @@ def test_several_tables(capsys):
     assert capsys.readouterr().out.splitlines()[0].strip() == "first"
 
 
-def test_a_long_cell_is_shortened_in_a_table_alone(capsys):
+def test_only_the_table_format_shortens_long_cells(capsys):
     text = "a" * 1000 + "b" * 1000
     tables.print_table(("c",), [(text,)])
     out = capsys.readouterr().out
@@ -283,7 +283,7 @@ def test_a_pipe_is_not_folded(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_an_encoding_that_cannot_hold_a_character(monkeypatch):
+def test_a_character_that_the_encoding_lacks_is_escaped(monkeypatch):
     buffer = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(buffer, encoding="ascii"))
     tables.print_table(("π",), [("漢",)], output="csv")
@@ -343,7 +343,7 @@ def test_a_long_response_is_shortened_in_the_middle(capsys):
     assert "a … [7,000 characters left out] … b" in capsys.readouterr().out
 
 
-def test_an_answer_of_nothing_is_said(capsys):
+def test_an_empty_answer_is_shown_as_nothing(capsys):
     cases.print_cases(case_table(""))
     assert "extracted (nothing)\n" in capsys.readouterr().out
 
@@ -363,7 +363,7 @@ print("after")
 
 
 def on_a_terminal(arguments, *, tmp_path, pager, stdin_too=True):
-    """What a program writes whose output, and input, is a terminal of 24 lines; and what its pager was given."""
+    """Run a program on a terminal of 24 lines; return its output and what the pager received."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     seen = tmp_path / "paged"
@@ -385,7 +385,7 @@ def on_a_terminal(arguments, *, tmp_path, pager, stdin_too=True):
 
 @pytest.fixture
 def pager(tmp_path):
-    """A $PAGER that keeps what it is given and shows 4 lines of it."""
+    """A $PAGER that records its input and shows 4 lines of it."""
     script = tmp_path / "pager.py"
     script.write_text(
         "import os, pathlib, sys\ntext = sys.stdin.read()\npathlib.Path(os.environ['SEEN']).write_text(text)\n"
@@ -394,7 +394,7 @@ def pager(tmp_path):
     return f"{sys.executable} {script}"
 
 
-def test_what_is_longer_than_the_screen_is_paged(tmp_path, pager):
+def test_text_longer_than_the_screen_is_paged(tmp_path, pager):
     output, paged = on_a_terminal(["3"], tmp_path=tmp_path, pager=pager)
     assert paged.count("\x1b[1;32m<answer> 8 </answer>") == 3
     assert "\\x1b[2J" in paged
@@ -406,14 +406,14 @@ def test_what_is_longer_than_the_screen_is_paged(tmp_path, pager):
 
 @pytest.mark.parametrize(("count", "empty", "stdin_too"), [("1", False, True), ("3", True, True), ("3", False, False)])
 def test_what_is_not_paged(tmp_path, pager, count, empty, stdin_too):
-    """One screen; an empty $PAGER; nobody at the keys."""
+    """No pager for one screen of text, with an empty $PAGER, or if stdin is not a terminal."""
     output, paged = on_a_terminal([count], tmp_path=tmp_path, pager="" if empty else pager, stdin_too=stdin_too)
     assert paged is None
     assert output.count("\x1b[1;32m<answer> 8 </answer>") == int(count)
 
 
 @pytest.mark.parametrize("pager", ["no-such-pager", "head -n 2"])
-def test_a_pager_that_is_not_there_or_leaves_early(tmp_path, pager):
+def test_a_missing_pager_or_one_that_quits_early(tmp_path, pager):
     output, _ = on_a_terminal(["2000"], tmp_path=tmp_path, pager=pager)
     assert output.endswith("after\n")
     assert output.count("example q") == (1 if pager == "head -n 2" else 2000)
@@ -424,8 +424,8 @@ def test_a_pager_that_is_not_there_or_leaves_early(tmp_path, pager):
 
 def test_messages_go_to_stderr(capsys):
     console.say("hello\nthere")
-    console.skipped_lines(0, [])
-    console.skipped_lines(7, [*(f"f.jsonl:{i}: bad" for i in range(5)), "and 2 more"])
+    console.report_skipped_lines(0, [])
+    console.report_skipped_lines(7, [*(f"f.jsonl:{i}: bad" for i in range(5)), "and 2 more"])
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
@@ -448,7 +448,7 @@ def test_progress_in_a_pipe_is_a_few_lines(capsys, monkeypatch):
     ]
 
 
-def test_progress_that_stops_early_says_where(capsys):
+def test_progress_that_stops_early_shows_its_last_state(capsys):
     with suppress(ValueError), console.progress("sampling", 0) as bar:
         bar.advance(1)
         raise ValueError

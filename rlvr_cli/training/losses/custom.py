@@ -47,14 +47,14 @@ def load_loss(spec: str, *, with_reference: bool) -> Loss:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            at = user_code.where(spec, function, error=error)
+            at = user_code.location(spec, function, error=error)
             raise RlvrError(
                 f"{at}: the loss raised {type(error).__name__}: {error}",
                 "Correct it. What this run does not have is None, such as reference_log_probs without --kl-coef.",
             ) from error
-        return _outputs(returned, inputs, at=user_code.where(spec, function))
+        return _outputs(returned, inputs, at=user_code.location(spec, function))
 
-    at = user_code.where(spec, function)
+    at = user_code.location(spec, function)
     first, later = (_try(loss, _tiny_batch(before, with_reference=with_reference), at=at) for before in (True, False))
     if first.loss.dim() != later.loss.dim():
         raise RlvrError(f"{at}: the loss is sometimes per token and sometimes per row.", _RETURNS)
