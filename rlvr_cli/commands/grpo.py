@@ -1,4 +1,4 @@
-"""`rlvr grpo`: sample groups, grade them, reinforce what was better than its group (handout, algorithm 3).
+"""`rlvr grpo`: sample groups, grade them, reinforce the responses that were better than their group (handout, algorithm 3).
 
 Enters: a GrpoConfig. Leaves: a run directory with every rollout and metric, checkpoints, and the trained model in `model/`.
 """
@@ -36,7 +36,7 @@ from rlvr_cli.types import Rollout
 
 
 def run(config: GrpoConfig) -> None:
-    """Train a model. Raises RlvrError for what the user can put right, Interrupted after a signal."""
+    """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="grpo")
     loss = loss_of(config)
     inputs = load_inputs(config, questions_per_batch=config.n_prompts_per_rollout_batch)
@@ -58,23 +58,23 @@ def run(config: GrpoConfig) -> None:
 
 
 def loss_of(config: GrpoConfig) -> Loss:
-    """The loss of --loss-type. Raises RlvrError for a user's own that cannot be trained with (`load_loss`)."""
+    """Return the loss of --loss-type. Raises RlvrError for a user's own loss that does not work (`load_loss`)."""
     loss = LOSSES.get(config.loss_type) or load_loss(config.loss_type, with_reference=config.kl_coef > 0)
     if loss.per_row and config.importance_truncation is not None:
         raise RlvrError(
-            f"{config.loss_type} gives one number per response, which --importance-correction cannot weigh token by token.",
-            "Take --importance-correction none, or a loss that gives one number per token.",
+            f"{config.loss_type} gives one loss per response; --importance-correction needs one per token.",
+            "Use --importance-correction none, or a loss that gives one number per token.",
         )
     return loss
 
 
 def loss_facts(loss_type: str) -> dict[str, Any]:
-    """What identifies a user's own loss in run.json: a changed file is another loss."""
+    """The facts that identify a user's own loss in run.json, so that a changed file counts as another loss."""
     return {} if loss_type in LOSSES else {"loss": {"name": loss_type, "sha256": user_code.sha256(loss_type)}}
 
 
 def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -> None:
-    """Algorithm 3. What interrupts it, it goes on from there: every place is a function of three counters."""
+    """Algorithm 3. Resumes after an interruption: three counters, the data cursor, determine all data that follow."""
     objective = partial(
         policy_gradient,
         loss=partial(loss.function, **{name: getattr(config, name) for name in loss.options}),
@@ -87,7 +87,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
         while steps < config.n_grpo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
             rollouts, asked_after, signals = rollout_batch(config, trainer, inputs, step=sampled_at, asked=asked)
-            # Where no group has a signal there is one update, of nothing: it is skipped and counted.
+            # If no group has a signal, there is one empty update, which is skipped and counted.
             minibatches = shuffled(config, len(rollouts), step=steps) or [[]]
             trainer.evaluate_if_due()
             if config.async_steps:
@@ -126,16 +126,16 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
 def rollout_batch(
     config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int
 ) -> tuple[list[Rollout], int, dict[str, float]]:
-    """Sample groups, grade them, and store them with their advantages; or read what an interrupted run had stored.
+    """Sample groups, grade them, and store them with their advantages; or read those that an interrupted run stored.
 
-    With dynamic sampling, groups without a signal are left out and others asked for until the batch is full.
+    With dynamic sampling, groups without a signal are dropped, and other questions are sampled until the batch is full.
 
     Args:
-        step: updates done before it is trained on.
-        asked: questions of the endless pass over the dataset that were asked before.
+        step: updates done before the batch is trained on.
+        asked: questions used so far, counted over all epochs of the dataset.
 
     Returns:
-        The rollouts to train on, `asked` after them, and what the progress bar shows.
+        The rollouts to train on, `asked` after them, and the values for the progress bar.
     """
     wanted, size = config.n_prompts_per_rollout_batch, config.group_size
     groups: list[list[Rollout]] = []  # all that were sampled
@@ -175,7 +175,7 @@ def rollout_batch(
         "groups/all_correct_share": sum(mean == 1 for mean in means) / len(groups),
         "groups/all_wrong_share": sum(mean == 0 for mean in means) / len(groups),
         "sampling/rounds": float(rounds),
-        "sampling/lag": float(step - min(r.policy_version for r in sampled)),  # updates that their policy is behind
+        "sampling/lag": float(step - min(r.policy_version for r in sampled)),  # updates since the policy that sampled
         "weight_sync/seconds": syncing,
     }
     trainer.metrics.add(step, metrics | stats.metrics)
@@ -190,7 +190,7 @@ def rollout_batch(
 
 
 def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int) -> None:
-    """Have the sampling process begin with the next batch's first questions, while this one is trained on."""
+    """Let the sampling process start on the next batch's questions while the trainer trains on the current batch."""
     assert trainer.weights.process is not None
     trainer.weights.sync_rollouts(trainer.updates)
     indices, _ = draw(
@@ -209,7 +209,7 @@ def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: 
 
 
 def advantages(config: GrpoConfig, rollouts: Sequence[Rollout]) -> list[float]:
-    """What weighs each response's log-probability."""
+    """The advantage of each response, or its reward for no_baseline; including the penalty for overlong responses."""
     rewards = rewards_of(rollouts)
     if config.overlong == "soft_punish":
         lengths, limit = [r.num_response_tokens for r in rollouts], config.sampling_max_tokens
@@ -226,12 +226,12 @@ def advantages(config: GrpoConfig, rollouts: Sequence[Rollout]) -> list[float]:
 
 
 def rewards_of(rollouts: Sequence[Rollout]) -> torch.Tensor:
-    """(rollouts,) float64; a grade that failed counts as 0 (and in `reward/grade_errors`)."""
+    """(rollouts,) float64; the reward of a grade that failed is 0 (`reward/grade_errors` counts these)."""
     return torch.tensor([r.reward or 0.0 for r in rollouts], dtype=torch.float64)
 
 
 def shuffled(config: GrpoConfig, num_rollouts: int, *, step: int) -> list[list[int]]:
-    """The rows of each update of a rollout batch, epoch after epoch."""
+    """The row indices of each update on a rollout batch, epoch after epoch, in random order."""
     return [
         rows
         for epoch in range(config.epochs_per_rollout_batch)
@@ -252,11 +252,11 @@ def training_batch(
     *,
     reference: Policy | None,
 ) -> Batch:
-    """Rollouts as tensors, with their groups and the log-probabilities that the objective compares with.
+    """Turn rollouts into tensors, with their groups and the log-probabilities that the objective needs.
 
-    Those of the policy that sampled, `old_log_probs`, are computed once per batch, and only where a second update needs them:
-    on-policy they are those of the update itself. A run interrupted within the batch has them in its checkpoint, because the
-    policy that gave them is gone.
+    `old_log_probs`, of the policy before the first update on the batch, are computed once per batch, and only if there is more
+    than one update: on-policy, they equal those of the update itself. They are kept in checkpoints within the batch: a
+    resumed run could not compute them again, because the weights have changed.
     """
     if not rollouts:
         return {}
@@ -289,14 +289,15 @@ def training_batch(
 
 
 def check_first_update(config: GrpoConfig, trainer: Trainer, update: dict[str, float]) -> None:
-    """Before the first update on a batch the policy is the one that sampled it.
+    """Check the first update on a batch: on-policy ratios must be 1, and trainer and sampler should agree.
 
-    Up to --sampling-min-tokens the sampler bars the end of the response, and its distribution is another one: not looked at.
+    Positions below --sampling-min-tokens are ignored: the sampler forbids the end of the response there, so its distribution
+    differs.
     """
     moved = max(update["policy/ratio_max"] - 1, 1 - update["policy/ratio_min"])
     assert not config.on_policy or not moved > 0, update
     gaps = {int(name.rpartition("/")[2]): gap for name, gap in update.items() if name.startswith("mismatch/position/")}
-    if not config.async_steps:  # else they should differ
+    if not config.async_steps:  # otherwise an older policy sampled, and they differ
         trainer.check_mismatch(
             max((gap for start, gap in gaps.items() if start >= config.sampling_min_tokens), default=0.0)
         )
