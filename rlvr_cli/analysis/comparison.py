@@ -79,15 +79,15 @@ class Comparison:
             )
         seeds = len(self.a.runs) + len(self.b.runs) > 2
         if self.difference == 0:
-            more = "the measured accuracies are equal"
+            more = "here they are equal"
         elif self.needed is None:
-            more = "to detect the measured difference takes more seeds; more questions alone are not enough"
+            more = "to tell this difference would take more seeds: more questions alone would not do"
         else:
-            more = f"to detect the measured difference takes about {max(self.needed, self.questions + 1):,} questions"
+            more = f"to tell this difference would take about {max(self.needed, self.questions + 1):,} questions"
         return (
-            f"The data cannot tell which is better: B - A is {_points(self.difference)} points of accuracy ({interval}). With "
-            f"{self.questions:,} questions{' and these seeds' if seeds else ''}, a true difference of {100 * self.detectable:.1f} points "
-            f"or more is detected in 4 of 5 trials; {more}."
+            f"The data cannot tell which is better: B - A is {_points(self.difference)} points of accuracy ({interval}), and "
+            f"{self.questions:,} questions{' and these seeds' if seeds else ''} show one of {100 * self.detectable:.1f} points "
+            f"or more in 4 of 5 trials; {more}."
         )
 
     def tables(self) -> list[Table]:
@@ -265,7 +265,7 @@ def _notes(runs_a: int, runs_b: int, *, rephrased: int, questions: int) -> list[
     if rephrased:
         notes.append(f"The prompts of {rephrased:,} of the {questions:,} questions differ between the runs.")
     if runs_a == runs_b == 1:
-        notes.append("One run per arm: the interval does not include the variation between training seeds.")
+        notes.append("One run an arm: how much training with another seed would change is not in the interval.")
     elif min(runs_a, runs_b) < FEWEST_SEEDS:
         notes.append(f"Fewer than {FEWEST_SEEDS} seeds in an arm: do not rely on the interval.")
     return notes

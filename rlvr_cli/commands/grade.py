@@ -45,7 +45,7 @@ def run(config: GradeConfig) -> None:
             words = ["rlvr", "grade", str(run.path), "--grader", config.grader]
             words += ["--format-rule", config.format_rule] if config.format_rule != "literal" else []
             words += ["--phase", config.phase] if config.phase != "all" else []
-            raise Interrupted(f"finished grades are kept in {run.path}; continue with: {shlex.join(words)}") from None
+            raise Interrupted(f"what is done is kept in {run.path}; go on with: {shlex.join(words)}") from None
     changes = compare_grades(read_run(path), grader=grader, phase=config.phase)
     tables.print_tables(changes, output=config.format, missing="–")
 

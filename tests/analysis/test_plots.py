@@ -270,7 +270,7 @@ def test_series_differ_without_color():
 
 @pytest.mark.parametrize("name", ["p.pdf", "p", "p.png.gz", ".png"])
 def test_another_ending_is_refused(tmp_path, name):
-    with pytest.raises(RlvrError, match=r"neither \.png nor \.svg"):
+    with pytest.raises(RlvrError, match=r"does not end in \.png or \.svg"):
         draw([LINES], tmp_path / name)
     assert not list(tmp_path.iterdir())
 

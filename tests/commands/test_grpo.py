@@ -666,7 +666,7 @@ def test_a_loss_per_row_says_what_has_no_effect_and_refuses_what_cannot_be(tmp_p
     grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
     assert "--length-normalization has no effect" not in capsys.readouterr().err
     for correction in ({"importance_correction": "truncated"}, {"async_steps": 1}):
-        with pytest.raises(RlvrError, match="cannot weigh token by token"):
+        with pytest.raises(RlvrError, match="gives one loss per response"):
             grpo.run(resolve(GrpoConfig, flags=flags | correction, command="grpo"))
 
 

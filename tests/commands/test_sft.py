@@ -48,7 +48,7 @@ def test_what_the_policy_did_not_write_stays_marked(tokenizer):
     for ids, expected in ((response, [*mask, True]), ([*response, eos], [*mask, True])):
         known = {"a": SampledIds(prompt, ids, expected[: len(ids)])}
         assert encode_traces([example], known, tokenizer, append_eos=True) == ([prompt], [[*response, eos]], [expected])
-    with pytest.raises(RlvrError, match="Trace a holds what the policy did not write"):
+    with pytest.raises(RlvrError, match="Trace a has tokens that the policy did not sample"):
         encode_traces(
             [example], {"a": SampledIds(tokenizer("R").input_ids, response, mask)}, tokenizer, append_eos=True
         )

@@ -347,7 +347,7 @@ def test_a_page_says_what_it_left_out(tmp_path, monkeypatch):
     assert not read(write_report([run])).all("p", **{"class": "note"})
     monkeypatch.setattr(report_rollouts, "MAX_TOKENS", 10)
     ((_, note),) = read(write_report([run])).all("p", **{"class": "note"})
-    assert note.startswith("10 of 20 rollouts are in this page, which holds at most 10 tokens")
+    assert note.startswith("This page has 10 of 20 rollouts (limited to 10 tokens)")
     with pytest.raises(RlvrError, match="cannot hold 0"):
         write_report([run], max_rollouts=0)
 
