@@ -267,7 +267,7 @@ def _notes(runs_a: int, runs_b: int, *, rephrased: int, questions: int) -> list[
     if runs_a == runs_b == 1:
         notes.append("One run an arm: how much training with another seed would change is not in the interval.")
     elif min(runs_a, runs_b) < FEWEST_SEEDS:
-        notes.append(f"Fewer than {FEWEST_SEEDS} seeds in an arm: do not rely on the interval.")
+        notes.append(f"Fewer than {FEWEST_SEEDS} seeds in an arm: the interval is not to be trusted.")
     return notes
 
 
