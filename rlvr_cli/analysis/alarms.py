@@ -29,7 +29,7 @@ class Alarm:
     sentence: str
     query: str  # the command that shows it; RUN stands for the run
 
-    def typed(self, run: Path) -> str:
+    def command_for(self, run: Path) -> str:
         """The command that shows the alarm for this run."""
         return self.query.replace("RUN", shlex.quote(str(run)))
 

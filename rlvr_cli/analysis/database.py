@@ -143,7 +143,7 @@ class Database:
             RlvrError: the statement is not one SELECT, has an error, or exceeds the limit on time or memory.
         """
         with self.explained_errors():
-            statement = self._checked(sql)
+            statement = self._checked_statement(sql)
             return self._fetch(statement, parameters or {}, limit=limit)
 
     def script(self, sql: str, parameters: Mapping[str, Any]) -> Iterator[Table]:
@@ -185,9 +185,9 @@ class Database:
         hint = "Write what would stand after WHERE, such as: reward = 1 AND num_response_tokens < 500"
         with self.explained_errors():
             try:
-                self._tree(f"SELECT\n{text}\n")  # it must parse alone: else it could close the parenthesis around it
+                self._parse(f"SELECT\n{text}\n")  # it must parse alone: else it could close the parenthesis around it
                 checked = f"(\n{text}\n)"
-                statement = self._checked(f"SELECT 1 FROM {table} WHERE {checked} LIMIT 0")
+                statement = self._checked_statement(f"SELECT 1 FROM {table} WHERE {checked} LIMIT 0")
             except RlvrError as e:
                 raise RlvrError(f"The condition cannot be used. {e.problem}", e.hint or hint) from e
             if statement.named_parameters:
@@ -198,7 +198,7 @@ class Database:
                 raise RlvrError(f"The condition is {kind}, not true or false.", hint)
             return checked
 
-    def _checked(self, sql: str) -> "duckdb.Statement":
+    def _checked_statement(self, sql: str) -> "duckdb.Statement":
         import duckdb
 
         if len(sql) > MAX_SQL_CHARACTERS:
@@ -219,10 +219,10 @@ class Database:
                 f"A query must be one SELECT statement; this is {kind.name}.",
                 "Queries can only read runs.",
             )
-        _check_tree(self._tree(sql))
+        _check_tree(self._parse(sql))
         return statements[0]
 
-    def _tree(self, sql: str) -> Any:
+    def _parse(self, sql: str) -> Any:
         if len(sql) > MAX_SQL_CHARACTERS or "\0" in sql or storable(sql) != sql:
             raise RlvrError("The query is too long, or has a NUL character or a lone surrogate.")
         serialized = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchone()
@@ -267,7 +267,8 @@ class Database:
             yield
         except duckdb.InterruptException as e:
             raise RlvrError(
-                f"The query was stopped after {self._timeout_seconds:g} seconds.", "--timeout-seconds gives it more time."
+                f"The query was stopped after {self._timeout_seconds:g} seconds.",
+                "--timeout-seconds gives it more time.",
             ) from e
         except duckdb.OutOfMemoryException as e:
             raise RlvrError(
@@ -285,9 +286,9 @@ class Database:
                     "The result has a timestamp with a time zone, which cannot be shown.", "Cast it: now()::TIMESTAMP."
                 ) from e
             unknown = re.search(r"Referenced (column|table) |Table with name |does not have a column", str(e))
-            raise RlvrError(_cleaned(e), self._what_exists() if unknown else "") from e
+            raise RlvrError(_cleaned(e), self._known_columns() if unknown else "") from e
 
-    def _what_exists(self) -> str:
+    def _known_columns(self) -> str:
         columns = self._connection.execute(
             "SELECT table_name, string_agg(column_name, ', ' ORDER BY column_index) FROM duckdb_columns()"
             " WHERE NOT internal AND database_name <> 'temp' GROUP BY 1 ORDER BY 1 DESC"

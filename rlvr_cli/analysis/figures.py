@@ -1,6 +1,6 @@
 """Result of a named query -> the panels of a picture.
 
-Enters: the rows of a named query. Leaves: panels for `plots.draw`, with several runs overlaid.
+Enters: the rows of a named query. Leaves: panels for `plots.save_plot`, with several runs overlaid.
 """
 
 from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.estimators import pass_at_k
-from rlvr_cli.analysis.summary import Kinds, share_of
+from rlvr_cli.analysis.summary import QuestionKinds, share_of
 from rlvr_cli.config.grade import PhaseChoice
 from rlvr_cli.config.grpo import overlong_buffer
 from rlvr_cli.runs.readers import RunInfo
@@ -181,7 +181,9 @@ def _at_k(questions: Sequence[dict[str, Any]]) -> list[Table]:
     rows = []
     for k in [*(2**i for i in range(most.bit_length()) if 2**i < most), most] if most > 1 else []:
         asked = [r for r in kinds if r["n"] >= k]
-        passed: list[Kinds] = [[(pass_at_k(r["n"], r[w], k), 1, r["questions"]) for r in asked] for w in ("old", "new")]
+        passed: list[QuestionKinds] = [
+            [(pass_at_k(r["n"], r[w], k), 1, r["questions"]) for r in asked] for w in ("old", "new")
+        ]
         values = [sum(v * c for v, _, c in kind) / sum(c for *_, c in kind) for kind in passed]
         rows.append((step, k, sum(r["questions"] for r in asked), *values, values[1] - values[0]))
     return [Table(("step", "k", "questions", "before", "after", "change"), rows, title="pass_at_k")] if rows else []

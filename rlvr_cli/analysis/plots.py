@@ -100,7 +100,7 @@ class _Key(NamedTuple):
     label: str
 
 
-def draw(panels: Sequence[Panel | Bars], path: Path, *, title: str = "") -> None:
+def save_plot(panels: Sequence[Panel | Bars], path: Path, *, title: str = "") -> None:
     """Draw the panels into a picture: one panel in one column, two to four in two columns, more in three.
 
     Args:

@@ -197,7 +197,7 @@ def select(
     """Apply a selection.
 
     Args:
-        seen: result of `contaminated`; None without decontamination.
+        seen: result of `find_contaminated`; None without decontamination.
         source: a description of the source, for the first row of the table.
     """
     s = selection
@@ -261,7 +261,7 @@ def normalized(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def contaminated(questions: Mapping[str, Question], evaluation: Sequence[str], *, ngram: int) -> dict[str, str]:
+def find_contaminated(questions: Mapping[str, Question], evaluation: Sequence[str], *, ngram: int) -> dict[str, str]:
     """Find questions that an evaluation contains: key -> in which way. Either equal, or with `ngram` consecutive words in common.
 
     A question of fewer words must be equal, because short questions can share all their words by chance.

@@ -18,7 +18,9 @@ from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.types import Table
 
 HANDOUT_CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer_0")
-Kinds = list[tuple[float, int, int]]  # kinds of questions: (value summed over the samples, samples, number of such questions)
+QuestionKinds = list[
+    tuple[float, int, int]
+]  # kinds of questions: (value summed over the samples, samples, number of such questions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
     questions = sum(count for *_, count in kinds)
     most = max(n for n, *_ in kinds)
     counts = {row["category"]: row for row in next(tables).records()}
-    hits: dict[str, Kinds] = {}
+    hits: dict[str, QuestionKinds] = {}
     for row in next(tables).records():
         hits.setdefault(row["category"], []).append((row["hits"], row["n"], row["questions"]))
     failures = tuple((row["failure_kind"], row["samples"]) for row in next(tables).records())
@@ -185,7 +187,7 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
     )
 
 
-def _with_misses(hits: Kinds, asked: list[tuple[int, int]]) -> Kinds:
+def _with_misses(hits: QuestionKinds, asked: list[tuple[int, int]]) -> QuestionKinds:
     """Add the questions without any sample in a category, which the query leaves out, to those with some."""
     misses = {n: 0 for n, _ in asked}
     for n, count in asked:
@@ -195,7 +197,7 @@ def _with_misses(hits: Kinds, asked: list[tuple[int, int]]) -> Kinds:
     return [*hits, *((0.0, n, count) for n, count in misses.items() if count)]
 
 
-def share_of(kinds: Kinds) -> Estimate:
+def share_of(kinds: QuestionKinds) -> Estimate:
     """A share of samples: with Wilson's interval if there is one sample per question, else with the bootstrap's."""
     hits, samples, questions = _sums(kinds)
     if samples == questions:
@@ -205,7 +207,7 @@ def share_of(kinds: Kinds) -> Estimate:
     return _bootstrapped(kinds)
 
 
-def _bootstrapped(kinds: Kinds) -> Estimate:
+def _bootstrapped(kinds: QuestionKinds) -> Estimate:
     total, samples, questions = _sums(kinds)
     if questions == 1:
         return Estimate(total / samples, None, None, "")  # one question does not show how questions vary
@@ -221,7 +223,7 @@ def _interval_by_question(kinds: tuple[tuple[tuple[float, int], int], ...]) -> t
     return bootstrap_interval([k[0] for k, _ in kinds], [k[1] for k, _ in kinds], [count for _, count in kinds])
 
 
-def _sums(kinds: Kinds) -> tuple[float, int, int]:
+def _sums(kinds: QuestionKinds) -> tuple[float, int, int]:
     return (
         sum(total * count for total, _, count in kinds),
         sum(n * count for _, n, count in kinds),

@@ -66,9 +66,9 @@ def run(config: AnalyzeConfig) -> None:
         result = database.select(query.sql, parameters, limit=0 if config.plot else config.limit)
     if config.plot:
         from rlvr_cli.analysis.figures import figures
-        from rlvr_cli.analysis.plots import draw
+        from rlvr_cli.analysis.plots import save_plot
 
-        draw(figures()[query.name](result), Path(config.plot), title=", ".join(info.id for info in infos))
+        save_plot(figures()[query.name](result), Path(config.plot), title=", ".join(info.id for info in infos))
         console.say(f"picture {config.plot}")
         result = replace(result, rows=result.rows[: config.limit or None], more=0 < config.limit < len(result.rows))
     if config.format == "table" and set(result.columns) >= cases.CASE_COLUMNS:
@@ -78,10 +78,10 @@ def run(config: AnalyzeConfig) -> None:
     if result.more:
         console.say(f"only the first {config.limit} rows are shown; --limit 0 shows all of them")
     if not result.rows:
-        console.say(f"no rows; there are rollouts of {'; '.join(map(contents, infos)) or 'none'}")
+        console.say(f"no rows; there are rollouts of {'; '.join(map(stored_steps, infos)) or 'none'}")
 
 
-def contents(info: RunInfo) -> str:
+def stored_steps(info: RunInfo) -> str:
     """The phases and steps that a run has rollouts of, as text."""
     steps: dict[str, set[int]] = {}
     for part in info.parts:
@@ -110,7 +110,7 @@ def report(config: AnalyzeConfig) -> None:
             "name": alarm.name,
             "severity": alarm.severity,
             "sentence": f"{path.name}: {alarm.sentence}" if len(paths) > 1 else alarm.sentence,
-            "query": alarm.typed(path),
+            "query": alarm.command_for(path),
         }
         for path in paths
         for alarm in run_alarms(path)

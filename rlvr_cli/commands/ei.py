@@ -12,7 +12,7 @@ from rlvr_cli.rollouts.collect import sample_groups
 from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.terminal import console
-from rlvr_cli.training.plan import announce, ei_plan
+from rlvr_cli.training.plan import ei_plan, print_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Rollout
@@ -22,7 +22,7 @@ def run(config: EiConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="ei")
     inputs = load_inputs(config, questions_per_batch=config.ei_batch_size)
-    announce(ei_plan(config, inputs.facts), config, engine=inputs.engine, rows=config.micro_batch_size)
+    print_plan(ei_plan(config, inputs.facts), config, engine=inputs.engine, rows=config.micro_batch_size)
     if config.dry_run:
         return
     with (
@@ -37,7 +37,7 @@ def run(config: EiConfig) -> None:
 
 def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
     """Algorithm 2. Resumes after an interruption: three counters, the data cursor, determine all data that follow."""
-    steps, asked, done = (trainer.position.get(counter, 0) for counter in ("steps", "asked", "updates_of_step"))
+    steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_step"))
     with console.progress("steps", config.n_ei_steps - steps, running_mean=False) as bar:
         while steps < config.n_ei_steps and trainer.has_time():
             sampled_at = trainer.updates - done
@@ -64,7 +64,7 @@ def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
                         pad_id=pad_id_of(trainer.tokenizer),
                         response_masks=[r.response_mask for r in rows],
                     ),
-                    position=after if number == len(minibatches) else within,
+                    cursor=after if number == len(minibatches) else within,
                     micro_batch_size=config.micro_batch_size,
                 )
                 signals |= {"nll": update["loss/nll"], "entropy": update["policy/entropy"]}

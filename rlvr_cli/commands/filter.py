@@ -20,7 +20,7 @@ from rlvr_cli.analysis.selection import (
     Selected,
     Selection,
     by_question,
-    contaminated,
+    find_contaminated,
     read_examples,
     read_samples,
     response_rows,
@@ -100,7 +100,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
             condition=condition,
             templates={i.id: template_of(i) for i in infos},
         )
-        _check_shares(infos, items, phase=phase, step=config.step)
+        _check_every_run_has_rollouts(infos, items, phase=phase, step=config.step)
         unknown = sum(q.text is None for q in questions.values())
         if unknown and (evaluation or config.emit == "questions"):
             raise RlvrError(
@@ -218,7 +218,7 @@ def _select(
         with_control=config.with_control,
         seed=config.seed,
     )
-    seen = contaminated(questions, evaluation, ngram=config.ngram) if evaluation else None
+    seen = find_contaminated(questions, evaluation, ngram=config.ngram) if evaluation else None
     return select(items, questions, selection, seen=seen, source=source)
 
 
@@ -227,7 +227,9 @@ def _default_phase(database: Database) -> str:
     return "train" if "train" in phases else "eval"
 
 
-def _check_shares(infos: Sequence[RunInfo], items: Sequence[Item], *, phase: str, step: int | None) -> None:
+def _check_every_run_has_rollouts(
+    infos: Sequence[RunInfo], items: Sequence[Item], *, phase: str, step: int | None
+) -> None:
     """Raise RlvrError if a run has no rollouts that could be kept: otherwise this would go unnoticed."""
     giving = {item.key[0] for item in items}
     for info in infos:

@@ -28,20 +28,20 @@ from rlvr_cli.training.advantages import group_advantages, has_signal, soft_over
 from rlvr_cli.training.losses.custom import load_loss
 from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
 from rlvr_cli.training.objectives import policy_gradient
-from rlvr_cli.training.plan import announce, grpo_notes, grpo_plan
+from rlvr_cli.training.plan import grpo_notes, grpo_plan, print_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import rollout_tensors, score, take
+from rlvr_cli.training.update import compute_log_probs, rollout_tensors, select_rows
 from rlvr_cli.types import Rollout
 
 
 def run(config: GrpoConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="grpo")
-    loss = loss_of(config)
+    loss = resolve_loss(config)
     inputs = load_inputs(config, questions_per_batch=config.n_prompts_per_rollout_batch)
     facts = inputs.facts | loss_facts(config.loss_type)
-    announce(grpo_plan(config, facts, loss=loss), config, engine=inputs.engine, rows=config.micro_train_batch_size)
+    print_plan(grpo_plan(config, facts, loss=loss), config, engine=inputs.engine, rows=config.micro_train_batch_size)
     for note in grpo_notes(config, loss=loss):
         console.say(f"note: {note}")
     if config.dry_run:
@@ -57,7 +57,7 @@ def run(config: GrpoConfig) -> None:
     report_end(trainer, output=config.format)
 
 
-def loss_of(config: GrpoConfig) -> Loss:
+def resolve_loss(config: GrpoConfig) -> Loss:
     """Return the loss of --loss-type. Raises RlvrError for a user's own loss that does not work (`load_loss`)."""
     loss = LOSSES.get(config.loss_type) or load_loss(config.loss_type, with_reference=config.kl_coef > 0)
     if loss.per_row and config.importance_truncation is not None:
@@ -82,13 +82,13 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
         importance_cap=config.importance_truncation,
     )
     reference = trainer.policy.reference() if config.kl_coef else None
-    steps, asked, done = (trainer.position.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
+    steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
     with console.progress("steps", config.n_grpo_steps - steps, running_mean=False) as bar:
         while steps < config.n_grpo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
             rollouts, asked_after, signals = rollout_batch(config, trainer, inputs, step=sampled_at, asked=asked)
             # If no group has a signal, there is one empty update, which is skipped and counted.
-            minibatches = shuffled(config, len(rollouts), step=steps) or [[]]
+            minibatches = minibatch_rows(config, len(rollouts), step=steps) or [[]]
             trainer.evaluate_if_due()
             if config.async_steps:
                 if not done:
@@ -103,11 +103,11 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                     trainer.evaluate_if_due()
                 last = number == len(minibatches)
                 update = trainer.update(
-                    take(batch, rows),
-                    position=after if last else {"steps": steps, "asked": asked, "updates_of_batch": number},
+                    select_rows(batch, rows),
+                    cursor=after if last else {"steps": steps, "asked": asked, "updates_of_batch": number},
                     tensors={} if last else kept,
                     objective=objective,
-                    skip_silent=loss.silent,
+                    skip_zero_advantage=loss.skip_zero_advantage,
                     micro_batch_size=config.micro_train_batch_size,
                     normalization=config.length_normalization,
                     normalize_constant=config.constant,
@@ -230,7 +230,7 @@ def rewards_of(rollouts: Sequence[Rollout]) -> torch.Tensor:
     return torch.tensor([r.reward or 0.0 for r in rollouts], dtype=torch.float64)
 
 
-def shuffled(config: GrpoConfig, num_rollouts: int, *, step: int) -> list[list[int]]:
+def minibatch_rows(config: GrpoConfig, num_rollouts: int, *, step: int) -> list[list[int]]:
     """The row indices of each update on a rollout batch, epoch after epoch, in random order."""
     return [
         rows
@@ -267,7 +267,7 @@ def training_batch(
         batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
     batch["group"] = torch.arange(len(rollouts))[:, None] // config.group_size
     if not config.kl_coef:
-        batch["silent"] = batch["advantages"] == 0
+        batch["zero_advantage"] = batch["advantages"] == 0
     how: dict[str, Any] = {
         "micro_batch_size": config.micro_train_batch_size,
         "temperature": config.sampling_temperature,
@@ -275,14 +275,14 @@ def training_batch(
     }
     if reference is not None:
         with explained_memory():
-            batch["reference_log_probs"] = score(reference, batch, **how)
+            batch["reference_log_probs"] = compute_log_probs(reference, batch, **how)
     if len(minibatches) > 1:
         old = trainer.tensors.get("old_log_probs")
         if old is None:
             old = torch.zeros(batch["response_mask"].shape)
             with explained_memory():
                 for rows in minibatches[: len(minibatches) // config.epochs_per_rollout_batch]:
-                    old[rows] = score(trainer.policy, take(batch, rows), **how)
+                    old[rows] = compute_log_probs(trainer.policy, select_rows(batch, rows), **how)
         batch["old_log_probs"] = old
     trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
     return batch

@@ -33,7 +33,7 @@ def run(config: QuickstartConfig) -> None:
     started = time.monotonic()
     for title, command in commands(name, runs, seed=config.seed):
         console.say(f"\n# {title}\n$ {shlex.join(command)}")
-        follow(command)
+        run_command(command)
     console.say(f"\ncurves         {runs / f'{name}-curves.png'}")
     rows = []
     for stage, suffix in STAGES.items():
@@ -86,10 +86,10 @@ def commands(name: str, runs: Path, *, seed: int) -> list[tuple[str, list[str]]]
     ]
 
 
-def follow(command: Sequence[str]) -> None:
+def run_command(command: Sequence[str]) -> None:
     """Run a command and show its progress."""
     program = {"rlvr": [sys.executable, "-m", "rlvr_cli"], "python": [sys.executable]}[command[0]]
-    with terminating(
+    with forwarding_signals(
         subprocess.Popen([*program, *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     ) as process:
         assert process.stderr is not None
@@ -104,7 +104,7 @@ def follow(command: Sequence[str]) -> None:
 
 
 @contextmanager
-def terminating(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
+def forwarding_signals(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
     """On Ctrl-C wait for the command, which has received the signal too, to save; on SIGTERM pass the signal on first.
 
     Raises:

@@ -20,8 +20,8 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.terminal import console
-from rlvr_cli.training.plan import FEW_UPDATES, announce, sft_plan
-from rlvr_cli.training.session import evaluation_questions
+from rlvr_cli.training.plan import FEW_UPDATES, print_plan, sft_plan
+from rlvr_cli.training.session import load_eval_dataset
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example
 
@@ -47,18 +47,18 @@ def run(config: SftConfig) -> None:
     order = epoch_order(len(examples), seed=config.seed, epoch=-1)  # an epoch that training never uses
     examples = choose_examples(examples, config.num_examples, order=order)
     num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(examples) / config.train_batch_size)
-    questions = evaluation_questions(config)
-    pool = grader_pool(config, questions.default_grader if questions else None)
+    eval_dataset = load_eval_dataset(config)
+    pool = grader_pool(config, eval_dataset.default_grader if eval_dataset else None)
     facts = {
         "dataset": {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint},
-        "eval_dataset": questions and questions.facts,
+        "eval_dataset": eval_dataset and eval_dataset.facts,
         "model": model_facts("transformers", config.model),
         "prompt": {"name": template.name, "text": template.text},
         "grader": pool.spec,
         "engine": "transformers",
     }
     lines = sft_plan(config, facts, examples=len(examples), traces=len(traces.examples), num_updates=num_updates)
-    announce(lines, config, engine="transformers", rows=config.micro_batch_size)
+    print_plan(lines, config, engine="transformers", rows=config.micro_batch_size)
     if num_updates < FEW_UPDATES:
         console.say(
             f"note: {num_updates} updates change a model little; a smaller --train-batch-size or more --sft-epochs gives more updates"
@@ -74,7 +74,7 @@ def run(config: SftConfig) -> None:
             run,
             engine="transformers",
             num_updates=num_updates,
-            questions=questions,
+            eval_dataset=eval_dataset,
             template=template,
             eval_params=config.sampling_params,
             grader=pool,
@@ -113,7 +113,7 @@ def train(
                     pad_id=pad_id_of(trainer.tokenizer),
                     response_masks=[masks[i] for i in rows],
                 ),
-                position={},
+                cursor={},
                 micro_batch_size=config.micro_batch_size,
                 normalization=config.length_normalization,
                 normalize_constant=config.normalize_constant

@@ -119,17 +119,17 @@ def save_checkpoint(
         if not folder.is_dir():
             folder.mkdir()
             fsync_directory(run)
-        _settle(folder)
+        _finish_interrupted(folder)
         _check_space(path, needed=checkpoint_bytes(policy) + sum(tensor.nbytes for tensor in extra.values()))
         try:
             temporary.mkdir()
-            with _naming_errors_of_rust():
+            with _rust_errors_as_os_errors():
                 policy.save(temporary / _MODEL)
             fault_point("checkpoint.torn")
             _write_tensors(temporary / _OPTIMIZER, moments)
             if extra:
-                _write_tensors(temporary / _TENSORS, {name: _apart(tensor) for name, tensor in extra.items()})
-            files = {name: _identity(temporary, name) for name in _names_in(temporary)}
+                _write_tensors(temporary / _TENSORS, {name: _cpu_copy(tensor) for name, tensor in extra.items()})
+            files = {name: _size_and_sha256(temporary, name) for name in _names_in(temporary)}
             record = {"schema_version": SCHEMA_VERSION, "step": step, "state": dict(state), "files": files}
             atomic_write(temporary / _STATE, _encoded(record))  # flushes the directory, too
             fault_point("checkpoint.rename")
@@ -140,9 +140,9 @@ def save_checkpoint(
             fsync_directory(folder)
         except BaseException:
             with suppress(OSError):
-                _settle(folder)
+                _finish_interrupted(folder)
             raise
-        _settle(folder)
+        _finish_interrupted(folder)
         _prune(folder, newest=step, keep=keep)
     return path
 
@@ -172,7 +172,7 @@ def load_checkpoint(
         return None, []
     refuse_links(run, _FOLDER)
     with os_errors_as_user_errors(folder):
-        _settle(folder)
+        _finish_interrupted(folder)
     found, problems = _newest_intact(run)
     if found is None:
         over = f"{shown(folder)} holds no intact checkpoint: training starts over from the stored rollouts."
@@ -221,7 +221,9 @@ def _check_finite(run: Path, *, step: int, weights: Mapping[str, Tensor], moment
         for name, tensor in tensors.items():
             if not tensor.is_floating_point() or not tensor.numel():
                 continue
-            if not math.isfinite(torch.linalg.vector_norm(tensor, ord=math.inf)):  # max |x|; isfinite() allocates a mask
+            if not math.isfinite(
+                torch.linalg.vector_norm(tensor, ord=math.inf)
+            ):  # max |x|; isfinite() allocates a mask
                 newest, _ = _newest_intact(run)
                 raise RlvrError(
                     f"The checkpoint of step {step} was not written: the {kind} hold NaN or infinity, first in {name}.",
@@ -258,13 +260,13 @@ def _optimized(policy: Policy, optimizer: torch.optim.Optimizer) -> list[tuple[s
     return [(names[parameter], parameter) for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _apart(tensor: Tensor) -> Tensor:
+def _cpu_copy(tensor: Tensor) -> Tensor:
     """A copy on the CPU that shares no memory with another tensor, which safetensors would refuse."""
     return tensor.to("cpu", copy=True).contiguous()
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    with _naming_errors_of_rust():
+    with _rust_errors_as_os_errors():
         save_file(dict(tensors), path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -276,7 +278,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _naming_errors_of_rust() -> Iterator[None]:
+def _rust_errors_as_os_errors() -> Iterator[None]:
     """Raise OSError where safetensors or tokenizers raise their own exceptions for an OS error, such as a full disk."""
     try:
         yield
@@ -385,7 +387,7 @@ def _verified(run: Path, path: Path, *, step: int) -> dict[str, Any]:
         if name not in present:
             raise RlvrError(f"{shown(path / name)} is missing.")
         with os_errors_as_user_errors(path / name, "read"):
-            found = _identity(path, name)
+            found = _size_and_sha256(path, name)
         if found != recorded[name]:
             raise _damaged(path / name, "its size or sha256 is not the one in state.json")
     return record
@@ -406,7 +408,7 @@ def _names_in(folder: Path) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
 
 
-def _identity(folder: Path, name: str) -> dict[str, Any]:
+def _size_and_sha256(folder: Path, name: str) -> dict[str, Any]:
     """Size and sha256 of a file, as state.json records them. Raises OSError."""
     descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
@@ -419,7 +421,7 @@ def _identity(folder: Path, name: str) -> dict[str, Any]:
 # Renaming and removing. After each system call the folder still loads. All of these raise OSError.
 
 
-def _settle(folder: Path) -> None:
+def _finish_interrupted(folder: Path) -> None:
     """Undo or finish what a killed process left unfinished."""
     for path in sorted(folder.iterdir()):
         if path.is_symlink() or not path.is_dir() or not path.name.startswith("."):

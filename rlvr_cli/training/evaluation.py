@@ -28,14 +28,14 @@ class Evaluator:
         config: TrainingConfig,
         run: RunDir,
         *,
-        questions: Dataset,
+        eval_dataset: Dataset,
         template: PromptTemplate,
         params: SamplingParams,
         grader: GraderPool,
         stop: StopRequest,
     ) -> None:
         self.config, self.run = config, run
-        self.questions = questions
+        self.eval_dataset = eval_dataset
         self._how = {"template": template, "params": params, "grader": grader, "stop": stop, "seed": config.seed}
         self.seconds_per_question = 0.0
 
@@ -47,7 +47,7 @@ class Evaluator:
     def evaluate(self, sampler: Sampler, updates: int, *, last: bool = False) -> float:
         """Sample and grade the questions that the run does not yet hold for this evaluation. Returns seconds."""
         started = time.monotonic()
-        examples = self.questions.examples[: self.asked(last=last)]
+        examples = self.eval_dataset.examples[: self.num_questions(last=last)]
         new = len(examples) - len(self.run.committed_keys("eval", updates))
         averages = log_generations(
             self.run, phase="eval", step=updates, examples=examples, sampler=sampler, num_samples=1, **self._how
@@ -61,15 +61,15 @@ class Evaluator:
             self.seconds_per_question = max(self.seconds_per_question, seconds / new)
         return seconds
 
-    def asked(self, *, last: bool) -> int:
+    def num_questions(self, *, last: bool) -> int:
         """How many questions an evaluation asks."""
         final = self.config.final_eval_examples if last else None
-        return min(final or self.config.eval_examples, self.questions.rows)
+        return min(final or self.config.eval_examples, self.eval_dataset.rows)
 
-    def seconds_ahead(self, updates: int, *, most_updates: int) -> float:
+    def expected_seconds(self, updates: int, *, most_updates: int) -> float:
         """Expected seconds of the last evaluation, plus those of an evaluation due within the next `most_updates` updates."""
-        asked = self.asked(last=True)
+        questions = self.num_questions(last=True)
         every, ahead = self.config.eval_every, updates + max(most_updates, 1) - 1
         if every and ahead // every > (updates - 1) // every:
-            asked += self.asked(last=False)
-        return asked * self.seconds_per_question
+            questions += self.num_questions(last=False)
+        return questions * self.seconds_per_question

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 from rlvr_cli.config.shared import TrainingConfig
 
-HEAD_LOGITS = 3 * 2**26 + 5 * 2**24  # most logits held at once on a GPU (models/log_probs.py): three chunks, and those kept
+HEAD_LOGITS = (
+    3 * 2**26 + 5 * 2**24
+)  # most logits held at once on a GPU (models/log_probs.py): three chunks, and those kept
 GUESSED_PROMPT = 256  # tokens
 
 

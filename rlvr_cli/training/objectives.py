@@ -71,7 +71,7 @@ def reduced_loss(loss: Tensor, mask: Tensor, *, denominators: Tensor, num_rows: 
     return masked_loss(loss, mask, denominators.to(loss.device))
 
 
-def observed(statistics: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
+def masked_statistics(statistics: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
     """Detached values of statistics: those of the mask's tokens, flat, for a statistic per token; all rows for one per row."""
     return {
         name: values.detach()[mask] if values.dim() == 2 else values.detach() for name, values in statistics.items()

@@ -18,7 +18,7 @@ from rlvr_cli.types import SamplingParams
 FEW_UPDATES = 10  # with fewer, `rlvr sft` notes that the model will hardly change
 
 
-def announce(lines: Mapping[str, str], config: TrainingConfig, *, engine: str, rows: int) -> None:
+def print_plan(lines: Mapping[str, str], config: TrainingConfig, *, engine: str, rows: int) -> None:
     """Print the plan and the memory estimate.
 
     Args:
@@ -103,9 +103,7 @@ def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
             "on-policy, every ratio is 1 and nothing is clipped: grpo_clip has the same gradient as reinforce_with_baseline"
         )
     if not config.on_policy and config.loss_type in ("no_baseline", "reinforce_with_baseline"):
-        notes.append(
-            f"{config.loss_type} does not correct for off-policy updates; grpo_clip does"
-        )
+        notes.append(f"{config.loss_type} does not correct for off-policy updates; grpo_clip does")
     if loss.per_row and config.sources.get("length_normalization", "default") != "default":
         notes.append(
             f"{config.loss_type} gives one loss per response, and these are averaged: --length-normalization has no effect"

@@ -30,7 +30,7 @@ class Inputs:
 
     template: PromptTemplate
     dataset: Dataset
-    questions: Dataset | None  # of the evaluations
+    eval_dataset: Dataset | None  # the evaluation questions
     pool: GraderPool  # not started yet
     engine: str
     engine_reason: str
@@ -60,26 +60,26 @@ def load_inputs(config: TrainingConfig, *, questions_per_batch: int) -> Inputs:
             f"A batch needs {questions_per_batch} different questions; {dataset.name} has {dataset.rows}.",
             "Use a smaller batch, a larger --group-size, or a larger --dataset.",
         )
-    questions = evaluation_questions(config)
+    eval_dataset = load_eval_dataset(config)
     pool = grader_pool(config, dataset.default_grader)
-    if questions is not None and grader_pool(config, questions.default_grader).spec != pool.spec:
+    if eval_dataset is not None and grader_pool(config, eval_dataset.default_grader).spec != pool.spec:
         raise RlvrError(
-            f"{dataset.name} is graded by {pool.spec}, and {questions.name} by {questions.default_grader}.",
+            f"{dataset.name} is graded by {pool.spec}, and {eval_dataset.name} by {eval_dataset.default_grader}.",
             "Set one grader for both with --grader, or evaluate on questions of the same kind.",
         )
     engine = choose_engine(config.engine, base_url="")
     facts = {
         "dataset": dataset.facts,
-        "eval_dataset": questions and questions.facts,
+        "eval_dataset": eval_dataset and eval_dataset.facts,
         "model": model_facts(engine.name, config.model, fetch=not config.dry_run),
         "prompt": {"name": template.name, "text": template.text},
         "grader": pool.spec,
         "engine": engine.name,
     }
-    return Inputs(template, dataset, questions, pool, engine.name, engine.reason, facts)
+    return Inputs(template, dataset, eval_dataset, pool, engine.name, engine.reason, facts)
 
 
-def evaluation_questions(config: TrainingConfig) -> Dataset | None:
+def load_eval_dataset(config: TrainingConfig) -> Dataset | None:
     """Load the questions of --eval-dataset, else the evaluation split of a built-in dataset; None where there is neither."""
     name = config.dataset.split(":")[0]
     spec = config.eval_dataset or (name if name in dataset_names() else "")
@@ -108,7 +108,7 @@ def open_trainer(
         run,
         engine=inputs.engine,
         num_updates=num_updates,
-        questions=inputs.questions,
+        eval_dataset=inputs.eval_dataset,
         template=inputs.template,
         eval_params=config.eval_sampling_params,
         grader=inputs.pool,
@@ -117,7 +117,7 @@ def open_trainer(
         run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine_reason))
         for examples, params in (
             (inputs.dataset.examples, config.sampling_params),
-            (inputs.questions.examples if inputs.questions else [], config.eval_sampling_params),
+            (inputs.eval_dataset.examples if inputs.eval_dataset else [], config.eval_sampling_params),
         ):
             check_prompts(examples, inputs.template, trainer, max_tokens=params.max_tokens, limit=config.max_model_len)
         yield trainer

@@ -46,7 +46,7 @@ class Trainer:
         weights: the sampling engine, and which version of the weights it has.
         evaluator: runs the evaluations; None without evaluation questions.
         updates: optimizer updates tried so far, including skipped ones; the version of the policy.
-        position: the data cursor: counters that the command needs to resume, kept in checkpoints.
+        cursor: the data cursor: counters that the command needs to resume, kept in checkpoints.
         tensors: tensors that the command needs to resume, kept in checkpoints.
     """
 
@@ -57,7 +57,7 @@ class Trainer:
         *,
         engine: str,
         num_updates: int,
-        questions: Dataset | None,
+        eval_dataset: Dataset | None,
         template: PromptTemplate,
         eval_params: SamplingParams,
         grader: GraderPool,
@@ -69,20 +69,20 @@ class Trainer:
             config: the options of a training command.
             engine: the sampling engine; `transformers` samples from the trainer's own weights.
             num_updates: total number of updates, for the learning-rate schedule.
-            questions: the evaluation questions; None for no evaluations.
+            eval_dataset: the evaluation questions; None for no evaluations.
             eval_params: sampling parameters of the evaluations.
         """
         self.config, self.run, self.stop = config, run, stop
         self.num_updates = num_updates
         self.updates = 0
-        self.position: dict[str, int] = {}
+        self.cursor: dict[str, int] = {}
         self.tensors: dict[str, Tensor] = {}
         self.notices: list[str] = []
         self.metrics = MetricsLog(run)
         self.evaluator: Evaluator | None = None
-        if questions is not None:
+        if eval_dataset is not None:
             self.evaluator = Evaluator(
-                config, run, questions=questions, template=template, params=eval_params, grader=grader, stop=stop
+                config, run, eval_dataset=eval_dataset, template=template, params=eval_params, grader=grader, stop=stop
             )
         self._mismatch_said = False
         self._skipped_in_a_row = 0
@@ -113,10 +113,10 @@ class Trainer:
         longest_step = 0.0
         if checkpoint is not None:
             state = checkpoint.state
-            self.updates, self.position, self.tensors = checkpoint.step, state["position"], checkpoint.tensors
-            if "lagging" in self.position:
-                self.weights.snapshot = Snapshot.of_tensors(self.tensors, version=self.position["lagging"])
-            self._saved = (self.updates, self.position)
+            self.updates, self.cursor, self.tensors = checkpoint.step, state["position"], checkpoint.tensors
+            if "lagging" in self.cursor:
+                self.weights.snapshot = Snapshot.from_tensors(self.tensors, version=self.cursor["lagging"])
+            self._saved = (self.updates, self.cursor)
             self._skipped_in_a_row = state["skipped_in_a_row"]
             longest_step = state["longest_step"]
             if self.evaluator is not None:
@@ -152,14 +152,14 @@ class Trainer:
         self,
         batch: Mapping[str, Tensor],
         *,
-        position: dict[str, int],
+        cursor: dict[str, int],
         tensors: dict[str, Tensor] | None = None,
         **how: Any,
     ) -> dict[str, float]:
         """Do one optimizer update, log its metrics under the number of updates before it, and checkpoint if one is due.
 
         Args:
-            position, tensors: the data cursor and the tensors to resume from after this update.
+            cursor, tensors: the data cursor and the tensors to resume from after this update.
             how: the arguments of `update.train_update` that the algorithm chooses.
 
         Raises:
@@ -167,7 +167,7 @@ class Trainer:
             Interrupted: a signal arrived; the update was not done.
         """
         if not batch or not batch["response_mask"].any():
-            return self.skip(position, tensors)
+            return self.skip(cursor, tensors)
         self.sampler.sleep()
         fault_point("update")
         with explained_memory():
@@ -198,23 +198,23 @@ class Trainer:
                 f"They were skipped, so the checkpoints in {self.run.path / 'checkpoints'} hold finite weights. Start a new run "
                 "with a lower --learning-rate, and look at the metrics optimizer/grad_norm and policy/ratio_max.",
             )
-        self._advance_cursor(position, tensors)
+        self._advance_cursor(cursor, tensors)
         return metrics
 
-    def skip(self, position: dict[str, int], tensors: dict[str, Tensor] | None = None) -> dict[str, float]:
+    def skip(self, cursor: dict[str, int], tensors: dict[str, Tensor] | None = None) -> dict[str, float]:
         """Count an update that has no token to train on as skipped."""
         metrics = {"update/skipped": 1.0, "update/tokens": 0.0}
         self.metrics.add(self.updates, metrics)
         self.updates += 1
-        self._advance_cursor(position, tensors)
+        self._advance_cursor(cursor, tensors)
         return metrics
 
-    def _advance_cursor(self, position: dict[str, int], tensors: dict[str, Tensor] | None) -> None:
+    def _advance_cursor(self, cursor: dict[str, int], tensors: dict[str, Tensor] | None) -> None:
         """Advance the data cursor; checkpoint when one is due."""
-        self.position, self.tensors = position, tensors or {}
+        self.cursor, self.tensors = cursor, tensors or {}
         snapshot = self.weights.snapshot
         if snapshot is not None:
-            self.position = position | {"lagging": snapshot.version}
+            self.cursor = cursor | {"lagging": snapshot.version}
             self.tensors = self.tensors | snapshot.tensors
         every = self.config.checkpoint_every
         if every and self.updates - self._saved[0] >= every:
@@ -252,7 +252,7 @@ class Trainer:
         self.clock.begin_step(self.updates)
         evaluations = 0.0
         if self.evaluator is not None:
-            evaluations = self.evaluator.seconds_ahead(self.updates, most_updates=self.clock.most_updates)
+            evaluations = self.evaluator.expected_seconds(self.updates, most_updates=self.clock.most_updates)
         if self.clock.has_room(self.run.wall_seconds, evaluation_seconds=evaluations):
             return True
         console.say(
@@ -265,7 +265,7 @@ class Trainer:
         """Save a checkpoint. Metrics are committed first: updates that a checkpoint contains are never repeated."""
         started = time.perf_counter()
         self.metrics.flush()
-        if (self.updates, self.position) == self._saved:
+        if (self.updates, self.cursor) == self._saved:
             return
         save_checkpoint(
             self.run.path,
@@ -273,14 +273,14 @@ class Trainer:
             policy=self.policy,
             optimizer=self.optimizer,
             state={
-                "position": self.position,
+                "position": self.cursor,
                 "skipped_in_a_row": self._skipped_in_a_row,
                 "longest_step": self.clock.longest_step,
                 "evaluation_seconds": self.evaluator.seconds_per_question if self.evaluator else 0.0,
             },
             tensors=self.tensors,
         )
-        self._saved = (self.updates, self.position)
+        self._saved = (self.updates, self.cursor)
         self.metrics.add(self.updates, {"checkpoint/seconds": time.perf_counter() - started})
 
     def finish(self) -> None:

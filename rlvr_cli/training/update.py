@@ -22,7 +22,13 @@ from rlvr_cli.models.policy import Policy, policy_of
 from rlvr_cli.models.tokenization import Batch, collate, row_lengths
 from rlvr_cli.training.losses.inputs import loss_inputs
 from rlvr_cli.training.losses.normalization import LengthNormalization, loss_denominators
-from rlvr_cli.training.objectives import Objective, negative_log_likelihood, observed, reduced_loss, token_metrics
+from rlvr_cli.training.objectives import (
+    Objective,
+    masked_statistics,
+    negative_log_likelihood,
+    reduced_loss,
+    token_metrics,
+)
 from rlvr_cli.types import Rollout
 
 
@@ -34,7 +40,7 @@ def train_update(
     learning_rate: float,
     micro_batch_size: int,
     objective: Objective = negative_log_likelihood,
-    skip_silent: bool = True,
+    skip_zero_advantage: bool = True,
     max_grad_norm: float = 1.0,
     normalization: LengthNormalization = "token_mean",
     normalize_constant: float | None = None,
@@ -52,13 +58,13 @@ def train_update(
         model: the policy; float32 weights, which compute in bfloat16 on a CUDA device (`Policy.autocast`).
         optimizer: over the model's parameters; gradients left in them are discarded.
         batch: on any device: a `tokenization.Batch` and the columns that the objective reads (`loss_inputs`), (batch, seq) or
-            (batch, 1) each. Rows marked in `silent`, (batch, 1) bool, go through the model after the others. Rows with the same
+            (batch, 1) each. Rows marked in `zero_advantage`, (batch, 1) bool, go through the model after the others. Rows with the same
             number in `unit`, (batch, 1) int64, such as a pair, stay in one micro-batch, in the order of the batch; without
             `unit` each row is a unit.
         learning_rate: of this update (`learning_rate_at`).
         micro_batch_size: most rows per micro-batch; a larger unit is a micro-batch by itself.
         objective: the loss to minimize. The gradient through the entropies is computed only if the objective uses them.
-        skip_silent: skip the backward pass for the silent rows, because their gradient is known to be 0.
+        skip_zero_advantage: skip the backward pass for the marked rows, because their gradient is known to be 0.
         max_grad_norm: the gradient is scaled down to this norm; inf never clips.
         normalization: what a loss per token is divided by, see `loss_denominators`. A loss per row is averaged over the rows
             that go through the model: all but the units without a response token.
@@ -107,7 +113,7 @@ def train_update(
         wanted = micro["response_mask"]
         prefixes = wanted_prefixes(policy, micro["input_ids"], wanted)
         computed += wanted.numel() if prefixes is None else len(prefixes.tokens)
-        learning = learning or not skip_silent
+        learning = learning or not skip_zero_advantage
         with torch.set_grad_enabled(learning), policy.autocast():
             scores = get_response_log_probs(
                 policy,
@@ -126,7 +132,7 @@ def train_update(
             loss.backward()
         with torch.no_grad():  # both sums are 0 outside the mask
             sums += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
-        for name, values in observed(outputs.statistics, wanted.bool()).items():
+        for name, values in masked_statistics(outputs.statistics, wanted.bool()).items():
             collected.setdefault(name, []).append(values)
     grad_norm = torch.nn.utils.clip_grad_norm_(policy.trainable_parameters().values(), max_grad_norm)
     objective_value, nll, entropy_sum, norm = [*sums.tolist(), float(grad_norm)]
@@ -156,7 +162,7 @@ def train_update(
     }
 
 
-def score(
+def compute_log_probs(
     model: Policy | PreTrainedModel,
     batch: Batch,
     *,
@@ -221,7 +227,7 @@ def rollout_tensors(rollouts: Sequence[Rollout], *, pad_id: int) -> Batch:
     }
 
 
-def take(batch: Batch, rows: Sequence[int]) -> Batch:
+def select_rows(batch: Batch, rows: Sequence[int]) -> Batch:
     """Select rows of a batch, in the given order."""
     return {name: tensor[list(rows)] for name, tensor in batch.items()}
 
@@ -234,13 +240,13 @@ def _micro_batches(batch: Batch, size: int, *, together: bool) -> list[tuple[Ten
     """Row indices and width of each micro-batch, and whether it needs a backward pass; those that do come first.
 
     Units are never split. They are sorted by their longest row, the longest first; units without a response token are left out.
-    With `together`, units with the same prompt (that of their first row) are neighbors. If every row is `silent`, the first
+    With `together`, units with the same prompt (that of their first row) are neighbors. If every row is `zero_advantage`, the first
     micro-batch still runs backward: its gradient of 0 lets AdamW's moments decay as usual.
     """
     mask = batch["response_mask"].bool()
     lengths, starts = row_lengths(mask).tolist(), mask.int().argmax(dim=1).tolist()
     ids = batch["input_ids"].cpu().numpy()
-    silent = batch["silent"].flatten().tolist() if "silent" in batch else [False] * len(lengths)
+    zero_advantage = batch["zero_advantage"].flatten().tolist() if "zero_advantage" in batch else [False] * len(lengths)
     units: dict[int, list[int]] = {}
     for row, unit in enumerate(batch["unit"].flatten().tolist() if "unit" in batch else range(len(lengths))):
         units.setdefault(unit, []).append(row)
@@ -250,7 +256,7 @@ def _micro_batches(batch: Batch, size: int, *, together: bool) -> list[tuple[Ten
     for learning in (True, False):
         prompts: dict[bytes, list[list[int]]] = {}
         for rows in (units[unit] for unit in by_length):
-            if all(silent[row] for row in rows) != learning:
+            if all(zero_advantage[row] for row in rows) != learning:
                 prompt = ids[rows[0], : starts[rows[0]] + 1].tobytes() if together else b""
                 prompts.setdefault(prompt, []).append(rows)
         cut: list[int] = []

@@ -35,13 +35,13 @@ class Snapshot:
         return {f"{_LAGGING}{name}": tensor for name, tensor in self.weights.items()}
 
     @staticmethod
-    def of_tensors(tensors: Mapping[str, Tensor], *, version: int) -> "Snapshot":
+    def from_tensors(tensors: Mapping[str, Tensor], *, version: int) -> "Snapshot":
         """The inverse of `tensors`."""
         names = [name for name in tensors if name.startswith(_LAGGING)]
         return Snapshot(version, {name.removeprefix(_LAGGING): tensors[name] for name in names})
 
     @contextmanager
-    def in_place_of(self, policy: Policy) -> Iterator[None]:
+    def loaded_into(self, policy: Policy) -> Iterator[None]:
         """Load these weights into the policy within the block, and restore its own afterwards, bit for bit."""
         present = distinct(policy.weights())
         kept = {name: tensor.detach().clone() for name, tensor in present.items()}
@@ -124,7 +124,7 @@ class WeightSync:
             self.snapshot_policy(version)
         assert self.snapshot is not None
         if self._synced != self.snapshot.version:
-            with self.snapshot.in_place_of(self.policy):
+            with self.snapshot.loaded_into(self.policy):
                 self.sampler.load_weights(self.policy, self.snapshot.version)
             self._synced = self.snapshot.version
         return time.perf_counter() - started

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import a_rollout
-from rlvr_cli.analysis.selection import Question, contaminated, normalized, question_of
+from rlvr_cli.analysis.selection import Question, find_contaminated, normalized, question_of
 from rlvr_cli.commands.filter import run as filter_run
 from rlvr_cli.config.filter import FilterConfig
 from rlvr_cli.config.grpo import GrpoConfig
@@ -399,7 +399,7 @@ def test_contamination_finds_every_planted_run_of_words():
             words[there:there] = [w.upper() + "," for w in source[at : at + 13]]
         text = " ".join(words)
         questions[str(i)] = Question(str(i), text, "1", normalized(text))
-    assert set(contaminated(questions, evaluation, ngram=13)) == {str(i) for i in range(1, 100, 2)}
+    assert set(find_contaminated(questions, evaluation, ngram=13)) == {str(i) for i in range(1, 100, 2)}
 
 
 @pytest.mark.parametrize(

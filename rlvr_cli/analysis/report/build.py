@@ -13,8 +13,8 @@ from rlvr_cli.analysis import figures
 from rlvr_cli.analysis.database import Database, open_runs
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.plots import Line, Panel
-from rlvr_cli.analysis.report.page import Grid, Report, Setting, Share, page
-from rlvr_cli.analysis.report.rollouts import Group, excerpt, groups_of
+from rlvr_cli.analysis.report.page import Grid, Report, Setting, Share, render_page
+from rlvr_cli.analysis.report.rollouts import Group, groups_of, pack_rollouts
 from rlvr_cli.analysis.summary import Estimate, RunSummary, summarize
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import atomic_write
@@ -44,7 +44,7 @@ def write_report(
     Args:
         out: the file to write or replace; None for report.html in the first run.
         alarms: each with its name, severity, sentence and query.
-        max_rollouts: the most rollouts in the page; `rollouts.choose` selects them.
+        max_rollouts: the most rollouts in the page; `rollouts.choose_groups` selects them.
         timeout_seconds: for each query.
 
     Returns:
@@ -64,12 +64,12 @@ def write_report(
             alarms=alarms,
             summary=_summary(infos, groups, timeout_seconds=timeout_seconds),
             charts=_charts(database),
-            browser=excerpt(infos, groups, max_rollouts=max_rollouts, timeout_seconds=timeout_seconds),
+            browser=pack_rollouts(infos, groups, max_rollouts=max_rollouts, timeout_seconds=timeout_seconds),
             configuration=_configuration(infos),
             environment=_environment(infos),
         )
     path = infos[0].path / "report.html" if out is None else out
-    atomic_write(path, page(report).encode())
+    atomic_write(path, render_page(report).encode())
     return path
 
 

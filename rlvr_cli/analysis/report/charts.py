@@ -66,7 +66,7 @@ class Drawing:
     height: int = HEIGHT
 
 
-def draw(panel: Panel) -> Drawing:
+def layout_chart(panel: Panel) -> Drawing:
     """Compute the coordinates of a panel's lines, axes and texts."""
     lines = [_finite(line) for line in panel.lines]
     values = [v for line in lines for point in line for v in point[1:] if v is not None]

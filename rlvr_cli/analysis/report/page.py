@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.plots import Panel
-from rlvr_cli.analysis.report.charts import draw
+from rlvr_cli.analysis.report.charts import layout_chart
 from rlvr_cli.text import printable
 
 FOLDER = Path(__file__).parent
@@ -122,7 +122,7 @@ class Report:
     environment: Sequence[Setting]
 
 
-def page(report: Report) -> str:
+def render_page(report: Report) -> str:
     """Render the page. `finalize` handles every value that the template writes, so that none is left unescaped."""
     import jinja2
     from markupsafe import Markup
@@ -147,7 +147,7 @@ def page(report: Report) -> str:
     return environment.get_template("page.html.j2").render(
         report=report,
         title=", ".join(report.runs),
-        drawings=[draw(panel) for panel in report.charts],
+        drawings=[layout_chart(panel) for panel in report.charts],
         configuration=_grouped(report.configuration, runs=len(report.runs)),
         environment=_grouped(report.environment, runs=len(report.runs)),
         policy=policy,

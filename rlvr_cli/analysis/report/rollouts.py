@@ -80,11 +80,13 @@ def groups_of(database: Database, runs: Sequence[str]) -> list[Group]:
     return sorted(known, key=lambda g: (place[g.run], g.phase, g.step, _natural(g.example_id), g.example_id))
 
 
-def excerpt(infos: Sequence[RunInfo], groups: Sequence[Group], *, max_rollouts: int, timeout_seconds: float) -> Browser:
-    """Pack the rollouts of these groups, or of those that `choose` keeps if a page cannot hold all."""
+def pack_rollouts(
+    infos: Sequence[RunInfo], groups: Sequence[Group], *, max_rollouts: int, timeout_seconds: float
+) -> Browser:
+    """Pack the rollouts of these groups, or of those that `choose_groups` keeps if a page cannot hold all."""
     total, tokens = _rows(groups), sum(group.tokens for group in groups)
     limit = min(max_rollouts, int(total * min(1.0, MAX_TOKENS / max(tokens, 1))))
-    kept = list(groups) if total <= limit else choose(groups, limit)
+    kept = list(groups) if total <= limit else choose_groups(groups, limit)
     pieces = {info.id: _pieces(info) for info in infos}
     index: dict[str, list[Any]] = {name: [] for name in INDEX_COLUMNS}
     starts, texts, spans = [], [], []
@@ -112,7 +114,7 @@ def pack(value: Any) -> str:
     return base64.b64encode(gzip.compress(storable(text).encode(), 6, mtime=0)).decode()
 
 
-def choose(groups: Sequence[Group], limit: int) -> list[Group]:
+def choose_groups(groups: Sequence[Group], limit: int) -> list[Group]:
     """Choose groups with at most `limit` rollouts in total, in their order.
 
     Each run and phase gets an equal share of the rollouts, or all if it has fewer. Of its steps the last and the first are kept,

@@ -129,17 +129,17 @@ class Loss:
             plan; a leading minus applies to the whole formula.
         options: the config fields that `function` and `formula` take as keywords.
         per_row: `function` returns one number per response instead of one per token.
-        silent: a response with advantage 0 always has a gradient of exactly 0, so that its backward pass can be skipped.
+        skip_zero_advantage: a response with advantage 0 always has a gradient of exactly 0, so that its backward pass can be skipped.
     """
 
     function: Callable[..., LossOutputs]
     formula: Callable[..., str]
     options: tuple[str, ...] = ()
     per_row: bool = False
-    silent: bool = False
+    skip_zero_advantage: bool = False
 
 
-def _handouts(inputs: LossInputs, *, loss_type: LossType, **options: Any) -> LossOutputs:
+def _handout_loss(inputs: LossInputs, *, loss_type: LossType, **options: Any) -> LossOutputs:
     return LossOutputs(
         *compute_policy_gradient_loss(
             inputs.log_probs,
@@ -159,14 +159,21 @@ def _clip_formula(*, cliprange: float, cliprange_high: float | None) -> str:
 
 # To add one: its name (LossType) and its options to config/grpo.py, its function and its line here.
 LOSSES: dict[str, Loss] = {
-    "no_baseline": Loss(partial(_handouts, loss_type="no_baseline"), lambda: "-A_i log p_i,t", silent=True),
+    "no_baseline": Loss(
+        partial(_handout_loss, loss_type="no_baseline"), lambda: "-A_i log p_i,t", skip_zero_advantage=True
+    ),
     "reinforce_with_baseline": Loss(
-        partial(_handouts, loss_type="reinforce_with_baseline"), lambda: "-A_i log p_i,t", silent=True
+        partial(_handout_loss, loss_type="reinforce_with_baseline"), lambda: "-A_i log p_i,t", skip_zero_advantage=True
     ),
     "grpo_clip": Loss(
-        partial(_handouts, loss_type="grpo_clip"), _clip_formula, options=("cliprange", "cliprange_high"), silent=True
+        partial(_handout_loss, loss_type="grpo_clip"),
+        _clip_formula,
+        options=("cliprange", "cliprange_high"),
+        skip_zero_advantage=True,
     ),
-    "grpo_no_clip": Loss(partial(_handouts, loss_type="grpo_no_clip"), lambda: "-rho_i,t A_i", silent=True),
+    "grpo_no_clip": Loss(
+        partial(_handout_loss, loss_type="grpo_no_clip"), lambda: "-rho_i,t A_i", skip_zero_advantage=True
+    ),
 }
 
 

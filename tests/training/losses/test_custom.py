@@ -48,7 +48,7 @@ def test_a_copy_of_grpo_clip_is_grpo_clip(load):
     )
     assert torch.equal(ours.loss, theirs.loss)
     assert torch.equal(ours.statistics["clipped"], theirs.statistics["clipped"])
-    assert (loss.per_row, loss.silent, loss.options) == (False, False, ())
+    assert (loss.per_row, loss.skip_zero_advantage, loss.options) == (False, False, ())
     assert loss.formula().endswith("mine.py:loss")
 
 
