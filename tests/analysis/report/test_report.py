@@ -342,7 +342,7 @@ def test_a_page_says_what_it_left_out(tmp_path, monkeypatch):
     parsed = read(write_report([run], tmp_path / "small.html", max_rollouts=8))
     assert parsed.data("rollout-index")["rows"] == 8
     ((_, note),) = parsed.all("p", **{"class": "note"})
-    assert note.startswith("8 of 20 rollouts are in this page")
+    assert note.startswith("This page has 8 of 20 rollouts")
     assert "r train: 2 of 5 steps" in note
     assert not read(write_report([run])).all("p", **{"class": "note"})
     monkeypatch.setattr(report_rollouts, "MAX_TOKENS", 10)
