@@ -7,7 +7,7 @@ from statistics import variance
 import pytest
 
 from factories import a_rollout
-from rlvr_cli.analysis.comparison import _interval, _resampled, compare
+from rlvr_cli.analysis.comparison import _percentile_interval, _resampled, compare
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
@@ -228,7 +228,7 @@ def test_the_interval_covers_the_truth():
                 runs = noisy_arm(rng, "r", seeds=seeds, questions=200, spread=spread).values()
                 arms.append([[rewards[0] for rewards in run.values()] for run in runs])
             drawn = _resampled(*arms, resamples=200, seed=trial)
-            low, high = _interval([b - a for a, b in zip(*drawn, strict=True)])
+            low, high = _percentile_interval([b - a for a, b in zip(*drawn, strict=True)])
             held += low <= 0 <= high
         assert 0.88 <= held / 150 <= 0.99
 
