@@ -139,9 +139,7 @@ def bootstrap_interval(
         drawn = [least + bisect_left(cumulative, draw()) for _ in range(resamples)]
         sums = [s + d * total for s, d in zip(sums, drawn, strict=True)]
         weights = [w + d * size for w, d in zip(weights, drawn, strict=True)]
-    ratios = [
-        s / w for s, w in zip(sums, weights, strict=True) if w
-    ]  # with very few questions, a resample can be empty
+    ratios = [s / w for s, w in zip(sums, weights, strict=True) if w]  # a resample of few questions can be empty
     ratios.sort()
     return _quantile(ratios, 0.025), _quantile(ratios, 0.975)
 

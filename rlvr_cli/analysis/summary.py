@@ -18,9 +18,8 @@ from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.types import Table
 
 HANDOUT_CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer_0")
-QuestionKinds = list[
-    tuple[float, int, int]
-]  # kinds of questions: (value summed over the samples, samples, number of such questions)
+# Kinds of questions: (value summed over a question's samples, its samples, number of such questions).
+QuestionKinds = list[tuple[float, int, int]]
 
 
 @dataclass(frozen=True, slots=True)

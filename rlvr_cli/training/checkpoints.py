@@ -221,9 +221,8 @@ def _check_finite(run: Path, *, step: int, weights: Mapping[str, Tensor], moment
         for name, tensor in tensors.items():
             if not tensor.is_floating_point() or not tensor.numel():
                 continue
-            if not math.isfinite(
-                torch.linalg.vector_norm(tensor, ord=math.inf)
-            ):  # max |x|; isfinite() allocates a mask
+            # The largest |x|; tensor.isfinite() would allocate a mask of the tensor's size.
+            if not math.isfinite(torch.linalg.vector_norm(tensor, ord=math.inf)):
                 newest, _ = _newest_intact(run)
                 raise RlvrError(
                     f"The checkpoint of step {step} was not written: the {kind} hold NaN or infinity, first in {name}.",

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 from rlvr_cli.config.shared import TrainingConfig
 
-HEAD_LOGITS = (
-    3 * 2**26 + 5 * 2**24
-)  # most logits held at once on a GPU (models/log_probs.py): three chunks, and those kept
+# The most logits held at once on a GPU (models/log_probs.py): three chunks, and those kept.
+HEAD_LOGITS = 3 * 2**26 + 5 * 2**24
 GUESSED_PROMPT = 256  # tokens
 
 
