@@ -167,7 +167,7 @@ def test_a_stale_table_and_an_undescribed_column_are_detected(monkeypatch, tmp_p
     monkeypatch.setattr(script, "DOCS", tmp_path)
     assert script.stale() == []
     runs, options_page = tmp_path / "runs.md", tmp_path / "options.md"
-    runs.write_text(text_of(runs).replace("| the text that it wrote; the stop string is kept |", "|  |"))
+    runs.write_text(text_of(runs).replace("| the text that the model wrote; the stop string is kept |", "|  |"))
     options_page.write_text(
         text_of(options_page).replace("| `--group-size INT` | `8` |", "| `--group-size INT` | `9` |")
     )

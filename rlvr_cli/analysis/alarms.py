@@ -1,6 +1,6 @@
-"""What went wrong in a training run, found in its metrics, in plain words, each with the query that shows it.
+"""Alarms: problems of a training run that its metrics show, in plain words, each with the query that shows it.
 
-Enters: a run. Leaves: `Alarm`s, none when nothing looks wrong. A trend compares the first fifth of a curve with its last.
+Enters: a run. Leaves: `Alarm`s, none when nothing looks wrong. A trend compares the first fifth of a curve with its last fifth.
 """
 
 import shlex
@@ -14,10 +14,10 @@ from rlvr_cli.runs.readers import read_run
 
 Curves = Mapping[str, Mapping[int, float]]  # metric of the training phase -> step -> value
 
-MIN_STEPS = 5  # of a curve that has a trend
-SOLVED = 0.9  # mean reward from which a policy may well be sure of itself
+MIN_STEPS = 5  # a shorter curve has no trend
+SOLVED = 0.9  # mean reward above which low entropy, and few groups with a signal, are no alarm
 SPIKE = 10.0  # times the median gradient norm
-DISAGREEMENT = 0.05  # by which the share of verdicts that two graders differ in may grow
+DISAGREEMENT = 0.05  # how much the share of verdicts on which two graders differ may grow
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Alarm:
     name: str
     severity: str  # "warning": it may explain a bad result; "error": numbers are missing or wrong
     sentence: str
-    query: str  # what to type to see it; RUN stands for the run
+    query: str  # the command that shows it; RUN stands for the run
 
-    def typed(self, run: Path) -> str:
-        """The query for that run."""
+    def command_for(self, run: Path) -> str:
+        """The command that shows the alarm for this run."""
         return self.query.replace("RUN", shlex.quote(str(run)))
 
 
 def run_alarms(path: Path | str) -> list[Alarm]:
-    """The alarms of a run. Raises RlvrError where it cannot be read."""
+    """Find the alarms of a run. Raises RlvrError if it cannot be read."""
     info = read_run(path)
     with open_runs([info]) as database:
         rows = database.select("SELECT name, step, value FROM metrics WHERE phase = 'train' ORDER BY step").rows
@@ -50,11 +50,11 @@ def run_alarms(path: Path | str) -> list[Alarm]:
 
 
 def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterator[Alarm]:
-    """The alarms in the metrics of a training phase.
+    """Find the alarms in the metrics of a training phase.
 
     Args:
-        curves: by the names that the training commands log.
-        disagreement: second grader -> step -> share of training responses whose verdict it does not share.
+        curves: metric -> step -> value, with the names that the training commands log.
+        disagreement: second grader -> step -> share of training responses that it judges differently from the run's grader.
     """
 
     def ends(name: str) -> tuple[float, float] | None:
@@ -65,7 +65,7 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
         yield Alarm(
             "entropy_collapse",
             "warning",
-            f"entropy fell from {entropy[0]:.3g} to {entropy[1]:.3g} nats a token while reward stands at {reward[1]:.2f}: the policy "
+            f"entropy fell from {entropy[0]:.3g} to {entropy[1]:.3g} nats per token while the reward is only {reward[1]:.2f}: the policy "
             "hardly explores any more",
             "rlvr analyze entropy RUN --phase train",
         )
@@ -73,7 +73,7 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
         yield Alarm(
             "truncation_creep",
             "warning",
-            f"{cut[1]:.0%} of the responses are cut at the length limit, after {cut[0]:.0%} at the start",
+            f"{cut[1]:.0%} of the responses are cut at the length limit; at the start it was {cut[0]:.0%}",
             "rlvr analyze lengths RUN --phase train",
         )
     wrong, right = ends("length/wrong"), ends("length/correct")
@@ -81,8 +81,8 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
         yield Alarm(
             "wrong_answers_grow",
             "warning",
-            f"wrong responses grew from {wrong[0]:.0f} to {wrong[1]:.0f} tokens, correct ones have {right[1]:.0f}: masked_mean "
-            "makes long wrong answers cheap; compare --length-normalization masked_normalize",
+            f"wrong responses grew from {wrong[0]:.0f} to {wrong[1]:.0f} tokens, while correct ones have {right[1]:.0f}: with masked_mean "
+            "a long wrong answer costs little per token; try --length-normalization masked_normalize",
             "rlvr analyze lengths RUN --phase train",
         )
     if (signal := ends("groups/signal_share")) and signal[1] < 0.2 and not (reward and reward[1] >= SOLVED):
@@ -90,7 +90,7 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
         yield Alarm(
             "no_signal",
             "warning",
-            f"only {signal[1]:.0%} of the groups still have both right and wrong responses: the questions have become too "
+            f"only {signal[1]:.0%} of the groups still have unequal rewards: the questions have become too "
             f"{'easy' if solved else 'hard'}",
             "rlvr analyze groups RUN",
         )
@@ -99,7 +99,8 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
         yield Alarm(
             "format_without_answers",
             "warning",
-            f"format reward rose from {form[0]:.2f} to {form[1]:.2f} and answer reward stayed at {answer[1]:.2f}: the form is being learned",
+            f"format reward rose from {form[0]:.2f} to {form[1]:.2f}, but answer reward stayed at {answer[1]:.2f}: the policy "
+            "learns only the format",
             "rlvr analyze metrics RUN --set names=reward/%",
         )
     for grader, shares in (disagreement or {}).items():
@@ -107,16 +108,16 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
             yield Alarm(
                 "graders_part",
                 "warning",
-                f"{grader} disagrees with {apart[1]:.0%} of the training rewards, after {apart[0]:.0%} at the start: the policy may be "
-                "learning what only the reward's grader accepts",
+                f"{grader} disagrees with {apart[1]:.0%} of the training rewards, {apart[0]:.0%} at the start: the policy may be "
+                "learning responses that only the training grader accepts",
                 "rlvr analyze graders RUN --phase train --set by_step=true",
             )
-    lagging = any(curves.get("sampling/lag", {}).values())  # then they are meant to differ
+    lagging = any(curves.get("sampling/lag", {}).values())  # then an older policy sampled: a gap is expected
     if not lagging and (gap := ends("mismatch/logprob_mean_abs")) and gap[1] > max(3 * gap[0], 0.01):
         yield Alarm(
             "mismatch_grows",
             "warning",
-            f"sampler and trainer differ by {gap[1]:.2g} nats a token, after {gap[0]:.2g} at the start",
+            f"log-probabilities of sampler and trainer differ by {gap[1]:.2g} nats per token, {gap[0]:.2g} at the start",
             "rlvr analyze mismatch RUN",
         )
     norms = {step: norm for step, norm in curves.get("optimizer/grad_norm", {}).items() if norm == norm}
@@ -163,7 +164,7 @@ _DISAGREEMENT = """
 
 
 def _ends(curve: Mapping[int, float]) -> tuple[float, float] | None:
-    """Means of the first and of the last fifth of a curve; None for one too short, or without numbers."""
+    """Means of the first and the last fifth of a curve, without nan; None if fewer than `MIN_STEPS` values are left."""
     values = [curve[step] for step in sorted(curve) if curve[step] == curve[step]]
     if len(values) < MIN_STEPS:
         return None

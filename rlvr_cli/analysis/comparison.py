@@ -1,7 +1,7 @@
-"""Two runs on the same questions: which is better, by how much, and whether the data can tell.
+"""Compare two runs on the same questions: which is better, by how much, and whether the difference is significant.
 
-Enters: an open `Database`, the runs of two arms (several of an arm are its seeds), a phase and a step. Leaves: a `Comparison`,
-whose `tables` print in any format; the last one says it in words.
+Enters: an open `Database`, the runs of two arms (several runs of an arm are different seeds), a phase and a step. Leaves: a
+`Comparison`, whose `tables` print in any format; the last table is the verdict in words.
 """
 
 import statistics as moments
@@ -22,20 +22,20 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Table
 
 RESAMPLES = 2000
-FEWEST_SEEDS = 3  # of an arm; the spread of two says next to nothing
+FEWEST_SEEDS = 3  # per arm; the spread of two runs is hardly an estimate
 Answers = Mapping[str, Mapping[str, Any]]  # question -> row of the query `compare`
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One side, on the shared questions; the accuracy is the mean over its runs and the questions."""
+    """One side of the comparison, on the shared questions; the accuracy is the mean over its runs and the questions."""
 
     name: str
     runs: tuple[str, ...]
     steps: tuple[int, ...]
     samples: int
-    left_out: int  # questions that not every run has
-    grade_errors: int  # no reward, as everywhere
+    left_out: int  # questions of this arm that not every run of both arms has
+    grade_errors: int  # counted as wrong
     accuracy: float
     low: float
     high: float
@@ -43,24 +43,24 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """B minus A, paired by question."""
+    """The difference B minus A, paired by question."""
 
     a: Arm
     b: Arm
     questions: int
     difference: float
-    low: float  # 95 %
+    low: float  # of the 95 % interval
     high: float
-    b_better: int  # questions
+    b_better: int  # number of questions
     a_better: int
-    mcnemar_p: float | None  # None but for one run an arm and one sample a question
-    detectable: float  # the smallest difference that so many questions show in 4 of 5 trials
-    needed: int | None  # questions that would show a difference as large as this one; None: no number would
+    mcnemar_p: float | None  # None unless each arm is one run with one sample per question
+    detectable: float  # the smallest difference that this many questions detect with 80 % power
+    needed: int | None  # questions needed to detect a difference as large as this one; None if no number suffices
     notes: tuple[str, ...]
 
     @property
     def decided(self) -> bool:
-        """Whether the data tell the two apart. A bootstrap of a handful of discordant questions is too sure of itself."""
+        """Whether the difference is significant. With very few discordant questions the bootstrap interval is too narrow."""
         if self.low <= 0 <= self.high:
             return False
         if self.mcnemar_p is not None:
@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Which is better, in one sentence."""
+        """Which arm is better, in one sentence."""
         interval = f"95% interval {_points(self.low)} to {_points(self.high)}"
         if self.decided:
             better = self.b if self.difference > 0 else self.a
@@ -91,7 +91,7 @@ class Comparison:
         )
 
     def tables(self) -> list[Table]:
-        """The comparison as rows; what does not apply is None."""
+        """The comparison as rows; values that do not apply are None."""
         arms = [
             (
                 arm.name, ", ".join(arm.runs), ", ".join(map(str, arm.steps)), self.questions, arm.left_out, arm.samples,
@@ -130,11 +130,11 @@ def compare(
 
     Args:
         database: over the runs of both.
-        arm_a, arm_b: ids of runs; several are seeds of the same thing.
-        step: None for each run's last of that phase.
+        arm_a, arm_b: ids of runs; several runs are different seeds of the same experiment.
+        step: None for each run's last step of that phase.
 
     Raises:
-        RlvrError: a run has no such rollouts, they share no question, or a question has another truth in another run.
+        RlvrError: a run has no such rollouts, the runs share no question, or the ground truths of a question differ.
     """
     table = database.select(named_queries()["compare"].sql, {"phase": phase, "step": step})
     answers: dict[str, dict[str, dict[str, Any]]] = {run: {} for run in (*arm_a, *arm_b)}
@@ -149,7 +149,7 @@ def compare(
     if not shared:
         first, other = (next(iter(answers[run])) for run in (arm_a[0], arm_b[0]))
         raise RlvrError(
-            "The runs share no question.", f"{arm_a[0]} has for example {first!r}, and {arm_b[0]} {other!r}."
+            "The runs share no question.", f"For example, {arm_a[0]} has {first!r}, and {arm_b[0]} has {other!r}."
         )
     rephrased = _check_same_questions(answers, shared)
 
@@ -163,7 +163,7 @@ def compare(
     seed_variance = sum(moments.variance(map(moments.fmean, of)) / len(of) for of in (of_a, of_b) if len(of) > 1)
     difference = moments.fmean(differences)
     low, high = _percentile_interval([b - a for a, b in zip(drawn_a, drawn_b, strict=True)])
-    if not mean_square:  # no resample differs: the bound of the share of questions that differ, from none of so many
+    if not mean_square:  # all resamples are equal: use the 95 % bound of a share of which none of n was observed
         high = 1 - 0.05 ** (1 / len(shared))
         low = -high
 
@@ -172,7 +172,7 @@ def compare(
         samples, correct = (sum(row[key] for row in rows) for key in ("samples", "correct"))
         alone = samples == len(shared)
         ends = wilson_interval(correct, samples) if alone else _percentile_interval(drawn)
-        if ends[0] == ends[1]:  # every resample looks like this one; at worst a question's samples are all alike
+        if ends[0] == ends[1]:  # all resamples are equal: as if a question's samples were all alike, the worst case
             ends = wilson_interval(round(ends[0] * len(shared)), len(shared))
         return Arm(
             name=name,
@@ -182,7 +182,7 @@ def compare(
             left_out=len(set().union(*(answers[run] for run in runs))) - len(shared),
             grade_errors=sum(row["grade_errors"] for row in rows),
             accuracy=moments.fmean(map(moments.fmean, of)),
-            low=max(ends[0], 0.0),  # few seeds, whose spread is stretched, can reach beyond
+            low=max(ends[0], 0.0),  # with few seeds the stretched spread can exceed the range
             high=min(ends[1], 1.0),
         )
 
@@ -203,7 +203,7 @@ def compare(
 
 
 def _check_same_questions(answers: Mapping[str, Answers], shared: Sequence[str]) -> int:
-    """How many questions were put in other words in some run. Raises RlvrError where the truth is another one."""
+    """Count the questions whose prompts differ between runs. Raises RlvrError if the ground truths of a question differ."""
     (first, base), *others = answers.items()
     rephrased = set()
     for run, rows in others:
@@ -211,8 +211,8 @@ def _check_same_questions(answers: Mapping[str, Answers], shared: Sequence[str])
             truth, other = base[question]["ground_truth"], rows[question]["ground_truth"]
             if truth != other:
                 raise RlvrError(
-                    f"The truth of question {question} is {truth!r} in {first} and {other!r} in {run}.",
-                    "These are different questions of the same name: compare runs on the same dataset and split.",
+                    f"The ground truth of question {question} is {truth!r} in {first} and {other!r} in {run}.",
+                    "These are different questions with the same id: compare runs on the same dataset and split.",
                 )
             if base[question]["prompt"] != rows[question]["prompt"]:
                 rephrased.add(question)
@@ -230,10 +230,10 @@ def _mean_by_question(of: Sequence[Sequence[float]]) -> list[float]:
 def _resampled(
     of_a: Sequence[Sequence[float]], of_b: Sequence[Sequence[float]], *, resamples: int, seed: int
 ) -> tuple[list[float], list[float]]:
-    """Accuracies of both arms when seeds are drawn anew from each arm, and the same questions for both (bootstrap).
+    """Bootstrap the accuracies of both arms: resample seeds within each arm, and the same questions for both.
 
-    A question is drawn with its samples in all runs. The deviations of the S runs of an arm from their mean are stretched by
-    sqrt(S / (S - 1)): a bootstrap of a few runs would make their spread too small by that factor.
+    A question is resampled with its samples in all runs. The deviations of an arm's S runs from their mean are stretched by
+    sqrt(S / (S - 1)), because a bootstrap of few runs underestimates their spread by that factor.
     """
     import numpy as np
 
@@ -255,7 +255,7 @@ def _resampled(
 
 
 def _percentile_interval(drawn: Sequence[float]) -> tuple[float, float]:
-    """From the 2.5th to the 97.5th percentile."""
+    """The 2.5th and the 97.5th percentile."""
     cuts = moments.quantiles(drawn, n=40, method="inclusive")
     return cuts[0], cuts[-1]
 

@@ -1,19 +1,19 @@
-"""SQL over runs: committed Parquet parts in, rows out; the only home of DuckDB.
+"""SQL over runs: committed Parquet parts in, rows out; the only module that uses DuckDB.
 
 Enters: for each run its committed files, and one SELECT over the views `rollouts`, `grades`, `metrics` and `runs`; or the
 examples of a dataset, and a condition on its table `dataset`. Leaves: a `Table`.
 
-Nothing that a query says can write, or read anything but those files, or go on for ever:
+A query cannot write, cannot read any other file, and cannot run forever:
 
-- the statement must be one SELECT, and so must everything inside it. Its type alone does not show that: DuckDB gives
-  ``WITH a AS (COPY ... TO 'part.parquet') SELECT ...`` the type SELECT and would replace the part. So the parse tree is
-  read as well; it may hold no other kind of query, and no table function but those in `TABLE_FUNCTIONS`.
-- the connection has no external access but to the committed files, its configuration is locked, it loads no extension,
-  sees no Python variable, and has limits on memory and time. Both are looked at between batches of rows, so that a single
-  call of a function on one enormous value escapes them: from the command line such a query ends the process (`limits`).
+- The statement must be one SELECT, and so must everything inside it. The statement's type does not guarantee that: DuckDB
+  gives ``WITH a AS (COPY ... TO 'part.parquet') SELECT ...`` the type SELECT and would replace the part. So the parse tree
+  is checked too: it may hold no other kind of query, and no table functions except `TABLE_FUNCTIONS`.
+- The connection can access only the committed files, its configuration is locked, it loads no extension, sees no Python
+  variable, and has limits on memory and time. DuckDB checks both limits only between batches of rows, so one function call
+  on a huge value can exceed them; from the command line such a query ends the process (`process.bounded`).
 
-A named query is a file ``sql/NAME.sql``: a comment line that says what it answers, lines ``-- :name = JSON`` for its
-parameters (``$name`` in the query) with their defaults, and one SELECT.
+A named query is a file ``sql/NAME.sql``: a comment line with its description, lines ``-- :name = JSON`` for its parameters
+(``$name`` in the query) with their defaults, and one SELECT.
 """
 
 import json
@@ -37,8 +37,8 @@ from rlvr_cli.types import Example, Metric, Regrade, Rollout, Table
 if TYPE_CHECKING:
     import duckdb
 
-MAX_SQL_CHARACTERS = 50_000  # the parser is not under the time limit, and parentheses cost it quadratic time
-PROCESS_BYTES = 4_000_000_000  # that a query may add to the process, whatever DuckDB counts of it
+MAX_SQL_CHARACTERS = 50_000  # the time limit does not cover the parser, which takes quadratic time for parentheses
+PROCESS_BYTES = 4_000_000_000  # memory that a query may add to the process, including memory that DuckDB does not count
 QUERY_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 TABLE_FUNCTIONS = {
     *("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree"),
@@ -46,7 +46,7 @@ TABLE_FUNCTIONS = {
 }
 REFUSED_FUNCTIONS = {
     "sleep_ms"
-}  # the time limit is looked at between batches of 2048 rows, all of which would sleep first
+}  # the time limit is checked only between batches of 2048 rows, and each row would sleep
 _SQL_TYPES = {
     **{"string": "VARCHAR", "bool_": "BOOLEAN", "timestamp": "TIMESTAMP"},
     **{"int32": "INTEGER", "int64": "BIGINT", "float32": "FLOAT", "float64": "DOUBLE"},
@@ -62,7 +62,7 @@ _RUNS_COLUMNS = """
 def open_runs(
     runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0, memory_limit: str = "2GB"
 ) -> Iterator["Database"]:
-    """The views `rollouts`, `grades`, `metrics` and `runs` over these runs, sealed.
+    """Open a sealed database with the views `rollouts`, `grades`, `metrics` and `runs` over these runs.
 
     Raises:
         RlvrError: two runs have the same id, or a file is damaged.
@@ -71,13 +71,13 @@ def open_runs(
     if len(set(ids)) < len(ids):
         twice = next(i for i in ids if ids.count(i) > 1)
         raise RlvrError(
-            f"Two of the runs are both named {twice}.", "Their rows could not be told apart: ask about them in turn."
+            f"Two of the runs are named {twice}.", "Their rows would be mixed up: analyze one of them at a time."
         )
     with (
         tempfile.TemporaryDirectory(prefix="rlvr-") as folder,
         _connection(timeout_seconds=timeout_seconds, memory_limit=memory_limit) as (database, connection),
     ):
-        # A run that is being written replaces its metrics, and DuckDB opens a file more than once: it gets one version.
+        # DuckDB opens a file more than once, and a run in progress replaces its metrics file: copy it, to see one version.
         runs = [replace(r, metrics=_copied(r.metrics, Path(folder) / f"{i}.parquet")) for i, r in enumerate(runs)]
         with database.explained_errors():
             _create_views(connection, runs)
@@ -90,7 +90,7 @@ def open_runs(
 def open_examples(
     examples: Sequence[Example], *, timeout_seconds: float = 30.0, memory_limit: str = "2GB"
 ) -> Iterator["Database"]:
-    """The table `dataset` of these examples, in their order, sealed; its columns are `_DATASET_COLUMNS`."""
+    """Open a sealed database with the table `dataset` of these examples, in order; its columns are `_DATASET_COLUMNS`."""
     with _connection(timeout_seconds=timeout_seconds, memory_limit=memory_limit) as (database, connection):
         with database.explained_errors():
             columns = [[storable(getattr(e, name)) for e in examples] for name in _DATASET_COLUMNS]
@@ -124,7 +124,7 @@ def _connection(
 
 
 class Database:
-    """A sealed connection; `open_runs` and `open_examples` make one."""
+    """A sealed connection, made by `open_runs` or `open_examples`."""
 
     def __init__(self, connection: "duckdb.DuckDBPyConnection", *, timeout_seconds: float, memory_limit: str) -> None:
         self._connection = connection
@@ -132,25 +132,25 @@ class Database:
         self._memory_limit = memory_limit
 
     def select(self, sql: str, parameters: Mapping[str, Any] | None = None, *, limit: int = 0) -> Table:
-        """Run one SELECT that anyone may have written.
+        """Run one untrusted SELECT.
 
         Args:
             sql: the statement; ``$name`` stands for a parameter.
-            parameters: values by name; those that the statement does not use are left out.
+            parameters: values by name; parameters that the statement does not use are ignored.
             limit: rows to fetch; 0 for all.
 
         Raises:
-            RlvrError: it is not one SELECT, it is wrong, or it hits the limit on time or memory.
+            RlvrError: the statement is not one SELECT, has an error, or exceeds the limit on time or memory.
         """
         with self.explained_errors():
-            statement = self._checked(sql)
+            statement = self._checked_statement(sql)
             return self._fetch(statement, parameters or {}, limit=limit)
 
     def script(self, sql: str, parameters: Mapping[str, Any]) -> Iterator[Table]:
-        """Run the statements of a script of ours, which may make temporary tables; yields what its SELECTs return.
+        """Run a trusted script, which may make temporary tables, and yield the result of each SELECT.
 
         Raises:
-            RlvrError: it hits the limit on time or memory, or a part is damaged.
+            RlvrError: it exceeds the limit on time or memory, or a part is damaged.
         """
         import duckdb
 
@@ -161,10 +161,10 @@ class Database:
                     yield table
 
     def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Iterator[tuple[Any, ...]]:
-        """The rows of one SELECT of ours, fetched as they are asked for: they may be more than memory holds.
+        """Run one trusted SELECT and yield its rows, fetched in batches: the result need not fit into memory.
 
         Raises:
-            RlvrError: it hits the limit on time or memory, or a part is damaged.
+            RlvrError: it exceeds the limit on time or memory, or a part is damaged.
         """
         with self.explained_errors():
             with self._bounded():
@@ -177,56 +177,54 @@ class Database:
                 yield from batch
 
     def condition(self, text: str, *, table: str) -> str:
-        """A condition on the rows of a table that anyone may have written, checked, to stand in a SELECT of ours.
+        """Check an untrusted condition on the rows of a table. Returns it in parentheses, for use in a trusted SELECT.
 
         Raises:
-            RlvrError: it is not one boolean expression over the columns of the table.
+            RlvrError: the text is not one boolean expression over the columns of the table.
         """
         hint = "Write what would stand after WHERE, such as: reward = 1 AND num_response_tokens < 500"
         with self.explained_errors():
             try:
-                self._tree(f"SELECT\n{text}\n")  # else it could close the parenthesis that is put around it
+                self._parse(f"SELECT\n{text}\n")  # it must parse alone: else it could close the parenthesis around it
                 checked = f"(\n{text}\n)"
-                statement = self._checked(f"SELECT 1 FROM {table} WHERE {checked} LIMIT 0")
+                statement = self._checked_statement(f"SELECT 1 FROM {table} WHERE {checked} LIMIT 0")
             except RlvrError as e:
                 raise RlvrError(f"The condition cannot be used. {e.problem}", e.hint or hint) from e
             if statement.named_parameters:
-                raise RlvrError("The condition has a parameter, and nothing to put there.", "Write the value itself.")
-            self._connection.execute(statement)  # it takes no aggregate, which has no value for one row
+                raise RlvrError("The condition has a parameter, but no values can be set.", "Write the value itself.")
+            self._connection.execute(statement)  # fails if the condition has an aggregate
             kind = str((self._connection.execute(f"SELECT {checked} FROM {table} LIMIT 0").description or [])[0][1])
             if kind.upper() not in ("BOOLEAN", "BOOL"):
                 raise RlvrError(f"The condition is {kind}, not true or false.", hint)
             return checked
 
-    def _checked(self, sql: str) -> "duckdb.Statement":
+    def _checked_statement(self, sql: str) -> "duckdb.Statement":
         import duckdb
 
         if len(sql) > MAX_SQL_CHARACTERS:
             raise RlvrError(f"The query is longer than {MAX_SQL_CHARACTERS:,} characters.")
         if "\0" in sql or storable(sql) != sql:
-            raise RlvrError("The query holds a character that SQL text cannot: NUL or a lone surrogate.")
+            raise RlvrError("The query has a character that SQL does not allow: NUL or a lone surrogate.")
         statements = self._connection.extract_statements(sql)
         if len(statements) != 1:
             found = f"{len(statements)} statements" if statements else "nothing"
-            raise RlvrError(f"A query is one SELECT statement, and this is {found}.")
+            raise RlvrError(f"A query must be one SELECT statement; this is {found}.")
         kind = statements[0].type
         if kind != duckdb.StatementType.SELECT:
             if (
                 kind == duckdb.StatementType.MULTI
-            ):  # PIVOT, which would first have to make a type of the values it finds
-                raise RlvrError(
-                    "PIVOT needs its values to be listed.", "For example: PIVOT t ON step IN (0, 10) USING ..."
-                )
+            ):  # PIVOT without values: DuckDB turns it into several statements, which create a type first
+                raise RlvrError("PIVOT needs a list of values.", "For example: PIVOT t ON step IN (0, 10) USING ...")
             raise RlvrError(
-                f"A query is one SELECT statement, and this is {kind.name}.",
-                "Runs can be read here, and never changed.",
+                f"A query must be one SELECT statement; this is {kind.name}.",
+                "Queries can only read runs.",
             )
-        _check_tree(self._tree(sql))
+        _check_tree(self._parse(sql))
         return statements[0]
 
-    def _tree(self, sql: str) -> Any:
+    def _parse(self, sql: str) -> Any:
         if len(sql) > MAX_SQL_CHARACTERS or "\0" in sql or storable(sql) != sql:
-            raise RlvrError("The query is too long, or holds NUL or a lone surrogate.")
+            raise RlvrError("The query is too long, or has a NUL character or a lone surrogate.")
         serialized = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchone()
         assert serialized is not None
         try:
@@ -238,19 +236,19 @@ class Database:
         return tree
 
     def _bounded(self) -> AbstractContextManager[None]:
-        """For what DuckDB's own limits do not reach: one call of a function, which looks at no clock and at no limit."""
+        """Limit what DuckDB's own limits do not: a single function call, which checks neither time nor memory."""
         return time_and_memory_limit(
             seconds=self._timeout_seconds,
             bytes=PROCESS_BYTES,
             problem=f"The query ran for more than {self._timeout_seconds:g} s.",
-            hint="Make it smaller, or allow it more: --timeout-seconds.",
+            hint="Make it smaller, or give it more time: --timeout-seconds.",
         )
 
     def _fetch(self, statement: "duckdb.Statement", parameters: Mapping[str, Any], *, limit: int) -> Table:
         missing = sorted(statement.named_parameters - parameters.keys())
         if missing:
             known = ", ".join(f"${name}" for name in sorted(parameters)) or "none"
-            raise RlvrError(f"The query has no value for ${missing[0]}.", f"Parameters that have one: {known}.")
+            raise RlvrError(f"The query has no value for ${missing[0]}.", f"Parameters with a value: {known}.")
         values = {name: parameters[name] for name in statement.named_parameters}
         with self._bounded():
             cursor = self._connection.execute(statement, values)
@@ -262,14 +260,15 @@ class Database:
 
     @contextmanager
     def explained_errors(self) -> Iterator[None]:
-        """DuckDB's errors as RlvrErrors, with what exists where something does not."""
+        """Turn DuckDB's errors into RlvrErrors; for an unknown name the hint lists tables and columns."""
         import duckdb
 
         try:
             yield
         except duckdb.InterruptException as e:
             raise RlvrError(
-                f"The query was stopped after {self._timeout_seconds:g} seconds.", "--timeout-seconds gives it longer."
+                f"The query was stopped after {self._timeout_seconds:g} seconds.",
+                "--timeout-seconds gives it more time.",
             ) from e
         except duckdb.OutOfMemoryException as e:
             raise RlvrError(
@@ -278,7 +277,7 @@ class Database:
             ) from e
         except duckdb.PermissionException as e:
             raise RlvrError(
-                f"The query reaches outside of the runs: {_first_line(e)}",
+                f"The query tries to read something other than the runs: {_first_line(e)}",
                 "It may read the tables rollouts, grades, metrics and runs.",
             ) from e
         except duckdb.Error as e:
@@ -287,9 +286,9 @@ class Database:
                     "The result has a timestamp with a time zone, which cannot be shown.", "Cast it: now()::TIMESTAMP."
                 ) from e
             unknown = re.search(r"Referenced (column|table) |Table with name |does not have a column", str(e))
-            raise RlvrError(_cleaned(e), self._what_exists() if unknown else "") from e
+            raise RlvrError(_cleaned(e), self._known_columns() if unknown else "") from e
 
-    def _what_exists(self) -> str:
+    def _known_columns(self) -> str:
         columns = self._connection.execute(
             "SELECT table_name, string_agg(column_name, ', ' ORDER BY column_index) FROM duckdb_columns()"
             " WHERE NOT internal AND database_name <> 'temp' GROUP BY 1 ORDER BY 1 DESC"
@@ -308,14 +307,14 @@ def _check_tree(tree: Any) -> None:
             kind = node.get("type")
             if ("cte_map" in node or str(kind).endswith("_QUERY_NODE")) and kind not in QUERY_NODES:
                 raise RlvrError(
-                    f"A query is one SELECT statement, and this has {str(kind).removesuffix('_QUERY_NODE')} inside.",
-                    "Runs can be read here, and never changed.",
+                    f"A query must be one SELECT statement; this one has {str(kind).removesuffix('_QUERY_NODE')} inside.",
+                    "Queries can only read runs.",
                 )
             if kind == "FUNCTION" and (name := str(node.get("function_name")).lower()) in REFUSED_FUNCTIONS:
-                raise RlvrError(f"The function {name} is not for queries here.")
+                raise RlvrError(f"The function {name} is not allowed in queries.")
             if kind == "TABLE_FUNCTION" and (name := node["function"]["function_name"].lower()) not in TABLE_FUNCTIONS:
                 raise RlvrError(
-                    f"The table function {name} is not for queries here.",
+                    f"The table function {name} is not allowed in queries.",
                     f"Tables: rollouts, grades, metrics, runs. Table functions: {', '.join(sorted(TABLE_FUNCTIONS))}.",
                 )
             pending += node.values()
@@ -383,7 +382,7 @@ def _sql_type(column: Column) -> str:
 
 
 def _rows_in(paths: Sequence[Path], record: type, connection: "duckdb.DuckDBPyConnection") -> str:
-    """A SELECT of all that is in these files, with all columns of `record`, of which files of older schema versions lack some."""
+    """A SELECT of all rows of these files, with all columns of `record`, even those that files of older schema versions lack."""
     files = _read_parquet(paths)
     stored = {row[0] for row in connection.execute(f"DESCRIBE FROM {files}").fetchall()}
     missing, filled = [], []
@@ -391,7 +390,7 @@ def _rows_in(paths: Sequence[Path], record: type, connection: "duckdb.DuckDBPyCo
         older = "NULL" if column.older_value is None else _literal(str(column.older_value))
         if column.name not in stored:
             missing.append(f'{older}::{_sql_type(column)} AS "{column.name}"')
-        elif column.older_value is not None:  # what some of the files lack is NULL in their rows
+        elif column.older_value is not None:  # NULL in the rows of files that lack the column
             filled.append(f'coalesce("{column.name}", {older}::{_sql_type(column)}) AS "{column.name}"')
     every = f"* REPLACE ({', '.join(filled)})" if filled else "*"
     return f"SELECT {', '.join([every, *missing])} FROM {files}"
@@ -415,8 +414,8 @@ def _json(value: Any, *, run: str) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError as e:
-        raise RlvrError(f"run.json of {run} holds a number that JSON does not have: {e}") from e
-    return text.encode(errors="replace").decode()  # a lone surrogate is no JSON to DuckDB
+        raise RlvrError(f"run.json of {run} has a number that is not valid JSON: {e}") from e
+    return text.encode(errors="replace").decode()  # DuckDB rejects JSON with a lone surrogate
 
 
 def _read_parquet(paths: Sequence[Path]) -> str:
@@ -434,7 +433,7 @@ def _absolute(path: Path) -> str:
 
 
 def _pattern(path: Path) -> str:
-    """The glob pattern that matches this path alone: `read_parquet` takes patterns."""
+    """The glob pattern that matches only this path, because `read_parquet` takes patterns."""
     return re.sub(r"[*?\[]", r"[\g<0>]", _absolute(path))
 
 
@@ -443,7 +442,7 @@ def _literal(text: str) -> str:
 
 
 def _cleaned(error: Exception) -> str:
-    """DuckDB's message without its class and candidates, with the line of the query that it points at."""
+    """DuckDB's message without the error class and the candidates, but with the line of the query that it points at."""
     text = re.sub(r"^[A-Za-z ]*Error: ", "", str(error).strip())
     text = re.sub(r"\n+(Candidate bindings|Did you mean)[^\n]*", "", text)
     return re.sub(r"\n{2,}", "\n", text)

@@ -1,7 +1,7 @@
-"""Estimators over samples and questions: numbers in, numbers out, the standard library only.
+"""Estimators over samples and questions: numbers in, numbers out, with only the standard library.
 
-n is always the number of samples of a question, c how many of them are correct, k how many one may draw. Everything at
-k is the exact expectation over all k-subsets of the n samples; nothing is simulated.
+n is the number of samples of a question, c the number of correct ones, k the number drawn. All metrics at k are exact
+expectations over all k-subsets of the n samples; nothing is simulated.
 """
 
 import functools
@@ -32,24 +32,24 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def best_at_k(rewards: Sequence[float], scores: Sequence[float | None], k: int) -> float | None:
     """Expected reward of the sample with the highest score among k drawn without replacement, ties broken at random.
 
-    With the i-th best score (from 0) a sample is the best one drawn with probability C(n - 1 - i, k - 1) / C(n, k).
+    The sample with the i-th best score (from 0) is the best one drawn with probability C(n - 1 - i, k - 1) / C(n, k).
 
     Args:
         rewards: one per sample.
         scores: one per sample, such as the mean log-probability of its tokens.
 
     Returns:
-        None when a score is missing or no number: there is no order then.
+        None when a score is missing or nan, because the samples then have no order.
     """
     n = len(rewards)
     assert 1 <= k <= n, (n, k)
     if any(s is None or math.isnan(s) for s in scores):
         return None
     ranked = sorted(zip(scores, rewards, strict=True), key=lambda pair: pair[0] or 0.0, reverse=True)
-    expected, better, reaching = 0.0, 0, 1.0  # the share of draws that have none of the better ones
+    expected, better, reaching = 0.0, 0, 1.0  # reaching: the share of draws without any of the `better` best samples
     for _, tied in groupby(ranked, key=lambda pair: pair[0]):
         group = [reward for _, reward in tied]
-        # The best sample drawn is in this group: all k are from here on down, and not all from below it.
+        # The best sample drawn is in this group if none is better, and not all k are worse.
         below = reaching
         for passed in range(better, better + len(group)):
             below *= max(n - k - passed, 0) / (n - passed)
@@ -59,28 +59,28 @@ def best_at_k(rewards: Sequence[float], scores: Sequence[float | None], k: int) 
 
 
 def majority_at_k(correct: int, wrong: Sequence[int], k: int, *, abstained: int = 0) -> float:
-    """Probability that a vote among k samples drawn without replacement elects the correct answer (Wang et al. 2022).
+    """Probability that a majority vote of k samples drawn without replacement is correct (Wang et al. 2022).
 
-    The answer with the most votes wins and ties are broken at random. The correct samples are one answer.
+    The answer with the most votes wins; ties are broken at random. All correct samples count as the same answer.
 
     Args:
         correct: number of correct samples.
-        wrong: for each different wrong answer the number of samples that gave it.
-        abstained: number of samples without any answer, which have no vote.
+        wrong: for each different wrong answer, the number of samples that gave it.
+        abstained: number of samples without an answer; they do not vote.
     """
     n = correct + sum(wrong) + abstained
     assert 1 <= k <= n, (n, k)
     return _majority_at_k(correct, tuple(sorted(wrong)), abstained, k)
 
 
-@functools.lru_cache(maxsize=1 << 16)  # questions share few patterns of votes
+@functools.lru_cache(maxsize=1 << 16)  # many questions have the same vote counts
 def _majority_at_k(correct: int, wrong: tuple[int, ...], abstained: int, k: int) -> float:
     draws = math.comb(correct + sum(wrong) + abstained, k)
     expected = 0.0
     fewest = max(1, k - abstained - sum(wrong))
     for votes in range(fewest, min(correct, k) + 1):
-        # Count the draws of the other k - votes samples in which no wrong answer has more votes than the correct one,
-        # by how many have as many. Answers that cannot reach `votes` are one urn with those who abstain.
+        # Count the draws of the other k - votes samples in which no wrong answer gets more than `votes`, by the number of
+        # wrong answers that tie. Wrong answers that cannot reach `votes` are pooled with the abstentions.
         rivals = [size for size in wrong if size >= votes]
         rest = abstained + sum(wrong) - sum(rivals)
         ways: dict[tuple[int, int], int] = {
@@ -99,7 +99,7 @@ def _majority_at_k(correct: int, wrong: tuple[int, ...], abstained: int, k: int)
 
 
 def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """95 % interval of a proportion from n independent trials (Wilson 1927); (0, 1) from none."""
+    """95 % interval of a proportion from n independent trials (Wilson 1927); (0, 1) for n = 0."""
     assert 0 <= successes <= n, (successes, n)
     if n == 0:
         return 0.0, 1.0
@@ -119,16 +119,16 @@ def bootstrap_interval(
     seed: int = 0,
     resamples: int = 1000,
 ) -> tuple[float, float]:
-    """95 % interval of sum(totals) / sum(sizes) when whole questions are drawn anew: the percentile bootstrap.
+    """95 % interval of sum(totals) / sum(sizes) by the percentile bootstrap over questions.
 
-    The samples of one question hang together, so a question is drawn with all of them. Each is drawn Poisson(1) times
-    (Hanley and MacGibbon 2006), and so m questions that look alike Poisson(m) times together: the cost is that of the
-    kinds of questions, however many there are.
+    Samples of the same question are correlated, so whole questions are resampled. Each question is drawn Poisson(1) times
+    (Hanley and MacGibbon 2006), so m identical questions are drawn Poisson(m) times together. The cost therefore depends on
+    the number of different kinds of questions, not on the number of questions.
 
     Args:
-        totals: per kind of question, the sum over its samples of what is averaged.
-        sizes: per kind of question, its number of samples.
-        counts: per kind of question, how many there are; None: one of each.
+        totals: per kind of question, the sum over its samples of the averaged quantity.
+        sizes: per kind of question, the number of samples of such a question.
+        counts: per kind of question, how many there are; None for one of each.
     """
     counts = [1] * len(totals) if counts is None else counts
     assert sum(counts) > 0, "no question"
@@ -139,15 +139,15 @@ def bootstrap_interval(
         drawn = [least + bisect_left(cumulative, draw()) for _ in range(resamples)]
         sums = [s + d * total for s, d in zip(sums, drawn, strict=True)]
         weights = [w + d * size for w, d in zip(weights, drawn, strict=True)]
-    ratios = [s / w for s, w in zip(sums, weights, strict=True) if w]  # of a handful of questions none may be drawn
+    ratios = [s / w for s, w in zip(sums, weights, strict=True) if w]  # a resample of few questions can be empty
     ratios.sort()
     return _quantile(ratios, 0.025), _quantile(ratios, 0.975)
 
 
 def mcnemar_exact(only_a: int, only_b: int) -> float:
-    """Two-sided p of McNemar's exact test (1947): that the questions which one alone solved are split evenly.
+    """Two-sided p-value of McNemar's exact test (1947), whose null hypothesis is that A and B solve equally many questions.
 
-    Twice the probability of min(only_a, only_b) or fewer heads among only_a + only_b tosses of a fair coin, at most 1.
+    It is twice the probability of min(only_a, only_b) or fewer heads in only_a + only_b tosses of a fair coin, at most 1.
 
     Args:
         only_a: questions that A solved and B did not.
@@ -161,15 +161,15 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
 
 
 def detectable_difference(mean_square: float, questions: int, *, seed_variance: float = 0.0) -> float:
-    """The smallest true difference of accuracy that a paired test at 5 %, two-sided, shows in 4 of 5 trials.
+    """The smallest true difference of accuracy that a two-sided paired test at 5 % detects with 80 % power.
 
-    (z_0.975 + z_0.8) * sqrt(mean_square / questions + seed_variance): for single samples the mean square is the share of
-    discordant questions, and this the formula of Miettinen (1968) for McNemar's test without its term of second order.
-    Never less than that of the fewest discordant questions with which the exact test can show anything.
+    (z_0.975 + z_0.8) * sqrt(mean_square / questions + seed_variance). With one sample per question, the mean square is the
+    share of discordant questions, and this is the formula of Miettinen (1968) for McNemar's test without its second-order
+    term. It is at least `FEWEST_DISCORDANT` / questions: with fewer discordant questions the exact test is never significant.
 
     Args:
-        mean_square: over the questions, of the difference of the shares of correct samples.
-        seed_variance: of the difference of the means over all questions, from one choice of seeds to another.
+        mean_square: mean over the questions of the squared difference between the shares of correct samples.
+        seed_variance: variance, over seeds, of the difference between the two accuracies.
     """
     assert questions > 0, questions
     smallest = (CONFIDENCE_Z + POWER_Z) * math.sqrt(mean_square / questions + seed_variance)
@@ -177,10 +177,10 @@ def detectable_difference(mean_square: float, questions: int, *, seed_variance: 
 
 
 def questions_needed(mean_square: float, difference: float, *, seed_variance: float = 0.0) -> int | None:
-    """How many questions would show a difference in 4 of 5 trials: `detectable_difference` solved for its number.
+    """The number of questions needed to detect a difference with 80 % power: `detectable_difference` solved for `questions`.
 
     Returns:
-        None where no number would: there is no difference, or it is small beside that between seeds.
+        None if no number suffices: the difference is 0, or too small compared with the variation between seeds.
     """
     left = (difference / (CONFIDENCE_Z + POWER_Z)) ** 2 - seed_variance
     if left <= 0:
@@ -190,7 +190,7 @@ def questions_needed(mean_square: float, difference: float, *, seed_variance: fl
 
 @functools.lru_cache(maxsize=1024)
 def _poisson_table(rate: int) -> tuple[int, list[float]]:
-    """(least value, cumulative probabilities from it on) of Poisson(rate); what is cut off has probability < 1e-20."""
+    """Least value of Poisson(rate), and cumulative probabilities from it on; the tails cut off have probability < 1e-20."""
     spread = 10 * math.sqrt(rate) + 20
     least, most = max(0, int(rate - spread)), int(rate + spread)
     logs = [k * math.log(rate) - rate - math.lgamma(k + 1) for k in range(least, most)] if rate else [0.0]

@@ -1,6 +1,6 @@
-"""What a query found -> the panels of a picture.
+"""Result of a named query -> the panels of a picture.
 
-Enters: the rows of a named query. Leaves: panels for `plots.draw`, several runs overlaid.
+Enters: the rows of a named query. Leaves: panels for `plots.save_plot`, with several runs overlaid.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ Figure = Callable[[Table], Sequence[Panel | Bars]]
 
 
 def figures() -> dict[str, Figure]:
-    """The named queries that have a picture."""
+    """The named queries that can be drawn, with the functions that make their panels."""
     return {
         "best_at_k": best_at_k,
         "categories": categories,
@@ -50,7 +50,7 @@ def curves(result: Table) -> list[Panel]:
 
 
 def entropy(result: Table) -> list[Panel]:
-    """Entropy against updates: of evaluations and of training, of correct and of wrong responses."""
+    """Entropy against updates, for evaluations and training, and for correct and wrong responses."""
     names = {"entropy": "all", "entropy_correct": "correct", "entropy_wrong": "wrong"}
     phases = [(phase, _only(result, "phase", phase)) for phase in ("eval", "train")]
     panels = [
@@ -108,7 +108,7 @@ def _only(result: Table, column: str, value: str) -> Table:
 
 
 def _lines(result: Table, x: str, names: dict[str, str]) -> list[Line]:
-    """One line for each run and column that has a value; a line is called by what tells it from the others."""
+    """One line for each run and column that has a value; its label has only the parts that distinguish it from the others."""
     rows, lines = list(result.records()), []
     runs = _runs(rows)
     for run in runs:
@@ -121,12 +121,12 @@ def _lines(result: Table, x: str, names: dict[str, str]) -> list[Line]:
 
 
 def _line(label: str, points: Sequence[Row], x: str, column: str) -> Line:
-    """A line, with the query's own 95% interval or Wilson's where there is one."""
+    """A line with a 95 % interval: the query's own, else Wilson's for a share of evaluated samples, else none."""
     line = Line(label, [row[x] for row in points], [row[column] for row in points])
     if "low" in points[0]:
         return replace(line, low=[row["low"] for row in points], high=[row["high"] for row in points])
-    counts = {"eval_reward": "eval_samples"}.get(column)  # evaluations of a training run: one sample a question
+    counts = {"eval_reward": "eval_samples"}.get(column)  # evaluations of a training run: one sample per question
     if counts is None or any(row[counts] is None or not 0 <= row[column] <= 1 for row in points):
-        return line  # a reward of one's own need not be a share
+        return line  # a user's own reward need not be a share
     bounds = [wilson_interval(round(row[column] * row[counts]), round(row[counts])) for row in points]
     return replace(line, low=[low for low, _ in bounds], high=[high for _, high in bounds])

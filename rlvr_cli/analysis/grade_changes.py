@@ -1,20 +1,20 @@
-"""What another grader's verdicts change: accuracy, categories, agreement, advantages."""
+"""How a regrading changes a run's results: accuracy, categories, agreement, advantages.
+
+Enters: a run that was graded again. Leaves: tables with titles.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.estimators import pass_at_k
-from rlvr_cli.analysis.summary import Kinds, share_of
+from rlvr_cli.analysis.summary import QuestionKinds, share_of
 from rlvr_cli.config.grade import PhaseChoice
 from rlvr_cli.config.grpo import overlong_buffer
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.types import Table
 
-SECONDS = 600.0  # that the comparison may take
-
-
-# What it changes
+SECONDS = 600.0  # time limit of the comparison
 
 _COMPARISON = """
 CREATE OR REPLACE TEMP TABLE compared AS
@@ -108,10 +108,10 @@ FROM (
 
 
 def compare_grades(run: RunInfo, *, grader: str, phase: PhaseChoice) -> list[Table]:
-    """What a regrading changes, for the rollouts that it has seen: tables with titles.
+    """Compare a regrading with the run's own grades, on the rollouts that were graded again. Returns tables with titles.
 
-    A grade that failed counts as wrong, and among the errors. The advantages are those of the run's own objective: with or
-    without a baseline, and with its punishment of long responses.
+    A grade that failed counts as wrong, and as an error. The advantages are computed as in the run's own objective: with or
+    without a baseline, and with its penalty for long responses.
 
     Raises:
         RlvrError: the run cannot be read.
@@ -139,7 +139,7 @@ def compare_grades(run: RunInfo, *, grader: str, phase: PhaseChoice) -> list[Tab
 
 
 def cohen_kappa(both: int, only_first: int, only_second: int, neither: int) -> float | None:
-    """Agreement of two judges of n things, beyond that of chance (Cohen 1960); None where chance alone makes them agree."""
+    """Agreement of two graders beyond chance (Cohen 1960), from counts; None where chance agreement is already complete."""
     n = both + only_first + only_second + neither
     first, second = both + only_first, both + only_second
     by_chance = first * second + (n - first) * (n - second)  # times n * n
@@ -174,21 +174,23 @@ def _accuracy(questions: Sequence[dict[str, Any]]) -> Table:
 
 
 def _at_k(questions: Sequence[dict[str, Any]]) -> list[Table]:
-    """pass@k of the last evaluated step, where questions have several samples there."""
+    """pass@k at the last evaluated step, if questions have several samples there."""
     step = max((r["step"] for r in questions if r["phase"] == "eval"), default=None)
     kinds = [r for r in questions if r["phase"] == "eval" and r["step"] == step]
     most = max((r["n"] for r in kinds), default=1)
     rows = []
     for k in [*(2**i for i in range(most.bit_length()) if 2**i < most), most] if most > 1 else []:
         asked = [r for r in kinds if r["n"] >= k]
-        passed: list[Kinds] = [[(pass_at_k(r["n"], r[w], k), 1, r["questions"]) for r in asked] for w in ("old", "new")]
+        passed: list[QuestionKinds] = [
+            [(pass_at_k(r["n"], r[w], k), 1, r["questions"]) for r in asked] for w in ("old", "new")
+        ]
         values = [sum(v * c for v, _, c in kind) / sum(c for *_, c in kind) for kind in passed]
         rows.append((step, k, sum(r["questions"] for r in asked), *values, values[1] - values[0]))
     return [Table(("step", "k", "questions", "before", "after", "change"), rows, title="pass_at_k")] if rows else []
 
 
 def _confusion(categories: Sequence[dict[str, Any]]) -> Table:
-    """Old categories down, new ones across."""
+    """Confusion matrix of the categories: a row per old one, a column per new one."""
     names = sorted({r[w] for r in categories for w in ("old_category", "new_category")}, reverse=True)
     counts = {(r["phase"], r["old_category"], r["new_category"]): r["samples"] for r in categories}
     lines = dict.fromkeys((r["phase"], r["old_category"]) for r in categories)

@@ -1,4 +1,4 @@
-"""The named queries: a .sql file each, with a title and parameters in its first lines."""
+"""The named queries: one .sql file each, with a description and parameters in its first lines."""
 
 import json
 import re
@@ -26,12 +26,12 @@ class NamedQuery:
 
 
 def named_queries() -> dict[str, NamedQuery]:
-    """Every query in ``sql/``, by name, in alphabetical order."""
+    """Read all queries in ``sql/``, by name, in alphabetical order."""
     return {p.stem: parse_query(p.stem, p.read_text(encoding="utf-8")) for p in sorted(SQL_DIRECTORY.glob("*.sql"))}
 
 
 def parse_query(name: str, sql: str) -> NamedQuery:
-    """Read the comment lines at the head of a query.
+    """Read the description and the parameters from the comment lines at the head of a query.
 
     Raises:
         RlvrError: a parameter's default is not JSON.

@@ -1,8 +1,8 @@
-"""Pictures of numbers: lines with intervals and bars in a grid; the home of matplotlib.
+"""Plots as files: lines with intervals, and bars, in a grid; the only module that uses matplotlib.
 
-Enters: labeled numbers, among them NaN and infinity, which are gaps; labels may be any text, however hostile or long.
-Leaves: a PNG or SVG file, the same bytes for the same input, that reads without color and on a page of any color. No
-display is needed, and the process's matplotlib is as it was: its settings, and those in its users' files, play no part.
+Enters: labeled numbers; NaN and infinity are gaps; labels may be any text, however hostile or long. Leaves: a PNG or SVG
+file, with the same bytes for the same input, that can be read without color and on any background. It needs no display, and
+neither uses nor changes the process's matplotlib settings or those in the user's files.
 """
 
 import bisect
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 PANEL_INCHES = {1: (6.4, 4.0), 2: (4.8, 3.4), 3: (4.2, 3.2)}  # by columns, legends not counted
 TEXT_POINTS = 10.0
 MAX_IN_LEGEND = 24
-MARK_EVERY_POINT = 30  # on a line of up to so many points
-MAX_MARKERS = 12  # on a longer one; a point alone always has one
-MAX_DASHED_POINTS = 60  # among more points dashes would read as gaps: markers and lightness tell the lines apart
-MAX_LABEL_CHARACTERS = 300  # more are not even measured
+MARK_EVERY_POINT = 30  # a line of up to this many points has a marker at each of them
+MAX_MARKERS = 12  # on a longer line; an isolated point always has one
+MAX_DASHED_POINTS = 60  # with more points, dashes look like gaps: the lines are solid
+MAX_LABEL_CHARACTERS = 300  # longer labels are shortened before they are measured
 
-# What tells series apart: colors after Okabe and Ito, which the color-blind can tell apart (their yellow is too faint on
-# white), and without color the dashes, markers and hatches. The cycles have coprime lengths, so 35 pairs differ.
+# Series are distinguished by color (Okabe and Ito's, which color-blind readers can distinguish, without their yellow, which is
+# too faint on white), and without color by dashes, markers and hatches. The cycles have coprime lengths, so 35 pairs differ.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
 
 _STYLE = {
-    "text.parse_math": False,  # a $ is a $
-    "svg.fonttype": "none",  # text stays text: to be searched, and read by a screen reader
+    "text.parse_math": False,  # draw $ as it is
+    "svg.fonttype": "none",  # keep text as text, for search and screen readers
     "svg.hashsalt": "rlvr",  # ids are otherwise random
     "axes.formatter.useoffset": False,
     "axes.formatter.limits": (-4, 6),
@@ -62,7 +62,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Line:
-    """Points (x, y), as many of each, in their order; where `low` and `high` are both given, the interval between them."""
+    """Points (x, y) in order; `low` and `high`, if both are given, are intervals. All sequences have the same length."""
 
     label: str
     x: Sequence[float]
@@ -84,7 +84,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Bars:
-    """Grouped bars: each of `groups` is the name of a series and one value per label."""
+    """Grouped bars: each of `groups` is the name of a series and its values, one per label."""
 
     title: str
     x_label: str
@@ -100,26 +100,26 @@ class _Key(NamedTuple):
     label: str
 
 
-def draw(panels: Sequence[Panel | Bars], path: Path, *, title: str = "") -> None:
-    """Draw the panels as a picture: one alone, two side by side, up to four in two columns, more in three.
+def save_plot(panels: Sequence[Panel | Bars], path: Path, *, title: str = "") -> None:
+    """Draw the panels into a picture: one panel in one column, two to four in two columns, more in three.
 
     Args:
-        path: ends in .png or .svg, which decides the format. An old file is replaced.
-        title: above everything, one line.
+        path: ends in .png or .svg, which decides the format. An existing file is replaced.
+        title: one line above the panels.
 
     Raises:
-        RlvrError: another ending, or the file cannot be written.
+        RlvrError: the path has another ending, or the file cannot be written.
     """
     suffix = path.suffix.lower()
     if suffix not in (".png", ".svg"):
-        raise RlvrError(f"{shown(path)} ends in neither .png nor .svg.", "A picture is one of the two: rename it.")
+        raise RlvrError(f"{shown(path)} does not end in .png or .svg.", "Choose a name with one of these endings.")
 
     import matplotlib
 
     settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE}
-    del settings["backend"]  # chosen by the format alone
+    del settings["backend"]  # savefig chooses it by the format
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # that the font lacks: a box, and still text in an SVG
+        warnings.filterwarnings("ignore", message="Glyph")  # missing in the font: drawn as a box; in an SVG it is text
         data = _rendered(panels, suffix, title=title)
     atomic_write(path, data)
 
@@ -136,7 +136,7 @@ def _rendered(panels: Sequence[Panel | Bars], suffix: str, *, title: str) -> byt
     legends = [0.0] * rows  # points
     for place, panel in enumerate(panels):
         axes = figure.add_subplot(grid[divmod(place, columns)])
-        inside = (width - 0.9) * 72  # points beside the labels of the y axis
+        inside = (width - 0.9) * 72  # width of the axes in points, without the labels of the y axis
         keys = _DRAW[type(panel)](axes, panel, inside)
         taken = _legend(axes, keys, inside)
         legends[place // columns] = max(legends[place // columns], taken)
@@ -156,7 +156,7 @@ def _rendered(panels: Sequence[Panel | Bars], suffix: str, *, title: str) -> byt
     return buffer.getvalue()
 
 
-# One kind of panel each: (axes, panel, points of width inside them) -> the legend's entries
+# One function per kind of panel: (axes, panel, width of the axes in points) -> entries of the legend
 
 
 def _draw_lines(axes: "Axes", panel: Panel, inside: float) -> list[_Key]:
@@ -167,7 +167,7 @@ def _draw_lines(axes: "Axes", panel: Panel, inside: float) -> list[_Key]:
         around = [False, *drawn, False]
         alone = [i for i, d in enumerate(drawn) if d and not around[i] and not around[i + 2]]
         stride = 1 if len(x) <= MARK_EVERY_POINT else math.ceil(len(x) / MAX_MARKERS)
-        marked = range(number * stride // max(1, len(panel.lines)), len(x), stride)  # lines that meet keep theirs apart
+        marked = range(number * stride // max(1, len(panel.lines)), len(x), stride)  # stagger them: lines may overlap
         dashes = _cycled(_DASHES, number) if len(x) <= MAX_DASHED_POINTS else "-"
         style = {"color": _cycled(_COLORS, number), "linestyle": dashes}
         if line.low is not None and line.high is not None:
@@ -175,7 +175,7 @@ def _draw_lines(axes: "Axes", panel: Panel, inside: float) -> list[_Key]:
             axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
             for bound in (low, high):
                 axes.plot(x, bound, **style, linewidth=0.5, alpha=0.6)
-            for i in alone:  # an area without width is not seen
+            for i in alone:  # fill_between draws nothing at an isolated point
                 axes.plot([x[i], x[i]], [low[i], high[i]], color=style["color"], alpha=0.6)
         (artist,) = axes.plot(
             x,
@@ -198,7 +198,7 @@ def _draw_lines(axes: "Axes", panel: Panel, inside: float) -> list[_Key]:
         if min(xs) == max(xs):
             axes.set_xlim(xs[0] - 1, xs[0] + 1)
     if panel.share:
-        axes.set_ylim(-0.03, 1.03)  # a line at 0 or at 1 is seen whole
+        axes.set_ylim(-0.03, 1.03)  # so that lines at 0 and 1 are fully visible
         axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     return keys
 
@@ -226,7 +226,7 @@ def _draw_bars(axes: "Axes", panel: Bars, inside: float) -> list[_Key]:
     axes.grid(visible=False, axis="x")
     axes.axhline(0, color="black", linewidth=0.8)
     size = TEXT_POINTS - 1
-    every = math.ceil(count * 2 * size / inside)  # of too many labels for lines at 30 degrees, only some
+    every = math.ceil(count * 2 * size / inside)  # show only some labels if they would overlap at 30 degrees
     labels = [_fitted(label, 100, size=size) for label in panel.labels[::every]]
     axes.set_xticks(range(0, count, every), labels)
     axes.set_xlim(-0.6, count - 0.4)
@@ -241,7 +241,7 @@ _DRAW: dict[type, Any] = {Panel: _draw_lines, Bars: _draw_bars}
 
 
 def _legend(axes: "Axes", keys: list[_Key], inside: float) -> float:
-    """Put a legend between the axes and their title when there are two keys or more; its height in points."""
+    """Put a legend between axes and title if there are two keys or more. Returns its height in points."""
     if len(keys) < 2:
         return 0.0
 
@@ -288,23 +288,23 @@ def _cycled(values: Sequence[Any], number: int) -> Any:
 
 
 def _numbers(values: Sequence[float]) -> list[float]:
-    """As floats, NaN for what cannot be drawn: None, infinities, and sizes with which matplotlib's own sums overflow."""
+    """Convert to floats, with NaN for values that cannot be drawn: None, infinity, and those that overflow in matplotlib."""
     numbers = [math.nan if v is None else float(v) for v in values]
     return [v if abs(v) < 1e100 else math.nan for v in numbers]
 
 
 def _plain(text: str) -> str:
-    """On one line, without what a terminal would act on or XML cannot hold; of a long text, the beginning and the end."""
+    """Make a text one line, without control characters and characters that XML forbids; shorten a long one in the middle."""
     if len(text) > MAX_LABEL_CHARACTERS:
         half = MAX_LABEL_CHARACTERS // 2
         text = f"{text[:half]}…{text[-half:]}"
     marks = [unicodedata.category(c) in ("Mn", "Me") for c in text]
-    text = "".join(c for i, c in enumerate(text) if i < 3 or not all(marks[i - 3 : i + 1]))  # else they tower up
+    text = "".join(c for i, c in enumerate(text) if i < 3 or not all(marks[i - 3 : i + 1]))  # at most 3 combining marks
     return re.sub("[\ufffe\uffff]", "\ufffd", printable(text, keep=""))
 
 
 def _fitted(text: str, points: float, *, size: float = TEXT_POINTS) -> str:
-    """The text made plain, without so much of its middle that it is no wider than `points`."""
+    """Make the text plain, and cut out its middle until it is no wider than `points`."""
     text = _plain(text)
     if _width(text, size=size) <= points:
         return text
@@ -317,7 +317,7 @@ def _fitted(text: str, points: float, *, size: float = TEXT_POINTS) -> str:
 
 
 def _width(text: str, *, size: float = TEXT_POINTS) -> float:
-    """In points, as it will be drawn, or a little more: hinting widens some letters."""
+    """Width of the drawn text in points, 4 % more than computed because hinting widens some letters."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 

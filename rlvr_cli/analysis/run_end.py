@@ -1,4 +1,4 @@
-"""What is said when a training run has ended."""
+"""What a training command prints when its run has ended."""
 
 from rlvr_cli.analysis.alarms import run_alarms
 from rlvr_cli.analysis.summary import summarize
@@ -7,10 +7,10 @@ from rlvr_cli.training.trainer import Trainer
 
 
 def report_end(trainer: Trainer, *, output: str) -> None:
-    """Say what came of a run that has ended: where the model is, what looks wrong, and the last evaluation."""
+    """Print where the model is, the alarms of the run, and the summary of its last evaluation."""
     run = trainer.run
     console.say(f"model          {run.path / 'model'}")
     for alarm in run_alarms(run.path):
-        console.say(f"{alarm.severity}: {alarm.sentence}\n    {alarm.typed(run.path)}")
+        console.say(f"{alarm.severity}: {alarm.sentence}\n    {alarm.command_for(run.path)}")
     if trainer.evaluator is not None:
         tables.print_tables(summarize(run.path, step=trainer.updates).tables(), output=output, missing="–")

@@ -1,8 +1,8 @@
-"""From a run or a dataset to the rows of a new dataset: which of them are kept, and why the others are not.
+"""Select rollouts of runs, or examples of a dataset, for a new dataset.
 
-Enters: committed rollouts, or examples, and a `Selection`. Leaves: the items that are kept, a random control of the same size,
-and a `Stage` per reason to drop one, in this order: what cannot be used, what the evaluation holds, what is there twice (the
-control is drawn from what is left then), the condition, correctness, difficulty, and last the limits.
+Enters: committed rollouts, or examples, and a `Selection`. Leaves: the items to keep, a random control of the same size, and a
+`Stage` per reason to drop items. The stages in order: unusable responses, questions of the evaluation, duplicates (the control
+is drawn from what remains here), the condition, correctness, difficulty, and the limits.
 """
 
 import random
@@ -22,21 +22,21 @@ Key = tuple[str, str, int, str, int]  # (run_id, phase, step, example_id, sample
 _CHOSEN = "($phase = 'all' OR phase = $phase) AND ($step IS NULL OR step = $step)"
 _RIGHT = "coalesce(reward > 0.5 AND NOT isnan(reward), false)"
 _KEY = "run_id, phase, step, example_id, sample_index"
-# White space as Python's str.strip has it: what is blank to it is no response to the reader of a dataset.
+# The white space of Python's str.strip: the reader of a dataset rejects a response that is blank to it.
 _BLANK = r"regexp_full_match(response, '[\s\p{Z}\x0b\x1c-\x1f\x{85}]*')"
-# A row of a dataset is text, which cannot say what of it the policy did not write.
+# A row of a dataset is text and has no response mask, so the policy must have sampled all of the response.
 _ONE_VOICE = "coalesce(list_bool_and(response_mask), true)"
 _SAME = r"md5(lower(trim(regexp_replace(response, '\s+', ' ', 'g'))))"
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question of the source, and how its samples fared."""
+    """One question of the source, and the results of its samples."""
 
     id: str
-    text: str | None  # None: it cannot be told from its prompt
+    text: str | None  # None if it cannot be extracted from the prompt
     ground_truth: str
-    identity: str  # equal for questions that differ in case and white space at most
+    identity: str  # equal for questions that differ only in case and white space
     n: int = 0
     right: int = 0
 
@@ -49,18 +49,18 @@ class Question:
 class Item:
     """One row that may be kept: a response, or a question."""
 
-    key: Any  # of a response its `Key`, else the question's
+    key: Any  # the response's `Key`, or the question's key
     question: str  # key of its `Question`
-    matches: bool = True  # the condition holds
+    matches: bool = True  # whether the condition holds
     right: bool = False
     tokens: int = 0
-    usable: bool = True  # it has an end, is not blank, and the policy wrote all of it
-    digest: str = ""  # equal for responses that differ in case and white space at most
+    usable: bool = True  # not cut at the length limit, not blank, and sampled entirely by the policy
+    digest: str = ""  # equal for responses that differ only in case and white space
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is asked for."""
+    """The options of a selection; see the config of `rlvr filter`."""
 
     where: bool = False
     correct_only: bool = False
@@ -76,7 +76,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One reason to drop an item, and how many it met."""
+    """One step of the selection: how many items it kept and dropped, and why."""
 
     name: str
     kept: int
@@ -86,14 +86,14 @@ class Stage:
 
 @dataclass
 class Selected:
-    """What is left, and how it came about."""
+    """The items that are kept so far, the stages so far, and the control."""
 
     kept: list[Item]
     stages: list[Stage] = field(default_factory=list)
     control: list[Item] = field(default_factory=list)
 
     def keep(self, name: str, wanted: Callable[[Item], bool], why: str) -> None:
-        """Drop what is not wanted."""
+        """Add a stage that keeps only the wanted items."""
         left = [item for item in self.kept if wanted(item)]
         self.stages.append(Stage(name, len(left), len(self.kept) - len(left), why))
         self.kept = left
@@ -105,11 +105,11 @@ class Selected:
 def read_samples(
     database: Database, *, phase: str, step: int | None, condition: str, templates: Mapping[str, str]
 ) -> tuple[list[Item], dict[str, Question]]:
-    """The rollouts of runs as items, and their questions by key.
+    """Read the rollouts of runs as items, and their questions by key.
 
     Args:
-        condition: what `Database.condition` has checked.
-        templates: run id -> the prompt template that its questions stand in.
+        condition: SQL as returned by `Database.condition`.
+        templates: run id -> the run's prompt template.
     """
     chosen = {"phase": phase, "step": step}
     questions: dict[str, Question] = {}
@@ -139,7 +139,7 @@ def read_samples(
 def read_examples(
     database: Database, examples: Sequence[Example], *, condition: str
 ) -> tuple[list[Item], dict[str, Question]]:
-    """The examples of a dataset as items, and their questions by key: their ids."""
+    """Turn the examples of a dataset into items, and their questions by key, which is the example's id."""
     matches = {row for row, holds in database.rows(f"SELECT rowid, coalesce({condition}, false) FROM dataset") if holds}
     items = [
         Item(e.id, e.id, matches=row in matches, digest=normalized(e.response or "")) for row, e in enumerate(examples)
@@ -148,7 +148,7 @@ def read_examples(
 
 
 def by_question(items: Iterable[Item]) -> list[Item]:
-    """One item per question, in the order in which they come up: it is as right as the best of its samples that match."""
+    """Merge the items of each question, in order of first appearance; right if a sample that matches the condition is right."""
     merged: dict[str, Item] = {}
     for item in items:
         earlier = merged.get(item.question)
@@ -164,7 +164,7 @@ def by_question(items: Iterable[Item]) -> list[Item]:
 def response_rows(
     database: Database, keys: Collection[Key], *, phase: str, step: int | None
 ) -> Iterator[dict[str, Any]]:
-    """The texts of these rollouts, in the order of the runs, each with its `Key` and the key of its question."""
+    """Yield the texts of these rollouts, in the order of the runs, each with its `Key` and the key of its question."""
     columns = ("prompt", "response", "ground_truth", "reward", "grader")
     sql = f"SELECT {_KEY}, md5(prompt), {', '.join(columns)} FROM rollouts WHERE {_CHOSEN}"
     for row in database.rows(sql, {"phase": phase, "step": step}):
@@ -173,7 +173,7 @@ def response_rows(
 
 
 def question_of(prompt: str, template: str) -> str | None:
-    """The question that the template was filled with to give the prompt; None when it was not."""
+    """Extract the question from a prompt that was made with the template; None if the prompt does not fit the template."""
     parts = template.split(PLACEHOLDER)
     holes = len(parts) - 1
     length, rest = divmod(len(prompt) - sum(map(len, parts)), holes or 1)
@@ -197,13 +197,13 @@ def select(
     """Apply a selection.
 
     Args:
-        seen: keys of questions that an evaluation holds, and how; None: that was not asked.
-        source: what the items come from, for the first line of the table.
+        seen: result of `find_contaminated`; None without decontamination.
+        source: a description of the source, for the first row of the table.
     """
     s = selection
     selected = Selected(list(items), [Stage("source", len(items), 0, source)])
     if any(not item.usable for item in items):
-        selected.keep("whole", lambda i: i.usable, "cut at its length limit, empty, or not all the policy's")
+        selected.keep("whole", lambda i: i.usable, "cut at the length limit, empty, or not sampled by the policy alone")
     if seen is not None:
         counts = {how: sum(seen.get(i.question) == how for i in selected.kept) for how in sorted(set(seen.values()))}
         found = "; ".join(f"{count} {how}" for how, count in counts.items() if count)
@@ -217,7 +217,7 @@ def select(
             there.add(identity)
             return new
 
-        selected.keep("dedup", first, "there already, but for case and white space")
+        selected.keep("dedup", first, "a duplicate, ignoring case and white space")
     pool = selected.kept
     if s.where:
         selected.keep("where", lambda i: i.matches, "the condition does not hold")
@@ -227,9 +227,9 @@ def select(
         selected.keep(
             "pass rate",
             lambda i: s.min_pass_rate <= questions[i.question].pass_rate <= s.max_pass_rate,
-            f"its question's is not within {s.min_pass_rate:g} to {s.max_pass_rate:g}",
+            f"the question's pass rate is not within {s.min_pass_rate:g} to {s.max_pass_rate:g}",
         )
-    how = "the shortest stay" if s.shortest else f"chosen at random, seed {s.seed}"
+    how = "the shortest are kept" if s.shortest else f"chosen at random, seed {s.seed}"
     if s.max_per_question:
         groups: dict[str, list[Item]] = defaultdict(list)
         for item in selected.kept:
@@ -257,14 +257,14 @@ def _some(items: Sequence[Item], count: int, *, shortest: bool, draw: random.Ran
 
 
 def normalized(text: str) -> str:
-    """A text without its case and with single spaces."""
+    """Normalize a text: NFKC, case folded, single spaces."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def contaminated(questions: Mapping[str, Question], evaluation: Sequence[str], *, ngram: int) -> dict[str, str]:
-    """The questions that an evaluation holds: key -> how. Equal ones, and those with `ngram` words in a row in common.
+def find_contaminated(questions: Mapping[str, Question], evaluation: Sequence[str], *, ngram: int) -> dict[str, str]:
+    """Find questions that an evaluation contains: key -> in which way. Either equal, or with `ngram` consecutive words in common.
 
-    A question of fewer words can only be equal: short questions have all their words in common by chance.
+    A question of fewer words must be equal, because short questions can share all their words by chance.
     """
     texts = [normalized(text) for text in evaluation]
     equal, grams = set(texts), {gram for text in texts for gram in _grams(text, ngram)}
@@ -279,6 +279,6 @@ def contaminated(questions: Mapping[str, Question], evaluation: Sequence[str], *
 
 
 def _grams(text: str, n: int) -> Iterator[tuple[str, ...]]:
-    """Words in a row, without the punctuation around them; what is nothing else, such as +, is a word."""
+    """All n consecutive words, without the punctuation around each; a word of punctuation only, such as +, is kept."""
     words = [re.sub(r"^[^\w\s]+|[^\w\s]+$", "", word) or word for word in text.split()]
     return (tuple(words[i : i + n]) for i in range(len(words) - n + 1))

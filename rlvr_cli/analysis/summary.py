@@ -1,4 +1,4 @@
-"""What came of a run, in numbers: the handout's three categories, accuracy with its interval, pass@k, failures.
+"""The summary of a run: the handout's three categories, accuracy with its interval, pass@k, failures.
 
 Enters: a run directory, a phase and a step. Leaves: a `RunSummary`, whose `tables` print in any format.
 """
@@ -18,12 +18,13 @@ from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.types import Table
 
 HANDOUT_CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer_0")
-Kinds = list[tuple[float, int, int]]  # (summed value, samples, questions of that kind)
+# Kinds of questions: (value summed over a question's samples, its samples, number of such questions).
+QuestionKinds = list[tuple[float, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over samples with its 95 % interval, and what the interval is: wilson, or bootstrap (by question)."""
+    """A mean over samples with its 95 % interval, and the method of the interval, such as "wilson"."""
 
     value: float
     low: float | None
@@ -41,18 +42,18 @@ class CategoryCount:
 
 @dataclass(frozen=True, slots=True)
 class AtK:
-    """Means over the questions that have at least k samples, each the exact expectation over k of them."""
+    """Means over the questions with at least k samples, of exact expectations over k of a question's samples."""
 
     k: int
     questions: int
     pass_at_k: Estimate
-    best_at_k: float | None  # None: the log-probability of a sample is missing, so there is no best one
+    best_at_k: float | None  # None if the log-probability of a sample is missing: then there is no best sample
     majority_at_k: float
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One phase and step of a run. Rewards that are NULL (the grade failed) count as 0, and in `grade_errors`."""
+    """One phase and step of a run. A NULL reward (the grade failed) counts as 0, and in `grade_errors`."""
 
     run_id: str
     phase: str
@@ -61,7 +62,7 @@ class RunSummary:
     samples: int
     grade_errors: int
     accuracy: Estimate  # share of samples with a reward above 0.5
-    mean_reward: Estimate | None  # None where rewards are 0 and 1 alone: it is the accuracy then
+    mean_reward: Estimate | None  # None if all rewards are 0 or 1: then it equals the accuracy
     categories: tuple[CategoryCount, ...]
     at_k: tuple[AtK, ...]  # empty with one sample per question
     failure_kinds: tuple[tuple[str, int], ...]  # most frequent first
@@ -71,7 +72,7 @@ class RunSummary:
     truncated_share: float
     mean_entropy: float | None  # nats per token
     mean_logprob: float | None  # nats per token
-    tokens_per_second: float | None  # of sampling
+    tokens_per_second: float | None  # sampling speed
 
     def tables(self) -> list[Table]:
         """The summary as rows; a value that does not exist is None."""
@@ -127,7 +128,7 @@ def summarize(
 
 
 def combined_tables(summaries: Sequence[RunSummary]) -> list[Table]:
-    """The tables of several summaries below each other, each row with the run it is of."""
+    """Concatenate the tables of several summaries; each row starts with its run."""
     tables: dict[str, Table] = {}
     for summary in summaries:
         for table in summary.tables():
@@ -152,7 +153,7 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
     questions = sum(count for *_, count in kinds)
     most = max(n for n, *_ in kinds)
     counts = {row["category"]: row for row in next(tables).records()}
-    hits: dict[str, Kinds] = {}
+    hits: dict[str, QuestionKinds] = {}
     for row in next(tables).records():
         hits.setdefault(row["category"], []).append((row["hits"], row["n"], row["questions"]))
     failures = tuple((row["failure_kind"], row["samples"]) for row in next(tables).records())
@@ -185,8 +186,8 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
     )
 
 
-def _with_misses(hits: Kinds, asked: list[tuple[int, int]]) -> Kinds:
-    """The kinds of questions with a category, and those without it, which the query left out."""
+def _with_misses(hits: QuestionKinds, asked: list[tuple[int, int]]) -> QuestionKinds:
+    """Add the questions without any sample in a category, which the query leaves out, to those with some."""
     misses = {n: 0 for n, _ in asked}
     for n, count in asked:
         misses[n] += count
@@ -195,33 +196,33 @@ def _with_misses(hits: Kinds, asked: list[tuple[int, int]]) -> Kinds:
     return [*hits, *((0.0, n, count) for n, count in misses.items() if count)]
 
 
-def share_of(kinds: Kinds) -> Estimate:
-    """A share of samples: Wilson's interval where they are independent, one per question, and else the bootstrap's."""
+def share_of(kinds: QuestionKinds) -> Estimate:
+    """A share of samples: with Wilson's interval if there is one sample per question, else with the bootstrap's."""
     hits, samples, questions = _sums(kinds)
     if samples == questions:
         return Estimate(hits / samples, *wilson_interval(round(hits), questions), "wilson")
-    if hits in (0, samples):  # every resample looks like this one; at worst a question's samples are all alike
+    if hits in (0, samples):  # all resamples are equal: as if a question's samples were all alike, the worst case
         return Estimate(hits / samples, *wilson_interval(questions if hits else 0, questions), "wilson by question")
     return _bootstrapped(kinds)
 
 
-def _bootstrapped(kinds: Kinds) -> Estimate:
+def _bootstrapped(kinds: QuestionKinds) -> Estimate:
     total, samples, questions = _sums(kinds)
     if questions == 1:
-        return Estimate(total / samples, None, None, "")  # one question says nothing about another
-    alike: Counter[tuple[float, int]] = Counter()  # so that equal shares get equal intervals, however they were counted
+        return Estimate(total / samples, None, None, "")  # one question does not show how questions vary
+    alike: Counter[tuple[float, int]] = Counter()  # merged, so that equal shares get equal intervals
     for value, n, count in kinds:
         alike[value, n] += count
     low, high = _interval_by_question(tuple(sorted(alike.items())))
     return Estimate(total / samples, low, high, "bootstrap by question")
 
 
-@functools.lru_cache(maxsize=64)  # the accuracy, the share of the first category and pass@1 are one
+@functools.lru_cache(maxsize=64)  # accuracy, share of the first category and pass@1 are often the same
 def _interval_by_question(kinds: tuple[tuple[tuple[float, int], int], ...]) -> tuple[float, float]:
     return bootstrap_interval([k[0] for k, _ in kinds], [k[1] for k, _ in kinds], [count for _, count in kinds])
 
 
-def _sums(kinds: Kinds) -> tuple[float, int, int]:
+def _sums(kinds: QuestionKinds) -> tuple[float, int, int]:
     return (
         sum(total * count for total, _, count in kinds),
         sum(n * count for _, n, count in kinds),
@@ -230,7 +231,7 @@ def _sums(kinds: Kinds) -> tuple[float, int, int]:
 
 
 def _at_k(tables: Iterator[Table], kinds: list[tuple[int, int, float, int]]) -> tuple[AtK, ...]:
-    ranked: dict[int, list[dict[str, Any]]] = {}  # number of samples -> by rank, the best first
+    ranked: dict[int, list[dict[str, Any]]] = {}  # number of samples -> rows by rank, the best first
     for row in next(tables).records():
         ranked.setdefault(row["n"], []).append(row)
     votes = [(row["correct"], row["wrong"], row["abstained"], row["questions"]) for row in next(tables).records()]
@@ -274,5 +275,5 @@ def _nothing(database: Database, *, run_id: str, phase: str, step: int | None) -
     has = "; ".join(f"{name} rollouts of steps {first} to {last} (--phase {name})" for name, first, last in found)
     return RlvrError(
         f"{run_id} has no {asked}.",
-        f"It has {has}." if has else 'It has none at all. Its metrics: rlvr analyze "SELECT * FROM metrics"',
+        f"It has {has}." if has else 'It has no rollouts. For its metrics: rlvr analyze "SELECT * FROM metrics"',
     )

@@ -1,1 +1,1 @@
-"""One module per command, each with `run(config)`: the command's whole story on one page."""
+"""One module per command, each with `run(config)`."""

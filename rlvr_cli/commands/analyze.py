@@ -1,6 +1,6 @@
 """`rlvr analyze`: a named query or SQL -> rows on stdout.
 
-Enters: an AnalyzeConfig. Leaves: the result on stdout; on stderr the run that it is about and what was left out.
+Enters: an AnalyzeConfig. Leaves: the result on stdout; on stderr the runs that were read, and whether rows were left out.
 """
 
 import json
@@ -29,12 +29,12 @@ COUNTS = {
     "step": 0,
     "step_a": 0,
     "step_b": 0,
-}  # parameters, and what they start from
-REPORT = "report"  # stands where a query's name does
+}  # parameters that are whole numbers, and their least values
+REPORT = "report"  # accepted in place of a query's name
 
 
 def run(config: AnalyzeConfig) -> None:
-    """Answer one query. Raises RlvrError for what the user can put right."""
+    """Answer one query. Raises RlvrError for user errors."""
     if config.list:
         rows = [(q.name, q.description, _listed(q.parameters)) for q in named_queries().values()]
         rows.append(
@@ -66,9 +66,9 @@ def run(config: AnalyzeConfig) -> None:
         result = database.select(query.sql, parameters, limit=0 if config.plot else config.limit)
     if config.plot:
         from rlvr_cli.analysis.figures import figures
-        from rlvr_cli.analysis.plots import draw
+        from rlvr_cli.analysis.plots import save_plot
 
-        draw(figures()[query.name](result), Path(config.plot), title=", ".join(info.id for info in infos))
+        save_plot(figures()[query.name](result), Path(config.plot), title=", ".join(info.id for info in infos))
         console.say(f"picture {config.plot}")
         result = replace(result, rows=result.rows[: config.limit or None], more=0 < config.limit < len(result.rows))
     if config.format == "table" and set(result.columns) >= cases.CASE_COLUMNS:
@@ -76,13 +76,13 @@ def run(config: AnalyzeConfig) -> None:
     else:
         tables.print_tables([result], output=config.format)
     if result.more:
-        console.say(f"the first {config.limit} rows; --limit 0 shows all of them")
+        console.say(f"only the first {config.limit} rows are shown; --limit 0 shows all of them")
     if not result.rows:
-        console.say(f"no rows; the rollouts are {'; '.join(map(contents, infos)) or 'none'}")
+        console.say(f"no rows; there are rollouts of {'; '.join(map(stored_steps, infos)) or 'none'}")
 
 
-def contents(info: RunInfo) -> str:
-    """Which phases and steps a run holds rollouts of."""
+def stored_steps(info: RunInfo) -> str:
+    """The phases and steps that a run has rollouts of, as text."""
     steps: dict[str, set[int]] = {}
     for part in info.parts:
         if name := part_name(f"{ROLLOUTS}/{part.name}"):
@@ -100,7 +100,7 @@ def _ends(steps: set[int]) -> list[Any]:
 
 
 def report(config: AnalyzeConfig) -> None:
-    """Write the HTML page of the runs."""
+    """Write the HTML report of the runs."""
     from rlvr_cli.analysis.alarms import run_alarms
     from rlvr_cli.analysis.report.build import write_report
 
@@ -110,7 +110,7 @@ def report(config: AnalyzeConfig) -> None:
             "name": alarm.name,
             "severity": alarm.severity,
             "sentence": f"{path.name}: {alarm.sentence}" if len(paths) > 1 else alarm.sentence,
-            "query": alarm.typed(path),
+            "query": alarm.command_for(path),
         }
         for path in paths
         for alarm in run_alarms(path)
@@ -120,20 +120,20 @@ def report(config: AnalyzeConfig) -> None:
 
 
 def check_plot(query: NamedQuery, plot: str) -> None:
-    """RlvrError when the query has no picture."""
+    """Raise RlvrError if there is no figure for the query."""
     from rlvr_cli.analysis.figures import figures
 
     if query.name not in figures():
         raise RlvrError(
-            f"There is no picture of {query.name or 'this query'}.", f"--plot draws {', '.join(figures())}."
+            f"There is no picture for {query.name or 'this query'}.", f"--plot can draw {', '.join(figures())}."
         )
 
 
 def find_query(text: str, runs_dir: str) -> NamedQuery:
-    """The named query, the ``.sql`` file, or the SQL that the argument is.
+    """Return the query that the argument names, or holds as SQL, or reads from a ``.sql`` file.
 
     Raises:
-        RlvrError: it is a word that names no query, or a file that cannot be read.
+        RlvrError: no query has this name, or the file cannot be read.
     """
     queries = named_queries()
     if text in queries:
@@ -148,7 +148,7 @@ def find_query(text: str, runs_dir: str) -> NamedQuery:
         raise RlvrError(
             f"There is no query named {text!r}." + (f" Did you mean {', or '.join(near)}?" if near else ""),
             f"Named queries: {', '.join(queries)}. Or give a SELECT in quotes, or a .sql file."
-            " Runs come after it: rlvr analyze summary RUN.",
+            " Runs come after the query: rlvr analyze summary RUN.",
         )
     return NamedQuery("", "", {}, text)
 
@@ -157,14 +157,14 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
     """The values of a query's parameters: --set > an option of that name > the query's default > the option's default.
 
     Raises:
-        RlvrError: --set names a parameter that the query does not have, or is no NAME=VALUE.
+        RlvrError: --set or an option names a parameter that the query does not have, or --set is not NAME=VALUE.
     """
     options = {
         "phase": config.phase,
         "step": config.step,
         "category": config.category,
         "failure_kind": config.failure_kind,
-        "limit": config.limit + 1 if config.limit else None,  # one more, to see that there are more
+        "limit": config.limit + 1 if config.limit else None,  # one row more, to detect that rows are left out
     }
     if query.name:
         for name in ("phase", "step", "category", "failure_kind"):
@@ -194,12 +194,12 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
             and given[name] is not None
             and not (type(given[name]) is int and given[name] >= COUNTS[name])
         ):
-            raise RlvrError(f"--set {text}: {name} is a whole number from {COUNTS[name]}.")
+            raise RlvrError(f"--set {text}: {name} must be a whole number, {COUNTS[name]} or more.")
     return {**query.parameters, **flags, "limit": options["limit"], **given}
 
 
 def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
-    """Print the summary of each run, several below each other in the same tables."""
+    """Print the summary of each run; several runs share the same tables."""
     chosen = {"phase": parameters["phase"], "step": parameters["step"], "timeout_seconds": config.timeout_seconds}
     summaries = [summarize(info, **chosen) for info in infos]
     if len(summaries) == 1:
@@ -213,15 +213,16 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
 
     if len(config.runs) != 2:
         raise RlvrError(
-            f"compare wants two runs, and this is {len(config.runs)}.",
-            "rlvr analyze compare RUN_A RUN_B, or with several seeds each: compare A1,A2,A3 B1,B2,B3",
+            f"compare needs two runs; {len(config.runs)} were given.",
+            "rlvr analyze compare RUN_A RUN_B, or with several seeds each: rlvr analyze compare A1,A2,A3 B1,B2,B3",
         )
     arms = [[resolve_run(name, config.runs_dir) for name in arm.split(",") if name] for arm in config.runs]
     infos = [_read(arm) for arm in arms]
     runs = [info for arm in infos for info in arm]
     if not all(infos) or len({info.path.resolve() for info in runs}) < sum(map(len, arms)):
         raise RlvrError(
-            "compare wants runs in both arms, each once.", "The steps of one run: rlvr analyze migration RUN"
+            "compare needs at least one run in each arm, and each run only once.",
+            "To compare steps of one run: rlvr analyze migration RUN",
         )
     with open_runs(runs, timeout_seconds=config.timeout_seconds) as database:
         ids_a, ids_b = ([info.id for info in arm] for arm in infos)
@@ -234,7 +235,7 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
 
 
 def _read(paths: Sequence[Path]) -> list[RunInfo]:
-    """The runs in these directories, each once; says which they are."""
+    """Read the runs in these directories, each once, and print their names."""
     infos = list({path.resolve(): read_run(path) for path in paths}.values())
     for info in infos:
         console.say(f"run {info.path} ({info.metadata['status']})")

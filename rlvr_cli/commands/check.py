@@ -1,6 +1,7 @@
-"""`rlvr check`: every byte of a run read again.
+"""`rlvr check`: read every byte of a run and compare it with its checksums.
 
-Enters: a CheckConfig. Leaves: on stdout what is no longer as it was committed, or the sentence that all is; exit status 1 or 0.
+Enters: a CheckConfig. Leaves: on stdout the files that differ from what was committed, or a sentence that none does; exit
+status 1 or 0.
 """
 
 import os
@@ -14,13 +15,13 @@ from rlvr_cli.terminal import console, tables
 
 
 def run(config: CheckConfig) -> None:
-    """Check a run, which may be running. Raises RlvrError when a file is not what was committed."""
+    """Check a run, which may still be running. Raises RlvrError when a file differs from what was committed."""
     path = resolve_run(config.run, config.runs_dir) if config.run else latest_run(config.runs_dir)
     console.say(f"run      {path}")
     check = check_run(path)
     files, problems = check.files, check.problems
     if os.path.lexists(path / "checkpoints"):
-        from rlvr_cli.training.checkpoints import check_checkpoints  # loads torch, which a run without them can spare
+        from rlvr_cli.training.checkpoints import check_checkpoints  # imports torch: only if needed
 
         in_checkpoints, damaged = check_checkpoints(path)
         files, problems = files + in_checkpoints, [*problems, *damaged]
@@ -33,5 +34,5 @@ def run(config: CheckConfig) -> None:
     if problems:
         raise RlvrError(
             f"{shown(path)} is not as it was committed: {len(problems)} problem{'s' if len(problems) > 1 else ''}.",
-            "Restore what is named from a copy of the run. A damaged checkpoint alone is passed over by --resume.",
+            "Restore the named files from a copy of the run. If only a checkpoint is damaged, --resume uses an older one.",
         )

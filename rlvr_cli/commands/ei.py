@@ -1,4 +1,4 @@
-"""`rlvr ei`: sample, keep what is correct, fine-tune on it, again (handout, algorithm 2).
+"""`rlvr ei`: expert iteration: sample, fine-tune on the correct responses, repeat (handout, algorithm 2).
 
 Enters: an EiConfig. Leaves: a run directory with every rollout and metric, checkpoints, and the trained model in `model/`.
 """
@@ -12,17 +12,17 @@ from rlvr_cli.rollouts.collect import sample_groups
 from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.terminal import console
-from rlvr_cli.training.plan import announce, ei_plan
+from rlvr_cli.training.plan import ei_plan, print_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Rollout
 
 
 def run(config: EiConfig) -> None:
-    """Train a model. Raises RlvrError for what the user can put right, Interrupted after a signal."""
+    """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="ei")
     inputs = load_inputs(config, questions_per_batch=config.ei_batch_size)
-    announce(ei_plan(config, inputs.facts), config, engine=inputs.engine, rows=config.micro_batch_size)
+    print_plan(ei_plan(config, inputs.facts), config, engine=inputs.engine, rows=config.micro_batch_size)
     if config.dry_run:
         return
     with (
@@ -36,8 +36,8 @@ def run(config: EiConfig) -> None:
 
 
 def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
-    """Algorithm 2. What interrupts it, it goes on from there: every place is a function of three counters."""
-    steps, asked, done = (trainer.position.get(counter, 0) for counter in ("steps", "asked", "updates_of_step"))
+    """Algorithm 2. Resumes after an interruption: three counters, the data cursor, determine all data that follow."""
+    steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_step"))
     with console.progress("steps", config.n_ei_steps - steps, running_mean=False) as bar:
         while steps < config.n_ei_steps and trainer.has_time():
             sampled_at = trainer.updates - done
@@ -64,13 +64,13 @@ def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
                         pad_id=pad_id_of(trainer.tokenizer),
                         response_masks=[r.response_mask for r in rows],
                     ),
-                    position=after if number == len(minibatches) else within,
+                    cursor=after if number == len(minibatches) else within,
                     micro_batch_size=config.micro_batch_size,
                 )
                 signals |= {"nll": update["loss/nll"], "entropy": update["policy/entropy"]}
             if not minibatches:
                 console.say(
-                    f"step {steps + 1}: no response was correct, so there is nothing to train on; the next step asks others"
+                    f"step {steps + 1}: no response was correct, so there is nothing to train on; the next step uses other questions"
                 )
                 trainer.skip(after)
             trainer.metrics.add(sampled_at, {"step/seconds": trainer.clock.step_seconds})
@@ -82,14 +82,14 @@ def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
 def expert_rollouts(
     config: EiConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int
 ) -> tuple[list[Rollout], int, dict[str, float]]:
-    """Sample a batch of questions, grade, store; or read what an interrupted run had stored.
+    """Sample responses to a batch of questions, grade and store them; or read those that an interrupted run stored.
 
     Args:
-        step: updates done.
-        asked: questions of the endless pass over the dataset that were asked before.
+        step: updates done so far.
+        asked: questions used so far, counted over all epochs of the dataset.
 
     Returns:
-        The correct responses, each once, `asked` after them, and what the progress bar shows.
+        The correct responses without duplicates, `asked` after them, and the values for the progress bar.
     """
     indices, asked = next_indices(inputs.dataset.rows, config.ei_batch_size, seed=config.seed, start=asked)
     trainer.weights.sync(trainer.updates)

@@ -22,7 +22,7 @@ from rlvr_cli.terminal import console, tables
 
 
 def run(config: EvalConfig) -> None:
-    """Measure a model. Raises RlvrError for what the user can put right, Interrupted after a signal."""
+    """Evaluate a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="eval")
     template = load_prompt(config.prompt)
     dataset = load_dataset(
@@ -95,10 +95,10 @@ def run(config: EvalConfig) -> None:
 
 
 def check_dataset(dataset: Dataset, grader: str, pool: GraderPool, *, output: str) -> None:
-    """Grade every ground truth as its own answer and list those that do not come out right.
+    """Grade every ground truth as the answer to its own question, and list those that are not graded as correct.
 
     Raises:
-        RlvrError: some do not, after they were listed.
+        RlvrError: some are not, after listing them.
     """
     responses = [reference_response(grader, e.ground_truth) for e in dataset.examples]
     readable = [(e, r) for e, r in zip(dataset.examples, responses, strict=True) if r is not None]
@@ -118,6 +118,6 @@ def check_dataset(dataset: Dataset, grader: str, pool: GraderPool, *, output: st
         tables.print_table(("example_id", "ground_truth", "why"), unread, output=output)
         raise RlvrError(
             f"{grader} cannot read {len(unread)} of the {len(dataset.examples)} ground truths of {dataset.name}.",
-            "Every answer to them would be graded wrong: correct them, leave them out, or choose another --grader.",
+            "Every answer to these questions would be graded wrong: correct or remove them, or choose another --grader.",
         )
     console.say(f"{grader} reads all {len(dataset.examples)} ground truths of {dataset.name}.")

@@ -1,7 +1,7 @@
-"""`rlvr filter`: what a run sampled, or a dataset, becomes a dataset to train on.
+"""`rlvr filter`: make a training dataset from the rollouts of runs, or from another dataset.
 
-Enters: a FilterConfig. Leaves: FILE, with --with-control FILE-control, FILE.meta.json that says how they came about, and on
-stdout a table of what was kept and dropped and why.
+Enters: a FilterConfig. Leaves: FILE, with --with-control FILE-control, FILE.meta.json with their provenance, and on stdout a
+table of what was kept, what was dropped, and why.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from rlvr_cli.analysis.selection import (
     Selected,
     Selection,
     by_question,
-    contaminated,
+    find_contaminated,
     read_examples,
     read_samples,
     response_rows,
@@ -35,12 +35,12 @@ from rlvr_cli.runs.parquet import records_parquet
 from rlvr_cli.runs.readers import RunInfo, is_run, read_run, resolve_run
 from rlvr_cli.terminal import console, tables
 
-SECONDS = 600.0  # that reading the rollouts may take, the condition with them
+SECONDS = 600.0  # time limit for reading the rollouts, including the evaluation of --where
 Rows = list[dict[str, Any]]
 
 
 def run(config: FilterConfig) -> None:
-    """Make a dataset. Raises RlvrError for what the user can put right; nothing is written then."""
+    """Make a dataset. Raises RlvrError for user errors, and then writes nothing."""
     out = Path(config.out)
     control = out.with_name(f"{out.stem}-control{out.suffix}") if config.with_control else None
     meta = out.with_name(out.name + ".meta.json")
@@ -53,7 +53,7 @@ def run(config: FilterConfig) -> None:
     runs = [is_run(source, config.runs_dir) for source in config.source]
     if any(runs):
         if not all(runs):
-            resolve_run(config.source[runs.index(False)], config.runs_dir)  # says that it is none
+            resolve_run(config.source[runs.index(False)], config.runs_dir)  # raises: it is not a run
         selected, rows, described = from_runs(config, evaluation)
     else:
         selected, rows, described = from_dataset(config, evaluation)
@@ -64,7 +64,7 @@ def run(config: FilterConfig) -> None:
         last = next(s for s in selected.stages if not s.kept)
         raise RlvrError(
             f"Nothing is left: the stage {last.name!r} dropped the last {last.dropped} rows.",
-            "Ask for less; nothing was written.",
+            "Loosen the filter. No file was written.",
         )
     written = write(out, [rows[i.key] for i in selected.kept])
     provenance = {
@@ -81,13 +81,13 @@ def run(config: FilterConfig) -> None:
         console.say(f"wrote    {path}")
     if runs[0] and config.emit == "traces":
         console.say(
-            "tokens   are left out: rlvr sft takes those that were sampled only from the run itself, else the text"
+            "tokens   are not written: rlvr sft on this file tokenizes the text; on the run itself it uses the sampled ids"
         )
     console.say(f"next     {next_command(config, described)}")
 
 
 def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected, Mapping[Any, Any], Rows]:
-    """What is kept of runs, its rows by key, and what the sources are."""
+    """Select from runs: the selection, the rows to write by key, and a description of each run."""
     paths = {p.resolve(): p for p in (resolve_run(s, config.runs_dir) for s in config.source)}
     infos = [read_run(p) for p in paths.values()]
     with open_runs(infos, timeout_seconds=SECONDS) as database:
@@ -100,12 +100,12 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
             condition=condition,
             templates={i.id: template_of(i) for i in infos},
         )
-        _check_shares(infos, items, phase=phase, step=config.step)
+        _check_every_run_has_rollouts(infos, items, phase=phase, step=config.step)
         unknown = sum(q.text is None for q in questions.values())
         if unknown and (evaluation or config.emit == "questions"):
             raise RlvrError(
-                f"{unknown} of {len(questions)} questions cannot be told from their prompts: run.json has no template for them.",
-                "--emit traces without --decontaminate-against needs the prompts alone.",
+                f"{unknown} of {len(questions)} questions cannot be extracted from their prompts: run.json has no template for them.",
+                "Use --emit traces without --decontaminate-against: it needs only the prompts.",
             )
         if config.emit == "questions":
             items = by_question(items)
@@ -139,19 +139,19 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
 
 
 def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected, Mapping[Any, Any], Rows]:
-    """What is kept of a dataset, its rows by key, and what the source is."""
+    """Select from a dataset: the selection, the rows to write by key, and a description of the dataset."""
     source, *others = config.source
     if others:
         raise RlvrError(
-            f"{source} and {others[0]} are no runs, and several datasets cannot be filtered together.",
-            "Name runs, or one dataset.",
+            f"{source} and {others[0]} are not runs, and several datasets cannot be filtered together.",
+            "Give runs, or one dataset.",
         )
     needs_samples = ("correct_only", "min_pass_rate", "max_pass_rate", "max_per_question", "shortest", "phase", "step")
     for name in needs_samples:
         if config.sources.get(name, "default") != "default":
             raise RlvrError(
-                f"--{name.replace('_', '-')} is about sampled responses, and {source} is no run.",
-                "Sample some (rlvr eval --num-samples 8), and filter that run.",
+                f"--{name.replace('_', '-')} needs sampled responses, and {source} is not a run.",
+                "Sample responses first (rlvr eval --num-samples 8), and filter that run.",
             )
     dataset = load_dataset(
         source,
@@ -171,13 +171,13 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
 
 
 def template_of(info: RunInfo) -> str:
-    """The prompt template of a run; "" when it does not say."""
+    """The prompt template of a run; "" if run.json has none."""
     text = (_fact(info, "prompt") or {}).get("text", "") if isinstance(_fact(info, "prompt"), dict) else ""
     return text if isinstance(text, str) else ""
 
 
 def write(path: Path, rows: Rows) -> dict[str, Any]:
-    """Write rows to a .jsonl or .parquet file, atomically; what is to be recorded of it."""
+    """Write rows to a .jsonl or .parquet file, atomically. Returns the file's name, rows and sha256, for the .meta.json."""
     if path.suffix == ".parquet":
         data: bytes | memoryview = records_parquet(rows)
     else:
@@ -187,7 +187,7 @@ def write(path: Path, rows: Rows) -> dict[str, Any]:
 
 
 def next_command(config: FilterConfig, described: Rows) -> str:
-    """How the file is used; with the run's grader and prompt where they are not those that would be chosen."""
+    """The command that trains on the file; with the run's grader and prompt if they are not the defaults."""
     words = ["rlvr", "sft" if config.emit == "traces" and "run" in described[0] else "grpo", "--dataset", config.out]
     graders = {d["grader"] for d in described}
     prompts = {d["prompt"]["name"] for d in described if isinstance(d.get("prompt"), dict)}
@@ -218,7 +218,7 @@ def _select(
         with_control=config.with_control,
         seed=config.seed,
     )
-    seen = contaminated(questions, evaluation, ngram=config.ngram) if evaluation else None
+    seen = find_contaminated(questions, evaluation, ngram=config.ngram) if evaluation else None
     return select(items, questions, selection, seen=seen, source=source)
 
 
@@ -227,8 +227,10 @@ def _default_phase(database: Database) -> str:
     return "train" if "train" in phases else "eval"
 
 
-def _check_shares(infos: Sequence[RunInfo], items: Sequence[Item], *, phase: str, step: int | None) -> None:
-    """RlvrError when a run has nothing to give: that it was named would go unnoticed."""
+def _check_every_run_has_rollouts(
+    infos: Sequence[RunInfo], items: Sequence[Item], *, phase: str, step: int | None
+) -> None:
+    """Raise RlvrError if a run has no rollouts that could be kept: otherwise this would go unnoticed."""
     giving = {item.key[0] for item in items}
     for info in infos:
         if info.id not in giving:
@@ -239,7 +241,7 @@ def _check_shares(infos: Sequence[RunInfo], items: Sequence[Item], *, phase: str
 def _question_rows(
     order: Sequence[str], questions: Mapping[str, Question], keys: set[Any]
 ) -> dict[str, dict[str, Any]]:
-    """One row per question of `keys`; ids that two different questions share are told apart, by their order."""
+    """One row per question of `keys`. If different questions have the same id, later ones get a number appended."""
     rows: dict[str, dict[str, Any]] = {}
     taken: set[str] = set()
     for key in order:

@@ -1,6 +1,6 @@
-"""`rlvr grade`: the responses of a run, graded again by another grader, and what that changes.
+"""`rlvr grade`: grade the responses of a run again with another grader, and show what changes.
 
-Enters: a GradeConfig. Leaves: grades beside the run's own, and on stdout how the two differ.
+Enters: a GradeConfig. Leaves: new grades stored beside the run's own, and on stdout how the two differ.
 """
 
 import shlex
@@ -19,9 +19,9 @@ from rlvr_cli.terminal import console, tables
 
 
 def run(config: GradeConfig) -> None:
-    """Grade a run again. Raises RlvrError for what the user can put right, Interrupted after a signal."""
+    """Grade a run again. Raises RlvrError for user errors, Interrupted after a signal."""
     if not config.grader:
-        raise RlvrError("By which grader?", f"Choose one of {', '.join(GRADERS)}, or FILE.py:FUNCTION, with --grader.")
+        raise RlvrError("No grader is given.", f"Choose {', '.join(GRADERS)}, or FILE.py:FUNCTION, with --grader.")
     pool = GraderPool(
         config.grader,
         format_rule=config.format_rule,
@@ -51,11 +51,11 @@ def run(config: GradeConfig) -> None:
 
 
 def stored_name(config: GradeConfig) -> str:
-    """What the grades are stored under: the grader's name, and its format rule when it is not the usual one."""
+    """The name that the grades are stored under: the grader's name, and its format rule if it is not the default."""
     ruled = has_format_rule(config.grader) and config.format_rule != "literal"
     return f"{config.grader}_{config.format_rule}" if ruled else config.grader
 
 
 def _sha256_of(grader: str) -> str | None:
-    """Of a grader's file: a changed one is another grader."""
+    """The sha256 of a grader's file, so that a changed file counts as another grader; None for a built-in grader."""
     return None if grader in GRADERS else user_code.sha256(grader)

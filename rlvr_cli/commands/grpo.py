@@ -1,4 +1,4 @@
-"""`rlvr grpo`: sample groups, grade them, reinforce what was better than its group (handout, algorithm 3).
+"""`rlvr grpo`: sample groups, grade them, reinforce the responses that were better than their group (handout, algorithm 3).
 
 Enters: a GrpoConfig. Leaves: a run directory with every rollout and metric, checkpoints, and the trained model in `model/`.
 """
@@ -28,20 +28,20 @@ from rlvr_cli.training.advantages import group_advantages, has_signal, soft_over
 from rlvr_cli.training.losses.custom import load_loss
 from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
 from rlvr_cli.training.objectives import policy_gradient
-from rlvr_cli.training.plan import announce, grpo_notes, grpo_plan
+from rlvr_cli.training.plan import grpo_notes, grpo_plan, print_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import rollout_tensors, score, take
+from rlvr_cli.training.update import compute_log_probs, rollout_tensors, select_rows
 from rlvr_cli.types import Rollout
 
 
 def run(config: GrpoConfig) -> None:
-    """Train a model. Raises RlvrError for what the user can put right, Interrupted after a signal."""
+    """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="grpo")
-    loss = loss_of(config)
+    loss = resolve_loss(config)
     inputs = load_inputs(config, questions_per_batch=config.n_prompts_per_rollout_batch)
     facts = inputs.facts | loss_facts(config.loss_type)
-    announce(grpo_plan(config, facts, loss=loss), config, engine=inputs.engine, rows=config.micro_train_batch_size)
+    print_plan(grpo_plan(config, facts, loss=loss), config, engine=inputs.engine, rows=config.micro_train_batch_size)
     for note in grpo_notes(config, loss=loss):
         console.say(f"note: {note}")
     if config.dry_run:
@@ -57,24 +57,24 @@ def run(config: GrpoConfig) -> None:
     report_end(trainer, output=config.format)
 
 
-def loss_of(config: GrpoConfig) -> Loss:
-    """The loss of --loss-type. Raises RlvrError for a user's own that cannot be trained with (`load_loss`)."""
+def resolve_loss(config: GrpoConfig) -> Loss:
+    """Return the loss of --loss-type. Raises RlvrError for a user's own loss that does not work (`load_loss`)."""
     loss = LOSSES.get(config.loss_type) or load_loss(config.loss_type, with_reference=config.kl_coef > 0)
     if loss.per_row and config.importance_truncation is not None:
         raise RlvrError(
-            f"{config.loss_type} gives one number per response, which --importance-correction cannot weigh token by token.",
-            "Take --importance-correction none, or a loss that gives one number per token.",
+            f"{config.loss_type} gives one loss per response; --importance-correction needs one per token.",
+            "Use --importance-correction none, or a loss that gives one number per token.",
         )
     return loss
 
 
 def loss_facts(loss_type: str) -> dict[str, Any]:
-    """What identifies a user's own loss in run.json: a changed file is another loss."""
+    """The facts that identify a user's own loss in run.json, so that a changed file counts as another loss."""
     return {} if loss_type in LOSSES else {"loss": {"name": loss_type, "sha256": user_code.sha256(loss_type)}}
 
 
 def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -> None:
-    """Algorithm 3. What interrupts it, it goes on from there: every place is a function of three counters."""
+    """Algorithm 3. Resumes after an interruption: three counters, the data cursor, determine all data that follow."""
     objective = partial(
         policy_gradient,
         loss=partial(loss.function, **{name: getattr(config, name) for name in loss.options}),
@@ -82,13 +82,13 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
         importance_cap=config.importance_truncation,
     )
     reference = trainer.policy.reference() if config.kl_coef else None
-    steps, asked, done = (trainer.position.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
+    steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
     with console.progress("steps", config.n_grpo_steps - steps, running_mean=False) as bar:
         while steps < config.n_grpo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
             rollouts, asked_after, signals = rollout_batch(config, trainer, inputs, step=sampled_at, asked=asked)
-            # Where no group has a signal there is one update, of nothing: it is skipped and counted.
-            minibatches = shuffled(config, len(rollouts), step=steps) or [[]]
+            # If no group has a signal, there is one empty update, which is skipped and counted.
+            minibatches = minibatch_rows(config, len(rollouts), step=steps) or [[]]
             trainer.evaluate_if_due()
             if config.async_steps:
                 if not done:
@@ -103,11 +103,11 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                     trainer.evaluate_if_due()
                 last = number == len(minibatches)
                 update = trainer.update(
-                    take(batch, rows),
-                    position=after if last else {"steps": steps, "asked": asked, "updates_of_batch": number},
+                    select_rows(batch, rows),
+                    cursor=after if last else {"steps": steps, "asked": asked, "updates_of_batch": number},
                     tensors={} if last else kept,
                     objective=objective,
-                    skip_silent=loss.silent,
+                    skip_zero_advantage=loss.skip_zero_advantage,
                     micro_batch_size=config.micro_train_batch_size,
                     normalization=config.length_normalization,
                     normalize_constant=config.masked_normalize_constant,
@@ -126,16 +126,16 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
 def rollout_batch(
     config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int
 ) -> tuple[list[Rollout], int, dict[str, float]]:
-    """Sample groups, grade them, and store them with their advantages; or read what an interrupted run had stored.
+    """Sample groups, grade them, and store them with their advantages; or read those that an interrupted run stored.
 
-    With dynamic sampling, groups without a signal are left out and others asked for until the batch is full.
+    With dynamic sampling, groups without a signal are dropped, and other questions are sampled until the batch is full.
 
     Args:
-        step: updates done before it is trained on.
-        asked: questions of the endless pass over the dataset that were asked before.
+        step: updates done before the batch is trained on.
+        asked: questions used so far, counted over all epochs of the dataset.
 
     Returns:
-        The rollouts to train on, `asked` after them, and what the progress bar shows.
+        The rollouts to train on, `asked` after them, and the values for the progress bar.
     """
     wanted, size = config.n_prompts_per_rollout_batch, config.group_size
     groups: list[list[Rollout]] = []  # all that were sampled
@@ -177,7 +177,7 @@ def rollout_batch(
         "groups/all_correct_share": sum(mean == 1 for mean in means) / len(groups),
         "groups/all_wrong_share": sum(mean == 0 for mean in means) / len(groups),
         "sampling/rounds": float(rounds),
-        "sampling/lag": float(step - min(r.policy_version for r in sampled)),  # updates that their policy is behind
+        "sampling/lag": float(step - min(r.policy_version for r in sampled)),  # updates since the policy that sampled
         "weight_sync/seconds": syncing,
     }
     trainer.metrics.add(step, metrics | stats.metrics)
@@ -192,7 +192,7 @@ def rollout_batch(
 
 
 def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int) -> None:
-    """Have the sampling process begin with the next batch's first questions, while this one is trained on."""
+    """Let the sampling process start on the next batch's questions while the trainer trains on the current batch."""
     assert trainer.weights.process is not None
     trainer.weights.sync_rollouts(trainer.updates)
     indices, _ = next_indices(
@@ -211,7 +211,7 @@ def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: 
 
 
 def advantages(config: GrpoConfig, rollouts: Sequence[Rollout]) -> list[float]:
-    """What weighs each response's log-probability."""
+    """The advantage of each response, or its reward for no_baseline; including the penalty for overlong responses."""
     rewards = rewards_of(rollouts)
     if config.overlong == "soft_punish":
         lengths, limit = [r.num_response_tokens for r in rollouts], config.sampling_max_tokens
@@ -228,12 +228,12 @@ def advantages(config: GrpoConfig, rollouts: Sequence[Rollout]) -> list[float]:
 
 
 def rewards_of(rollouts: Sequence[Rollout]) -> torch.Tensor:
-    """(rollouts,) float64; a grade that failed counts as 0 (and in `reward/grade_errors`)."""
+    """(rollouts,) float64; the reward of a grade that failed is 0 (`reward/grade_errors` counts these)."""
     return torch.tensor([r.reward or 0.0 for r in rollouts], dtype=torch.float64)
 
 
-def shuffled(config: GrpoConfig, num_rollouts: int, *, step: int) -> list[list[int]]:
-    """The rows of each update of a rollout batch, epoch after epoch."""
+def minibatch_rows(config: GrpoConfig, num_rollouts: int, *, step: int) -> list[list[int]]:
+    """The row indices of each update on a rollout batch, epoch after epoch, in random order."""
     return [
         rows
         for epoch in range(config.epochs_per_rollout_batch)
@@ -254,11 +254,11 @@ def training_batch(
     *,
     reference: Policy | None,
 ) -> Batch:
-    """Rollouts as tensors, with their groups and the log-probabilities that the objective compares with.
+    """Turn rollouts into tensors, with their groups and the log-probabilities that the objective needs.
 
-    Those of the policy that sampled, `old_log_probs`, are computed once per batch, and only where a second update needs them:
-    on-policy they are those of the update itself. A run interrupted within the batch has them in its checkpoint, because the
-    policy that gave them is gone.
+    `old_log_probs`, of the policy before the first update on the batch, are computed once per batch, and only if there is more
+    than one update: on-policy, they equal those of the update itself. They are kept in checkpoints within the batch: a
+    resumed run could not compute them again, because the weights have changed.
     """
     if not rollouts:
         return {}
@@ -269,7 +269,7 @@ def training_batch(
         batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
     batch["group"] = torch.arange(len(rollouts))[:, None] // config.group_size
     if not config.kl_coef:
-        batch["silent"] = batch["advantages"] == 0
+        batch["zero_advantage"] = batch["advantages"] == 0
     how: dict[str, Any] = {
         "micro_batch_size": config.micro_train_batch_size,
         "temperature": config.sampling_temperature,
@@ -277,28 +277,29 @@ def training_batch(
     }
     if reference is not None:
         with out_of_memory_as_user_error():
-            batch["reference_log_probs"] = score(reference, batch, **how)
+            batch["reference_log_probs"] = compute_log_probs(reference, batch, **how)
     if len(minibatches) > 1:
         old = trainer.tensors.get("old_log_probs")
         if old is None:
             old = torch.zeros(batch["response_mask"].shape)
             with out_of_memory_as_user_error():
                 for rows in minibatches[: len(minibatches) // config.epochs_per_rollout_batch]:
-                    old[rows] = score(trainer.policy, take(batch, rows), **how)
+                    old[rows] = compute_log_probs(trainer.policy, select_rows(batch, rows), **how)
         batch["old_log_probs"] = old
     trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
     return batch
 
 
 def check_first_update(config: GrpoConfig, trainer: Trainer, update: dict[str, float]) -> None:
-    """Before the first update on a batch the policy is the one that sampled it.
+    """Check the first update on a batch: on-policy ratios must be 1, and trainer and sampler should agree.
 
-    Up to --sampling-min-tokens the sampler bars the end of the response, and its distribution is another one: not looked at.
+    Positions below --sampling-min-tokens are ignored: the sampler forbids the end of the response there, so its distribution
+    differs.
     """
     moved = max(update["policy/ratio_max"] - 1, 1 - update["policy/ratio_min"])
     assert not config.on_policy or not moved > 0, update
     gaps = {int(name.rpartition("/")[2]): gap for name, gap in update.items() if name.startswith("mismatch/position/")}
-    if not config.async_steps:  # else they should differ
+    if not config.async_steps:  # otherwise an older policy sampled, and they differ
         trainer.check_mismatch(
             max((gap for start, gap in gaps.items() if start >= config.sampling_min_tokens), default=0.0)
         )

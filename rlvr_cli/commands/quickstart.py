@@ -1,8 +1,8 @@
-"""`rlvr quickstart`: a tiny model learns to reason, on a CPU, in front of you.
+"""`rlvr quickstart`: train a tiny model to reason, on a CPU.
 
-Enters: a QuickstartConfig. Leaves: the runs of the commands that it typed, a picture of their curves, and a table of what rose.
+Enters: a QuickstartConfig. Leaves: the runs of the commands that it ran, a picture of their curves, and a table of rewards.
 
-Every step is a command that can be typed by itself, and runs as one.
+Every step is a command that can also be typed, and runs as a process of its own.
 """
 
 import re
@@ -22,18 +22,18 @@ from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.terminal import console, tables
 
-SHOWN = re.compile(r"evaluation +after|updates: |steps: |sampling: |note: ")  # of what a command says
+SHOWN = re.compile(r"evaluation +after|updates: |steps: |sampling: |note: ")  # lines of a command's stderr to show
 STAGES = {"untrained": "start-eval", "after SFT": "sft-eval", "after GRPO": "grpo-eval"}
 
 
 def run(config: QuickstartConfig) -> None:
-    """Type the commands, one after the other. Raises RlvrError when one fails, Interrupted after a signal."""
+    """Run the commands one after the other. Raises RlvrError when one fails, Interrupted after a signal."""
     name = config.name or f"quickstart-{time.strftime('%Y%m%d-%H%M%S')}"
     runs = Path(config.runs_dir)
     started = time.monotonic()
     for title, command in commands(name, runs, seed=config.seed):
         console.say(f"\n# {title}\n$ {shlex.join(command)}")
-        follow(command)
+        run_command(command)
     console.say(f"\ncurves         {runs / f'{name}-curves.png'}")
     rows = []
     for stage, suffix in STAGES.items():
@@ -45,15 +45,15 @@ def run(config: QuickstartConfig) -> None:
     tables.print_table(("model", "held_out_reward", "low", "high", "format_reward", "mean_tokens"), rows)
     rise = rows[-1][1] - rows[-2][1]
     console.say(
-        f"GRPO raised the held-out reward by {rise:+.2f}, in {time.monotonic() - started:.0f} s with all the rest."
+        f"GRPO changed the held-out reward by {rise:+.2f}. All steps together took {time.monotonic() - started:.0f} s."
     )
     console.say(
-        f"look at it:    rlvr analyze failures {runs / f'{name}-grpo'}    (rlvr analyze --list names other queries)"
+        f"next           rlvr analyze failures {runs / f'{name}-grpo'}    (rlvr analyze --list names other queries)"
     )
 
 
 def commands(name: str, runs: Path, *, seed: int) -> list[tuple[str, list[str]]]:
-    """What is typed: a title and a command line each."""
+    """The commands of the quickstart: a title and a command line each."""
     start = str(runs / f"{name}-start")
     where = ["--runs-dir", str(runs)] if str(runs) != "runs" else []
 
@@ -71,25 +71,25 @@ def commands(name: str, runs: Path, *, seed: int) -> list[tuple[str, list[str]]]
     draw = ["rlvr", "analyze", "curves", f"{name}-grpo", *where, "--plot", str(runs / f"{name}-curves.png")]
     return [
         ("a tokenizer and an untrained model of 0.4M parameters", make),
-        ("what it can do: nothing", rlvr("eval", "start-eval", model=start)),
+        ("evaluate the untrained model: it solves nothing", rlvr("eval", "start-eval", model=start)),
         (
-            "imitate traces, of which a third work the problem out and the rest guess",
+            "fine-tune on traces: a third of them work the problem out, the rest guess",
             rlvr("sft", "sft", model=start, dataset=traces(8000, 0)),
         ),
-        ("what imitation has brought", rlvr("eval", "sft-eval", model=model_of("sft"))),
+        ("evaluate the fine-tuned model", rlvr("eval", "sft-eval", model=model_of("sft"))),
         (
-            "reinforce what turns out right, on other questions",
+            "reinforce correct responses (GRPO), on other questions",
             rlvr("grpo", "grpo", model=model_of("sft"), dataset=traces(4000, 1000)),
         ),
-        ("what it can do now", rlvr("eval", "grpo-eval", model=model_of("grpo"))),
-        ("the curves", draw),
+        ("evaluate the model after GRPO", rlvr("eval", "grpo-eval", model=model_of("grpo"))),
+        ("draw the curves", draw),
     ]
 
 
-def follow(command: Sequence[str]) -> None:
-    """Run a command and show how it goes on."""
+def run_command(command: Sequence[str]) -> None:
+    """Run a command and show its progress."""
     program = {"rlvr": [sys.executable, "-m", "rlvr_cli"], "python": [sys.executable]}[command[0]]
-    with terminating(
+    with forwarding_signals(
         subprocess.Popen([*program, *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     ) as process:
         assert process.stderr is not None
@@ -104,11 +104,11 @@ def follow(command: Sequence[str]) -> None:
 
 
 @contextmanager
-def terminating(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
-    """On Ctrl-C wait for the command, which has had the signal too and is saving; on SIGTERM pass it on first.
+def forwarding_signals(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
+    """On Ctrl-C wait for the command, which has received the signal too, to save; on SIGTERM pass the signal on first.
 
     Raises:
-        Interrupted: after either, and the command's end.
+        Interrupted: after either signal, once the command has ended.
     """
 
     def pass_on(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""`rlvr sft`: cross-entropy on the response tokens of reasoning traces (handout, algorithm 1), evaluated as it goes.
+"""`rlvr sft`: cross-entropy on the response tokens of reasoning traces (handout, algorithm 1), with evaluations.
 
 Enters: an SftConfig. Leaves: a run directory with metrics, the evaluations' rollouts, and the trained model in `model/`.
 """
@@ -20,14 +20,14 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.terminal import console
-from rlvr_cli.training.plan import FEW_UPDATES, announce, sft_plan
-from rlvr_cli.training.session import evaluation_questions
+from rlvr_cli.training.plan import FEW_UPDATES, print_plan, sft_plan
+from rlvr_cli.training.session import load_eval_dataset
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example
 
 
 def run(config: SftConfig) -> None:
-    """Train a model. Raises RlvrError for what the user can put right, Interrupted after a signal."""
+    """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="sft")
     template = load_prompt(config.prompt)
     traces = load_traces(
@@ -44,24 +44,24 @@ def run(config: SftConfig) -> None:
     if config.correct_only:
         with grader_pool(config, traces.default_grader) as pool:
             examples = keep_correct(examples, pool)
-    order = epoch_order(len(examples), seed=config.seed, epoch=-1)  # of no epoch of training
+    order = epoch_order(len(examples), seed=config.seed, epoch=-1)  # an epoch that training never uses
     examples = choose_examples(examples, config.num_examples, order=order)
     num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(examples) / config.train_batch_size)
-    questions = evaluation_questions(config)
-    pool = grader_pool(config, questions.default_grader if questions else None)
+    eval_dataset = load_eval_dataset(config)
+    pool = grader_pool(config, eval_dataset.default_grader if eval_dataset else None)
     facts = {
         "dataset": {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint},
-        "eval_dataset": questions and questions.facts,
+        "eval_dataset": eval_dataset and eval_dataset.facts,
         "model": model_facts("transformers", config.model),
         "prompt": {"name": template.name, "text": template.text},
         "grader": pool.spec,
         "engine": "transformers",
     }
     lines = sft_plan(config, facts, examples=len(examples), traces=len(traces.examples), num_updates=num_updates)
-    announce(lines, config, engine="transformers", rows=config.micro_batch_size)
+    print_plan(lines, config, engine="transformers", rows=config.micro_batch_size)
     if num_updates < FEW_UPDATES:
         console.say(
-            f"note: {num_updates} updates move a model little; a smaller --train-batch-size or more --sft-epochs gives more"
+            f"note: {num_updates} updates change a model little; a smaller --train-batch-size or more --sft-epochs gives more updates"
         )
     if config.dry_run:
         return
@@ -74,7 +74,7 @@ def run(config: SftConfig) -> None:
             run,
             engine="transformers",
             num_updates=num_updates,
-            questions=questions,
+            eval_dataset=eval_dataset,
             template=template,
             eval_params=config.sampling_params,
             grader=pool,
@@ -92,7 +92,7 @@ def train(
     examples: list[Example],
     token_ids: Mapping[str, SampledIds],
 ) -> None:
-    """Algorithm 1. What interrupts it, it goes on from there: the order of the data is a function of the updates done."""
+    """Algorithm 1. Resumes after an interruption: the number of updates done determines all data that follow."""
     prompt_ids, response_ids, masks = encode_traces(
         examples, token_ids, trainer.tokenizer, append_eos=config.append_eos
     )
@@ -113,7 +113,7 @@ def train(
                     pad_id=pad_id_of(trainer.tokenizer),
                     response_masks=[masks[i] for i in rows],
                 ),
-                position={},
+                cursor={},
                 micro_batch_size=config.micro_batch_size,
                 normalization=config.length_normalization,
                 normalize_constant=config.normalize_constant
@@ -136,15 +136,15 @@ def encode_traces(
     *,
     append_eos: bool,
 ) -> tuple[list[list[int]], list[list[int]], list[list[bool] | None]]:
-    """Prompt and response ids of each example: those that were sampled, where they are this tokenizer's, else of its text.
+    """Token ids of each example: the sampled ids if they are this tokenizer's, else those of its text.
 
-    A sampled response need not tokenize back to the ids it was sampled as; trained on are the sampled ones.
+    The text of a sampled response may tokenize to other ids than those that were sampled, so sampled ids are preferred.
 
     Returns:
         The prompts' ids, the responses' ids, and the responses' masks (`collate`).
 
     Raises:
-        RlvrError: as `encode`; or a response holds what the policy did not write, and its ids are another tokenizer's.
+        RlvrError: as `encode`; or a response has tokens that the policy did not sample, and its ids are another tokenizer's.
     """
     prompts, responses = encode(
         [e.prompt or "" for e in examples], [e.response or "" for e in examples], tokenizer, append_eos=append_eos
@@ -161,8 +161,8 @@ def encode_traces(
                 masks[row] = mask if mask is None or ends else [*mask, True]
         if mask is not None and masks[row] is None:
             raise RlvrError(
-                f"Trace {example.id} holds what the policy did not write, and its token ids are those of another tokenizer.",
-                "Train the model that wrote the trace, or leave it out.",
+                f"Trace {example.id} has tokens that the policy did not sample, and its token ids are those of another tokenizer.",
+                "Train the model that sampled the trace, or remove the trace.",
             )
     return prompts, responses, masks
 
@@ -170,10 +170,10 @@ def encode_traces(
 def check_lengths(
     examples: list[Example], prompt_ids: list[list[int]], response_ids: list[list[int]], *, longest: float
 ) -> None:
-    """RlvrError when a trace does not fit the model's context."""
+    """Raise RlvrError if a trace exceeds the model's context."""
     for example, prompt, response in zip(examples, prompt_ids, response_ids, strict=True):
         if len(prompt) + len(response) > longest:
             raise RlvrError(
                 f"Trace {example.id} has {len(prompt)} + {len(response)} tokens; the model's context holds {longest}.",
-                "Leave it out, or shorten it: a cut trace would teach the model not to finish.",
+                "Remove or shorten it. It is not truncated, because that would teach the model not to finish.",
             )

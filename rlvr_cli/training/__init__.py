@@ -1,1 +1,1 @@
-"""What is learned: one optimizer update, and what surrounds an algorithm."""
+"""Training: losses, optimizer updates, and what all training commands share (checkpoints, evaluations, weight sync)."""

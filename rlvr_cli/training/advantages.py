@@ -1,7 +1,7 @@
 """Rewards of grouped responses -> advantages.
 
-Enters: one reward per response, the responses of a question next to each other. Leaves: how much better each response was than
-its group.
+Enters: one reward per response, the responses to a question next to each other. Leaves: one advantage per response, its
+reward compared with those of its group.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +23,12 @@ def compute_group_normalized_rewards(
     Args:
         reward_fn: (response, ground_truth) -> a dict with "reward", "format_reward" and "answer_reward".
         rollout_responses: n_prompts_per_rollout_batch * group_size responses, those to one question next to each other.
-        repeated_ground_truths: as many, each question's ground truth repeated group_size times.
+        repeated_ground_truths: one per response: each question's ground truth repeated group_size times.
         group_size, advantage_eps, normalize_by_std: see `group_advantages`.
 
     Returns:
         `advantages` and `raw_rewards`, (rollout_batch_size,) float32, and metadata: mean, std, min and max of the rewards, mean
-        format and answer reward, and the share of groups with a signal.
+        format and answer reward, and the share of groups with a signal (see `has_signal`).
     """
     grades = [reward_fn(r, truth) for r, truth in zip(rollout_responses, repeated_ground_truths, strict=True)]
     rewards = torch.tensor([g["reward"] for g in grades], dtype=torch.float32)
@@ -52,14 +52,14 @@ def group_advantages(
 ) -> Tensor:
     """(r - mean(group)) / (std(group) + advantage_eps), or without the division (the handout, equations 28 and 31).
 
-    The standard deviation is the sample's (ddof 1). A group whose rewards are all equal has advantage exactly 0, not what the
-    rounding of its mean leaves over divided by a small number; so has a group of one.
+    The standard deviation is the sample's (ddof 1). If all rewards of a group are equal, its advantages are exactly 0, not
+    a rounding error divided by `advantage_eps`. The same holds for a group of one.
 
     Args:
         raw_rewards: (n_groups * group_size,), finite; the rewards of a group next to each other.
         group_size: responses per question.
-        advantage_eps: keeps a small deviation from making a large advantage.
-        normalize_by_std: whether to divide; without it this is Dr. GRPO's advantage (Liu et al., 2025).
+        advantage_eps: added to the standard deviation, so that a tiny one does not make a huge advantage.
+        normalize_by_std: whether to divide; False gives Dr. GRPO's advantage (Liu et al., 2025).
 
     Returns:
         (n_groups * group_size,), the dtype of the rewards.
@@ -75,7 +75,7 @@ def group_advantages(
 
 
 def has_signal(raw_rewards: Tensor, *, group_size: int) -> Tensor:
-    """(n_groups,) bool: the rewards of the group differ, so that it says which of its responses was better."""
+    """Whether the rewards within each group differ, so that its advantages are not all 0; (n_groups,) bool."""
     groups = raw_rewards.view(-1, group_size)
     return groups.amax(dim=1) > groups.amin(dim=1)
 
@@ -88,7 +88,7 @@ def soft_overlong_penalty(lengths: Sequence[int], *, max_tokens: int, buffer: in
     Args:
         lengths: tokens per response.
         max_tokens: the longest response that sampling allows.
-        buffer: tokens before it over which the penalty grows.
+        buffer: the number of tokens before `max_tokens` over which the penalty grows.
 
     Returns:
         (len(lengths),) float64, to be added to the rewards.

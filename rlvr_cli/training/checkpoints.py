@@ -1,17 +1,18 @@
-"""Checkpoints: all that a training run needs to go on, written as one transaction and read back bit for bit.
+"""Checkpoints: everything a training run needs to resume, written as one transaction and read back bit for bit.
 
-Enters: a policy, its optimizer, and what the caller wants back: JSON (cursors, counters) and tensors. Leaves: a directory ::
+Enters: a policy, its optimizer, and the caller's own state: JSON (cursors, counters) and tensors. Leaves: a directory ::
 
     RUN/checkpoints/step-000050/
-      model/                 the policy as `Policy.save` writes it, fit for ``rlvr eval --model``
+      model/                 the policy as `Policy.save` writes it; ``rlvr eval --model`` can load it
       optimizer.safetensors  the optimizer's state, as PARAMETER/KEY (exp_avg, exp_avg_sq, step)
-      tensors.safetensors    the caller's tensors; not there when there are none
+      tensors.safetensors    the caller's tensors; absent when there are none
       state.json             the step, the caller's JSON, bytes and sha256 of the files above, and its own sha256
 
-It is written and flushed as ``.step-000050.tmp``, renamed, and only then are older ones removed, each renamed to such a
-name first. So a directory called step-N was whole once, and its checksums say whether it still is. A checkpoint that is
-replaced steps aside as ``.step-000050.old`` for the instant between two renames; loading and saving put it back if the
-second one did not happen, and remove what else a kill has left. Both are for the process that holds the run's lock.
+A checkpoint is written and flushed as ``.step-000050.tmp`` and then renamed. Older checkpoints are removed only after that,
+and each is renamed to a ``.tmp`` name first. So every directory called step-N was complete once, and its checksums show
+whether it still is. A checkpoint that is being replaced is called ``.step-000050.old`` between two renames. If the process
+is killed there, the next load or save renames it back, and removes other leftovers. Only the process that holds the run's
+lock may load or save.
 """
 
 import hashlib
@@ -45,16 +46,16 @@ from rlvr_cli.runs.schemas import NewerVersion, newer_version
 
 SCHEMA_VERSION = 1
 
-KEEP = 2  # checkpoints that stay
+KEEP = 2  # checkpoints kept
 
 _FOLDER, _STATE = "checkpoints", "state.json"
 _MODEL, _OPTIMIZER, _TENSORS = "model", "optimizer.safetensors", "tensors.safetensors"
 _NAME = re.compile(r"step-([0-9]{6,12})")
-_PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)  # what `load_policy` reads without losing a bit
+_PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)  # which `load_policy` reads without losing a bit
 
 
 class Checkpoint(NamedTuple):
-    """What the caller gave to `save_checkpoint`; model and optimizer are filled in place."""
+    """The state that the caller gave to `save_checkpoint`. Weights and optimizer state are loaded in place instead."""
 
     path: Path
     step: int
@@ -63,7 +64,7 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoint_bytes(policy: Policy) -> int:
-    """About the space that a checkpoint takes on disk: weights, two moments of those that are trained, tokenizer."""
+    """Estimate a checkpoint's size on disk: weights, two AdamW moments per trained weight, tokenizer."""
     weights = sum(tensor.nbytes for tensor in distinct_tensors(policy.weights()).values())
     moments = 2 * sum(parameter.nbytes for parameter in policy.trainable_parameters().values())
     return (
@@ -81,26 +82,26 @@ def save_checkpoint(
     tensors: Mapping[str, Tensor] | None = None,
     keep: int = KEEP,
 ) -> Path:
-    """Write the checkpoint of `step`, durably, and remove all but the newest `keep`.
+    """Write the checkpoint of `step` durably, and remove all but the newest `keep`.
 
-    One of the same step is replaced. Those of later steps are removed: the run has gone back behind them, because they
-    were damaged.
+    A checkpoint of the same step is replaced. Checkpoints of later steps are removed: they were damaged, and the run has
+    resumed from an earlier one.
 
     Args:
         run: the run directory, whose lock the caller holds.
         step: updates done so far.
-        policy: in a precision that `load_policy` knows.
+        policy: in one of the precisions that `load_policy` reads.
         optimizer: over parameters of `policy`.
-        state: comes back as JSON makes it: keys are strings, tuples are lists.
-        tensors: come back bit for bit, on the CPU.
-        keep: how many checkpoints stay, this one included.
+        state: loaded as JSON: keys become strings, tuples become lists.
+        tensors: loaded bit for bit, on the CPU.
+        keep: how many checkpoints to keep, including this one.
 
     Returns:
         The checkpoint's directory.
 
     Raises:
-        RlvrError: weights or optimizer state hold NaN or infinity, too little space is free, or the disk refuses. The
-            earlier checkpoints are as they were.
+        RlvrError: weights or optimizer state hold NaN or infinity, the disk has too little free space, or writing fails.
+            Earlier checkpoints are then unchanged.
     """
     assert step >= 0, step
     assert keep >= 1, keep
@@ -118,17 +119,17 @@ def save_checkpoint(
         if not folder.is_dir():
             folder.mkdir()
             fsync_directory(run)
-        _settle(folder)
+        _finish_interrupted(folder)
         _check_space(path, needed=checkpoint_bytes(policy) + sum(tensor.nbytes for tensor in extra.values()))
         try:
             temporary.mkdir()
-            with _naming_errors_of_rust():
+            with _rust_errors_as_os_errors():
                 policy.save(temporary / _MODEL)
             fault_point("checkpoint.torn")
             _write_tensors(temporary / _OPTIMIZER, moments)
             if extra:
-                _write_tensors(temporary / _TENSORS, {name: _apart(tensor) for name, tensor in extra.items()})
-            files = {name: _identity(temporary, name) for name in _names_in(temporary)}
+                _write_tensors(temporary / _TENSORS, {name: _cpu_copy(tensor) for name, tensor in extra.items()})
+            files = {name: _size_and_sha256(temporary, name) for name in _names_in(temporary)}
             record = {"schema_version": SCHEMA_VERSION, "step": step, "state": dict(state), "files": files}
             atomic_write(temporary / _STATE, _encoded(record))  # flushes the directory, too
             fault_point("checkpoint.rename")
@@ -139,9 +140,9 @@ def save_checkpoint(
             fsync_directory(folder)
         except BaseException:
             with suppress(OSError):
-                _settle(folder)
+                _finish_interrupted(folder)
             raise
-        _settle(folder)
+        _finish_interrupted(folder)
         _prune(folder, newest=step, keep=keep)
     return path
 
@@ -149,29 +150,29 @@ def save_checkpoint(
 def load_checkpoint(
     run: Path, *, policy: Policy, optimizer: torch.optim.Optimizer
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Copy the newest intact checkpoint into `policy` and `optimizer`, in place, bit for bit, on whatever device they are.
+    """Copy the newest intact checkpoint into `policy` and `optimizer`, in place and bit for bit, on any device.
 
-    Tied weights stay tied. Learning rates and other settings of the optimizer stay the caller's.
+    Tied weights stay tied. Learning rate and other settings of the optimizer are not changed.
 
     Args:
         run: the run directory, whose lock the caller holds.
         policy: of the checkpoint's architecture.
-        optimizer: over its parameters; what state it has is replaced.
+        optimizer: over the policy's parameters; its state is replaced.
 
     Returns:
-        The checkpoint, or None when there is none that is intact; and for the user, a notice per newer one that is
-        damaged, which names the file.
+        The checkpoint, or None if no checkpoint is intact; and one notice for the user per newer, damaged checkpoint,
+        which names the damaged file.
 
     Raises:
-        RlvrError: the checkpoint is of another model or precision (model and optimizer are as they were), or the folder
-            cannot be read.
+        RlvrError: the checkpoint is of another model or precision (then `policy` and `optimizer` are unchanged), or the
+            folder cannot be read.
     """
     folder = run / _FOLDER
     if not os.path.lexists(folder):
         return None, []
     refuse_links(run, _FOLDER)
     with os_errors_as_user_errors(folder):
-        _settle(folder)
+        _finish_interrupted(folder)
     found, problems = _newest_intact(run)
     if found is None:
         over = f"{shown(folder)} holds no intact checkpoint: training starts over from the stored rollouts."
@@ -183,17 +184,17 @@ def load_checkpoint(
         tensor.copy_(weights[name])
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
     tensors = _read_tensors(path / _TENSORS) if _TENSORS in record["files"] else {}
-    if not problems:  # else the next save decides
+    if not problems:  # otherwise keep the damaged ones until the next save
         with os_errors_as_user_errors(folder):
-            _prune(folder, newest=record["step"], keep=KEEP)  # what a kill kept from being pruned
+            _prune(folder, newest=record["step"], keep=KEEP)  # a kill may have interrupted the last pruning
     notices = [f"{problem} Training goes on from {path.name} instead." for problem in problems]
     return Checkpoint(path, record["step"], record["state"], tensors), notices
 
 
 def check_checkpoints(run: Path) -> tuple[int, list[str]]:
-    """Read every byte of the checkpoints: how many files they have, and what is wrong with each, a sentence each.
+    """Read every byte of the checkpoints. Returns the number of intact checkpoints' files, and one problem per damaged one.
 
-    May be used while the run is being written: a checkpoint that is pruned meanwhile does not count.
+    Safe while the run is being written: a checkpoint that is pruned meanwhile is ignored.
     """
     files, problems = 0, []
     folder = run / _FOLDER
@@ -220,10 +221,11 @@ def _check_finite(run: Path, *, step: int, weights: Mapping[str, Tensor], moment
         for name, tensor in tensors.items():
             if not tensor.is_floating_point() or not tensor.numel():
                 continue
-            if not math.isfinite(torch.linalg.vector_norm(tensor, ord=math.inf)):  # max |x|, without a mask as large
+            # The largest |x|; tensor.isfinite() would allocate a mask of the tensor's size.
+            if not math.isfinite(torch.linalg.vector_norm(tensor, ord=math.inf)):
                 newest, _ = _newest_intact(run)
                 raise RlvrError(
-                    f"No checkpoint of step {step} is written: the {kind} hold NaN or infinity, first in {name}.",
+                    f"The checkpoint of step {step} was not written: the {kind} hold NaN or infinity, first in {name}.",
                     f"The newest intact checkpoint is {shown(newest[0])}; a lower learning rate may get past this step."
                     if newest
                     else "There is no earlier checkpoint: start again with a lower learning rate.",
@@ -235,7 +237,7 @@ def _check_space(path: Path, *, needed: int) -> None:
     if free < needed:
         raise RlvrError(
             f"Cannot write {shown(path)}: a checkpoint takes {needed:,} bytes, and {free:,} are free on that disk.",
-            "Free some space on that disk, and go on.",
+            "Free some space on that disk, then resume the run.",
         )
 
 
@@ -252,31 +254,31 @@ def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict
 
 
 def _optimized(policy: Policy, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.nn.Parameter]]:
-    """The optimizer's parameters with their names in the policy, in the order in which it numbers them."""
+    """The optimizer's parameters with their names in the policy, in the order of the optimizer's state indices."""
     names = {parameter: name for name, parameter in policy.trainable_parameters().items()}
     return [(names[parameter], parameter) for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _apart(tensor: Tensor) -> Tensor:
+def _cpu_copy(tensor: Tensor) -> Tensor:
     """A copy on the CPU that shares no memory with another tensor, which safetensors would refuse."""
     return tensor.to("cpu", copy=True).contiguous()
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    with _naming_errors_of_rust():
+    with _rust_errors_as_os_errors():
         save_file(dict(tensors), path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    # Copied out of the mapped file: one that is pruned while it is mapped would keep its space on the disk.
+    # Clone, because load_file maps the file: pruning a mapped file would not free its disk space.
     return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
 
 @contextmanager
-def _naming_errors_of_rust() -> Iterator[None]:
-    """safetensors and tokenizers report a full disk as exceptions of their own; make OSErrors of them."""
+def _rust_errors_as_os_errors() -> Iterator[None]:
+    """Raise OSError where safetensors or tokenizers raise their own exceptions for an OS error, such as a full disk."""
     try:
         yield
     except Exception as error:
@@ -287,10 +289,10 @@ def _naming_errors_of_rust() -> Iterator[None]:
 
 
 def _fitting_weights(path: Path, policy: Policy) -> dict[str, Tensor]:
-    """The checkpoint's weights, on the CPU, under the names and in the precisions that they have in `policy`.
+    """Read the checkpoint's weights, on the CPU, with the names and precisions of `policy`'s weights.
 
-    They are read as any model is, since for some architectures (mixtures of experts) the names and shapes in the files
-    differ from those in the module. float32 holds all of `_PRECISIONS`.
+    They are loaded as a model: for some architectures (mixtures of experts), names and shapes in the files differ from
+    those in the module. float32 holds every value of all `_PRECISIONS`.
     """
     stored = load_policy(path / _MODEL, dtype="float32", device="cpu").weights()
     wanted = policy.weights()
@@ -308,7 +310,7 @@ def _fitting_weights(path: Path, policy: Policy) -> dict[str, Tensor]:
 
 
 def _fitting_moments(path: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
-    """The checkpoint's optimizer state, as the optimizer numbers its parameters."""
+    """The checkpoint's optimizer state, by the parameter's index in the optimizer."""
     places = {name: (index, parameter) for index, (name, parameter) in enumerate(_optimized(policy, optimizer))}
     fitting: dict[int, dict[str, Tensor]] = {}
     for stored_name, tensor in _read_tensors(path / _OPTIMIZER).items():
@@ -317,7 +319,7 @@ def _fitting_moments(path: Path, policy: Policy, optimizer: torch.optim.Optimize
             raise _misfit(path, stored_name, "is the state of a parameter that the optimizer does not have")
         index, parameter = places[name]
         found, wanted = (tuple(tensor.shape), tensor.dtype), (tuple(parameter.shape), parameter.dtype)
-        if key != "step" and found != wanted:  # which is a scalar, whatever the parameter
+        if key != "step" and found != wanted:  # "step" is always a scalar
             raise _misfit(path, stored_name, f"is {found} in it, and its parameter is {wanted}")
         fitting.setdefault(index, {})[key] = tensor
     return fitting
@@ -326,7 +328,7 @@ def _fitting_moments(path: Path, policy: Policy, optimizer: torch.optim.Optimize
 def _misfit(path: Path, name: str, what: str) -> RlvrError:
     return RlvrError(
         f"{shown(path)} does not fit the model: {shown(name)} {what}.",
-        "Go on with the model and the precision that the run was started with.",
+        "Resume with the model and the precision that the run was started with.",
     )
 
 
@@ -334,13 +336,13 @@ def _misfit(path: Path, name: str, what: str) -> RlvrError:
 
 
 def _steps(folder: Path) -> list[tuple[int, Path]]:
-    """The checkpoints that stand there, newest first, with their steps; whether they are intact is another question."""
+    """All checkpoints in the folder with their steps, newest first, intact or not."""
     found = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
     return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
 
 
 def _newest_intact(run: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[str]]:
-    """The newest intact checkpoint with its state.json, and what is wrong with each newer one."""
+    """The newest intact checkpoint with its state.json, and one problem per newer, damaged checkpoint."""
     problems: list[str] = []
     folder = run / _FOLDER
     with os_errors_as_user_errors(folder, "read"):
@@ -356,10 +358,10 @@ def _newest_intact(run: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[
 
 
 def _verified(run: Path, path: Path, *, step: int) -> dict[str, Any]:
-    """The state.json of a checkpoint of which every byte is as written.
+    """Return the state.json of a checkpoint, after comparing every file with its checksum.
 
     Raises:
-        RlvrError: which file is not.
+        RlvrError: a file is damaged, missing or unexpected; names it.
     """
     within = f"{_FOLDER}/{path.name}"
     data = read_regular(run, f"{within}/{_STATE}")
@@ -384,7 +386,7 @@ def _verified(run: Path, path: Path, *, step: int) -> dict[str, Any]:
         if name not in present:
             raise RlvrError(f"{shown(path / name)} is missing.")
         with os_errors_as_user_errors(path / name, "read"):
-            found = _identity(path, name)
+            found = _size_and_sha256(path, name)
         if found != recorded[name]:
             raise _damaged(path / name, "its size or sha256 is not the one in state.json")
     return record
@@ -395,18 +397,18 @@ def _damaged(path: Path, what: str) -> RlvrError:
 
 
 def _encoded(record: Mapping[str, Any]) -> bytes:
-    """state.json, which ends in the sha256 of all else in it."""
+    """The bytes of state.json; its last field is the sha256 of the others."""
     digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
     return json.dumps({**record, "sha256": digest}, indent=2).encode() + b"\n"
 
 
 def _names_in(folder: Path) -> list[str]:
-    """All but directories, at any depth, relative and with "/"; links are not followed."""
+    """Names of all files at any depth, relative to the folder, with "/"; links are listed but not followed."""
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
 
 
-def _identity(folder: Path, name: str) -> dict[str, Any]:
-    """What state.json keeps of a file. Raises OSError."""
+def _size_and_sha256(folder: Path, name: str) -> dict[str, Any]:
+    """Size and sha256 of a file, as state.json records them. Raises OSError."""
     descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -415,11 +417,11 @@ def _identity(folder: Path, name: str) -> dict[str, Any]:
         return {"bytes": file.tell(), "sha256": digest}
 
 
-# Names that come and go. Each step leaves a directory that loads; all raise OSError.
+# Renaming and removing. After each system call the folder still loads. All of these raise OSError.
 
 
-def _settle(folder: Path) -> None:
-    """Undo or finish what a kill has cut short."""
+def _finish_interrupted(folder: Path) -> None:
+    """Undo or finish what a killed process left unfinished."""
     for path in sorted(folder.iterdir()):
         if path.is_symlink() or not path.is_dir() or not path.name.startswith("."):
             continue
@@ -443,7 +445,7 @@ def _prune(folder: Path, *, newest: int, keep: int) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Remove a checkpoint so that none of its name is ever there in part."""
+    """Remove a checkpoint; rename it first, so that no partial checkpoint ever has a valid name."""
     aside = path.with_name(f".{path.name.removeprefix('.')}.tmp")
     path.rename(aside)
     fsync_directory(path.parent)

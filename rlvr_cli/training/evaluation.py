@@ -1,4 +1,4 @@
-"""The evaluations of a training run: the same questions each time, answered by the policy of that moment.
+"""The evaluations of a training run: the same questions each time, answered by the current policy.
 
 Enters: questions, an open sampler and grader pool. Leaves: rollouts of phase `eval` and their averages in the run.
 """
@@ -17,10 +17,10 @@ from rlvr_cli.types import Sampler, SamplingParams
 
 
 class Evaluator:
-    """Asks the questions, and knows how long that takes.
+    """Evaluates the policy and measures how long that takes.
 
     Attributes:
-        seconds_per_question: the longest average of an evaluation so far.
+        seconds_per_question: that of the slowest evaluation so far.
     """
 
     def __init__(
@@ -28,14 +28,14 @@ class Evaluator:
         config: TrainingConfig,
         run: RunDir,
         *,
-        questions: Dataset,
+        eval_dataset: Dataset,
         template: PromptTemplate,
         params: SamplingParams,
         grader: GraderPool,
         stop: StopRequest,
     ) -> None:
         self.config, self.run = config, run
-        self.questions = questions
+        self.eval_dataset = eval_dataset
         self._how = {"template": template, "params": params, "grader": grader, "stop": stop, "seed": config.seed}
         self.seconds_per_question = 0.0
 
@@ -45,9 +45,9 @@ class Evaluator:
         return updates == 0 or bool(every and updates % every == 0)
 
     def evaluate(self, sampler: Sampler, updates: int, *, last: bool = False) -> float:
-        """Answer the questions; what the run holds of this evaluation is not sampled again. Returns seconds."""
+        """Sample and grade the questions that the run does not yet hold for this evaluation. Returns seconds."""
         started = time.monotonic()
-        examples = self.questions.examples[: self.asked(last=last)]
+        examples = self.eval_dataset.examples[: self.num_questions(last=last)]
         new = len(examples) - len(self.run.committed_keys("eval", updates))
         averages = log_generations(
             self.run, phase="eval", step=updates, examples=examples, sampler=sampler, num_samples=1, **self._how
@@ -57,19 +57,19 @@ class Evaluator:
             f"evaluation     after {updates} updates: reward {averages['reward/mean']:.3f}, "
             f"length {averages['length/mean']:.0f}, {len(examples)} questions in {seconds:.1f} s"
         )
-        if new == len(examples):  # of a few that were left over, what they share would weigh too much
+        if new == len(examples):  # with only a few questions left, the fixed cost would dominate the average
             self.seconds_per_question = max(self.seconds_per_question, seconds / new)
         return seconds
 
-    def asked(self, *, last: bool) -> int:
+    def num_questions(self, *, last: bool) -> int:
         """How many questions an evaluation asks."""
         final = self.config.final_eval_examples if last else None
-        return min(final or self.config.eval_examples, self.questions.rows)
+        return min(final or self.config.eval_examples, self.eval_dataset.rows)
 
-    def seconds_ahead(self, updates: int, *, most_updates: int) -> float:
-        """What the last evaluation will take, and the one that a step of at most `most_updates` updates may begin with."""
-        asked = self.asked(last=True)
+    def expected_seconds(self, updates: int, *, most_updates: int) -> float:
+        """Expected seconds of the last evaluation, plus those of an evaluation due within the next `most_updates` updates."""
+        questions = self.num_questions(last=True)
         every, ahead = self.config.eval_every, updates + max(most_updates, 1) - 1
         if every and ahead // every > (updates - 1) // every:
-            asked += self.asked(last=False)
-        return asked * self.seconds_per_question
+            questions += self.num_questions(last=False)
+        return questions * self.seconds_per_question

@@ -1,23 +1,24 @@
-"""What a training run will need of a device's memory, estimated from the model's config alone."""
+"""The device memory that a training run will need, estimated from the model's config alone."""
 
 from collections.abc import Mapping
 
 from rlvr_cli.config.shared import TrainingConfig
 
-HEAD_LOGITS = 3 * 2**26 + 5 * 2**24  # held at once at most on a GPU: three chunks, and what is kept (tokens.py)
+# The most logits held at once on a GPU (models/log_probs.py): three chunks, and those kept.
+HEAD_LOGITS = 3 * 2**26 + 5 * 2**24
 GUESSED_PROMPT = 256  # tokens
 
 
 def memory_estimate(
     config: TrainingConfig, shape: Mapping[str, int] | None, *, rows: int, engine: str, on_gpu: bool
 ) -> dict[str, float]:
-    """Bytes that training takes at its peak, by what takes them; empty when the model's shape is not known here.
+    """Peak memory of training in bytes, by purpose; empty when the model's shape is unknown.
 
     Args:
         shape: parameters, layers, hidden, intermediate, kv_width (key-value heads times head size), vocabulary.
-        rows: responses that go through the model together.
-        engine: which samples.
-        on_gpu: bfloat16 autocast, or float32.
+        rows: responses in a micro-batch.
+        engine: the sampling engine.
+        on_gpu: whether training computes in bfloat16 autocast; otherwise in the weights' precision.
     """
     if not shape:
         return {}
@@ -35,7 +36,7 @@ def memory_estimate(
     if config.kl_coef:
         memory["reference model"] = float(n * wide)
     if config.async_steps:
-        memory["the sampling process's weights, and those it is behind with"] = 2.0 * n * wide
+        memory["the sampling process's weights, and the snapshot it samples from"] = 2.0 * n * wide
     if engine == "transformers":
         sequences = min(config.rollout_batch_size, config.max_batch_size or 256)
         memory["key-value cache of sampling"] = float(
@@ -45,12 +46,12 @@ def memory_estimate(
 
 
 def memory_line(memory: Mapping[str, float], *, utilization: float | None) -> str:
-    """The estimate in a line, the largest terms first; `utilization` is the share of its device that vLLM takes."""
+    """The estimate on one line, largest terms first; `utilization` is the share of its device that vLLM takes."""
     if not memory:
         return "not known: the model's files are not on this machine"
     parts = sorted(memory.items(), key=lambda item: -item[1])
     text = f"about {_size(sum(memory.values()))}: " + ", ".join(f"{name} {_size(size)}" for name, size in parts)
-    return text + (f"; vLLM takes {utilization:.0%} of its device besides" if utilization else "")
+    return text + (f"; in addition vLLM takes {utilization:.0%} of its device" if utilization else "")
 
 
 def _size(bytes: float) -> str:

@@ -1,4 +1,4 @@
-"""What is minimized: `LossInputs` -> per-token or per-row loss and statistics; the scalar, and the metrics, made of these."""
+"""Objectives: `LossInputs` -> per-token or per-row loss and statistics, and their reduction to a scalar and to metrics."""
 
 from collections.abc import Callable, Mapping
 
@@ -22,15 +22,15 @@ def policy_gradient(
     """The objective of GRPO and its relatives; bind the keywords with functools.partial.
 
     Args:
-        inputs: with `advantages`, `sampled_log_probs`, and, for a `kl_coef`, `reference_log_probs`.
+        inputs: with `advantages`, `sampled_log_probs`, and, if `kl_coef` is not 0, `reference_log_probs`.
         loss: the function of one of `LOSSES` with its options bound, or a user's own.
-        kl_coef: times `kl_penalty`, added to each token's loss, or its mean over the response to the response's loss; 0 needs
-            no reference.
-        importance_cap: multiplies each token's loss by `importance_weights`; None does not. Not for a loss per row.
+        kl_coef: weight of `kl_penalty`, which is added to the loss: per token, or as the response's mean for a loss per row.
+        importance_cap: if given, each token's loss is multiplied by `importance_weights`. Not for a loss per row.
 
     Returns:
-        The loss, and beside its own statistics: `ratio` (new / old), `mismatch` (trainer's old minus sampler's log-probability),
-        `position` in the response and its `length` (tokens), and, where they apply, `importance_weight`, `kl`.
+        The loss and its statistics, with these added: `ratio` (new / old), `mismatch` (the trainer's old log-probability minus
+        the sampler's), `position` in the response, `length` of the response (tokens), and, where they apply,
+        `importance_weight` and `kl`.
     """
     outputs = loss(inputs)
     value, statistics = outputs.loss, dict(outputs.statistics)
@@ -56,14 +56,14 @@ def policy_gradient(
 
 
 def reduced_loss(loss: Tensor, mask: Tensor, *, denominators: Tensor, num_rows: int) -> Tensor:
-    """What a micro-batch adds to the update's loss, a scalar.
+    """Reduce a micro-batch's loss to a scalar, its share of the update's loss.
 
     Args:
-        loss: (batch, seq), of which the tokens of the mask are summed, each divided by its row's denominator; or (batch,), which
-            is summed and divided by the number of rows.
+        loss: (batch, seq): summed over the mask's tokens, each divided by its row's denominator; or (batch,): summed and
+            divided by `num_rows`.
         mask: (batch, seq), the response tokens.
-        denominators: (batch, 1), see `losses.loss_denominators`.
-        num_rows: of the whole update, all its micro-batches together.
+        denominators: (batch, 1), see `loss_denominators`.
+        num_rows: rows of the whole update, over all micro-batches.
     """
     if loss.dim() == 1:
         assert len(loss) == len(mask), (loss.shape, mask.shape)
@@ -71,23 +71,23 @@ def reduced_loss(loss: Tensor, mask: Tensor, *, denominators: Tensor, num_rows: 
     return masked_loss(loss, mask, denominators.to(loss.device))
 
 
-def observed(statistics: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
-    """The values of statistics where they count, flat and without a graph: those of the mask's tokens, or those of all rows."""
+def masked_statistics(statistics: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
+    """Detached values of statistics: those of the mask's tokens, flat, for a statistic per token; all rows for one per row."""
     return {
         name: values.detach()[mask] if values.dim() == 2 else values.detach() for name, values in statistics.items()
     }
 
 
 def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
-    """Metrics over an update's response tokens, or its rows, from the statistics of an objective, (tokens,) or (rows,) each.
+    """Turn an objective's statistics, (tokens,) or (rows,) each, into metrics of the update.
 
     Returns:
-        `policy/NAME_mean`, but for the names that `policy_gradient` and the handout's losses give:
+        `policy/NAME_mean` for each statistic, except for those of `policy_gradient` and of the handout's losses:
         `policy/ratio_mean`, `_min`, `_p01`, `_p99`, `_max`; `policy/clip_fraction`, `_low`, `_high`; `policy/kl`;
-        `mismatch/logprob_mean_abs` and `_max_abs`, |trainer - sampler| in nats; `mismatch/ratio_mean`, `_p01`, `_p99`, `_max`,
-        trainer over sampler; `mismatch/importance_weight_mean`; and the mean |trainer - sampler| of the tokens at positions 0,
-        1 to 3, 4 to 15, ... as `mismatch/position/0`, `/1`, `/4`, `/16`, ..., and of those in responses of 1 to 3, 4 to 15, ...
-        tokens as `mismatch/length/1`, `/4`, ...
+        `mismatch/logprob_mean_abs` and `_max_abs`, |trainer - sampler| in nats; `mismatch/ratio_mean`, `_min`, `_p01`, `_p99`,
+        `_max`, trainer over sampler; `mismatch/importance_weight_mean`; the mean |trainer - sampler| of the tokens at
+        positions 0, 1 to 3, 4 to 15, ... as `mismatch/position/0`, `/1`, `/4`, ...; and of the tokens in responses of
+        1 to 3, 4 to 15, ... tokens as `mismatch/length/1`, `/4`, ...
     """
     metrics: dict[str, float] = {}
     for name, values in statistics.items():
@@ -115,7 +115,7 @@ def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _spread(values: Tensor) -> dict[str, float]:
-    """Mean and quantiles. Not torch.quantile, which takes at most 2**24 values."""
+    """Mean and quantiles, computed by sorting: torch.quantile takes at most 2**24 values."""
     ordered = values.flatten().double().sort().values
     last = len(ordered) - 1
     places = {"min": 0.0, "p01": 0.01, "p99": 0.99, "max": 1.0}
@@ -123,7 +123,7 @@ def _spread(values: Tensor) -> dict[str, float]:
 
 
 def _means_by_size(values: Tensor, sizes: Tensor) -> dict[int, float]:
-    """The mean of `values` in each bucket of `sizes`: 0, then powers of four, named by where they start."""
+    """The mean of `values` in each bucket of `sizes`, by the bucket's start: 0, then powers of four."""
     means, start, end = {}, 0, 1
     while start <= int(sizes.max()):
         inside = (sizes >= start) & (sizes < end)

@@ -16,9 +16,10 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.0,
 ) -> torch.optim.AdamW:
-    """AdamW over the parameters that want a gradient, in the parameters' own precision.
+    """AdamW over the trainable parameters; its state has the parameters' precision.
 
-    Load the policy in float32: bfloat16 weights, of 8 bits, round most steps of a learning rate of 1e-6 to 1e-5 away.
+    Load the policy in float32: bfloat16 has 8 significant bits, so most steps at a learning rate of 1e-6 to 1e-5 would be
+    rounded away.
     """
     parameters = list(as_policy(policy).trainable_parameters().values())
     fused = parameters[0].device.type in ("cuda", "cpu")
@@ -30,8 +31,8 @@ def learning_rate_at(
 ) -> float:
     """The learning rate of update `step`, counted from 0.
 
-    Linear over the first `warmup_steps` updates, which end at `peak`; then `peak` for good, or half a cosine
-    down to 10 % of it at the last of the `num_steps` updates, and 10 % after that.
+    Rises linearly over the first `warmup_steps` updates, up to `peak`. Then it stays at `peak` (schedule "constant"), or
+    falls along half a cosine to 10 % of `peak` at the last of the `num_steps` updates, and stays there.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps

@@ -15,14 +15,14 @@ from rlvr_cli.training.losses.policy_gradient import Loss
 from rlvr_cli.training.memory import memory_estimate, memory_line
 from rlvr_cli.types import SamplingParams
 
-FEW_UPDATES = 10  # under which the plan says that they are few
+FEW_UPDATES = 10  # with fewer, `rlvr sft` notes that the model will hardly change
 
 
-def announce(lines: Mapping[str, str], config: TrainingConfig, *, engine: str, rows: int) -> None:
-    """Say the plan.
+def print_plan(lines: Mapping[str, str], config: TrainingConfig, *, engine: str, rows: int) -> None:
+    """Print the plan and the memory estimate.
 
     Args:
-        rows: of a micro-batch.
+        rows: rows of a micro-batch.
     """
     for name, value in lines.items():
         console.say(f"{name:<14} {value}")
@@ -96,39 +96,39 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
 
 
 def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
-    """What looks like a mistake, a sentence each."""
+    """Notes on options that look like a mistake, one sentence each."""
     notes = []
     if config.on_policy and config.loss_type == "grpo_clip":
         notes.append(
-            "on-policy every ratio is 1 and nothing is ever clipped: grpo_clip is reinforce_with_baseline here"
+            "on-policy, every ratio is 1 and nothing is clipped: grpo_clip has the same gradient as reinforce_with_baseline"
         )
     if not config.on_policy and config.loss_type in ("no_baseline", "reinforce_with_baseline"):
-        notes.append(
-            f"{config.loss_type} ignores how far the policy has moved from the one that sampled; off-policy take grpo_clip"
-        )
+        notes.append(f"{config.loss_type} does not correct for off-policy updates; grpo_clip does")
     if loss.per_row and config.sources.get("length_normalization", "default") != "default":
         notes.append(
-            f"{config.loss_type} gives one number per response, which are averaged: --length-normalization has no effect"
+            f"{config.loss_type} gives one loss per response, and these are averaged: --length-normalization has no effect"
         )
     if config.async_steps and config.importance_correction == "none":
         notes.append(
-            "rollouts come from a policy one batch old, and --importance-correction none does not correct for it"
+            "rollouts come from a policy that is one batch old, and --importance-correction none does not correct for that"
         )
     if config.sampling_top_p < 1:
         notes.append(
-            "with --sampling-top-p below 1 responses come from another distribution than the one that is trained"
+            "with --sampling-top-p below 1, responses are sampled from another distribution than the one that is trained"
         )
     if config.param_dtype == "bfloat16":
-        notes.append("bfloat16 weights have 8 bits: most steps of a learning rate of 1e-6 to 1e-5 are rounded away")
+        notes.append(
+            "bfloat16 weights have 8 significant bits: most steps at a learning rate of 1e-6 to 1e-5 are rounded away"
+        )
     if config.loss_type == "no_baseline" and config.dynamic_sampling:
         notes.append(
-            "dynamic sampling looks for groups with unequal rewards; no_baseline could also learn from all-correct ones"
+            "dynamic sampling keeps only groups with unequal rewards; no_baseline could also learn from all-correct groups"
         )
     return notes
 
 
 def sft_objective(length_normalization: str, constant: float) -> str:
-    """What supervised fine-tuning minimizes, as a formula."""
+    """The loss of supervised fine-tuning, as a formula."""
     match length_normalization:
         case "token_mean":
             return "-(1/T) sum_t log p(o_t | q, o_<t), T the response tokens of the update"
@@ -138,7 +138,7 @@ def sft_objective(length_normalization: str, constant: float) -> str:
 
 
 def advantage_formula(config: GrpoConfig) -> str:
-    """The advantage of response i of a group."""
+    """The advantage of response i of a group, as a formula."""
     reward = "r_i" if config.overlong != "soft_punish" else "r_i (with its length penalty)"
     if config.loss_type == "no_baseline":
         return f"A_i = {reward}"
@@ -148,7 +148,7 @@ def advantage_formula(config: GrpoConfig) -> str:
 
 
 def grpo_objective(config: GrpoConfig, loss: Loss) -> str:
-    """What `rlvr grpo` minimizes, as a formula."""
+    """The loss of `rlvr grpo`, as a formula."""
     formula = loss.formula(**{name: getattr(config, name) for name in loss.options})
     sign, term = ("-", formula[1:]) if formula.startswith("-") else ("", formula)
     if config.importance_truncation is not None:

@@ -1,6 +1,6 @@
 """What a training command reads and opens before its first step.
 
-Enters: a config. Leaves: `Inputs`, or an RlvrError before anything heavy was loaded; then an open `Trainer`.
+Enters: a config. Leaves: `Inputs`, or an RlvrError before the model is loaded; then an open `Trainer`.
 """
 
 import math
@@ -30,7 +30,7 @@ class Inputs:
 
     template: PromptTemplate
     dataset: Dataset
-    questions: Dataset | None  # of the evaluations
+    eval_dataset: Dataset | None  # the evaluation questions
     pool: GraderPool  # not started yet
     engine: str
     engine_reason: str
@@ -38,10 +38,10 @@ class Inputs:
 
 
 def load_inputs(config: TrainingConfig, *, questions_per_batch: int) -> Inputs:
-    """The inputs of `rlvr ei` and `rlvr grpo`.
+    """Load the inputs of `rlvr ei` or `rlvr grpo`.
 
     Raises:
-        RlvrError: unreadable or too few questions, an unknown prompt, grader or engine.
+        RlvrError: questions cannot be read or are too few, or prompt, grader or engine are unknown.
     """
     template = load_prompt(config.prompt)
     dataset = load_dataset(
@@ -58,35 +58,35 @@ def load_inputs(config: TrainingConfig, *, questions_per_batch: int) -> Inputs:
     if dataset.rows < questions_per_batch:
         raise RlvrError(
             f"A batch needs {questions_per_batch} different questions; {dataset.name} has {dataset.rows}.",
-            "Ask for fewer responses per batch, or more per question, or give a larger --dataset.",
+            "Use a smaller batch, a larger --group-size, or a larger --dataset.",
         )
-    questions = evaluation_questions(config)
+    eval_dataset = load_eval_dataset(config)
     pool = grader_pool(config, dataset.default_grader)
-    if questions is not None and grader_pool(config, questions.default_grader).spec != pool.spec:
+    if eval_dataset is not None and grader_pool(config, eval_dataset.default_grader).spec != pool.spec:
         raise RlvrError(
-            f"{dataset.name} is graded by {pool.spec}, and {questions.name} by {questions.default_grader}.",
-            "Name the grader of both: --grader; or evaluate on questions of the same kind.",
+            f"{dataset.name} is graded by {pool.spec}, and {eval_dataset.name} by {eval_dataset.default_grader}.",
+            "Set one grader for both with --grader, or evaluate on questions of the same kind.",
         )
     engine = choose_engine(config.engine, base_url="")
     facts = {
         "dataset": dataset.facts,
-        "eval_dataset": questions and questions.facts,
+        "eval_dataset": eval_dataset and eval_dataset.facts,
         "model": model_facts(engine.name, config.model, fetch=not config.dry_run),
         "prompt": {"name": template.name, "text": template.text},
         "grader": pool.spec,
         "engine": engine.name,
     }
-    return Inputs(template, dataset, questions, pool, engine.name, engine.reason, facts)
+    return Inputs(template, dataset, eval_dataset, pool, engine.name, engine.reason, facts)
 
 
-def evaluation_questions(config: TrainingConfig) -> Dataset | None:
-    """The questions named with --eval-dataset, else the evaluation split of a dataset that has a name, else None."""
+def load_eval_dataset(config: TrainingConfig) -> Dataset | None:
+    """Load the questions of --eval-dataset, else the evaluation split of a built-in dataset; None where there is neither."""
     name = config.dataset.split(":")[0]
     spec = config.eval_dataset or (name if name in dataset_names() else "")
     if not spec:
         return None
     limit = max(config.eval_examples, config.final_eval_examples or 0)
-    named = spec.split(":")[0] in dataset_names()  # their fields are known
+    named = spec.split(":")[0] in dataset_names()  # a built-in dataset knows its fields
     questions = load_dataset(
         spec,
         limit=limit,
@@ -102,13 +102,13 @@ def evaluation_questions(config: TrainingConfig) -> Dataset | None:
 def open_trainer(
     config: TrainingConfig, run: RunDir, *, inputs: Inputs, num_updates: int, stop: StopRequest
 ) -> Iterator[Trainer]:
-    """The trainer of a command that samples its own training data; says what it found when it opened the run."""
+    """Open the trainer of a command that samples its own training data, and check that all prompts fit the context."""
     with Trainer(
         config,
         run,
         engine=inputs.engine,
         num_updates=num_updates,
-        questions=inputs.questions,
+        eval_dataset=inputs.eval_dataset,
         template=inputs.template,
         eval_params=config.eval_sampling_params,
         grader=inputs.pool,
@@ -117,7 +117,7 @@ def open_trainer(
         run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine_reason))
         for examples, params in (
             (inputs.dataset.examples, config.sampling_params),
-            (inputs.questions.examples if inputs.questions else [], config.eval_sampling_params),
+            (inputs.eval_dataset.examples if inputs.eval_dataset else [], config.eval_sampling_params),
         ):
             check_prompts(examples, inputs.template, trainer, max_tokens=params.max_tokens, limit=config.max_model_len)
         yield trainer
@@ -126,11 +126,11 @@ def open_trainer(
 def check_prompts(
     examples: Sequence[Example], template: PromptTemplate, trainer: Trainer, *, max_tokens: int, limit: int | None
 ) -> None:
-    """RlvrError when a prompt and its response might not fit into the context: now, and not at the step that draws it."""
+    """Raise RlvrError if a prompt and the longest response to it exceed the context, before the first step."""
     context = min(trainer.policy.context_length or math.inf, limit or math.inf)
     prompts = [prompt_of(e, template) for e in examples]
     for example, prompt in zip(examples, prompts, strict=True):
-        most = len(prompt.encode(errors="replace"))  # no more tokens than bytes: spares the tokenizer
+        most = len(prompt.encode(errors="replace"))  # a prompt has no more tokens than bytes: often no need to tokenize
         if most + max_tokens <= context:
             continue
         length = len(trainer.tokenizer(prompt).input_ids)
@@ -138,5 +138,5 @@ def check_prompts(
             raise RlvrError(
                 f"Question {example.id} has a prompt of {length} tokens; with {max_tokens} for the response that is "
                 f"{length + max_tokens}, and the context holds {context}.",
-                "Leave it out of the dataset, or allow shorter responses: --sampling-max-tokens, --eval-max-tokens.",
+                "Remove it from the dataset, or allow only shorter responses: --sampling-max-tokens, --eval-max-tokens.",
             )

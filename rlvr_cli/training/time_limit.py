@@ -1,24 +1,24 @@
-"""Whether another step fits before a time limit, judged by the steps so far."""
+"""Whether another step fits into the time limit, judged by the steps so far."""
 
 import math
 import time
 
-RESERVE = 1.2  # times what the evaluations are expected to take
+RESERVE = 1.2  # safety factor on the expected time of the evaluations
 
 
 class TimeLimit:
-    """The clock of a training run's steps.
+    """Measures a training run's steps, and decides whether another one fits.
 
     Attributes:
-        longest_step: seconds, evaluations left out.
-        most_updates: of a step.
+        longest_step: duration of the longest step so far, in seconds, evaluations excluded.
+        most_updates: the most updates that a step has had so far.
     """
 
     def __init__(self, seconds: float = math.inf, *, updates: int = 0, longest_step: float = 0.0) -> None:
         """
         Args:
-            seconds: that the whole run may take.
-            updates, longest_step: what an interrupted run had seen.
+            seconds: time limit of the whole run.
+            updates, longest_step: their values when the run was interrupted, if it was.
         """
         self.seconds = seconds
         self.longest_step = longest_step
@@ -27,7 +27,7 @@ class TimeLimit:
         self._step_started: float | None = None
 
     def begin_step(self, updates: int) -> None:
-        """A step begins, after so many updates; the one before it, if there was one, is over."""
+        """Start timing a step, after `updates` updates; this ends the step before it."""
         now = time.monotonic()
         if self._step_started is not None:
             self.longest_step = max(self.longest_step, now - self._step_started)
@@ -36,16 +36,16 @@ class TimeLimit:
         self._updates_before = updates
 
     def leave_out(self, seconds: float) -> None:
-        """So many seconds of this step went into an evaluation."""
+        """Exclude seconds that an evaluation took from the duration of this step."""
         if self._step_started is not None:
             self._step_started += seconds
 
     def has_room(self, used: float, *, evaluation_seconds: float) -> bool:
-        """Whether a step as long as the longest, and the evaluations that have to follow, fit after `used` seconds."""
+        """Whether, after `used` seconds, a step as long as the longest so far and the evaluations still to come would fit."""
         return used + self.longest_step + RESERVE * evaluation_seconds < self.seconds
 
     @property
     def step_seconds(self) -> float:
-        """How long the step has taken so far, evaluations left out."""
+        """How long the current step has taken so far, evaluations excluded."""
         assert self._step_started is not None
         return time.monotonic() - self._step_started

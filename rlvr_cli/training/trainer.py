@@ -1,8 +1,8 @@
-"""What every training command does around its algorithm: update, evaluate, save, stop in time, go on where it was.
+"""What every training command does around its algorithm: update, evaluate, save, respect the time limit, resume.
 
 Enters: the options that the training commands share, an open run, a grader. Leaves: a `Trainer`, which holds the policy and its
-optimizer, and writes the run's metrics, checkpoints and final model. What it works with has modules of its own: the sampler and its
-weights (`weight_sync`), the evaluations (`evaluation`), the clock (`time_limit`).
+optimizer, and writes the run's metrics, checkpoints and final model. It uses `weight_sync` (the sampler and its weights),
+`evaluation` and `time_limit`.
 """
 
 import shutil
@@ -35,19 +35,19 @@ from rlvr_cli.training.update import train_update
 from rlvr_cli.training.weight_sync import Snapshot, WeightSync
 from rlvr_cli.types import Sampler, SamplingParams
 
-MISMATCH_BOUND = 5e-2  # nats a token, between sampler and trainer with the same weights, over which it is said
+MISMATCH_BOUND = 5e-2  # nats per token; print a note if sampler and trainer differ by more with the same weights
 
 
 class Trainer:
-    """The policy under training. Use as a context manager: an interruption saves a checkpoint before it goes on its way.
+    """Holds and updates the policy. Use as a context manager: on `Interrupted` it saves a checkpoint.
 
     Attributes:
-        policy, tokenizer: what is trained.
-        weights: the engine that samples from it, and which weights it has.
-        evaluator: asks the evaluations' questions; None without any.
-        updates: optimizer updates tried so far, skipped ones too; the version of the policy.
-        position: counters of the command's own, kept in checkpoints; what it needs to find its place again.
-        tensors: the same for tensors.
+        policy, tokenizer: the model being trained.
+        weights: the sampling engine, and which version of the weights it has.
+        evaluator: runs the evaluations; None without evaluation questions.
+        updates: optimizer updates tried so far, including skipped ones; the version of the policy.
+        cursor: the data cursor: counters that the command needs to resume, kept in checkpoints.
+        tensors: tensors that the command needs to resume, kept in checkpoints.
     """
 
     def __init__(
@@ -57,32 +57,32 @@ class Trainer:
         *,
         engine: str,
         num_updates: int,
-        questions: Dataset | None,
+        eval_dataset: Dataset | None,
         template: PromptTemplate,
         eval_params: SamplingParams,
         grader: GraderPool,
         stop: StopRequest,
     ) -> None:
-        """Load the model into trainer and engine; go on from the run's last checkpoint when it has one.
+        """Load the model into trainer and engine, and the run's last checkpoint if it has one.
 
         Args:
             config: the options of a training command.
-            engine: `transformers` samples from the trainer's own weights.
-            num_updates: how many there will be, for the learning-rate schedule.
-            questions: those of the evaluations; None for none.
-            eval_params: how the evaluations sample.
+            engine: the sampling engine; `transformers` samples from the trainer's own weights.
+            num_updates: total number of updates, for the learning-rate schedule.
+            eval_dataset: the evaluation questions; None for no evaluations.
+            eval_params: sampling parameters of the evaluations.
         """
         self.config, self.run, self.stop = config, run, stop
         self.num_updates = num_updates
         self.updates = 0
-        self.position: dict[str, int] = {}
+        self.cursor: dict[str, int] = {}
         self.tensors: dict[str, Tensor] = {}
         self.notices: list[str] = []
         self.metrics = MetricsLog(run)
         self.evaluator: Evaluator | None = None
-        if questions is not None:
+        if eval_dataset is not None:
             self.evaluator = Evaluator(
-                config, run, questions=questions, template=template, params=eval_params, grader=grader, stop=stop
+                config, run, eval_dataset=eval_dataset, template=template, params=eval_params, grader=grader, stop=stop
             )
         self._mismatch_said = False
         self._skipped_in_a_row = 0
@@ -95,12 +95,12 @@ class Trainer:
             raise
 
     def _load(self) -> None:
-        """Model and optimizer, and what the last checkpoint says."""
+        """Load model and optimizer, and restore the last checkpoint."""
         config = self.config
         self.policy = load_policy(model_path(config.model), dtype=config.param_dtype, device=config.device)
         self.tokenizer = self.policy.tokenizer
         if self.policy.device.type == "mps":
-            raise RlvrError("Training does not run on mps: it sums in float64, which mps lacks.", "Use --device cpu.")
+            raise RlvrError("Training does not run on mps: it needs float64, which mps lacks.", "Use --device cpu.")
         use_few_threads(self.policy)
         self.optimizer = make_optimizer(
             self.policy,
@@ -113,10 +113,10 @@ class Trainer:
         longest_step = 0.0
         if checkpoint is not None:
             state = checkpoint.state
-            self.updates, self.position, self.tensors = checkpoint.step, state["position"], checkpoint.tensors
-            if "lagging" in self.position:
-                self.weights.snapshot = Snapshot.of_tensors(self.tensors, version=self.position["lagging"])
-            self._saved = (self.updates, self.position)
+            self.updates, self.cursor, self.tensors = checkpoint.step, state["position"], checkpoint.tensors
+            if "lagging" in self.cursor:
+                self.weights.snapshot = Snapshot.from_tensors(self.tensors, version=self.cursor["lagging"])
+            self._saved = (self.updates, self.cursor)
             self._skipped_in_a_row = state["skipped_in_a_row"]
             longest_step = state["longest_step"]
             if self.evaluator is not None:
@@ -128,7 +128,7 @@ class Trainer:
         for notice in [*self.run.notices, *self.notices]:
             console.say(notice)
         if self.updates:
-            console.say(f"goes on after  {self.updates} updates")
+            console.say(f"resumes after  {self.updates} updates")
         return self
 
     def __exit__(
@@ -138,36 +138,36 @@ class Trainer:
             if isinstance(error, Interrupted):
                 self.save()
             else:
-                with suppress(RlvrError):  # of a full disk, say; `error` is what the user must see
+                with suppress(RlvrError):  # such as a full disk: the user must see `error` instead
                     self.metrics.flush()
         finally:
             self.weights.close()
 
     @property
     def sampler(self) -> Sampler:
-        """The engine that answers training's and the evaluations' questions."""
+        """The engine that samples for training and evaluations."""
         return self.weights.sampler
 
     def update(
         self,
         batch: Mapping[str, Tensor],
         *,
-        position: dict[str, int],
+        cursor: dict[str, int],
         tensors: dict[str, Tensor] | None = None,
         **how: Any,
     ) -> dict[str, float]:
-        """One optimizer update, logged as that of the policy before it, and a checkpoint if one is due.
+        """Do one optimizer update, log its metrics under the number of updates before it, and checkpoint if one is due.
 
         Args:
-            position, tensors: what the command is to find after this update.
-            how: the arguments of `update.train_update` that belong to the algorithm.
+            cursor, tensors: the data cursor and the tensors to resume from after this update.
+            how: the arguments of `update.train_update` that the algorithm chooses.
 
         Raises:
-            RlvrError: too many updates in a row were skipped because they were not finite.
-            Interrupted: a signal came; the update was not made.
+            RlvrError: too many updates in a row were skipped because loss or gradient was not finite.
+            Interrupted: a signal arrived; the update was not done.
         """
         if not batch or not batch["response_mask"].any():
-            return self.skip(position, tensors)
+            return self.skip(cursor, tensors)
         self.sampler.sleep()
         fault_point("update")
         with out_of_memory_as_user_error():
@@ -195,41 +195,41 @@ class Trainer:
             raise RlvrError(
                 f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite (up to update "
                 f"{self.updates}).",
-                f"The checkpoints in {self.run.path / 'checkpoints'} hold finite weights, as these updates left them. Start anew "
+                f"They were skipped, so the checkpoints in {self.run.path / 'checkpoints'} hold finite weights. Start a new run "
                 "with a lower --learning-rate, and look at the metrics optimizer/grad_norm and policy/ratio_max.",
             )
-        self._advance_cursor(position, tensors)
+        self._advance_cursor(cursor, tensors)
         return metrics
 
-    def skip(self, position: dict[str, int], tensors: dict[str, Tensor] | None = None) -> dict[str, float]:
-        """Count an update for which there is nothing to train on."""
+    def skip(self, cursor: dict[str, int], tensors: dict[str, Tensor] | None = None) -> dict[str, float]:
+        """Count an update that has no token to train on as skipped."""
         metrics = {"update/skipped": 1.0, "update/tokens": 0.0}
         self.metrics.add(self.updates, metrics)
         self.updates += 1
-        self._advance_cursor(position, tensors)
+        self._advance_cursor(cursor, tensors)
         return metrics
 
-    def _advance_cursor(self, position: dict[str, int], tensors: dict[str, Tensor] | None) -> None:
+    def _advance_cursor(self, cursor: dict[str, int], tensors: dict[str, Tensor] | None) -> None:
         """Advance the data cursor; checkpoint when one is due."""
-        self.position, self.tensors = position, tensors or {}
+        self.cursor, self.tensors = cursor, tensors or {}
         snapshot = self.weights.snapshot
         if snapshot is not None:
-            self.position = position | {"lagging": snapshot.version}
+            self.cursor = cursor | {"lagging": snapshot.version}
             self.tensors = self.tensors | snapshot.tensors
         every = self.config.checkpoint_every
         if every and self.updates - self._saved[0] >= every:
             self.save()
 
     def check_mismatch(self, mean_gap: float) -> None:
-        """Say once that trainer and sampler give the sampled tokens different log-probabilities under the same weights.
+        """Print a note, once, if trainer and sampler disagree on log-probabilities by more than `MISMATCH_BOUND`.
 
         Args:
-            mean_gap: mean over the tokens of |trainer - sampler|, nats.
+            mean_gap: mean over the sampled tokens of |trainer - sampler|, nats, both with the same weights.
         """
         if mean_gap > MISMATCH_BOUND and not self._mismatch_said:
             self._mismatch_said = True
             console.say(
-                f"note: the sampler's log-probabilities differ from the trainer's by {mean_gap:.2g} nats a token on average "
+                f"note: the sampler's log-probabilities differ from the trainer's by {mean_gap:.2g} nats per token on average "
                 f"(metrics mismatch/*); --importance-correction truncated corrects for it."
             )
 
@@ -239,33 +239,33 @@ class Trainer:
             self.evaluate()
 
     def evaluate(self, *, last: bool = False) -> None:
-        """Evaluate the policy as it is now; without questions this does nothing."""
+        """Evaluate the current policy; without evaluation questions this does nothing."""
         if self.evaluator is None:
             return
         if last and self.weights.process is not None:
-            self.weights.process.cancel_pending()  # what was asked ahead for a step that the time limit leaves out
-        self.weights.sync(self.updates)  # which may have to wait for what is sampled ahead: no cost of these questions
+            self.weights.process.cancel_pending()  # requests sent ahead for a step that the time limit rules out
+        self.weights.sync(self.updates)  # before timing: it may have to wait for rollouts that are sampled ahead
         self.clock.leave_out(self.evaluator.evaluate(self.sampler, self.updates, last=last))
 
     def has_time(self) -> bool:
-        """Whether another step of the algorithm, then the last evaluation, fit into the time limit. Ask before each step."""
+        """Whether another step and the last evaluation fit into the time limit. Call it before each step."""
         self.clock.begin_step(self.updates)
         evaluations = 0.0
         if self.evaluator is not None:
-            evaluations = self.evaluator.seconds_ahead(self.updates, most_updates=self.clock.most_updates)
+            evaluations = self.evaluator.expected_seconds(self.updates, most_updates=self.clock.most_updates)
         if self.clock.has_room(self.run.wall_seconds, evaluation_seconds=evaluations):
             return True
         console.say(
-            f"time limit {self.config.time_limit}: stopping after {self.updates} updates, for the last evaluation"
+            f"time limit {self.config.time_limit}: stopping after {self.updates} updates, to leave time for the last evaluation"
         )
         self.save()
         return False
 
     def save(self) -> None:
-        """Save a checkpoint of the policy as it is. Metrics go first: what a checkpoint has done is not done again."""
+        """Save a checkpoint. Metrics are committed first: updates that a checkpoint contains are never repeated."""
         started = time.perf_counter()
         self.metrics.flush()
-        if (self.updates, self.position) == self._saved:
+        if (self.updates, self.cursor) == self._saved:
             return
         save_checkpoint(
             self.run.path,
@@ -273,22 +273,22 @@ class Trainer:
             policy=self.policy,
             optimizer=self.optimizer,
             state={
-                "position": self.position,
+                "position": self.cursor,
                 "skipped_in_a_row": self._skipped_in_a_row,
                 "longest_step": self.clock.longest_step,
                 "evaluation_seconds": self.evaluator.seconds_per_question if self.evaluator else 0.0,
             },
             tensors=self.tensors,
         )
-        self._saved = (self.updates, self.position)
+        self._saved = (self.updates, self.cursor)
         self.metrics.add(self.updates, {"checkpoint/seconds": time.perf_counter() - started})
 
     def finish(self) -> None:
-        """The final model in the run's `model/`, and the last evaluation: should it fail, what was trained is there."""
+        """Save the final model in the run's `model/`, then do the last evaluation: if that fails, the model is saved."""
         if self.config.checkpoint_every:
             self.save()
         self.policy.save(self.run.path / "model")
-        for leftover in self.run.path.glob(".model.*"):  # of a kill while it was written before
+        for leftover in self.run.path.glob(".model.*"):  # from a process that was killed while saving it
             shutil.rmtree(leftover, ignore_errors=True)
         self.evaluate(last=True)
         self.metrics.flush()

@@ -1,10 +1,10 @@
-"""One optimizer update from a batch of tokens, and what surrounds it: objective, data order, learning rate, optimizer.
+"""One optimizer update on a batch of tokens, and log-probabilities of a batch.
 
-Enters: a model, an optimizer, a batch (`tokens.Batch`) and what is to be minimized. Leaves: the model after one update, and
-its metrics.
+Enters: a model, an optimizer, a batch (`tokenization.Batch`) and an objective. Leaves: the model after one update, and its
+metrics.
 
-The update does not depend on how the batch is cut: its denominators come from the whole batch, before the first
-backward pass, and no row's result depends on what it is padded to.
+The update does not depend on how the batch is split into micro-batches: its denominators come from the whole batch, before
+the first backward pass, and no row's result depends on its padding.
 """
 
 import math
@@ -22,7 +22,13 @@ from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.models.tokenization import Batch, collate, row_lengths
 from rlvr_cli.training.losses.inputs import loss_inputs
 from rlvr_cli.training.losses.normalization import LengthNormalization, loss_denominators
-from rlvr_cli.training.objectives import Objective, negative_log_likelihood, observed, reduced_loss, token_metrics
+from rlvr_cli.training.objectives import (
+    Objective,
+    masked_statistics,
+    negative_log_likelihood,
+    reduced_loss,
+    token_metrics,
+)
 from rlvr_cli.types import Rollout
 
 
@@ -34,51 +40,51 @@ def train_update(
     learning_rate: float,
     micro_batch_size: int,
     objective: Objective = negative_log_likelihood,
-    skip_silent: bool = True,
+    skip_zero_advantage: bool = True,
     max_grad_norm: float = 1.0,
     normalization: LengthNormalization = "token_mean",
     normalize_constant: float | None = None,
     temperature: float = 1.0,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """One optimizer update on `batch`.
+    """Do one optimizer update on `batch`.
 
-    Rows with the same prompt are neighbors, so that it is computed once in a micro-batch (`Policy.shares_prefixes`); else rows of
-    similar length are. The longest come first, so that a micro-batch too large for the device fails at once.
-    An update whose loss or gradient is not finite is skipped: the weights and the optimizer's state stay as they were.
-    The model's mode stays as it is. Dropout must be off in it, or the log-probabilities are not the policy's.
+    Micro-batches are made of rows with the same prompt, whose prompt is computed once (if `Policy.shares_prefixes`), else of
+    rows of similar length. The longest rows come first, so that a micro-batch too large for the device fails at once.
+    An update whose loss or gradient is not finite is skipped: weights and optimizer state are unchanged.
+    The model is neither switched to train nor to eval mode. Its dropout must be off, or the log-probabilities are not the policy's.
 
     Args:
         model: the policy; float32 weights, which compute in bfloat16 on a CUDA device (`Policy.autocast`).
-        optimizer: over the model's parameters; any gradient left in them is dropped.
-        batch: on any device: `tokens.Batch`, and what the objective reads (`losses.loss_inputs`), (batch, seq) or (batch, 1)
-            each. Rows that are marked in `silent`, (batch, 1) bool, go through the model after the others. Rows with the same
-            number in `unit`, (batch, 1) int64, such as a pair, go through it in one micro-batch, in the order of the batch;
-            without it each row is a unit.
+        optimizer: over the model's parameters; gradients left in them are discarded.
+        batch: on any device: a `tokenization.Batch` and the columns that the objective reads (`loss_inputs`), (batch, seq) or
+            (batch, 1) each. Rows marked in `zero_advantage`, (batch, 1) bool, go through the model after the others. Rows with the same
+            number in `unit`, (batch, 1) int64, such as a pair, stay in one micro-batch, in the order of the batch; without
+            `unit` each row is a unit.
         learning_rate: of this update (`learning_rate_at`).
-        micro_batch_size: rows that go through the model at once; more only for a unit of more rows, which is one by itself.
-        objective: what is minimized. The gradient of the entropies that it is given is computed only where it uses them.
-        skip_silent: the silent rows are known to add nothing to the gradient, and leave out the backward pass.
+        micro_batch_size: most rows per micro-batch; a larger unit is a micro-batch by itself.
+        objective: the loss to minimize. The gradient through the entropies is computed only if the objective uses them.
+        skip_zero_advantage: skip the backward pass for the marked rows, because their gradient is known to be 0.
         max_grad_norm: the gradient is scaled down to this norm; inf never clips.
-        normalization: what a loss per token is divided by, see `losses.loss_denominators`. A loss per row is averaged over the rows
-            that go through the model: all but those without a response token, unless another row of their unit has one.
+        normalization: what a loss per token is divided by, see `loss_denominators`. A loss per row is averaged over the rows
+            that go through the model: all but the units without a response token.
         normalize_constant: for `masked_normalize`.
         temperature: divides the logits.
-        check: called before each micro-batch; what it raises gives the update up, with the weights as they were.
+        check: called before each micro-batch; if it raises, the update is abandoned and the weights are unchanged.
 
     Returns:
-        `loss/objective`      what was minimized
-        `loss/denominator`    what a response token's loss, or else a row's, was divided by, on average
+        `loss/objective`      the value of the objective
+        `loss/denominator`    the mean divisor of a response token's loss; for a loss per row, the divisor of a row's loss
         `loss/nll`            mean over the response tokens of -log p, nats
         `policy/entropy`      mean over the response tokens of the exact entropy, nats
-        `optimizer/grad_norm` before clipping, of the update's whole gradient
+        `optimizer/grad_norm` norm of the update's whole gradient, before clipping
         `optimizer/learning_rate`
         `update/skipped`      1.0 when the update was skipped, else 0.0
         `update/rows`, `update/tokens` (response tokens), `update/micro_batches`, `update/seconds`
-        `update/computed`     tokens that went through the model's body: each prefix that rows of a micro-batch share, once
-        `update/padding`      share of them that were padding (0 but for models with other than ordinary attention)
-        `update/shared`       share of the rows' tokens, prompts included, that were computed with another row's
-        and what `token_metrics` makes of the objective's statistics. All are those of the policy before the update.
+        `update/computed`     tokens that went through the model's body, a prefix shared within a micro-batch counted once
+        `update/padding`      share of these that were padding (0 except for models with unusual attention)
+        `update/shared`       share of the rows' tokens, prompts included, that were not computed again for another row
+        and the `token_metrics` of the objective's statistics. All are of the policy before the update.
 
     Raises:
         RlvrError: no row has a response token.
@@ -107,7 +113,7 @@ def train_update(
         wanted = micro["response_mask"]
         prefixes = wanted_prefixes(policy, micro["input_ids"], wanted)
         computed += wanted.numel() if prefixes is None else len(prefixes.tokens)
-        learning = learning or not skip_silent
+        learning = learning or not skip_zero_advantage
         with torch.set_grad_enabled(learning), policy.autocast():
             scores = get_response_log_probs(
                 policy,
@@ -126,7 +132,7 @@ def train_update(
             loss.backward()
         with torch.no_grad():  # both sums are 0 outside the mask
             sums += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
-        for name, values in observed(outputs.statistics, wanted.bool()).items():
+        for name, values in masked_statistics(outputs.statistics, wanted.bool()).items():
             collected.setdefault(name, []).append(values)
     grad_norm = torch.nn.utils.clip_grad_norm_(policy.trainable_parameters().values(), max_grad_norm)
     objective_value, nll, entropy_sum, norm = [*sums.tolist(), float(grad_norm)]
@@ -156,7 +162,7 @@ def train_update(
     }
 
 
-def score(
+def compute_log_probs(
     model: Policy | PreTrainedModel,
     batch: Batch,
     *,
@@ -164,10 +170,10 @@ def score(
     temperature: float = 1.0,
     check: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """Log-probabilities of the batch's responses, without a gradient.
+    """Compute the log-probabilities of the batch's responses, without a gradient.
 
-    The rows are cut into micro-batches as `train_update` cuts them: for the same batch and weights these are, to the last
-    bit on a CPU, the log-probabilities of its forward pass. `check` is called before each micro-batch.
+    Micro-batches are those of `train_update`: for the same batch and weights the results are, on a CPU to the last bit, the
+    log-probabilities of its forward pass. `check` is called before each micro-batch.
 
     Returns:
         (batch, seq) on the CPU, nats; 0 outside the responses.
@@ -194,12 +200,12 @@ def score(
 
 
 def rollout_tensors(rollouts: Sequence[Rollout], *, pad_id: int) -> Batch:
-    """Rollouts as a batch to train on: the token ids as they were sampled, never tokenized again.
+    """Make a training batch of rollouts, from the sampled token ids: text is not tokenized again.
 
-    What the policy did not sample (`Rollout.response_mask`) is read and not trained on: it is outside the batch's mask.
+    Tokens that the policy did not sample (`Rollout.response_mask`) are context only: they are outside the batch's mask.
 
     Returns:
-        `tokens.Batch` with `advantages` (batch, 1) and `sampled_log_probs` (batch, seq), 0 outside the mask; float32.
+        A `tokenization.Batch` with `advantages` (batch, 1) and `sampled_log_probs` (batch, seq), 0 outside the mask; float32.
     """
     assert all(len(r.response_ids) == len(r.sampled_logprobs) for r in rollouts)
     batch = collate(
@@ -221,8 +227,8 @@ def rollout_tensors(rollouts: Sequence[Rollout], *, pad_id: int) -> Batch:
     }
 
 
-def take(batch: Batch, rows: Sequence[int]) -> Batch:
-    """Those rows of a batch, in that order."""
+def select_rows(batch: Batch, rows: Sequence[int]) -> Batch:
+    """Select rows of a batch, in the given order."""
     return {name: tensor[list(rows)] for name, tensor in batch.items()}
 
 
@@ -231,16 +237,16 @@ def _cut(batch: Batch, rows: Tensor, width: int, device: torch.device) -> Batch:
 
 
 def _micro_batches(batch: Batch, size: int, *, together: bool) -> list[tuple[Tensor, int, bool]]:
-    """Row indices and width of each micro-batch, and whether it adds to the gradient: those that do first.
+    """Row indices and width of each micro-batch, and whether it needs a backward pass; those that do come first.
 
-    Units, of which none is cut, by the falling length of their longest row, those without a response token left out; with `together`,
-    the units of a prompt (that of their first row) are neighbors. Of rows that are all `silent`, the first micro-batch counts as one
-    that adds: its gradient of 0 is still one, and lets the optimizer's momentum go on.
+    Units are never split. They are sorted by their longest row, the longest first; units without a response token are left out.
+    With `together`, units with the same prompt (that of their first row) are neighbors. If every row is `zero_advantage`, the first
+    micro-batch still runs backward: its gradient of 0 lets AdamW's moments decay as usual.
     """
     mask = batch["response_mask"].bool()
     lengths, starts = row_lengths(mask).tolist(), mask.int().argmax(dim=1).tolist()
     ids = batch["input_ids"].cpu().numpy()
-    silent = batch["silent"].flatten().tolist() if "silent" in batch else [False] * len(lengths)
+    zero_advantage = batch["zero_advantage"].flatten().tolist() if "zero_advantage" in batch else [False] * len(lengths)
     units: dict[int, list[int]] = {}
     for row, unit in enumerate(batch["unit"].flatten().tolist() if "unit" in batch else range(len(lengths))):
         units.setdefault(unit, []).append(row)
@@ -250,7 +256,7 @@ def _micro_batches(batch: Batch, size: int, *, together: bool) -> list[tuple[Ten
     for learning in (True, False):
         prompts: dict[bytes, list[list[int]]] = {}
         for rows in (units[unit] for unit in by_length):
-            if all(silent[row] for row in rows) != learning:
+            if all(zero_advantage[row] for row in rows) != learning:
                 prompt = ids[rows[0], : starts[rows[0]] + 1].tobytes() if together else b""
                 prompts.setdefault(prompt, []).append(rows)
         cut: list[int] = []

@@ -1,7 +1,7 @@
-"""The engine that samples, and the policy's weights on their way to it.
+"""The sampling engine, and the transfer of the policy's weights to it.
 
-Enters: the options of a training command and the policy. Leaves: a `Sampler` that serves the weights it was asked to serve, which
-the sampler proves at each load (`samplers.weight_check`).
+Enters: the options of a training command and the policy. Leaves: a `Sampler` that has the requested weights; each load is
+verified (`samplers.weight_check`).
 """
 
 import time
@@ -19,7 +19,7 @@ from rlvr_cli.samplers.open import open_sampler
 from rlvr_cli.samplers.process import SamplingProcess
 from rlvr_cli.types import Sampler
 
-_LAGGING = "lagging/"  # of a checkpoint's tensors, those of a `Snapshot`
+_LAGGING = "lagging/"  # prefix of a `Snapshot`'s weights in a checkpoint's tensors
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Snapshot:
         return {f"{_LAGGING}{name}": tensor for name, tensor in self.weights.items()}
 
     @staticmethod
-    def of_tensors(tensors: Mapping[str, Tensor], *, version: int) -> "Snapshot":
+    def from_tensors(tensors: Mapping[str, Tensor], *, version: int) -> "Snapshot":
         """The inverse of `tensors`."""
         names = [name for name in tensors if name.startswith(_LAGGING)]
         return Snapshot(version, {name.removeprefix(_LAGGING): tensors[name] for name in names})
 
     @contextmanager
-    def in_place_of(self, policy: Policy) -> Iterator[None]:
-        """Give the policy these weights within the block, and its own again after it, bit for bit."""
+    def loaded_into(self, policy: Policy) -> Iterator[None]:
+        """Load these weights into the policy within the block, and restore its own afterwards, bit for bit."""
         present = distinct_tensors(policy.weights())
         kept = {name: tensor.detach().clone() for name, tensor in present.items()}
         try:
@@ -58,13 +58,13 @@ class WeightSync:
     """A sampler that follows the policy.
 
     Attributes:
-        sampler: the engine. One that shares the trainer's model is there after `attach`.
-        process: the engine where it is a process of its own (--async-steps), else None.
-        snapshot: the policy that the next rollouts come from, where that is not the current one.
+        sampler: the engine. If it shares the trainer's model, it exists only after `attach`.
+        process: the engine, if it runs in a separate process (--async-steps), else None.
+        snapshot: the weights that the next rollouts are sampled with, if not the current ones.
     """
 
     def __init__(self, config: TrainingConfig, *, engine: str) -> None:
-        """Open an engine with weights of its own, which takes its share of the device's memory before the trainer fills it."""
+        """Open the engine, unless it shares the trainer's model; it must take its share of memory before the trainer loads."""
         self.config = config
         self.process: SamplingProcess | None = None
         self.snapshot: Snapshot | None = None
@@ -97,7 +97,7 @@ class WeightSync:
         return SamplingProcess(engine, {**opening, "device": device}, visible_devices=apart)
 
     def attach(self, policy: Policy) -> None:
-        """Follow this policy. The embedded engine samples from its model itself, without a copy."""
+        """Use this policy's weights from now on. The embedded engine samples from the policy's model itself, without a copy."""
         self.policy = policy
         if self._shares_model:
             self.sampler = TransformersSampler(
@@ -124,17 +124,17 @@ class WeightSync:
             self.snapshot_policy(version)
         assert self.snapshot is not None
         if self._synced != self.snapshot.version:
-            with self.snapshot.in_place_of(self.policy):
+            with self.snapshot.loaded_into(self.policy):
                 self.sampler.load_weights(self.policy, self.snapshot.version)
             self._synced = self.snapshot.version
         return time.perf_counter() - started
 
     def snapshot_policy(self, version: int) -> None:
-        """Keep the policy as it is now: the next rollouts come from it while it learns, and again after an interruption."""
+        """Keep a copy of the current weights: the next rollouts use it while the policy is trained, also after a resume."""
         weights = distinct_tensors(self.policy.weights())
         self.snapshot = Snapshot(version, {n: t.detach().cpu().clone() for n, t in weights.items()})
 
     def close(self) -> None:
-        """Close an engine of its own, and the one that shares the model where it was attached."""
+        """Close the engine, if it was opened."""
         if hasattr(self, "sampler"):
             self.sampler.close()

@@ -97,4 +97,4 @@ def test_a_run_of_few_steps_has_no_trend():
 
 def test_a_query_is_typed_for_the_runs_own_place(tmp_path):
     (alarm,) = find_alarms(curves(policy__entropy=(0.4, 0.001)))
-    assert alarm.typed(tmp_path / "a run") == f"rlvr analyze entropy '{tmp_path / 'a run'}' --phase train"
+    assert alarm.command_for(tmp_path / "a run") == f"rlvr analyze entropy '{tmp_path / 'a run'}' --phase train"

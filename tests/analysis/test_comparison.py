@@ -136,7 +136,7 @@ def test_the_step_asked_for(between):
 
 
 def test_another_truth_is_another_question(between):
-    with pytest.raises(RlvrError, match=r"The truth of question q2 is '8' in a and '9' in b\."):
+    with pytest.raises(RlvrError, match=r"The ground truth of question q2 is '8' in a and '9' in b\."):
         between(
             {"a": [rollout("a", "q1", 1.0), rollout("a", "q2", 1.0, truth="8")]},
             {"b": [rollout("b", "q1", 1.0), rollout("b", "q2", 1.0, truth="9")]},

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from rlvr_cli.analysis import plots
-from rlvr_cli.analysis.plots import Bars, Line, Panel, draw
+from rlvr_cli.analysis.plots import Bars, Line, Panel, save_plot
 from rlvr_cli.errors import RlvrError
 
 NAN = math.nan
@@ -43,7 +43,7 @@ def texts(path):
 
 
 def svg_texts(tmp_path, *panels, **keywords):
-    draw(panels, tmp_path / "p.svg", **keywords)
+    save_plot(panels, tmp_path / "p.svg", **keywords)
     return texts(tmp_path / "p.svg")
 
 
@@ -58,7 +58,7 @@ def colored(path, number):
 
 
 def test_png_is_a_picture_on_opaque_white(tmp_path):
-    draw([LINES], tmp_path / "p.png")
+    save_plot([LINES], tmp_path / "p.png")
     data = (tmp_path / "p.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     image = Image.open(BytesIO(data))
@@ -93,11 +93,11 @@ def test_a_long_legend_says_how_many_it_leaves_out(tmp_path):
 def test_the_same_input_gives_the_same_bytes(tmp_path, suffix):
     panels = [LINES, BARS, one()]
     first, second = tmp_path / f"1{suffix}", tmp_path / f"2{suffix}"
-    draw(panels, first, title="t")
+    save_plot(panels, first, title="t")
     with matplotlib.rc_context(
         {"font.size": 30, "text.usetex": True, "savefig.transparent": True, "svg.hashsalt": "x"}
     ):
-        draw(panels, second, title="t")
+        save_plot(panels, second, title="t")
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -110,22 +110,22 @@ def test_another_process_gives_the_same_bytes(tmp_path):
         "import rlvr_cli.analysis.plots as p\n"
         "assert not {'matplotlib', 'numpy'} & set(sys.modules)\n"
         "for name in ('p.svg', 'p.png'):\n"
-        "    p.draw([p.Panel('t', 'x', 'y', (p.Line('a', [0, 1], [0, 1], [0, 0], [1, 2]), p.Line('b', [0, 1], [1, 1])))], Path(name))\n"
+        "    p.save_plot([p.Panel('t', 'x', 'y', (p.Line('a', [0, 1], [0, 1], [0, 0], [1, 2]), p.Line('b', [0, 1], [1, 1])))], Path(name))\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     environment = {"PYTHONPATH": str(Path(plots.__file__).parents[2]), "PYTHONHASHSEED": "7", "HOME": str(Path.home())}
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=tmp_path, env=environment)
     panel = Panel("t", "x", "y", (Line("a", [0, 1], [0, 1], [0, 0], [1, 2]), Line("b", [0, 1], [1, 1])))
     for name in ("p.svg", "p.png"):
-        draw([panel], tmp_path / f"here-{name}")
+        save_plot([panel], tmp_path / f"here-{name}")
         assert (tmp_path / f"here-{name}").read_bytes() == (tmp_path / name).read_bytes()
 
 
 def test_settings_are_as_they_were(tmp_path):
     before = dict(matplotlib.rcParams)
-    draw([LINES], tmp_path / "p.png")
+    save_plot([LINES], tmp_path / "p.png")
     with pytest.raises(ValueError, match="zip"):
-        draw([one(Line("a", [0, 1], [0]))], tmp_path / "p.png")
+        save_plot([one(Line("a", [0, 1], [0]))], tmp_path / "p.png")
     assert dict(matplotlib.rcParams) == before
 
 
@@ -133,15 +133,15 @@ def test_settings_are_as_they_were(tmp_path):
 def test_what_cannot_be_drawn_is_a_gap(tmp_path, gap):
     """Of five points the middle one is missing: the axes are those of the other four, and nothing joins the halves."""
     x, y = [0, 1, 2, 3, 4], [1, 1, gap, 1, 1]
-    draw([one(Line("a", x, y, [0.5, gap, gap, 0.5, 0.5], [1.5, 1.5, gap, gap, 1.5]))], tmp_path / "gap.svg")
-    draw(
+    save_plot([one(Line("a", x, y, [0.5, gap, gap, 0.5, 0.5], [1.5, 1.5, gap, gap, 1.5]))], tmp_path / "gap.svg")
+    save_plot(
         [one(Line("a", x, [1, 1, NAN, 1, 1], [0.5, NAN, NAN, 0.5, 0.5], [1.5, 1.5, NAN, NAN, 1.5]))],
         tmp_path / "nan.svg",
     )
     assert (tmp_path / "gap.svg").read_bytes() == (tmp_path / "nan.svg").read_bytes()
 
-    draw([one(Line("a", x, y))], tmp_path / "gap.png")
-    draw([one(Line("a", x, [1, 1, 1, 1, 1]))], tmp_path / "whole.png")
+    save_plot([one(Line("a", x, y))], tmp_path / "gap.png")
+    save_plot([one(Line("a", x, [1, 1, 1, 1, 1]))], tmp_path / "whole.png")
     assert colored(tmp_path / "gap.png", 0) < 0.8 * colored(tmp_path / "whole.png", 0)
 
 
@@ -162,7 +162,7 @@ def test_gaps_in_bars(tmp_path):
     ],
 )
 def test_empty_panels_say_so(tmp_path, panel):
-    draw([panel], tmp_path / "p.png")
+    save_plot([panel], tmp_path / "p.png")
     found = svg_texts(tmp_path, panel)
     assert "no data" in found
     assert "A title" in found
@@ -181,9 +181,11 @@ def test_an_empty_line_beside_a_full_one_is_named(tmp_path):
 
 @pytest.mark.parametrize("y", [[0.5], [NAN, 0.5, NAN], [NAN] * 101 + [0.5] + [NAN] * 98])
 def test_a_point_alone_is_seen(tmp_path, y):
-    draw([one(Line("a", range(len(y)), y))], tmp_path / "p.png")
+    save_plot([one(Line("a", range(len(y)), y))], tmp_path / "p.png")
     assert colored(tmp_path / "p.png", 0) > 20
-    draw([one(Line("a", range(len(y)), y, [v - 0.4 for v in y], [v + 0.4 for v in y]), share=True)], tmp_path / "i.png")
+    save_plot(
+        [one(Line("a", range(len(y)), y, [v - 0.4 for v in y], [v + 0.4 for v in y]), share=True)], tmp_path / "i.png"
+    )
     image = pixels(tmp_path / "i.png")
     blueish = (image[..., 2] - image[..., 0] > 60).any(axis=1)
     assert blueish.sum() > 0.3 * len(blueish), "its interval too, which is a line from 0.1 to 0.9"
@@ -195,7 +197,7 @@ def test_hostile_texts_are_shown_as_they_are(tmp_path, text):
         Panel(text, text, text, (Line(text, [0, 1], [0, 1]), Line("b" + text, [0, 1], [1, 0]))),
         Bars(text, text, text, (text, "b" + text), ((text, (1, 2)), ("b" + text, (3, 4)))),
     ]
-    draw(panels, tmp_path / "p.png", title=text)
+    save_plot(panels, tmp_path / "p.png", title=text)
     found = svg_texts(tmp_path, *panels, title=text)
     plain = plots._plain(text).strip()
     if len(text) < 50:
@@ -216,7 +218,7 @@ def test_long_texts_keep_both_ends_and_stay_in_the_picture(tmp_path):
     shortened = [t for t in found if "…" in t]
     assert len(shortened) == 5
     assert all(t.startswith("start") and t.endswith("end") for t in shortened)
-    draw(panels, tmp_path / "p.png", title=long)
+    save_plot(panels, tmp_path / "p.png", title=long)
     image = pixels(tmp_path / "p.png")
     border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
     assert (border == 255).all(), "nothing is cut off at the edge"
@@ -227,7 +229,7 @@ def test_long_texts_keep_both_ends_and_stay_in_the_picture(tmp_path):
 )
 def test_the_grid(tmp_path, count, columns, rows):
     panel = one(Line("a", [0, 1], [0, 1]))
-    draw([dataclasses.replace(panel, title=f"panel {i}") for i in range(count)], tmp_path / "p.svg")
+    save_plot([dataclasses.replace(panel, title=f"panel {i}") for i in range(count)], tmp_path / "p.svg")
     elements = ElementTree.parse(tmp_path / "p.svg").getroot().iter("{http://www.w3.org/2000/svg}text")
     places = [(e.get("x"), e.get("y")) for e in elements if "".join(e.itertext()).startswith("panel")]
     assert len(places) == count
@@ -251,7 +253,7 @@ def test_numbers_of_any_size(tmp_path):
             one(line),
             Bars("b", "x", "y", ("l",), (("a", (scale,)),)),
         ]
-        draw(panels, tmp_path / "p.png")
+        save_plot(panels, tmp_path / "p.png")
 
 
 def test_many_bars_have_as_many_labels_as_fit(tmp_path):
@@ -270,26 +272,26 @@ def test_series_differ_without_color():
 
 @pytest.mark.parametrize("name", ["p.pdf", "p", "p.png.gz", ".png"])
 def test_another_ending_is_refused(tmp_path, name):
-    with pytest.raises(RlvrError, match=r"neither \.png nor \.svg"):
-        draw([LINES], tmp_path / name)
+    with pytest.raises(RlvrError, match=r"does not end in \.png or \.svg"):
+        save_plot([LINES], tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
 def test_endings_in_capitals(tmp_path):
-    draw([LINES], tmp_path / "P.PNG")
+    save_plot([LINES], tmp_path / "P.PNG")
     assert (tmp_path / "P.PNG").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_cannot_be_written_is_said(tmp_path):
     with pytest.raises(RlvrError, match=r"Cannot write .*p\.png"):
-        draw([LINES], tmp_path / "missing" / "p.png")
+        save_plot([LINES], tmp_path / "missing" / "p.png")
     (tmp_path / "taken.png").mkdir()
     with pytest.raises(RlvrError, match=r"Cannot write .*taken\.png"):
-        draw([LINES], tmp_path / "taken.png")
+        save_plot([LINES], tmp_path / "taken.png")
     assert [p.name for p in tmp_path.iterdir()] == ["taken.png"], "no temporary file is left"
 
 
 def test_an_old_picture_is_replaced(tmp_path):
     (tmp_path / "p.svg").write_text("old")
-    draw([LINES], tmp_path / "p.svg")
+    save_plot([LINES], tmp_path / "p.svg")
     assert "old" not in texts(tmp_path / "p.svg")

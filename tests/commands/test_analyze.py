@@ -109,13 +109,13 @@ def test_a_file_with_its_own_defaults(analyze, tmp_path):
     assert json.loads(analyze(query=str(file), format="json").out) == [{"step": 4}]  # the file's default
     captured = analyze(query=str(file), phase="eval", format="json")  # a flag goes before it
     assert json.loads(captured.out) == []
-    assert "no rows; the rollouts are " in captured.err
+    assert "no rows; there are rollouts of " in captured.err
 
 
 def test_the_limit(analyze):
     captured = analyze(query="FROM range(3)", limit=2, format="csv")
     assert captured.out == "range\n0\n1\n"
-    assert "the first 2 rows; --limit 0 shows all of them" in captured.err
+    assert "only the first 2 rows are shown; --limit 0 shows all of them" in captured.err
     captured = analyze(query="FROM range(100)", limit=0, format="csv")
     assert len(captured.out.splitlines()) == 101
     assert "--limit" not in captured.err
@@ -237,7 +237,7 @@ def test_compare_arms_of_seeds(analyze, tmp_path):
     "runs", [(), ("old",), ("old", "new", "old"), ("old", "old"), ("old", "old,new"), ("old", ",")]
 )
 def test_what_cannot_be_compared(analyze, runs):
-    with pytest.raises(RlvrError, match="compare wants"):
+    with pytest.raises(RlvrError, match="compare needs"):
         analyze(query="compare", runs=runs)
 
 
@@ -356,8 +356,8 @@ def test_analyze_imports_nothing_that_it_does_not_need(runs_dir):
     [
         ({"query": "curves", "step": 1}, "curves has no --step"),
         ({"query": "lengths", "category": "format_1_answer_1"}, "lengths has no --category"),
-        ({"query": "pass_at_k", "set": ("k=abc",)}, "k is a whole number from 1"),
-        ({"query": "pass_at_k", "set": ("k=0",)}, "k is a whole number from 1"),
+        ({"query": "pass_at_k", "set": ("k=abc",)}, "k must be a whole number, 1 or more"),
+        ({"query": "pass_at_k", "set": ("k=0",)}, "k must be a whole number, 1 or more"),
     ],
 )
 def test_what_does_not_apply_is_said(runs_dir, given, problem):

@@ -169,7 +169,7 @@ def test_sft_teaches_and_what_it_saves_is_a_model(tmp_path):
     plan = rlvr(tmp_path, "sft", *options, "--dry-run")
     assert "8 of 32 examples" in plan.stderr
     assert "2 epochs" in plan.stderr
-    assert "8 updates move a model little" in plan.stderr
+    assert "8 updates change a model little" in plan.stderr
     assert not (tmp_path / "runs").exists()
     done = rlvr(tmp_path, "sft", *options, "--run", "s")
     run = tmp_path / "runs/s"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import a_rollout
-from rlvr_cli.analysis.selection import Question, contaminated, normalized, question_of
+from rlvr_cli.analysis.selection import Question, find_contaminated, normalized, question_of
 from rlvr_cli.commands.filter import run as filter_run
 from rlvr_cli.config.filter import FilterConfig
 from rlvr_cli.config.grpo import GrpoConfig
@@ -55,7 +55,7 @@ FACTS = {"facts": {"prompt": {"name": "r1_zero", "text": TEMPLATE.text}, "grader
 # (question, response, reward, finish reason, tokens), in this order
 ROWS: list[tuple[str, str, float | None, FinishReason, int]] = [
     ("easy: 3 + 4?", f"a {RIGHT}", 1.0, "stop", 9),
-    ("easy: 3 + 4?", f"A   {RIGHT}", 1.0, "stop", 5),  # as the first but for case and white space
+    ("easy: 3 + 4?", f"A   {RIGHT}", 1.0, "stop", 5),  # equal to the first, ignoring case and white space
     ("easy: 3 + 4?", f"b {RIGHT}", 1.0, "stop", 4),
     ("easy: 3 + 4?", f"c {RIGHT}", 1.0, "stop", 3),
     ("half: 5 + 2?", f"d {RIGHT}", 1.0, "stop", 8),
@@ -296,7 +296,7 @@ def test_a_run_without_its_template_gives_traces_alone(tmp_path, call):
     assert "question" not in rows[0]
     assert len(load_traces(str(tmp_path / "out.jsonl"), TEMPLATE).examples) == 2
     for flags in ({"emit": "questions"}, {"decontaminate_against": ("arithmetic:5",)}):
-        with pytest.raises(RlvrError, match="1 of 1 questions cannot be told from their prompts"):
+        with pytest.raises(RlvrError, match="1 of 1 questions cannot be extracted from their prompts"):
             call(run.path, out="other.jsonl", **flags)
 
 
@@ -399,7 +399,7 @@ def test_contamination_finds_every_planted_run_of_words():
             words[there:there] = [w.upper() + "," for w in source[at : at + 13]]
         text = " ".join(words)
         questions[str(i)] = Question(str(i), text, "1", normalized(text))
-    assert set(contaminated(questions, evaluation, ngram=13)) == {str(i) for i in range(1, 100, 2)}
+    assert set(find_contaminated(questions, evaluation, ngram=13)) == {str(i) for i in range(1, 100, 2)}
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_contamination_finds_every_planted_run_of_words():
         ({"where": "true; SELECT true"}, "syntax error"),
         ({"where": "true); SELECT (true"}, "syntax error"),
         ({"where": "true) UNION SELECT (true"}, "syntax error"),
-        ({"where": "EXISTS (FROM read_text('/etc/passwd'))"}, "read_text is not for queries"),
+        ({"where": "EXISTS (FROM read_text('/etc/passwd'))"}, "read_text is not allowed in queries"),
         ({"where": "(WITH a AS (COPY (SELECT 1) TO '/tmp/x') SELECT true)"}, "COPY inside"),
         ({"where": "true, false"}, "not true or false"),
         ({"where": "true AS kept"}, "syntax error"),
@@ -434,7 +434,7 @@ def test_contamination_finds_every_planted_run_of_words():
         ({"source": ("nowhere",)}, "There is no dataset 'nowhere'"),
         ({"source": ("r", "nowhere")}, "There is no run 'nowhere'"),
         ({"source": ("arithmetic:5", "countdown:5")}, "several datasets"),
-        ({"source": ("arithmetic:5",), "correct_only": True}, "--correct-only is about sampled responses"),
+        ({"source": ("arithmetic:5",), "correct_only": True}, "--correct-only needs sampled responses"),
         ({"source": ("arithmetic:5",), "where": "reward = 1"}, 'Referenced column "reward" not found'),
     ],
 )

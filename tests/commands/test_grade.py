@@ -366,7 +366,7 @@ def test_a_killed_run_can_be_graded_and_stays_as_it_is(made, grader):
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ({}, "By which grader?"),
+        ({}, "No grader is given."),
         ({"grader": "nobody"}, "There is no grader nobody"),
         ({"grader": "no/such/file.py:grade"}, "There is no grader file"),
         ({"grader": "r1_zero", "run": "nowhere"}, "There is no run 'nowhere'"),

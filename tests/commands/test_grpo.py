@@ -23,7 +23,7 @@ from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.runs.readers import read_rollouts, read_run
-from rlvr_cli.training.update import score
+from rlvr_cli.training.update import compute_log_probs
 
 SMALL = {
     "dataset": "arithmetic:200",
@@ -181,7 +181,7 @@ def test_sampling_ahead_lags_one_batch_behind_and_is_corrected_for(train):
     gaps = {}
     for step, of in by_step.items():
         batch = collate([r["prompt_ids"] for r in of], [r["response_ids"] for r in of], pad_id=0)
-        ours = score(start, batch, micro_batch_size=8, temperature=1.0)[batch["response_mask"]]
+        ours = compute_log_probs(start, batch, micro_batch_size=8, temperature=1.0)[batch["response_mask"]]
         sampled = torch.tensor([x for r in of for x in r["sampled_logprobs"]])
         young = torch.cat([torch.arange(len(r["response_ids"])) < 4 for r in of])  # EOS was barred
         gaps[step] = float((ours - sampled)[~young].abs().max())
@@ -666,7 +666,7 @@ def test_a_loss_per_row_says_what_has_no_effect_and_refuses_what_cannot_be(tmp_p
     grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
     assert "--length-normalization has no effect" not in capsys.readouterr().err
     for correction in ({"importance_correction": "truncated"}, {"async_steps": 1}):
-        with pytest.raises(RlvrError, match="cannot weigh token by token"):
+        with pytest.raises(RlvrError, match="gives one loss per response"):
             grpo.run(resolve(GrpoConfig, flags=flags | correction, command="grpo"))
 
 

@@ -10,7 +10,7 @@ from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.training.plan import sft_objective
-from rlvr_cli.training.session import evaluation_questions
+from rlvr_cli.training.session import load_eval_dataset
 from rlvr_cli.types import Example
 
 
@@ -48,7 +48,7 @@ def test_what_the_policy_did_not_write_stays_marked(tokenizer):
     for ids, expected in ((response, [*mask, True]), ([*response, eos], [*mask, True])):
         known = {"a": SampledIds(prompt, ids, expected[: len(ids)])}
         assert encode_traces([example], known, tokenizer, append_eos=True) == ([prompt], [[*response, eos]], [expected])
-    with pytest.raises(RlvrError, match="Trace a holds what the policy did not write"):
+    with pytest.raises(RlvrError, match="Trace a has tokens that the policy did not sample"):
         encode_traces(
             [example], {"a": SampledIds(tokenizer("R").input_ids, response, mask)}, tokenizer, append_eos=True
         )
@@ -56,12 +56,12 @@ def test_what_the_policy_did_not_write_stays_marked(tokenizer):
 
 def test_the_evaluation_is_graded_by_its_own_dataset():
     config = SftConfig(dataset="arithmetic:10", eval_dataset="countdown", eval_examples=5)
-    questions = evaluation_questions(config)
+    questions = load_eval_dataset(config)
     assert questions is not None
     assert questions.rows == 5
     assert grader_pool(config, questions.default_grader).spec == "countdown"
     assert grader_pool(config, None).spec == "r1_zero"
-    assert evaluation_questions(SftConfig(dataset="some.jsonl")) is None
+    assert load_eval_dataset(SftConfig(dataset="some.jsonl")) is None
 
 
 def test_a_trace_longer_than_the_context_is_refused_by_name():

@@ -18,7 +18,7 @@ from rlvr_cli.models.tokenization import collate
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.process import SamplingProcess
 from rlvr_cli.training.optimizer import make_optimizer
-from rlvr_cli.training.update import score, train_update
+from rlvr_cli.training.update import compute_log_probs, train_update
 from rlvr_cli.types import Request, SamplingParams
 
 
@@ -381,7 +381,7 @@ def assert_sampled_from(policy, completions):
     """The sampler's log-probabilities are those of the policy's own forward pass."""
     for c in completions:
         batch = collate([c.prompt_ids], [c.token_ids], pad_id=1)
-        ours = score(policy, batch, micro_batch_size=1)[batch["response_mask"]]
+        ours = compute_log_probs(policy, batch, micro_batch_size=1)[batch["response_mask"]]
         assert list(c.logprobs) == pytest.approx(ours.tolist(), abs=1e-4)
 
 

@@ -26,7 +26,7 @@ from rlvr_cli.training.advantages import group_advantages
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.objectives import policy_gradient
 from rlvr_cli.training.optimizer import make_optimizer
-from rlvr_cli.training.update import score, take, train_update
+from rlvr_cli.training.update import compute_log_probs, select_rows, train_update
 from rlvr_cli.types import Request, SamplingParams
 
 RECORDING = Path(__file__).parents[1] / "fixtures" / "golden.json"
@@ -83,14 +83,17 @@ def trajectory(*, num_steps=10, questions=4, group_size=8):
             torch.tensor(rewards, dtype=torch.float64), group_size=group_size, advantage_eps=1e-6, normalize_by_std=True
         )
         how = {"micro_batch_size": 6, "temperature": 1.0}
-        batch |= {"advantages": advantages[:, None], "reference_log_probs": score(reference, batch, **how)}
-        batch |= {"old_log_probs": score(model, batch, **how), "sampled_log_probs": score(model, batch, **how)}
+        batch |= {"advantages": advantages[:, None], "reference_log_probs": compute_log_probs(reference, batch, **how)}
+        batch |= {
+            "old_log_probs": compute_log_probs(model, batch, **how),
+            "sampled_log_probs": compute_log_probs(model, batch, **how),
+        }
         half = len(done) // 2
         updates = [
             train_update(
                 model,
                 optimizer,
-                take(batch, rows),
+                select_rows(batch, rows),
                 learning_rate=3e-4,
                 objective=objective,
                 normalization="masked_mean",

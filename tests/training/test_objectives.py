@@ -19,7 +19,7 @@ from rlvr_cli.training.losses.custom import RESERVED
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs, loss_inputs
 from rlvr_cli.training.losses.policy_gradient import LOSSES, LossType
 from rlvr_cli.training.objectives import policy_gradient, reduced_loss, token_metrics
-from rlvr_cli.training.update import _micro_batches, score, train_update
+from rlvr_cli.training.update import _micro_batches, compute_log_probs, train_update
 
 VOCAB = 31
 NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normalize", 13.0)]
@@ -209,19 +209,19 @@ def test_an_entropy_bonus_has_its_gradient(policy, micro_batch_size):
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 8])
-def test_silent_rows_learn_where_the_objective_needs_them(policy, micro_batch_size):
+def test_rows_with_advantage_0_are_trained_on_where_the_objective_needs_them(policy, micro_batch_size):
     """An entropy bonus has a gradient where the advantage is 0."""
     batch = make_batch(LENGTHS)
     batch["advantages"][[0, 3]] = 0.0
-    marked = batch | {"silent": batch["advantages"] == 0}
+    marked = batch | {"zero_advantage": batch["advantages"] == 0}
 
     def objective(inputs):
         return LossOutputs(-inputs.advantages * inputs.log_probs - 0.7 * inputs.entropy)
 
     how = {"objective": objective, "micro_batch_size": micro_batch_size}
     expected, _ = update_gradient(policy, batch, **how)
-    learned, _ = update_gradient(policy, marked, skip_silent=False, **how)
-    skipped, _ = update_gradient(policy, marked, skip_silent=True, **how)
+    learned, _ = update_gradient(policy, marked, skip_zero_advantage=False, **how)
+    skipped, _ = update_gradient(policy, marked, skip_zero_advantage=True, **how)
     assert_same(learned, expected)
     assert_differ(skipped, expected)
 
@@ -240,9 +240,9 @@ def unit_batches(draw):
     batch["group"] = batch["unit"]
     if draw(st.booleans()):  # rows of a prompt are neighbors, where that cuts no unit
         batch["input_ids"][:, :1] = 5
-    silent = draw(st.lists(st.booleans(), min_size=len(units), max_size=len(units)))
+    zero_advantage = draw(st.lists(st.booleans(), min_size=len(units), max_size=len(units)))
     if draw(st.booleans()):
-        batch["silent"] = torch.tensor(silent)[:, None]
+        batch["zero_advantage"] = torch.tensor(zero_advantage)[:, None]
     return batch, draw(st.integers(1, 6)), draw(st.booleans())
 
 
@@ -266,8 +266,8 @@ def test_no_unit_is_cut_and_every_row_goes_once(case):
         held = [units[row] for row in rows.tolist()]
         assert len(held) <= size or len(set(held)) == 1, "only a unit of more rows is a larger micro-batch"
         assert width == max(lengths[row] for row in rows.tolist())
-        if "silent" in batch:
-            loud = any(not bool(batch["silent"][row]) for row in rows.tolist())
+        if "zero_advantage" in batch:
+            loud = any(not bool(batch["zero_advantage"][row]) for row in rows.tolist())
             assert learning == (loud or number == 0)
 
 
@@ -284,7 +284,7 @@ def pairwise(inputs):
 @settings(max_examples=30, deadline=None)
 def test_what_compares_the_rows_of_a_unit_has_the_gradient_of_one_shot(policy, case):
     batch, size, _ = case
-    batch.pop("silent", None)
+    batch.pop("zero_advantage", None)
     _, own = distributions(policy, batch)
     inputs = loss_inputs(batch, log_probs=own, entropy=torch.zeros_like(own))
     alive = {int(unit) for unit, mask in zip(batch["unit"], batch["response_mask"], strict=True) if mask.any()}
@@ -299,7 +299,7 @@ def test_what_compares_the_rows_of_a_unit_has_the_gradient_of_one_shot(policy, c
 
 def test_scores_of_a_batch_with_units_are_those_of_the_updates_forward_pass(policy):
     batch = make_batch(LENGTHS) | {"unit": torch.tensor([[0], [1], [0], [1], [2]])}
-    batch["old_log_probs"] = score(policy, batch, micro_batch_size=2)
+    batch["old_log_probs"] = compute_log_probs(policy, batch, micro_batch_size=2)
     objective = functools.partial(policy_gradient, loss=LOSSES["grpo_no_clip"].function)
     _, metrics = update_gradient(policy, batch, objective=objective, micro_batch_size=2)
     assert metrics["policy/ratio_min"] == metrics["policy/ratio_max"] == 1.0
@@ -311,12 +311,12 @@ def rows_by_length(batch, size, *, together):
     mask = batch["response_mask"].bool()
     lengths, starts = row_lengths(mask).tolist(), mask.int().argmax(dim=1).tolist()
     ids = batch["input_ids"].numpy()
-    silent = batch["silent"].flatten().tolist() if "silent" in batch else [False] * len(lengths)
+    zero_advantage = batch["zero_advantage"].flatten().tolist() if "zero_advantage" in batch else [False] * len(lengths)
     cuts = []
     for learning in (True, False):
         prompts = {}
         for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-            if lengths[row] and silent[row] != learning:
+            if lengths[row] and zero_advantage[row] != learning:
                 prompts.setdefault(ids[row, : starts[row] + 1].tobytes() if together else b"", []).append(row)
         rows = [row for of_prompt in prompts.values() for row in of_prompt]
         cuts += [(rows[first : first + size], learning) for first in range(0, len(rows), size)]
@@ -410,7 +410,7 @@ def test_a_loss_of_the_table_is_what_its_line_says(name):
     gradients = torch.autograd.grad(outputs.loss.sum(), (log_probs, entropy), allow_unused=True)
     assert gradients[0][batch["advantages"][:, 0] != 0].abs().sum() > 0
     quiet = [g[1:3] for g in gradients if g is not None]
-    assert not loss.silent or not any(g.any() for g in quiet), "silent, and yet a gradient without an advantage"
+    assert not loss.skip_zero_advantage or not any(g.any() for g in quiet), "a gradient without an advantage"
 
 
 def test_what_the_objective_says_of_every_loss_is_reserved():

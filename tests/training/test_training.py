@@ -28,7 +28,7 @@ from rlvr_cli.training.advantages import group_advantages
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.objectives import policy_gradient, token_metrics
 from rlvr_cli.training.optimizer import learning_rate_at, make_optimizer
-from rlvr_cli.training.update import rollout_tensors, score, take, train_update
+from rlvr_cli.training.update import compute_log_probs, rollout_tensors, select_rows, train_update
 
 VOCAB = 41
 LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
@@ -716,10 +716,10 @@ def test_a_likelier_response_is_the_result_of_a_positive_advantage(policy):
     batch["advantages"] = group_advantages(torch.tensor([1.0, 0.0], dtype=torch.float64), group_size=2)[:, None]
     for loss_type in LOSS_TYPES:
         model = copy.deepcopy(policy)
-        before = score(model, batch, micro_batch_size=2).sum(dim=1)
+        before = compute_log_probs(model, batch, micro_batch_size=2).sum(dim=1)
         optimizer = torch.optim.SGD(model.parameters())
         train_update(model, optimizer, batch, learning_rate=1e-3, **update_options(loss_type))
-        after = score(model, batch, micro_batch_size=2).sum(dim=1)
+        after = compute_log_probs(model, batch, micro_batch_size=2).sum(dim=1)
         assert after[0] > before[0], loss_type
         assert after[1] < before[1], loss_type
 
@@ -734,12 +734,12 @@ def test_responses_without_an_advantage_still_count_in_the_mean(policy):
         assert_same(whole, [gradient * fraction for gradient in half], ROUNDING)
 
 
-@pytest.mark.parametrize("silent", [[], [1], [0, 2, 3], [0, 1, 2, 3, 4, 5, 6]])
+@pytest.mark.parametrize("zero", [[], [1], [0, 2, 3], [0, 1, 2, 3, 4, 5, 6]])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_silent_rows_leave_out_the_backward_pass_and_nothing_else(policy, loss_type, silent):
+def test_rows_with_advantage_0_skip_the_backward_pass_and_nothing_else(policy, loss_type, zero):
     batch = make_rollouts(policy, [*LENGTHS, (1, 1), (2, 7), (3, 0)])
-    batch["advantages"][silent] = 0.0
-    marked = batch | {"silent": batch["advantages"] == 0}
+    batch["advantages"][zero] = 0.0
+    marked = batch | {"zero_advantage": batch["advantages"] == 0}
     for size in (1, 2, 3, 8):
         options = update_options(loss_type, importance_cap=1.1) | {"micro_batch_size": size}
         gradient, metrics = update_gradient(policy, batch, **options)
@@ -750,7 +750,7 @@ def test_silent_rows_leave_out_the_backward_pass_and_nothing_else(policy, loss_t
             assert found[name] == pytest.approx(metrics[name], rel=1e-10, abs=1e-12), name
 
 
-def test_an_update_of_silent_rows_alone_still_follows_the_momentum(policy):
+def test_an_update_with_only_zero_advantages_still_follows_the_momentum(policy):
     """As one with gradients of 0, which it is."""
     batch = make_rollouts(policy, LENGTHS)
     ends = []
@@ -761,7 +761,7 @@ def test_an_update_of_silent_rows_alone_still_follows_the_momentum(policy):
         train_update(model, optimizer, batch, **options)
         zero = batch | {"advantages": torch.zeros_like(batch["advantages"])}
         if mark:
-            zero["silent"] = zero["advantages"] == 0
+            zero["zero_advantage"] = zero["advantages"] == 0
         before = bytes_of(model, optimizer)
         train_update(model, optimizer, zero, **options)
         ends.append(bytes_of(model, optimizer))
@@ -844,7 +844,7 @@ def test_a_nan_from_the_sampler_matters_only_where_it_is_used(policy):
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 9])
 def test_score_is_the_log_softmax_of_the_whole_logits(policy, micro_batch_size, temperature):
     batch = make_batch([(2, 3), (1, 7), (4, 0), (3, 5)])
-    scored = score(policy, batch, micro_batch_size=micro_batch_size, temperature=temperature)
+    scored = compute_log_probs(policy, batch, micro_batch_size=micro_batch_size, temperature=temperature)
     with torch.no_grad():
         every = (policy(batch["input_ids"]).logits / temperature).log_softmax(-1)
     own = every.gather(-1, batch["labels"][..., None]).squeeze(-1).masked_fill(~batch["response_mask"], 0.0)
@@ -855,13 +855,13 @@ def test_score_is_the_log_softmax_of_the_whole_logits(policy, micro_batch_size, 
 
 def test_score_of_nothing_is_zero(policy):
     batch = make_batch([(3, 0), (2, 0)])
-    assert torch.equal(score(policy, batch, micro_batch_size=2), torch.zeros(batch["labels"].shape))
+    assert torch.equal(compute_log_probs(policy, batch, micro_batch_size=2), torch.zeros(batch["labels"].shape))
 
 
 def test_scores_are_ordinary_tensors_and_the_model_is_left_alone():
     model = make_policy(torch.float32).train()
     before = [tensor.clone() for tensor in model.state_dict().values()]
-    scored = score(model, make_batch(LENGTHS), micro_batch_size=2)
+    scored = compute_log_probs(model, make_batch(LENGTHS), micro_batch_size=2)
     assert not scored.is_inference()
     assert not scored.requires_grad
     assert model.training
@@ -873,18 +873,18 @@ def test_scores_are_ordinary_tensors_and_the_model_is_left_alone():
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_from_its_own_scores_the_first_update_has_ratios_of_exactly_one(loss_type, micro_batch_size, kl_coef):
-    model = make_policy(torch.float32)  # its first forward pass is that of score
+    model = make_policy(torch.float32)  # its first forward pass is that of compute_log_probs
     batch = make_batch([*LENGTHS, (1, 1), (2, 7), (3, 0)])
     options = update_options(loss_type, kl_coef=kl_coef, importance_cap=2.0)
     how = {"micro_batch_size": micro_batch_size, "temperature": 0.9}
     options |= how | {"learning_rate": 0.05}
-    old = score(model, batch, **how)
+    old = compute_log_probs(model, batch, **how)
     batch |= {"old_log_probs": old, "sampled_log_probs": old, "reference_log_probs": old}
     batch["advantages"] = torch.randn(7, 1, generator=torch.Generator().manual_seed(0))
     if not kl_coef:
         batch["advantages"][[1, 4]] = 0.0
-        batch["silent"] = batch["advantages"] == 0
-        old = batch["old_log_probs"] = batch["sampled_log_probs"] = score(model, batch, **how)
+        batch["zero_advantage"] = batch["advantages"] == 0
+        old = batch["old_log_probs"] = batch["sampled_log_probs"] = compute_log_probs(model, batch, **how)
     optimizer = make_optimizer(model, learning_rate=0.05)
     first = train_update(model, optimizer, batch, **options)
     assert [first[f"policy/ratio_{name}"] for name in ("mean", "min", "p01", "p99", "max")] == [1.0] * 5
@@ -897,7 +897,7 @@ def test_from_its_own_scores_the_first_update_has_ratios_of_exactly_one(loss_typ
     )
     assert first["mismatch/importance_weight_mean"] == 1.0
 
-    moved = (score(model, batch, **how) - old)[batch["response_mask"]]
+    moved = (compute_log_probs(model, batch, **how) - old)[batch["response_mask"]]
     second = train_update(model, optimizer, batch, **options)
     assert second["policy/ratio_min"] < 1 < second["policy/ratio_max"]
     assert second["policy/ratio_max"] == moved.exp().max().item()
@@ -912,7 +912,7 @@ def test_a_real_tokenizer_and_model_agree_with_their_own_scores(tiny_model, tiny
     prompts = ["What is 12 + 30?", "Natalia sold 48 clips.", "Solve x^2 = 9."]
     outputs = [" <answer> 42 </answer>", " 72.", r" \boxed{3}, or -3, since (-3)^2 = 9 </answer>"]
     batch = tokenize_prompt_and_output(prompts, outputs, tiny_tokenizer)
-    old = score(tiny_model, batch, micro_batch_size=2)
+    old = compute_log_probs(tiny_model, batch, micro_batch_size=2)
     batch |= {"old_log_probs": old, "sampled_log_probs": old, "advantages": torch.tensor([[1.0], [-1.0], [0.5]])}
     optimizer = make_optimizer(tiny_model, learning_rate=1e-2)
     metrics = train_update(tiny_model, optimizer, batch, learning_rate=1e-2, **update_options("grpo_clip"))
@@ -1116,7 +1116,7 @@ def test_rollouts_are_trained_on_as_the_ids_that_were_sampled():
     assert batch["response_mask"].tolist() == [[False, True, True, True], [True, True, False, False]]
     assert batch["sampled_log_probs"].tolist() == [[0, -0.5, -0.25, -1.0], [-2.0, -0.125, 0, 0]]
     assert batch["advantages"].tolist() == [[0.5], [-0.5]]
-    assert {k: v.tolist() for k, v in take(batch, [1]).items()} == {k: v[1:].tolist() for k, v in batch.items()}
+    assert {k: v.tolist() for k, v in select_rows(batch, [1]).items()} == {k: v[1:].tolist() for k, v in batch.items()}
 
 
 def test_tokens_that_the_policy_did_not_sample_are_read_and_not_trained_on(policy):

@@ -1,1 +1,1 @@
-"""One HTML page about runs, self-contained."""
+"""The report: one self-contained HTML page about runs."""

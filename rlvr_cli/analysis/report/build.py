@@ -1,8 +1,7 @@
 """`rlvr analyze report`: run directories -> one HTML file.
 
-Enters: paths of runs, and the alarms that were found in them. Leaves: a file that `report.page` made, with the summaries
-and curves of the runs, what they were made with, and their rollouts; which of these were left out, where there are too
-many, the page says.
+Enters: paths of runs, and their alarms. Leaves: an HTML file with the runs' summaries, curves, configurations, environments
+and rollouts; if there are too many rollouts, the page says which are left out.
 """
 
 import json
@@ -14,14 +13,14 @@ from rlvr_cli.analysis import figures
 from rlvr_cli.analysis.database import Database, open_runs
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.plots import Line, Panel
-from rlvr_cli.analysis.report.page import Grid, Report, Setting, Share, page
-from rlvr_cli.analysis.report.rollouts import Group, excerpt, groups_of
+from rlvr_cli.analysis.report.page import Grid, Report, Setting, Share, render_page
+from rlvr_cli.analysis.report.rollouts import Group, groups_of, pack_rollouts
 from rlvr_cli.analysis.summary import Estimate, RunSummary, summarize
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.readers import RunInfo, read_run
 
-METRIC_PANELS = {  # of training, beside those of `figures.curves`: title -> metric, label of the y axis
+METRIC_PANELS = {  # training metrics drawn in addition to `figures.curves`: title -> metric, label of the y axis
     "Gradient norm": ("optimizer/grad_norm", "norm before clipping"),
     "Sampler against trainer, mean": ("mismatch/logprob_mean_abs", "difference of log-probability, nats"),
     "Sampler against trainer, largest": ("mismatch/logprob_max_abs", "difference of log-probability, nats"),
@@ -40,16 +39,16 @@ def write_report(
     max_rollouts: int = 50_000,
     timeout_seconds: float = 300.0,
 ) -> Path:
-    """Write the page about these runs.
+    """Write the report of these runs.
 
     Args:
-        out: an old file is replaced; None for report.html in the first run.
+        out: the file to write or replace; None for report.html in the first run.
         alarms: each with its name, severity, sentence and query.
-        max_rollouts: more are left out, as `excerpt.choose` says.
+        max_rollouts: the most rollouts in the page; `rollouts.choose_groups` selects them.
         timeout_seconds: for each query.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
         RlvrError: a run cannot be read, or the file cannot be written.
@@ -65,12 +64,12 @@ def write_report(
             alarms=alarms,
             summary=_summary(infos, groups, timeout_seconds=timeout_seconds),
             charts=_charts(database),
-            browser=excerpt(infos, groups, max_rollouts=max_rollouts, timeout_seconds=timeout_seconds),
+            browser=pack_rollouts(infos, groups, max_rollouts=max_rollouts, timeout_seconds=timeout_seconds),
             configuration=_configuration(infos),
             environment=_environment(infos),
         )
     path = infos[0].path / "report.html" if out is None else out
-    atomic_write(path, page(report).encode())
+    atomic_write(path, render_page(report).encode())
     return path
 
 
@@ -78,7 +77,7 @@ def write_report(
 
 
 def _summary(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_seconds: float) -> list[Grid]:
-    """The first and the last evaluation of each run; where it has none, of its training rollouts."""
+    """Summaries of the first and the last evaluation of each run; without evaluations, of its first and last training rollouts."""
     summaries = []
     for info in infos:
         steps = {
@@ -163,7 +162,7 @@ def _configuration(infos: Sequence[RunInfo]) -> list[Setting]:
 
 
 def _environment(infos: Sequence[RunInfo]) -> list[Setting]:
-    """What the runs are, what they read and what they ran on."""
+    """The runs' metadata: command, status, inputs, machine and versions."""
     kept = ("command", "status", "created_at", "updated_at", "wall_seconds", "seed", "updates", "facts", "sampler")
     flat = []
     for info in infos:

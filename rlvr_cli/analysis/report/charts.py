@@ -1,7 +1,7 @@
-"""Lines over common axes -> what to draw where, for `chart.svg.j2`; the page's style sheet decides the colors.
+"""The layout of line charts for `chart.svg.j2`; the page's style sheet sets the colors.
 
-Enters: panels, in which NaN and infinity are gaps. Leaves: the places and texts of a drawing that reads without color, in
-which every point can tell its value; nothing of it needs a script.
+Enters: panels, in which NaN and infinity are gaps. Leaves: the coordinates and texts of a drawing that can be read without
+color, and shows a point's value under the mouse without a script.
 """
 
 import math
@@ -13,11 +13,11 @@ from typing import Any
 
 from rlvr_cli.analysis.plots import Line, Panel
 
-WIDTH, HEIGHT = 460, 250  # of a chart, in its own units
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 40  # the room around its axes
+WIDTH, HEIGHT = 460, 250  # of a chart, in SVG units
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 40  # margins around the axes
 MARKERS = ("M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0", "M-3-3h6v6h-6z", "M0-4L4 3H-4z", "M0-4.5L4.5 0L0 4.5L-4.5 0z")
-MAX_MARKERS, MAX_POINTS = 12, 300  # that are seen on a line, and that tell their value
-STYLES = 7  # of lines in page.css
+MAX_MARKERS, MAX_POINTS = 12, 300  # per line: visible markers, and points that show their value
+STYLES = 7  # line styles in page.css
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A marker and what it says of itself; one that is not seen shows under the mouse."""
+    """A marker and its tooltip; a marker with `is_seen` False appears only under the mouse."""
 
     x: str
     y: str
@@ -43,7 +43,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line with its intervals and markers; `line`, each of `bands` and `marker` are paths of SVG."""
+    """A line with its intervals and markers; `line`, each of `bands` and `marker` are SVG paths."""
 
     label: str
     style: int
@@ -55,7 +55,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A chart, in units of its own; `series` is empty when there is nothing to draw."""
+    """A chart in SVG units; `series` is empty when there is nothing to draw."""
 
     title: str
     description: str = ""
@@ -66,8 +66,8 @@ class Drawing:
     height: int = HEIGHT
 
 
-def draw(panel: Panel) -> Drawing:
-    """Place a panel's lines, axes and texts."""
+def layout_chart(panel: Panel) -> Drawing:
+    """Compute the coordinates of a panel's lines, axes and texts."""
     lines = [_finite(line) for line in panel.lines]
     values = [v for line in lines for point in line for v in point[1:] if v is not None]
     xs = [x for line in lines for x, *_ in line]
@@ -109,7 +109,7 @@ def draw(panel: Panel) -> Drawing:
 
 
 def _finite(line: Line) -> list[tuple[Any, ...]]:
-    """The points (x, y, low, high) of a line, None for what cannot be drawn."""
+    """The points (x, y, low, high) of a line; None for y, low or high that cannot be drawn."""
 
     def number(value: float | None) -> float | None:
         return float(value) if value is not None and math.isfinite(value) and abs(value) < 1e100 else None
@@ -121,7 +121,7 @@ def _finite(line: Line) -> list[tuple[Any, ...]]:
 
 
 def _series(at: Sequence[tuple[Any, ...]], points: Sequence[tuple[Any, ...]], *, number: int, label: str) -> Series:
-    """A line, its interval, and its markers; every marker says its value. `at` is where the points are drawn."""
+    """A line, its intervals, and its markers with tooltips. `at` has the drawn coordinates, `points` the values."""
     bands = []
     for run in _unbroken(at, lambda p: p[2] is not None and p[3] is not None):
         upper, lower = [f"{x} {high}" for x, _, _, high in run], [f"{x} {low}" for x, _, low, _ in reversed(run)]
@@ -134,7 +134,7 @@ def _series(at: Sequence[tuple[Any, ...]], points: Sequence[tuple[Any, ...]], *,
     for place, i in enumerate(marked):
         x, y, low, high = points[i]
         between = f" [{_tick(low)}, {_tick(high)}]" if low is not None and high is not None else ""
-        is_seen = (place + number * stride // STYLES) % stride == 0  # lines that meet keep their markers apart
+        is_seen = (place + number * stride // STYLES) % stride == 0  # stagger them: lines may overlap
         markers.append(Point(at[i][0], at[i][1], f"{label} at {_tick(x)}: {_tick(y)}{between}", is_seen))
     marker = MARKERS[number % len(MARKERS)]
     return Series(label, number % STYLES, marker, "".join(paths), tuple(bands), tuple(markers))
@@ -145,7 +145,7 @@ def _unbroken(points: Sequence[tuple[Any, ...]], whole: Any) -> Iterator[list[tu
 
 
 def _axis(low: float, high: float) -> tuple[float, float, list[float]]:
-    """The ends of an axis that shows these values, and round numbers on it."""
+    """The ends of an axis for these values, and its ticks, which are round numbers."""
     if 0 < low < high / 2:
         low = 0.0
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-300):

@@ -1,13 +1,13 @@
-// The browser of rollouts. What a model wrote becomes text nodes and nothing else: nothing here parses markup.
+// The rollout browser. Text that a model wrote is only ever put into text nodes: nothing here parses markup.
 //
-// The block `rollout-index` has the columns that are filtered, sorted and listed, each as {codes, values}. The rest of the
-// rollouts lies in compressed blocks, `texts-N` and `tokens-N`, which are unpacked when a rollout in them is shown or searched.
+// The block `rollout-index` has the columns for filtering, sorting and listing, each as {codes, values}. The other columns
+// are in compressed blocks, `texts-N` and `tokens-N`, which are unpacked when one of their rollouts is shown or searched.
 "use strict";
 (() => {
   const PAGE_ROWS = 25;
-  const GROUP_CARDS = 16; // shown at once, of a group's samples
-  const KEPT_BLOCKS = 24; // unpacked, of each kind
-  const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/u; // what `text.printable` escapes, but newline and tab
+  const GROUP_CARDS = 16; // samples of a group shown before "the other ... samples" is clicked
+  const KEPT_BLOCKS = 24; // unpacked blocks kept in memory, of each kind
+  const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/u; // characters that `text.printable` escapes, plus newline and tab
   const SURPRISE = [0.9, 0.5, 0.2, 0.05, 0.01]; // probabilities below which a token is shaded one level darker
 
   const index = JSON.parse(document.getElementById("rollout-index").textContent);
@@ -70,7 +70,7 @@
     return code <= 0xff ? `\\x${hex.padStart(2, "0")}` : code <= 0xffff ? `\\u${hex.padStart(4, "0")}` : `\\U${hex.padStart(8, "0")}`;
   }
 
-  // Nodes of a text in which hidden characters can be seen.
+  // Nodes that show a text with its hidden characters escaped.
   function visible(text) {
     const nodes = [];
     let plain = "";
@@ -131,7 +131,7 @@
     return rows;
   }
 
-  // The rows whose texts hold the query, block by block so that the page stays alive; null when a newer request came.
+  // The rows whose texts contain the query. Yields to the browser after each block; null if a newer request has started.
   async function searched(rows, query, request) {
     const needle = query.toLowerCase(), found = [];
     const holds = (text) => text !== null && text.toLowerCase().includes(needle);
@@ -162,7 +162,7 @@
   ].filter(([name]) => name !== "run_id" || index.columns.run_id.values.length > 1);
   const NUMBERS = new Set(["sample_index", "step", "reward", "advantage", "num_response_tokens"]);
 
-  let requests = 0; // of lists: an older one gives way
+  let requests = 0; // number of the latest request for a list; older ones stop
   let rows = [], first = 0, selected = -1;
   let order = { name: null, down: false };
 
@@ -201,7 +201,7 @@
     if (name === null) rows.sort((a, b) => a - b);
     else rows.sort((a, b) => {
       const x = value(name, a), y = value(name, b);
-      const missing = x === null || y === null; // missing values stand last, whichever way
+      const missing = x === null || y === null; // missing values come last in both directions
       return (down && !missing ? -compare(x, y) : compare(x, y)) || a - b;
     });
     for (const [key, heading] of headings) {
@@ -289,7 +289,7 @@
     if (why) return [element("pre", { class: "response", tabindex: "0", "aria-label": "response" }, ...visible(all.response)), element("p", { class: "note" }, why)];
     const spans = shaded(all);
     const tokens = spans.filter((span) => span.dataset?.token);
-    const readout = element("output", { class: "note" }, "Point at a token, or move over the response with ← and →, for its probability.");
+    const readout = element("output", { class: "note" }, "To see a token's probability, point at it, or use ← and → in the response.");
     let at = -1;
     const tell = (to) => {
       tokens[at]?.classList.remove("at");
@@ -317,17 +317,17 @@
   }
 
   function unshaded(row, all) {
-    if (!all.centinats.length) return "Not shaded: the engine told no log-probabilities.";
+    if (!all.centinats.length) return "Not shaded: the engine returned no log-probabilities.";
     if (all.lengths) return "";
-    if (!index.tokenizers.includes(value("run_id", row))) return "Not shaded: the tokenizer was not at hand when this page was made.";
-    return "Not shaded: the tokens do not spell this text.";
+    if (!index.tokenizers.includes(value("run_id", row))) return "Not shaded: the tokenizer was not available when this page was made.";
+    return "Not shaded: the tokens do not decode to this text.";
   }
 
   function level(cents) {
     return cents === null ? 0 : SURPRISE.filter((bound) => Math.exp(-cents / 100) < bound).length;
   }
 
-  // The response as one element per token; a last token without text (the end of the sequence) is a mark.
+  // The response as one element per token; a last token without text (the end of the sequence) is shown as a mark.
   function shaded(all) {
     let from = 0;
     return all.lengths.map((length, number) => {

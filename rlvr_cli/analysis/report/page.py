@@ -1,11 +1,11 @@
-"""The HTML page of `rlvr analyze report`: everything in one file, which asks nothing of any network.
+"""The HTML page of `rlvr analyze report`: one file that loads nothing from the network.
 
 Enters: plain data, in which any text may be hostile. Leaves: HTML.
 
-``page.html.j2`` has the tables and charts. Whatever it writes is made visible by `text.printable` and escaped, so that no
-text can become markup. The browser of rollouts is ``page.js``: its data stand in the page as blocks that no browser runs,
-and reach the screen as text nodes alone. The content security policy names the one style and the one script by their
-hashes, so that nothing else can run, load or be sent anywhere, whatever a model wrote.
+``page.html.j2`` makes the tables and charts. Every value it writes passes `text.printable` and is escaped, so that no text
+can become markup. ``page.js`` is the rollout browser: its data are in the page as blocks that are not executed, and are
+displayed only as text nodes. The content security policy allows only the one style and the one script, by their hashes, so
+that nothing else can run, load or be sent anywhere, whatever a model wrote.
 """
 
 import base64
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.plots import Panel
-from rlvr_cli.analysis.report.charts import draw
+from rlvr_cli.analysis.report.charts import layout_chart
 from rlvr_cli.text import printable
 
 FOLDER = Path(__file__).parent
@@ -49,13 +49,13 @@ class Grid:
 
     @property
     def is_numeric(self) -> list[bool]:
-        """Of each column."""
+        """Whether each column is numeric."""
         return [any(isinstance(row[i], int | float) for row in self.rows) for i in range(len(self.columns))]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A named value of each run, None where a run has none, and where each came from ("" where that says nothing)."""
+    """A named value per run (None if the run has none), and the source of each value ("" if unknown)."""
 
     name: str
     values: tuple[str | None, ...]
@@ -75,7 +75,7 @@ class Setting:
 
     @property
     def origin(self) -> str:
-        """Where the value came from, of a setting that is alike in all runs."""
+        """The sources of the value, for a setting that is the same in all runs."""
         return ", ".join(dict.fromkeys(source for source in self.sources if source))
 
 
@@ -89,7 +89,7 @@ class SettingsGroup:
 
     @property
     def is_alike(self) -> bool:
-        """Whether one column of values stands for all runs."""
+        """Whether all runs have the same values, so that one column is enough."""
         return not any(s.differs or s.is_partial for s in self.settings)
 
     @property
@@ -99,15 +99,16 @@ class SettingsGroup:
 
 @dataclass(frozen=True, slots=True)
 class Browser:
-    """The rollouts to browse.
+    """The data of the rollout browser.
 
-    `index` has what they are filtered by, `texts` and `tokens` the rest of them, a block of `rollouts.pack` for each chunk.
+    `index` has the columns for filtering, sorting and listing; `texts` and `tokens` have the others, one packed block
+    (`rollouts.pack`) per chunk of rollouts.
     """
 
     index: Mapping[str, Any]
     texts: Sequence[str]
     tokens: Sequence[str]
-    note: str  # which rollouts are not here
+    note: str  # which rollouts are left out; may be empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,8 @@ class Report:
     environment: Sequence[Setting]
 
 
-def page(report: Report) -> str:
-    """The whole page. `finalize` sees whatever the template writes, so that no value can be forgotten."""
+def render_page(report: Report) -> str:
+    """Render the page. `finalize` handles every value that the template writes, so that none is left unescaped."""
     import jinja2
     from markupsafe import Markup
 
@@ -146,7 +147,7 @@ def page(report: Report) -> str:
     return environment.get_template("page.html.j2").render(
         report=report,
         title=", ".join(report.runs),
-        drawings=[draw(panel) for panel in report.charts],
+        drawings=[layout_chart(panel) for panel in report.charts],
         configuration=_grouped(report.configuration, runs=len(report.runs)),
         environment=_grouped(report.environment, runs=len(report.runs)),
         policy=policy,
@@ -160,7 +161,7 @@ def _hash(text: str) -> str:
 
 
 def _figure(value: Any) -> str:
-    """A cell that is no share."""
+    """The text of a cell that is not a `Share`."""
     match value:
         case None:
             return "–"
@@ -172,12 +173,12 @@ def _figure(value: Any) -> str:
 
 
 def _across(share: float) -> str:
-    """The place of a share on a bar that is 100 wide."""
+    """The position of a share on a bar of width 100."""
     return f"{100 * min(1.0, max(0.0, share)):.2f}"
 
 
 def _grouped(settings: Sequence[Setting], *, runs: int) -> list[SettingsGroup]:
-    """What differs between the runs first, then what was chosen; defaults, and what not all runs have, are folded away."""
+    """Group settings: first those that differ between runs, then those set; folded: defaults, and those only some runs have."""
     alike = [s for s in settings if not s.differs and not s.is_partial]
     groups = [
         SettingsGroup("What differs between the runs", [s for s in settings if s.differs]),

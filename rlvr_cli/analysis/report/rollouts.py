@@ -1,6 +1,6 @@
-"""The rollouts of a report: which of them it holds, and their columns as the blocks that its page unpacks.
+"""The rollouts of a report: choose which ones it holds, and pack their columns into blocks.
 
-Enters: runs. Leaves: a `page.Browser`, which says in words what was left out.
+Enters: runs. Leaves: a `page.Browser`, with a note on what was left out.
 """
 
 import base64
@@ -26,15 +26,15 @@ from rlvr_cli.runs.provenance import tokenizer_digest
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.text import storable
 
-MAX_TOKENS = 30_000_000  # of all responses in a page: about 110 MB of HTML
-CHUNK_ROWS, CHUNK_TOKENS = 500, 200_000  # of a block that the page unpacks at once; a whole group is never cut
-READ_ROWS, READ_TOKENS = 5_000, 1_000_000  # of one query
-MAX_LISTED = 60  # characters of an answer in the list of rollouts
+MAX_TOKENS = 30_000_000  # most response tokens in a page: about 110 MB of HTML
+CHUNK_ROWS, CHUNK_TOKENS = 500, 200_000  # size of a block, which the page unpacks as a whole; a group is never split
+READ_ROWS, READ_TOKENS = 5_000, 1_000_000  # size of one query's result
+MAX_LISTED = 60  # characters of an answer shown in the list of rollouts
 INDEX_COLUMNS = (
     *("run_id", "phase", "step", "example_id", "sample_index", "category", "failure_kind", "reward", "advantage"),
     *("num_response_tokens", "extracted_answer", "ground_truth"),
 )
-CUT_COLUMNS = {"extracted_answer", "ground_truth"}  # long ones whole among the texts alone
+CUT_COLUMNS = {"extracted_answer", "ground_truth"}  # cut to MAX_LISTED in the index; whole in the texts
 TEXT_COLUMNS = (
     *("prompt", "response", "ground_truth", "extracted_answer", "format_reward", "answer_reward", "grade_error"),
     *("grader", "finish_reason", "stop_reason", "mean_logprob", "mean_entropy", "policy_version", "seed", "sampled_at"),
@@ -43,7 +43,7 @@ TEXT_COLUMNS = (
 _GROUPS = """
     SELECT run_id, phase, step, example_id, count(*), sum(num_response_tokens)::BIGINT FROM rollouts GROUP BY ALL
 """
-_OWN = "coalesce(response_mask[i], true)"  # what an environment wrote has no log-probability
+_OWN = "coalesce(response_mask[i], true)"  # tokens of the environment have no log-probability
 _LOGPROBS = f"[CASE WHEN isfinite(p) AND {_OWN} THEN least(round(-100 * p), 99999)::INT END FOR p, i IN sampled_logprobs] AS centinats"
 _ROLLOUTS = f"""
     WITH wanted AS (
@@ -58,7 +58,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The samples of one question at one step: what is kept whole."""
+    """The samples of one question at one step; a report has all of them or none."""
 
     run: str
     phase: str
@@ -80,11 +80,13 @@ def groups_of(database: Database, runs: Sequence[str]) -> list[Group]:
     return sorted(known, key=lambda g: (place[g.run], g.phase, g.step, _natural(g.example_id), g.example_id))
 
 
-def excerpt(infos: Sequence[RunInfo], groups: Sequence[Group], *, max_rollouts: int, timeout_seconds: float) -> Browser:
-    """The rollouts of these groups, or as many of them as a page may hold, as `choose` says."""
+def pack_rollouts(
+    infos: Sequence[RunInfo], groups: Sequence[Group], *, max_rollouts: int, timeout_seconds: float
+) -> Browser:
+    """Pack the rollouts of these groups, or of those that `choose_groups` keeps if a page cannot hold all."""
     total, tokens = _rows(groups), sum(group.tokens for group in groups)
     limit = min(max_rollouts, int(total * min(1.0, MAX_TOKENS / max(tokens, 1))))
-    kept = list(groups) if total <= limit else choose(groups, limit)
+    kept = list(groups) if total <= limit else choose_groups(groups, limit)
     pieces = {info.id: _pieces(info) for info in infos}
     index: dict[str, list[Any]] = {name: [] for name in INDEX_COLUMNS}
     starts, texts, spans = [], [], []
@@ -112,11 +114,11 @@ def pack(value: Any) -> str:
     return base64.b64encode(gzip.compress(storable(text).encode(), 6, mtime=0)).decode()
 
 
-def choose(groups: Sequence[Group], limit: int) -> list[Group]:
-    """The groups to keep where all of them have more than `limit` rollouts, in their order.
+def choose_groups(groups: Sequence[Group], limit: int) -> list[Group]:
+    """Choose groups with at most `limit` rollouts in total, in their order.
 
-    Each run and phase gets as many as any other, or all that it has. Of its steps the last and the first are kept, then
-    those that lie most evenly between; of a step that does not fit whole, groups that lie evenly in it.
+    Each run and phase gets an equal share of the rollouts, or all if it has fewer. Of its steps the last and the first are kept,
+    then steps spread evenly between them; of the step that does not fit completely, groups spread evenly over it.
     """
     series: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
@@ -141,7 +143,7 @@ def choose(groups: Sequence[Group], limit: int) -> list[Group]:
 
 
 def _spread(count: int) -> Iterator[int]:
-    """0 to count - 1: the last, the first, and then always the middle of the widest gap."""
+    """Yield 0 to count - 1 in this order: the last, the first, then always the middle of the widest gap."""
     yield from dict.fromkeys((count - 1, 0) if count else ())
     gaps = deque([(0, count - 1)])
     while gaps:
@@ -157,13 +159,13 @@ def _rows(groups: Sequence[Group]) -> int:
 
 
 def _natural(text: str) -> list[Any]:
-    """A key that sorts q-2 before q-10."""
+    """A sort key that puts q-2 before q-10."""
     parts = re.split(r"([0-9]+)", text)
     return [(len(part.lstrip("0")), part.lstrip("0")) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def _read_chunks(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_seconds: float) -> Iterator[list[Row]]:
-    """The rollouts of these groups, in their order and then that of the samples, a block's at a time."""
+    """Yield the rollouts of these groups, sorted by group and sample, one block at a time."""
     for batch in _batches(groups, rows=READ_ROWS, tokens=READ_TOKENS):
         steps = {group.key[:3] for group in batch}
         runs = [replace(info, parts=[p for p in info.parts if _step(info, p) in steps]) for info in infos]
@@ -181,7 +183,7 @@ def _step(info: RunInfo, part: Path) -> tuple[str, str, int]:
 
 
 def _batches(groups: Sequence[Group], *, rows: int, tokens: int) -> Iterator[list[Group]]:
-    """Consecutive groups with so many rows and tokens together, or one alone that has more."""
+    """Yield consecutive groups with at most `rows` rows and `tokens` tokens; a larger group is a batch by itself."""
     batch: list[Group] = []
     rows_left, tokens_left = rows, tokens
     for group in groups:
@@ -203,7 +205,7 @@ def _read(database: Database, groups: Sequence[Group]) -> list[Row]:
 
 
 def _coded(values: Sequence[Any]) -> dict[str, list[Any]]:
-    """Values as the list of those that differ, and their places in it."""
+    """Dictionary encoding: the distinct values, and for each value its index among them."""
     codes: dict[Any, int] = {}
     return {"codes": [codes.setdefault(value, len(codes)) for value in values], "values": list(codes)}
 
@@ -214,7 +216,7 @@ def _listed(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON and JavaScript have it: no number that is not finite, none that a double would round."""
+    """A value that JSON and JavaScript can hold: numbers that are not finite, or that a double would round, become text."""
     match value:
         case None | str():
             return value
@@ -226,7 +228,7 @@ def _plain(value: Any) -> Any:
 
 
 def _left_out(groups: Sequence[Group], kept: Sequence[Group], *, by_rows: bool) -> str:
-    """What is not in the page, in words; empty when nothing is missing."""
+    """A note on the rollouts that are not in the page; empty when nothing is missing."""
     if len(kept) == len(groups):
         return ""
     series = dict.fromkeys((g.run, g.phase) for g in groups)
@@ -237,15 +239,18 @@ def _left_out(groups: Sequence[Group], kept: Sequence[Group], *, by_rows: bool) 
     counts = [
         f"{run} {phase}: {steps(kept, (run, phase))} of {steps(groups, (run, phase))} steps" for run, phase in series
     ]
-    why = "asked for at most so many (max_rollouts)" if by_rows else f"holds at most {MAX_TOKENS:,} tokens"
+    why = "limited by max_rollouts" if by_rows else f"limited to {MAX_TOKENS:,} tokens"
     return (
-        f"{_rows(kept):,} of {_rows(groups):,} rollouts are in this page, which {why}: the first and the last step of each"
-        f" run and phase, steps evenly between them, and whole groups. {'; '.join(counts)}. Summary and curves are of all."
+        f"This page has {_rows(kept):,} of {_rows(groups):,} rollouts ({why}): the first and the last step of each run and"
+        f" phase, and steps spread evenly between them, in whole groups. {'; '.join(counts)}. Summary and curves use all rollouts."
     )
 
 
 def _pieces(info: RunInfo) -> dict[int, bytes]:
-    """The text of each token id: from the model that the run trained, or from the one that it sampled if that is still here."""
+    """The text of each token id, from the tokenizer of the run's final model, else of the model it sampled from; may be empty.
+
+    The latter is read only if its hash is the recorded one: run.json may come from someone else.
+    """
     with suppress(RlvrError):
         return token_pieces(read_regular(info.path, "model/tokenizer.json"))
     try:
@@ -254,7 +259,7 @@ def _pieces(info: RunInfo) -> dict[int, bytes]:
         if directory is not None and tokenizer_digest(directory) == model.get("tokenizer_sha256"):
             return token_pieces((directory / "tokenizer.json").read_bytes())
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        pass  # the run says nothing of its model, or nonsense, or the model is gone
+        pass  # run.json has no valid entry for the model, or the model is gone
     return {}
 
 

@@ -1,21 +1,21 @@
-"""Where each sampled token stands in a response's text, so that it can be shown with its log-probability.
+"""The position of each sampled token in a response's text, to show tokens with their log-probabilities.
 
 Enters: the bytes of a model's tokenizer.json, the ids of a response and its text. Leaves: the length of each token in the
-text, or nothing where the tokens do not spell it: what this module believes of a tokenizer is checked against every text.
+text, or None if the tokens do not spell the text; so a tokenizer that decodes in an unknown way gives no wrong positions.
 """
 
 import codecs
 import json
 from collections.abc import Mapping, Sequence
 
-# Byte-level vocabularies write each byte as a printable character: most as themselves, the others from U+0100 on.
+# Byte-level vocabularies write each byte as a printable character: most bytes as themselves, the others from U+0100 on.
 _THEMSELVES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _BYTE_OF = {chr(b): b for b in _THEMSELVES}
 _BYTE_OF |= {chr(0x100 + i): b for i, b in enumerate(sorted(set(range(256)) - set(_THEMSELVES)))}
 
 
 def token_pieces(tokenizer_json: bytes) -> dict[int, bytes]:
-    """What each id adds to a decoded text; special tokens add nothing. Empty for a file of another kind."""
+    """The bytes that each id adds to a decoded text; none for special tokens. Empty if the file is not a known tokenizer."""
     try:
         tokenizer = json.loads(tokenizer_json)
         vocabulary = tokenizer["model"]["vocab"]
@@ -41,13 +41,13 @@ def _of_text(token: str) -> bytes:
 
 
 def token_lengths(ids: Sequence[int], text: str, *, pieces: Mapping[int, bytes]) -> list[int] | None:
-    """The length of each token in the text, in UTF-16 units as JavaScript counts; together they are the whole text.
+    """The length of each token in the text, in UTF-16 code units, as JavaScript counts; they add up to the text's length.
 
-    A character that several tokens share counts for the last of them. The text may end within the last token (a stop
-    string cuts it), and may lack the space that some tokenizers put before the first.
+    A character made of several tokens counts for the last of them. The text may end before the tokens do (cut at a stop
+    string), and may lack the space that some tokenizers put before the first token.
 
     Returns:
-        None when the ids do not spell the text.
+        The lengths, or None if the ids do not spell the text.
     """
     try:
         tokens = [pieces[i] for i in ids]
@@ -59,7 +59,7 @@ def token_lengths(ids: Sequence[int], text: str, *, pieces: Mapping[int, bytes])
     else:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         parts = [decoder.decode(token) for token in tokens]
-        parts[-1] += decoder.decode(b"", final=True)  # U+FFFD where the response broke off within a character
+        parts[-1] += decoder.decode(b"", final=True)  # U+FFFD if the response ends within a character
         whole, lengths = "".join(parts), [_units(part) for part in parts]
     if not whole.startswith(text):
         if not whole.startswith(f" {text}"):

@@ -3,8 +3,8 @@
 -- :phase = "eval"
 -- :step = null
 
--- Without k: 1, 2, 4, ... and the most samples that a question has. Of n samples the i-th best (from 0) is the best of
--- k drawn ones with probability C(n - 1 - i, k - 1) / C(n, k); samples that tie share their mean reward.
+-- Without k: 1, 2, 4, ... and the largest number of samples of a question. Of n samples, the i-th best (from 0) is the best
+-- of k drawn ones with probability C(n - 1 - i, k - 1) / C(n, k); tied samples all count with their mean reward.
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id
 ), samples AS (

@@ -1,10 +1,10 @@
--- Entropy step by step, in nats per token: exact, and estimated from the sampled tokens; of correct and of wrong responses.
+-- Entropy step by step, in nats per token: exact, and estimated from the sampled tokens; for correct and for wrong responses.
 -- :phase = null
 
--- The estimate is minus the mean log-probability of the tokens that were sampled: the Monte Carlo estimate of the entropy
--- of the distribution that was sampled from. It is all there is where the engine does not tell the exact one; of a greedy
--- run it only says how sure the policy was. Every token counts alike here; the summary's mean_entropy and the metric
--- entropy/mean are means over responses, in which the tokens of short ones count more.
+-- The estimate is minus the mean log-probability of the sampled tokens: the Monte Carlo estimate of the entropy of the
+-- distribution that was sampled from. It is all there is if the engine does not return the exact entropy; for a greedy run
+-- it only shows how certain the policy was. Here every token counts the same; the summary's mean_entropy and the metric
+-- entropy/mean are means over responses, in which tokens of short responses count more.
 SELECT
     run_id,
     phase,

@@ -1,8 +1,8 @@
--- Estimated entropy (minus the log-probability of the sampled tokens, nats) by position in the response, of correct and wrong ones.
+-- Estimated entropy (minus the log-probability of the sampled tokens, nats) by position in the response; correct and wrong responses.
 -- :phase = "eval"
 -- :step = null
 
--- A bucket runs from `position`, counted from 0, to before the next power of two.
+-- A bucket starts at `position`, counted from 0, and ends before the next power of two.
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id
 ), tokens AS (
@@ -25,6 +25,6 @@ SELECT
     avg(surprise) FILTER (correct) AS estimate_correct,
     avg(surprise) FILTER (NOT correct) AS estimate_wrong
 FROM tokens
-WHERE place IS NOT NULL AND coalesce(sampled, true)  -- what an environment wrote has no log-probability
+WHERE place IS NOT NULL AND coalesce(sampled, true)  -- tokens of the environment have no log-probability
 GROUP BY ALL
 ORDER BY run_id, position;

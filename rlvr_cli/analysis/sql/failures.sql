@@ -1,13 +1,13 @@
--- Responses without reward, to be read: prompt, response, truth, extracted answer and why; as many of each category and kind.
+-- Responses without reward, for reading: prompt, response, truth, extracted answer and why; equally many per category and kind.
 -- :phase = "eval"
 -- :step = null
 -- :category = ""
 -- :failure_kind = ""
 -- :limit = null
 
--- Only as many as can be shown are chosen, in turn from each category and within it from each kind, and one sample of
--- each question first; so a rare category is not lost behind a frequent one. The last one chosen comes last: it only
--- shows that there are more.
+-- At most $limit rows are chosen, in turn from each category and, within a category, from each kind; one sample of each
+-- question comes first. So a frequent category does not hide a rare one. `rlvr analyze` sets $limit to --limit + 1 and only
+-- uses the last row to see that there are more.
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id
 ), failed AS (

@@ -1,4 +1,4 @@
--- Where graders disagree (rlvr grade makes the second one): counts, share, Cohen's kappa, and the first rollouts that they judge differently.
+-- Where graders disagree (rlvr grade adds the second one): counts, share, Cohen's kappa, and the first rollouts that they judge differently.
 -- :phase = "eval"
 -- :step = null
 -- :grader = ""
@@ -6,8 +6,8 @@
 -- :examples = 3
 -- :by_step = false
 
--- $grader: one of `grades`, '' for each of them; $against: another of them, '' for the grader that the run was made with.
--- $step null: all steps. A grade that failed is a verdict too: not right.
+-- $grader: a grader in `grades`, '' for all of them. $against: another grader in `grades`, '' for the run's own grader.
+-- $step null: all steps. A grade that failed counts as the verdict "not right".
 WITH verdicts AS (
     SELECT run_id, phase, step, example_id, sample_index, grader, coalesce(reward > 0.5 AND NOT isnan(reward), false) AS ok
     FROM grades

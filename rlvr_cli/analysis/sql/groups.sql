@@ -1,7 +1,7 @@
 -- Groups of a training run step by step: how many have a signal (rewards that differ), are all correct or all wrong, and |advantage|.
 -- :phase = "train"
 
--- Shares of the groups. A failed grade is no reward here, as it is to the trainer.
+-- The shares are of all groups. A failed grade counts as reward 0, as in training.
 WITH groups AS (
     SELECT
         run_id,

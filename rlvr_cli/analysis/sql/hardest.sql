@@ -4,7 +4,7 @@
 -- :least = 1
 -- :limit = null
 
--- Only questions with at least :least samples. `question` is the prompt without what r1_zero puts around it.
+-- Only questions with at least :least samples. `question` is the prompt without the text of the r1_zero template.
 WITH answers AS (
     SELECT
         run_id, example_id,

@@ -2,8 +2,8 @@
 -- :phase = "eval"
 -- :examples = 3
 
--- Solved at a step: at least half of the samples are correct. Questions evaluated at one step only are left out. With
--- one sample per question chance alone makes some of both: `migration` shows how many go either way.
+-- A question is solved at a step if at least half of the samples are correct. Questions evaluated at only one step are left
+-- out. With one sample per question, chance alone produces some of both: `migration` shows how many change in either direction.
 WITH solved AS (
     SELECT run_id, example_id, step, count(*) FILTER (reward > 0.5 AND NOT isnan(reward)) * 2 >= count(*) AS solved
     FROM rollouts

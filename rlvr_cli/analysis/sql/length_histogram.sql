@@ -1,4 +1,4 @@
--- How many responses have how many tokens, correct and wrong ones apart (--plot FILE draws it).
+-- Number of responses by length in tokens, correct and wrong ones separately (--plot FILE draws it).
 -- :phase = "eval"
 -- :step = null
 -- :bins = 20

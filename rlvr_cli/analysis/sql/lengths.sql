@@ -1,4 +1,4 @@
--- Response lengths in tokens step by step, correct and wrong ones apart: mean, median, 95th percentile, longest, truncated share.
+-- Response lengths in tokens step by step, correct and wrong ones separately: mean, median, 95th percentile, longest, truncated share.
 -- :phase = null
 
 SELECT

@@ -1,4 +1,4 @@
--- Any metrics against step and wall-clock: those whose name is like a pattern, in which % stands for anything.
+-- Metrics against step and wall-clock: those whose name matches a pattern, in which % stands for any text.
 -- :names = "reward/%"
 -- :phase = null
 

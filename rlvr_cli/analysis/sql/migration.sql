@@ -1,4 +1,4 @@
--- What became of each category: category at one step -> category at another, of the same questions and samples.
+-- How categories change: category at one step -> category at another step, for the same questions and samples.
 -- :phase = "eval"
 -- :step_a = null
 -- :step_b = null

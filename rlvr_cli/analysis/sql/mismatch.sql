@@ -1,8 +1,8 @@
 -- How far the trainer's log-probabilities are from the sampler's, in nats per token: over the run, by position, by response length.
 -- :phase = "train"
 
--- mismatch/position/NNNN and mismatch/length/NNNN are means of |trainer - sampler| over the tokens whose position, or
--- whose response's length, lies in the bucket that starts at NNNN; a gap that grows with either is a fault of one of them.
+-- mismatch/position/NNNN and mismatch/length/NNNN are means of |trainer - sampler| over the tokens whose position, or whose
+-- response's length, is in the bucket that starts at NNNN. A gap that grows with either points to a bug in trainer or sampler.
 WITH found AS (
     SELECT
         run_id, step, value,

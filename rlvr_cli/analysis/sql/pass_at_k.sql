@@ -3,8 +3,8 @@
 -- :phase = "eval"
 -- :step = null
 
--- Without k: 1, 2, 4, ... and the most samples that a question has. 1 - C(n - c, k) / C(n, k) for c correct ones of n.
--- A failed grade is not correct. The interval is the normal one over questions, 1.96 standard errors, held to [0, 1].
+-- Without k: 1, 2, 4, ... and the largest number of samples of a question. 1 - C(n - c, k) / C(n, k) for c correct of n samples.
+-- A failed grade counts as not correct. The interval is the normal one over questions, 1.96 standard errors, clamped to [0, 1].
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id
 ), questions AS (

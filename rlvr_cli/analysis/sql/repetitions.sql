@@ -1,11 +1,11 @@
--- Signs of collapse: the same response to different questions, the same one twice to a question, and words said over and over.
+-- Signs of collapse: the same response to different questions, the same response twice to one question, and repeated words.
 -- :phase = "eval"
 -- :step = null
 -- :repeating_below = 0.3
 
--- shared: responses that another question got as well. duplicates: responses that the same question has got already.
--- distinct_words: different words / all words of a response. It repeats itself where that is below :repeating_below and
--- it has 20 words or more. Long texts have less of it by nature: compare steps and runs of similar length.
+-- shared: responses that another question also got. duplicates: responses equal to an earlier one to the same question.
+-- distinct_words: different words / all words of a response. A response of 20 or more words counts as repeating if this is
+-- below :repeating_below. It is naturally lower for long texts: compare steps and runs of similar length.
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id
 ), texts AS (

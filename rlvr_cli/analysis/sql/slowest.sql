@@ -1,9 +1,9 @@
--- Where the time went: seconds of each kind of work (metrics NAME/seconds), in all, per step and as a share of the steps.
+-- Where the time went: seconds of each kind of work (metrics NAME/seconds), in total, per step and as a share of the steps.
 -- :phase = null
 
--- step/seconds is the whole of a training step, so the other shares are parts of it. Where one batch is sampled while another
--- is trained on (--async-steps 1), they sum to more than 1: share_of_steps is how busy sampler and trainer are kept, and
--- sampling/waiting_seconds, as "waiting for the sampler", is how long the trainer had nothing to do.
+-- step/seconds is a whole training step, and the other shares are parts of it. If one batch is sampled while another is
+-- trained on (--async-steps 1), they add up to more than 1. Then share_of_steps shows how busy sampler and trainer are, and
+-- sampling/waiting_seconds, shown as "waiting for the sampler", is how long the trainer was idle.
 WITH work AS (
     SELECT
         run_id, phase, step, value,

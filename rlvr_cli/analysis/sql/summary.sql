@@ -2,7 +2,7 @@
 -- :phase = "eval"
 -- :step = null
 
--- A failed grade (NULL reward) counts as no reward; so that it is not hidden, it is counted as `ungraded` as well.
+-- A failed grade (NULL reward) counts as no reward, and is also counted as `ungraded`.
 CREATE OR REPLACE TEMP TABLE chosen AS
 SELECT
     step, example_id, category, grade_error,
@@ -51,7 +51,7 @@ FROM chosen
 GROUP BY ALL
 ORDER BY category DESC;
 
--- questions, by category, number of samples n, and samples in that category; those without any are left out
+-- questions, by category, number of samples n, and samples in that category; questions with none in it are left out
 WITH asked AS (SELECT example_id, count(*) AS n FROM chosen GROUP BY ALL),
      found AS (SELECT example_id, category, count(*) AS hits FROM chosen GROUP BY ALL)
 SELECT category, n, hits, count(*) AS questions
@@ -66,8 +66,8 @@ WHERE NOT correct
 GROUP BY ALL
 ORDER BY samples DESC, failure_kind;
 
--- mean reward over the questions with n samples of the sample with the 1st, 2nd, ... highest log-probability; samples that
--- tie each stand for their mean. The best of k is linear in these rewards, so it needs no more than their means.
+-- for each n: the mean reward, over the questions with n samples, of the sample with the 1st, 2nd, ... highest
+-- log-probability; tied samples all count with their mean. best@k is linear in these rewards, so the means are enough.
 SELECT n, favg(reward) AS reward, count(*) AS questions, bool_or(missing) AS missing
 FROM (
     SELECT
@@ -80,7 +80,7 @@ FROM (
 GROUP BY n, position
 ORDER BY n, position;
 
--- questions, by the votes for the correct answer, for each wrong one, and by the samples without an answer
+-- questions, by the votes for the correct answer, the votes for each wrong answer, and the samples without an answer
 SELECT correct, wrong, abstained, count(*) AS questions
 FROM (
     SELECT

@@ -1,1 +1,1 @@
-"""Per-token losses, and what they are divided by."""
+"""Losses per token or per row, and their normalization."""

@@ -1,13 +1,13 @@
 """A user's own loss: `path/to/file.py:function`, called as `function(inputs)` with a `LossInputs`.
 
-It returns the loss to be minimized, (batch, seq) per token or (batch,) per row, or that and a dictionary of statistics of these
-shapes, which become the metrics `policy/NAME_mean`:
+It returns the loss, (batch, seq) per token or (batch,) per row, or a tuple of the loss and a dictionary of statistics, which
+have one of these shapes and become the metrics `policy/NAME_mean`:
 
     def my_loss(inputs):
         ratio = (inputs.log_probs - inputs.old_log_probs).exp()
         return -ratio * inputs.advantages, {"large": ratio.detach() > 2}
 
-Enters: the specification. Leaves: a `Loss` that was tried on a tiny batch.
+Enters: the text FILE.py:FUNCTION. Leaves: a `Loss` that was tried on a tiny batch.
 """
 
 import re
@@ -23,21 +23,21 @@ from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
 from rlvr_cli.training.losses.policy_gradient import Loss
 
 LOSS = user_code.Role("loss", 1, "(inputs: LossInputs) -> Tensor | tuple[Tensor, dict[str, Tensor]]")
-# What the objective (`objectives.policy_gradient`) itself says of every loss.
+# Statistics that the objective (`objectives.policy_gradient`) adds to those of every loss.
 RESERVED = ("ratio", "mismatch", "position", "length", "importance_weight", "kl")
-_RETURNS = "Return the loss, (batch, seq) or (batch,), or that and a dictionary of statistics of these shapes."
+_RETURNS = "Return the loss, (batch, seq) or (batch,), or a tuple: loss, dictionary of statistics of these shapes."
 
 
 def load_loss(spec: str, *, with_reference: bool) -> Loss:
-    """Run the file and try its function on a tiny batch: before the first update, and after.
+    """Load a user's loss, and try it on a tiny batch, as in the first update and as in a later one.
 
     Args:
         spec: FILE.py:FUNCTION.
         with_reference: whether the run has reference log-probabilities.
 
     Raises:
-        RlvrError: see `user_code.load`; or the function raises an exception, returns something else than a loss, one that is not
-            finite, or one that does not depend on the log-probabilities. Names the file and line.
+        RlvrError: see `user_code.load`; or the function raises an exception, or its return value is not a loss, is not finite,
+            or does not depend on the log-probabilities. Names the file and line.
     """
     function = user_code.load(spec, LOSS)
 
@@ -50,7 +50,7 @@ def load_loss(spec: str, *, with_reference: bool) -> Loss:
             at = user_code.location(spec, function, error=error)
             raise RlvrError(
                 f"{at}: the loss raised {type(error).__name__}: {error}",
-                "Correct it. What this run does not have is None, such as reference_log_probs without --kl-coef.",
+                "Correct it. Inputs that this run does not have are None, such as reference_log_probs without --kl-coef.",
             ) from error
         return _outputs(returned, inputs, at=user_code.location(spec, function))
 
@@ -62,17 +62,17 @@ def load_loss(spec: str, *, with_reference: bool) -> Loss:
 
 
 def _outputs(returned: Any, inputs: LossInputs, *, at: str) -> LossOutputs:
-    """What a user's function returned as `LossOutputs`."""
+    """Check a user function's return value, and convert it to `LossOutputs`."""
     value, statistics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
     if not isinstance(value, Tensor) or not isinstance(statistics, dict):
         raise RlvrError(f"{at}: the loss returned a value of type {_types(returned)}.", _RETURNS)
     for name in statistics:
         if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            raise RlvrError(f"{at}: {name!r} is no name of a statistic.", "Use small letters, digits and underscores.")
-        if name in RESERVED:
             raise RlvrError(
-                f"{at}: rlvr has a statistic {name} of its own.", "Give yours another name, or leave it out."
+                f"{at}: {name!r} is not a valid name of a statistic.", "Use lowercase letters, digits and underscores."
             )
+        if name in RESERVED:
+            raise RlvrError(f"{at}: rlvr itself has a statistic {name}.", "Give yours another name, or leave it out.")
     batch, seq = inputs.log_probs.shape
     for name, tensor in {"the loss": value, **statistics}.items():
         if not isinstance(tensor, Tensor):
@@ -85,19 +85,19 @@ def _outputs(returned: Any, inputs: LossInputs, *, at: str) -> LossOutputs:
 
 
 def _types(value: Any) -> str:
-    """`float`, or `(Tensor, list)`."""
+    """The type of a returned value as text, such as `float` or `(Tensor, list)`."""
     names = [type(v).__name__ for v in value] if isinstance(value, tuple) else []
     return f"({', '.join(names)})" if names else type(value).__name__
 
 
 def _try(loss: Callable[[LossInputs], LossOutputs], inputs: LossInputs, *, at: str) -> LossOutputs:
-    """What the loss returns, once it is known to be finite and to have a finite gradient where there is a response."""
+    """Call the loss, and check that it and its gradient are finite on the response tokens."""
     outputs = loss(inputs)
     when = "before" if torch.equal(inputs.log_probs, inputs.old_log_probs) else "after"
     mask = inputs.response_mask if outputs.loss.dim() == 2 else inputs.response_mask.any(dim=1)
     if not outputs.loss[mask].isfinite().all():
         raise RlvrError(
-            f"{at}: {when} the first update on a batch the loss is not finite.",
+            f"{at}: the loss is not finite {when} the first update on a batch.",
             "It was tried on log-probabilities from -3 to 0 and advantages of 1.5, -0.5 and 0.",
         )
     gradient = None
@@ -110,14 +110,14 @@ def _try(loss: Callable[[LossInputs], LossOutputs], inputs: LossInputs, *, at: s
         )
     if not gradient[inputs.response_mask].isfinite().all():
         raise RlvrError(
-            f"{at}: {when} the first update on a batch the gradient of the loss is not finite.",
-            "Look for a root, a logarithm or a quotient at 0, also in the branch that torch.where does not take.",
+            f"{at}: the gradient of the loss is not finite {when} the first update on a batch.",
+            "Look for a root, logarithm or quotient at 0, including the branch that torch.where does not select.",
         )
     return outputs
 
 
 def _tiny_batch(first: bool, *, with_reference: bool) -> LossInputs:
-    """Three responses of 4, 2 and 1 tokens, 0 outside as in a run; the first update's have a ratio of 1 everywhere."""
+    """Three responses of 4, 2 and 1 tokens; values are 0 outside them, as in a run. With `first`, all ratios are 1."""
     mask = torch.tensor([[0, 1, 1, 1, 1], [0, 0, 1, 1, 0], [0, 1, 0, 0, 0]], dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)
 

@@ -11,7 +11,7 @@ def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, di
 
     Args:
         tensor: any shape.
-        mask: the same shape, bool or 0/1. What it leaves out contributes nothing, not even a nan, and has gradient 0.
+        mask: the same shape, bool or 0/1. Masked-out elements contribute nothing, even if nan, and have gradient 0.
         normalize_constant: the divisor.
         dim: the dimension summed over; None sums over all of them.
 
@@ -26,11 +26,11 @@ def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
     Args:
         tensor: any shape.
-        mask: the same shape, bool or 0/1. What it leaves out contributes nothing, not even a nan.
+        mask: the same shape, bool or 0/1. Masked-out elements contribute nothing, even if nan.
         dim: the dimension averaged over; None averages over all of them.
 
     Returns:
-        The mean, without `dim`; a scalar for `dim=None`. A mean over no element is nan: there is no such number.
+        The mean, without `dim`; a scalar for `dim=None`. A mean over no element is nan.
     """
     return _masked_sum(tensor, mask, dim) / mask.bool().sum(dim=dim)
 
@@ -38,22 +38,22 @@ def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 def loss_denominators(
     response_mask: Tensor, *, normalization: LengthNormalization, normalize_constant: float | None = None
 ) -> Tensor:
-    """What each row's summed token losses are divided by, for one optimizer update.
+    """The divisor of each row's summed token losses, for one optimizer update.
 
-    `token_mean`        every response token of the update weighs the same: the number of them.
-    `masked_mean`       every row weighs the same, by the mean over its tokens: its length times the number of rows that
-                        have a response token.
-    `masked_normalize`  sum over a row's tokens / normalize_constant, averaged over all rows: the constant times the
-                        number of rows. With the constant 1 it is the handout's SFT loss.
+    `token_mean`        all response tokens of the update weigh the same. The divisor is the number of these tokens.
+    `masked_mean`       all rows weigh the same: the mean over a row's tokens, averaged over the rows with a response token.
+                        The divisor is the row's length times the number of such rows.
+    `masked_normalize`  sum over a row's tokens / normalize_constant, averaged over all rows. The divisor is the constant
+                        times the number of rows. With constant 1 this is the handout's SFT loss.
 
     Args:
         response_mask: (batch, seq), of the whole update: all its micro-batches, on all its devices.
         normalization: one of the three.
-        normalize_constant: for `masked_normalize`, and only there. A configured number, such as the longest response
-            allowed; never the padded width, which differs from batch to batch.
+        normalize_constant: only for `masked_normalize`. A configured number, such as the longest response allowed; never
+            the padded width, which differs from batch to batch.
 
     Returns:
-        (batch, 1) float64, never 0: a row without a response token has no loss to divide.
+        (batch, 1) float64, never 0, not even for a row without response tokens.
     """
     needs_constant = normalization == "masked_normalize"
     assert (normalize_constant is not None) == needs_constant, (normalization, normalize_constant)
@@ -83,6 +83,6 @@ def masked_loss(per_token_loss: Tensor, mask: Tensor, denominator: Tensor | floa
 
 
 def _masked_sum(tensor: Tensor, mask: Tensor, dim: int | None) -> Tensor:
-    """Selects instead of multiplying: 0 x nan is nan."""
+    """Sum with masked_fill instead of multiplying by the mask: 0 * nan is nan."""
     assert tensor.shape == mask.shape, (tensor.shape, mask.shape)
     return tensor.masked_fill(~mask.bool(), 0).sum(dim=dim)

@@ -1,4 +1,4 @@
-"""Policy-gradient losses as pure functions of per-token tensors, and the table of those that --loss-type chooses from.
+"""Policy-gradient losses as pure functions of per-token tensors, and `LOSSES`, the table of the values of --loss-type.
 
 Enters: (batch, seq) log-probabilities and advantages. Leaves: per-token losses and statistics.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from rlvr_cli.config.grpo import LossType
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
 
-MAX_LOG_RATIO = 20.0  # nats that a log-ratio is held to: beyond, exp overflows and its gradient is nan
+MAX_LOG_RATIO = 20.0  # nats; log-ratios are clamped to this: exp of larger ones can overflow, with a gradient of nan
 
 
 def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
@@ -44,13 +44,13 @@ def compute_grpo_clip_loss(
     Args:
         advantages: (batch, 1), or (batch, seq) with one per token.
         policy_log_probs: (batch, seq), of the policy being trained.
-        old_log_probs: (batch, seq), of the policy that the update starts from; no gradient goes through them.
-        cliprange: how far the ratio may fall, and rise.
-        cliprange_high: how far it may rise when that differs (DAPO's clip-higher).
+        old_log_probs: (batch, seq), of the policy before the first update on these rollouts; no gradient goes through them.
+        cliprange: how far the ratio may fall below 1, and rise above 1.
+        cliprange_high: how far the ratio may rise above 1, if different (DAPO's clip-higher).
 
     Returns:
-        The loss, (batch, seq), and, each (batch, seq): `ratio`, and whether the clipped term was the smaller one and so no
-        gradient flows, `clipped`, with its two cases `clipped_low` (A < 0) and `clipped_high` (A > 0).
+        The loss, (batch, seq), and these statistics, (batch, seq) each: `ratio`; `clipped`, whether the clipped term was the
+        smaller one, so that no gradient flows; and its two cases `clipped_low` (A < 0) and `clipped_high` (A > 0).
     """
     _check_column(advantages, policy_log_probs, name="advantages")
     ratio = _ratio(policy_log_probs, old_log_probs)
@@ -75,7 +75,7 @@ def compute_policy_gradient_loss(
     *,
     cliprange_high: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The per-token loss of the type that is asked for (the handout, sections 7.2 and 8).
+    """Compute the per-token loss of the given type (the handout, sections 7.2 and 8).
 
     Args:
         policy_log_probs: (batch, seq).
@@ -89,7 +89,7 @@ def compute_policy_gradient_loss(
         The loss, (batch, seq), and the per-token statistics of `compute_grpo_clip_loss`, or `ratio` alone for `grpo_no_clip`.
 
     Raises:
-        ValueError: an unknown loss type, or one that lacks an argument; names it.
+        ValueError: the loss type is unknown, or an argument that it needs is missing; names it.
     """
 
     def needed(name: str, value: Tensor | float | None) -> Any:
@@ -116,7 +116,7 @@ def compute_policy_gradient_loss(
                 "ratio": ratio.detach()
             }
     known = "no_baseline, reinforce_with_baseline, grpo_clip, grpo_no_clip"
-    raise ValueError(f"loss_type {loss_type!r} is none of the handout's: {known}")
+    raise ValueError(f"loss_type {loss_type!r} is not one of the handout's: {known}")
 
 
 @dataclass(frozen=True)
@@ -125,22 +125,21 @@ class Loss:
 
     Attributes:
         function: (LossInputs, the options by keyword) -> LossOutputs.
-        formula: (the options by keyword) -> the loss of token t of response i for the plan, as text; a leading minus belongs to
-            the whole of it.
-        options: the fields of the config that `function` and `formula` take.
-        per_row: it returns one number per response, of which the plan's formula then speaks.
-        silent: a response whose advantage is 0 has a gradient of exactly 0 whatever else is true, so that it need not go through
-            the backward pass.
+        formula: (the options by keyword) -> the loss of token t of response i (of response i if `per_row`) as text, for the
+            plan; a leading minus applies to the whole formula.
+        options: the config fields that `function` and `formula` take as keywords.
+        per_row: `function` returns one number per response instead of one per token.
+        skip_zero_advantage: a response with advantage 0 always has a gradient of exactly 0, so that its backward pass can be skipped.
     """
 
     function: Callable[..., LossOutputs]
     formula: Callable[..., str]
     options: tuple[str, ...] = ()
     per_row: bool = False
-    silent: bool = False
+    skip_zero_advantage: bool = False
 
 
-def _handouts(inputs: LossInputs, *, loss_type: LossType, **options: Any) -> LossOutputs:
+def _handout_loss(inputs: LossInputs, *, loss_type: LossType, **options: Any) -> LossOutputs:
     return LossOutputs(
         *compute_policy_gradient_loss(
             inputs.log_probs,
@@ -160,14 +159,21 @@ def _clip_formula(*, cliprange: float, cliprange_high: float | None) -> str:
 
 # To add one: its name (LossType) and its options to config/grpo.py, its function and its line here.
 LOSSES: dict[str, Loss] = {
-    "no_baseline": Loss(partial(_handouts, loss_type="no_baseline"), lambda: "-A_i log p_i,t", silent=True),
+    "no_baseline": Loss(
+        partial(_handout_loss, loss_type="no_baseline"), lambda: "-A_i log p_i,t", skip_zero_advantage=True
+    ),
     "reinforce_with_baseline": Loss(
-        partial(_handouts, loss_type="reinforce_with_baseline"), lambda: "-A_i log p_i,t", silent=True
+        partial(_handout_loss, loss_type="reinforce_with_baseline"), lambda: "-A_i log p_i,t", skip_zero_advantage=True
     ),
     "grpo_clip": Loss(
-        partial(_handouts, loss_type="grpo_clip"), _clip_formula, options=("cliprange", "cliprange_high"), silent=True
+        partial(_handout_loss, loss_type="grpo_clip"),
+        _clip_formula,
+        options=("cliprange", "cliprange_high"),
+        skip_zero_advantage=True,
     ),
-    "grpo_no_clip": Loss(partial(_handouts, loss_type="grpo_no_clip"), lambda: "-rho_i,t A_i", silent=True),
+    "grpo_no_clip": Loss(
+        partial(_handout_loss, loss_type="grpo_no_clip"), lambda: "-rho_i,t A_i", skip_zero_advantage=True
+    ),
 }
 
 
@@ -187,13 +193,13 @@ def kl_penalty(policy_log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
 
 
 def importance_weights(trainer_log_probs: Tensor, sampled_log_probs: Tensor, *, cap: float) -> Tensor:
-    """min(p_trainer / p_sampler, cap), per token: corrects for an engine that samples from slightly other numbers.
+    """min(p_trainer / p_sampler, cap), per token: corrects for the sampler's slightly different probabilities.
 
-    Truncated importance sampling (Yao et al., 2025), with the trainer's probabilities before the update. A constant to the
-    gradient.
+    Truncated importance sampling (Yao et al., 2025), with the trainer's probabilities before the update. No gradient goes
+    through the weights.
 
     Args:
-        trainer_log_probs, sampled_log_probs: (batch, seq), of the same weights and tokens.
+        trainer_log_probs, sampled_log_probs: (batch, seq), of the same tokens.
         cap: the largest weight.
     """
     difference = (trainer_log_probs - sampled_log_probs).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -206,7 +212,7 @@ def _ratio(policy_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
 
 
 def _check_column(per_response: Tensor, per_token: Tensor, *, name: str) -> None:
-    """(batch,) would broadcast along the tokens without a word."""
+    """Raise ValueError for other shapes: (batch,) would silently broadcast along the tokens."""
     if per_response.shape not in ((len(per_token), 1), per_token.shape):
         raise ValueError(
             f"{name} has shape {tuple(per_response.shape)}, not (batch, 1) = ({len(per_token)}, 1), "

@@ -16,8 +16,8 @@ from factories import a_rollout
 from rlvr_cli.analysis.plots import Line, Panel
 from rlvr_cli.analysis.report import rollouts as report_rollouts
 from rlvr_cli.analysis.report.build import write_report
-from rlvr_cli.analysis.report.page import Browser, Grid, Report, Setting, Share, page
-from rlvr_cli.analysis.report.rollouts import Group, choose
+from rlvr_cli.analysis.report.page import Browser, Grid, Report, Setting, Share, render_page
+from rlvr_cli.analysis.report.rollouts import Group, choose_groups
 from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.run_dir import RunDir
@@ -145,7 +145,7 @@ def read(path: Path) -> Parsed:
 
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_no_text_changes_the_structure_of_the_page(payload):
-    plain, hostile = Parsed(page(report_of("text"))), Parsed(page(report_of(payload)))
+    plain, hostile = Parsed(render_page(report_of("text"))), Parsed(render_page(report_of(payload)))
 
     def structure(parsed):
         return [(tag, tuple(name for name, _ in attributes)) for tag, attributes in parsed.elements]
@@ -158,12 +158,12 @@ def test_no_text_changes_the_structure_of_the_page(payload):
 
 
 def test_hostile_text_is_shown_with_its_controls_visible():
-    parsed = Parsed(page(report_of("a\x1b[2J\u202eb<i>")))
+    parsed = Parsed(render_page(report_of("a\x1b[2J\u202eb<i>")))
     assert parsed.all("h1")[0][1] == "a\\x1b[2J\\u202eb<i>, other"
 
 
 def test_the_policy_names_the_style_and_the_script_by_their_hashes_and_nothing_else():
-    parsed = Parsed(page(report_of("text")))
+    parsed = Parsed(render_page(report_of("text")))
     ((attributes, _),) = [m for m in parsed.all("meta") if m[0].get("http-equiv") == "Content-Security-Policy"]
     policy = dict(part.strip().split(" ", 1) for part in attributes["content"].split(";"))
 
@@ -184,7 +184,7 @@ def test_the_policy_names_the_style_and_the_script_by_their_hashes_and_nothing_e
 
 
 def test_nothing_in_the_page_names_another_place_or_an_event_handler():
-    parsed = Parsed(page(report_of("text")))
+    parsed = Parsed(render_page(report_of("text")))
     for tag, attributes in parsed.elements:
         for name, value in attributes:
             assert not name.startswith("on"), tag
@@ -318,16 +318,16 @@ def groups(*cells):
 
 def test_choose_keeps_the_last_and_the_first_step_and_those_between():
     every = groups(*(("train", step, 2, 4) for step in range(9)))  # 8 rows in each step
-    assert {g.step for g in choose(every, 16)} == {0, 8}
-    assert {g.step for g in choose(every, 24)} == {0, 4, 8}
-    assert {g.step for g in choose(every, 40)} == {0, 2, 4, 6, 8}
-    assert {g.step for g in choose(every, 8)} == {8}
-    assert choose(every, 72) == every
+    assert {g.step for g in choose_groups(every, 16)} == {0, 8}
+    assert {g.step for g in choose_groups(every, 24)} == {0, 4, 8}
+    assert {g.step for g in choose_groups(every, 40)} == {0, 2, 4, 6, 8}
+    assert {g.step for g in choose_groups(every, 8)} == {8}
+    assert choose_groups(every, 72) == every
 
 
 def test_choose_gives_each_phase_its_part_and_cuts_no_group():
     every = groups(("eval", 0, 5, 1), ("train", 0, 100, 8))
-    kept = choose(every, 45)
+    kept = choose_groups(every, 45)
     assert [g.phase for g in kept].count("eval") == 5  # all of the small one
     train = [int(g.example_id[1:]) for g in kept if g.phase == "train"]
     assert len(train) == 5  # 40 of 800 rows
@@ -342,12 +342,12 @@ def test_a_page_says_what_it_left_out(tmp_path, monkeypatch):
     parsed = read(write_report([run], tmp_path / "small.html", max_rollouts=8))
     assert parsed.data("rollout-index")["rows"] == 8
     ((_, note),) = parsed.all("p", **{"class": "note"})
-    assert note.startswith("8 of 20 rollouts are in this page")
+    assert note.startswith("This page has 8 of 20 rollouts")
     assert "r train: 2 of 5 steps" in note
     assert not read(write_report([run])).all("p", **{"class": "note"})
     monkeypatch.setattr(report_rollouts, "MAX_TOKENS", 10)
     ((_, note),) = read(write_report([run])).all("p", **{"class": "note"})
-    assert note.startswith("10 of 20 rollouts are in this page, which holds at most 10 tokens")
+    assert note.startswith("This page has 10 of 20 rollouts (limited to 10 tokens)")
     with pytest.raises(RlvrError, match="cannot hold 0"):
         write_report([run], max_rollouts=0)
 
@@ -405,7 +405,7 @@ def test_points_that_cannot_be_drawn_are_gaps():
     report = dataclasses.replace(
         report_of("text"), charts=[Panel("t", "x", "y", (line,)), Panel("n", "x", "y", (Line("l", (0,), (nan,)),))]
     )
-    parsed = Parsed(page(report))
+    parsed = Parsed(render_page(report))
     assert [t for _, t in parsed.all("title")][1:] == ["l at 0: 0.5", "l at 3: 0.6"]
     assert ("p", "No data.") in [("p", t) for _, t in parsed.all("p")]
     assert "nan" not in "".join(str(a.get("d")) for a, _ in parsed.all("path"))

@@ -285,7 +285,7 @@ def test_without_a_tokenizer_the_page_says_why_there_is_no_shading(browser, two_
     page.open(3)
     assert page.text("pre.response") == "b3"
     assert not page.all("pre.response span")
-    assert page.text("#rollout .note") == "Not shaded: the tokenizer was not at hand when this page was made."
+    assert page.text("#rollout .note") == "Not shaded: the tokenizer was not available when this page was made."
 
 
 @pytest.mark.parametrize("tokenizer", [True, False])

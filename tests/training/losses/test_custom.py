@@ -48,7 +48,7 @@ def test_a_copy_of_grpo_clip_is_grpo_clip(load):
     )
     assert torch.equal(ours.loss, theirs.loss)
     assert torch.equal(ours.statistics["clipped"], theirs.statistics["clipped"])
-    assert (loss.per_row, loss.silent, loss.options) == (False, False, ())
+    assert (loss.per_row, loss.skip_zero_advantage, loss.options) == (False, False, ())
     assert loss.formula().endswith("mine.py:loss")
 
 
@@ -89,18 +89,18 @@ LOG_PROBS = "inputs.log_probs"
         ("return inputs.log_probs, {}, {}", r"a value of type \(Tensor, dict, dict\)"),
         ("return inputs.log_probs, {'x': 1.0}", "x is a float, not a tensor"),
         ("return inputs.log_probs, {'x': inputs.log_probs.mean()}", r"x has shape \(\)"),
-        ("return inputs.log_probs, {3: inputs.log_probs}", "3 is no name of a statistic"),
-        ("return inputs.log_probs, {'a/b': inputs.log_probs}", "'a/b' is no name of a statistic"),
+        ("return inputs.log_probs, {3: inputs.log_probs}", "3 is not a valid name of a statistic"),
+        ("return inputs.log_probs, {'a/b': inputs.log_probs}", "'a/b' is not a valid name of a statistic"),
         *(
-            (f"return inputs.log_probs, {{'{name}': inputs.log_probs}}", f"a statistic {name} of its own")
+            (f"return inputs.log_probs, {{'{name}': inputs.log_probs}}", f"rlvr itself has a statistic {name}")
             for name in RESERVED
         ),
         ("return inputs.log_probs.detach()", "mine.py:2: the loss has no gradient"),
         ("return -inputs.entropy", "the loss has no gradient"),
-        ("return inputs.log_probs * torch.inf", "before the first update on a batch the loss is not finite"),
+        ("return inputs.log_probs * torch.inf", "the loss is not finite before the first update on a batch"),
         (
             "return (inputs.log_probs - inputs.old_log_probs).log()",
-            "before the first update on a batch the loss is not finite",
+            "the loss is not finite before the first update on a batch",
         ),
         (
             "return ((inputs.log_probs - inputs.old_log_probs) > 0).float().log() * 0 + inputs.log_probs",
@@ -108,11 +108,11 @@ LOG_PROBS = "inputs.log_probs"
         ),
         (
             "return (inputs.log_probs - inputs.old_log_probs).abs().sqrt()",
-            "before the first update on a batch the gradient of the loss is not finite",
+            "the gradient of the loss is not finite before the first update on a batch",
         ),
         (
             "return inputs.log_probs if torch.equal(inputs.log_probs, inputs.old_log_probs) else inputs.log_probs / 0",
-            "after the first update on a batch the loss is not finite",
+            "the loss is not finite after the first update on a batch",
         ),
         (
             "return inputs.log_probs if torch.equal(inputs.log_probs, inputs.old_log_probs) else inputs.log_probs.sum(1)",
