@@ -137,35 +137,35 @@ def check_value(option: Field[Any], value: Any) -> None:
         )
 
 
-def check_values(config: Any) -> None:
+def check_values(config: Provenance) -> None:
     """Apply `check_value` to every option."""
     for option in options(type(config)):
         if not value_type(option).repeatable:
             check_value(option, getattr(config, option.name))
 
 
-def nearest(word: str, known: Iterable[str], *, most: int = 1) -> list[str]:
-    """Return up to `most` known words similar to a mistyped one, the most similar first."""
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Return the known word most similar to a mistyped one, in a list; none if no word is similar."""
     import difflib  # here: needed only for errors
 
-    return difflib.get_close_matches(word, list(known), n=most)
+    return difflib.get_close_matches(word, list(known), n=1)
 
 
-def at_least(config: Any, minimum: int, *names: str) -> None:
+def at_least(config: Provenance, minimum: int, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and not value >= minimum:
             raise RlvrError(f"{flag(name)} is {value}.", f"It must be at least {minimum}.")
 
 
-def above_zero(config: Any, *names: str) -> None:
+def above_zero(config: Provenance, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and not value > 0:
             raise RlvrError(f"{flag(name)} is {value}.", "It must be above 0.")
 
 
-def divides(config: Any, divisor: str, dividend: str) -> None:
+def divides(config: Provenance, divisor: str, dividend: str) -> None:
     """Raise RlvrError, with values that would fit, unless the value of `divisor` divides the value of `dividend`."""
     d, n = getattr(config, divisor), getattr(config, dividend)
     if n % d:
