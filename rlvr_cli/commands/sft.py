@@ -37,6 +37,7 @@ def run(config: SftConfig) -> None:
         question_field=config.question_field,
         answer_field=config.answer_field,
         skip_bad_lines=config.skip_bad_lines,
+        runs_dir=config.runs_dir,
     )
     for message in traces.messages:
         console.say(message)
