@@ -53,7 +53,7 @@ def run(config: SftConfig) -> None:
     facts = {
         "dataset": {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint},
         "eval_dataset": eval_dataset and eval_dataset.facts,
-        "model": model_facts("transformers", config.model),
+        "model": model_facts(config.model),
         "prompt": {"name": template.name, "text": template.text},
         "grader": pool.spec,
         "engine": "transformers",
