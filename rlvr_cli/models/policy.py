@@ -10,7 +10,7 @@ An adapter, a second head or sharded weights belong here: they change what these
 import contextlib
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,6 +156,10 @@ class Policy:
         layer: Any = self.model.get_output_embeddings()
         return Head(layer.weight, layer.bias)
 
+    def value_head(self) -> Callable[[Tensor], Tensor] | None:
+        """Return a function from hidden states, (positions, hidden), to their values, (positions,); None without one."""
+        return None
+
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return a context that computes in `autocast_dtype`, for training and scoring alike."""
         return autocast_context(self.model)
@@ -181,6 +185,17 @@ class Policy:
     def weights(self) -> dict[str, Tensor]:
         """Return all tensors by name, tied ones under each of their names; they share memory with the policy."""
         return self.model.state_dict()
+
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy tensors with the names and shapes of `weights` into the policy, in place; tied ones stay tied."""
+        for name, tensor in self.weights().items():
+            tensor.copy_(weights[name])
+
+    def extra_weights(self) -> dict[str, Tensor]:
+        """Return those of `weights` that are not in a saved model, such as an adapter or a value head."""
+        saved = self.weights_for_engine()
+        return {n: tensor for n, tensor in self.weights().items() if n not in saved or not saved[n].is_set_to(tensor)}
 
     def weights_for_engine(self) -> Mapping[str, Tensor]:
         """Return the weights for an inference engine: those of the plain architecture, by their transformers names.
