@@ -307,6 +307,12 @@ def test_a_policy_of_a_model_is_a_view_of_it(tiny_model, tiny_tokenizer):
         assert as_policy(tiny_model).tokenizer
 
 
+@pytest.mark.parametrize(("configured", "expected"), [(None, (0,)), (5, (0, 5)), ([7, 0, 3], (0, 3, 7))])
+def test_every_eos_counts(tiny_model, tiny_tokenizer, configured, expected):
+    tiny_model.generation_config.eos_token_id = configured
+    assert Policy(tiny_model, tiny_tokenizer).eos_token_ids == expected
+
+
 def test_the_head_of_the_hidden_states_gives_the_logits(tiny_model):
     policy, ids = as_policy(tiny_model), torch.arange(12).view(2, 6)
     mask = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 0, 0, 0, 0, 1]]).bool()
@@ -590,18 +596,14 @@ def test_an_objective_trains_on_the_values(tiny_model, tiny_tokenizer):
         policy = WithValues(copy.deepcopy(tiny_model).double(), tiny_tokenizer)
         before = {name: p.detach().clone() for name, p in policy.trainable_parameters().items()}
         gradients = {}
-        for name, parameter in policy.trainable_parameters().items():
-            parameter.register_post_accumulate_grad_hook(lambda p, name=name: gradients.update({name: p.grad.clone()}))
+
+        def keep(*_, policy=policy, gradients=gradients):
+            gradients |= {name: p.grad.clone() for name, p in policy.trainable_parameters().items()}
+
         optimizer = torch.optim.SGD(policy.trainable_parameters().values(), lr=0.1)
-        metrics = train_update(
-            policy,
-            optimizer,
-            batch,
-            learning_rate=0.1,
-            micro_batch_size=size,
-            objective=value_loss,
-            max_grad_norm=float("inf"),
-        )
+        optimizer.register_step_pre_hook(keep)
+        how = {"objective": value_loss, "max_grad_norm": float("inf")}
+        metrics = train_update(policy, optimizer, batch, learning_rate=0.1, micro_batch_size=size, **how)
         assert all(gradients[f"estimate.{name}"].abs().max() > 0 for name in ("weight", "bias"))
         after = policy.trainable_parameters()
         assert all(
