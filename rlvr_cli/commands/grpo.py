@@ -31,7 +31,7 @@ from rlvr_cli.training.objectives import policy_gradient
 from rlvr_cli.training.plan import grpo_notes, grpo_plan, print_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import compute_log_probs, rollout_tensors, select_rows
+from rlvr_cli.training.update import compute_log_probs, rollout_tensors, select_rows, zero_advantage_rows
 from rlvr_cli.types import Rollout
 
 
@@ -269,7 +269,7 @@ def training_batch(
         batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
     batch["group"] = torch.arange(len(rollouts))[:, None] // config.group_size
     if not config.kl_coef:
-        batch["zero_advantage"] = batch["advantages"] == 0
+        batch["zero_advantage"] = zero_advantage_rows(batch)
     how: dict[str, Any] = {
         "micro_batch_size": config.micro_train_batch_size,
         "temperature": config.sampling_temperature,

@@ -19,7 +19,7 @@ from rlvr_cli.training.losses.custom import RESERVED
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs, loss_inputs
 from rlvr_cli.training.losses.policy_gradient import LOSSES, LossType
 from rlvr_cli.training.objectives import policy_gradient, reduced_loss, token_metrics
-from rlvr_cli.training.update import _micro_batches, compute_log_probs, train_update
+from rlvr_cli.training.update import _micro_batches, compute_log_probs, train_update, zero_advantage_rows
 
 VOCAB = 31
 NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normalize", 13.0)]
@@ -224,6 +224,47 @@ def test_rows_with_advantage_0_are_trained_on_where_the_objective_needs_them(pol
     skipped, _ = update_gradient(policy, marked, skip_zero_advantage=True, **how)
     assert_same(learned, expected)
     assert_differ(skipped, expected)
+
+
+def test_advantages_per_token_train_as_in_a_plain_reference(policy):
+    """Only rows whose response tokens all have advantage 0 skip the backward pass."""
+    batch = make_batch([(2, 3), (1, 3), (3, 3), (2, 5)])
+    mask = batch["response_mask"]
+    shape = torch.Size((4, 6))
+    assert mask.shape == shape
+    per_token = torch.linspace(-1, 1, 24, dtype=torch.float64).view(shape)
+    per_token[0][mask[0]] = torch.tensor([0.0, 0.0, 1.5], dtype=torch.float64)  # a signal at the last token alone
+    per_token[1][mask[1]] = 0.0  # none; outside the response, values are arbitrary
+    per_token[2][mask[2]] = torch.tensor([0.0, -0.5, 0.0], dtype=torch.float64)
+    batch["advantages"] = per_token
+    marked = batch | {"zero_advantage": zero_advantage_rows(batch)}
+    assert marked["zero_advantage"].tolist() == [[False], [True], [False], [False]]
+
+    model = copy.deepcopy(policy)
+    log_probs = model(input_ids=batch["input_ids"]).logits.log_softmax(-1)
+    taken = log_probs.gather(-1, batch["labels"][..., None]).squeeze(-1)
+    (-(per_token * taken)[mask].sum() / mask.sum()).backward()
+    expected = [p.grad for p in model.parameters() if p.grad is not None]
+    objective = LOSSES["reinforce_with_baseline"].function
+    for size in (1, 2, 4):
+        ours, _ = update_gradient(policy, marked, objective=objective, micro_batch_size=size)
+        assert_same(ours, expected)
+
+
+def test_a_response_with_advantage_0_is_marked(policy):
+    batch = make_batch(LENGTHS)
+    batch["advantages"][[0, 3]] = 0.0
+    assert zero_advantage_rows(batch).equal(batch["advantages"] == 0)
+
+
+@pytest.mark.parametrize("column", ["zero_advantage", "unit", "group", "advantages"])
+def test_a_column_of_another_shape_is_refused(policy, column):
+    batch = make_batch(LENGTHS)
+    wide = torch.zeros(batch["input_ids"].shape[0], 2).to(torch.bool if column == "zero_advantage" else torch.int64)
+    with pytest.raises(AssertionError, match=column):
+        update_gradient(
+            policy, batch | {column: wide}, objective=LOSSES["reinforce_with_baseline"].function, micro_batch_size=2
+        )
 
 
 # --- rows that stay together
