@@ -51,8 +51,7 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
     )
     loss_type: LossType | FileFunction = knob(
         "reinforce_with_baseline",
-        "no_baseline (-r log p), reinforce_with_baseline (-A log p), grpo_clip (PPO's clipped ratio), grpo_no_clip (-ratio A), or your own loss: "
-        "FILE.py:FUNCTION.",
+        "Policy-gradient loss, or a function of your own; --dry-run shows the formula.",
         group="Algorithm",
         common=True,
     )
@@ -167,11 +166,6 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
             raise RlvrError(
                 "--sampling-temperature 0 makes all responses of a group identical, so every advantage is 0.",
                 "Use 1.",
-            )
-        if self.group_size == 1 and self.loss_type != "no_baseline":
-            raise RlvrError(
-                "With --group-size 1 every advantage is 0, so nothing is learned.",
-                "Use --group-size 8, or --loss-type no_baseline.",
             )
         if (self.overlong_buffer or 1) > self.sampling_max_tokens:
             raise RlvrError(

@@ -3,9 +3,9 @@
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from rlvr_cli.config.options import Format, Provenance, above_zero, at_least, check_values, flag, knob
+from rlvr_cli.config.options import FileFunction, Format, Provenance, above_zero, at_least, check_values, flag, knob
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import FormatRule, SamplingParams
 
@@ -17,7 +17,8 @@ Schedule = Literal["constant", "cosine"]
 LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
 
 GraderName = Literal["r1_zero", "question_only", "math_verify", "gsm8k", "countdown"]  # modules of graders/
-GRADER = f"Grader: {', '.join(get_args(GraderName))}, or FILE.py:FUNCTION."
+GraderChoice = Literal["", GraderName]  # "" where it is not given
+FORMAT_RULE = "Format rule of the graders with tags: literal requires exactly '</think> <answer>', lenient allows any white space between."
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -66,18 +67,10 @@ class PromptOptions:
         common=True,
         completes="prompt",
     )
-    grader: str = knob(
-        "",
-        f"{GRADER} Empty: chosen by dataset and prompt.",
-        group="Grading",
-        common=True,
-        completes="grader",
+    grader: GraderChoice | FileFunction = knob(
+        "", "Grader, or a function of your own. Default: chosen by dataset and prompt.", group="Grading", common=True
     )
-    format_rule: FormatRule = knob(
-        "literal",
-        "Format rule of r1_zero and countdown: literal requires exactly '</think> <answer>', lenient allows any white space between.",
-        group="Grading",
-    )
+    format_rule: FormatRule = knob("literal", FORMAT_RULE, group="Grading")
     grader_timeout: float = knob(5.0, "Time limit per grade in seconds; the worker is then killed.", group="Grading")
     grader_workers: int = knob(2, "Number of grading processes.", group="Grading", free_on_resume=True)
 

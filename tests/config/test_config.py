@@ -10,10 +10,11 @@ from rlvr_cli.config import config_of
 from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.grade import GradeConfig
 from rlvr_cli.config.grpo import GrpoConfig, LossType
 from rlvr_cli.config.options import FileFunction, knob, options, read_value, value_type
 from rlvr_cli.config.sft import SftConfig
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared import GraderName, TrainingConfig
 from rlvr_cli.config.sources import resolve, resume
 from rlvr_cli.config.synonyms import SYNONYMS, suggested_options
 from rlvr_cli.errors import RlvrError
@@ -198,6 +199,15 @@ def test_choices_are_checked_for_every_source_of_a_value(tmp_path):
         GrpoConfig(overlong="mine.py:loss")  # type: ignore[arg-type]
     (loss_type,) = (o for o in options(GrpoConfig) if o.name == "loss_type")
     assert value_type(loss_type).choices == get_args(LossType)
+
+
+@pytest.mark.parametrize("config", [EvalConfig, SftConfig, GrpoConfig, GradeConfig])
+def test_a_mistyped_grader_suggests_the_nearest(config):
+    with pytest.raises(RlvrError, match=r"--grader is 'r1zero'\. Did you mean r1_zero\?") as raised:
+        config(grader="r1zero")
+    assert raised.value.hint == f"Choose one of {', '.join(get_args(GraderName))}, FILE.py:FUNCTION."
+    assert config().grader == ""  # chosen later
+    assert config(grader="mine.py:grade").grader == "mine.py:grade"
 
 
 def test_a_key_of_another_library_suggests_ours(tmp_path):
