@@ -122,6 +122,33 @@ def test_infinite_and_huge_numbers_are_rejected(config, values):
         config(**values)
 
 
+ABOVE_0 = {
+    "analyze": {"timeout_seconds"},
+    "eval": {"grader_timeout"},
+    "grade": {"grader_timeout"},
+    "sft": {"grader_timeout", "learning_rate", "max_grad_norm", "normalize_constant"},
+    "ei": {"grader_timeout", "learning_rate", "max_grad_norm"},
+    "grpo": {"grader_timeout", "learning_rate", "max_grad_norm", "normalize_constant", "cliprange", "cliprange_high", "importance_cap"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_numbers_that_must_be_above_0(command, tmp_path):
+    """The limit holds for a flag and for a file, in every command."""
+    assert {o.name for o in options(config_of(command)) if o.metadata["above"] == 0} == ABOVE_0.get(command, set())
+    for name in ABOVE_0.get(command, ()):
+        for value in (0.0, -1.0):
+            file = tmp_path / "c.toml"
+            file.write_text(f"{name} = {value}")
+            for flags in ({name: value}, {"config": str(file)}):
+                if command in ("analyze", "grade") and "config" in flags:  # these read no file
+                    continue
+                with pytest.raises(RlvrError) as raised:
+                    resolve(config_of(command), flags=flags, command=command)
+                assert raised.value.problem == f"--{name.replace('_', '-')} is {value}."
+                assert raised.value.hint == "It must be above 0."
+
+
 def test_a_value_in_place_of_a_table_is_rejected(tmp_path):
     file = tmp_path / "c.toml"
     file.write_text("eval = 5\n")
