@@ -5,10 +5,9 @@ the columns of the Parquet files: name, order, type, and nullable where a field 
 schemas from them.
 
 To add a column, append a field with the schema version that introduces it and a default, the value that older files
-read as ::
+read as. Version 2 is not released yet, so a column that is added now belongs to it ::
 
-    SCHEMA_VERSION = 3
-    value: Annotated[Float32 | None, Since(3)] = None
+    value: Annotated[Float32 | None, Since(2)] = None
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-SCHEMA_VERSION = 2  # shared by run.json, the manifest and the Parquet files; adding a column raises it
+SCHEMA_VERSION = 2  # of run.json, the manifest and the Parquet files; a release's first new column raises it
 
 
 @dataclass(frozen=True, slots=True)
