@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.grpo import GrpoConfig, LossType
 from rlvr_cli.config.options import options, value_type
 from rlvr_cli.models.tokenization import collate, row_lengths
 from rlvr_cli.training.losses.custom import RESERVED
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs, loss_inputs
-from rlvr_cli.training.losses.policy_gradient import LOSSES, LossType
+from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.objectives import policy_gradient, reduced_loss, token_metrics
 from rlvr_cli.training.update import _micro_batches, compute_log_probs, train_update, zero_advantage_rows
 

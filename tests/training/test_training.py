@@ -7,6 +7,7 @@ import itertools
 import math
 from collections import defaultdict
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2Fo
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from factories import a_rollout
+from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.data.order import batches, epoch_order, next_indices
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.handout import grpo_microbatch_train_step, sft_microbatch_train_step
@@ -25,13 +27,13 @@ from rlvr_cli.models.device import autocast_context
 from rlvr_cli.models.log_probs import get_response_log_probs
 from rlvr_cli.models.tokenization import collate, tokenize_prompt_and_output
 from rlvr_cli.training.advantages import group_advantages
-from rlvr_cli.training.losses.policy_gradient import LOSSES
+from rlvr_cli.training.losses.policy_gradient import LOSSES, HandoutLoss
 from rlvr_cli.training.objectives import policy_gradient, token_metrics
 from rlvr_cli.training.optimizer import learning_rate_at, make_optimizer
 from rlvr_cli.training.update import compute_log_probs, rollout_tensors, select_rows, train_update
 
 VOCAB = 41
-LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
+LOSS_TYPES = list(LOSSES)
 NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normalize", 1.0), ("masked_normalize", 13.0)]
 
 
@@ -463,7 +465,7 @@ def test_grpo_clip_microbatch_train_step_worked_by_hand():
     )
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", get_args(HandoutLoss))
 def test_equal_grpo_micro_batches_accumulate_to_their_union(loss_type):
     generator = torch.Generator().manual_seed(3)
     log_probs = -torch.rand(8, 5, dtype=torch.float64, generator=generator)
@@ -513,8 +515,8 @@ def make_rollouts(model, lengths, *, seed=0, temperature=1.0, spread=0.3):
 
 
 def objective_of(loss_type, *, kl_coef=0.0, importance_cap=None, **given):
-    """The objective of `rlvr grpo`."""
-    loss, given = LOSSES[loss_type], {"cliprange": 0.2, "cliprange_high": None} | given
+    """The objective of `rlvr grpo`; options that are not given have their defaults."""
+    loss, given = LOSSES[loss_type], vars(GrpoConfig()) | given
     bound = functools.partial(loss.function, **{name: given[name] for name in loss.options})
     return functools.partial(policy_gradient, loss=bound, kl_coef=kl_coef, importance_cap=importance_cap)
 
@@ -525,8 +527,45 @@ def dealt(batch, order, extra_width):
     return rows_of({k: v for k, v in batch.items() if k not in columns}, order, extra_width) | columns
 
 
+def plain_reinforce(advantage, new, old, *, config):
+    return -advantage * new, {}
+
+
+def plain_grpo_clip(advantage, new, old, *, config):
+    low, high = config.cliprange, config.cliprange_high or config.cliprange
+    ratio = new.exp() / old.exp()
+    above, below = (ratio > 1 + high) & (advantage > 0), (ratio < 1 - low) & (advantage < 0)
+    return -advantage * torch.where(above, 1 + high, torch.where(below, 1 - low, ratio)), {
+        "policy/clip_fraction": above | below,
+        "policy/clip_fraction_low": below,
+        "policy/clip_fraction_high": above,
+    }
+
+
+def plain_grpo_no_clip(advantage, new, old, *, config):
+    return -advantage * new.exp() / old.exp(), {}
+
+
+# A slow reference for each loss: one response's advantage and log-probabilities, (response,) each, and the config ->
+# the loss of each token, and the statistics of each token by the name of the metric that is their mean.
+PLAIN_LOSSES = {
+    "no_baseline": plain_reinforce,
+    "reinforce_with_baseline": plain_reinforce,
+    "grpo_clip": plain_grpo_clip,
+    "grpo_no_clip": plain_grpo_no_clip,
+}
+
+
+def plain_loss_of(loss_type):
+    if loss_type not in PLAIN_LOSSES:
+        raise KeyError(
+            f"the loss {loss_type} has no slow reference: write one, as its source has it, into PLAIN_LOSSES"
+        )
+    return PLAIN_LOSSES[loss_type]
+
+
 def plain_policy_gradient(
-    model, batch, *, loss_type, normalization, constant, low, high, kl_coef, importance_cap, temperature
+    model, batch, *, loss_type, normalization, constant, config, kl_coef, importance_cap, temperature
 ):
     """The loss and its metrics as the papers write them, in a loop over the rows of the whole batch."""
     logits = model(batch["input_ids"]).logits / temperature
@@ -536,17 +575,10 @@ def plain_policy_gradient(
         new = distribution.gather(-1, batch["labels"][row][mask][:, None]).squeeze(-1)
         old = batch["old_log_probs"][row][mask] if "old_log_probs" in batch else new.detach()
         sampled, reference = batch["sampled_log_probs"][row][mask], batch["reference_log_probs"][row][mask]
-        advantage, ratio = batch["advantages"][row, 0], new.exp() / old.exp()
-        above, below = (ratio > 1 + high) & (advantage > 0), (ratio < 1 - low) & (advantage < 0)
-        if loss_type in ("no_baseline", "reinforce_with_baseline"):
-            loss = -advantage * new
-        elif loss_type == "grpo_no_clip":
-            loss = -advantage * ratio
-        else:
-            loss = -advantage * torch.where(above, 1 + high, torch.where(below, 1 - low, ratio))
-            tokens["policy/clip_fraction"].append((above | below).double())
-            tokens["policy/clip_fraction_low"].append(below.double())
-            tokens["policy/clip_fraction_high"].append(above.double())
+        ratio = new.exp() / old.exp()
+        loss, statistics = plain_loss_of(loss_type)(batch["advantages"][row, 0], new, old, config=config)
+        for name, values in statistics.items():
+            tokens[name].append(values.double())
         weight = old.exp() / sampled.exp()
         tokens["mismatch/ratio"].append(weight)
         if importance_cap is not None:
@@ -628,8 +660,7 @@ def test_no_cut_order_or_padding_changes_a_policy_gradient(
         loss_type=loss_type,
         normalization=normalization,
         constant=constant,
-        low=low,
-        high=low if high is None else high,
+        config=GrpoConfig(cliprange=low, cliprange_high=high),
         kl_coef=kl_coef,
         importance_cap=cap,
         temperature=case["temperature"],
@@ -660,7 +691,7 @@ LENGTHS = [(2, 3), (1, 7), (4, 2), (3, 5)]
 ROUNDING = 1e-5  # of a gradient times a factor: the model's normalization layers compute in float32
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", get_args(HandoutLoss))
 def test_the_handouts_grpo_accumulation_is_a_special_case(policy, loss_type):
     batch = make_rollouts(policy, LENGTHS)
     model, losses = copy.deepcopy(policy), []
@@ -685,13 +716,15 @@ def test_the_handouts_grpo_accumulation_is_a_special_case(policy, loss_type):
 
 @pytest.mark.parametrize(("normalization", "constant"), NORMALIZATIONS)
 def test_on_policy_all_types_have_one_gradient(policy, normalization, constant):
+    same = [name for name, loss in LOSSES.items() if loss.uses_ratio or loss.raw_rewards]
+    assert {"grpo_clip", "grpo_no_clip", "no_baseline"} <= set(same)
     batch = make_rollouts(policy, LENGTHS)
     del batch["old_log_probs"]
     how = {"normalization": normalization, "normalize_constant": constant}
     for keywords in ({}, {"importance_cap": 1.1}, {"kl_coef": 0.1}):
         expected, _ = update_gradient(policy, batch, **update_options("reinforce_with_baseline", **keywords), **how)
         assert norm_of(expected) > 1e-3
-        for loss_type in ("grpo_clip", "grpo_no_clip", "no_baseline"):
+        for loss_type in same:
             gradient, _ = update_gradient(policy, batch, **update_options(loss_type, **keywords), **how)
             assert_same(gradient, expected, 1e-12)
 
@@ -706,7 +739,8 @@ def test_on_policy_every_ratio_is_one_and_nothing_is_clipped(loss_type, dtype):
     assert [metrics[f"policy/ratio_{name}"] for name in ("mean", "min", "p01", "p99", "max")] == [1.0] * 5
     clips = {name: value for name, value in metrics.items() if "clip" in name}
     assert set(clips.values()) <= {0.0}
-    assert len(clips) == (3 if loss_type == "grpo_clip" else 0)
+    handouts = {name: 3 if name == "grpo_clip" else 0 for name in get_args(HandoutLoss)}
+    assert len(clips) == handouts.get(loss_type, len(clips))
 
 
 def test_a_likelier_response_is_the_result_of_a_positive_advantage(policy):
@@ -735,7 +769,7 @@ def test_responses_without_an_advantage_still_count_in_the_mean(policy):
 
 
 @pytest.mark.parametrize("zero", [[], [1], [0, 2, 3], [0, 1, 2, 3, 4, 5, 6]])
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if LOSSES[name].skip_zero_advantage])
 def test_rows_with_advantage_0_skip_the_backward_pass_and_nothing_else(policy, loss_type, zero):
     batch = make_rollouts(policy, [*LENGTHS, (1, 1), (2, 7), (3, 0)])
     batch["advantages"][zero] = 0.0

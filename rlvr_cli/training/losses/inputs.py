@@ -24,7 +24,9 @@ class LossInputs:
     entropy: Tensor  # (batch, seq), nats, of the policy's distribution at each token; its gradient costs nothing unless the loss uses it
     response_mask: Tensor  # (batch, seq) bool
     old_log_probs: Tensor  # (batch, seq), of the policy before the first update on these rollouts; in that update, equal to log_probs
-    advantages: Tensor | None = None  # (batch, 1), or (batch, seq) with one for each token; raw rewards for no_baseline
+    advantages: Tensor | None = (
+        None  # (batch, 1), or (batch, seq) with one for each token; raw rewards for a loss with `raw_rewards`
+    )
     sampled_log_probs: Tensor | None = None  # (batch, seq), as the sampler computed them
     reference_log_probs: Tensor | None = None  # (batch, seq), of the frozen reference model; None without one
     values: Tensor | None = None  # (batch, seq), of `Policy.value_head`; None without one
