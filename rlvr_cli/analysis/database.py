@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import duckdb
 
 MAX_SQL_CHARACTERS = 50_000  # the time limit does not cover the parser, which takes quadratic time for parentheses
+MEMORY_LIMIT = "2GB"  # of DuckDB
 PROCESS_BYTES = 4_000_000_000  # memory that a query may add to the process, including memory that DuckDB does not count
 QUERY_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 TABLE_FUNCTIONS = {
@@ -59,9 +60,7 @@ _RUNS_COLUMNS = """
 
 
 @contextmanager
-def open_runs(
-    runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0, memory_limit: str = "2GB"
-) -> Iterator["Database"]:
+def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> Iterator["Database"]:
     """Open a sealed database with the views `rollouts`, `grades`, `metrics` and `runs` over these runs.
 
     Raises:
@@ -75,7 +74,7 @@ def open_runs(
         )
     with (
         tempfile.TemporaryDirectory(prefix="rlvr-") as folder,
-        _connection(timeout_seconds=timeout_seconds, memory_limit=memory_limit) as (database, connection),
+        _connection(timeout_seconds=timeout_seconds) as (database, connection),
     ):
         # DuckDB opens a file more than once, and a run in progress replaces its metrics file: copy it, to see one version.
         runs = [replace(r, metrics=_copied(r.metrics, Path(folder) / f"{i}.parquet")) for i, r in enumerate(runs)]
@@ -87,11 +86,9 @@ def open_runs(
 
 
 @contextmanager
-def open_examples(
-    examples: Sequence[Example], *, timeout_seconds: float = 30.0, memory_limit: str = "2GB"
-) -> Iterator["Database"]:
+def open_examples(examples: Sequence[Example], *, timeout_seconds: float = 30.0) -> Iterator["Database"]:
     """Open a sealed database with the table `dataset` of these examples, in order; its columns are `_DATASET_COLUMNS`."""
-    with _connection(timeout_seconds=timeout_seconds, memory_limit=memory_limit) as (database, connection):
+    with _connection(timeout_seconds=timeout_seconds) as (database, connection):
         with database.explained_errors():
             columns = [[storable(getattr(e, name)) for e in examples] for name in _DATASET_COLUMNS]
             unnested = ", ".join(f"unnest(?::VARCHAR[]) AS {name}" for name in _DATASET_COLUMNS)
@@ -101,14 +98,12 @@ def open_examples(
 
 
 @contextmanager
-def _connection(
-    *, timeout_seconds: float, memory_limit: str
-) -> Iterator[tuple["Database", "duckdb.DuckDBPyConnection"]]:
+def _connection(*, timeout_seconds: float) -> Iterator[tuple["Database", "duckdb.DuckDBPyConnection"]]:
     import duckdb
 
     config: dict[str, Any] = {
         "threads": str(min(8, os.cpu_count() or 1)),
-        "memory_limit": memory_limit,
+        "memory_limit": MEMORY_LIMIT,
         "temp_directory": "",  # no spilling to disk
         "autoinstall_known_extensions": "false",
         "autoload_known_extensions": "false",
@@ -118,7 +113,7 @@ def _connection(
     }
     connection = duckdb.connect(":memory:", config=config)
     try:
-        yield Database(connection, timeout_seconds=timeout_seconds, memory_limit=memory_limit), connection
+        yield Database(connection, timeout_seconds=timeout_seconds), connection
     finally:
         connection.close()
 
@@ -126,10 +121,9 @@ def _connection(
 class Database:
     """A sealed connection, made by `open_runs` or `open_examples`."""
 
-    def __init__(self, connection: "duckdb.DuckDBPyConnection", *, timeout_seconds: float, memory_limit: str) -> None:
+    def __init__(self, connection: "duckdb.DuckDBPyConnection", *, timeout_seconds: float) -> None:
         self._connection = connection
         self._timeout_seconds = timeout_seconds
-        self._memory_limit = memory_limit
 
     def select(self, sql: str, parameters: Mapping[str, Any] | None = None, *, limit: int = 0) -> Table:
         """Run one untrusted SELECT.
@@ -272,7 +266,7 @@ class Database:
             ) from e
         except duckdb.OutOfMemoryException as e:
             raise RlvrError(
-                f"The query needed more than {self._memory_limit} of memory.",
+                f"The query needed more than {MEMORY_LIMIT} of memory.",
                 "Select fewer rows or columns, or aggregate.",
             ) from e
         except duckdb.PermissionException as e:

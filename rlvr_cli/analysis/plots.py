@@ -137,7 +137,7 @@ def _rendered(panels: Sequence[Panel | Bars], suffix: str, *, title: str) -> byt
     for place, panel in enumerate(panels):
         axes = figure.add_subplot(grid[divmod(place, columns)])
         inside = (width - 0.9) * 72  # width of the axes in points, without the labels of the y axis
-        keys = _DRAW[type(panel)](axes, panel, inside)
+        keys = _draw_bars(axes, panel, inside) if isinstance(panel, Bars) else _draw_lines(axes, panel)
         taken = _legend(axes, keys, inside)
         legends[place // columns] = max(legends[place // columns], taken)
         axes.set_title(_fitted(panel.title, inside, size=TEXT_POINTS + 1), loc="left", pad=6 + taken)
@@ -159,7 +159,7 @@ def _rendered(panels: Sequence[Panel | Bars], suffix: str, *, title: str) -> byt
 # One function per kind of panel: (axes, panel, width of the axes in points) -> entries of the legend
 
 
-def _draw_lines(axes: "Axes", panel: Panel, inside: float) -> list[_Key]:
+def _draw_lines(axes: "Axes", panel: Panel) -> list[_Key]:
     keys, xs = [], []
     for number, line in enumerate(panel.lines):
         x, y = _numbers(line.x), _numbers(line.y)
@@ -235,9 +235,6 @@ def _draw_bars(axes: "Axes", panel: Bars, inside: float) -> list[_Key]:
         for text in axes.get_xticklabels():
             text.set(ha="right", rotation_mode="anchor")
     return keys
-
-
-_DRAW: dict[type, Any] = {Panel: _draw_lines, Bars: _draw_bars}
 
 
 def _legend(axes: "Axes", keys: list[_Key], inside: float) -> float:

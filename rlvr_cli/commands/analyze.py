@@ -53,7 +53,7 @@ def run(config: AnalyzeConfig) -> None:
     if config.show:
         return console.print_text(query.sql)
     if config.plot:
-        check_plot(query, config.plot)
+        check_plot(query)
     parameters = chosen_parameters(query, config)
     if query.name == "compare":
         return compare_arms(config, parameters)
@@ -119,7 +119,7 @@ def report(config: AnalyzeConfig) -> None:
     console.say(f"page {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
-def check_plot(query: NamedQuery, plot: str) -> None:
+def check_plot(query: NamedQuery) -> None:
     """Raise RlvrError if there is no figure for the query."""
     from rlvr_cli.analysis.figures import figures
 

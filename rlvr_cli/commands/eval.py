@@ -17,7 +17,7 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.runs.provenance import open_run, resumed_config
-from rlvr_cli.samplers.open import choose_engine, open_sampler, sampler_facts
+from rlvr_cli.samplers.open import choose_engine, open_sampler, sampler_facts, settings_of
 from rlvr_cli.terminal import console, tables
 
 
@@ -45,7 +45,7 @@ def run(config: EvalConfig) -> None:
     engine = choose_engine(config.engine, base_url=config.base_url)
     facts = {
         "dataset": dataset.facts,
-        "model": model_facts(engine.name, config.model, base_url=config.base_url),
+        "model": model_facts(config.model, base_url=config.base_url),
         "prompt": {"name": template.name, "text": template.text},
         "grader": grader,
         "engine": engine.name,
@@ -57,20 +57,7 @@ def run(config: EvalConfig) -> None:
         console.say(f"dataset  {dataset.name}: {len(dataset.examples)} questions; grader {grader}")
         console.say(f"model    {facts['model']['name']}")
         console.say(f"engine   {engine.name} ({engine.reason})")
-        sampler = open_sampler(
-            engine.name,
-            config.model,
-            dtype=config.dtype,
-            device=config.device,
-            max_batch_size=config.max_batch_size,
-            cuda_graphs=config.cuda_graphs,
-            max_model_len=config.max_model_len,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            seed=config.seed,
-            base_url=config.base_url,
-            endpoint=config.endpoint,
-            api_key_env=config.api_key_env,
-        )
+        sampler = open_sampler(engine.name, settings_of(config))
         run.update(sampler=sampler_facts(sampler, reason=engine.reason))
         total = len(dataset.examples) * config.num_samples
         try:

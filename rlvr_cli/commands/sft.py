@@ -37,6 +37,7 @@ def run(config: SftConfig) -> None:
         question_field=config.question_field,
         answer_field=config.answer_field,
         skip_bad_lines=config.skip_bad_lines,
+        runs_dir=config.runs_dir,
     )
     for message in traces.messages:
         console.say(message)
@@ -52,7 +53,7 @@ def run(config: SftConfig) -> None:
     facts = {
         "dataset": {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint},
         "eval_dataset": eval_dataset and eval_dataset.facts,
-        "model": model_facts("transformers", config.model),
+        "model": model_facts(config.model),
         "prompt": {"name": template.name, "text": template.text},
         "grader": pool.spec,
         "engine": "transformers",

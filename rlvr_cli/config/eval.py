@@ -11,6 +11,7 @@ from rlvr_cli.config.shared import (
     QuestionOptions,
     RunOptions,
     SamplingOptions,
+    check_engine,
     check_sampling,
 )
 from rlvr_cli.config.sources import is_partial
@@ -54,16 +55,9 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
             return
         check_values(self)
         check_sampling(self)
-        at_least(self, 1, "num_samples", "grader_workers", "limit", "max_batch_size", "max_model_len")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise RlvrError(
-                f"--gpu-memory-utilization is {self.gpu_memory_utilization}.", "It must be above 0 and at most 1."
-            )
-        if self.max_model_len and self.engine == "transformers":
-            raise RlvrError(
-                "--max-model-len applies only to vLLM; --engine transformers sizes its cache to the requests.",
-                "Leave it out.",
-            )
+        check_engine(self)
+        at_least(self, 0, "seed")
+        at_least(self, 1, "num_samples", "grader_workers", "limit")
         if self.engine == "openai" and not self.base_url:
             raise RlvrError("--engine openai needs an endpoint.", "Name it: --base-url http://localhost:8000/v1")
         if self.base_url and self.engine not in ("auto", "openai"):

@@ -171,7 +171,8 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
             )
         if (self.overlong_buffer or 1) > self.sampling_max_tokens:
             raise RlvrError(
-                f"--overlong-buffer {self.overlong_buffer} exceeds --sampling-max-tokens {self.sampling_max_tokens}."
+                f"--overlong-buffer {self.overlong_buffer} exceeds --sampling-max-tokens {self.sampling_max_tokens}.",
+                "Lower it, or leave it out for a fifth of --sampling-max-tokens.",
             )
 
 

@@ -140,7 +140,7 @@ def check_value(option: Field[Any], value: Any) -> None:
         )
 
 
-def check_values(config: Any) -> None:
+def check_values(config: Provenance) -> None:
     """Apply `check_value` to every option, and check the limits that `knob` gives as `above`."""
     for option in options(type(config)):
         value, above = getattr(config, option.name), option.metadata["above"]
@@ -150,21 +150,21 @@ def check_values(config: Any) -> None:
             raise RlvrError(f"{flag(option.name)} is {value}.", f"It must be above {above:g}.")
 
 
-def nearest(word: str, known: Iterable[str], *, most: int = 1) -> list[str]:
-    """Return up to `most` known words similar to a mistyped one, the most similar first."""
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Return the known word most similar to a mistyped one, in a list; none if no word is similar."""
     import difflib  # here: needed only for errors
 
-    return difflib.get_close_matches(word, list(known), n=most)
+    return difflib.get_close_matches(word, list(known), n=1)
 
 
-def at_least(config: Any, minimum: int, *names: str) -> None:
+def at_least(config: Provenance, minimum: int, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and not value >= minimum:
             raise RlvrError(f"{flag(name)} is {value}.", f"It must be at least {minimum}.")
 
 
-def divides(config: Any, divisor: str, dividend: str) -> None:
+def divides(config: Provenance, divisor: str, dividend: str) -> None:
     """Raise RlvrError, with values that would fit, unless the value of `divisor` divides the value of `dividend`."""
     d, n = getattr(config, divisor), getattr(config, dividend)
     if n % d:

@@ -19,10 +19,10 @@ class SftConfig(TrainingConfig):
 
     dataset: str = knob(
         "arithmetic:8000",
-        "Traces: a file of {prompt, response[, ground_truth]}, a run directory, arithmetic:SIZE[:SEED] or countdown:SIZE[:SEED].",
+        "Traces: a file of {prompt, response[, ground_truth]}, a run (name or directory), arithmetic:SIZE[:SEED] or countdown:SIZE[:SEED].",
         group="Data",
         common=True,
-        completes="dataset",
+        completes="source",
     )
     num_examples: str = knob(
         "all", "Number of unique examples to train on (128, 256, 512, 1024, ...), or all.", group="Data", common=True

@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from rlvr_cli.config.options import FileFunction, Format, Provenance, at_least, check_values, flag, knob
 from rlvr_cli.errors import RlvrError
@@ -24,7 +24,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(Provenance):
     model: str = knob(
         "",
         "Local directory or hub id of the model. Empty: the built-in tiny model.",
@@ -78,7 +78,7 @@ class PromptOptions:
 
 
 @dataclass(frozen=True)
-class SamplingOptions:
+class SamplingOptions(Provenance):
     sampling_temperature: float = knob(1.0, "Temperature; 0 is greedy.", group="Sampling", common=True)
     sampling_top_p: float = knob(
         1.0, "Nucleus sampling: sample from the smallest set of tokens with this total probability.", group="Sampling"
@@ -263,24 +263,41 @@ class TrainingConfig(
     rollout_batch_size = 256
 
 
-def check_sampling(config: Any) -> None:
-    at_least(config, 0, "sampling_temperature", "sampling_min_tokens", "seed")
+def check_engine(config: ModelOptions) -> None:
+    """Check the options of the model, and those of the engine if the command has them."""
+    at_least(config, 1, "max_batch_size")
+    if not isinstance(config, EngineOptions):
+        return
+    at_least(config, 1, "max_model_len")
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise RlvrError(
+            f"--gpu-memory-utilization is {config.gpu_memory_utilization}.", "It must be above 0 and at most 1."
+        )
+    if config.max_model_len and config.engine == "transformers":
+        raise RlvrError(
+            "--max-model-len applies only to vLLM; --engine transformers sizes its cache to the requests.",
+            "Leave it out.",
+        )
+
+
+def check_sampling(config: SamplingOptions) -> None:
+    at_least(config, 0, "sampling_temperature", "sampling_min_tokens")
     at_least(config, 1, "sampling_max_tokens")
     if not 0 < config.sampling_top_p <= 1:
         raise RlvrError(f"--sampling-top-p is {config.sampling_top_p}.", "It must be above 0 and at most 1.")
     if config.sampling_min_tokens > config.sampling_max_tokens:
         raise RlvrError(
-            f"--sampling-min-tokens {config.sampling_min_tokens} exceeds --sampling-max-tokens {config.sampling_max_tokens}."
+            f"--sampling-min-tokens {config.sampling_min_tokens} exceeds --sampling-max-tokens {config.sampling_max_tokens}.",
+            "Lower --sampling-min-tokens, or raise --sampling-max-tokens.",
         )
 
 
-def check_training(config: Any) -> None:
+def check_training(config: TrainingConfig) -> None:
     check_values(config)
     check_sampling(config)
-    at_least(
-        config, 1, "eval_examples", "final_eval_examples", "max_skipped_updates", "max_batch_size", "grader_workers"
-    )
-    at_least(config, 0, "eval_every", "warmup_steps", "weight_decay", "checkpoint_every")
+    check_engine(config)
+    at_least(config, 1, "eval_examples", "final_eval_examples", "max_skipped_updates", "grader_workers")
+    at_least(config, 0, "eval_every", "warmup_steps", "weight_decay", "checkpoint_every", "seed")
     for name in ("adam_beta1", "adam_beta2"):
         if not 0 <= getattr(config, name) < 1:
             raise RlvrError(f"{flag(name)} is {getattr(config, name)}.", "It must be at least 0 and below 1.")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlvr_cli.config.options import Provenance, flag, nearest, options, value_type
+from rlvr_cli.config.shared import RunOptions
 from rlvr_cli.config.synonyms import suggested_options
 from rlvr_cli.errors import RlvrError
 
@@ -18,7 +19,7 @@ C = TypeVar("C", bound=Provenance)
 PRESETS = Path(__file__).parent / "presets"
 
 
-def is_partial(config: Any) -> bool:
+def is_partial(config: RunOptions) -> bool:
     """Whether a config holds only the flags given with ``--resume``, not yet merged with the run's stored config."""
     return bool(config.resume) and "resumed run" not in config.sources.values()
 
@@ -107,11 +108,11 @@ def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
             f"{path}: {command!r} is not an option of rlvr {command}; write a table [{command}] with its options."
         )
     given = {**flat, **content.get(command, {})}
-    known = {f.name: f for f in options(config_type)}
+    known = {f.name: f for f in options(config_type) if f.name != "config"}
     values: dict[str, Any] = {}
     for key, value in given.items():
         name = key.replace("-", "_")
-        if name not in known or name == "config":
+        if name not in known:
             close = suggested_options(name, known)
             raise RlvrError(
                 f"{path}: {key!r} is not an option of rlvr {command}.",

@@ -33,6 +33,7 @@ from rlvr_cli.data.examples import SHOWN_BAD_ROWS, Purpose, RowReader
 from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names
 from rlvr_cli.data.synthetic import arithmetic, countdown
 from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.runs.readers import RUN_FILE
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 
@@ -271,7 +272,7 @@ def _from_path(spec: str, split: str | None, *, purpose: Purpose) -> _Source:
 
 
 def _split_file(directory: Path, split: str | None, *, purpose: Purpose) -> tuple[Path, str]:
-    if (directory / "run.json").exists():
+    if (directory / RUN_FILE).exists():
         raise RlvrError(
             f"{directory} is a run, not a dataset.",
             f"To train on the rollouts of a run: rlvr sft --dataset {directory}",

@@ -1,6 +1,6 @@
 """Load SFT traces: prompts and responses, from a dataset or from the rollouts of a run.
 
-Enters: a dataset spec or a run directory. Leaves: examples that all have a prompt and a response, filtered and counted.
+Enters: a dataset spec or a run (its name or directory). Leaves: examples that all have a prompt and a response, filtered and counted.
 """
 
 import hashlib
@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.datasets import dataset_names, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.readers import is_run, read_rollouts, read_run, resolve_run
 from rlvr_cli.types import Example
 
 
@@ -45,14 +45,18 @@ def load_traces(
     question_field: str = "",
     answer_field: str = "",
     skip_bad_lines: bool = False,
+    runs_dir: str = "runs",
 ) -> Traces:
-    """Load traces from a run directory (one per rollout) or from a dataset that `load_dataset` can read.
+    """Load traces from a run (one per rollout) or from a dataset that `load_dataset` can read.
+
+    Args:
+        spec: a run's directory or its name in `runs_dir`, or a dataset; a built-in dataset precedes a run of that name.
 
     Raises:
         RlvrError: nothing to train on, or what `load_dataset` raises.
     """
-    if (Path(spec) / "run.json").is_file():
-        source = _from_run(Path(spec))
+    if spec.partition(":")[0] not in dataset_names() and is_run(spec, runs_dir):
+        source = _from_run(resolve_run(spec, runs_dir))
     else:
         dataset = load_dataset(
             spec,

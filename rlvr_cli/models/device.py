@@ -4,13 +4,16 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.text import printable
+
+if TYPE_CHECKING:
+    from rlvr_cli.models.policy import Policy
 
 TINY_PARAMETERS = 10_000_000
 
@@ -30,7 +33,7 @@ def other_cuda_device(device: str) -> str | None:
     return visible[(taken + 1) % count]
 
 
-def use_few_threads(policy: Any) -> None:
+def use_few_threads(policy: "Policy") -> None:
     """Limit torch to one thread for a tiny model on the CPU, where synchronizing threads costs more than they save."""
     import torch
 

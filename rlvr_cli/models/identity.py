@@ -1,16 +1,14 @@
 """What identifies a model in run.json, and the sizes in its config.
 
-Enters: a directory or a hub name. Leaves: names, hashes and sizes; no weights are loaded.
+Enters: a directory or a hub name. Leaves: names, hashes and sizes; no weights are loaded, and heavy libraries are imported only
+for local files, so that endpoints do not need them.
 """
 
 import hashlib
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig
-
-from rlvr_cli.models.pretrained import fetch_model, load_error, local_directory
+from rlvr_cli.models.directory import local_directory
 from rlvr_cli.runs.provenance import tokenizer_digest
 
 
@@ -39,6 +37,8 @@ def model_identity(path_or_id: str | Path, *, fetch: bool = False) -> dict[str, 
     from huggingface_hub import try_to_load_from_cache
 
     if fetch:
+        from rlvr_cli.models.pretrained import fetch_model
+
         fetch_model(str(path_or_id))
     cached = try_to_load_from_cache(str(path_or_id), "config.json")
     if not isinstance(cached, str):
@@ -53,6 +53,8 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
     The keys are parameters, layers, hidden, intermediate, kv_width (key-value heads times head size) and vocabulary.
     None if its files are not here or its config has other names for these sizes.
     """
+    from transformers import AutoConfig
+
     try:
         config = AutoConfig.from_pretrained(path_or_id, local_files_only=True)
         heads, head_size = config.num_attention_heads, getattr(config, "head_dim", None)
@@ -69,6 +71,8 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
 
 
 def _weights_identity(directory: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
     digest, size, parameters = hashlib.sha256(), 0, 0
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -82,6 +86,8 @@ def _weights_identity(directory: Path) -> dict[str, Any]:
                         count *= length
                     parameters += count
         except SafetensorError as error:
+            from rlvr_cli.models.pretrained import load_error
+
             raise load_error("model", str(directory), directory, error) from error
     return {
         "sha256": digest.hexdigest(),
@@ -96,13 +102,14 @@ def model_path(model: str) -> str:
     return model or str(builtin_model_path())
 
 
-def model_facts(engine: str, model: str, *, base_url: str = "", fetch: bool = True) -> dict[str, Any]:
+def model_facts(model: str, *, base_url: str = "", fetch: bool = True) -> dict[str, Any]:
     """Return what identifies the model in run.json: its name and, if its files are local, their hashes.
 
     Args:
+        base_url: the address of the endpoint that has the model; empty: its files are local, or on the hub.
         fetch: download a hub model that is not on this machine yet, so that its hashes are known from the start.
     """
-    if engine == "openai":
+    if base_url:
         return {"name": model, "endpoint": base_url}
     identity = model_identity(model_path(model), fetch=fetch)
     return {"name": model or "tiny-math (built in; name another with --model)", **identity}

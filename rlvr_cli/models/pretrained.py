@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import resolve_device
+from rlvr_cli.models.directory import CONVERT, local_directory
 from rlvr_cli.text import printable
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -133,46 +134,6 @@ def fetch_model(model_id: str) -> None:
             raise load_error("model", model_id, None, error) from error
 
 
-def local_directory(path_or_id: str | Path) -> Path | None:
-    """Return the directory that `path_or_id` names, or None for a Hub id.
-
-    Raises:
-        RlvrError: it is a path, but there is no model with safetensors weights.
-    """
-    text = os.path.expanduser(path_or_id)
-    path, shown = Path(text), printable(str(path_or_id))
-    if not text or not path.exists():
-        if isinstance(path_or_id, Path) or text.startswith((".", "/")) or text.count("/") > 1 or not text.strip("/"):
-            raise RlvrError(f"There is no model directory {shown!r}.", "Check the path given to --model.")
-        return None
-    if path.is_file():
-        raise RlvrError(
-            f"{shown} is a file; a model is a directory with config.json and *.safetensors.",
-            "Give the directory that contains it." if path.suffix == ".safetensors" else _CONVERT,
-        )
-    if not (path / "config.json").is_file():
-        inner = next((p for p in (path / "model", path / "final") if (p / "config.json").is_file()), None)
-        raise RlvrError(
-            f"{shown} is not a model directory: it has no config.json.",
-            f"Did you mean {inner}?" if inner else "Give a directory that save_pretrained wrote, or a Hub id.",
-        )
-    if not any(path.glob("*.safetensors")):
-        pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in path.glob(pattern))
-        if pickles:
-            raise RlvrError(
-                f"{shown} has its weights in {pickles[0]}, a pickle, which can run any code when it is loaded.",
-                _CONVERT,
-            )
-        raise RlvrError(f"{shown} has no weights: no *.safetensors.", "Copy or download the model again.")
-    return path
-
-
-_CONVERT = (
-    'If you trust it, convert it once: python -c "from transformers import AutoModelForCausalLM as M; '
-    "M.from_pretrained('OLD').save_pretrained('NEW')\", and copy its tokenizer files."
-)
-
-
 def load_error(part: str, name: str, directory: Path | None, error: Exception) -> RlvrError:
     """Turn an exception of `transformers` into a user error; the first line of its message usually names the cause."""
     lines = printable(str(error), keep="\n").strip().splitlines()
@@ -184,7 +145,7 @@ def load_error(part: str, name: str, directory: Path | None, error: Exception) -
         )
     if directory is None:
         if "safetensors" in str(error) and "pytorch_model.bin" in str(error):
-            return RlvrError(f"{printable(name)} has no safetensors weights on the Hub.", _CONVERT)
+            return RlvrError(f"{printable(name)} has no safetensors weights on the Hub.", CONVERT)
         return RlvrError(
             f"There is no {part} {printable(name)!r}: no such directory, and the Hugging Face Hub did not provide it "
             f"({reason}).",

@@ -18,10 +18,6 @@ class Check:
     problems: list[str]  # committed files that are missing or differ from what was committed
     pending: list[str]  # parts that the manifest does not list yet; not an error
 
-    @property
-    def findings(self) -> list[str]:
-        return self.problems + self.pending
-
 
 def check_run(path: Path | str) -> Check:
     """Read every committed file and report what is wrong. Works while the run is being written."""

@@ -58,10 +58,6 @@ class OpenManifest:
                 self.close()
                 raise
 
-    @property
-    def is_open(self) -> bool:
-        return self._file >= 0
-
     def append(self, entry: Entry) -> None:
         """Append a line durably; if this raises, the manifest is truncated to its previous content."""
         line = line_of(entry)

@@ -104,7 +104,7 @@ def read_regular(run: Path, relative: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise RlvrError(f"{shown(path)} is not a regular file.")
+                raise RlvrError(f"{shown(path)} is not a regular file.", "Restore it from a copy of the run.")
             return file.read()
 
 

@@ -84,7 +84,7 @@ def check_part(run: Path, entry: Entry) -> Path:
         refuse_links(run, entry.path)
         state = os.lstat(path)
     if not stat.S_ISREG(state.st_mode):
-        raise RlvrError(f"{shown(path)} is not a regular file.")
+        raise RlvrError(f"{shown(path)} is not a regular file.", "Restore it from a copy of the run.")
     if state.st_size != entry.bytes:
         raise damaged_file(path, f"it has {state.st_size} bytes, but {entry.bytes} were committed")
     return path

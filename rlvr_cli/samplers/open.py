@@ -1,17 +1,107 @@
-"""From options to a sampler: which engine, and why.
+"""The engines, and from options to a sampler: which engine, and why.
 
-Enters: the name of an engine and of a model. Leaves: an open `Sampler`, and which engine was chosen and why.
+Enters: the name of an engine and its settings. Leaves: an open `Sampler`, and which engine was chosen and why.
 Torch is imported when a model is opened, so that endpoints do not need it and bad input is reported at once.
 """
 
 import importlib.util
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
+from rlvr_cli.config.shared import ModelOptions
 from rlvr_cli.errors import RlvrError, missing_extra
-from rlvr_cli.models.device import on_cuda, use_few_threads
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.types import Sampler
+
+if TYPE_CHECKING:
+    from rlvr_cli.models.policy import Policy
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What an engine is opened with; each reads its own. The fields have the names of the options (`config.shared`)."""
+
+    model: str  # empty: the built-in model
+    dtype: str = "auto"
+    device: str = "auto"
+    max_batch_size: int | None = None
+    cuda_graphs: bool = True
+    max_model_len: int | None = None
+    gpu_memory_utilization: float = 0.85
+    seed: int = 0
+    base_url: str = ""
+    endpoint: str = "completions"
+    api_key_env: str = "OPENAI_API_KEY"
+    sleep_mode: bool = False  # make the engine's `sleep` give the device's memory back
+
+
+def settings_of(config: ModelOptions) -> EngineSettings:
+    """Return the settings among the options of a command; a command without an option gets its default."""
+    names = [f.name for f in fields(EngineSettings) if hasattr(config, f.name)]
+    return EngineSettings(**{name: getattr(config, name) for name in names})
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """An engine: how it opens, and what commands must know about it."""
+
+    title: str
+    open: Callable[[EngineSettings], Sampler]  # with its own copy of the weights
+    package: str = ""  # that it imports, which is also the name of its extra; empty: nothing beside rlvr's own
+    trains: bool = True  # whether it can load the trainer's weights: --engine of the training commands
+    # Sample from the trainer's own model, without a copy of it; None: the engine cannot, and takes memory of its own.
+    share: "Callable[[Policy, EngineSettings], Sampler] | None" = None
+
+
+def _open_transformers(settings: EngineSettings) -> Sampler:
+    from rlvr_cli.models.device import use_few_threads
+    from rlvr_cli.models.policy import load_policy
+    from rlvr_cli.samplers.embedded.engine import TransformersSampler
+
+    policy = load_policy(model_path(settings.model), dtype=_resolved_dtype(settings), device=settings.device)
+    use_few_threads(policy)
+    return TransformersSampler(policy, max_batch_size=settings.max_batch_size, cuda_graphs=settings.cuda_graphs)
+
+
+def _share_transformers(policy: "Policy", settings: EngineSettings) -> Sampler:
+    from rlvr_cli.samplers.embedded.engine import TransformersSampler
+
+    return TransformersSampler(
+        policy,
+        max_batch_size=settings.max_batch_size,
+        cuda_graphs=settings.cuda_graphs,
+        autocast_dtype=policy.autocast_dtype,
+    )
+
+
+def _open_vllm(settings: EngineSettings) -> Sampler:
+    from rlvr_cli.samplers.vllm import VllmSampler
+
+    return VllmSampler(
+        model_path(settings.model),
+        dtype=_resolved_dtype(settings),
+        max_model_len=settings.max_model_len,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        seed=settings.seed,
+        enable_sleep_mode=settings.sleep_mode,
+    )
+
+
+def _open_openai(settings: EngineSettings) -> Sampler:
+    from rlvr_cli.samplers.openai import OpenAISampler
+
+    return OpenAISampler(
+        settings.model, base_url=settings.base_url, endpoint=settings.endpoint, api_key_env=settings.api_key_env
+    )
+
+
+# The choices of --engine are these names: `Engine` in config/shared.py, and `TrainingEngine` those that train.
+ENGINES = {
+    "transformers": EngineKind("transformers", _open_transformers, share=_share_transformers),
+    "vllm": EngineKind("vLLM", _open_vllm, package="vllm"),
+    "openai": EngineKind("openai", _open_openai, package="openai", trains=False),
+}
 
 
 @dataclass(frozen=True)
@@ -26,14 +116,21 @@ def choose_engine(engine: str, *, base_url: str) -> Engine:
     """Resolve `auto`: an endpoint when one is named, vLLM where it is installed with a CUDA device, else transformers.
 
     Raises:
-        RlvrError: vLLM was asked for and is not installed.
+        RlvrError: the package of the engine that was asked for is not installed.
     """
-    if engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise missing_extra("vLLM", "vllm")
     if engine != "auto":
-        return Engine(engine, "asked for with --engine")
-    if base_url:
-        return Engine("openai", "--base-url names an endpoint")
+        chosen = Engine(engine, "asked for with --engine")
+    elif base_url:
+        chosen = Engine("openai", "--base-url names an endpoint")
+    else:
+        return _automatic()
+    kind = engine_kind(chosen.name)
+    if kind.package and importlib.util.find_spec(kind.package) is None:
+        raise missing_extra(kind.title, kind.package)
+    return chosen
+
+
+def _automatic() -> Engine:
     if importlib.util.find_spec("vllm") is None:
         return Engine("transformers", "vLLM is not installed")
     import torch
@@ -43,61 +140,29 @@ def choose_engine(engine: str, *, base_url: str) -> Engine:
     return Engine("vllm", "vLLM is installed and there is a CUDA device")
 
 
-def open_sampler(
-    engine: str,
-    model: str,
-    *,
-    dtype: str = "auto",
-    device: str = "auto",
-    max_batch_size: int | None = None,
-    cuda_graphs: bool = True,
-    max_model_len: int | None = None,
-    gpu_memory_utilization: float = 0.85,
-    seed: int = 0,
-    base_url: str = "",
-    endpoint: str = "completions",
-    api_key_env: str = "OPENAI_API_KEY",
-    sleep_mode: bool = False,
-) -> Sampler:
-    """Load `model` into `engine`.
+def engine_kind(engine: str) -> EngineKind:
+    """Return the engine of this name. Raises RlvrError if there is none."""
+    if engine not in ENGINES:
+        raise RlvrError(f"There is no engine {engine!r}.", f"Choose one of {', '.join(ENGINES)}.")
+    return ENGINES[engine]
 
-    Args:
-        sleep_mode: make vLLM's `sleep` give the device's memory back.
+
+def open_sampler(engine: str, settings: EngineSettings) -> Sampler:
+    """Load the model into the engine.
 
     Raises:
-        RlvrError: a missing extra, an unreadable model, an endpoint without a key.
+        RlvrError: an unknown engine, a missing extra, an unreadable model, an endpoint without a key.
     """
-    match engine:
-        case "transformers":
-            from rlvr_cli.models.policy import load_policy
-            from rlvr_cli.samplers.embedded.engine import TransformersSampler
-
-            policy = load_policy(model_path(model), dtype=_resolve_dtype(dtype, device), device=device)
-            use_few_threads(policy)
-            return TransformersSampler(policy, max_batch_size=max_batch_size, cuda_graphs=cuda_graphs)
-        case "vllm":
-            from rlvr_cli.samplers.vllm import VllmSampler
-
-            return VllmSampler(
-                model_path(model),
-                dtype=_resolve_dtype(dtype, device),
-                max_model_len=max_model_len,
-                gpu_memory_utilization=gpu_memory_utilization,
-                seed=seed,
-                enable_sleep_mode=sleep_mode,
-            )
-        case "openai":
-            from rlvr_cli.samplers.openai import OpenAISampler
-
-            return OpenAISampler(model, base_url=base_url, endpoint=endpoint, api_key_env=api_key_env)
-    raise RlvrError(f"There is no engine {engine!r}.", "Choose transformers, vllm or openai.")
+    return engine_kind(engine).open(settings)
 
 
-def _resolve_dtype(dtype: str, device: str) -> str:
+def _resolved_dtype(settings: EngineSettings) -> str:
     """Resolve `auto`: bfloat16 on CUDA, else float32."""
-    if dtype != "auto":
-        return dtype
-    return "bfloat16" if on_cuda(device) else "float32"
+    from rlvr_cli.models.device import on_cuda
+
+    if settings.dtype != "auto":
+        return settings.dtype
+    return "bfloat16" if on_cuda(settings.device) else "float32"
 
 
 def sampler_facts(sampler: Sampler, *, reason: str) -> dict[str, Any]:

@@ -2,55 +2,43 @@
 
 import signal
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import use_few_threads
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.process import die_with_parent
-from rlvr_cli.samplers.open import open_sampler
+from rlvr_cli.samplers.open import EngineSettings, engine_kind
 from rlvr_cli.types import Sampler
 
 if TYPE_CHECKING:
     from rlvr_cli.models.policy import Policy
 
 
-def open_engine(
-    engine: str,
-    model: str,
-    *,
-    dtype: str,
-    param_dtype: str,
-    device: str,
-    max_batch_size: int | None,
-    cuda_graphs: bool,
-    max_model_len: int | None,
-    gpu_memory_utilization: float,
-    seed: int,
-) -> "tuple[Sampler, Policy]":
+def open_engine(engine: str, *, param_dtype: str, **settings: Any) -> "tuple[Sampler, Policy]":
     """Open an engine with its own copy of the weights, and the policy through which it receives new ones.
 
     Args:
         param_dtype: of the policy's weights, as the parent sends them.
-        device: for the embedded engine; vLLM uses the first visible one.
+        settings: the fields of `EngineSettings`. Its `device` is for an engine that shares the policy's model; others use
+            the first visible one.
+
+    Raises:
+        RlvrError: the engine cannot take a trainer's weights.
     """
     from rlvr_cli.models.policy import load_policy
 
-    if engine == "vllm":
-        sampler = open_sampler(
-            engine,
-            model,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            gpu_memory_utilization=gpu_memory_utilization,
-            seed=seed,
-        )
-        return sampler, load_policy(model_path(model), dtype=param_dtype, device="cpu")
-    from rlvr_cli.samplers.embedded.engine import TransformersSampler
-
-    policy = load_policy(model_path(model), dtype=param_dtype, device=device)
+    kind, opened_with = engine_kind(engine), EngineSettings(**settings)
+    if not kind.trains:
+        raise RlvrError(f"{kind.title} cannot load the trainer's weights.", "Choose another --engine.")
+    path = model_path(opened_with.model)
+    if kind.share is None:
+        sampler = kind.open(replace(opened_with, device="auto"))
+        return sampler, load_policy(path, dtype=param_dtype, device="cpu")
+    policy = load_policy(path, dtype=param_dtype, device=opened_with.device)
     use_few_threads(policy)
-    how = {"max_batch_size": max_batch_size, "cuda_graphs": cuda_graphs, "autocast_dtype": policy.autocast_dtype}
-    return TransformersSampler(policy, **how), policy
+    return kind.share(policy, opened_with), policy
 
 
 def main(descriptor: int, parent: int) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.models.directory import local_directory
 from rlvr_cli.samplers.stop_strings import first_stop, prompt_token_ids, response_text
 from rlvr_cli.samplers.weight_check import PROBE_BOUND, Probe, probe_params, probe_prompts, take_probe, verify_weights
 from rlvr_cli.types import Completion, Request, SamplingParams
@@ -77,7 +78,7 @@ class VllmSampler:
         enforce_eager: bool | None = None,
         enable_sleep_mode: bool = False,
     ) -> None:
-        _check_model(str(model_path))
+        model = str(local_directory(model_path) or model_path)
         with _trainer_state_preserved():
             llm_class = _import_vllm()
         from vllm.platforms import current_platform
@@ -110,7 +111,7 @@ class VllmSampler:
         try:
             with _trainer_state_preserved():
                 self.llm: Any = llm_class(
-                    model=str(model_path),
+                    model=model,
                     dtype=self.dtype,
                     max_model_len=max_model_len,
                     enforce_eager=on_cpu if enforce_eager is None else enforce_eager,
@@ -123,7 +124,7 @@ class VllmSampler:
                 )
                 self._threads = _torch_threads()  # with a GPU, vLLM uses one: others would only spin
         except (ValueError, RuntimeError, OSError, NotImplementedError) as e:
-            raise RlvrError(f"vLLM cannot load {model_path}: {_first_lines(e)}") from e
+            raise RlvrError(f"vLLM cannot load {model}: {_first_lines(e)}") from e
         self.max_model_len: int = self.llm.llm_engine.model_config.max_model_len
         self._pending: dict[str, tuple[int, int]] = {}  # engine request -> (request_index, sample_index)
         self._calls = 0
@@ -320,21 +321,6 @@ class VllmSampler:
     def _reset_prefix_cache(self) -> None:
         if not self.llm.reset_prefix_cache():  # else old keys and values are used
             raise RlvrError("vLLM did not reset its prefix cache.")
-
-
-def _check_model(model: str) -> None:
-    """Check that `model` is a model directory or can be a hub id; anything else is a mistyped path."""
-    path = Path(model)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise RlvrError(f"{model} holds no model: it has no config.json.")
-        if not any(path.glob("*.safetensors")):
-            raise RlvrError(
-                f"{model} has no weights in safetensors.",
-                "Other formats can run code when they are opened; transformers writes safetensors when it saves a model.",
-            )
-    elif path.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model):
-        raise RlvrError(f"There is no model directory {model}.", "Give one, or a hub id such as Qwen/Qwen2.5-0.5B.")
 
 
 def _import_vllm() -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.samplers.open import engine_kind
 
 # The most logits held at once on a GPU (models/log_probs.py): three chunks, and those kept.
 HEAD_LOGITS = 3 * 2**26 + 5 * 2**24
@@ -37,7 +38,7 @@ def memory_estimate(
         memory["reference model"] = float(n * wide)
     if config.async_steps:
         memory["the sampling process's weights, and the snapshot it samples from"] = 2.0 * n * wide
-    if engine == "transformers":
+    if engine_kind(engine).share is not None:  # it samples in the trainer's memory
         sequences = min(config.rollout_batch_size, config.max_batch_size or 256)
         memory["key-value cache of sampling"] = float(
             sequences * tokens * shape["layers"] * 2 * shape["kv_width"] * compute
@@ -45,13 +46,15 @@ def memory_estimate(
     return memory
 
 
-def memory_line(memory: Mapping[str, float], *, utilization: float | None) -> str:
-    """The estimate on one line, largest terms first; `utilization` is the share of its device that vLLM takes."""
+def memory_line(memory: Mapping[str, float], *, engine: str, utilization: float | None) -> str:
+    """The estimate on one line, largest terms first; `utilization` is the share of its device that the engine takes."""
     if not memory:
         return "not known: the model's files are not on this machine"
     parts = sorted(memory.items(), key=lambda item: -item[1])
     text = f"about {_size(sum(memory.values()))}: " + ", ".join(f"{name} {_size(size)}" for name, size in parts)
-    return text + (f"; in addition vLLM takes {utilization:.0%} of its device" if utilization else "")
+    return text + (
+        f"; in addition {engine_kind(engine).title} takes {utilization:.0%} of its device" if utilization else ""
+    )
 
 
 def _size(bytes: float) -> str:

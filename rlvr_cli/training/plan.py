@@ -10,6 +10,7 @@ from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.models.device import on_cuda
 from rlvr_cli.models.identity import model_path, model_shape
+from rlvr_cli.samplers.open import engine_kind
 from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.policy_gradient import Loss
 from rlvr_cli.training.memory import memory_estimate, memory_line
@@ -28,8 +29,8 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, *, engine: str,
         console.say(f"{name:<14} {value}")
     path, on_gpu = model_path(config.model), on_cuda(config.device)
     memory = memory_estimate(config, model_shape(path), rows=rows, engine=engine, on_gpu=on_gpu)
-    utilization = config.gpu_memory_utilization if engine == "vllm" and on_gpu else None
-    console.say(f"{'memory':<14} {memory_line(memory, utilization=utilization)}")
+    utilization = config.gpu_memory_utilization if engine_kind(engine).share is None and on_gpu else None
+    console.say(f"{'memory':<14} {memory_line(memory, engine=engine, utilization=utilization)}")
 
 
 def sft_plan(

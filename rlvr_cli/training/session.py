@@ -71,7 +71,7 @@ def load_inputs(config: TrainingConfig, *, questions_per_batch: int) -> Inputs:
     facts = {
         "dataset": dataset.facts,
         "eval_dataset": eval_dataset and eval_dataset.facts,
-        "model": model_facts(engine.name, config.model, fetch=not config.dry_run),
+        "model": model_facts(config.model, fetch=not config.dry_run),
         "prompt": {"name": template.name, "text": template.text},
         "grader": pool.spec,
         "engine": engine.name,

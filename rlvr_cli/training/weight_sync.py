@@ -7,15 +7,14 @@ verified (`samplers.weight_check`).
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from torch import Tensor
 
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.models.device import other_cuda_device
 from rlvr_cli.models.policy import Policy, distinct_tensors
-from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.samplers.open import open_sampler
+from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.samplers.process import SamplingProcess
 from rlvr_cli.types import Sampler
 
@@ -69,43 +68,28 @@ class WeightSync:
         self.process: SamplingProcess | None = None
         self.snapshot: Snapshot | None = None
         self.sampler: Sampler
-        self._shares_model = engine == "transformers" and not config.async_steps
+        self._settings, kind = settings_of(config), engine_kind(engine)
+        self._share = None if config.async_steps else kind.share
         self._synced = -1  # the version that the sampler serves
         if config.async_steps:
             self.sampler = self.process = self._start_process(engine)
-        elif not self._shares_model:
-            self.sampler = open_sampler(
-                engine,
-                config.model,
-                dtype=config.dtype,
-                max_model_len=config.max_model_len,
-                gpu_memory_utilization=config.gpu_memory_utilization,
-                seed=config.seed,
-                sleep_mode=config.device in ("auto", "cuda", "cuda:0"),  # vLLM takes the first device
-            )
+        elif self._share is None:
+            # Such an engine takes the first device: it must sleep if the trainer is there too.
+            on_first = config.device in ("auto", "cuda", "cuda:0")
+            self.sampler = kind.open(replace(self._settings, device="auto", sleep_mode=on_first))
             self.sampler.sleep()
 
     def _start_process(self, engine: str) -> SamplingProcess:
         config = self.config
         apart = other_cuda_device(config.device)
-        names = (
-            *("model", "dtype", "param_dtype", "max_batch_size", "cuda_graphs", "max_model_len"),
-            *("gpu_memory_utilization", "seed"),
-        )
-        opening = {name: getattr(config, name) for name in names}
-        device = config.device if apart is None else "cuda"
-        return SamplingProcess(engine, {**opening, "device": device}, visible_devices=apart)
+        settings = self._settings if apart is None else replace(self._settings, device="cuda")
+        return SamplingProcess(engine, asdict(settings) | {"param_dtype": config.param_dtype}, visible_devices=apart)
 
     def attach(self, policy: Policy) -> None:
         """Use this policy's weights from now on. The embedded engine samples from the policy's model itself, without a copy."""
         self.policy = policy
-        if self._shares_model:
-            self.sampler = TransformersSampler(
-                policy,
-                max_batch_size=self.config.max_batch_size,
-                cuda_graphs=self.config.cuda_graphs,
-                autocast_dtype=policy.autocast_dtype,
-            )
+        if self._share is not None:
+            self.sampler = self._share(policy, self._settings)
 
     def sync(self, version: int) -> float:
         """Load the policy's weights into the sampler and verify them. Returns seconds."""

@@ -547,8 +547,9 @@ def test_the_connection_itself_is_sealed(root, sql):
         "SELECT * FROM range(1000000000000)",
     ],
 )
-def test_endless_queries_are_stopped(root, sql):
-    with open_runs([read_run(root / "a")], timeout_seconds=0.5, memory_limit="200MB") as database:
+def test_endless_queries_are_stopped(root, sql, monkeypatch):
+    monkeypatch.setattr("rlvr_cli.analysis.database.MEMORY_LIMIT", "200MB")
+    with open_runs([read_run(root / "a")], timeout_seconds=0.5) as database:
         start = time.monotonic()
         with pytest.raises(RlvrError, match=r"stopped after 0\.5 seconds|needed more than"):
             database.select(sql)
@@ -564,9 +565,10 @@ def test_endless_queries_are_stopped(root, sql):
         "SELECT range FROM range(1000000000) ORDER BY hash(range) DESC LIMIT 100000000",
     ],
 )
-def test_memory_is_limited(root, sql):
+def test_memory_is_limited(root, sql, monkeypatch):
+    monkeypatch.setattr("rlvr_cli.analysis.database.MEMORY_LIMIT", "100MB")
     with (
-        open_runs([read_run(root / "a")], timeout_seconds=20, memory_limit="100MB") as database,
+        open_runs([read_run(root / "a")], timeout_seconds=20) as database,
         pytest.raises(RlvrError, match="needed more than 100MB"),
     ):
         database.select(sql)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from checks import findings
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -77,7 +78,7 @@ def test_a_flipped_byte_is_found_in_every_file(run):
         assert [p for p in check_run(run).problems + damaged if str(path) in p], path
         path.write_bytes(before)
     files, damaged = checkpoints.check_checkpoints(run)
-    assert (check_run(run).findings, damaged) == ([], [])
+    assert (findings(run), damaged) == ([], [])
     assert check_run(run).files + files == len(files_of(run))
 
 

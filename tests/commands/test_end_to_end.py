@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from checks import findings
 from rlvr_cli.data.datasets import load_dataset
-from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def test_eval_as_typed_measures_the_built_in_model(tmp_path):
     (run,) = (tmp_path / "runs").iterdir()
     info = read_run(run)
     assert info.metadata["status"] == "finished"
-    assert check_run(run).findings == []
+    assert findings(run) == []
     rows = rows_of(run)
     assert len(rows) == len(load_dataset("arithmetic").examples)
     categories = {r["category"] for r in rows}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from checks import findings
 from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.grade_changes import cohen_kappa, compare_grades
@@ -20,7 +21,6 @@ from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.regrade import plan_regrade, regrade
-from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import FinishReason, Phase
@@ -172,7 +172,7 @@ def test_what_changed_is_what_a_hand_counts(made, grader, capsys):
     # Nothing of the run itself has changed, and its status is what it was.
     assert {p: p.read_bytes() for p in before} == before
     assert read_run(made).metadata["status"] == "interrupted"
-    assert check_run(made).findings == []
+    assert findings(made) == []
 
 
 def test_other_formats_print(made, grader, capsys):
@@ -270,7 +270,7 @@ def test_again_and_a_changed_file_supersede(made, grader, tmp_path, capsys):
     assert now["eval", "b", 1] == 1.0  # it said 8, and the truth is 7
     assert now["eval", "d", 0] is None
     assert len(grades_of(made)) == 17
-    assert check_run(made).findings == []
+    assert findings(made) == []
     call(made, grader=grader)  # the training rollouts have grades of the old file
     assert "8 rollouts to grade, 9 graded already" in capsys.readouterr().err
 
@@ -328,11 +328,11 @@ def test_a_kill_at_any_point_loses_nothing(made, grader, point):
     assert killed.returncode == -9, killed.stderr
     seen = grades_of(made)  # readers see whole commits
     assert len(seen) in (1, 9)
-    assert [p for p in check_run(made).findings if "is not in the manifest" not in p] == []
+    assert [p for p in findings(made) if "is not in the manifest" not in p] == []
     call(made, grader=grader)
     assert len(grades_of(made)) == 17
     assert set(seen) <= set(grades_of(made))
-    assert check_run(made).findings == []
+    assert findings(made) == []
     assert not list(made.rglob("*.tmp"))
     assert not (made / "set-aside").exists()
     assert len(list((made / "grades").iterdir())) == 3  # none was graded twice

@@ -110,8 +110,12 @@ def test_resume_takes_the_stored_config_and_names_what_differs():
         (EvalConfig, {"sampling_temperature": float("inf")}),
         (EvalConfig, {"grader_timeout": float("inf")}),
         (EvalConfig, {"limit": 10**30}),
-        (EvalConfig, {"gpu_memory_utilization": 0.0}),
         (EvalConfig, {"engine": "transformers", "max_model_len": 64}),
+        *((c, {"gpu_memory_utilization": value}) for c in (EvalConfig, EiConfig, GrpoConfig) for value in (0.0, 2.0)),
+        *((c, {"max_model_len": 0}) for c in (EvalConfig, EiConfig, GrpoConfig)),
+        *((c, {"max_batch_size": 0}) for c in (EvalConfig, SftConfig, EiConfig, GrpoConfig)),
+        *((c, {"seed": -1}) for c in (EvalConfig, SftConfig, EiConfig, GrpoConfig)),
+        (GrpoConfig, {"engine": "transformers", "max_model_len": 64}),
         (AnalyzeConfig, {"timeout_seconds": float("nan")}),
         (AnalyzeConfig, {"timeout_seconds": -1.0}),
         (AnalyzeConfig, {"step": 10**20}),
@@ -147,6 +151,28 @@ def test_numbers_that_must_be_above_0(command, tmp_path):
                     resolve(config_of(command), flags=flags, command=command)
                 assert raised.value.problem == f"--{name.replace('_', '-')} is {value}."
                 assert raised.value.hint == "It must be above 0."
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        (EvalConfig, {"sampling_min_tokens": 5, "sampling_max_tokens": 4}),
+        (GrpoConfig, {"sampling_max_tokens": 64, "overlong_buffer": 65}),
+    ],
+)
+def test_two_options_that_contradict_each_other_come_with_a_way_out(config, values):
+    with pytest.raises(RlvrError) as error:
+        config(**values)
+    assert "exceeds" in error.value.problem
+    assert error.value.hint
+
+
+def test_a_rejected_key_is_not_suggested(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('config = "x"')
+    with pytest.raises(RlvrError, match="'config' is not an option") as error:
+        resolve(EvalConfig, flags={"config": str(file)}, command="eval")
+    assert "'config'" not in error.value.hint
 
 
 def test_a_value_in_place_of_a_table_is_rejected(tmp_path):

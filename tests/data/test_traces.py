@@ -94,6 +94,7 @@ def test_rollouts_of_a_run_become_traces_unless_cut_off(tmp_path):
             [rollout(0, "stop"), rollout(1, "length"), replace(rollout(2, "stop"), response_mask=(False, True))],
         )
     traces = load_traces(str(tmp_path / "r"), TEMPLATE)
+    assert load_traces("r", TEMPLATE, runs_dir=str(tmp_path)) == traces
     assert [(e.prompt, e.response, e.ground_truth) for e in traces.examples] == [("P", " 0", "1"), ("P", " 2", "1")]
     assert traces.token_ids == {
         "eval-0-q-0": ([1], [2, 0], None),
@@ -141,3 +142,12 @@ def test_a_bare_answer_is_not_a_trace(tmp_path, answer):
     (tmp_path / "d.jsonl").write_text(json.dumps({"question": "How many?", "answer": answer}) + "\n")
     with pytest.raises(RlvrError, match="no response to train on"):
         load_traces(str(tmp_path / "d.jsonl"), load_prompt("r1_zero"))
+
+
+def test_a_built_in_dataset_precedes_a_run_of_its_name(tmp_path):
+    from rlvr_cli.runs.run_dir import RunDir
+
+    with RunDir.create(tmp_path, "eval", name="arithmetic", metadata={}) as run:
+        run.commit_rollouts("eval", 0, [a_rollout(run_id=run.id)])
+    assert load_traces("arithmetic", TEMPLATE, runs_dir=str(tmp_path)).name == "arithmetic"
+    assert load_traces(str(tmp_path / "arithmetic"), TEMPLATE).name == run.id

@@ -26,10 +26,10 @@ from hypothesis import strategies as st
 
 import factories
 import rlvr_cli
+from checks import findings
 from rlvr_cli import faults
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.runs import commits, files, lock, recovery, run_dir
-from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.keys import bit_positions, bits_of_keys, merge, overlap
 from rlvr_cli.runs.manifest import grader_slug, parse_manifest, part_name, part_path
@@ -346,7 +346,7 @@ def test_metrics_are_long_form_and_replaced_by_key(run: RunDir):
     assert table.column_names == ["step", "phase", "name", "value", "wall_seconds", "gpu_seconds"]
     assert table["gpu_seconds"].to_pylist() == [None] * 5
     assert read_run(run.path).metrics == run.path / "metrics.parquet"
-    assert check_run(run.path).findings == []
+    assert findings(run.path) == []
 
 
 def test_metrics_of_several_steps_are_one_commit(run: RunDir):
@@ -642,7 +642,7 @@ def test_a_manifest_torn_at_any_byte_of_its_last_line_loses_nothing(tmp_path: Pa
             assert any("incomplete line" in n for n in resumed.notices) == (end > len(whole))
             assert any("has been adopted" in n for n in resumed.notices)
         assert (copy / "manifest.jsonl").read_bytes() == both
-        assert check_run(copy).findings == []
+        assert findings(copy) == []
 
 
 @pytest.mark.parametrize(
@@ -681,7 +681,7 @@ def test_a_bad_line_of_the_manifest_is_named(finished: Path, line: bytes | str |
         with pytest.raises(RlvrError, match=re.escape(reason)) as caught:
             read(finished)
         assert "newer" in str(caught.value) or "manifest.jsonl" in str(caught.value)
-    assert any(reason in problem for problem in check_run(finished).findings)
+    assert any(reason in problem for problem in findings(finished))
 
 
 @pytest.mark.parametrize("name", ["run.json", "manifest.jsonl"])
@@ -694,7 +694,7 @@ def test_a_missing_or_broken_index_is_named(finished: Path, name: str, content: 
     for read in (read_run, read_rollouts, RunDir.resume):
         with pytest.raises(RlvrError, match=re.escape(str(file))):
             read(finished)
-    assert any(str(file) in problem for problem in check_run(finished).findings)
+    assert any(str(file) in problem for problem in findings(finished))
 
 
 @pytest.mark.parametrize(
@@ -723,12 +723,12 @@ def test_any_flipped_byte_of_a_part_is_detected(finished: Path):
         broken = bytearray(data)
         broken[position] ^= 1 << generator.randrange(8)
         part.write_bytes(broken)
-        assert [p for p in check_run(finished).findings if str(part) in p] == check_run(finished).findings != []
+        assert [p for p in findings(finished) if str(part) in p] == findings(finished) != []
         with pytest.raises(RlvrError, match=re.escape(str(part))):
             read_rollouts(finished)
         read_rollouts(finished, phase="eval")  # the other parts are intact
     part.write_bytes(data)
-    assert check_run(finished).findings == []
+    assert findings(finished) == []
 
 
 def test_any_flipped_byte_of_the_metrics_is_detected(finished: Path):
@@ -738,14 +738,14 @@ def test_any_flipped_byte_of_the_metrics_is_detected(finished: Path):
         broken = bytearray(data)
         broken[position] ^= 64
         file.write_bytes(broken)
-        (problem,) = check_run(finished).findings
+        (problem,) = findings(finished)
         assert str(file) in problem
         manifest = (finished / "manifest.jsonl").read_bytes()
         with pytest.raises(RlvrError, match=re.escape(str(file))):
             RunDir.resume(finished)
         assert (finished / "manifest.jsonl").read_bytes() == manifest
     file.write_bytes(data)
-    assert check_run(finished).findings == []
+    assert findings(finished) == []
 
 
 @pytest.mark.parametrize("change", ["truncate", "empty", "delete", "link", "directory", "fifo", "link to itself"])
@@ -769,7 +769,7 @@ def test_a_missing_or_truncated_part_is_named(finished: Path, tmp_path: Path, ch
     for read in (read_run, read_rollouts, RunDir.resume):
         with pytest.raises(RlvrError, match=re.escape(str(part))):
             read(finished)
-    assert any(str(part) in problem for problem in check_run(finished).findings)
+    assert any(str(part) in problem for problem in findings(finished))
 
 
 @pytest.mark.parametrize("name", ["rollouts", "run.json", "manifest.jsonl", "metrics.parquet", ".lock"])
@@ -782,7 +782,7 @@ def test_links_within_a_run_are_rejected(finished: Path, tmp_path: Path, name: s
     if name != ".lock":  # readers ignore the lock
         with pytest.raises(RlvrError, match="symbolic link"):
             read_run(finished)
-        assert any("symbolic link" in problem for problem in check_run(finished).findings)
+        assert any("symbolic link" in problem for problem in findings(finished))
     assert tree(tmp_path) == before
 
 
@@ -791,7 +791,7 @@ def test_a_complete_part_missing_from_the_manifest_is_adopted(finished: Path):
     lines = manifest.read_bytes().splitlines(keepends=True)
     manifest.write_bytes(b"".join(lines[:3]))  # as after a kill between the rename and the line of eval-000001
     assert len(read_run(finished).parts) == 2
-    assert any("eval-000001-0000.parquet is not in the manifest" in p for p in check_run(finished).findings)
+    assert any("eval-000001-0000.parquet is not in the manifest" in p for p in findings(finished))
     # metrics.parquet was announced on a line that is gone: done by hand, not by a kill.
     (finished / "metrics.parquet").unlink()
     with RunDir.resume(finished) as run:
@@ -800,7 +800,7 @@ def test_a_complete_part_missing_from_the_manifest_is_adopted(finished: Path):
         assert any("metrics.parquet was missing" in n for n in run.notices)
         run.commit_metrics(1, "eval", {"reward/mean": 1.0})
     assert manifest.read_bytes().count(b"eval-000001-0000.parquet") == 1
-    assert check_run(finished).findings == []
+    assert findings(finished) == []
     assert metrics_of(finished) == {(1, "eval", "reward/mean"): 1.0}
 
 
@@ -832,7 +832,7 @@ def test_parts_that_cannot_belong_to_the_run_are_set_aside(finished: Path, tmp_p
         f"0-{name}": data for name, data in strangers.items()
     }
     assert not list(finished.rglob(".*.tmp"))
-    assert check_run(finished).findings == []
+    assert findings(finished) == []
     assert duckdb.connect().execute(f"select count(*) from read_parquet('{rollouts}/*.parquet')").fetchall() == [(10,)]
 
 
@@ -852,12 +852,12 @@ def test_an_announcement_of_metrics_without_its_file_is_removed(finished: Path):
     announcement = json.loads(before.splitlines()[-1]) | {"sha256": "0" * 64}
     assert announcement["path"] == "metrics.parquet"
     manifest.write_bytes(before + json.dumps(announcement).encode() + b"\n")
-    assert check_run(finished).findings == []  # as while the writer is between the line and the rename
+    assert findings(finished) == []  # as while the writer is between the line and the rename
     with RunDir.resume(finished):
         assert manifest.read_bytes() == before
     # Two announcements without their file cannot come from a kill.
     manifest.write_bytes(before + 2 * (json.dumps(announcement).encode() + b"\n"))
-    assert len(check_run(finished).findings) == 1
+    assert len(findings(finished)) == 1
     with pytest.raises(RlvrError, match=r"metrics\.parquet is damaged"):
         RunDir.resume(finished)
 
@@ -932,7 +932,7 @@ def test_grades_are_stored_beside_the_rollouts(finished: Path):
     assert len(info.parts) == 3
     assert info.fingerprint == read_run(finished).fingerprint
     assert read_rollouts(finished).num_rows == 9
-    assert check_run(finished).findings == []
+    assert findings(finished) == []
     with RunDir.resume(finished) as run:  # resuming ignores the grades
         run.commit_rollouts("train", 2, [a_rollout(run.id, step=2)])
         assert run.graded_keys("math_verify", "train", 0, attempt=0) == {(f"q{i}", 0) for i in range(5)}
@@ -946,7 +946,7 @@ def test_a_grades_part_is_adopted_set_aside_or_reported_as_damaged(finished: Pat
     lines = manifest.read_bytes().splitlines(keepends=True)
     manifest.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
     assert read_run(finished).grades == []
-    assert any("is not in the manifest" in p for p in check_run(finished).findings)
+    assert any("is not in the manifest" in p for p in findings(finished))
     foreign = whole.with_name("r1_zero-train-000000-0000.parquet")
     foreign.write_bytes(whole.read_bytes())
     rollouts = whole.with_name("math_verify-train-000000-0001.parquet")
@@ -960,11 +960,11 @@ def test_a_grades_part_is_adopted_set_aside_or_reported_as_damaged(finished: Pat
     assert sorted(p.name for p in whole.parent.iterdir()) == [whole.name]
     assert manifest.read_bytes() == b"".join(lines)
     assert len(list((finished / "set-aside").iterdir())) == 2
-    assert check_run(finished).findings == []
+    assert findings(finished) == []
     data = bytearray(whole.read_bytes())
     data[len(data) // 2] ^= 1
     whole.write_bytes(data)
-    (problem,) = check_run(finished).findings
+    (problem,) = findings(finished)
     assert str(whole) in problem
     whole.write_bytes(data[:-1])
     for read in (read_run, RunDir.resume):
@@ -978,7 +978,7 @@ def test_a_grades_folder_that_is_a_link_is_rejected(finished: Path, tmp_path: Pa
     for write in (RunDir.annotate, RunDir.resume):
         with pytest.raises(RlvrError, match="symbolic link"):
             write(finished)
-    assert any("symbolic link" in p for p in check_run(finished).findings)
+    assert any("symbolic link" in p for p in findings(finished))
 
 
 def test_only_valid_paths_are_parsed_as_grades_parts():
@@ -1025,18 +1025,18 @@ def test_a_full_disk_at_any_point_of_a_commit_changes_nothing(run: RunDir, monke
             run.commit_metrics(1, "train", {"loss": 2.0})
     if point != "renamed":
         assert tree(run.path) == before
-    assert check_run(run.path).findings == []
+    assert findings(run.path) == []
     faults.fault_point("")
     with monkeypatch.context() as patch:
         patch.setenv("RLVR_FAULT", f"{point}:1:enospc")
         with pytest.raises(RlvrError, match=r"(grades|manifest).*No space left"):
             run.commit_grades("train", 0, [a_grade(run.id)])
-    assert check_run(run.path).findings == []
+    assert findings(run.path) == []
     run.commit_grades("train", 0, [a_grade(run.id)])
     run.commit_rollouts("train", 1, more)  # once there is space again, the same process continues
     run.commit_metrics(1, "train", {"loss": 3.0})
     assert metrics_of(run.path) == {(0, "train", "loss"): 1.0, (1, "train", "loss"): 3.0}
-    assert check_run(run.path).findings == []
+    assert findings(run.path) == []
     run.close()
     with RunDir.resume(run.path) as resumed:
         assert len(resumed.committed_keys()) == 6
@@ -1114,14 +1114,14 @@ def test_a_disk_that_fills_up_keeps_what_was_committed(small_disk: Path):
     for _ in range(3):  # fill the last bytes, then fail
         with pytest.raises(RlvrError, match="No space left"):
             run.update(note="x" * 50_000)
-        assert check_run(run.path).findings == []
+        assert findings(run.path) == []
         assert not list(run.path.rglob("*.tmp"))
         assert read_rollouts(run.path)["step"].to_pylist() == list(range(committed))
     ballast.unlink()
     run.commit_metrics(0, "train", {"loss": 1.0})
     run.finish("finished")
     run.close()
-    assert check_run(run.path).findings == []
+    assert findings(run.path) == []
     with RunDir.resume(run.path) as run:
         assert len(run.committed_keys()) == committed
 
@@ -1150,7 +1150,7 @@ def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert re.search(r"Cannot write .*train-000001-0000\.parquet: File too large", done.stdout)
     assert "ulimit" in done.stdout
-    assert check_run(tmp_path / "r").findings == []
+    assert findings(tmp_path / "r") == []
     assert read_rollouts(tmp_path / "r", columns=["step"])["step"].to_pylist() == [0, 0, 0, 2]
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -1187,7 +1187,7 @@ def test_a_directory_that_cannot_be_written_is_named(unprivileged: Path):
     with pytest.raises(RlvrError, match=r"Cannot write .*\.lock: Permission denied"):
         RunDir.resume(run.path)
     assert read_rollouts(run.path).num_rows == 3  # reading takes no lock
-    assert check_run(run.path).findings == []
+    assert findings(run.path) == []
 
 
 def test_each_write_is_durable_before_the_next_step_relies_on_it(run: RunDir, monkeypatch: pytest.MonkeyPatch):
@@ -1292,7 +1292,7 @@ while time.monotonic() < until:
     rows = read_rollouts(sys.argv[1], columns=["step"]).num_rows
     assert rows >= seen, (rows, seen)
     read_run(sys.argv[1])
-    problems = [p for p in check_run(sys.argv[1]).findings if "is not in the manifest" not in p]
+    problems = check_run(sys.argv[1]).problems
     assert not problems, problems
     seen, reads = rows, reads + 1
 print(reads, seen)

@@ -21,7 +21,7 @@ import pytest
 
 import factories
 import rlvr_cli
-from rlvr_cli.runs.check import check_run
+from checks import findings
 from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -121,7 +121,7 @@ def assert_whole(run: Path, acknowledged: set[tuple[str, ...]]) -> None:
         count, distinct, _ = duckdb.connect().execute(query).fetchall()[0]
         assert count == distinct
         assert count >= len(rows)
-    assert [p for p in check_run(run).findings if "is not in the manifest" not in p] == []
+    assert [p for p in findings(run) if "is not in the manifest" not in p] == []
 
 
 def assert_can_be_resumed(run: Path, acknowledged: set[tuple[str, ...]]) -> None:
@@ -132,7 +132,7 @@ def assert_can_be_resumed(run: Path, acknowledged: set[tuple[str, ...]]) -> None
         directory.commit_metrics(step, "eval", {"reward/mean": step / 2})
     acknowledged |= {("eval", str(step), "0"), ("metrics", str(step))}
     assert_whole(run, acknowledged)
-    assert check_run(run).findings == []
+    assert findings(run) == []
     assert not list(run.rglob("*.tmp"))
     assert not (run / "set-aside").exists()
     assert read_run(run).metadata["status"] == "finished"
@@ -184,7 +184,7 @@ def test_a_run_killed_at_any_passage_of_a_point_ends_the_same(victims: Victims, 
         assert_whole(run, victims.acknowledged[run])
         expected = {r for phase, part in kill_writer.PARTS for r in _part(run, phase=phase, step=0, part=part)}
         assert set(to_rollouts(read_rollouts(run))) == expected
-        assert check_run(run).findings == []
+        assert findings(run) == []
         assert not list(run.rglob("*.tmp"))
     at_least = {"create": 1, "manifest": 4, "manifest.torn": 4, "manifest.done": 4}.get(point, 7)
     assert kills >= at_least, f"{point} was passed {kills} times in a whole run"

@@ -1,12 +1,25 @@
 """Which engine is chosen, why, and what is refused before anything is loaded."""
 
 import importlib.util
+import subprocess
+import sys
+import tomllib
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from rlvr_cli.config import shared as config
+from rlvr_cli.config.ei import EiConfig
+from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path, model_facts, model_path
-from rlvr_cli.samplers.open import choose_engine, open_sampler
+from rlvr_cli.runs.provenance import EXTRA_PACKAGES
+from rlvr_cli.samplers.open import ENGINES, EngineKind, EngineSettings, choose_engine, open_sampler, settings_of
+from rlvr_cli.samplers.serve import open_engine
 
 
 def test_auto_chooses_an_endpoint_if_one_is_named():
@@ -33,10 +46,10 @@ def test_a_named_engine_is_used():
 def test_without_a_model_the_built_in_one_is_used_and_its_name_mentions_the_option():
     assert model_path("") == str(builtin_model_path())
     assert model_path("org/model") == "org/model"
-    facts = model_facts("transformers", "")
+    facts = model_facts("")
     assert "--model" in facts["name"]
     assert len(facts["sha256"]) == 64
-    assert model_facts("openai", "m", base_url="http://h/v1") == {"name": "m", "endpoint": "http://h/v1"}
+    assert model_facts("m", base_url="http://h/v1") == {"name": "m", "endpoint": "http://h/v1"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
@@ -45,7 +58,7 @@ def test_a_tiny_model_on_the_cpu_takes_one_thread(dtype):
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    sampler = open_sampler("transformers", "", dtype=dtype, device="cpu", sleep_mode=True)
+    sampler = open_sampler("transformers", EngineSettings("", dtype=dtype, device="cpu", sleep_mode=True))
     sampler.sleep()  # does nothing in this engine
     assert sampler.engine == "transformers"
     assert torch.get_num_threads() == 1
@@ -53,8 +66,46 @@ def test_a_tiny_model_on_the_cpu_takes_one_thread(dtype):
 
 
 def test_an_unknown_engine_is_refused():
+    with pytest.raises(RlvrError, match="no engine 'tgi'") as error:
+        open_sampler("tgi", EngineSettings(""))
+    assert all(name in error.value.hint for name in ENGINES)
+
+
+def test_the_options_the_table_and_the_extras_name_the_same_engines():
+    assert get_args(config.Engine) == ("auto", *ENGINES)
+    assert get_args(config.TrainingEngine) == ("auto", *(name for name, kind in ENGINES.items() if kind.trains))
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    packages = {kind.package for kind in ENGINES.values()} - {""}
+    assert packages <= set(extras)
+    assert packages <= set(EXTRA_PACKAGES)
+
+
+@pytest.mark.parametrize("config", [EvalConfig(), GrpoConfig(), EiConfig(), SftConfig()])
+def test_an_engine_gets_the_options_of_the_command(config):
+    changed = replace(config, model="m", max_batch_size=3, cuda_graphs=False, seed=7)
+    assert settings_of(changed) == replace(settings_of(config), model="m", max_batch_size=3, cuda_graphs=False, seed=7)
+    missing = {f.name for f in fields(EngineSettings) if not hasattr(config, f.name)}
+    endpoints = set() if isinstance(config, EvalConfig) else {"base_url", "endpoint", "api_key_env"}
+    assert missing == {"sleep_mode"} | endpoints
+
+
+def test_a_sampling_process_opens_no_engine_but_the_one_that_is_named(monkeypatch):
+    opened = []
+    monkeypatch.setitem(ENGINES, "third", EngineKind("Third", lambda settings: opened.append(settings) or "sampler"))
+    sampler, policy = open_engine("third", param_dtype="float32", model="", device="cpu", seed=5)
+    assert (sampler, opened) == ("sampler", [EngineSettings("", seed=5)])  # on the first device, not the trainer's
+    assert policy.device.type == "cpu"
+    with pytest.raises(RlvrError, match="openai cannot load the trainer's weights"):
+        open_engine("openai", param_dtype="float32", model="")
     with pytest.raises(RlvrError, match="no engine 'tgi'"):
-        open_sampler("tgi", "")
+        open_engine("tgi", param_dtype="float32", model="")
+
+
+def test_endpoints_need_neither_torch_nor_transformers():
+    code = "import sys, rlvr_cli.samplers.open; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_missing_engine_names_the_line_that_installs_it():

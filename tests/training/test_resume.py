@@ -27,7 +27,7 @@ from pathlib import Path
 import pytest
 
 import rlvr_cli
-from rlvr_cli.runs.check import check_run
+from checks import findings
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
 MARK = "RLVR_TEST_OF"  # in the environment of a command and of all that it starts
@@ -178,13 +178,13 @@ def assert_readable(run: Path) -> None:
         return
     keys = Counter(map(tuple, zip(*read_rollouts(run).select(KEY).to_pydict().values(), strict=True)))
     assert set(keys.values()) <= {1}
-    assert [p for p in check_run(run).findings if "is not in the manifest" not in p] == []
+    assert [p for p in findings(run) if "is not in the manifest" not in p] == []
 
 
 def assert_ended_as(whole: Path, run: Path, *, checkpoints: tuple[int, ...] = (2,)) -> None:
     """What a run is that was cut short and went on: the one that was not, to the last bit."""
     assert read_run(run).metadata["status"] == "finished"
-    assert check_run(run).findings == []
+    assert findings(run) == []
     assert weights_of(run) == weights_of(whole)
     assert rows_of(run, phase="train") == rows_of(whole, phase="train")
     for a, b in zip(rows_of(run, phase="eval"), rows_of(whole, phase="eval"), strict=True):
@@ -658,7 +658,7 @@ def test_updates_that_are_not_finite_end_the_run_and_leave_finite_weights(victim
     assert "3 updates in a row had a loss or gradient that is not finite" in done.output
     assert "They were skipped, so the checkpoints in runs/r/checkpoints hold finite weights" in done.output
     assert read_run(run).metadata["status"] == "failed"
-    assert check_run(run).findings == []
+    assert findings(run) == []
     assert_newest_checkpoint_is_finite(run)
     skipped = [v for k, v in sorted(metrics_of(run).items()) if k[2] == "update/skipped"]
     assert skipped[-3:] == [1.0] * 3
@@ -680,7 +680,7 @@ def test_weights_that_have_diverged_are_not_sampled_from(victims: Victims, tmp_p
     ]
     done = go_on(victims, run, [*GRPO, *options], status=1)
     assert "Its weights have diverged" in done.output
-    assert check_run(run).findings == []
+    assert findings(run) == []
     assert_newest_checkpoint_is_finite(run)
 
 

@@ -16,10 +16,10 @@ from rlvr_cli.analysis.plots import Line, Panel
 from rlvr_cli.analysis.report.page import Grid, Report, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import Group, groups_of, pack_rollouts
 from rlvr_cli.analysis.summary import Estimate, RunSummary, summarize
-from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.readers import RunInfo, read_run
 
+SECONDS = 300.0  # time limit of each query
 METRIC_PANELS = {  # training metrics drawn in addition to `figures.curves`: title -> metric, label of the y axis
     "Gradient norm": ("optimizer/grad_norm", "norm before clipping"),
     "Sampler against trainer, mean": ("mismatch/logprob_mean_abs", "difference of log-probability, nats"),
@@ -36,16 +36,12 @@ def write_report(
     out: Path | None = None,
     *,
     alarms: Sequence[Mapping[str, Any]] = (),
-    max_rollouts: int = 50_000,
-    timeout_seconds: float = 300.0,
 ) -> Path:
     """Write the report of these runs.
 
     Args:
         out: the file to write or replace; None for report.html in the first run.
         alarms: each with its name, severity, sentence and query.
-        max_rollouts: the most rollouts in the page; `rollouts.choose_groups` selects them.
-        timeout_seconds: for each query.
 
     Returns:
         The path of the file.
@@ -53,18 +49,16 @@ def write_report(
     Raises:
         RlvrError: a run cannot be read, or the file cannot be written.
     """
-    if max_rollouts < 1:
-        raise RlvrError(f"A report cannot hold {max_rollouts} rollouts.", "Give it at least 1.")
     infos = list({path.resolve(): read_run(path) for path in runs}.values())
     names = tuple(info.id for info in infos)
-    with open_runs(infos, timeout_seconds=timeout_seconds) as database:
+    with open_runs(infos, timeout_seconds=SECONDS) as database:
         groups = groups_of(database, names)
         report = Report(
             runs=names,
             alarms=alarms,
-            summary=_summary(infos, groups, timeout_seconds=timeout_seconds),
+            summary=_summary(infos, groups),
             charts=_charts(database),
-            browser=pack_rollouts(infos, groups, max_rollouts=max_rollouts, timeout_seconds=timeout_seconds),
+            browser=pack_rollouts(infos, groups, timeout_seconds=SECONDS),
             configuration=_configuration(infos),
             environment=_environment(infos),
         )
@@ -76,7 +70,7 @@ def write_report(
 # Tables and charts
 
 
-def _summary(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_seconds: float) -> list[Grid]:
+def _summary(infos: Sequence[RunInfo], groups: Sequence[Group]) -> list[Grid]:
     """Summaries of the first and the last evaluation of each run; without evaluations, of its first and last training rollouts."""
     summaries = []
     for info in infos:
@@ -86,7 +80,7 @@ def _summary(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_secon
         }
         phase = "eval" if steps["eval"] else "train"
         for step in dict.fromkeys((*steps[phase][:1], *steps[phase][-1:])):
-            summaries.append(summarize(info, phase=phase, step=step, timeout_seconds=timeout_seconds))
+            summaries.append(summarize(info, phase=phase, step=step, timeout_seconds=SECONDS))
     if not summaries:
         return []
 

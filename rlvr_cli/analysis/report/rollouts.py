@@ -26,6 +26,7 @@ from rlvr_cli.runs.provenance import tokenizer_digest
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.text import storable
 
+MAX_ROLLOUTS = 50_000  # most rollouts in a page
 MAX_TOKENS = 30_000_000  # most response tokens in a page: about 110 MB of HTML
 CHUNK_ROWS, CHUNK_TOKENS = 500, 200_000  # size of a block, which the page unpacks as a whole; a group is never split
 READ_ROWS, READ_TOKENS = 5_000, 1_000_000  # size of one query's result
@@ -80,12 +81,10 @@ def groups_of(database: Database, runs: Sequence[str]) -> list[Group]:
     return sorted(known, key=lambda g: (place[g.run], g.phase, g.step, _natural(g.example_id), g.example_id))
 
 
-def pack_rollouts(
-    infos: Sequence[RunInfo], groups: Sequence[Group], *, max_rollouts: int, timeout_seconds: float
-) -> Browser:
+def pack_rollouts(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_seconds: float) -> Browser:
     """Pack the rollouts of these groups, or of those that `choose_groups` keeps if a page cannot hold all."""
     total, tokens = _rows(groups), sum(group.tokens for group in groups)
-    limit = min(max_rollouts, int(total * min(1.0, MAX_TOKENS / max(tokens, 1))))
+    limit = min(MAX_ROLLOUTS, int(total * min(1.0, MAX_TOKENS / max(tokens, 1))))
     kept = list(groups) if total <= limit else choose_groups(groups, limit)
     pieces = {info.id: _pieces(info) for info in infos}
     index: dict[str, list[Any]] = {name: [] for name in INDEX_COLUMNS}
@@ -104,7 +103,7 @@ def pack_rollouts(
         {"rows": len(index["step"]), "starts": starts, "columns": columns, "tokenizers": with_tokenizer},
         texts,
         spans,
-        _left_out(groups, kept, by_rows=limit == max_rollouts),
+        _left_out(groups, kept, by_rows=limit == MAX_ROLLOUTS),
     )
 
 
@@ -239,7 +238,7 @@ def _left_out(groups: Sequence[Group], kept: Sequence[Group], *, by_rows: bool) 
     counts = [
         f"{run} {phase}: {steps(kept, (run, phase))} of {steps(groups, (run, phase))} steps" for run, phase in series
     ]
-    why = "limited by max_rollouts" if by_rows else f"limited to {MAX_TOKENS:,} tokens"
+    why = f"limited to {MAX_ROLLOUTS:,} rollouts" if by_rows else f"limited to {MAX_TOKENS:,} tokens"
     return (
         f"This page has {_rows(kept):,} of {_rows(groups):,} rollouts ({why}): the first and the last step of each run and"
         f" phase, and steps spread evenly between them, in whole groups. {'; '.join(counts)}. Summary and curves use all rollouts."

@@ -19,7 +19,6 @@ from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.analysis.report.page import Browser, Grid, Report, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import Group, choose_groups
 from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
-from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.run_dir import RunDir
 
 VOID = {"meta"}
@@ -339,17 +338,17 @@ def test_choose_gives_each_phase_its_part_and_cuts_no_group():
 def test_a_page_says_what_it_left_out(tmp_path, monkeypatch):
     rows = [rollout("r", f"q{i}", 0, phase="train", step=step) for step in range(5) for i in range(4)]
     run = make_run(tmp_path, "r", rows)
-    parsed = read(write_report([run], tmp_path / "small.html", max_rollouts=8))
+    with monkeypatch.context() as fewer:
+        fewer.setattr(report_rollouts, "MAX_ROLLOUTS", 8)
+        parsed = read(write_report([run], tmp_path / "small.html"))
     assert parsed.data("rollout-index")["rows"] == 8
     ((_, note),) = parsed.all("p", **{"class": "note"})
-    assert note.startswith("This page has 8 of 20 rollouts")
+    assert note.startswith("This page has 8 of 20 rollouts (limited to 8 rollouts)")
     assert "r train: 2 of 5 steps" in note
     assert not read(write_report([run])).all("p", **{"class": "note"})
     monkeypatch.setattr(report_rollouts, "MAX_TOKENS", 10)
     ((_, note),) = read(write_report([run])).all("p", **{"class": "note"})
     assert note.startswith("This page has 10 of 20 rollouts (limited to 10 tokens)")
-    with pytest.raises(RlvrError, match="cannot hold 0"):
-        write_report([run], max_rollouts=0)
 
 
 def test_the_page_of_two_runs_says_how_they_differ(tmp_path):
