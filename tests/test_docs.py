@@ -191,7 +191,16 @@ def test_a_loss_without_a_row_is_detected(monkeypatch):
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(1, "1"), (0, "0"), (1.0, "1.0"), (0.3, "0.3"), (True, "true"), (False, "false"), (None, "null"), ("eval", "eval")],
+    [
+        (1, "1"),
+        (0, "0"),
+        (1.0, "1.0"),
+        (0.3, "0.3"),
+        (True, "true"),
+        (False, "false"),
+        (None, "null"),
+        ("eval", "eval"),
+    ],
 )
 def test_the_default_of_a_parameter_is_shown_as_it_is_given(value, shown):
     assert reference_script().value_text(value) == shown
