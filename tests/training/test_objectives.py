@@ -5,6 +5,7 @@ import functools
 import math
 import typing
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -460,3 +461,51 @@ def test_what_the_objective_says_of_every_loss_is_reserved():
     inputs = loss_inputs(batch, log_probs=log_probs, entropy=log_probs)
     objective = functools.partial(policy_gradient, loss=LOSSES["no_baseline"].function, kl_coef=0.1, importance_cap=2.0)
     assert set(objective(inputs).statistics) == set(RESERVED)
+
+
+def test_token_metrics_worked_by_hand():
+    ratio = torch.tensor([4.0, 1.0, 2.0, 3.0])
+    metrics = token_metrics(
+        {
+            "ratio": ratio,
+            "mismatch": torch.tensor([0.5, -1.5, 0.0, 0.0]),
+            "clipped": torch.tensor([True, True, True, False]),
+            "clipped_low": torch.tensor([True, False, False, False]),
+            "clipped_high": torch.tensor([False, True, True, False]),
+            "importance_weight": torch.tensor([1.0, 2.0, 1.0, 1.0]),
+            "kl": torch.tensor([0.25, 0.0, 0.25, 0.5]),
+        }
+    )
+    assert metrics == {
+        "policy/ratio_mean": 2.5,
+        "policy/ratio_min": 1.0,
+        "policy/ratio_p01": 1.0,
+        "policy/ratio_p99": 4.0,
+        "policy/ratio_max": 4.0,
+        "mismatch/logprob_mean_abs": 0.5,
+        "mismatch/logprob_max_abs": 1.5,
+        "mismatch/ratio_mean": pytest.approx((math.exp(0.5) + math.exp(-1.5) + 2) / 4),
+        "mismatch/ratio_min": pytest.approx(math.exp(-1.5)),
+        "mismatch/ratio_p01": pytest.approx(math.exp(-1.5)),
+        "mismatch/ratio_p99": pytest.approx(math.exp(0.5)),
+        "mismatch/ratio_max": pytest.approx(math.exp(0.5)),
+        "policy/clip_fraction": 0.75,
+        "policy/clip_fraction_low": 0.25,
+        "policy/clip_fraction_high": 0.5,
+        "mismatch/importance_weight_mean": 1.25,
+        "policy/kl": 0.25,
+    }
+    assert {type(value) for value in metrics.values()} == {float}
+    assert token_metrics({}) == {}
+
+
+@given(st.integers(0, 2**32), st.one_of(st.integers(1, 400), st.sampled_from([51, 151, 251, 1001])))
+@settings(max_examples=40, deadline=None)
+def test_token_quantiles_are_numpys_nearest(seed, count):
+    values = torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    metrics = token_metrics({"ratio": values, "mismatch": values})
+    expected = np.quantile(values.double().numpy(), [0.0, 0.01, 0.99, 1.0], method="nearest").tolist()
+    assert [metrics[f"policy/ratio_{name}"] for name in ("min", "p01", "p99", "max")] == expected
+    assert metrics["policy/ratio_mean"] == pytest.approx(values.double().mean().item(), rel=1e-12)
+    assert metrics["mismatch/ratio_p99"] == pytest.approx(math.exp(expected[2]), rel=1e-6)
+    assert metrics["mismatch/logprob_max_abs"] == pytest.approx(max(map(abs, expected)))
