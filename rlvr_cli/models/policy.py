@@ -109,7 +109,8 @@ class Policy:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Every id that ends a response: the tokenizer's EOS and those of the model's generation config, ascending."""
-        configured: Any = getattr(self.model.generation_config, "eos_token_id", None)
+        generation: Any = self.model.generation_config
+        configured = getattr(generation, "eos_token_id", None)
         ids = {self.tokenizer.eos_token_id, *(configured if isinstance(configured, list | tuple) else [configured])}
         return tuple(sorted(i for i in ids if i is not None))
 
