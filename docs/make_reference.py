@@ -3,13 +3,14 @@
     python docs/make_reference.py            # rewrites what stands between <!-- reference: NAME --> and <!-- /reference -->
     python docs/make_reference.py --check    # rewrites nothing; exit status 1, and the names, where a table is stale
 
-Everything in a table comes from the code, but for what a column means: that is written in the table's last cell by hand, and
-is kept. A column that has no meaning yet counts as stale.
+Everything in a table comes from the code, except for the meaning of a column and the source of a loss: these are written by
+hand in the last cell of the row, and are kept. A row whose last cell is empty counts as stale.
 """
 
 import argparse
 import ast
 import inspect
+import json
 import re
 import sys
 import tomllib
@@ -23,9 +24,11 @@ from rlvr_cli.analysis.figures import figures
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.cli import COMMANDS
 from rlvr_cli.config import config_of
+from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.options import flag, options, value_type
 from rlvr_cli.config.sources import preset_path, read_toml
 from rlvr_cli.runs.schemas import grade_schema, metrics_schema, rollout_schema
+from rlvr_cli.training.losses.policy_gradient import LOSSES
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -133,7 +136,19 @@ def query_table() -> str:
 
 
 def value_text(value: Any) -> str:
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, str) else value
+    """A parameter's default as `--set` takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def loss_table(old: str) -> str:
+    """The values of --loss-type with their formulas at the default options, and the sources that stand there already."""
+    sources, config = dict(MEANING.findall(old)), GrpoConfig()
+    rows = []
+    for name, loss in LOSSES.items():
+        formula = loss.formula(**{option: getattr(config, option) for option in loss.options})
+        taken = ", ".join(f"`{flag(option)}`" for option in loss.options)
+        rows.append((f"`{name}`", f"`{formula}`", taken, sources.get(name, "")))
+    return table((f"`--loss-type` (default: `{config.loss_type}`)", "loss", "options", "source"), rows)
 
 
 def arrow_type(text: str) -> str:
@@ -184,9 +199,13 @@ TABLES: dict[str, Callable[[str], str]] = {
     "options": lambda old: option_tables(),
     "presets": lambda old: preset_tables(),
     "queries": lambda old: query_table(),
+    "losses": loss_table,
     "rooms": lambda old: room_table(),
     **{f"columns of {name}": column_table(name) for name in ("rollouts", "grades", "metrics", "runs")},
 }
+# What is missing where the last cell of a row, which is written by hand, is empty.
+HAND_KEPT = {name: "say what the column {} means" for name in TABLES if name.startswith("columns")}
+HAND_KEPT["losses"] = "say where the loss {} comes from"
 
 
 def remade(text: str) -> str:
@@ -203,9 +222,9 @@ def stale() -> list[str]:
         new = TABLES[block[2]](block[3])
         if new != block[3]:
             wrong.append(f"{page}: {block[2]} is stale; run python docs/make_reference.py")
-        if block[2].startswith("columns"):
-            empty = [line.split("`")[1] for line in new.splitlines() if re.match(r"\| `.*\|  \|$", line)]
-            wrong += [f"{page}: say what the column {column} means" for column in empty]
+        if block[2] in HAND_KEPT:
+            empty = [line.split("`")[1] for line in new.splitlines() if re.match(r"\| `\w+` .*\|  \|$", line)]
+            wrong += [f"{page}: {HAND_KEPT[block[2]].format(name)}" for name in empty]
     return wrong
 
 

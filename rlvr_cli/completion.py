@@ -21,7 +21,7 @@ def complete_value(kind: str, *, command: str, given: Mapping[str, Any], typed: 
     """Return the values that begin with the typed text, each with a short description.
 
     Args:
-        kind: `preset`, `run`, `run of the command`, `query`, `model`, `dataset`, `source`, `prompt` or `grader`.
+        kind: `preset`, `run`, `run of the command`, `query`, `model`, `dataset`, `source` or `prompt`.
         command: the command on the line.
         given: the values of the options before this one.
         typed: the text typed so far.
@@ -57,10 +57,6 @@ def _candidates(kind: str, command: str, runs_dir: Path, typed: str) -> Candidat
             from rlvr_cli.data.prompts import prompt_names
 
             yield from ((name, "") for name in prompt_names())
-        case "grader":
-            from rlvr_cli.graders import GRADERS
-
-            yield from ((name, "") for name in GRADERS)
         case _:
             raise AssertionError(kind)
 

@@ -20,7 +20,7 @@ from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.training.advantages import compute_group_normalized_rewards
 from rlvr_cli.training.losses.normalization import masked_mean, masked_normalize
 from rlvr_cli.training.losses.policy_gradient import (
-    LossType,
+    HandoutLoss,
     compute_grpo_clip_loss,
     compute_naive_policy_gradient_loss,
     compute_policy_gradient_loss,
@@ -81,7 +81,7 @@ def grpo_microbatch_train_step(
     policy_log_probs: Tensor,
     response_mask: Tensor,
     gradient_accumulation_steps: int,
-    loss_type: LossType,
+    loss_type: HandoutLoss,
     raw_rewards: Tensor | None = None,
     advantages: Tensor | None = None,
     old_log_probs: Tensor | None = None,

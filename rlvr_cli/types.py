@@ -5,10 +5,9 @@ the columns of the Parquet files: name, order, type, and nullable where a field 
 schemas from them.
 
 To add a column, append a field with the schema version that introduces it and a default, the value that older files
-read as ::
+read as. Version 2 is not released yet, so a column that is added now belongs to it ::
 
-    SCHEMA_VERSION = 3
-    value: Annotated[Float32 | None, Since(3)] = None
+    value: Annotated[Float32 | None, Since(2)] = None
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-SCHEMA_VERSION = 2  # shared by run.json, the manifest and the Parquet files; adding a column raises it
+SCHEMA_VERSION = 2  # of run.json, the manifest and the Parquet files; a release's first new column raises it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,8 @@ class Turn(NamedTuple):
 
 FinishReason = Literal["stop", "length"]
 Phase = Literal["train", "eval"]
-FormatRule = Literal["literal", "lenient"]  # r1_zero, countdown: exactly one space between the tags, or any white space
+FormatRule = Literal["literal", "lenient"]  # exactly one space between </think> and <answer>, or any white space
+KEPT_CHARACTERS = 1_000  # of an extracted answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Example:
     """One question of a dataset, with its ground truth."""
 
     id: str  # unique in its dataset
-    question: str
+    question: str  # empty: unknown, as in the rollouts of a run, which keep only the prompt
     ground_truth: str
     # Already formatted, as in the handout's sft.jsonl; None: fill the template with `question`.
     prompt: str | None = None
@@ -104,7 +104,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A grader's verdict. When grading failed, `error` is set and the rewards are None, never a silent 0."""
+    """A grader's verdict. When grading failed, `error` is set and the rewards are None, never a silent 0.
+
+    Of a longer `extracted_answer` only the first 1,000 characters are kept.
+    """
 
     format_reward: float | None
     answer_reward: float | None
@@ -112,6 +115,10 @@ class Grade:
     extracted_answer: str | None = None
     failure_kind: str | None = None  # why there was no reward; None for a rewarded response
     error: str | None = None  # "timeout", "crash" or the exception's name
+
+    def __post_init__(self) -> None:
+        if self.extracted_answer is not None and len(self.extracted_answer) > KEPT_CHARACTERS:
+            object.__setattr__(self, "extracted_answer", self.extracted_answer[:KEPT_CHARACTERS])  # frozen
 
     @property
     def category(self) -> str:

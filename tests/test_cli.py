@@ -6,13 +6,16 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from rlvr_cli import process
 from rlvr_cli.cli import COMMANDS, build, invoke, main
 from rlvr_cli.config import config_of
-from rlvr_cli.config.options import flag, options
+from rlvr_cli.config.grpo import LossType
+from rlvr_cli.config.options import flag, options, value_type
+from rlvr_cli.config.shared import GraderName
 from rlvr_cli.config.sources import resolve
 from rlvr_cli.errors import RlvrError
 
@@ -69,7 +72,8 @@ def test_help_shows_choices_and_defaults(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     page = re.sub(r"\s+", " ", shown(capsys, "grpo", "--help-all")).replace("| ", "|")
     assert "[none|mask|soft_punish] [default: none]" in page
-    assert "[no_baseline|reinforce_with_baseline|grpo_clip|grpo_no_clip|FILE.py:FUNCTION]" in page
+    for names in (LossType, GraderName):
+        assert f"[{'|'.join(get_args(names))}|FILE.py:FUNCTION]" in page
     assert "Responses per question. [default: 8]" in page
     assert "[cs336|dapo|dr-grpo|leaderboard-4h|quickstart]" in page
     assert re.search(r"--stop TEXT .*? \[default: </answer>\]", page)
@@ -77,6 +81,16 @@ def test_help_shows_choices_and_defaults(capsys, monkeypatch):
         "--use-std-normalization Divide advantages by the standard deviation of their group. [default: on] --no-use"
         in page
     )
+
+
+@pytest.mark.parametrize("name", ["loss_type", "grader"])
+def test_the_help_names_each_loss_and_grader_once(name):
+    """They are listed as choices, so that a list in the text could only go stale."""
+    (option,) = (o for o in options(config_of("grpo")) if o.name == name)
+    words = re.findall(r"\w+", option.metadata["help"])
+    assert value_type(option).accepts_function
+    assert not set(words) & set(value_type(option).choices)
+    assert "FILE.py" not in option.metadata["help"]
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])

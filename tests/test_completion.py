@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from rlvr_cli.cli import COMMANDS, main
 from rlvr_cli.completion import complete_value
 from rlvr_cli.config import config_of
+from rlvr_cli.config.grpo import LossType
 from rlvr_cli.config.options import flag, options
 from rlvr_cli.config.sources import preset_names
 from rlvr_cli.graders import GRADERS
@@ -67,7 +69,7 @@ def offered(line: str, monkeypatch, capsys) -> list[str]:
         ("rlvr grpo --overlong-", ["--overlong-buffer"]),
         ("rlvr grpo --no-use", ["--no-use-std-normalization"]),
         ("rlvr grpo --help", ["--help-all", "--help"]),
-        ("rlvr grpo --loss-type ", ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]),
+        ("rlvr grpo --loss-type ", list(get_args(LossType))),
         ("rlvr grpo --seed 3 --loss-type grpo_c", ["grpo_clip"]),
         ("rlvr sft --engine ", []),  # sft has no such option
         ("rlvr ei --engine ", ["auto", "transformers", "vllm"]),
@@ -117,7 +119,7 @@ def test_every_option_name_is_completed(here, monkeypatch, capsys, command):
 
 def test_every_kind_of_completion_is_implemented(here):
     kinds = {o.metadata["completes"] for command in COMMANDS for o in options(config_of(command))} - {""}
-    assert kinds == {"preset", "run", "run of the command", "query", "model", "dataset", "source", "prompt", "grader"}
+    assert kinds == {"preset", "run", "run of the command", "query", "model", "dataset", "source", "prompt"}
     for kind in kinds:
         assert complete_value(kind, command="grpo", given={}, typed="")
 

@@ -172,10 +172,38 @@ def test_a_stale_table_and_an_undescribed_column_are_detected(monkeypatch, tmp_p
         text_of(options_page).replace("| `--group-size INT` | `8` |", "| `--group-size INT` | `9` |")
     )
     (tmp_path / "analysis.md").unlink()
+    algorithms = tmp_path / "algorithms.md"
+    algorithms.write_text(text_of(algorithms).replace("| handout, equation 34 |", "|  |"))
     wrong = script.stale()
+    assert "algorithms.md: say where the loss grpo_no_clip comes from" in wrong
     assert "runs.md: say what the column response means" in wrong
     assert any(line.startswith("options.md: options is stale") for line in wrong)
     assert "no page has the table: queries" in wrong
+
+
+def test_a_loss_without_a_row_is_detected(monkeypatch):
+    script = reference_script()
+    monkeypatch.setattr(script, "LOSSES", script.LOSSES | {"another": script.LOSSES["grpo_clip"]})
+    wrong = script.stale()
+    assert wrong[0].startswith("algorithms.md: losses is stale")
+    assert wrong[1:] == ["algorithms.md: say where the loss another comes from"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1, "1"),
+        (0, "0"),
+        (1.0, "1.0"),
+        (0.3, "0.3"),
+        (True, "true"),
+        (False, "false"),
+        (None, "null"),
+        ("eval", "eval"),
+    ],
+)
+def test_the_default_of_a_parameter_is_shown_as_it_is_given(value, shown):
+    assert reference_script().value_text(value) == shown
 
 
 def test_every_metric_is_documented_and_every_documented_one_exists():

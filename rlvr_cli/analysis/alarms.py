@@ -5,9 +5,10 @@ Enters: a run. Leaves: `Alarm`s, none when nothing looks wrong. A trend compares
 
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.runs.readers import read_run
@@ -56,96 +57,150 @@ def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterat
         curves: metric -> step -> value, with the names that the training commands log.
         disagreement: second grader -> step -> share of training responses that it judges differently from the run's grader.
     """
+    training = _Training(curves, disagreement or {})
+    for name, find in _ALARMS:
+        for finding in find(training):
+            yield Alarm(name, *finding)
 
-    def ends(name: str) -> tuple[float, float] | None:
-        return _ends(curves.get(name, {}))
 
-    reward = ends("reward/mean")
-    if (entropy := ends("policy/entropy")) and entropy[1] < entropy[0] / 10 and reward and reward[1] < SOLVED:
-        yield Alarm(
-            "entropy_collapse",
+class _Training(NamedTuple):
+    """The curves of a training phase: the arguments of `find_alarms`."""
+
+    curves: Curves
+    disagreement: Curves
+
+    def ends(self, name: str) -> tuple[float, float] | None:
+        return _ends(self.curves.get(name, {}))
+
+
+class _Finding(NamedTuple):
+    """The fields of an `Alarm` after its name."""
+
+    severity: str
+    sentence: str
+    query: str
+
+
+def _entropy_collapse(training: _Training) -> Iterator[_Finding]:
+    reward = training.ends("reward/mean")
+    if (entropy := training.ends("policy/entropy")) and entropy[1] < entropy[0] / 10 and reward and reward[1] < SOLVED:
+        yield _Finding(
             "warning",
             f"entropy fell from {entropy[0]:.3g} to {entropy[1]:.3g} nats per token while the reward is only {reward[1]:.2f}: the policy "
             "hardly explores any more",
             "rlvr analyze entropy RUN --phase train",
         )
-    if (cut := ends("length/truncated_share")) and cut[1] > cut[0] + 0.1:
-        yield Alarm(
-            "truncation_creep",
+
+
+def _truncation_creep(training: _Training) -> Iterator[_Finding]:
+    if (cut := training.ends("length/truncated_share")) and cut[1] > cut[0] + 0.1:
+        yield _Finding(
             "warning",
             f"{cut[1]:.0%} of the responses are cut at the length limit; at the start it was {cut[0]:.0%}",
             "rlvr analyze lengths RUN --phase train",
         )
-    wrong, right = ends("length/wrong"), ends("length/correct")
+
+
+def _wrong_answers_grow(training: _Training) -> Iterator[_Finding]:
+    wrong, right = training.ends("length/wrong"), training.ends("length/correct")
     if wrong and right and wrong[1] > 1.5 * max(wrong[0], right[1]):
-        yield Alarm(
-            "wrong_answers_grow",
+        yield _Finding(
             "warning",
             f"wrong responses grew from {wrong[0]:.0f} to {wrong[1]:.0f} tokens, while correct ones have {right[1]:.0f}: with masked_mean "
             "a long wrong answer costs little per token; try --length-normalization masked_normalize",
             "rlvr analyze lengths RUN --phase train",
         )
-    if (signal := ends("groups/signal_share")) and signal[1] < 0.2 and not (reward and reward[1] >= SOLVED):
+
+
+def _no_signal(training: _Training) -> Iterator[_Finding]:
+    reward = training.ends("reward/mean")
+    if (signal := training.ends("groups/signal_share")) and signal[1] < 0.2 and not (reward and reward[1] >= SOLVED):
         solved = reward is not None and reward[1] > 0.5
-        yield Alarm(
-            "no_signal",
+        yield _Finding(
             "warning",
             f"only {signal[1]:.0%} of the groups still have unequal rewards: the questions have become too "
             f"{'easy' if solved else 'hard'}",
             "rlvr analyze groups RUN",
         )
-    form, answer = ends("reward/format"), ends("reward/answer")
+
+
+def _format_without_answers(training: _Training) -> Iterator[_Finding]:
+    form, answer = training.ends("reward/format"), training.ends("reward/answer")
     if form and answer and form[1] > form[0] + 0.1 and answer[1] < answer[0] + 0.02:
-        yield Alarm(
-            "format_without_answers",
+        yield _Finding(
             "warning",
             f"format reward rose from {form[0]:.2f} to {form[1]:.2f}, but answer reward stayed at {answer[1]:.2f}: the policy "
             "learns only the format",
             "rlvr analyze metrics RUN --set names=reward/%",
         )
-    for grader, shares in (disagreement or {}).items():
+
+
+def _graders_part(training: _Training) -> Iterator[_Finding]:
+    for grader, shares in training.disagreement.items():
         if (apart := _ends(shares)) and apart[1] > apart[0] + DISAGREEMENT:
-            yield Alarm(
-                "graders_part",
+            yield _Finding(
                 "warning",
                 f"{grader} disagrees with {apart[1]:.0%} of the training rewards, {apart[0]:.0%} at the start: the policy may be "
                 "learning responses that only the training grader accepts",
                 "rlvr analyze graders RUN --phase train --set by_step=true",
             )
-    lagging = any(curves.get("sampling/lag", {}).values())  # then an older policy sampled: a gap is expected
-    if not lagging and (gap := ends("mismatch/logprob_mean_abs")) and gap[1] > max(3 * gap[0], 0.01):
-        yield Alarm(
-            "mismatch_grows",
+
+
+def _mismatch_grows(training: _Training) -> Iterator[_Finding]:
+    lagging = any(training.curves.get("sampling/lag", {}).values())  # then an older policy sampled: a gap is expected
+    if not lagging and (gap := training.ends("mismatch/logprob_mean_abs")) and gap[1] > max(3 * gap[0], 0.01):
+        yield _Finding(
             "warning",
             f"log-probabilities of sampler and trainer differ by {gap[1]:.2g} nats per token, {gap[0]:.2g} at the start",
             "rlvr analyze mismatch RUN",
         )
-    norms = {step: norm for step, norm in curves.get("optimizer/grad_norm", {}).items() if norm == norm}
+
+
+def _gradient_spikes(training: _Training) -> Iterator[_Finding]:
+    norms = {step: norm for step, norm in training.curves.get("optimizer/grad_norm", {}).items() if norm == norm}
     usual = statistics.median(norms.values()) if len(norms) >= MIN_STEPS else 0.0
     spikes = [step for step, norm in norms.items() if usual and norm > SPIKE * usual]
     if spikes:
-        yield Alarm(
-            "gradient_spikes",
+        yield _Finding(
             "warning",
             f"the gradient norm exceeded {SPIKE:g} times its median ({usual:.2g}) at {_steps(spikes)}",
             "rlvr analyze metrics RUN --set names=optimizer/grad_norm",
         )
-    skipped = [step for step, value in curves.get("update/skipped", {}).items() if value]
+
+
+def _skipped_updates(training: _Training) -> Iterator[_Finding]:
+    skipped = [step for step, value in training.curves.get("update/skipped", {}).items() if value]
     if skipped:
-        yield Alarm(
-            "skipped_updates",
+        yield _Finding(
             "error",
             f"no update was made at {_steps(skipped)}: nothing to train on, or a loss or gradient that was not finite",
             "rlvr analyze metrics RUN --set names=update/%",
         )
-    failed, samples = (sum(curves.get(f"reward/{n}", {}).values()) for n in ("grade_errors", "samples"))
+
+
+def _grade_errors(training: _Training) -> Iterator[_Finding]:
+    failed, samples = (sum(training.curves.get(f"reward/{n}", {}).values()) for n in ("grade_errors", "samples"))
     if failed:
-        yield Alarm(
-            "grade_errors",
+        yield _Finding(
             "error" if failed > 0.01 * samples else "warning",
             f"{failed:.0f} of {samples:.0f} training responses could not be graded and counted as wrong",
             "rlvr analyze grade_errors RUN --phase train",
         )
+
+
+# In the order in which they are shown.
+_ALARMS: tuple[tuple[str, Callable[[_Training], Iterator[_Finding]]], ...] = (
+    ("entropy_collapse", _entropy_collapse),
+    ("truncation_creep", _truncation_creep),
+    ("wrong_answers_grow", _wrong_answers_grow),
+    ("no_signal", _no_signal),
+    ("format_without_answers", _format_without_answers),
+    ("graders_part", _graders_part),
+    ("mismatch_grows", _mismatch_grows),
+    ("gradient_spikes", _gradient_spikes),
+    ("skipped_updates", _skipped_updates),
+    ("grade_errors", _grade_errors),
+)
 
 
 _DISAGREEMENT = """

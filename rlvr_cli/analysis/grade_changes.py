@@ -149,10 +149,15 @@ def cohen_kappa(both: int, only_first: int, only_second: int, neither: int) -> f
 def _objective(run: RunInfo) -> dict[str, Any]:
     config = run.metadata.get("config")
     config = config if run.metadata["command"] == "grpo" and isinstance(config, dict) else {}
+    loss = None
+    if config:
+        from rlvr_cli.training.losses.policy_gradient import LOSSES  # here: imports torch
+
+        loss = LOSSES.get(config.get("loss_type", ""))
     max_tokens = config.get("sampling_max_tokens") or 0
     buffer = overlong_buffer(config.get("overlong_buffer"), max_tokens=max_tokens)
     return {
-        "baseline": config.get("loss_type") != "no_baseline",
+        "baseline": loss is None or not loss.raw_rewards,
         "max_tokens": max_tokens,
         "buffer": buffer if config.get("overlong") == "soft_punish" else 0,
     }

@@ -29,7 +29,7 @@ from rlvr_cli.training.objectives import policy_gradient
 from rlvr_cli.training.plan import grpo_notes, grpo_plan, print_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import compute_log_probs, rollout_tensors, select_rows
+from rlvr_cli.training.update import compute_log_probs, rollout_tensors, select_rows, zero_advantage_rows
 from rlvr_cli.types import Rollout
 
 
@@ -57,12 +57,22 @@ def run(config: GrpoConfig) -> None:
 
 
 def resolve_loss(config: GrpoConfig) -> Loss:
-    """Return the loss of --loss-type. Raises RlvrError for a user's own loss that does not work (`load_loss`)."""
+    """Return the loss of --loss-type.
+
+    Raises:
+        RlvrError: a user's own loss does not work (`load_loss`), or the loss does not go with other options.
+    """
     loss = LOSSES.get(config.loss_type) or load_loss(config.loss_type, with_reference=config.kl_coef > 0)
     if loss.per_row and config.importance_truncation is not None:
         raise RlvrError(
             f"{config.loss_type} gives one loss per response; --importance-correction needs one per token.",
             "Use --importance-correction none, or a loss that gives one number per token.",
+        )
+    if config.group_size == 1 and not loss.raw_rewards:
+        without_baseline = " or ".join(name for name, known in LOSSES.items() if known.raw_rewards)
+        raise RlvrError(
+            "With --group-size 1 every advantage is 0, so nothing is learned.",
+            f"Use --group-size 8, or --loss-type {without_baseline}.",
         )
     return loss
 
@@ -85,7 +95,9 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
     with console.progress("steps", config.n_grpo_steps - steps, running_mean=False) as bar:
         while steps < config.n_grpo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
-            rollouts, asked_after, signals = rollout_batch(config, trainer, inputs, step=sampled_at, asked=asked)
+            rollouts, asked_after, signals = rollout_batch(
+                config, trainer, inputs, loss=loss, step=sampled_at, asked=asked
+            )
             # If no group has a signal, there is one empty update, which is skipped and counted.
             minibatches = minibatch_rows(config, len(rollouts), step=steps) or [[]]
             trainer.evaluate_if_due()
@@ -123,7 +135,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
 
 
 def rollout_batch(
-    config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int
+    config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss, step: int, asked: int
 ) -> tuple[list[Rollout], int, dict[str, float]]:
     """Sample groups, grade them, and store them with their advantages; or read those that an interrupted run stored.
 
@@ -149,7 +161,7 @@ def rollout_batch(
         if not fresh:
             break
         rollouts, took = sample_questions(
-            trainer, inputs, fresh, step=step, num_samples=size, advantages=partial(advantages, config)
+            trainer, inputs, fresh, step=step, num_samples=size, advantages=partial(advantages, config, loss=loss)
         )
         new = [rollouts[first : first + size] for first in range(0, len(rollouts), size)]
         signal = has_signal(rewards_of(rollouts), group_size=size).tolist()
@@ -199,14 +211,14 @@ def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: 
     )
 
 
-def advantages(config: GrpoConfig, rollouts: Sequence[Rollout]) -> list[float]:
-    """The advantage of each response, or its reward for no_baseline; including the penalty for overlong responses."""
+def advantages(config: GrpoConfig, rollouts: Sequence[Rollout], *, loss: Loss) -> list[float]:
+    """The advantage of each response, or its reward for a loss with `raw_rewards`; including the penalty for overlong responses."""
     rewards = rewards_of(rollouts)
     if config.overlong == "soft_punish":
         lengths, limit = [r.num_response_tokens for r in rollouts], config.sampling_max_tokens
         buffer = overlong_buffer(config.overlong_buffer, max_tokens=limit)
         rewards += soft_overlong_penalty(lengths, max_tokens=limit, buffer=buffer)
-    if config.loss_type == "no_baseline":
+    if loss.raw_rewards:
         return rewards.tolist()
     return group_advantages(
         rewards,
@@ -258,7 +270,7 @@ def training_batch(
         batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
     batch["group"] = torch.arange(len(rollouts))[:, None] // config.group_size
     if not config.kl_coef:
-        batch["zero_advantage"] = batch["advantages"] == 0
+        batch["zero_advantage"] = zero_advantage_rows(batch)
     log_probs_of = partial(
         compute_log_probs,
         micro_batch_size=config.micro_train_batch_size,

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from rlvr_cli.config.options import Format, Provenance, at_least, check_values, knob
-from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Phase
 
 
@@ -56,11 +55,9 @@ class AnalyzeConfig(Provenance):
         group="Output",
         common=True,
     )
-    timeout_seconds: float = knob(30.0, "Seconds after which a query is interrupted.", group="Query")
+    timeout_seconds: float = knob(30.0, "Seconds after which a query is interrupted.", group="Query", above=0)
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Query")
 
     def __post_init__(self) -> None:
         check_values(self)
         at_least(self, 0, "limit", "step")
-        if not self.timeout_seconds > 0:
-            raise RlvrError(f"--timeout-seconds is {self.timeout_seconds}.", "It must be above 0.")

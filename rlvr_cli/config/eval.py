@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import above_zero, at_least, check_values, knob
+from rlvr_cli.config.options import at_least, check_values, knob
 from rlvr_cli.config.shared import (
     EngineOptions,
     ModelOptions,
@@ -58,7 +58,6 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
         check_engine(self)
         at_least(self, 0, "seed")
         at_least(self, 1, "num_samples", "grader_workers", "limit")
-        above_zero(self, "grader_timeout")
         if self.engine == "openai" and not self.base_url:
             raise RlvrError("--engine openai needs an endpoint.", "Name it: --base-url http://localhost:8000/v1")
         if self.base_url and self.engine not in ("auto", "openai"):

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import Format, Provenance, above_zero, at_least, check_values, knob
-from rlvr_cli.config.shared import GRADER
+from rlvr_cli.config.options import FileFunction, Format, Provenance, at_least, check_values, knob
+from rlvr_cli.config.shared import FORMAT_RULE, GraderChoice
 from rlvr_cli.types import FormatRule
 
 PhaseChoice = Literal["all", "eval", "train"]
@@ -22,21 +22,17 @@ class GradeConfig(Provenance):
     run: str = knob("", "Run directory or name. Default: the latest run.", group="Data", argument=True, completes="run")
     phase: PhaseChoice = knob("all", "Phase of the rollouts.", group="Data", common=True)
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data")
-    grader: str = knob("", GRADER, group="Grading", common=True, completes="grader")
-    format_rule: FormatRule = knob(
-        "literal",
-        "Format rule of r1_zero and countdown: literal requires exactly '</think> <answer>', lenient allows any white space between.",
-        group="Grading",
-        common=True,
-    )
+    grader: GraderChoice | FileFunction = knob("", "Grader, or a function of your own.", group="Grading", common=True)
+    format_rule: FormatRule = knob("literal", FORMAT_RULE, group="Grading", common=True)
     again: bool = knob(
         False, "Also regrade rollouts that this grader has graded already; the new grades replace the old ones.", group="Grading", common=True
     )  # fmt: skip
-    grader_timeout: float = knob(5.0, "Time limit per grade in seconds; the worker is then killed.", group="Grading")
+    grader_timeout: float = knob(
+        5.0, "Time limit per grade in seconds; the worker is then killed.", group="Grading", above=0
+    )
     grader_workers: int = knob(2, "Number of grading processes.", group="Grading")
     format: Format = knob("table", "How result tables are printed.", group="Output", common=True)
 
     def __post_init__(self) -> None:
         check_values(self)
         at_least(self, 1, "grader_workers")
-        above_zero(self, "grader_timeout")

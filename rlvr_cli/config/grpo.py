@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import FileFunction, above_zero, at_least, divides, knob
+from rlvr_cli.config.options import FileFunction, at_least, divides, knob
 from rlvr_cli.config.shared import (
     EvaluationSamplingOptions,
     LengthNormalization,
@@ -51,8 +51,7 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
     )
     loss_type: LossType | FileFunction = knob(
         "reinforce_with_baseline",
-        "no_baseline (-r log p), reinforce_with_baseline (-A log p), grpo_clip (PPO's clipped ratio), grpo_no_clip (-ratio A), or your own loss: "
-        "FILE.py:FUNCTION.",
+        "Policy-gradient loss, or a function of your own; --dry-run shows the formula.",
         group="Algorithm",
         common=True,
     )
@@ -61,10 +60,13 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
     )
     advantage_eps: float = knob(1e-6, "Added to the standard deviation that divides the advantages.", group="Algorithm")
     cliprange: float = knob(
-        0.2, "grpo_clip: clip the probability ratio to 1 +- this value.", group="Algorithm", common=True
+        0.2, "grpo_clip: clip the probability ratio to 1 +- this value.", group="Algorithm", common=True, above=0
     )
     cliprange_high: float | None = knob(
-        None, "grpo_clip: separate upper clip range (DAPO's clip-higher). Default: --cliprange.", group="Algorithm"
+        None,
+        "grpo_clip: separate upper clip range (DAPO's clip-higher). Default: --cliprange.",
+        group="Algorithm",
+        above=0,
     )
     length_normalization: LengthNormalization = knob(
         "masked_mean",
@@ -74,7 +76,7 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
         common=True,
     )
     normalize_constant: float | None = knob(
-        None, "Divisor for masked_normalize. Default: --sampling-max-tokens.", group="Algorithm"
+        None, "Divisor for masked_normalize. Default: --sampling-max-tokens.", group="Algorithm", above=0
     )
     kl_coef: float = knob(
         0.0, "Weight of the KL penalty (k3) to the initial model; 0 loads no reference model.", group="Algorithm"
@@ -87,7 +89,7 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
         "Weight tokens by trainer / sampler probability: none, or truncated at --importance-cap. auto: truncated with --async-steps 1, else none.",
         group="Algorithm",
     )
-    importance_cap: float = knob(2.0, "Upper bound of the importance weights.", group="Algorithm")
+    importance_cap: float = knob(2.0, "Upper bound of the importance weights.", group="Algorithm", above=0)
     dynamic_sampling: bool = knob(
         False,
         "Sample further questions until every group in the batch has differing rewards (DAPO); counts the extra rollouts.",
@@ -149,7 +151,6 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
             *("gradient_accumulation_steps", "max_sampling_rounds", "overlong_buffer"),
         )
         at_least(self, 0, "kl_coef", "advantage_eps")
-        above_zero(self, "cliprange", "cliprange_high", "normalize_constant", "importance_cap")
         if self.async_steps not in (0, 1):
             raise RlvrError(
                 f"--async-steps is {self.async_steps}.",
@@ -167,11 +168,6 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
             raise RlvrError(
                 "--sampling-temperature 0 makes all responses of a group identical, so every advantage is 0.",
                 "Use 1.",
-            )
-        if self.group_size == 1 and self.loss_type != "no_baseline":
-            raise RlvrError(
-                "With --group-size 1 every advantage is 0, so nothing is learned.",
-                "Use --group-size 8, or --loss-type no_baseline.",
             )
         if (self.overlong_buffer or 1) > self.sampling_max_tokens:
             raise RlvrError(

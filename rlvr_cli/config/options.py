@@ -23,6 +23,7 @@ def knob(
     *,
     group: str,
     common: bool = False,
+    above: float | None = None,
     completes: str = "",
     argument: bool = False,
     free_on_resume: bool = False,
@@ -32,6 +33,7 @@ def knob(
     Args:
         group: the option's heading in the help.
         common: whether ``--help`` shows it; ``--help-all`` shows every option.
+        above: the value must be greater; None where there is no such limit.
         completes: the kind of value that shell completion suggests, see `rlvr_cli.completion`; empty: the choices.
         argument: whether it is a positional argument.
         free_on_resume: whether a resumed run may change it.
@@ -40,6 +42,7 @@ def knob(
         "help": help,
         "group": group,
         "common": common,
+        "above": above,
         "completes": completes,
         "argument": argument,
         "free_on_resume": free_on_resume,
@@ -138,10 +141,13 @@ def check_value(option: Field[Any], value: Any) -> None:
 
 
 def check_values(config: Provenance) -> None:
-    """Apply `check_value` to every option."""
+    """Apply `check_value` to every option, and check the limits that `knob` gives as `above`."""
     for option in options(type(config)):
+        value, above = getattr(config, option.name), option.metadata["above"]
         if not value_type(option).repeatable:
-            check_value(option, getattr(config, option.name))
+            check_value(option, value)
+        if above is not None and value is not None and not value > above:
+            raise RlvrError(f"{flag(option.name)} is {value}.", f"It must be above {above:g}.")
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
@@ -156,13 +162,6 @@ def at_least(config: Provenance, minimum: int, *names: str) -> None:
         value = getattr(config, name)
         if value is not None and not value >= minimum:
             raise RlvrError(f"{flag(name)} is {value}.", f"It must be at least {minimum}.")
-
-
-def above_zero(config: Provenance, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not value > 0:
-            raise RlvrError(f"{flag(name)} is {value}.", "It must be above 0.")
 
 
 def divides(config: Provenance, divisor: str, dividend: str) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import above_zero, at_least, knob
+from rlvr_cli.config.options import at_least, knob
 from rlvr_cli.config.shared import LengthNormalization, TrainingConfig, check_training
 from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
@@ -42,7 +42,7 @@ class SftConfig(TrainingConfig):
         common=True,
     )
     normalize_constant: float = knob(
-        1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimization"
+        1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimization", above=0
     )
     append_eos: bool = knob(
         True, "Append the end-of-sequence token to each response and train on it.", group="Optimization"
@@ -54,7 +54,6 @@ class SftConfig(TrainingConfig):
         check_training(self)
         at_least(self, 1, "train_batch_size", "micro_batch_size", "sft_epochs")
         at_least(self, 0, "n_sft_steps")
-        above_zero(self, "normalize_constant")
         if self.num_examples != "all" and not (
             self.num_examples.isascii() and self.num_examples.isdigit() and int(self.num_examples)
         ):

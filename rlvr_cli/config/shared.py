@@ -3,9 +3,9 @@
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
-from rlvr_cli.config.options import Format, Provenance, above_zero, at_least, check_values, flag, knob
+from rlvr_cli.config.options import FileFunction, Format, Provenance, at_least, check_values, flag, knob
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import FormatRule, SamplingParams
 
@@ -17,7 +17,8 @@ Schedule = Literal["constant", "cosine"]
 LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
 
 GraderName = Literal["r1_zero", "question_only", "math_verify", "gsm8k", "countdown"]  # modules of graders/
-GRADER = f"Grader: {', '.join(get_args(GraderName))}, or FILE.py:FUNCTION."
+GraderChoice = Literal["", GraderName]  # "" where it is not given
+FORMAT_RULE = "Format rule of the graders with tags: literal requires exactly '</think> <answer>', lenient allows any white space between."
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -66,19 +67,13 @@ class PromptOptions:
         common=True,
         completes="prompt",
     )
-    grader: str = knob(
-        "",
-        f"{GRADER} Empty: chosen by dataset and prompt.",
-        group="Grading",
-        common=True,
-        completes="grader",
+    grader: GraderChoice | FileFunction = knob(
+        "", "Grader, or a function of your own. Default: chosen by dataset and prompt.", group="Grading", common=True
     )
-    format_rule: FormatRule = knob(
-        "literal",
-        "Format rule of r1_zero and countdown: literal requires exactly '</think> <answer>', lenient allows any white space between.",
-        group="Grading",
+    format_rule: FormatRule = knob("literal", FORMAT_RULE, group="Grading")
+    grader_timeout: float = knob(
+        5.0, "Time limit per grade in seconds; the worker is then killed.", group="Grading", above=0
     )
-    grader_timeout: float = knob(5.0, "Time limit per grade in seconds; the worker is then killed.", group="Grading")
     grader_workers: int = knob(2, "Number of grading processes.", group="Grading", free_on_resume=True)
 
 
@@ -151,7 +146,7 @@ class QuestionOptions:
 
 @dataclass(frozen=True)
 class OptimizationOptions:
-    learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimization", common=True)
+    learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimization", common=True, above=0)
     warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimization")
     lr_schedule: Schedule = knob(
         "constant", "After warm-up: constant, or cosine decay to a tenth of the peak.", group="Optimization"
@@ -159,7 +154,7 @@ class OptimizationOptions:
     adam_beta1: float = knob(0.9, "AdamW's first beta.", group="Optimization")
     adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimization")
     weight_decay: float = knob(0.0, "AdamW's weight decay.", group="Optimization")
-    max_grad_norm: float = knob(1.0, "Clip gradients to this norm.", group="Optimization")
+    max_grad_norm: float = knob(1.0, "Clip gradients to this norm.", group="Optimization", above=0)
     max_skipped_updates: int = knob(
         3, "Stop the run after this many consecutive updates with non-finite gradients.", group="Optimization"
     )
@@ -303,7 +298,6 @@ def check_training(config: TrainingConfig) -> None:
     check_engine(config)
     at_least(config, 1, "eval_examples", "final_eval_examples", "max_skipped_updates", "grader_workers")
     at_least(config, 0, "eval_every", "warmup_steps", "weight_decay", "checkpoint_every", "seed")
-    above_zero(config, "learning_rate", "max_grad_norm", "grader_timeout")
     for name in ("adam_beta1", "adam_beta2"):
         if not 0 <= getattr(config, name) < 1:
             raise RlvrError(f"{flag(name)} is {getattr(config, name)}.", "It must be at least 0 and below 1.")

@@ -117,7 +117,7 @@ def _from_run(path: Path) -> Traces:
         digest.update(f"{key}\0{r['prompt']}\0{r['response']}\0{r['ground_truth']}\0".encode())
         if r["finish_reason"] == "length":
             continue  # a response cut at its length limit would teach the model to stop in the middle
-        examples.append(Example(key, r["prompt"], r["ground_truth"], prompt=r["prompt"], response=r["response"]))
+        examples.append(Example(key, "", r["ground_truth"], prompt=r["prompt"], response=r["response"]))
         if r["prompt_ids"] and r["response_ids"]:
             token_ids[key] = SampledIds(r["prompt_ids"], r["response_ids"], r["response_mask"])
     cut = len(rows) - len(examples)
@@ -139,7 +139,7 @@ def keep_correct(examples: Sequence[Example], grader: GraderPool) -> list[Exampl
             "Add a ground_truth field, or leave --correct-only out.",
         )
     pairs = [(e.response or "", e.ground_truth) for e in examples]
-    grades = grader.grade(pairs, example_of=lambda i: asdict(examples[i]))
+    grades = grader.grade(pairs, example_of=lambda i: asdict(examples[i]) | {"question": examples[i].question or None})
     correct = [e for e, g in zip(examples, grades, strict=True) if g.reward is not None and g.reward > 0.5]
     if not correct:
         raise RlvrError(f"None of the {len(examples)} traces is correct: --correct-only leaves nothing to train on.")

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from rlvr_cli import user_code
 from rlvr_cli.config.shared import GraderName
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders import custom
 from rlvr_cli.graders.answers.extraction import unboxed
 from rlvr_cli.graders.question_only import question_only_reward_fn
 from rlvr_cli.graders.r1_zero import FAILURE_KINDS, r1_zero_reward_fn
@@ -43,8 +44,6 @@ def check_grader(spec: str) -> None:
         raise RlvrError(
             f"There is no grader {spec}.", f"Choose one of {', '.join(GRADERS)}, or path/to/file.py:function."
         )
-    from rlvr_cli.graders import custom
-
     custom.check(spec)
 
 
@@ -53,18 +52,18 @@ def resolve_grader(spec: str, *, format_rule: FormatRule = "literal") -> Callabl
 
     Args:
         spec: one of `GRADERS`, or `path/to/file.py:function`.
-        format_rule: `lenient` accepts any white space between `</think>` and `<answer>` (r1_zero and countdown).
+        format_rule: for graders that have one (`has_format_rule`).
 
     Raises:
         RlvrError: there is no such grader.
     """
     check_grader(spec)
     if spec not in GRADERS:
-        from rlvr_cli.graders import custom
-
         return custom.load(spec)
     grade = _module(spec).grade
-    return partial(grade, format_rule=format_rule) if has_format_rule(spec) else grade
+    if has_format_rule(spec):
+        grade = partial(grade, format_rule=format_rule)
+    return custom.with_example(grade) if custom.wants_example(grade) else grade
 
 
 def has_format_rule(spec: str) -> bool:

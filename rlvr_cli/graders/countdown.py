@@ -54,10 +54,10 @@ def grade(response: str, ground_truth: str, *, format_rule: FormatRule = "litera
     if not answer:
         return Grade(1.0, 0.0, 0.0, "", "unparsed_answer" if written.strip() else "empty")
     if solves(answer, numbers, target):
-        return Grade(1.0, 1.0, 1.0, answer[:1_000])
+        return Grade(1.0, 1.0, 1.0, answer)
     kind = "wrong_answer" if _evaluated(answer) is not None else "unparsed_answer"
     kind = "multiple_answers" if response.count(OPEN_TAG) > 1 else kind
-    return Grade(1.0, 0.0, 0.0, answer[:1_000], kind)
+    return Grade(1.0, 0.0, 0.0, answer, kind)
 
 
 def puzzle_of(ground_truth: str) -> tuple[list[int], int]:

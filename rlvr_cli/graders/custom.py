@@ -38,18 +38,27 @@ def load(spec: str) -> Callable[[str, str], Grade]:
     """
     function = user_code.load(spec, GRADER)
 
-    def grade(response: str, ground_truth: str) -> Grade:
-        return grade_from_dict(function(response, ground_truth))
+    def grade(response: str, ground_truth: str, **given: Any) -> Grade:
+        return grade_from_dict(function(response, ground_truth, **given))
 
-    def grade_with_example(response: str, ground_truth: str, example: Mapping[str, Any] | None = None) -> Grade:
-        return grade_from_dict(function(response, ground_truth, example=example or example_of_truth(ground_truth)))
-
-    return grade_with_example if wants_example(function) else grade
+    return with_example(grade) if wants_example(function) else grade
 
 
 def wants_example(function: Callable[..., Any]) -> bool:
     """Whether a grading function asks for the example."""
     return user_code.has_optional_parameter(function, GRADER)
+
+
+def with_example(grade: Callable[..., Grade]) -> Callable[..., Grade]:
+    """Return a grader that takes the example as its third argument, also by position as the workers send it.
+
+    Called without one, it passes on an example of which only the ground truth is known.
+    """
+
+    def grade_with_example(response: str, ground_truth: str, example: Mapping[str, Any] | None = None) -> Grade:
+        return grade(response, ground_truth, example=example or example_of_truth(ground_truth))
+
+    return grade_with_example
 
 
 def example_of_truth(ground_truth: str) -> dict[str, Any]:
@@ -62,7 +71,7 @@ def grade_from_dict(returned: Any) -> Grade:
 
     A missing `reward` defaults to `answer_reward`, a missing `answer_reward` to `reward`, and a missing `format_reward`
     to 1: a grader without a format rule never fails the format. The strings `failure_kind` (only of a reward of at most
-    0.5) and `extracted_answer` (its first 1,000 characters) are kept.
+    0.5) and `extracted_answer` are kept.
 
     Raises:
         BadGrade: it is not a dictionary, lacks both rewards, or has a reward that is not a finite number.
@@ -89,4 +98,4 @@ def grade_from_dict(returned: Any) -> Grade:
         kind = None
     elif not isinstance(kind, str):
         kind = "wrong_answer" if format_reward > 0.5 else "malformed_tags"
-    return Grade(format_reward, answer_reward, reward, extracted[:1_000] if isinstance(extracted, str) else None, kind)
+    return Grade(format_reward, answer_reward, reward, extracted if isinstance(extracted, str) else None, kind)

@@ -10,8 +10,6 @@ from rlvr_cli.graders.answers.extraction import candidates, last_boxed, unboxed
 from rlvr_cli.graders.r1_zero import formatted_failure_kind, is_right, rewards, truths_of
 from rlvr_cli.types import Grade
 
-_KEPT = 1_000
-
 
 def question_only_reward_fn(
     response: str, ground_truth: str | float | list[Any], fast: bool = True
@@ -27,8 +25,8 @@ def grade(response: str, ground_truth: str | float | list[Any], *, fast: bool = 
     if answer is None:
         return Grade(0.0, 0.0, 0.0, None, _unformatted_failure_kind(response, truths))
     if is_right(answer, truths, fast=fast):
-        return Grade(1.0, 1.0, 1.0, answer.strip()[:_KEPT])
-    return Grade(1.0, 0.0, 0.0, answer.strip()[:_KEPT], formatted_failure_kind(answer))
+        return Grade(1.0, 1.0, 1.0, answer.strip())
+    return Grade(1.0, 0.0, 0.0, answer.strip(), formatted_failure_kind(answer))
 
 
 def _unformatted_failure_kind(response: str, truths: list[str]) -> str:

@@ -24,7 +24,6 @@ FAILURE_KINDS = (
     "unparsed_answer",  # formatted, but the answer could not be read; of gsm8k and math_verify: no answer found
     "wrong_answer",  # formatted, read, and not equal to the ground truth
 )
-_KEPT = 1_000  # characters of an answer that a grade keeps
 _LENIENT = re.compile(r"</think>\s*<answer>")
 
 
@@ -71,9 +70,9 @@ def grade(
     written = tagged_answer(response) or ""
     answer = unboxed(written)
     if answer is not None and is_right(answer, truths, fast=fast):
-        return Grade(1.0, 1.0, 1.0, answer.strip()[:_KEPT])
+        return Grade(1.0, 1.0, 1.0, answer.strip())
     kind = "multiple_answers" if response.count(OPEN_TAG) > 1 else formatted_failure_kind(answer)
-    return Grade(1.0, 0.0, 0.0, (written if answer is None else answer).strip()[:_KEPT], kind)
+    return Grade(1.0, 0.0, 0.0, (written if answer is None else answer).strip(), kind)
 
 
 def truths_of(ground_truth: str | float | list[Any]) -> list[str]:

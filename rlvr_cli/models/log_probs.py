@@ -77,16 +77,19 @@ def get_response_log_probs(
         prefixes: the result of `wanted_prefixes` for this batch, if it is known already.
 
     Returns:
-        `log_probs`, and `token_entropy` when asked for, each (batch, seq).
+        `log_probs`, `token_entropy` when asked for, and `values` if the policy has a value head; each (batch, seq).
     """
     assert temperature > 0, f"temperature {temperature}: a greedy policy has no log-probabilities"
     mask = torch.ones_like(labels, dtype=torch.bool) if response_mask is None else response_mask.bool()
     targets = labels[mask]  # (positions,)
     policy = as_policy(model)
-    if (head := policy.head()) is not None:
+    head, value_head, hidden = policy.head(), policy.value_head(), None
+    if head is not None or value_head is not None:
         prefixes = prefixes or wanted_prefixes(policy, input_ids, mask)
+        hidden = policy.hidden_states(input_ids, mask, prefixes)
+    if head is not None and hidden is not None:
         log_probs, entropy = _linear_log_probs(
-            policy.hidden_states(input_ids, mask, prefixes),
+            hidden,
             head.weight,
             head.bias,
             targets,
@@ -102,6 +105,9 @@ def get_response_log_probs(
     result = {"log_probs": _unmask(log_probs, mask)}
     if entropy is not None:
         result["token_entropy"] = _unmask(entropy, mask)
+    if value_head is not None and hidden is not None:
+        values = value_head(hidden)  # (positions,)
+        result["values"] = _unmask(values.to(_accumulation_dtype(values.dtype)), mask)
     return result
 
 

@@ -10,7 +10,7 @@ An adapter, a second head or sharded weights belong here: they change what these
 import contextlib
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlvr_cli.models.device import autocast_context, autocast_dtype
-from rlvr_cli.models.prefixes import Prefixes, gather, hidden_states, shares_prefixes
+from rlvr_cli.models.prefixes import Prefixes, attention_function, gather, hidden_states, shares_prefixes
 from rlvr_cli.models.pretrained import read_pretrained, write_pretrained
 
 
@@ -107,6 +107,14 @@ class Policy:
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
     @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends a response: the tokenizer's EOS and those of the model's generation config, ascending."""
+        configured: Any = getattr(self.model.generation_config, "eos_token_id", None)
+        own: Any = self.tokenizer.eos_token_id
+        ids = {own, *(configured if isinstance(configured, list | tuple) else [configured])}
+        return tuple(sorted(i for i in ids if i is not None))
+
+    @property
     def is_decoder(self) -> bool:
         """Whether the model is a decoder-only language model."""
         model = self.model
@@ -156,9 +164,25 @@ class Policy:
         layer: Any = self.model.get_output_embeddings()
         return Head(layer.weight, layer.bias)
 
+    def value_head(self) -> Callable[[Tensor], Tensor] | None:
+        """Return a function from hidden states, (positions, hidden), to their values, (positions,); None without one."""
+        return None
+
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return a context that computes in `autocast_dtype`, for training and scoring alike."""
         return autocast_context(self.model)
+
+    def attention_function(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the model uses the attention function registered under `name`."""
+        return attention_function(self.model, name)
+
+    def accepts_attention(self, name: str) -> bool:
+        """Return whether the model's attention function can be replaced by this one; some models have a fixed one."""
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation(name)
+        accepted = self.model.config._attn_implementation == name
+        self.model.set_attn_implementation(before or "eager")
+        return accepted
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -182,6 +206,17 @@ class Policy:
         """Return all tensors by name, tied ones under each of their names; they share memory with the policy."""
         return self.model.state_dict()
 
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy tensors with the names and shapes of `weights` into the policy, in place; tied ones stay tied."""
+        for name, tensor in self.weights().items():
+            tensor.copy_(weights[name])
+
+    def extra_weights(self) -> dict[str, Tensor]:
+        """Return those of `weights` that are not in a saved model, such as an adapter or a value head."""
+        saved = self.weights_for_engine()
+        return {n: tensor for n, tensor in self.weights().items() if n not in saved or not saved[n].is_set_to(tensor)}
+
     def weights_for_engine(self) -> Mapping[str, Tensor]:
         """Return the weights for an inference engine: those of the plain architecture, by their transformers names.
 
@@ -199,12 +234,15 @@ class Policy:
         self.model.load_state_dict(weights)
 
     def plain_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Iterate over the modules of the plain architecture, whose weights `weights_for_engine` returns, by name."""
+        """Iterate over the modules of the plain architecture, whose weights `weights_for_engine` returns, by name.
+
+        Only for the engine's `decode_step`, which computes the layers of known architectures itself.
+        """
         return self.model.named_modules()
 
     @property
     def backbone(self) -> Any:
-        """The module behind `body`; engines read architecture constants from it: head sizes, rotary tables."""
+        """The module behind `body`, from which the engine's `decode_step` reads head sizes and rotary tables."""
         return self.model.base_model
 
     # Reference and saving

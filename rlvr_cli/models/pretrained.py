@@ -110,7 +110,7 @@ def write_pretrained(
     directory.parent.mkdir(parents=True, exist_ok=True)
     fresh.mkdir()
     try:
-        with _quiet(), _valid_generation_config(model):
+        with _quiet(), _valid_generation_config(model), _without_peft(model):
             model.save_pretrained(fresh, state_dict=dict(weights))  # save_pretrained empties this dict
             tokenizer.save_pretrained(fresh)
         for path in (*fresh.rglob("*"), fresh):
@@ -212,6 +212,18 @@ def _valid_generation_config(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         model.generation_config = original
+
+
+@contextmanager
+def _without_peft(model: PreTrainedModel) -> Iterator[None]:
+    """Hide an adapter from `save_pretrained`, which would write the adapter instead of the weights that it is given."""
+    flag = "_hf_peft_config_loaded"
+    before = getattr(model, flag, False)
+    setattr(model, flag, False)
+    try:
+        yield
+    finally:
+        setattr(model, flag, before)
 
 
 def _is_valid(config: GenerationConfig) -> bool:

@@ -5,7 +5,6 @@ checking its columns and page checksums. Importing pyarrow costs 0.2 s of CPU, s
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from rlvr_cli.runs.schemas import (
     rollout_schema,
 )
 from rlvr_cli.text import printable, storable
-from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout, Turn
+from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,20 +72,26 @@ def records_parquet(records: Sequence[Mapping[str, Any]]) -> memoryview:
 
 def to_rollouts(table: "pa.Table") -> list[Rollout]:
     """Convert a table with all columns of `rollout_schema` to rollouts."""
-    import pyarrow as pa
-
-    columns = [
-        map(_as_tuple, column.to_pylist()) if pa.types.is_list(column.type) else column.to_pylist()
-        for column in table.select(Rollout.__slots__).columns
-    ]
-    rollouts = [Rollout(*values) for values in zip(*columns, strict=True)]
-    if table["turns"].null_count == len(table):
-        return rollouts
-    return [replace(r, turns=r.turns and tuple(Turn(**t) for t in r.turns)) for r in rollouts]  # type: ignore[arg-type]  (dicts until here)
+    return to_records(table, Rollout)
 
 
-def _as_tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
-    return None if values is None else tuple(values)
+def to_records(table: "pa.Table", record: type) -> list[Any]:
+    """Convert a table with all columns of `arrow_schema(record)` to records."""
+    columns = []
+    for column in columns_of(record):
+        values = table[column.name].to_pylist()
+        columns.append([_field_value(column, value) for value in values] if column.children else values)
+    return [record(*values) for values in zip(*columns, strict=True)]
+
+
+def _field_value(column: Column, value: Any) -> Any:
+    """Convert a value of `to_pylist` to that of the record's field: lists to tuples, dicts to named tuples."""
+    if value is None or not column.children:
+        return value
+    if column.struct is not None:
+        return column.struct(*(_field_value(child, value[child.name]) for child in column.children))
+    (element,) = column.children
+    return tuple([_field_value(element, v) for v in value] if element.children else value)
 
 
 def keys_of(table: "pa.Table") -> set[tuple[Any, ...]]:

@@ -38,6 +38,7 @@ class Column:
     kind: str  # list, struct, timestamp (microseconds, no time zone), or the pyarrow name of a type without parameters
     nullable: bool
     children: "tuple[Column, ...]" = ()  # the element of a list, the fields of a struct
+    struct: type | None = None  # the NamedTuple of a struct
     since: int = 1  # the schema version that introduced it
     older_value: Any = None  # its value in files of an older version
 
@@ -52,15 +53,16 @@ def _column(name: str, annotation: Any, *, default: Any = None) -> Column:
     marks = list(getattr(annotation, "__metadata__", ()))
     since = next((mark.version for mark in marks if isinstance(mark, Since)), 1)
     narrow = next((mark for mark in marks if isinstance(mark, str)), None)
-    inner = get_args(annotation)[0] if marks else annotation
+    inner, struct = get_args(annotation)[0] if marks else annotation, None
     if nullable := get_origin(inner) in (Union, UnionType):
         (inner,) = (a for a in get_args(inner) if a is not NoneType)
         column = _column(name, inner)
-        kind, children = column.kind, column.children
+        kind, children, struct = column.kind, column.children, column.struct
     elif get_origin(inner) is tuple:
         element, _ = get_args(inner)  # tuple[X, ...]
         kind, children = "list", (_column("element", element),)
     elif isinstance(inner, type) and issubclass(inner, tuple):  # a NamedTuple
+        struct = inner
         kind, children = "struct", tuple(_column(n, kind) for n, kind in inner.__annotations__.items())
         assert all(child.since == 1 for child in children), (
             f"{name} is one column: its fields cannot have versions of their own"
@@ -68,12 +70,12 @@ def _column(name: str, annotation: Any, *, default: Any = None) -> Column:
     else:
         kind, children = narrow or ("string" if get_origin(inner) is Literal else _KINDS[inner]), ()
     if since == 1:
-        return Column(name, kind, nullable, children)
+        return Column(name, kind, nullable, children, struct)
     assert default is not MISSING, f"{name} needs a default, its value in files of an older version"
     assert (default is None) == nullable, (
         f"{name}: the default of a nullable column must be None, that of any other column must not"
     )
-    return Column(name, kind, nullable, children, since, default)
+    return Column(name, kind, nullable, children, struct, since, default)
 
 
 @functools.cache

@@ -92,14 +92,6 @@ def first_stop(text: str, stop: Sequence[str], *, start: int = 0) -> tuple[str, 
     return best
 
 
-def eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends a response: the tokenizer's EOS and those of the model's generation config, ascending."""
-    ids = {tokenizer.eos_token_id}
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    ids.update(configured if isinstance(configured, list | tuple) else [configured])
-    return tuple(sorted(i for i in ids if i is not None))
-
-
 class StopStrings:
     """Finds stop strings across token borders without decoding at every token.
 

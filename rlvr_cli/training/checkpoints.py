@@ -4,6 +4,7 @@ Enters: a policy, its optimizer, and the caller's own state: JSON (cursors, coun
 
     RUN/checkpoints/step-000050/
       model/                 the policy as `Policy.save` writes it; ``rlvr eval --model`` can load it
+      policy.safetensors     `Policy.extra_weights`; absent when there are none
       optimizer.safetensors  the optimizer's state, as PARAMETER/KEY (exp_avg, exp_avg_sq, step)
       tensors.safetensors    the caller's tensors; absent when there are none
       state.json             the step, the caller's JSON, bytes and sha256 of the files above, and its own sha256
@@ -49,7 +50,7 @@ SCHEMA_VERSION = 1
 KEEP = 2  # checkpoints kept
 
 _FOLDER, _STATE = "checkpoints", "state.json"
-_MODEL, _OPTIMIZER, _TENSORS = "model", "optimizer.safetensors", "tensors.safetensors"
+_MODEL, _EXTRA, _OPTIMIZER, _TENSORS = "model", "policy.safetensors", "optimizer.safetensors", "tensors.safetensors"
 _NAME = re.compile(r"step-([0-9]{6,12})")
 _PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)  # which `load_policy` reads without losing a bit
 
@@ -65,10 +66,11 @@ class Checkpoint(NamedTuple):
 
 def checkpoint_bytes(policy: Policy) -> int:
     """Estimate a checkpoint's size on disk: weights, two AdamW moments per trained weight, tokenizer."""
-    weights = sum(tensor.nbytes for tensor in distinct_tensors(policy.weights()).values())
+    weights = sum(tensor.nbytes for tensor in distinct_tensors(policy.weights_for_engine()).values())
+    extra = sum(tensor.nbytes for tensor in policy.extra_weights().values())
     moments = 2 * sum(parameter.nbytes for parameter in policy.trainable_parameters().values())
     return (
-        weights + moments + 128 * policy.vocabulary_size + 2**16
+        weights + extra + moments + 128 * policy.vocabulary_size + 2**16
     )  # tokenizer.json of Qwen, Llama and Gemma: 75 to 135 bytes per id
 
 
@@ -127,8 +129,9 @@ def save_checkpoint(
                 policy.save(temporary / _MODEL)
             fault_point("checkpoint.torn")
             _write_tensors(temporary / _OPTIMIZER, moments)
-            if extra:
-                _write_tensors(temporary / _TENSORS, {name: _cpu_copy(tensor) for name, tensor in extra.items()})
+            for name, some in ((_EXTRA, policy.extra_weights()), (_TENSORS, extra)):
+                if some:
+                    _write_tensors(temporary / name, {key: _cpu_copy(tensor) for key, tensor in some.items()})
             files = {name: _size_and_sha256(temporary, name) for name in _names_in(temporary)}
             record = {"schema_version": SCHEMA_VERSION, "step": step, "state": dict(state), "files": files}
             atomic_write(temporary / _STATE, _encoded(record))  # flushes the directory, too
@@ -178,10 +181,9 @@ def load_checkpoint(
         over = f"{shown(folder)} holds no intact checkpoint: training starts over from the stored rollouts."
         return None, [*problems, over] if problems else []
     path, record = found
-    weights = _fitting_weights(path, policy)
+    weights = _fitting_weights(path, policy, extra=_read_tensors(path / _EXTRA) if _EXTRA in record["files"] else {})
     moments = _fitting_moments(path, policy, optimizer)
-    for name, tensor in policy.weights().items():
-        tensor.copy_(weights[name])
+    policy.load_weights(weights)
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
     tensors = _read_tensors(path / _TENSORS) if _TENSORS in record["files"] else {}
     if not problems:  # otherwise keep the damaged ones until the next save
@@ -288,19 +290,19 @@ def _rust_errors_as_os_errors() -> Iterator[None]:
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
-def _fitting_weights(path: Path, policy: Policy) -> dict[str, Tensor]:
+def _fitting_weights(path: Path, policy: Policy, *, extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Read the checkpoint's weights, on the CPU, with the names and precisions of `policy`'s weights.
 
-    They are loaded as a model: for some architectures (mixtures of experts), names and shapes in the files differ from
-    those in the module. float32 holds every value of all `_PRECISIONS`.
+    All but the `extra` ones are loaded as a model: for some architectures (mixtures of experts), names and shapes in the
+    files differ from those in the module. float32 holds every value of all `_PRECISIONS`.
     """
-    stored = load_policy(path / _MODEL, dtype="float32", device="cpu").weights()
-    wanted = policy.weights()
-    for name in sorted(stored.keys() ^ wanted.keys()):
-        raise _misfit(path, name, "is not in it" if name in wanted else "is in it and not in the model")
+    model = load_policy(path / _MODEL, dtype="float32", device="cpu").weights()
+    for stored, wanted in ((extra, policy.extra_weights()), (model, policy.weights_for_engine())):
+        for name in sorted(stored.keys() ^ wanted.keys()):
+            raise _misfit(path, name, "is not in it" if name in wanted else "is in it and not in the model")
     fitting = {}
-    for name, tensor in stored.items():
-        target = wanted[name]
+    for name, target in policy.weights().items():
+        tensor = extra[name] if name in extra else model[name]
         if tensor.shape != target.shape:
             raise _misfit(path, name, f"is {tuple(tensor.shape)} in it and {tuple(target.shape)} in the model")
         fitting[name] = tensor.to(target.dtype)
@@ -375,7 +377,7 @@ def _verified(run: Path, path: Path, *, step: int) -> dict[str, Any]:
     kinds = {"schema_version": int, "step": int, "state": dict, "files": dict}
     if not whole or {name: type(value) for name, value in record.items()} != kinds:
         raise _damaged(path / _STATE, "it is not as it was written")
-    if (record["schema_version"], record["step"]) != (SCHEMA_VERSION, step):
+    if record["schema_version"] < 1 or record["step"] != step:
         raise _damaged(path / _STATE, "its schema_version or step is not the one that belongs here")
     recorded = {**record["files"], _STATE: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
     present = _names_in(path)

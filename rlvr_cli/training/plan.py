@@ -85,7 +85,7 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
         "updates": f"{updates} per batch ({config.epochs_per_rollout_batch} epochs, {config.train_batch_size} responses each), "
         f"{config.n_grpo_steps * updates} in all; {policy}",
         "micro-batches": f"{config.micro_train_batch_size} responses, {config.gradient_accumulation_steps} per update",
-        "advantage": advantage_formula(config),
+        "advantage": advantage_formula(config, loss),
         "objective": grpo_objective(config, loss),
         "overlong": {"none": "as graded", "mask": "no loss on responses cut at the limit"}.get(
             config.overlong, f"soft penalty over the last {buffer} tokens"
@@ -99,11 +99,11 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
 def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
     """Notes on options that look like a mistake, one sentence each."""
     notes = []
-    if config.on_policy and config.loss_type == "grpo_clip":
+    if config.on_policy and loss.uses_ratio:
         notes.append(
-            "on-policy, every ratio is 1 and nothing is clipped: grpo_clip has the same gradient as reinforce_with_baseline"
+            f"on-policy, every ratio is 1: {config.loss_type} has the same gradient as reinforce_with_baseline"
         )
-    if not config.on_policy and config.loss_type in ("no_baseline", "reinforce_with_baseline"):
+    if not config.on_policy and loss.uses_ratio is False:
         notes.append(f"{config.loss_type} does not correct for off-policy updates; grpo_clip does")
     if loss.per_row and config.sources.get("length_normalization", "default") != "default":
         notes.append(
@@ -121,9 +121,9 @@ def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
         notes.append(
             "bfloat16 weights have 8 significant bits: most steps at a learning rate of 1e-6 to 1e-5 are rounded away"
         )
-    if config.loss_type == "no_baseline" and config.dynamic_sampling:
+    if loss.raw_rewards and config.dynamic_sampling:
         notes.append(
-            "dynamic sampling keeps only groups with unequal rewards; no_baseline could also learn from all-correct groups"
+            f"dynamic sampling keeps only groups with unequal rewards; {config.loss_type} could also learn from all-correct groups"
         )
     return notes
 
@@ -138,10 +138,10 @@ def sft_objective(length_normalization: str, constant: float) -> str:
     return f"-(1/(B*{constant:g})) sum_i sum_t log p(o_i,t | q_i, o_i,<t), B examples an update"
 
 
-def advantage_formula(config: GrpoConfig) -> str:
+def advantage_formula(config: GrpoConfig, loss: Loss) -> str:
     """The advantage of response i of a group, as a formula."""
     reward = "r_i" if config.overlong != "soft_punish" else "r_i (with its length penalty)"
-    if config.loss_type == "no_baseline":
+    if loss.raw_rewards:
         return f"A_i = {reward}"
     if not config.use_std_normalization:
         return f"A_i = {reward} - mean(r)"

@@ -137,7 +137,7 @@ def train_update(
                 prefixes=prefixes,
             )
         log_probs, entropy = scores["log_probs"], scores["token_entropy"]
-        outputs = objective(loss_inputs(micro, log_probs=log_probs, entropy=entropy))
+        outputs = objective(loss_inputs(micro, log_probs=log_probs, entropy=entropy, values=scores.get("values")))
         loss = reduced_loss(outputs.loss, wanted, denominators=denominators[rows], num_rows=num_rows)
         per_row = outputs.loss.dim() == 1
         if learning:
@@ -239,6 +239,12 @@ def rollout_tensors(rollouts: Sequence[Rollout], *, pad_id: int) -> Batch:
     }
 
 
+def zero_advantage_rows(batch: Batch) -> Tensor:
+    """Return which rows have advantage 0 at all their response tokens, (batch, 1) bool, for `zero_advantage`."""
+    zero = (batch["advantages"] == 0).expand_as(batch["response_mask"])  # one for each response, or for each token
+    return (zero | ~batch["response_mask"].bool()).all(dim=1, keepdim=True)
+
+
 def select_rows(batch: Batch, rows: Sequence[int]) -> Batch:
     """Select rows of a batch, in the given order."""
     return {name: tensor[list(rows)] for name, tensor in batch.items()}
@@ -256,6 +262,8 @@ def _micro_batches(batch: Batch, size: int, *, together: bool) -> list[tuple[Ten
     micro-batch still runs backward: its gradient of 0 lets AdamW's moments decay as usual.
     """
     mask = batch["response_mask"].bool()
+    for name in ("zero_advantage", "unit"):
+        assert name not in batch or batch[name].shape == (len(mask), 1), f"{name}: {tuple(batch[name].shape)}"
     lengths, starts = row_lengths(mask).tolist(), mask.int().argmax(dim=1).tolist()
     ids = batch["input_ids"].cpu().numpy()
     zero_advantage = batch["zero_advantage"].flatten().tolist() if "zero_advantage" in batch else [False] * len(lengths)

@@ -98,3 +98,18 @@ def test_a_run_of_few_steps_has_no_trend():
 def test_a_query_is_typed_for_the_runs_own_place(tmp_path):
     (alarm,) = find_alarms(curves(policy__entropy=(0.4, 0.001)))
     assert alarm.command_for(tmp_path / "a run") == f"rlvr analyze entropy '{tmp_path / 'a run'}' --phase train"
+
+
+def test_alarms_come_in_the_order_of_the_table():
+    bad = curves(
+        policy__entropy=(0.4, 0.001), length__truncated_share=(0.0, 0.4), length__wrong=(100, 400), groups__signal_share=(0.9, 0.0),
+        reward__mean=(0.1, 0.2), reward__format=(0.2, 0.9), reward__answer=(0.1, 0.1), reward__grade_errors=(1, 1),
+        mismatch__logprob_mean_abs=(0.001, 0.05),
+    )  # fmt: skip
+    bad["optimizer/grad_norm"] |= {7: 9.0}
+    bad["update/skipped"] |= {3: 1.0}
+    apart = {step: 0.01 * step for step in range(21)}
+    assert names(find_alarms(bad, disagreement={"math_verify": apart, "gsm8k": apart})) == [
+        "entropy_collapse", "truncation_creep", "wrong_answers_grow", "no_signal", "format_without_answers", "graders_part",
+        "graders_part", "mismatch_grows", "gradient_spikes", "skipped_updates", "grade_errors",
+    ]  # fmt: skip

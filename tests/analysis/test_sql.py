@@ -246,6 +246,24 @@ def test_entropy_is_a_mean_over_tokens(ask):
     ]
 
 
+def test_entropy_counts_only_what_the_policy_sampled(ask):
+    mask = (True, *[False] * 98, True)
+    rows = [
+        row(
+            "x",
+            response_ids=(7,) * 100,
+            sampled_logprobs=tuple(-1.0 if own else 0.0 for own in mask),
+            response_mask=mask,
+            num_response_tokens=100,
+            mean_entropy=1.0,
+            mean_logprob=-1.0,
+        ),
+        row("y", mean_entropy=3.0, mean_logprob=-3.0, num_response_tokens=2),
+    ]
+    found = ask("entropy", rows)
+    assert columns(found, "entropy", "estimate") == [(2.0, 2.0)]  # two sampled tokens of each
+
+
 def test_entropy_by_position(ask):
     rows = [
         row("x", sampled_logprobs=(-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -8.0, -9.0)),

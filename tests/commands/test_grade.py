@@ -367,7 +367,7 @@ def test_a_killed_run_can_be_graded_and_stays_as_it_is(made, grader):
     ("flags", "problem"),
     [
         ({}, "No grader is given."),
-        ({"grader": "nobody"}, "There is no grader nobody"),
+        ({"grader": "nobody"}, "--grader is 'nobody'"),
         ({"grader": "no/such/file.py:grade"}, "There is no grader file"),
         ({"grader": "r1_zero", "run": "nowhere"}, "There is no run 'nowhere'"),
         ({"grader": "r1_zero", "phase": "train"}, "has no train rollouts"),

@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,13 +17,14 @@ from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.commands import ei, grpo
 from rlvr_cli.config import config_of
 from rlvr_cli.config.ei import EiConfig
-from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.grpo import GrpoConfig, LossType
 from rlvr_cli.config.sources import resolve
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.update import compute_log_probs
 
 SMALL = {
@@ -362,7 +364,6 @@ def test_a_round_without_a_correct_response_is_said_and_passed(tmp_path, capsys)
             {"train_batch_size": 4, "gradient_accumulation_steps": 1},
             "--train-batch-size 4 is smaller than --group-size 8",
         ),
-        ({"group_size": 1}, "--group-size 1 every advantage is 0"),
         ({"sampling_temperature": 0.0}, "makes all responses of a group identical"),
         ({"time_limit": "4 hours"}, "--time-limit"),
         ({"eval_top_p": 0.0}, "--eval-top-p"),
@@ -376,6 +377,16 @@ def test_what_makes_no_sense_is_refused_by_name(given, problem):
     with pytest.raises(RlvrError, match=problem) as refused:
         GrpoConfig(**given)
     assert refused.value.hint or "must" in refused.value.problem
+
+
+def test_a_group_of_one_needs_a_loss_without_a_baseline(tmp_path, capsys, own_losses):
+    flags = {"group_size": 1, "runs_dir": str(tmp_path / "runs"), "dry_run": True}
+    for loss_type in ("reinforce_with_baseline", f"{own_losses}:clip"):
+        with pytest.raises(RlvrError, match="--group-size 1 every advantage is 0") as refused:
+            grpo.run(GrpoConfig(**flags, loss_type=loss_type))
+        assert refused.value.hint == "Use --group-size 8, or --loss-type no_baseline."
+    grpo.run(GrpoConfig(**flags, loss_type="no_baseline"))
+    assert "advantage      A_i = r_i\n" in capsys.readouterr().err
 
 
 def test_too_few_questions_for_a_batch(tmp_path):
@@ -424,22 +435,25 @@ def test_a_flag_beats_a_file_beats_a_preset(tmp_path):
         resolve(config_of("sft"), flags={"preset": "dapo"}, command="sft")
 
 
-@pytest.mark.parametrize("loss_type", ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"])
+@pytest.mark.parametrize("loss_type", LOSSES)
 @pytest.mark.parametrize("normalization", ["masked_mean", "masked_normalize", "token_mean"])
 def test_a_dry_run_says_the_objective_and_does_nothing(tmp_path, capsys, loss_type, normalization):
-    grpo.run(
-        GrpoConfig(
-            loss_type=loss_type, length_normalization=normalization, cliprange_high=0.28, kl_coef=0.1, runs_dir=str(tmp_path), dry_run=True
-        )
+    config = GrpoConfig(
+        loss_type=loss_type, length_normalization=normalization, cliprange_high=0.28, kl_coef=0.1, runs_dir=str(tmp_path), dry_run=True
     )  # fmt: skip
+    grpo.run(config)
     said = capsys.readouterr().err
     objective = next(line for line in said.splitlines() if line.startswith("objective"))
-    assert {
+    by_hand = {
         "no_baseline": "A_i log p",
         "reinforce_with_baseline": "A_i log p",
         "grpo_clip": "1+0.28",
         "grpo_no_clip": "rho_i,t A_i",
-    }[loss_type] in objective
+    }
+    loss = LOSSES[loss_type]
+    formula = loss.formula(**{name: getattr(config, name) for name in loss.options})
+    assert formula.removeprefix("-") in objective
+    assert by_hand.get(loss_type, "") in objective
     assert {"masked_mean": "(1/|o_i|)", "masked_normalize": "(1/(256*1024))", "token_mean": "(1/T)"}[
         normalization
     ] in objective
@@ -447,6 +461,30 @@ def test_a_dry_run_says_the_objective_and_does_nothing(tmp_path, capsys, loss_ty
     assert "memory         about" in said
     assert "on-policy" in said
     assert not list(tmp_path.iterdir())
+
+
+def notes_of(capsys, tmp_path, **given):
+    """The notes of a dry run."""
+    grpo.run(GrpoConfig(**given, runs_dir=str(tmp_path / "runs"), dry_run=True))
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("note:")]
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_the_plan_notes_what_a_loss_does_about_ratios(tmp_path, capsys, loss_type):
+    loss = LOSSES[loss_type]
+    on_policy = notes_of(capsys, tmp_path, loss_type=loss_type)
+    off_policy = notes_of(capsys, tmp_path, loss_type=loss_type, epochs_per_rollout_batch=2)
+    pointless = f"note: on-policy, every ratio is 1: {loss_type} has the same gradient as reinforce_with_baseline"
+    uncorrected = f"note: {loss_type} does not correct for off-policy updates; grpo_clip does"
+    assert on_policy == [pointless] * bool(loss.uses_ratio)
+    assert off_policy == [uncorrected] * (not loss.uses_ratio)
+    dropped = notes_of(capsys, tmp_path, loss_type=loss_type, dynamic_sampling=True)
+    assert any(f"{loss_type} could also learn from all-correct groups" in note for note in dropped) == loss.raw_rewards
+
+
+def test_the_plan_claims_nothing_about_the_ratios_of_a_users_loss(tmp_path, capsys, own_losses):
+    for epochs in (1, 2):
+        assert notes_of(capsys, tmp_path, loss_type=f"{own_losses}:clip", epochs_per_rollout_batch=epochs) == []
 
 
 def test_a_run_out_of_time_keeps_what_it_has_learned(tmp_path):
@@ -673,4 +711,4 @@ def test_a_loss_per_row_says_what_has_no_effect_and_refuses_what_cannot_be(tmp_p
 def test_a_loss_type_that_is_neither_a_name_nor_a_file(tmp_path):
     with pytest.raises(RlvrError, match="--loss-type is 'ppo'") as raised:
         GrpoConfig(loss_type="ppo")
-    assert "grpo_no_clip, FILE.py:FUNCTION" in raised.value.hint
+    assert raised.value.hint == f"Choose one of {', '.join(get_args(LossType))}, FILE.py:FUNCTION."

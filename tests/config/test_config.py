@@ -10,10 +10,11 @@ from rlvr_cli.config import config_of
 from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.grade import GradeConfig
 from rlvr_cli.config.grpo import GrpoConfig, LossType
 from rlvr_cli.config.options import FileFunction, knob, options, read_value, value_type
 from rlvr_cli.config.sft import SftConfig
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared import GraderName, TrainingConfig
 from rlvr_cli.config.sources import resolve, resume
 from rlvr_cli.config.synonyms import SYNONYMS, suggested_options
 from rlvr_cli.errors import RlvrError
@@ -125,6 +126,33 @@ def test_infinite_and_huge_numbers_are_rejected(config, values):
         config(**values)
 
 
+ABOVE_0 = {
+    "analyze": {"timeout_seconds"},
+    "eval": {"grader_timeout"},
+    "grade": {"grader_timeout"},
+    "sft": {"grader_timeout", "learning_rate", "max_grad_norm", "normalize_constant"},
+    "ei": {"grader_timeout", "learning_rate", "max_grad_norm"},
+    "grpo": {"grader_timeout", "learning_rate", "max_grad_norm", "normalize_constant", "cliprange", "cliprange_high", "importance_cap"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_numbers_that_must_be_above_0(command, tmp_path):
+    """The limit holds for a flag and for a file, in every command."""
+    assert {o.name for o in options(config_of(command)) if o.metadata["above"] == 0} == ABOVE_0.get(command, set())
+    for name in ABOVE_0.get(command, ()):
+        for value in (0.0, -1.0):
+            file = tmp_path / "c.toml"
+            file.write_text(f"{name} = {value}")
+            for flags in ({name: value}, {"config": str(file)}):
+                if command in ("analyze", "grade") and "config" in flags:  # these read no file
+                    continue
+                with pytest.raises(RlvrError) as raised:
+                    resolve(config_of(command), flags=flags, command=command)
+                assert raised.value.problem == f"--{name.replace('_', '-')} is {value}."
+                assert raised.value.hint == "It must be above 0."
+
+
 @pytest.mark.parametrize(
     ("config", "values"),
     [
@@ -224,6 +252,15 @@ def test_choices_are_checked_for_every_source_of_a_value(tmp_path):
         GrpoConfig(overlong="mine.py:loss")  # type: ignore[arg-type]
     (loss_type,) = (o for o in options(GrpoConfig) if o.name == "loss_type")
     assert value_type(loss_type).choices == get_args(LossType)
+
+
+@pytest.mark.parametrize("config", [EvalConfig, SftConfig, GrpoConfig, GradeConfig])
+def test_a_mistyped_grader_suggests_the_nearest(config):
+    with pytest.raises(RlvrError, match=r"--grader is 'r1zero'\. Did you mean r1_zero\?") as raised:
+        config(grader="r1zero")
+    assert raised.value.hint == f"Choose one of {', '.join(get_args(GraderName))}, FILE.py:FUNCTION."
+    assert config().grader == ""  # chosen later
+    assert config(grader="mine.py:grade").grader == "mine.py:grade"
 
 
 def test_a_key_of_another_library_suggests_ours(tmp_path):

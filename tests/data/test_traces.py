@@ -104,6 +104,20 @@ def test_rollouts_of_a_run_become_traces_unless_cut_off(tmp_path):
     assert any("1 responses were cut" in m for m in traces.messages)
 
 
+def test_the_question_of_a_runs_trace_is_unknown(tmp_path):
+    """A run keeps the prompt that was made from it; `rlvr grade` tells a grader the same."""
+    from rlvr_cli.runs.run_dir import RunDir
+
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        run.commit_rollouts("eval", 0, [a_rollout(run_id=run.id, phase="eval", step=0, prompt="P", ground_truth="1")])
+    (tmp_path / "mine.py").write_text(
+        "def grade(response, truth, example):\n"
+        "    return {'reward': example['question'] is None and example['prompt'] == 'P'}\n"
+    )
+    with GraderPool(f"{tmp_path / 'mine.py'}:grade", workers=1) as pool:
+        assert len(keep_correct(load_traces(str(tmp_path / "r"), TEMPLATE).examples, pool)) == 1
+
+
 @pytest.mark.parametrize(
     ("row", "solution", "truth"),
     [

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlvr_cli import graders
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import GRADERS, countdown, reference_response, resolve_grader
 from rlvr_cli.graders.answers.extraction import candidates, last_boxed, last_number, tagged_answer
@@ -148,7 +149,26 @@ def test_failure_kinds_of_the_other_graders(grader, response, kind):
 def test_the_extracted_answer_is_kept():
     assert resolve_grader("r1_zero")(in_tags(r"\boxed{6}"), "5").extracted_answer == "6"
     assert resolve_grader("gsm8k")("it costs $1,234.50.", "5").extracted_answer == "$1,234.50"
-    assert len(resolve_grader("r1_zero")(in_tags("6" * 5_000), "5").extracted_answer or "") == 1_000
+
+
+@pytest.mark.parametrize("grader", GRADERS)
+@pytest.mark.parametrize("answer", ["6" * 5_000, "6" + "+1" * 2_500])
+def test_no_grader_keeps_a_long_answer_whole(grader, answer):
+    truth = PUZZLE if grader == "countdown" else "5"
+    for response in (in_tags(answer), rf"\boxed{{{answer}}}", answer):
+        kept = resolve_grader(grader)(response, truth).extracted_answer
+        assert kept is None or len(kept) <= 1_000
+
+
+def test_the_first_characters_of_a_long_answer_are_kept(tmp_path):
+    assert resolve_grader("gsm8k")("12" + "6" * 5_000, "5").extracted_answer == "12" + "6" * 998
+    assert resolve_grader("r1_zero")(in_tags("12" + "6" * 5_000), "5").extracted_answer == "12" + "6" * 998
+    path = tmp_path / "mine.py"
+    path.write_text("def grade(response, truth):\n    return {'reward': 0, 'extracted_answer': response}\n")
+    try:
+        assert resolve_grader(f"{path}:grade")("ab" * 5_000, "5").extracted_answer == "ab" * 500
+    finally:
+        sys.path.remove(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -299,18 +319,16 @@ def _apply(operation: str, a: Fraction, b: Fraction) -> Fraction:
     return {"+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "/": lambda: a / b}[operation]()
 
 
-@pytest.mark.parametrize(
-    ("grader", "truth"),
-    [
-        ("r1_zero", r"\frac{1}{2}"),
-        ("r1_zero", r"\boxed{x^2+1}"),
-        ("r1_zero", r"\text{even}"),
-        ("question_only", r"(-\infty, 3] \cup \{5\}"),
-        ("math_verify", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
-        ("gsm8k", "48/2 = 24\n#### 1,072"),
-        ("countdown", PUZZLE),
-    ],
-)
+TRUTHS = {
+    "r1_zero": [r"\frac{1}{2}", r"\boxed{x^2+1}", r"\text{even}"],
+    "question_only": [r"(-\infty, 3] \cup \{5\}"],
+    "math_verify": [r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"],
+    "gsm8k": ["48/2 = 24\n#### 1,072"],
+    "countdown": [PUZZLE],
+}
+
+
+@pytest.mark.parametrize(("grader", "truth"), [(g, truth) for g in GRADERS for truth in TRUTHS.get(g, ["7"])])
 def test_a_perfect_model_is_rewarded(grader, truth):
     response = reference_response(grader, truth)
     assert response is not None
@@ -340,10 +358,10 @@ def test_unknown_graders_are_named_with_the_list():
         ("def grade(response): return {}", "two arguments"),
         ("def grade(response, truth, *, strict): return {}", "two arguments"),
         ("def grade(*both, strict): return {}", "two arguments"),
-        ("def grade(response, truth, question): return {}", "one more parameter: example"),
-        ("def grade(response, truth, example, question): return {}", "one more parameter: example"),
-        ("def grade(response, truth, example, /): return {}", "one more parameter: example"),
-        ("grade = lambda response, truth, question: {}", "one more parameter: example"),
+        ("def grade(response, truth, question): return {}", "may also take a parameter example"),
+        ("def grade(response, truth, example, question): return {}", "may also take a parameter example"),
+        ("def grade(response, truth, example, /): return {}", "may also take a parameter example"),
+        ("grade = lambda response, truth, question: {}", "may also take a parameter example"),
         ("raise RuntimeError('boom')\ndef grade(r, t): return {}", "could not be loaded: RuntimeError: boom"),
         ("grade = 5", "is not a function"),
     ],
@@ -419,6 +437,26 @@ def test_a_user_s_grader_may_ask_for_the_example(tmp_path, parameters, asks, for
     if asks:
         known = dict.fromkeys(example) | {"ground_truth": "5"}
         assert grade("r", "5").failure_kind == repr([known])
+
+
+@pytest.mark.parametrize("parameters", ["*, example", "example", "*, format_rule='literal', example"])
+def test_a_built_in_grader_may_ask_for_the_example(tmp_path, monkeypatch, parameters):
+    """A module of graders/ with `example`, called as the workers call it: by position."""
+    (tmp_path / "asking.py").write_text(
+        "from rlvr_cli.types import Grade\n\n\n"
+        f"def grade(response, ground_truth, {parameters}):\n"
+        "    return Grade(1.0, 0.0, 0.0, None, repr(example))\n"
+    )
+    monkeypatch.setattr(graders, "__path__", [*graders.__path__, str(tmp_path)])
+    monkeypatch.setattr(graders, "GRADERS", (*GRADERS, "asking"))
+    try:
+        grade = resolve_grader("asking", format_rule="lenient")
+    finally:
+        sys.modules.pop("rlvr_cli.graders.asking")
+    assert wants_example(grade)
+    example = dataclasses.asdict(Example("a", "How many?", "5"))
+    assert grade("r", "5", example).failure_kind == repr(example)
+    assert grade("r", "5").failure_kind == repr(dict.fromkeys(example) | {"ground_truth": "5"})
 
 
 @pytest.mark.parametrize("returned", ["1.0", "None", "{}", "{'reward': 'high'}", "{'reward': float('nan')}", "(1, 1)"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM, GenerationConfig
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path, model_identity
@@ -17,6 +17,8 @@ from rlvr_cli.models.policy import Policy, as_policy, distinct_tensors, load_pol
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.process import SamplingProcess
+from rlvr_cli.training.checkpoints import checkpoint_bytes, load_checkpoint, save_checkpoint
+from rlvr_cli.training.losses.inputs import LossOutputs
 from rlvr_cli.training.optimizer import make_optimizer
 from rlvr_cli.training.update import compute_log_probs, train_update
 from rlvr_cli.types import Request, SamplingParams
@@ -305,6 +307,12 @@ def test_a_policy_of_a_model_is_a_view_of_it(tiny_model, tiny_tokenizer):
         assert as_policy(tiny_model).tokenizer
 
 
+@pytest.mark.parametrize(("configured", "expected"), [(None, (0,)), (5, (0, 5)), ([7, 0, 3], (0, 3, 7))])
+def test_every_eos_counts(tiny_model, tiny_tokenizer, configured, expected):
+    tiny_model.generation_config.eos_token_id = configured
+    assert Policy(tiny_model, tiny_tokenizer).eos_token_ids == expected
+
+
 def test_the_head_of_the_hidden_states_gives_the_logits(tiny_model):
     policy, ids = as_policy(tiny_model), torch.arange(12).view(2, 6)
     mask = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 0, 0, 0, 0, 1]]).bool()
@@ -360,13 +368,17 @@ class Adapted(Policy):
         return ((name, module) for name, module in self.model.named_modules() if not isinstance(module, Rank1))
 
 
-@pytest.fixture
-def adapted(tiny_model, tiny_tokenizer):
+def adapt(tiny_model, tiny_tokenizer):
     model = copy.deepcopy(tiny_model).requires_grad_(False)
     for number, layer in enumerate(model.model.layers):
         layer.self_attn.q_proj = Rank1(layer.self_attn.q_proj, 2 * number)
         layer.mlp.down_proj = Rank1(layer.mlp.down_proj, 2 * number + 1)
     return Adapted(model, tiny_tokenizer)
+
+
+@pytest.fixture
+def adapted(tiny_model, tiny_tokenizer):
+    return adapt(tiny_model, tiny_tokenizer)
 
 
 PARAMS = SamplingParams(max_tokens=12, min_tokens=0, stop=())
@@ -453,6 +465,177 @@ def test_an_update_moves_the_adapter_alone_and_shares_prefixes(adapted):
     assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {
         id(p) for p in adapted.trainable_parameters().values()
     }
+
+
+def test_a_model_that_peft_has_marked_is_saved_as_the_merged_model(adapted, tmp_path):
+    adapted.model._hf_peft_config_loaded = True  # transformers would then save the adapter alone, with peft
+    adapted.save(tmp_path / "model")
+    assert adapted.model._hf_peft_config_loaded
+    assert set(load_policy(tmp_path / "model").weights()) == set(adapted.weights_for_engine())
+
+
+class WithValues(Policy):
+    """A policy with a value head: everything that differs from a plain one."""
+
+    def __init__(self, model, tokenizer=None):
+        super().__init__(model, tokenizer)
+        self.estimate = torch.nn.Linear(model.config.hidden_size, 1, dtype=model.dtype)
+        with torch.no_grad():
+            self.estimate.weight.copy_(torch.linspace(-1, 1, model.config.hidden_size))
+            self.estimate.bias.fill_(0.5)
+
+    def value_head(self):
+        return lambda hidden: self.estimate(hidden).squeeze(-1)
+
+    def trainable_parameters(self):
+        return super().trainable_parameters() | {f"estimate.{n}": p for n, p in self.estimate.named_parameters()}
+
+    def weights(self):
+        return super().weights() | {f"estimate.{n}": t for n, t in self.estimate.state_dict().items()}
+
+    def weights_for_engine(self):
+        return super().weights()
+
+
+def value_loss(inputs):
+    """The squared distance of the values from 2."""
+    return LossOutputs((inputs.values - 2) ** 2)
+
+
+def value_policy(tiny_model, tiny_tokenizer):
+    return WithValues(copy.deepcopy(tiny_model), tiny_tokenizer)
+
+
+@pytest.mark.parametrize("make", [adapt, value_policy])
+def test_a_resumed_run_has_every_bit_of_what_it_trained(make, tiny_model, tiny_tokenizer, tmp_path):
+    def train(policy, optimizer, step):
+        batch = collate([[5, 6, 7, step]] * 2, [[9, 10], [9, 11, 12]], pad_id=1)
+        how = {"objective": value_loss} if make is value_policy else {}
+        train_update(policy, optimizer, batch, learning_rate=1e-2, micro_batch_size=2, **how)
+
+    def state(policy, optimizer):
+        moments = {
+            f"{name}/{key}": tensor.clone()
+            for name, parameter in policy.trainable_parameters().items()
+            for key, tensor in optimizer.state[parameter].items()
+        }
+        return {name: tensor.clone() for name, tensor in policy.weights().items()} | moments
+
+    policy = make(tiny_model, tiny_tokenizer)
+    optimizer = make_optimizer(policy, learning_rate=1e-2)
+    start = {name: tensor.clone() for name, tensor in policy.weights().items()}
+    train(policy, optimizer, 1)
+    path = save_checkpoint(tmp_path, step=1, policy=policy, optimizer=optimizer, state={})
+    written = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    assert written <= checkpoint_bytes(policy)
+    saved = state(policy, optimizer)
+    trained = {name for name, tensor in start.items() if not tensor.equal(saved[name])}
+    assert set(policy.trainable_parameters()) & trained
+    train(policy, optimizer, 2)
+
+    resumed = make(tiny_model, tiny_tokenizer)
+    with torch.no_grad():
+        for tensor in resumed.weights().values():
+            tensor.add_(1.0)
+    again = make_optimizer(resumed, learning_rate=1e-2)
+    checkpoint, notices = load_checkpoint(tmp_path, policy=resumed, optimizer=again)
+    assert (checkpoint.step, notices) == (1, [])
+    found = state(resumed, again)
+    assert found.keys() == saved.keys()
+    assert all(found[name].equal(saved[name]) for name in saved)
+    train(resumed, again, 2)
+    expected, ends = state(policy, optimizer), state(resumed, again)
+    assert all(ends[name].equal(expected[name]) for name in expected)
+
+    ids = torch.arange(20).view(2, 10)  # what lies in the checkpoint is a model that samples the same
+    policy.load_weights({name: saved[name] for name in policy.weights()})
+    with torch.no_grad():
+        logits = load_policy(path / "model").forward(input_ids=ids).logits
+        torch.testing.assert_close(logits, policy.forward(input_ids=ids).logits)
+
+
+def test_a_checkpoint_of_a_plain_policy_does_not_fit_an_adapted_one(adapted, tiny_model, tiny_tokenizer, tmp_path):
+    plain = Policy(tiny_model, tiny_tokenizer)
+    for run, writer, reader in ((tmp_path / "a", plain, adapted), (tmp_path / "b", adapted, plain)):
+        run.mkdir()
+        how = [make_optimizer(policy, learning_rate=1e-2) for policy in (writer, reader)]
+        save_checkpoint(run, step=1, policy=writer, optimizer=how[0], state={})
+        before = {name: tensor.clone() for name, tensor in reader.weights().items()}
+        with pytest.raises(RlvrError, match=r"does not fit the model: .*\.left is") as caught:
+            load_checkpoint(run, policy=reader, optimizer=how[1])
+        assert ("is not in it" if writer is plain else "is in it and not in the model") in caught.value.problem
+        assert all(tensor.equal(before[name]) for name, tensor in reader.weights().items())
+
+
+# --- a value head needs a subclass of Policy and nothing else
+
+
+@pytest.mark.parametrize("chunk_size", [None, 7])
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [0, 1], [3], [2, 0]])
+def test_values_are_those_of_the_plain_forward_pass(tiny_model, chunk_size, rows):
+    policy = WithValues(tiny_model.double())
+    batch = collate([[5, 6, 7, 8]] * 3 + [[3]], [[9, 10], [9, 11, 12], [13], [2, 3, 4, 5, 6]], pad_id=1)
+    ids, labels, mask = (batch[name][rows] for name in ("input_ids", "labels", "response_mask"))
+    assert policy.shares_prefixes
+    scores = get_response_log_probs(policy, ids, labels, response_mask=mask, chunk_size=chunk_size)
+    with torch.no_grad():
+        plain = policy.estimate(tiny_model.base_model(input_ids=ids).last_hidden_state).squeeze(-1) * mask
+    assert scores["values"].requires_grad
+    torch.testing.assert_close(scores["values"].detach(), plain, atol=1e-6, rtol=1e-6)  # the norms are in float32
+
+
+def test_a_policy_without_a_value_head_has_no_values(tiny_model):
+    ids = torch.arange(6).view(1, 6)
+    assert set(get_response_log_probs(tiny_model, ids, ids)) == {"log_probs"}
+
+
+def test_an_objective_trains_on_the_values(tiny_model, tiny_tokenizer):
+    batch = collate([[5, 6, 7, 8]] * 3 + [[3]], [[9, 10], [9, 11, 12], [13], [2, 3, 4, 5, 6]], pad_id=1)
+    ends = []
+    for size in (1, 2, 4):
+        policy = WithValues(copy.deepcopy(tiny_model).double(), tiny_tokenizer)
+        before = {name: p.detach().clone() for name, p in policy.trainable_parameters().items()}
+        gradients = {}
+
+        def keep(*_, policy=policy, gradients=gradients):
+            gradients |= {name: p.grad.clone() for name, p in policy.trainable_parameters().items()}
+
+        optimizer = torch.optim.SGD(policy.trainable_parameters().values(), lr=0.1)
+        optimizer.register_step_pre_hook(keep)
+        how = {"objective": value_loss, "max_grad_norm": float("inf")}
+        metrics = train_update(policy, optimizer, batch, learning_rate=0.1, micro_batch_size=size, **how)
+        assert all(gradients[f"estimate.{name}"].abs().max() > 0 for name in ("weight", "bias"))
+        after = policy.trainable_parameters()
+        assert all(
+            not after[name].equal(before[name]) for name in ("estimate.weight", "model.layers.0.mlp.up_proj.weight")
+        )
+        ends.append(gradients | {"loss": torch.tensor(metrics["loss/objective"], dtype=torch.float64)})
+
+    policy = WithValues(copy.deepcopy(tiny_model).double())
+    hidden = policy.model.base_model(input_ids=batch["input_ids"]).last_hidden_state
+    loss = ((policy.estimate(hidden).squeeze(-1) - 2) ** 2)[batch["response_mask"]].mean()
+    loss.backward()
+    expected = {name: p.grad for name, p in policy.trainable_parameters().items() if p.grad is not None}
+    for found in ends:
+        assert found.keys() == {*expected, "loss"}
+        torch.testing.assert_close(found["loss"], loss.detach().double(), atol=1e-6, rtol=1e-6)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_values_do_not_need_a_linear_head(tiny_model):
+    """The logits of a model with soft capping come from its own forward pass, the values from its hidden states."""
+    config = Gemma2Config(
+        vocab_size=41, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=4, final_logit_softcapping=2.0,
+    )  # fmt: skip
+    policy = WithValues(Gemma2ForCausalLM(config).eval())
+    ids, mask = torch.arange(10).view(2, 5), torch.tensor([[0, 1, 1, 1, 0], [1, 1, 0, 0, 0]]).bool()
+    with pytest.warns(UserWarning, match="not one linear map"):
+        assert policy.head() is None
+    scores = get_response_log_probs(policy, ids, ids, response_mask=mask)
+    plain = policy.estimate(policy.body(input_ids=ids).last_hidden_state).squeeze(-1) * mask
+    torch.testing.assert_close(scores["values"], plain)
 
 
 def test_tied_weights_are_one_tensor(tiny_model):

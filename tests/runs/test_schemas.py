@@ -2,16 +2,16 @@
 
 from dataclasses import field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from factories import a_rollout
-from rlvr_cli.runs.parquet import from_parquet, rollout_table, to_parquet, version_of
+from rlvr_cli.runs.parquet import _table, from_parquet, rollout_table, to_parquet, to_records, version_of
 from rlvr_cli.runs.schemas import VERSION_KEY, NewerVersion, arrow_schema, columns_of
-from rlvr_cli.types import SCHEMA_VERSION, Float32, Metric, Regrade, Rollout, Since
+from rlvr_cli.types import SCHEMA_VERSION, Float32, Metric, Regrade, Rollout, Since, Turn
 
 NEXT = SCHEMA_VERSION + 1
 V1 = Path(__file__).parents[1] / "fixtures/v1/written"
@@ -131,6 +131,28 @@ def test_newer_columns_are_filled_in_a_file_of_version_1(added, kind, older):
     assert from_parquet(data, record, columns=[added[0]]).to_pydict() == {added[0]: [older] * 32}
     some = from_parquet(data, record, columns=["step", added[0], "phase"])
     assert some.column_names == ["step", added[0], "phase"]
+
+
+class Step(NamedTuple):
+    """A value of a list column, with every kind of field."""
+
+    name: str | None
+    places: tuple[int, ...]
+    turn: Turn | None
+
+
+def test_a_second_column_of_named_tuples_comes_back():
+    steps = Annotated[tuple[Step, ...] | None, Since(NEXT)]
+    record = later(Rollout, ("steps", steps, None))
+    turns = (Turn("policy", 0, 2), Turn("environment", 2, 3))
+    values = [None, (), (Step("a", (1, 2), turns[0]), Step(None, (), None))]
+    plain = {f.name: getattr(a_rollout(), f.name) for f in fields(Rollout)}
+    rows = [record(**plain | {"turns": turns if value else None, "steps": value}) for value in values]
+    data = to_parquet(_table(rows, arrow_schema(record)))
+    found = to_records(pq.read_table(pa.BufferReader(data)), record)
+    assert found == rows
+    assert type(found[2].steps[0]) is Step
+    assert type(found[2].steps[0].turn) is type(found[2].turns[0]) is Turn
 
 
 def test_a_newer_column_needs_a_fitting_default():

@@ -10,7 +10,6 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.stop_strings import (
     StopStrings,
     _has_common_decode,
-    eos_token_ids,
     first_stop,
     prompt_token_ids,
     response_text,
@@ -235,9 +234,3 @@ def test_prompt_ids_of_a_request_are_used_unchanged(tiny_tokenizer):
             RlvrError, match="Prompt 0 has a token id that the model does not have: its ids are 0 to 319"
         ):
             prompt_token_ids(tiny_tokenizer, [Request("a", (), prompt_ids=(5, wrong))], vocab_size=320)
-
-
-@pytest.mark.parametrize(("configured", "expected"), [(None, (0,)), (5, (0, 5)), ([7, 0, 3], (0, 3, 7))])
-def test_every_eos_counts(tiny_model, tiny_tokenizer, configured, expected):
-    tiny_model.generation_config.eos_token_id = configured
-    assert eos_token_ids(tiny_model, tiny_tokenizer) == expected

@@ -26,6 +26,8 @@ import rlvr_cli
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy, load_policy
 from rlvr_cli.models.tokenization import collate
+from rlvr_cli.runs.schemas import NewerVersion
+from rlvr_cli.training import checkpoints
 from rlvr_cli.training.checkpoints import checkpoint_bytes, load_checkpoint, save_checkpoint
 from rlvr_cli.training.optimizer import make_optimizer
 from rlvr_cli.training.update import train_update
@@ -361,6 +363,36 @@ def test_a_checkpoint_under_the_name_of_another_step(run: Path, trainer: Trainer
     loaded, (notice,) = trainer.load(run)
     assert loaded.step == 1
     assert "step-000009/state.json" in notice
+
+
+def rewrite_version(path: Path, version: int) -> None:
+    """Give a checkpoint another schema version, and a state.json that is whole."""
+    record = json.loads((path / "state.json").read_text()) | {"schema_version": version}
+    del record["sha256"]
+    (path / "state.json").write_bytes(checkpoints._encoded(record))
+
+
+def test_a_checkpoint_of_an_older_schema_version_loads(
+    run: Path, trainer: Trainer, history: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(checkpoints, "SCHEMA_VERSION", checkpoints.SCHEMA_VERSION + 1)
+    loaded, notices = trainer.load(run)
+    assert (loaded.step, notices) == (2, [])
+    assert trainer.digest() == history[2]
+
+
+def test_a_checkpoint_of_a_newer_schema_version_asks_for_an_upgrade(run: Path, trainer: Trainer, history: list[str]):
+    newest, before = run / "checkpoints/step-000002", tree_of(run)
+    rewrite_version(newest, checkpoints.SCHEMA_VERSION + 1)
+    with pytest.raises(NewerVersion, match="step-000002 was written by a newer rlvr") as caught:
+        trainer.load(run)
+    assert "Upgrade" in caught.value.hint
+    assert tree_of(run).keys() == before.keys()  # nothing was removed
+    assert trainer.digest() == history[0]
+    rewrite_version(newest, 0)
+    loaded, (notice,) = trainer.load(run)
+    assert loaded.step == 1
+    assert "its schema_version or step" in notice
 
 
 def test_when_none_is_intact_training_starts_over(run: Path, trainer: Trainer, history: list[str]):

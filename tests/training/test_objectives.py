@@ -5,6 +5,7 @@ import functools
 import math
 import typing
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.grpo import GrpoConfig, LossType
 from rlvr_cli.config.options import options, value_type
 from rlvr_cli.models.tokenization import collate, row_lengths
 from rlvr_cli.training.losses.custom import RESERVED
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs, loss_inputs
-from rlvr_cli.training.losses.policy_gradient import LOSSES, LossType
+from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.objectives import policy_gradient, reduced_loss, token_metrics
-from rlvr_cli.training.update import _micro_batches, compute_log_probs, train_update
+from rlvr_cli.training.update import _micro_batches, compute_log_probs, train_update, zero_advantage_rows
 
 VOCAB = 31
 NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normalize", 13.0)]
@@ -226,6 +227,47 @@ def test_rows_with_advantage_0_are_trained_on_where_the_objective_needs_them(pol
     assert_differ(skipped, expected)
 
 
+def test_advantages_per_token_train_as_in_a_plain_reference(policy):
+    """Only rows whose response tokens all have advantage 0 skip the backward pass."""
+    batch = make_batch([(2, 3), (1, 3), (3, 3), (2, 5)])
+    mask = batch["response_mask"]
+    shape = torch.Size((4, 6))
+    assert mask.shape == shape
+    per_token = torch.linspace(-1, 1, 24, dtype=torch.float64).view(shape)
+    per_token[0][mask[0]] = torch.tensor([0.0, 0.0, 1.5], dtype=torch.float64)  # a signal at the last token alone
+    per_token[1][mask[1]] = 0.0  # none; outside the response, values are arbitrary
+    per_token[2][mask[2]] = torch.tensor([0.0, -0.5, 0.0], dtype=torch.float64)
+    batch["advantages"] = per_token
+    marked = batch | {"zero_advantage": zero_advantage_rows(batch)}
+    assert marked["zero_advantage"].tolist() == [[False], [True], [False], [False]]
+
+    model = copy.deepcopy(policy)
+    log_probs = model(input_ids=batch["input_ids"]).logits.log_softmax(-1)
+    taken = log_probs.gather(-1, batch["labels"][..., None]).squeeze(-1)
+    (-(per_token * taken)[mask].sum() / mask.sum()).backward()
+    expected = [p.grad for p in model.parameters() if p.grad is not None]
+    objective = LOSSES["reinforce_with_baseline"].function
+    for size in (1, 2, 4):
+        ours, _ = update_gradient(policy, marked, objective=objective, micro_batch_size=size)
+        assert_same(ours, expected)
+
+
+def test_a_response_with_advantage_0_is_marked(policy):
+    batch = make_batch(LENGTHS)
+    batch["advantages"][[0, 3]] = 0.0
+    assert zero_advantage_rows(batch).equal(batch["advantages"] == 0)
+
+
+@pytest.mark.parametrize("column", ["zero_advantage", "unit", "group", "advantages"])
+def test_a_column_of_another_shape_is_refused(policy, column):
+    batch = make_batch(LENGTHS)
+    wide = torch.zeros(batch["input_ids"].shape[0], 2).to(torch.bool if column == "zero_advantage" else torch.int64)
+    with pytest.raises(AssertionError, match=column):
+        update_gradient(
+            policy, batch | {column: wide}, objective=LOSSES["reinforce_with_baseline"].function, micro_batch_size=2
+        )
+
+
 # --- rows that stay together
 
 
@@ -419,3 +461,51 @@ def test_what_the_objective_says_of_every_loss_is_reserved():
     inputs = loss_inputs(batch, log_probs=log_probs, entropy=log_probs)
     objective = functools.partial(policy_gradient, loss=LOSSES["no_baseline"].function, kl_coef=0.1, importance_cap=2.0)
     assert set(objective(inputs).statistics) == set(RESERVED)
+
+
+def test_token_metrics_worked_by_hand():
+    ratio = torch.tensor([4.0, 1.0, 2.0, 3.0])
+    metrics = token_metrics(
+        {
+            "ratio": ratio,
+            "mismatch": torch.tensor([0.5, -1.5, 0.0, 0.0]),
+            "clipped": torch.tensor([True, True, True, False]),
+            "clipped_low": torch.tensor([True, False, False, False]),
+            "clipped_high": torch.tensor([False, True, True, False]),
+            "importance_weight": torch.tensor([1.0, 2.0, 1.0, 1.0]),
+            "kl": torch.tensor([0.25, 0.0, 0.25, 0.5]),
+        }
+    )
+    assert metrics == {
+        "policy/ratio_mean": 2.5,
+        "policy/ratio_min": 1.0,
+        "policy/ratio_p01": 1.0,
+        "policy/ratio_p99": 4.0,
+        "policy/ratio_max": 4.0,
+        "mismatch/logprob_mean_abs": 0.5,
+        "mismatch/logprob_max_abs": 1.5,
+        "mismatch/ratio_mean": pytest.approx((math.exp(0.5) + math.exp(-1.5) + 2) / 4),
+        "mismatch/ratio_min": pytest.approx(math.exp(-1.5)),
+        "mismatch/ratio_p01": pytest.approx(math.exp(-1.5)),
+        "mismatch/ratio_p99": pytest.approx(math.exp(0.5)),
+        "mismatch/ratio_max": pytest.approx(math.exp(0.5)),
+        "policy/clip_fraction": 0.75,
+        "policy/clip_fraction_low": 0.25,
+        "policy/clip_fraction_high": 0.5,
+        "mismatch/importance_weight_mean": 1.25,
+        "policy/kl": 0.25,
+    }
+    assert {type(value) for value in metrics.values()} == {float}
+    assert token_metrics({}) == {}
+
+
+@given(st.integers(0, 2**32), st.one_of(st.integers(1, 400), st.sampled_from([51, 151, 251, 1001])))
+@settings(max_examples=40, deadline=None)
+def test_token_quantiles_are_numpys_nearest(seed, count):
+    values = torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    metrics = token_metrics({"ratio": values, "mismatch": values})
+    expected = np.quantile(values.double().numpy(), [0.0, 0.01, 0.99, 1.0], method="nearest").tolist()
+    assert [metrics[f"policy/ratio_{name}"] for name in ("min", "p01", "p99", "max")] == expected
+    assert metrics["policy/ratio_mean"] == pytest.approx(values.double().mean().item(), rel=1e-12)
+    assert metrics["mismatch/ratio_p99"] == pytest.approx(math.exp(expected[2]), rel=1e-6)
+    assert metrics["mismatch/logprob_max_abs"] == pytest.approx(max(map(abs, expected)))

@@ -3,7 +3,7 @@
 
 -- The estimate is minus the mean log-probability of the sampled tokens: the Monte Carlo estimate of the entropy of the
 -- distribution that was sampled from. It is all there is if the engine does not return the exact entropy; for a greedy run
--- it only shows how certain the policy was. Here every token counts the same; the summary's mean_entropy and the metric
+-- it only shows how certain the policy was. Here every sampled token counts the same; the summary's mean_entropy and the metric
 -- entropy/mean are means over responses, in which tokens of short responses count more.
 SELECT
     run_id,
@@ -21,7 +21,7 @@ FROM (
     SELECT
         run_id, phase, step, mean_entropy,
         -mean_logprob AS surprise,
-        nullif(num_response_tokens, 0) AS tokens,
+        nullif(coalesce(list_count(list_filter(response_mask, lambda own: own)), num_response_tokens), 0) AS tokens,  -- sampled
         reward > 0.5 AND NOT isnan(reward) AS correct,
         NOT (reward > 0.5 AND NOT isnan(reward)) AS wrong
     FROM rollouts

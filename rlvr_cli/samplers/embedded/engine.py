@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
-from rlvr_cli.models.prefixes import attention_function
 from rlvr_cli.samplers.embedded.batch import ATTENTION, Batch, Prefix, Question, Slots, make_slots
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, unsupported_reason
-from rlvr_cli.samplers.stop_strings import StopStrings, eos_token_ids, prompt_token_ids
+from rlvr_cli.samplers.stop_strings import StopStrings, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, take_probe, verify_weights
 from rlvr_cli.types import Completion, Request, SamplingParams
 
@@ -89,7 +88,7 @@ class TransformersSampler:
         self._max_rows = max_batch_size or _MAX_ROWS
         self._kv_memory_bytes = kv_memory_bytes
         self._autocast_dtype = autocast_dtype
-        self._eos = eos_token_ids(policy.model, policy.tokenizer)
+        self._eos = policy.eos_token_ids
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._weights_error = ""  # why the weights of the model are unknown; empty if they are known
         self._last_probe: Probe | None = None
@@ -322,7 +321,7 @@ class TransformersSampler:
     @contextmanager
     def _sampling(self) -> Iterator[None]:
         """Like `_inference`, with this engine's attention."""
-        with attention_function(self._policy.model, ATTENTION), self._inference():
+        with self._policy.attention_function(ATTENTION), self._inference():
             yield
 
     def _step(self, columns: int) -> DecodeStep | None:
@@ -358,7 +357,7 @@ class TransformersSampler:
             "encoder, sliding window, or recurrent state).",
             "Use --engine vllm.",
         )
-        if not _is_supported(self._policy) or not _attention_is_replaceable(self._policy.model):
+        if not _is_supported(self._policy) or not self._policy.accepts_attention(ATTENTION):
             raise unsupported
         prompts = [[3, 1, 4, 1, 5, 9], [2, 7, 1]]
         device = self._policy.device
@@ -409,15 +408,6 @@ def _is_supported(policy: Policy) -> bool:
     if not {"position_ids", "past_key_values"} <= set(signature(policy.model.forward).parameters):
         return False
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=policy.config).layers)
-
-
-def _attention_is_replaceable(model: PreTrainedModel) -> bool:
-    """Return whether the model's attention function can be replaced; some models have a fixed one."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
-    heeds = model.config._attn_implementation == ATTENTION
-    model.set_attn_implementation(before or "eager")
-    return heeds
 
 
 def _memory_budget(device: torch.device) -> int:

@@ -58,7 +58,7 @@ def load_loss(spec: str, *, with_reference: bool) -> Loss:
     first, later = (_try(loss, _tiny_batch(before, with_reference=with_reference), at=at) for before in (True, False))
     if first.loss.dim() != later.loss.dim():
         raise RlvrError(f"{at}: the loss is sometimes per token and sometimes per row.", _RETURNS)
-    return Loss(loss, lambda: spec, per_row=first.loss.dim() == 1)
+    return Loss(loss, lambda: spec, per_row=first.loss.dim() == 1, uses_ratio=None)
 
 
 def _outputs(returned: Any, inputs: LossInputs, *, at: str) -> LossOutputs:

@@ -24,10 +24,12 @@ class LossInputs:
     entropy: Tensor  # (batch, seq), nats, of the policy's distribution at each token; its gradient costs nothing unless the loss uses it
     response_mask: Tensor  # (batch, seq) bool
     old_log_probs: Tensor  # (batch, seq), of the policy before the first update on these rollouts; in that update, equal to log_probs
-    advantages: Tensor | None = None  # (batch, 1), or (batch, seq) with one for each token; raw rewards for no_baseline
+    advantages: Tensor | None = (
+        None  # (batch, 1), or (batch, seq) with one for each token; raw rewards for a loss with `raw_rewards`
+    )
     sampled_log_probs: Tensor | None = None  # (batch, seq), as the sampler computed them
     reference_log_probs: Tensor | None = None  # (batch, seq), of the frozen reference model; None without one
-    values: Tensor | None = None  # (batch, seq), of the policy's value head; None without one
+    values: Tensor | None = None  # (batch, seq), of `Policy.value_head`; None without one
     group: Tensor | None = (
         None  # (batch,) int64, equal for responses to the same question; None where there are no groups
     )
@@ -47,16 +49,22 @@ class LossOutputs:
     )  # (batch, seq) or (batch,) each; averaged in the metrics
 
 
-def loss_inputs(batch: Mapping[str, Tensor], *, log_probs: Tensor, entropy: Tensor) -> LossInputs:
+def loss_inputs(
+    batch: Mapping[str, Tensor], *, log_probs: Tensor, entropy: Tensor, values: Tensor | None = None
+) -> LossInputs:
     """Collect the columns of a batch that losses read. Without `old_log_probs` in the batch, it is `log_probs`, detached."""
-    old, group = batch.get("old_log_probs"), batch.get("group")
+    old, group, advantages = batch.get("old_log_probs"), batch.get("group"), batch.get("advantages")
+    rows, seq = log_probs.shape
+    assert group is None or group.shape == (rows, 1), f"group: {tuple(group.shape)}"
+    assert advantages is None or advantages.shape in ((rows, 1), (rows, seq)), f"advantages: {tuple(advantages.shape)}"
     return LossInputs(
         log_probs=log_probs,
         entropy=entropy,
         response_mask=batch["response_mask"].bool(),
         old_log_probs=log_probs.detach() if old is None else old,
-        advantages=batch.get("advantages"),
+        advantages=advantages,
         sampled_log_probs=batch.get("sampled_log_probs"),
         reference_log_probs=batch.get("reference_log_probs"),
+        values=values,
         group=None if group is None else group[:, 0],
     )

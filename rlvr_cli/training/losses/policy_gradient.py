@@ -6,14 +6,14 @@ Enters: (batch, seq) log-probabilities and advantages. Leaves: per-token losses 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from rlvr_cli.config.grpo import LossType
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
 
+HandoutLoss = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
 MAX_LOG_RATIO = 20.0  # nats; log-ratios are clamped to this: exp of larger ones can overflow, with a gradient of nan
 
 
@@ -67,7 +67,7 @@ def compute_grpo_clip_loss(
 
 def compute_policy_gradient_loss(
     policy_log_probs: Tensor,
-    loss_type: LossType,
+    loss_type: HandoutLoss,
     raw_rewards: Tensor | None = None,
     advantages: Tensor | None = None,
     old_log_probs: Tensor | None = None,
@@ -115,8 +115,7 @@ def compute_policy_gradient_loss(
             return compute_naive_policy_gradient_loss(needed("advantages", advantages), ratio), {
                 "ratio": ratio.detach()
             }
-    known = "no_baseline, reinforce_with_baseline, grpo_clip, grpo_no_clip"
-    raise ValueError(f"loss_type {loss_type!r} is not one of the handout's: {known}")
+    raise ValueError(f"loss_type {loss_type!r} is not one of the handout's: {', '.join(get_args(HandoutLoss))}")
 
 
 @dataclass(frozen=True)
@@ -129,6 +128,9 @@ class Loss:
             plan; a leading minus applies to the whole formula.
         options: the config fields that `function` and `formula` take as keywords.
         per_row: `function` returns one number per response instead of one per token.
+        raw_rewards: `advantages` are the rewards themselves, without a baseline.
+        uses_ratio: corrects for off-policy updates by the ratio of new to old probability; on-policy, where every ratio is 1, it
+            has the gradient of `reinforce_with_baseline`. None: unknown, a user's own loss.
         skip_zero_advantage: a response with advantage 0 always has a gradient of exactly 0, so that its backward pass can be skipped.
     """
 
@@ -136,10 +138,12 @@ class Loss:
     formula: Callable[..., str]
     options: tuple[str, ...] = ()
     per_row: bool = False
+    raw_rewards: bool = False
+    uses_ratio: bool | None = False
     skip_zero_advantage: bool = False
 
 
-def _handout_loss(inputs: LossInputs, *, loss_type: LossType, **options: Any) -> LossOutputs:
+def _handout_loss(inputs: LossInputs, *, loss_type: HandoutLoss, **options: Any) -> LossOutputs:
     return LossOutputs(
         *compute_policy_gradient_loss(
             inputs.log_probs,
@@ -157,10 +161,13 @@ def _clip_formula(*, cliprange: float, cliprange_high: float | None) -> str:
     return f"-min(rho_i,t A_i, clip(rho_i,t, 1-{cliprange:g}, 1+{high:g}) A_i)"
 
 
-# To add one: its name (LossType) and its options to config/grpo.py, its function and its line here.
+# To add one: its function and its line here, its name (LossType) and its options in config/grpo.py.
 LOSSES: dict[str, Loss] = {
     "no_baseline": Loss(
-        partial(_handout_loss, loss_type="no_baseline"), lambda: "-A_i log p_i,t", skip_zero_advantage=True
+        partial(_handout_loss, loss_type="no_baseline"),
+        lambda: "-A_i log p_i,t",
+        raw_rewards=True,
+        skip_zero_advantage=True,
     ),
     "reinforce_with_baseline": Loss(
         partial(_handout_loss, loss_type="reinforce_with_baseline"), lambda: "-A_i log p_i,t", skip_zero_advantage=True
@@ -169,10 +176,14 @@ LOSSES: dict[str, Loss] = {
         partial(_handout_loss, loss_type="grpo_clip"),
         _clip_formula,
         options=("cliprange", "cliprange_high"),
+        uses_ratio=True,
         skip_zero_advantage=True,
     ),
     "grpo_no_clip": Loss(
-        partial(_handout_loss, loss_type="grpo_no_clip"), lambda: "-rho_i,t A_i", skip_zero_advantage=True
+        partial(_handout_loss, loss_type="grpo_no_clip"),
+        lambda: "-rho_i,t A_i",
+        uses_ratio=True,
+        skip_zero_advantage=True,
     ),
 }
 

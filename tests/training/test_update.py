@@ -2,11 +2,11 @@
 
 import copy
 import functools
-import inspect
 import itertools
 import math
 from collections import defaultdict
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,71 +14,30 @@ import torch
 import torch.nn.functional as F
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers import MistralConfig, MistralForCausalLM
 
 from factories import a_rollout
-from rlvr_cli.data.order import batches, epoch_order, next_indices
+from policies import VOCAB, make_batch, make_policy
+from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.handout import grpo_microbatch_train_step, sft_microbatch_train_step
 from rlvr_cli.models.device import autocast_context
 from rlvr_cli.models.log_probs import get_response_log_probs
 from rlvr_cli.models.tokenization import collate, tokenize_prompt_and_output
 from rlvr_cli.training.advantages import group_advantages
-from rlvr_cli.training.losses.policy_gradient import LOSSES
+from rlvr_cli.training.losses.policy_gradient import LOSSES, HandoutLoss
 from rlvr_cli.training.objectives import policy_gradient, token_metrics
 from rlvr_cli.training.optimizer import learning_rate_at, make_optimizer
 from rlvr_cli.training.update import compute_log_probs, rollout_tensors, select_rows, train_update
 
-VOCAB = 41
-LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
+LOSS_TYPES = list(LOSSES)
 NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normalize", 1.0), ("masked_normalize", 13.0)]
-
-
-class WideRMSNorm(Qwen2RMSNorm):
-    """In the precision of its input. That of transformers rounds float64 to float32, and 1e-16 may become 1e-7."""
-
-    def forward(self, hidden_states):
-        return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
-
-
-def make_policy(dtype=torch.float64):
-    config = Qwen2Config(
-        vocab_size=VOCAB,
-        hidden_size=8,
-        intermediate_size=12,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=1,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        model = Qwen2ForCausalLM(config).to(dtype).eval()
-    for module in model.modules():
-        if isinstance(module, Qwen2RMSNorm):
-            module.__class__ = WideRMSNorm
-    return model
 
 
 @pytest.fixture(scope="module")
 def policy():
     """Read-only; a test that updates it takes a copy."""
     return make_policy()
-
-
-def make_batch(lengths, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(count):
-        return torch.randint(2, VOCAB, (count,), generator=generator).tolist()
-
-    return collate([draw(p) for p, _ in lengths], [draw(r) for _, r in lengths], pad_id=1)
 
 
 def rows_of(batch, rows, extra_width=0):
@@ -128,48 +87,6 @@ def bytes_of(model, optimizer):
     state = [*model.state_dict().values()]
     state += [value for entry in optimizer.state.values() for value in entry.values()]
     return [tensor.detach().numpy().tobytes() for tensor in state]
-
-
-# --- the handout's micro-batch step
-
-
-def test_sft_microbatch_train_step_worked_by_hand():
-    log_probs = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]], requires_grad=True)
-    mask = torch.tensor([[False, True, True], [False, False, True]])
-    loss, metadata = sft_microbatch_train_step(log_probs, mask, 4, 10.0)
-    assert loss.item() == pytest.approx(((2 + 3) / 10 + 6 / 10) / 2 / 4)
-    expected = torch.tensor([[0, -1, -1], [0, 0, -1]]) / 80
-    torch.testing.assert_close(log_probs.grad, expected)
-    assert metadata["num_response_tokens"] == 3
-    assert metadata["mean_nll"].item() == pytest.approx(11 / 3)
-    assert not loss.requires_grad
-
-
-@pytest.mark.parametrize("constant", [1.0, 42.0])
-def test_sft_microbatch_train_step_accumulates_like_the_courses_ten_step_test(constant):
-    generator = torch.Generator().manual_seed(42)
-    log_probs = torch.randn(2, 10, generator=generator, requires_grad=True)
-    mask = torch.rand(2, 10, generator=generator) > 0.5
-    for step in range(1, 11):
-        loss, _ = sft_microbatch_train_step(
-            policy_log_probs=log_probs,
-            response_mask=mask,
-            gradient_accumulation_steps=2,
-            normalize_constant=constant,
-        )
-        rows = [-sum(v for v, m in zip(r, k, strict=True) if m) for r, k in zip(log_probs.tolist(), mask, strict=True)]
-        assert loss.item() == pytest.approx(sum(rows) / constant / 2 / 2, rel=1e-5)
-        torch.testing.assert_close(log_probs.grad, -step * mask / constant / 4)
-
-
-def test_eight_micro_batches_of_one_are_one_of_eight():
-    log_probs = -torch.rand(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    mask = torch.rand(8, 5, generator=torch.Generator().manual_seed(1)) < 0.6
-    whole, pieces = log_probs.clone().requires_grad_(), log_probs.clone().requires_grad_()
-    loss, _ = sft_microbatch_train_step(whole, mask, 1, 3.0)
-    parts = [sft_microbatch_train_step(pieces[row : row + 1], mask[row : row + 1], 8, 3.0)[0] for row in range(8)]
-    torch.testing.assert_close(whole.grad, pieces.grad)
-    torch.testing.assert_close(loss, sum(parts))
 
 
 # --- the update
@@ -418,84 +335,6 @@ def test_ten_updates_follow_an_independent_loop_and_the_tiny_model_overfits(tiny
     assert losses[-1] < 0.5 * losses[0]
 
 
-# --- policy gradients: the handout's micro-batch step
-
-
-def test_the_handouts_signature_of_the_grpo_step():
-    names = list(inspect.signature(grpo_microbatch_train_step).parameters)
-    assert names == [
-        "policy_log_probs",
-        "response_mask",
-        "gradient_accumulation_steps",
-        "loss_type",
-        "raw_rewards",
-        "advantages",
-        "old_log_probs",
-        "cliprange",
-    ]
-
-
-def test_grpo_microbatch_train_step_worked_by_hand():
-    mask = torch.tensor([[False, True, True], [False, False, True]])
-    column = torch.tensor([[2.0], [-1.0]])
-    for loss_type, name in (("no_baseline", "raw_rewards"), ("reinforce_with_baseline", "advantages")):
-        log_probs = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]], requires_grad=True)
-        loss, metadata = grpo_microbatch_train_step(log_probs, mask, 4, loss_type, **{name: column})
-        assert loss.item() == pytest.approx(((2 * 2 + 2 * 3) / 2 - 6) / 2 / 4)
-        torch.testing.assert_close(log_probs.grad, torch.tensor([[0, -1, -1], [0, 0, 1]]) / 8)
-        assert not loss.requires_grad
-        assert metadata == {}
-
-
-def test_grpo_clip_microbatch_train_step_worked_by_hand():
-    mask = torch.tensor([[True, True, True, True], [True, True, False, False]])
-    ratio = torch.tensor([[1.0, 0.5, 1.5, 1.1], [0.5, 1.5, 0.1, 9.0]])
-    old = torch.full((2, 4), -1.0)
-    log_probs = (old + ratio.log()).requires_grad_()
-    loss, metadata = grpo_microbatch_train_step(
-        log_probs, mask, 2, "grpo_clip", advantages=torch.tensor([[2.0], [-1.0]]), old_log_probs=old, cliprange=0.2
-    )
-    assert loss.item() == pytest.approx((-2 * (1 + 0.5 + 1.2 + 1.1) / 4 + (0.8 + 1.5) / 2) / 2 / 2)
-    expected = torch.tensor([[-2 * 1.0, -2 * 0.5, 0, -2 * 1.1], [0, 2 * 1.5, 0, 0]]) / 4 / 4
-    torch.testing.assert_close(log_probs.grad, expected)
-    assert {name: value.item() for name, value in metadata.items()} == pytest.approx(
-        {"ratio": 6.1 / 6, "clipped": 2 / 6, "clipped_low": 1 / 6, "clipped_high": 1 / 6}
-    )
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_equal_grpo_micro_batches_accumulate_to_their_union(loss_type):
-    generator = torch.Generator().manual_seed(3)
-    log_probs = -torch.rand(8, 5, dtype=torch.float64, generator=generator)
-    mask = torch.rand(8, 5, generator=generator) < 0.6
-    mask[:, 2] = True
-    column = torch.randn(8, 1, dtype=torch.float64, generator=generator)
-    old = log_probs + 0.4 * torch.randn(8, 5, dtype=torch.float64, generator=generator)
-
-    def accumulated(size):
-        pieces = log_probs.clone().requires_grad_()
-        losses = []
-        for rows in torch.arange(8).split(size):
-            loss, _ = grpo_microbatch_train_step(
-                pieces[rows],
-                mask[rows],
-                8 // size,
-                loss_type,
-                raw_rewards=column[rows],
-                advantages=column[rows],
-                old_log_probs=old[rows],
-                cliprange=0.2,
-            )
-            losses.append(loss)
-        return pieces.grad, sum(losses)
-
-    gradient, loss = accumulated(8)
-    assert gradient.abs().sum() > 0
-    for size in (1, 2, 4):
-        torch.testing.assert_close(accumulated(size)[0], gradient, rtol=1e-12, atol=1e-15)
-        torch.testing.assert_close(accumulated(size)[1], loss, rtol=1e-12, atol=1e-15)
-
-
 # --- policy gradients: the update
 
 
@@ -513,8 +352,8 @@ def make_rollouts(model, lengths, *, seed=0, temperature=1.0, spread=0.3):
 
 
 def objective_of(loss_type, *, kl_coef=0.0, importance_cap=None, **given):
-    """The objective of `rlvr grpo`."""
-    loss, given = LOSSES[loss_type], {"cliprange": 0.2, "cliprange_high": None} | given
+    """The objective of `rlvr grpo`; options that are not given have their defaults."""
+    loss, given = LOSSES[loss_type], vars(GrpoConfig()) | given
     bound = functools.partial(loss.function, **{name: given[name] for name in loss.options})
     return functools.partial(policy_gradient, loss=bound, kl_coef=kl_coef, importance_cap=importance_cap)
 
@@ -525,8 +364,45 @@ def dealt(batch, order, extra_width):
     return rows_of({k: v for k, v in batch.items() if k not in columns}, order, extra_width) | columns
 
 
+def plain_reinforce(advantage, new, old, *, config):
+    return -advantage * new, {}
+
+
+def plain_grpo_clip(advantage, new, old, *, config):
+    low, high = config.cliprange, config.cliprange_high or config.cliprange
+    ratio = new.exp() / old.exp()
+    above, below = (ratio > 1 + high) & (advantage > 0), (ratio < 1 - low) & (advantage < 0)
+    return -advantage * torch.where(above, 1 + high, torch.where(below, 1 - low, ratio)), {
+        "policy/clip_fraction": above | below,
+        "policy/clip_fraction_low": below,
+        "policy/clip_fraction_high": above,
+    }
+
+
+def plain_grpo_no_clip(advantage, new, old, *, config):
+    return -advantage * new.exp() / old.exp(), {}
+
+
+# A slow reference for each loss: one response's advantage and log-probabilities, (response,) each, and the config ->
+# the loss of each token, and the statistics of each token by the name of the metric that is their mean.
+PLAIN_LOSSES = {
+    "no_baseline": plain_reinforce,
+    "reinforce_with_baseline": plain_reinforce,
+    "grpo_clip": plain_grpo_clip,
+    "grpo_no_clip": plain_grpo_no_clip,
+}
+
+
+def plain_loss_of(loss_type):
+    if loss_type not in PLAIN_LOSSES:
+        raise KeyError(
+            f"the loss {loss_type} has no slow reference: write one, as its source has it, into PLAIN_LOSSES"
+        )
+    return PLAIN_LOSSES[loss_type]
+
+
 def plain_policy_gradient(
-    model, batch, *, loss_type, normalization, constant, low, high, kl_coef, importance_cap, temperature
+    model, batch, *, loss_type, normalization, constant, config, kl_coef, importance_cap, temperature
 ):
     """The loss and its metrics as the papers write them, in a loop over the rows of the whole batch."""
     logits = model(batch["input_ids"]).logits / temperature
@@ -536,17 +412,10 @@ def plain_policy_gradient(
         new = distribution.gather(-1, batch["labels"][row][mask][:, None]).squeeze(-1)
         old = batch["old_log_probs"][row][mask] if "old_log_probs" in batch else new.detach()
         sampled, reference = batch["sampled_log_probs"][row][mask], batch["reference_log_probs"][row][mask]
-        advantage, ratio = batch["advantages"][row, 0], new.exp() / old.exp()
-        above, below = (ratio > 1 + high) & (advantage > 0), (ratio < 1 - low) & (advantage < 0)
-        if loss_type in ("no_baseline", "reinforce_with_baseline"):
-            loss = -advantage * new
-        elif loss_type == "grpo_no_clip":
-            loss = -advantage * ratio
-        else:
-            loss = -advantage * torch.where(above, 1 + high, torch.where(below, 1 - low, ratio))
-            tokens["policy/clip_fraction"].append((above | below).double())
-            tokens["policy/clip_fraction_low"].append(below.double())
-            tokens["policy/clip_fraction_high"].append(above.double())
+        ratio = new.exp() / old.exp()
+        loss, statistics = plain_loss_of(loss_type)(batch["advantages"][row, 0], new, old, config=config)
+        for name, values in statistics.items():
+            tokens[name].append(values.double())
         weight = old.exp() / sampled.exp()
         tokens["mismatch/ratio"].append(weight)
         if importance_cap is not None:
@@ -628,8 +497,7 @@ def test_no_cut_order_or_padding_changes_a_policy_gradient(
         loss_type=loss_type,
         normalization=normalization,
         constant=constant,
-        low=low,
-        high=low if high is None else high,
+        config=GrpoConfig(cliprange=low, cliprange_high=high),
         kl_coef=kl_coef,
         importance_cap=cap,
         temperature=case["temperature"],
@@ -660,7 +528,7 @@ LENGTHS = [(2, 3), (1, 7), (4, 2), (3, 5)]
 ROUNDING = 1e-5  # of a gradient times a factor: the model's normalization layers compute in float32
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", get_args(HandoutLoss))
 def test_the_handouts_grpo_accumulation_is_a_special_case(policy, loss_type):
     batch = make_rollouts(policy, LENGTHS)
     model, losses = copy.deepcopy(policy), []
@@ -685,13 +553,15 @@ def test_the_handouts_grpo_accumulation_is_a_special_case(policy, loss_type):
 
 @pytest.mark.parametrize(("normalization", "constant"), NORMALIZATIONS)
 def test_on_policy_all_types_have_one_gradient(policy, normalization, constant):
+    same = [name for name, loss in LOSSES.items() if loss.uses_ratio or loss.raw_rewards]
+    assert {"grpo_clip", "grpo_no_clip", "no_baseline"} <= set(same)
     batch = make_rollouts(policy, LENGTHS)
     del batch["old_log_probs"]
     how = {"normalization": normalization, "normalize_constant": constant}
     for keywords in ({}, {"importance_cap": 1.1}, {"kl_coef": 0.1}):
         expected, _ = update_gradient(policy, batch, **update_options("reinforce_with_baseline", **keywords), **how)
         assert norm_of(expected) > 1e-3
-        for loss_type in ("grpo_clip", "grpo_no_clip", "no_baseline"):
+        for loss_type in same:
             gradient, _ = update_gradient(policy, batch, **update_options(loss_type, **keywords), **how)
             assert_same(gradient, expected, 1e-12)
 
@@ -706,7 +576,8 @@ def test_on_policy_every_ratio_is_one_and_nothing_is_clipped(loss_type, dtype):
     assert [metrics[f"policy/ratio_{name}"] for name in ("mean", "min", "p01", "p99", "max")] == [1.0] * 5
     clips = {name: value for name, value in metrics.items() if "clip" in name}
     assert set(clips.values()) <= {0.0}
-    assert len(clips) == (3 if loss_type == "grpo_clip" else 0)
+    handouts = {name: 3 if name == "grpo_clip" else 0 for name in get_args(HandoutLoss)}
+    assert len(clips) == handouts.get(loss_type, len(clips))
 
 
 def test_a_likelier_response_is_the_result_of_a_positive_advantage(policy):
@@ -735,7 +606,7 @@ def test_responses_without_an_advantage_still_count_in_the_mean(policy):
 
 
 @pytest.mark.parametrize("zero", [[], [1], [0, 2, 3], [0, 1, 2, 3, 4, 5, 6]])
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if LOSSES[name].skip_zero_advantage])
 def test_rows_with_advantage_0_skip_the_backward_pass_and_nothing_else(policy, loss_type, zero):
     batch = make_rollouts(policy, [*LENGTHS, (1, 1), (2, 7), (3, 0)])
     batch["advantages"][zero] = 0.0
@@ -919,173 +790,6 @@ def test_a_real_tokenizer_and_model_agree_with_their_own_scores(tiny_model, tiny
     assert metrics["policy/ratio_min"] == metrics["policy/ratio_max"] == 1.0
     assert metrics["policy/clip_fraction"] == 0.0
     assert metrics["update/skipped"] == 0
-
-
-# --- token metrics
-
-
-def test_token_metrics_worked_by_hand():
-    ratio = torch.tensor([4.0, 1.0, 2.0, 3.0])
-    metrics = token_metrics(
-        {
-            "ratio": ratio,
-            "mismatch": torch.tensor([0.5, -1.5, 0.0, 0.0]),
-            "clipped": torch.tensor([True, True, True, False]),
-            "clipped_low": torch.tensor([True, False, False, False]),
-            "clipped_high": torch.tensor([False, True, True, False]),
-            "importance_weight": torch.tensor([1.0, 2.0, 1.0, 1.0]),
-            "kl": torch.tensor([0.25, 0.0, 0.25, 0.5]),
-        }
-    )
-    assert metrics == {
-        "policy/ratio_mean": 2.5,
-        "policy/ratio_min": 1.0,
-        "policy/ratio_p01": 1.0,
-        "policy/ratio_p99": 4.0,
-        "policy/ratio_max": 4.0,
-        "mismatch/logprob_mean_abs": 0.5,
-        "mismatch/logprob_max_abs": 1.5,
-        "mismatch/ratio_mean": pytest.approx((math.exp(0.5) + math.exp(-1.5) + 2) / 4),
-        "mismatch/ratio_min": pytest.approx(math.exp(-1.5)),
-        "mismatch/ratio_p01": pytest.approx(math.exp(-1.5)),
-        "mismatch/ratio_p99": pytest.approx(math.exp(0.5)),
-        "mismatch/ratio_max": pytest.approx(math.exp(0.5)),
-        "policy/clip_fraction": 0.75,
-        "policy/clip_fraction_low": 0.25,
-        "policy/clip_fraction_high": 0.5,
-        "mismatch/importance_weight_mean": 1.25,
-        "policy/kl": 0.25,
-    }
-    assert {type(value) for value in metrics.values()} == {float}
-    assert token_metrics({}) == {}
-
-
-@given(st.integers(0, 2**32), st.one_of(st.integers(1, 400), st.sampled_from([51, 151, 251, 1001])))
-@settings(max_examples=40, deadline=None)
-def test_token_quantiles_are_numpys_nearest(seed, count):
-    values = torch.randn(count, generator=torch.Generator().manual_seed(seed))
-    metrics = token_metrics({"ratio": values, "mismatch": values})
-    expected = np.quantile(values.double().numpy(), [0.0, 0.01, 0.99, 1.0], method="nearest").tolist()
-    assert [metrics[f"policy/ratio_{name}"] for name in ("min", "p01", "p99", "max")] == expected
-    assert metrics["policy/ratio_mean"] == pytest.approx(values.double().mean().item(), rel=1e-12)
-    assert metrics["mismatch/ratio_p99"] == pytest.approx(math.exp(expected[2]), rel=1e-6)
-    assert metrics["mismatch/logprob_max_abs"] == pytest.approx(max(map(abs, expected)))
-
-
-# --- optimizer, learning rate, order
-
-
-def test_the_optimizer_has_the_handouts_defaults_and_only_what_trains():
-    model = make_policy(torch.float32)
-    model.model.embed_tokens.weight.requires_grad_(False)  # the tied head with it
-    optimizer = make_optimizer(model, learning_rate=3e-5)
-    group = optimizer.param_groups[0]
-    assert (group["lr"], group["betas"], group["weight_decay"]) == (3e-5, (0.9, 0.95), 0.0)
-    assert len(group["params"]) == sum(p.requires_grad for p in model.parameters())
-    before = model.lm_head.weight.clone()
-    metrics = train_update(model, optimizer, make_batch([(2, 3)]), learning_rate=0.1, micro_batch_size=1)
-    assert metrics["optimizer/learning_rate"] == optimizer.param_groups[0]["lr"] == 0.1
-    assert torch.equal(model.lm_head.weight, before)
-    assert metrics["optimizer/grad_norm"] > 0
-
-
-def test_learning_rate_worked_by_hand():
-    def rates(**options):
-        return [learning_rate_at(step, peak=1.0, num_steps=7, **options) for step in range(9)]
-
-    assert rates() == [1.0] * 9
-    assert rates(warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    expected = [0.5, 1.0, 1.0, 0.1 + 0.45 * (1 + math.cos(math.pi / 4)), 0.55]
-    expected += [0.1 + 0.45 * (1 - math.cos(math.pi / 4)), 0.1, 0.1, 0.1]
-    assert rates(warmup_steps=2, schedule="cosine") == pytest.approx(expected)
-
-
-@given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 600))
-def test_learning_rate_stays_within_its_bounds(num_steps, warmup_steps, step):
-    rate = learning_rate_at(step, peak=2.0, num_steps=num_steps, warmup_steps=warmup_steps, schedule="cosine")
-    assert 0 < rate <= 2.0
-    if step >= warmup_steps:
-        assert rate >= 0.2 * (1 - 1e-12)
-        later = learning_rate_at(step + 1, peak=2.0, num_steps=num_steps, warmup_steps=warmup_steps, schedule="cosine")
-        assert later <= rate * (1 + 1e-12)
-
-
-def test_the_order_is_a_permutation_fixed_for_good_by_seed_and_epoch():
-    assert sorted(epoch_order(1000, seed=3, epoch=2)) == list(range(1000))
-    orders = {tuple(epoch_order(50, seed=seed, epoch=epoch)) for seed in range(4) for epoch in range(4)}
-    assert len(orders) == 16
-    assert epoch_order(8, seed=0, epoch=0) == (7, 0, 1, 5, 3, 4, 2, 6)
-    firsts = [epoch_order(4, seed=seed, epoch=0)[0] for seed in range(2000)]
-    for index in range(4):
-        assert 400 < firsts.count(index) < 600  # 500 expected, 5 standard deviations
-
-
-@given(st.integers(0, 30), st.integers(1, 7))
-def test_batches_are_an_epoch_in_its_order_and_only_the_last_is_smaller(count, size):
-    examples = [f"example {index}" for index in range(count)]
-    found = list(batches(examples, batch_size=size, seed=1, epoch=4))
-    assert [example for batch in found for example in batch] == [
-        examples[index] for index in epoch_order(count, seed=1, epoch=4)
-    ]
-    assert [len(batch) for batch in found] == [size] * (count // size) + ([count % size] if count % size else [])
-
-
-def test_next_indices_follow_the_order_of_each_epoch():
-    first, second = (list(epoch_order(5, seed=3, epoch=epoch)) for epoch in (0, 1))
-    assert next_indices(5, 2, seed=3, start=0) == (first[:2], 2)
-    assert next_indices(5, 3, seed=3, start=2) == (first[2:], 5)
-    assert next_indices(5, 5, seed=3, start=5) == (second, 10)
-    assert next_indices(5, 0, seed=3, start=4) == ([], 4)
-
-
-def test_next_indices_repeat_nothing_where_an_epoch_ends():
-    first, second = epoch_order(5, seed=3, epoch=0), epoch_order(5, seed=3, epoch=1)
-    tail = list(first[3:])
-    fresh = [index for index in second if index not in tail]
-    drawn, position = next_indices(5, 4, seed=3, start=3)
-    assert drawn == tail + fresh[:2]
-    assert position == 5 + second.index(fresh[1]) + 1
-
-
-def test_next_indices_skip_the_excluded_and_run_out():
-    order = epoch_order(6, seed=1, epoch=0)
-    drawn, position = next_indices(6, 2, seed=1, start=0, exclude=[order[0], order[2], order[0]])
-    assert (drawn, position) == ([order[1], order[3]], 4)
-    drawn, _ = next_indices(6, 9, seed=1, start=4, exclude=[2, 5])
-    assert sorted(drawn) == [0, 1, 3, 4]
-    assert next_indices(6, 1, seed=1, start=4, exclude=range(6)) == ([], 4)
-    assert next_indices(0, 3, seed=1, start=0) == ([], 0)
-
-
-@given(st.integers(1, 12), st.integers(0, 15), st.integers(0, 5), st.integers(0, 60), st.sets(st.integers(0, 11)))
-@settings(max_examples=80, deadline=None)
-def test_next_indices_are_a_pure_function_without_gaps(num_examples, count, seed, start, exclude):
-    exclude = {index for index in exclude if index < num_examples}
-    before = torch.random.get_rng_state()
-    drawn, position = next_indices(num_examples, count, seed=seed, start=start, exclude=sorted(exclude))
-    assert (drawn, position) == next_indices(
-        num_examples, count, seed=seed, start=start, exclude=sorted(exclude, reverse=True)
-    )
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert len(drawn) == len(set(drawn)) == min(count, num_examples - len(exclude))
-    passed = []
-    for place in range(start, position):
-        index = epoch_order(num_examples, seed=seed, epoch=place // num_examples)[place % num_examples]
-        if index not in exclude and index not in passed:
-            passed.append(index)
-    assert drawn == passed
-    if drawn:  # it stops at what it drew last
-        last = divmod(position - 1, num_examples)
-        assert epoch_order(num_examples, seed=seed, epoch=last[0])[last[1]] == drawn[-1]
-
-
-def test_batches_that_divide_an_epoch_use_each_example_once():
-    position, seen = 0, []
-    for _ in range(8):
-        drawn, position = next_indices(12, 3, seed=7, start=position)
-        seen.append(drawn)
-    for epoch in (seen[:4], seen[4:]):
-        assert sorted(index for drawn in epoch for index in drawn) == list(range(12))
 
 
 def test_the_mismatch_is_also_told_by_position_and_length():

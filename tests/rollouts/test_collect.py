@@ -1,7 +1,6 @@
 """Collecting rollouts: seeds depend only on a sample's key, and rows survive interruptions and errors."""
 
 import dataclasses
-import math
 
 import pytest
 
@@ -15,7 +14,6 @@ from rlvr_cli.rollouts import collect as collecting
 from rlvr_cli.rollouts import grading
 from rlvr_cli.rollouts.collect import collect_rollouts, log_generations, sample_groups
 from rlvr_cli.rollouts.grading import choose_grader
-from rlvr_cli.rollouts.metrics import generation_metrics
 from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_rollouts, read_run
@@ -96,17 +94,6 @@ def rows_of(run, *, without=("sampled_at", "run_id")):
     rows = read_rollouts(run.path).to_pylist()
     kept = [{k: v for k, v in r.items() if k not in without} for r in rows]
     return sorted(kept, key=lambda r: (r["example_id"], r["sample_index"]))
-
-
-def test_seeds_depend_on_the_key_and_differ():
-    def seed(**change):
-        who = {"phase": "eval", "step": 0, "example_id": "a", "sample_index": 0, **change}
-        return request_seed(0, **who)
-
-    assert seed() == seed()
-    others = [seed(phase="train"), seed(step=1), seed(example_id="b"), seed(sample_index=1)]
-    assert len({seed(), request_seed(1, phase="eval", step=0, example_id="a", sample_index=0), *others}) == 6
-    assert all(0 <= s < 2**63 for s in others)
 
 
 def test_a_row_has_prompt_response_and_grade(tmp_path, pool):
@@ -381,35 +368,6 @@ def test_log_generations_logs_the_averages_it_returns(tmp_path, pool):
     metrics = pq.read_table(read_run(run.path).metrics).to_pylist()
     stored = {m["name"]: m["value"] for m in metrics if m["step"] == 3 and m["phase"] == "eval"}
     assert averages.items() <= stored.items()
-
-
-def test_averages_match_a_calculation_by_hand():
-    def row(reward, tokens, finish="stop", entropy=None):
-        return {
-            "reward": reward, "format_reward": reward, "answer_reward": reward, "num_response_tokens": tokens,
-            "finish_reason": finish, "mean_entropy": entropy,
-        }  # fmt: skip
-
-    averages = generation_metrics(
-        [row(1.0, 10, entropy=0.5), row(0.0, 20), row(None, 60, "length"), row(1.0, 30, entropy=1.5)]
-    )
-    assert averages == {
-        "reward/mean": 0.5, "reward/format": 0.5, "reward/answer": 0.5, "length/mean": 30.0, "length/correct": 20.0, "length/wrong": 40.0,
-        "length/truncated_share": 0.25, "entropy/mean": 1.0, "reward/samples": 4.0, "reward/grade_errors": 1.0,
-    }  # fmt: skip
-    assert "length/wrong" not in generation_metrics([row(1.0, 10)])
-
-
-def test_averages_of_an_iterator_equal_those_of_a_list():
-    rows = [
-        {"reward": r, "format_reward": 1.0, "answer_reward": r, "num_response_tokens": n, "finish_reason": "stop", "mean_entropy": e}
-        for r, n, e in [(math.nan, 3, 0.1), (0.1, 4, 0.2), (0.7, 5, 0.7)]
-    ]  # fmt: skip
-    found = generation_metrics(iter(rows))
-    assert (found["length/correct"], found["length/wrong"]) == (5.0, 4.0)  # NaN is neither
-    assert found["entropy/mean"] == (0.1 + 0.2 + 0.7) / 3
-    assert math.isnan(found["reward/mean"])
-    assert generation_metrics([]) == {"reward/samples": 0.0, "reward/grade_errors": 0.0}
 
 
 def test_an_evaluation_samples_in_slices_and_stores_each_sample_once(tmp_path, pool, monkeypatch):

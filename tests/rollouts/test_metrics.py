@@ -1,0 +1,34 @@
+"""Averages over generations."""
+
+import math
+
+from rlvr_cli.rollouts.metrics import generation_metrics
+
+
+def test_averages_match_a_calculation_by_hand():
+    def row(reward, tokens, finish="stop", entropy=None):
+        return {
+            "reward": reward, "format_reward": reward, "answer_reward": reward, "num_response_tokens": tokens,
+            "finish_reason": finish, "mean_entropy": entropy,
+        }  # fmt: skip
+
+    averages = generation_metrics(
+        [row(1.0, 10, entropy=0.5), row(0.0, 20), row(None, 60, "length"), row(1.0, 30, entropy=1.5)]
+    )
+    assert averages == {
+        "reward/mean": 0.5, "reward/format": 0.5, "reward/answer": 0.5, "length/mean": 30.0, "length/correct": 20.0, "length/wrong": 40.0,
+        "length/truncated_share": 0.25, "entropy/mean": 1.0, "reward/samples": 4.0, "reward/grade_errors": 1.0,
+    }  # fmt: skip
+    assert "length/wrong" not in generation_metrics([row(1.0, 10)])
+
+
+def test_averages_of_an_iterator_equal_those_of_a_list():
+    rows = [
+        {"reward": r, "format_reward": 1.0, "answer_reward": r, "num_response_tokens": n, "finish_reason": "stop", "mean_entropy": e}
+        for r, n, e in [(math.nan, 3, 0.1), (0.1, 4, 0.2), (0.7, 5, 0.7)]
+    ]  # fmt: skip
+    found = generation_metrics(iter(rows))
+    assert (found["length/correct"], found["length/wrong"]) == (5.0, 4.0)  # NaN is neither
+    assert found["entropy/mean"] == (0.1 + 0.2 + 0.7) / 3
+    assert math.isnan(found["reward/mean"])
+    assert generation_metrics([]) == {"reward/samples": 0.0, "reward/grade_errors": 0.0}
