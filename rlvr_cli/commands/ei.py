@@ -7,13 +7,11 @@ from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.data.order import batches, next_indices
 from rlvr_cli.models.tokenization import collate, pad_id_of
-from rlvr_cli.process import StopRequest
-from rlvr_cli.rollouts.collect import sample_groups
 from rlvr_cli.rollouts.metrics import rollout_metrics
-from rlvr_cli.runs.provenance import open_run, resumed_config
+from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
 from rlvr_cli.training.plan import ei_plan, print_plan
-from rlvr_cli.training.session import Inputs, load_inputs, open_trainer
+from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Rollout
 
@@ -22,15 +20,10 @@ def run(config: EiConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="ei")
     inputs = load_inputs(config, questions_per_batch=config.ei_batch_size)
-    print_plan(ei_plan(config, inputs.facts), config, engine=inputs.engine, rows=config.micro_batch_size)
+    print_plan(ei_plan(config, inputs.facts), config, engine=inputs.engine.name, rows=config.micro_batch_size)
     if config.dry_run:
         return
-    with (
-        inputs.pool,
-        StopRequest() as stop,
-        open_run(config, command="ei", facts=inputs.facts) as run,
-        open_trainer(config, run, inputs=inputs, num_updates=0, stop=stop) as trainer,
-    ):
+    with open_trainer(config, inputs, command="ei", num_updates=0) as trainer:
         train(config, trainer, inputs)
     report_end(trainer, output=config.format)
 
@@ -91,20 +84,15 @@ def expert_rollouts(
     Returns:
         The correct responses without duplicates, `asked` after them, and the values for the progress bar.
     """
-    indices, asked = next_indices(inputs.dataset.rows, config.ei_batch_size, seed=config.seed, start=asked)
+    indices, asked = next_indices(len(inputs.questions), config.ei_batch_size, seed=config.seed, start=asked)
     trainer.weights.sync(trainer.updates)
-    rollouts, stats = sample_groups(
-        trainer.run,
+    rollouts, stats = sample_questions(
+        trainer,
+        inputs,
+        indices,
         step=step,
-        examples=[inputs.dataset.examples[i] for i in indices],
         num_samples=config.group_size,
         advantages=lambda rows: [None] * len(rows),
-        template=inputs.template,
-        sampler=trainer.sampler,
-        params=config.sampling_params,
-        grader=inputs.pool,
-        seed=config.seed,
-        stop=trainer.stop,
     )
     correct = [r for r in rollouts if r.reward is not None and r.reward > 0.5]
     distinct = list({(r.prompt_ids, r.response_ids): r for r in correct}.values())

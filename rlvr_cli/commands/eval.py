@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.config.eval import EvalConfig
-from rlvr_cli.data.datasets import Dataset, load_dataset
+from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import reference_response
@@ -16,6 +16,7 @@ from rlvr_cli.models.identity import model_facts
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import grader_pool
+from rlvr_cli.rollouts.inputs import input_facts, load_questions
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.samplers.open import choose_engine, open_sampler, sampler_facts, settings_of
 from rlvr_cli.terminal import console, tables
@@ -25,17 +26,7 @@ def run(config: EvalConfig) -> None:
     """Evaluate a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="eval")
     template = load_prompt(config.prompt)
-    dataset = load_dataset(
-        config.dataset,
-        split=config.split or None,
-        limit=config.limit,
-        question_field=config.question_field or None,
-        answer_field=config.answer_field or None,
-        skip_bad_lines=config.skip_bad_lines,
-    )
-    console.report_skipped_lines(dataset.num_skipped, dataset.skipped)
-    for note in dataset.notes:
-        console.say(note)
+    dataset = load_questions(config, purpose="eval", limit=config.limit)
     pool = grader_pool(config, dataset.default_grader)
     grader = pool.spec
     if config.check_dataset:
@@ -43,13 +34,13 @@ def run(config: EvalConfig) -> None:
             return check_dataset(dataset, grader, pool, output=config.format)
 
     engine = choose_engine(config.engine, base_url=config.base_url)
-    facts = {
-        "dataset": dataset.facts,
-        "model": model_facts(config.model, base_url=config.base_url),
-        "prompt": {"name": template.name, "text": template.text},
-        "grader": grader,
-        "engine": engine.name,
-    }
+    facts = input_facts(
+        {"dataset": dataset.facts},
+        model=model_facts(config.model, base_url=config.base_url),
+        template=template,
+        grader=grader,
+        engine=engine.name,
+    )
     with pool, StopRequest() as stop, open_run(config, command="eval", facts=facts) as run:
         console.say(f"run      {run.path}")
         for notice in run.notices:

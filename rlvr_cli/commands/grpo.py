@@ -18,18 +18,16 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import out_of_memory_as_user_error
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokenization import Batch, pad_id_of
-from rlvr_cli.process import StopRequest
-from rlvr_cli.rollouts.collect import sample_groups
 from rlvr_cli.rollouts.metrics import SamplingStats, rollout_metrics
 from rlvr_cli.rollouts.requests import prefetch_groups
-from rlvr_cli.runs.provenance import open_run, resumed_config
+from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
 from rlvr_cli.training.advantages import group_advantages, has_signal, soft_overlong_penalty
 from rlvr_cli.training.losses.custom import load_loss
 from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
 from rlvr_cli.training.objectives import policy_gradient
 from rlvr_cli.training.plan import grpo_notes, grpo_plan, print_plan
-from rlvr_cli.training.session import Inputs, load_inputs, open_trainer
+from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.update import compute_log_probs, rollout_tensors, select_rows, zero_advantage_rows
 from rlvr_cli.types import Rollout
@@ -39,20 +37,21 @@ def run(config: GrpoConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="grpo")
     loss = resolve_loss(config)
-    inputs = load_inputs(config, questions_per_batch=config.n_prompts_per_rollout_batch)
-    facts = inputs.facts | loss_facts(config.loss_type)
-    print_plan(grpo_plan(config, facts, loss=loss), config, engine=inputs.engine, rows=config.micro_train_batch_size)
+    inputs = load_inputs(
+        config, questions_per_batch=config.n_prompts_per_rollout_batch, more_facts=loss_facts(config.loss_type)
+    )
+    print_plan(
+        grpo_plan(config, inputs.facts, loss=loss),
+        config,
+        engine=inputs.engine.name,
+        rows=config.micro_train_batch_size,
+    )
     for note in grpo_notes(config, loss=loss):
         console.say(f"note: {note}")
     if config.dry_run:
         return
     num_updates = config.n_grpo_steps * config.updates_per_rollout_batch
-    with (
-        inputs.pool,
-        StopRequest() as stop,
-        open_run(config, command="grpo", facts=facts) as run,
-        open_trainer(config, run, inputs=inputs, num_updates=num_updates, stop=stop) as trainer,
-    ):
+    with open_trainer(config, inputs, command="grpo", num_updates=num_updates) as trainer:
         train(config, trainer, inputs, loss=loss)
     report_end(trainer, output=config.format)
 
@@ -157,22 +156,12 @@ def rollout_batch(
     syncing = trainer.weights.sync_rollouts(trainer.updates)
     while len(used) < wanted and rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1):
         fresh, asked = next_indices(
-            inputs.dataset.rows, wanted - len(used), seed=config.seed, start=asked, exclude=indices
+            len(inputs.questions), wanted - len(used), seed=config.seed, start=asked, exclude=indices
         )
         if not fresh:
             break
-        rollouts, took = sample_groups(
-            trainer.run,
-            step=step,
-            examples=[inputs.dataset.examples[i] for i in fresh],
-            num_samples=size,
-            advantages=partial(advantages, config, loss=loss),
-            template=inputs.template,
-            sampler=trainer.sampler,
-            params=config.sampling_params,
-            grader=inputs.pool,
-            seed=config.seed,
-            stop=trainer.stop,
+        rollouts, took = sample_questions(
+            trainer, inputs, fresh, step=step, num_samples=size, advantages=partial(advantages, config, loss=loss)
         )
         new = [rollouts[first : first + size] for first in range(0, len(rollouts), size)]
         signal = has_signal(rewards_of(rollouts), group_size=size).tolist()
@@ -208,12 +197,12 @@ def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: 
     assert trainer.weights.process is not None
     trainer.weights.sync_rollouts(trainer.updates)
     indices, _ = next_indices(
-        inputs.dataset.rows, config.n_prompts_per_rollout_batch, seed=config.seed, start=asked, exclude=[]
+        len(inputs.questions), config.n_prompts_per_rollout_batch, seed=config.seed, start=asked, exclude=[]
     )
     prefetch_groups(
         trainer.run,
         step=step,
-        examples=[inputs.dataset.examples[i] for i in indices],
+        examples=[inputs.questions[i] for i in indices],
         num_samples=config.group_size,
         template=inputs.template,
         sampler=trainer.weights.process,
@@ -282,21 +271,22 @@ def training_batch(
     batch["group"] = torch.arange(len(rollouts))[:, None] // config.group_size
     if not config.kl_coef:
         batch["zero_advantage"] = zero_advantage_rows(batch)
-    how: dict[str, Any] = {
-        "micro_batch_size": config.micro_train_batch_size,
-        "temperature": config.sampling_temperature,
-        "check": trainer.stop.check,
-    }
+    log_probs_of = partial(
+        compute_log_probs,
+        micro_batch_size=config.micro_train_batch_size,
+        temperature=config.sampling_temperature,
+        check=trainer.stop.check,
+    )
     if reference is not None:
         with out_of_memory_as_user_error():
-            batch["reference_log_probs"] = compute_log_probs(reference, batch, **how)
+            batch["reference_log_probs"] = log_probs_of(reference, batch)
     if len(minibatches) > 1:
         old = trainer.tensors.get("old_log_probs")
         if old is None:
             old = torch.zeros(batch["response_mask"].shape)
             with out_of_memory_as_user_error():
                 for rows in minibatches[: len(minibatches) // config.epochs_per_rollout_batch]:
-                    old[rows] = compute_log_probs(trainer.policy, select_rows(batch, rows), **how)
+                    old[rows] = log_probs_of(trainer.policy, select_rows(batch, rows))
         batch["old_log_probs"] = old
     trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
     return batch

@@ -16,12 +16,13 @@ from rlvr_cli.data.traces import SampledIds, choose_examples, keep_correct, load
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_facts
 from rlvr_cli.models.tokenization import collate, encode, pad_id_of
-from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.runs.provenance import open_run, resumed_config
+from rlvr_cli.rollouts.inputs import input_facts
+from rlvr_cli.runs.provenance import resumed_config
+from rlvr_cli.samplers.open import Engine
 from rlvr_cli.terminal import console
 from rlvr_cli.training.plan import FEW_UPDATES, print_plan, sft_plan
-from rlvr_cli.training.session import load_eval_dataset
+from rlvr_cli.training.session import Inputs, load_eval_dataset, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example
 
@@ -50,38 +51,26 @@ def run(config: SftConfig) -> None:
     num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(examples) / config.train_batch_size)
     eval_dataset = load_eval_dataset(config)
     pool = grader_pool(config, eval_dataset.default_grader if eval_dataset else None)
-    facts = {
-        "dataset": {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint},
-        "eval_dataset": eval_dataset and eval_dataset.facts,
-        "model": model_facts(config.model),
-        "prompt": {"name": template.name, "text": template.text},
-        "grader": pool.spec,
-        "engine": "transformers",
-    }
+    facts = input_facts(
+        {
+            "dataset": {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint},
+            "eval_dataset": eval_dataset and eval_dataset.facts,
+        },
+        model=model_facts(config.model),
+        template=template,
+        grader=pool.spec,
+        engine=config.engine,
+    )
     lines = sft_plan(config, facts, examples=len(examples), traces=len(traces.examples), num_updates=num_updates)
-    print_plan(lines, config, engine="transformers", rows=config.micro_batch_size)
+    print_plan(lines, config, engine=config.engine, rows=config.micro_batch_size)
     if num_updates < FEW_UPDATES:
         console.say(
             f"note: {num_updates} updates change a model little; a smaller --train-batch-size or more --sft-epochs gives more updates"
         )
     if config.dry_run:
         return
-    with (
-        pool,
-        StopRequest() as stop,
-        open_run(config, command="sft", facts=facts) as run,
-        Trainer(
-            config,
-            run,
-            engine="transformers",
-            num_updates=num_updates,
-            eval_dataset=eval_dataset,
-            template=template,
-            eval_params=config.sampling_params,
-            grader=pool,
-            stop=stop,
-        ) as trainer,
-    ):
+    inputs = Inputs(template, [], eval_dataset, pool, Engine(config.engine, "shares the trainer's model"), facts)
+    with open_trainer(config, inputs, command="sft", num_updates=num_updates) as trainer:
         train(config, trainer, examples=examples, token_ids=traces.token_ids)
     report_end(trainer, output=config.format)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import compress
-from typing import Any, Protocol
+from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import RlvrError
@@ -37,6 +37,18 @@ class Progress(Protocol):
     def advance(self, n: int, **signals: float) -> None: ...
 
 
+class Collecting(TypedDict):
+    """Arguments that every function of this module takes as keywords."""
+
+    template: PromptTemplate
+    sampler: Sampler
+    params: SamplingParams
+    grader: GraderPool
+    seed: int
+    stop: StopRequest
+    progress: NotRequired[Progress]
+
+
 class _Collector:
     """Turns the completions of one phase and step into graded rollouts and commits them.
 
@@ -53,23 +65,26 @@ class _Collector:
         phase: Phase,
         step: int,
         examples: Sequence[Example],
-        template: PromptTemplate,
-        sampler: Sampler,
         num_samples: int,
-        grader: GraderPool,
-        seed: int,
-        progress: Progress | None = None,
+        **collecting: Unpack[Collecting],
     ) -> None:
         self.run = run
         self.phase: Phase = phase
         self.step = step
-        self.sampler, self.grader, self.progress = sampler, grader, progress
+        self.sampler, self.grader = collecting["sampler"], collecting["grader"]
+        self.params, self.stop, self.progress = collecting["params"], collecting["stop"], collecting.get("progress")
         self.wanted, self.requests = missing_samples(
-            run, phase=phase, step=step, examples=examples, template=template, num_samples=num_samples, seed=seed
+            run,
+            phase=phase,
+            step=step,
+            examples=examples,
+            template=collecting["template"],
+            num_samples=num_samples,
+            seed=collecting["seed"],
         )
         self.graded: list[Rollout] = []
         self.grading = GradingQueue(
-            grader,
+            self.grader,
             ground_truth=lambda c: self.wanted[c.request_index][0].ground_truth,
             example=lambda c: (
                 asdict(self.wanted[c.request_index][0]) | {"prompt": self.requests[c.request_index].prompt}
@@ -135,7 +150,13 @@ class _Collector:
 
 
 def collect_rollouts(
-    run: RunDir, *, params: SamplingParams, stop: StopRequest, sampler: Sampler, **what: Any
+    run: RunDir,
+    *,
+    phase: Phase,
+    step: int,
+    examples: Sequence[Example],
+    num_samples: int,
+    **collecting: Unpack[Collecting],
 ) -> SamplingStats:
     """Sample, grade and commit every rollout of (phase, step) that the run lacks, in the order in which they finish.
 
@@ -143,20 +164,17 @@ def collect_rollouts(
     samples exactly these. If a signal or a permanent endpoint error stops the work, the completions received so far are
     graded and committed first; a second signal does not wait for the graders.
 
-    Args:
-        what: `phase`, `step`, `examples`, `template`, `num_samples`, `grader`, `seed` and `progress` (optional).
-
     Returns:
         The cost. The rollouts are only in the run, since they may exceed memory.
 
     Raises:
         Interrupted: `stop` was requested; all completions received so far are committed.
     """
-    collector = _Collector(run, sampler=sampler, **what)
+    collector = _Collector(run, phase=phase, step=step, examples=examples, num_samples=num_samples, **collecting)
     if not collector.requests:
         return SamplingStats()
     committed = time.monotonic()
-    completions = sampler.sample(collector.requests, params)
+    completions = collector.sampler.sample(collector.requests, collector.params)
     try:
         for completion in completions:
             collector.add(completion)
@@ -167,7 +185,7 @@ def collect_rollouts(
             if due or len(collector.graded) >= COMMIT_ROWS:
                 collector.commit()
                 committed = time.monotonic()
-            stop.check()
+            collector.stop.check()
     except KeyboardInterrupt:  # the second signal
         collector.grading.cancel()
         raise
@@ -181,12 +199,11 @@ def collect_rollouts(
 def collect_batch(
     run: RunDir,
     *,
+    step: int,
     examples: Sequence[Example],
+    num_samples: int,
     advantages: Advantages,
-    params: SamplingParams,
-    stop: StopRequest,
-    sampler: Sampler,
-    **what: Any,
+    **collecting: Unpack[Collecting],
 ) -> tuple[list[Rollout], SamplingStats]:
     """Sample and grade every training rollout of a step that the run lacks, and commit all of them or none.
 
@@ -196,7 +213,6 @@ def collect_batch(
     Args:
         examples: the questions; rollouts of one question form a group.
         advantages: see `sample_groups`.
-        what: `step`, `template`, `num_samples`, `grader`, `seed` and `progress` (optional).
 
     Returns:
         The committed rollouts and the cost.
@@ -204,15 +220,15 @@ def collect_batch(
     Raises:
         Interrupted: `stop` was requested; nothing is committed.
     """
-    collector = _Collector(run, phase="train", examples=examples, sampler=sampler, **what)
+    collector = _Collector(run, phase="train", step=step, examples=examples, num_samples=num_samples, **collecting)
     if not collector.requests:
         return [], SamplingStats()
-    completions = sampler.sample(collector.requests, params)
+    completions = collector.sampler.sample(collector.requests, collector.params)
     try:
         for completion in completions:
             collector.add(completion)
             collector.collect_grades(within=0.0)
-            stop.check()
+            collector.stop.check()
         collector.grading.send()
         collector.collect_grades(within=None)
         place = {example.id: i for i, example in enumerate(examples)}
@@ -226,7 +242,13 @@ def collect_batch(
 
 
 def sample_groups(
-    run: RunDir, *, step: int, examples: Sequence[Example], num_samples: int, advantages: Advantages, **collecting: Any
+    run: RunDir,
+    *,
+    step: int,
+    examples: Sequence[Example],
+    num_samples: int,
+    advantages: Advantages,
+    **collecting: Unpack[Collecting],
 ) -> tuple[list[Rollout], SamplingStats]:
     """Return the training rollouts of a step; those that the run lacks are sampled, graded and committed first.
 
@@ -234,7 +256,6 @@ def sample_groups(
 
     Args:
         advantages: rollouts of whole groups, each group contiguous -> one advantage per rollout.
-        collecting: the other arguments of `collect_batch`.
 
     Returns:
         The rollouts, ordered by example and then by sample index, and the cost of sampling.
@@ -260,16 +281,19 @@ def sample_groups(
 
 
 def log_generations(
-    run: RunDir, *, phase: Phase, step: int, examples: Sequence[Example], num_samples: int, **collecting: Any
+    run: RunDir,
+    *,
+    phase: Phase,
+    step: int,
+    examples: Sequence[Example],
+    num_samples: int,
+    **collecting: Unpack[Collecting],
 ) -> dict[str, float]:
     """Generate responses for the examples and log them with their averages (handout, section 4.2).
 
     The rows (prompt, response, ground truth, the three rewards, mean token entropy, length) are committed as rollouts;
     the averages (rewards, entropy, length of all, correct and wrong responses, truncated share) as metrics. Memory use
     does not grow with the number of rows: they are requested in slices and read back part by part.
-
-    Args:
-        collecting: the other arguments of `collect_rollouts`.
 
     Returns:
         The averages by metric name; a mean over no rows is absent.

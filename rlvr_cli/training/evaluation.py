@@ -36,7 +36,7 @@ class Evaluator:
     ) -> None:
         self.config, self.run = config, run
         self.eval_dataset = eval_dataset
-        self._how = {"template": template, "params": params, "grader": grader, "stop": stop, "seed": config.seed}
+        self._template, self._params, self._grader, self._stop = template, params, grader, stop
         self.seconds_per_question = 0.0
 
     def is_due(self, updates: int) -> bool:
@@ -50,7 +50,17 @@ class Evaluator:
         examples = self.eval_dataset.examples[: self.num_questions(last=last)]
         new = len(examples) - len(self.run.committed_keys("eval", updates))
         averages = log_generations(
-            self.run, phase="eval", step=updates, examples=examples, sampler=sampler, num_samples=1, **self._how
+            self.run,
+            phase="eval",
+            step=updates,
+            examples=examples,
+            num_samples=1,
+            template=self._template,
+            sampler=sampler,
+            params=self._params,
+            grader=self._grader,
+            seed=self.config.seed,
+            stop=self._stop,
         )
         seconds = time.monotonic() - started
         console.say(

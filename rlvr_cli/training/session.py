@@ -16,45 +16,42 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.identity import model_facts
 from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.collect import Advantages, sample_groups
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.samplers.open import choose_engine, sampler_facts
+from rlvr_cli.rollouts.inputs import input_facts, load_questions
+from rlvr_cli.rollouts.metrics import SamplingStats
+from rlvr_cli.runs.provenance import open_run
+from rlvr_cli.samplers.open import Engine, choose_engine, sampler_facts
 from rlvr_cli.terminal import console
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.types import Example
+from rlvr_cli.types import Example, Rollout
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a command that samples its own training data."""
+    """The inputs of a training command."""
 
     template: PromptTemplate
-    dataset: Dataset
+    questions: list[Example]  # that the command samples answers to; empty if it trains on traces
     eval_dataset: Dataset | None  # the evaluation questions
     pool: GraderPool  # not started yet
-    engine: str
-    engine_reason: str
+    engine: Engine
     facts: dict[str, Any]  # for run.json
 
 
-def load_inputs(config: TrainingConfig, *, questions_per_batch: int) -> Inputs:
+def load_inputs(
+    config: TrainingConfig, *, questions_per_batch: int, more_facts: dict[str, Any] | None = None
+) -> Inputs:
     """Load the inputs of `rlvr ei` or `rlvr grpo`.
+
+    Args:
+        more_facts: further facts for run.json.
 
     Raises:
         RlvrError: questions cannot be read or are too few, or prompt, grader or engine are unknown.
     """
     template = load_prompt(config.prompt)
-    dataset = load_dataset(
-        config.dataset,
-        split=config.split,
-        question_field=config.question_field,
-        answer_field=config.answer_field,
-        skip_bad_lines=config.skip_bad_lines,
-        purpose="train",
-    )
-    console.report_skipped_lines(dataset.num_skipped, dataset.skipped)
-    for note in dataset.notes:
-        console.say(note)
+    dataset = load_questions(config, purpose="train")
     if dataset.rows < questions_per_batch:
         raise RlvrError(
             f"A batch needs {questions_per_batch} different questions; {dataset.name} has {dataset.rows}.",
@@ -68,15 +65,14 @@ def load_inputs(config: TrainingConfig, *, questions_per_batch: int) -> Inputs:
             "Set one grader for both with --grader, or evaluate on questions of the same kind.",
         )
     engine = choose_engine(config.engine, base_url="")
-    facts = {
-        "dataset": dataset.facts,
-        "eval_dataset": eval_dataset and eval_dataset.facts,
-        "model": model_facts(config.model, fetch=not config.dry_run),
-        "prompt": {"name": template.name, "text": template.text},
-        "grader": pool.spec,
-        "engine": engine.name,
-    }
-    return Inputs(template, dataset, eval_dataset, pool, engine.name, engine.reason, facts)
+    facts = input_facts(
+        {"dataset": dataset.facts, "eval_dataset": eval_dataset and eval_dataset.facts},
+        model=model_facts(config.model, fetch=not config.dry_run),
+        template=template,
+        grader=pool.spec,
+        engine=engine.name,
+    ) | (more_facts or {})
+    return Inputs(template, dataset.examples, eval_dataset, pool, engine, facts)
 
 
 def load_eval_dataset(config: TrainingConfig) -> Dataset | None:
@@ -99,28 +95,61 @@ def load_eval_dataset(config: TrainingConfig) -> Dataset | None:
 
 
 @contextmanager
-def open_trainer(
-    config: TrainingConfig, run: RunDir, *, inputs: Inputs, num_updates: int, stop: StopRequest
-) -> Iterator[Trainer]:
-    """Open the trainer of a command that samples its own training data, and check that all prompts fit the context."""
-    with Trainer(
-        config,
-        run,
-        engine=inputs.engine,
-        num_updates=num_updates,
-        eval_dataset=inputs.eval_dataset,
-        template=inputs.template,
-        eval_params=config.eval_sampling_params,
-        grader=inputs.pool,
-        stop=stop,
-    ) as trainer:
-        run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine_reason))
-        for examples, params in (
-            (inputs.dataset.examples, config.sampling_params),
-            (inputs.eval_dataset.examples if inputs.eval_dataset else [], config.eval_sampling_params),
-        ):
-            check_prompts(examples, inputs.template, trainer, max_tokens=params.max_tokens, limit=config.max_model_len)
+def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_updates: int) -> Iterator[Trainer]:
+    """Open a new run, or the one to resume, and its trainer, until the block ends.
+
+    A command that samples its own training data also stores facts about its sampler, and all prompts must fit the context.
+    """
+    with (
+        inputs.pool,
+        StopRequest() as stop,
+        open_run(config, command=command, facts=inputs.facts) as run,
+        Trainer(
+            config,
+            run,
+            engine=inputs.engine.name,
+            num_updates=num_updates,
+            eval_dataset=inputs.eval_dataset,
+            template=inputs.template,
+            grader=inputs.pool,
+            stop=stop,
+        ) as trainer,
+    ):
+        if inputs.questions:
+            run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine.reason))
+            for examples, params in (
+                (inputs.questions, config.sampling_params),
+                (inputs.eval_dataset.examples if inputs.eval_dataset else [], config.eval_sampling_params),
+            ):
+                check_prompts(
+                    examples, inputs.template, trainer, max_tokens=params.max_tokens, limit=config.max_model_len
+                )
         yield trainer
+
+
+def sample_questions(
+    trainer: Trainer,
+    inputs: Inputs,
+    indices: Sequence[int],
+    *,
+    step: int,
+    num_samples: int,
+    advantages: Advantages,
+) -> tuple[list[Rollout], SamplingStats]:
+    """Return `num_samples` rollouts of each of these training questions, see `rollouts.collect.sample_groups`."""
+    return sample_groups(
+        trainer.run,
+        step=step,
+        examples=[inputs.questions[i] for i in indices],
+        num_samples=num_samples,
+        advantages=advantages,
+        template=inputs.template,
+        sampler=trainer.sampler,
+        params=trainer.config.sampling_params,
+        grader=inputs.pool,
+        seed=trainer.config.seed,
+        stop=trainer.stop,
+    )
 
 
 def check_prompts(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Unpack
 
 from torch import Tensor
 
@@ -31,9 +31,9 @@ from rlvr_cli.training.checkpoints import load_checkpoint, save_checkpoint
 from rlvr_cli.training.evaluation import Evaluator
 from rlvr_cli.training.optimizer import learning_rate_at, make_optimizer
 from rlvr_cli.training.time_limit import TimeLimit
-from rlvr_cli.training.update import train_update
+from rlvr_cli.training.update import UpdateOptions, train_update
 from rlvr_cli.training.weight_sync import Snapshot, WeightSync
-from rlvr_cli.types import Sampler, SamplingParams
+from rlvr_cli.types import Sampler
 
 MISMATCH_BOUND = 5e-2  # nats per token; print a note if sampler and trainer differ by more with the same weights
 
@@ -59,7 +59,6 @@ class Trainer:
         num_updates: int,
         eval_dataset: Dataset | None,
         template: PromptTemplate,
-        eval_params: SamplingParams,
         grader: GraderPool,
         stop: StopRequest,
     ) -> None:
@@ -70,7 +69,6 @@ class Trainer:
             engine: the sampling engine; `transformers` samples from the trainer's own weights.
             num_updates: total number of updates, for the learning-rate schedule.
             eval_dataset: the evaluation questions; None for no evaluations.
-            eval_params: sampling parameters of the evaluations.
         """
         self.config, self.run, self.stop = config, run, stop
         self.num_updates = num_updates
@@ -82,7 +80,13 @@ class Trainer:
         self.evaluator: Evaluator | None = None
         if eval_dataset is not None:
             self.evaluator = Evaluator(
-                config, run, eval_dataset=eval_dataset, template=template, params=eval_params, grader=grader, stop=stop
+                config,
+                run,
+                eval_dataset=eval_dataset,
+                template=template,
+                params=config.eval_sampling_params,
+                grader=grader,
+                stop=stop,
             )
         self._mismatch_said = False
         self._skipped_in_a_row = 0
@@ -154,13 +158,12 @@ class Trainer:
         *,
         cursor: dict[str, int],
         tensors: dict[str, Tensor] | None = None,
-        **how: Any,
+        **how: Unpack[UpdateOptions],
     ) -> dict[str, float]:
         """Do one optimizer update, log its metrics under the number of updates before it, and checkpoint if one is due.
 
         Args:
             cursor, tensors: the data cursor and the tensors to resume from after this update.
-            how: the arguments of `update.train_update` that the algorithm chooses.
 
         Raises:
             RlvrError: too many updates in a row were skipped because loss or gradient was not finite.

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain, compress
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -30,6 +31,17 @@ from rlvr_cli.training.objectives import (
     token_metrics,
 )
 from rlvr_cli.types import Rollout
+
+
+class UpdateOptions(TypedDict):
+    """The arguments of `train_update` that the algorithm chooses."""
+
+    micro_batch_size: int
+    objective: NotRequired[Objective]
+    skip_zero_advantage: NotRequired[bool]
+    normalization: NotRequired[LengthNormalization]
+    normalize_constant: NotRequired[float | None]
+    temperature: NotRequired[float]
 
 
 def train_update(

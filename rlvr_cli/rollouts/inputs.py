@@ -1,0 +1,44 @@
+"""What every command that samples reads first: questions, and the facts for run.json that identify its inputs."""
+
+from typing import Any
+
+from rlvr_cli.config.shared import QuestionOptions
+from rlvr_cli.data.datasets import Dataset, load_dataset
+from rlvr_cli.data.examples import Purpose
+from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.terminal import console
+
+
+def load_questions(config: QuestionOptions, *, purpose: Purpose, limit: int | None = None) -> Dataset:
+    """Load --dataset, and print the lines that were skipped and its notes. Raises RlvrError as `load_dataset` does."""
+    dataset = load_dataset(
+        config.dataset,
+        split=config.split,
+        limit=limit,
+        question_field=config.question_field,
+        answer_field=config.answer_field,
+        skip_bad_lines=config.skip_bad_lines,
+        purpose=purpose,
+    )
+    console.report_skipped_lines(dataset.num_skipped, dataset.skipped)
+    for note in dataset.notes:
+        console.say(note)
+    return dataset
+
+
+def input_facts(
+    data: dict[str, Any], *, model: dict[str, Any], template: PromptTemplate, grader: str, engine: str
+) -> dict[str, Any]:
+    """Return the facts of run.json: a resumed run must have the same inputs.
+
+    Args:
+        data: the facts of the datasets.
+        model: of `identity.model_facts`.
+    """
+    return {
+        **data,
+        "model": model,
+        "prompt": {"name": template.name, "text": template.text},
+        "grader": grader,
+        "engine": engine,
+    }
