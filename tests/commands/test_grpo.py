@@ -524,7 +524,7 @@ def test_evaluations_are_due_though_no_group_has_a_signal(train, tmp_path):
 def test_the_number_of_steps_is_fixed_by_a_cosine(tmp_path):
     grpo.run(GrpoConfig(**{**SMALL, "lr_schedule": "cosine", "n_grpo_steps": 1, "runs_dir": str(tmp_path)}))
     given = {"resume": "r", "n_grpo_steps": 2, "runs_dir": str(tmp_path)}
-    with pytest.raises(RlvrError, match="cosine learning rate over --n-grpo-steps 1"):
+    with pytest.raises(RlvrError, match="cosine learning-rate schedule for --n-grpo-steps 1"):
         grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
 
 
