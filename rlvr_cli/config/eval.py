@@ -56,6 +56,11 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
         check_values(self)
         check_sampling(self)
         check_engine(self)
+        if self.max_model_len and self.engine == "transformers":
+            raise RlvrError(
+                "--max-model-len applies only to vLLM; --engine transformers sizes its cache to the requests.",
+                "Leave it out.",
+            )
         at_least(self, 0, "seed")
         at_least(self, 1, "num_samples", "grader_workers", "limit")
         if self.engine == "openai" and not self.base_url:

@@ -273,11 +273,6 @@ def check_engine(config: ModelOptions) -> None:
         raise RlvrError(
             f"--gpu-memory-utilization is {config.gpu_memory_utilization}.", "It must be above 0 and at most 1."
         )
-    if config.max_model_len and config.engine == "transformers":
-        raise RlvrError(
-            "--max-model-len applies only to vLLM; --engine transformers sizes its cache to the requests.",
-            "Leave it out.",
-        )
 
 
 def check_sampling(config: SamplingOptions) -> None:
