@@ -26,6 +26,7 @@ from pathlib import Path
 
 import pytest
 
+import checks
 import rlvr_cli
 from checks import findings
 from rlvr_cli.runs.readers import read_rollouts, read_run
@@ -128,8 +129,9 @@ class Victims:
 
 @pytest.fixture(scope="module")
 def victims(tmp_path_factory) -> Iterator[Victims]:
+    paths = [Path(rlvr_cli.__file__).parents[1], Path(checks.__file__).parent]
     environment = os.environ | {
-        "PYTHONPATH": str(Path(rlvr_cli.__file__).parents[1]), "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
     }  # fmt: skip
     with subprocess.Popen(
