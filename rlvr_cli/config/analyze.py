@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import Format, Provenance, at_least, check_values, knob
+from rlvr_cli.config.options import Format, Provenance, check_values, knob
 from rlvr_cli.types import Phase
 
 
@@ -36,12 +36,14 @@ class AnalyzeConfig(Provenance):
         (), "NAME=VALUE sets a parameter of the query (see --list); repeatable. VALUE is read as JSON, else as text.", group="Query", common=True
     )  # fmt: skip
     phase: Phase = knob("eval", "Phase of the rollouts.", group="Query", common=True)
-    step: int | None = knob(None, "Step of the rollouts. Default: the last one.", group="Query", common=True)
+    step: int | None = knob(
+        None, "Step of the rollouts. Default: the last one.", group="Query", common=True, at_least=0
+    )
     category: str = knob(
         "", "failures: show only this category, such as format_0_answer_0.", group="Query", common=True
     )
     failure_kind: str = knob("", "failures: show only this kind, such as wrong_answer.", group="Query")
-    limit: int = knob(50, "Rows to show; 0: all.", group="Output", common=True)
+    limit: int = knob(50, "Rows to show; 0: all.", group="Output", common=True, at_least=0)
     format: Format = knob("table", "How rows are printed.", group="Output", common=True)
     plot: str = knob(
         "",
@@ -60,4 +62,3 @@ class AnalyzeConfig(Provenance):
 
     def __post_init__(self) -> None:
         check_values(self)
-        at_least(self, 0, "limit", "step")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import at_least, knob
+from rlvr_cli.config.options import knob
 from rlvr_cli.config.shared import (
     EvaluationSamplingOptions,
     TrainingConfig,
@@ -26,25 +26,29 @@ class EiConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig)
         "arithmetic", "Training questions: as for rlvr eval.", group="Data", common=True, completes="dataset"
     )
     n_ei_steps: int = knob(
-        5, "Rounds of sampling and fine-tuning.", group="Algorithm", common=True, free_on_resume=True
+        5,
+        "Rounds of sampling and fine-tuning.",
+        group="Algorithm",
+        common=True,
+        free_on_resume=True,
+        at_least=1,
     )
-    ei_batch_size: int = knob(512, "Questions per round.", group="Algorithm", common=True)
-    group_size: int = knob(8, "Samples per question.", group="Algorithm", common=True)
-    sft_epochs: int = knob(1, "Passes over a round's correct responses.", group="Algorithm", common=True)
-    train_batch_size: int = knob(256, "Responses per update.", group="Optimization", common=True)
+    ei_batch_size: int = knob(512, "Questions per round.", group="Algorithm", common=True, at_least=1)
+    group_size: int = knob(8, "Samples per question.", group="Algorithm", common=True, at_least=1)
+    sft_epochs: int = knob(1, "Passes over a round's correct responses.", group="Algorithm", common=True, at_least=1)
+    train_batch_size: int = knob(256, "Responses per update.", group="Optimization", common=True, at_least=1)
     micro_batch_size: int = knob(
-        8, "Responses per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True
+        8, "Responses per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True, at_least=1,
     )  # fmt: skip
 
-    eval_every: int = knob(1, "Rounds between evaluations; 0: only after training.", group="Evaluation", common=True)
+    eval_every: int = knob(
+        1, "Rounds between evaluations; 0: only after training.", group="Evaluation", common=True, at_least=0
+    )
 
     def __post_init__(self) -> None:
         if is_partial(self):
             return
         check_training(self)
-        at_least(
-            self, 1, "n_ei_steps", "ei_batch_size", "group_size", "sft_epochs", "train_batch_size", "micro_batch_size"
-        )
         if self.lr_schedule != "constant":
             raise RlvrError(
                 f"--lr-schedule {self.lr_schedule} needs the number of updates, but that depends on how many responses are correct.",

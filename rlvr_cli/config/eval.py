@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import at_least, check_values, knob
+from rlvr_cli.config.options import check_values, knob
 from rlvr_cli.config.shared import (
     EngineOptions,
     ModelOptions,
@@ -27,12 +27,16 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
         rlvr eval --model runs/q0-grpo/model --dataset arithmetic:256 --num-samples 16
     """
 
-    limit: int | None = knob(None, "Use the first N questions.", group="Data", common=True)
+    limit: int | None = knob(None, "Use the first N questions.", group="Data", common=True, at_least=1)
     check_dataset: bool = knob(
         False, "Without a model: only grade every ground truth against itself and list those that the grader cannot read.", group="Data", common=True
     )  # fmt: skip
     num_samples: int = knob(
-        1, "Samples per question; more than one adds pass@k, best@k and majority@k.", group="Sampling", common=True
+        1,
+        "Samples per question; more than one adds pass@k, best@k and majority@k.",
+        group="Sampling",
+        common=True,
+        at_least=1,
     )
     base_url: str = knob(
         "", "Address of an OpenAI-compatible endpoint, such as http://localhost:8000/v1.", group="Model", common=True
@@ -61,8 +65,6 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
                 "--max-model-len applies only to vLLM; --engine transformers sizes its cache to the requests.",
                 "Leave it out.",
             )
-        at_least(self, 0, "seed")
-        at_least(self, 1, "num_samples", "grader_workers", "limit")
         if self.engine == "openai" and not self.base_url:
             raise RlvrError("--engine openai needs an endpoint.", "Name it: --base-url http://localhost:8000/v1")
         if self.base_url and self.engine not in ("auto", "openai"):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlvr_cli.config.options import Format, Provenance, at_least, check_values, knob
+from rlvr_cli.config.options import Format, Provenance, check_values, knob
 from rlvr_cli.errors import RlvrError
 
 
@@ -23,7 +23,7 @@ class FilterConfig(Provenance):
     phase: Literal["", "train", "eval", "all"] = knob(
         "", "Phase of the rollouts. Default: train if the run has any, else eval.", group="Data", common=True
     )
-    step: int | None = knob(None, "Step of the rollouts. Default: all steps.", group="Data", common=True)
+    step: int | None = knob(None, "Step of the rollouts. Default: all steps.", group="Data", common=True, at_least=0)
     split: str = knob("", "Split of a named dataset. Empty: the training split.", group="Data")
     question_field: str = knob(
         "", "Field of the dataset that holds the question. Empty: detected by name.", group="Data"
@@ -35,13 +35,21 @@ class FilterConfig(Provenance):
     )  # fmt: skip
     correct_only: bool = knob(False, "Keep only rewarded responses.", group="Filter", common=True)
     min_pass_rate: float = knob(
-        0.0, "Keep questions with at least this share of correct samples.", group="Filter", common=True
+        0.0,
+        "Keep questions with at least this share of correct samples.",
+        group="Filter",
+        common=True,
+        at_least=0,
     )
     max_pass_rate: float = knob(
         1.0, "Keep questions with at most this share of correct samples.", group="Filter", common=True
     )
     max_per_question: int | None = knob(
-        None, "Responses to keep per question, chosen at random. Default: all.", group="Filter", common=True
+        None,
+        "Responses to keep per question, chosen at random. Default: all.",
+        group="Filter",
+        common=True,
+        at_least=1,
     )
     shortest: bool = knob(
         False,
@@ -59,10 +67,15 @@ class FilterConfig(Provenance):
         completes="dataset",
     )
     ngram: int = knob(
-        13, "Number of consecutive words in common that make two questions count as the same.", group="Filter"
+        13,
+        "Number of consecutive words in common that make two questions count as the same.",
+        group="Filter",
+        at_least=1,
     )
-    limit: int | None = knob(None, "Rows to keep, chosen at random. Default: all.", group="Filter", common=True)
-    seed: int = knob(0, "Seed of the random choices.", group="Filter")
+    limit: int | None = knob(
+        None, "Rows to keep, chosen at random. Default: all.", group="Filter", common=True, at_least=1
+    )
+    seed: int = knob(0, "Seed of the random choices.", group="Filter", at_least=0)
     out: str = knob(
         "", "File to write: .jsonl or .parquet; FILE.meta.json records how it was made.", group="Output", common=True
     )
@@ -80,8 +93,6 @@ class FilterConfig(Provenance):
 
     def __post_init__(self) -> None:
         check_values(self)
-        at_least(self, 0, "step", "seed", "min_pass_rate")
-        at_least(self, 1, "max_per_question", "ngram", "limit")
         if not self.min_pass_rate <= self.max_pass_rate <= 1:
             raise RlvrError(
                 f"--min-pass-rate {self.min_pass_rate:g} and --max-pass-rate {self.max_pass_rate:g} are not a valid range.",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import FileFunction, Format, Provenance, at_least, check_values, knob
+from rlvr_cli.config.options import FileFunction, Format, Provenance, check_values, knob
 from rlvr_cli.config.shared import FORMAT_RULE, GraderChoice
 from rlvr_cli.types import FormatRule
 
@@ -30,9 +30,8 @@ class GradeConfig(Provenance):
     grader_timeout: float = knob(
         5.0, "Time limit per grade in seconds; the worker is then killed.", group="Grading", above=0
     )
-    grader_workers: int = knob(2, "Number of grading processes.", group="Grading")
+    grader_workers: int = knob(2, "Number of grading processes.", group="Grading", at_least=1)
     format: Format = knob("table", "How result tables are printed.", group="Output", common=True)
 
     def __post_init__(self) -> None:
         check_values(self)
-        at_least(self, 1, "grader_workers")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import FileFunction, at_least, divides, knob
+from rlvr_cli.config.options import FileFunction, divides, knob
 from rlvr_cli.config.shared import (
     EvaluationSamplingOptions,
     LengthNormalization,
@@ -31,16 +31,30 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
     dataset: str = knob(
         "arithmetic", "Training questions: as for rlvr eval.", group="Data", common=True, completes="dataset"
     )
-    n_grpo_steps: int = knob(200, "Number of rollout batches.", group="Algorithm", common=True, free_on_resume=True)
-    rollout_batch_size: int = knob(
-        256, "Responses per rollout batch: number of questions times --group-size.", group="Algorithm", common=True
+    n_grpo_steps: int = knob(
+        200, "Number of rollout batches.", group="Algorithm", common=True, free_on_resume=True, at_least=1
     )
-    group_size: int = knob(8, "Responses per question.", group="Algorithm", common=True)
+    rollout_batch_size: int = knob(
+        256,
+        "Responses per rollout batch: number of questions times --group-size.",
+        group="Algorithm",
+        common=True,
+        at_least=1,
+    )
+    group_size: int = knob(8, "Responses per question.", group="Algorithm", common=True, at_least=1)
     epochs_per_rollout_batch: int = knob(
-        1, "Passes over each rollout batch; 1 for on-policy training.", group="Algorithm", common=True
+        1,
+        "Passes over each rollout batch; 1 for on-policy training.",
+        group="Algorithm",
+        common=True,
+        at_least=1,
     )
     train_batch_size: int = knob(
-        256, "Responses per update; --rollout-batch-size for on-policy training.", group="Algorithm", common=True
+        256,
+        "Responses per update; --rollout-batch-size for on-policy training.",
+        group="Algorithm",
+        common=True,
+        at_least=1,
     )
     gradient_accumulation_steps: int = knob(
         128,
@@ -48,6 +62,7 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
         group="Optimization",
         common=True,
         free_on_resume=True,
+        at_least=1,
     )
     loss_type: LossType | FileFunction = knob(
         "reinforce_with_baseline",
@@ -58,7 +73,9 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
     use_std_normalization: bool = knob(
         True, "Divide advantages by the standard deviation of their group.", group="Algorithm", common=True
     )
-    advantage_eps: float = knob(1e-6, "Added to the standard deviation that divides the advantages.", group="Algorithm")
+    advantage_eps: float = knob(
+        1e-6, "Added to the standard deviation that divides the advantages.", group="Algorithm", at_least=0
+    )
     cliprange: float = knob(
         0.2, "grpo_clip: clip the probability ratio to 1 +- this value.", group="Algorithm", common=True, above=0
     )
@@ -79,7 +96,10 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
         None, "Divisor for masked_normalize. Default: --sampling-max-tokens.", group="Algorithm", above=0
     )
     kl_coef: float = knob(
-        0.0, "Weight of the KL penalty (k3) to the initial model; 0 loads no reference model.", group="Algorithm"
+        0.0,
+        "Weight of the KL penalty (k3) to the initial model; 0 loads no reference model.",
+        group="Algorithm",
+        at_least=0,
     )
     async_steps: int = knob(
         0, "1: a second process samples the next batch during training, with weights one batch old; 0: sample and train in turn.", group="Algorithm"
@@ -95,7 +115,7 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
         "Sample further questions until every group in the batch has differing rewards (DAPO); counts the extra rollouts.",
         group="Algorithm",
     )
-    max_sampling_rounds: int = knob(10, "Maximum rounds of dynamic sampling per batch.", group="Algorithm")
+    max_sampling_rounds: int = knob(10, "Maximum rounds of dynamic sampling per batch.", group="Algorithm", at_least=1)
     overlong: Overlong = knob(
         "none",
         "Handling of responses cut at the length limit: none (as graded), mask (no loss), soft_punish (DAPO: a penalty that grows over the last "
@@ -103,10 +123,17 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
         group="Algorithm",
     )
     overlong_buffer: int | None = knob(
-        None, "soft_punish: tokens before the limit. Default: a fifth of --sampling-max-tokens.", group="Algorithm"
+        None,
+        "soft_punish: tokens before the limit. Default: a fifth of --sampling-max-tokens.",
+        group="Algorithm",
+        at_least=1,
     )
     eval_every: int = knob(
-        10, "Updates between evaluations; 0: only before and after training.", group="Evaluation", common=True
+        10,
+        "Updates between evaluations; 0: only before and after training.",
+        group="Evaluation",
+        common=True,
+        at_least=0,
     )
 
     @property
@@ -144,13 +171,6 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
         if is_partial(self):
             return
         check_training(self)
-        at_least(
-            self,
-            1,
-            *("n_grpo_steps", "rollout_batch_size", "group_size", "epochs_per_rollout_batch", "train_batch_size"),
-            *("gradient_accumulation_steps", "max_sampling_rounds", "overlong_buffer"),
-        )
-        at_least(self, 0, "kl_coef", "advantage_eps")
         if self.async_steps not in (0, 1):
             raise RlvrError(
                 f"--async-steps is {self.async_steps}.",

@@ -24,6 +24,7 @@ def knob(
     group: str,
     common: bool = False,
     above: float | None = None,
+    at_least: float | None = None,
     completes: str = "",
     argument: bool = False,
     free_on_resume: bool = False,
@@ -33,7 +34,7 @@ def knob(
     Args:
         group: the option's heading in the help.
         common: whether ``--help`` shows it; ``--help-all`` shows every option.
-        above: the value must be greater; None where there is no such limit.
+        above, at_least: the value's exclusive and inclusive minimum; None where there is no such limit.
         completes: the kind of value that shell completion suggests, see `rlvr_cli.completion`; empty: the choices.
         argument: whether it is a positional argument.
         free_on_resume: whether a resumed run may change it.
@@ -43,6 +44,7 @@ def knob(
         "group": group,
         "common": common,
         "above": above,
+        "at_least": at_least,
         "completes": completes,
         "argument": argument,
         "free_on_resume": free_on_resume,
@@ -141,13 +143,15 @@ def check_value(option: Field[Any], value: Any) -> None:
 
 
 def check_values(config: Provenance) -> None:
-    """Apply `check_value` to every option, and check the limits that `knob` gives as `above`."""
+    """Apply `check_value` to every option, and check the minimum that its `knob` declares."""
     for option in options(type(config)):
-        value, above = getattr(config, option.name), option.metadata["above"]
+        value, above, least = (getattr(config, option.name), *(option.metadata[key] for key in ("above", "at_least")))
         if not value_type(option).repeatable:
             check_value(option, value)
         if above is not None and value is not None and not value > above:
             raise RlvrError(f"{flag(option.name)} is {value}.", f"It must be above {above:g}.")
+        if least is not None and value is not None and not value >= least:
+            raise RlvrError(f"{flag(option.name)} is {value}.", f"It must be at least {least:g}.")
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
@@ -155,13 +159,6 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
     import difflib  # here: needed only for errors
 
     return difflib.get_close_matches(word, list(known), n=1)
-
-
-def at_least(config: Provenance, minimum: int, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not value >= minimum:
-            raise RlvrError(f"{flag(name)} is {value}.", f"It must be at least {minimum}.")
 
 
 def divides(config: Provenance, divisor: str, dividend: str) -> None:

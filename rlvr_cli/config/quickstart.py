@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import Provenance, at_least, check_values, knob
+from rlvr_cli.config.options import Provenance, check_values, knob
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class QuickstartConfig(Provenance):
         rlvr quickstart --name q0
     """
 
-    seed: int = knob(0, "Seed of the model, the data and the runs.", group="Run", common=True)
+    seed: int = knob(0, "Seed of the model, the data and the runs.", group="Run", common=True, at_least=0)
     name: str = knob(
         "", "Prefix of the run names: NAME-sft and so on. Empty: quickstart-DATE-TIME.", group="Run", common=True
     )
@@ -21,4 +21,3 @@ class QuickstartConfig(Provenance):
 
     def __post_init__(self) -> None:
         check_values(self)
-        at_least(self, 0, "seed")

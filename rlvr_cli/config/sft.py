@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import at_least, knob
+from rlvr_cli.config.options import knob
 from rlvr_cli.config.shared import LengthNormalization, TrainingConfig, check_training
 from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
@@ -28,11 +28,13 @@ class SftConfig(TrainingConfig):
         "all", "Number of unique examples to train on (128, 256, 512, 1024, ...), or all.", group="Data", common=True
     )
     correct_only: bool = knob(False, "Train only on traces that the grader rewards.", group="Data", common=True)
-    sft_epochs: int = knob(1, "Passes over the examples.", group="Optimization", common=True)
-    n_sft_steps: int = knob(0, "Updates; 0: as many as --sft-epochs needs.", group="Optimization", common=True)
-    train_batch_size: int = knob(256, "Examples per update.", group="Optimization", common=True)
+    sft_epochs: int = knob(1, "Passes over the examples.", group="Optimization", common=True, at_least=1)
+    n_sft_steps: int = knob(
+        0, "Updates; 0: as many as --sft-epochs needs.", group="Optimization", common=True, at_least=0
+    )
+    train_batch_size: int = knob(256, "Examples per update.", group="Optimization", common=True, at_least=1)
     micro_batch_size: int = knob(
-        8, "Examples per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True
+        8, "Examples per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True, at_least=1,
     )  # fmt: skip
     length_normalization: LengthNormalization = knob(
         "token_mean",
@@ -52,8 +54,6 @@ class SftConfig(TrainingConfig):
         if is_partial(self):
             return
         check_training(self)
-        at_least(self, 1, "train_batch_size", "micro_batch_size", "sft_epochs")
-        at_least(self, 0, "n_sft_steps")
         if self.num_examples != "all" and not (
             self.num_examples.isascii() and self.num_examples.isdigit() and int(self.num_examples)
         ):

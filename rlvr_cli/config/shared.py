@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rlvr_cli.config.options import FileFunction, Format, Provenance, at_least, check_values, flag, knob
+from rlvr_cli.config.options import FileFunction, Format, Provenance, check_values, flag, knob
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import FormatRule, SamplingParams
 
@@ -35,7 +35,8 @@ class ModelOptions(Provenance):
     )
     device: str = knob("auto", "Torch device of the model: auto, cpu, cuda, cuda:1.", group="Model")
     max_batch_size: int | None = knob(
-        None, "Sequences that the transformers engine decodes at once. Default: chosen from the available memory.", group="Model", free_on_resume=True
+        None, "Sequences that the transformers engine decodes at once. Default: chosen from the available memory.",
+        group="Model", free_on_resume=True, at_least=1,
     )  # fmt: skip
     cuda_graphs: bool = knob(
         True, "Replay the transformers engine's decode steps as CUDA graphs, without Python overhead.", group="Model", free_on_resume=True
@@ -51,7 +52,7 @@ class EngineOptions:
     )
     dtype: Dtype = knob("auto", "Precision for sampling. auto: bfloat16 on CUDA, float32 on CPU.", group="Model")
     max_model_len: int | None = knob(
-        None, "Context window given to vLLM, in tokens. Default: the model's own.", group="Model"
+        None, "Context window given to vLLM, in tokens. Default: the model's own.", group="Model", at_least=1,
     )  # fmt: skip
     gpu_memory_utilization: float = knob(
         0.85, "Share of the GPU memory that vLLM uses.", group="Model", free_on_resume=True
@@ -74,17 +75,21 @@ class PromptOptions:
     grader_timeout: float = knob(
         5.0, "Time limit per grade in seconds; the worker is then killed.", group="Grading", above=0
     )
-    grader_workers: int = knob(2, "Number of grading processes.", group="Grading", free_on_resume=True)
+    grader_workers: int = knob(2, "Number of grading processes.", group="Grading", free_on_resume=True, at_least=1)
 
 
 @dataclass(frozen=True)
 class SamplingOptions(Provenance):
-    sampling_temperature: float = knob(1.0, "Temperature; 0 is greedy.", group="Sampling", common=True)
+    sampling_temperature: float = knob(1.0, "Temperature; 0 is greedy.", group="Sampling", common=True, at_least=0)
     sampling_top_p: float = knob(
         1.0, "Nucleus sampling: sample from the smallest set of tokens with this total probability.", group="Sampling"
     )
-    sampling_max_tokens: int = knob(1024, "Maximum response length in tokens.", group="Sampling", common=True)
-    sampling_min_tokens: int = knob(4, "Minimum number of tokens before a response may end.", group="Sampling")
+    sampling_max_tokens: int = knob(
+        1024, "Maximum response length in tokens.", group="Sampling", common=True, at_least=1
+    )
+    sampling_min_tokens: int = knob(
+        4, "Minimum number of tokens before a response may end.", group="Sampling", at_least=0
+    )
     stop: tuple[str, ...] = knob(
         ("</answer>",), "Stop string: ends a response and is kept in it; repeatable; '' for none.", group="Sampling"
     )
@@ -107,7 +112,7 @@ class SamplingOptions(Provenance):
 
 @dataclass(frozen=True)
 class RunOptions(Provenance):
-    seed: int = knob(0, "Seed of every random choice of the run.", group="Run", common=True)
+    seed: int = knob(0, "Seed of every random choice of the run.", group="Run", common=True, at_least=0)
     run: str = knob("", "Name of the run directory. Empty: COMMAND-DATE-TIME-ID.", group="Run", common=True)
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", free_on_resume=True)
     config: str = knob("", "TOML file with options; flags override it.", group="Run", free_on_resume=True)
@@ -147,16 +152,19 @@ class QuestionOptions:
 @dataclass(frozen=True)
 class OptimizationOptions:
     learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimization", common=True, above=0)
-    warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimization")
+    warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimization", at_least=0)
     lr_schedule: Schedule = knob(
         "constant", "After warm-up: constant, or cosine decay to a tenth of the peak.", group="Optimization"
     )
     adam_beta1: float = knob(0.9, "AdamW's first beta.", group="Optimization")
     adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimization")
-    weight_decay: float = knob(0.0, "AdamW's weight decay.", group="Optimization")
+    weight_decay: float = knob(0.0, "AdamW's weight decay.", group="Optimization", at_least=0)
     max_grad_norm: float = knob(1.0, "Clip gradients to this norm.", group="Optimization", above=0)
     max_skipped_updates: int = knob(
-        3, "Stop the run after this many consecutive updates with non-finite gradients.", group="Optimization"
+        3,
+        "Stop the run after this many consecutive updates with non-finite gradients.",
+        group="Optimization",
+        at_least=1,
     )
     param_dtype: ParamDtype = knob(
         "float32",
@@ -174,26 +182,44 @@ class EvaluationOptions:
         common=True,
         completes="dataset",
     )
-    eval_examples: int = knob(1024, "Questions per evaluation, the same each time.", group="Evaluation", common=True)
+    eval_examples: int = knob(
+        1024, "Questions per evaluation, the same each time.", group="Evaluation", common=True, at_least=1
+    )
     eval_every: int = knob(
-        0, "Updates between evaluations; 0: only before and after training.", group="Evaluation", common=True
+        0,
+        "Updates between evaluations; 0: only before and after training.",
+        group="Evaluation",
+        common=True,
+        at_least=0,
     )
     final_eval_examples: int | None = knob(
-        None, "Questions in the last evaluation. Default: --eval-examples.", group="Evaluation"
+        None,
+        "Questions in the last evaluation. Default: --eval-examples.",
+        group="Evaluation",
+        at_least=1,
     )
 
 
 @dataclass(frozen=True)
 class EvaluationSamplingOptions(SamplingOptions):
     eval_temperature: float | None = knob(
-        None, "Temperature for evaluations. Default: --sampling-temperature.", group="Evaluation"
+        None,
+        "Temperature for evaluations. Default: --sampling-temperature.",
+        group="Evaluation",
+        at_least=0,
     )
     eval_top_p: float | None = knob(None, "Top-p for evaluations. Default: --sampling-top-p.", group="Evaluation")
     eval_max_tokens: int | None = knob(
-        None, "Maximum response length in evaluations. Default: --sampling-max-tokens.", group="Evaluation"
+        None,
+        "Maximum response length in evaluations. Default: --sampling-max-tokens.",
+        group="Evaluation",
+        at_least=1,
     )
     eval_min_tokens: int | None = knob(
-        None, "Minimum response length in evaluations. Default: --sampling-min-tokens.", group="Evaluation"
+        None,
+        "Minimum response length in evaluations. Default: --sampling-min-tokens.",
+        group="Evaluation",
+        at_least=0,
     )
 
     @property
@@ -210,7 +236,7 @@ class EvaluationSamplingOptions(SamplingOptions):
 @dataclass(frozen=True)
 class TrainingRunOptions(RunOptions):
     checkpoint_every: int = knob(
-        10, "Updates between checkpoints; the last two are kept. 0: only when interrupted.", group="Run", free_on_resume=True
+        10, "Updates between checkpoints; the last two are kept. 0: only when interrupted.", group="Run", free_on_resume=True, at_least=0,
     )  # fmt: skip
     time_limit: str = knob(
         "",
@@ -263,12 +289,7 @@ class TrainingConfig(
     rollout_batch_size = 256
 
 
-def check_engine(config: ModelOptions) -> None:
-    """Check the options of the model, and those of the engine if the command has them."""
-    at_least(config, 1, "max_batch_size")
-    if not isinstance(config, EngineOptions):
-        return
-    at_least(config, 1, "max_model_len")
+def check_engine(config: EngineOptions | TrainingConfig) -> None:
     if not 0 < config.gpu_memory_utilization <= 1:
         raise RlvrError(
             f"--gpu-memory-utilization is {config.gpu_memory_utilization}.", "It must be above 0 and at most 1."
@@ -276,8 +297,6 @@ def check_engine(config: ModelOptions) -> None:
 
 
 def check_sampling(config: SamplingOptions) -> None:
-    at_least(config, 0, "sampling_temperature", "sampling_min_tokens")
-    at_least(config, 1, "sampling_max_tokens")
     if not 0 < config.sampling_top_p <= 1:
         raise RlvrError(f"--sampling-top-p is {config.sampling_top_p}.", "It must be above 0 and at most 1.")
     if config.sampling_min_tokens > config.sampling_max_tokens:
@@ -291,16 +310,12 @@ def check_training(config: TrainingConfig) -> None:
     check_values(config)
     check_sampling(config)
     check_engine(config)
-    at_least(config, 1, "eval_examples", "final_eval_examples", "max_skipped_updates", "grader_workers")
-    at_least(config, 0, "eval_every", "warmup_steps", "weight_decay", "checkpoint_every", "seed")
     for name in ("adam_beta1", "adam_beta2"):
         if not 0 <= getattr(config, name) < 1:
             raise RlvrError(f"{flag(name)} is {getattr(config, name)}.", "It must be at least 0 and below 1.")
     if config.time_limit:
         _seconds(config.time_limit)
     if isinstance(config, EvaluationSamplingOptions):
-        at_least(config, 0, "eval_temperature", "eval_min_tokens")
-        at_least(config, 1, "eval_max_tokens")
         held_out = config.eval_sampling_params
         if held_out.min_tokens > held_out.max_tokens:
             raise RlvrError(

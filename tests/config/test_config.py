@@ -130,31 +130,72 @@ def test_training_options_that_runs_were_started_with_stay_valid():
     assert GrpoConfig(engine="transformers", max_model_len=64).max_model_len == 64
 
 
-ABOVE_0 = {
-    "analyze": {"timeout_seconds"},
-    "eval": {"grader_timeout"},
-    "grade": {"grader_timeout"},
-    "sft": {"grader_timeout", "learning_rate", "max_grad_norm", "normalize_constant"},
-    "ei": {"grader_timeout", "learning_rate", "max_grad_norm"},
-    "grpo": {"grader_timeout", "learning_rate", "max_grad_norm", "normalize_constant", "cliprange", "cliprange_high", "importance_cap"},
+SAMPLED = {
+    "at_least 0": "seed sampling_temperature sampling_min_tokens",
+    "at_least 1": "sampling_max_tokens max_batch_size grader_workers",
+}
+TRAINED = {
+    "above 0": "learning_rate max_grad_norm",
+    "at_least 0": "eval_every warmup_steps weight_decay checkpoint_every",
+    "at_least 1": "eval_examples final_eval_examples max_skipped_updates",
+}
+HELD_OUT = {"at_least 0": "eval_temperature eval_min_tokens", "at_least 1": "eval_max_tokens max_model_len"}
+GRADED = {"above 0": "grader_timeout"}
+MINIMUMS = {  # of each command
+    "analyze": [{"above 0": "timeout_seconds", "at_least 0": "limit step"}],
+    "quickstart": [{"at_least 0": "seed"}],
+    "grade": [GRADED, {"at_least 1": "grader_workers"}],
+    "filter": [{"at_least 0": "step seed min_pass_rate", "at_least 1": "max_per_question ngram limit"}],
+    "eval": [SAMPLED, GRADED, {"at_least 1": "num_samples limit max_model_len"}],
+    "sft": [
+        *(SAMPLED, GRADED, TRAINED),
+        {"above 0": "normalize_constant", "at_least 0": "n_sft_steps", "at_least 1": "train_batch_size micro_batch_size sft_epochs"},
+    ],
+    "ei": [
+        *(SAMPLED, GRADED, TRAINED, HELD_OUT),
+        {"at_least 1": "n_ei_steps ei_batch_size group_size sft_epochs train_batch_size micro_batch_size"},
+    ],
+    "grpo": [
+        *(SAMPLED, GRADED, TRAINED, HELD_OUT),
+        {
+            "above 0": "cliprange cliprange_high importance_cap normalize_constant",
+            "at_least 0": "kl_coef advantage_eps",
+            "at_least 1": "n_grpo_steps rollout_batch_size group_size epochs_per_rollout_batch train_batch_size "
+            "gradient_accumulation_steps max_sampling_rounds overlong_buffer",
+        },
+    ],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_numbers_that_must_be_above_0(command, tmp_path):
-    """The limit holds for a flag and for a file, in every command."""
-    assert {o.name for o in options(config_of(command)) if o.metadata["above"] == 0} == ABOVE_0.get(command, set())
-    for name in ABOVE_0.get(command, ()):
-        for value in (0.0, -1.0):
+def test_every_minimum_of_a_number(command, tmp_path):
+    """It holds for a flag and for a file."""
+    config_type = config_of(command)
+    minimums = {
+        (key, o.metadata[key], o.name)
+        for o in options(config_type)
+        for key in ("above", "at_least")
+        if o.metadata[key] is not None
+    }
+    assert minimums == {
+        (words.split()[0], int(words.split()[1]), name)
+        for group in MINIMUMS.get(command, ())
+        for words, names in group.items()
+        for name in names.split()
+    }
+    reads_file = "config" in {o.name for o in options(config_type)}
+    for key, minimum, name in minimums:
+        for value in (minimum if key == "above" else minimum - 1, -2):
+            value = (
+                float(value) if "float" in str(next(o for o in options(config_type) if o.name == name).type) else value
+            )
             file = tmp_path / "c.toml"
             file.write_text(f"{name} = {value}")
-            for flags in ({name: value}, {"config": str(file)}):
-                if command in ("analyze", "grade") and "config" in flags:  # these read no file
-                    continue
+            for flags in [{name: value}, {"config": str(file)}][: 1 + reads_file]:
                 with pytest.raises(RlvrError) as raised:
-                    resolve(config_of(command), flags=flags, command=command)
+                    resolve(config_type, flags=flags, command=command)
                 assert raised.value.problem == f"--{name.replace('_', '-')} is {value}."
-                assert raised.value.hint == "It must be above 0."
+                assert raised.value.hint == f"It must be {key.replace('_', ' ')} {minimum}."
 
 
 @pytest.mark.parametrize(
