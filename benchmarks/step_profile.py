@@ -60,7 +60,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "display": [(Progress, "advance")],
     "tensors, cuts, prefixes": [
         (grpo, "rollout_tensors"),
-        (grpo, "take"),
+        (grpo, "select_rows"),
         (update, "_micro_batches"),
         (update, "_cut"),
         (update, "wanted_prefixes"),

@@ -1,7 +1,9 @@
-"""The table in docs/benchmarks.md matches what `benchmarks/run.py` makes from `results.json`."""
+"""The scripts load, and the table in docs/benchmarks.md matches what `benchmarks/run.py` makes from `results.json`."""
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,3 +45,14 @@ def test_each_table_names_the_machine_of_its_rows(run):
     said = [line for line in run.table({"machines": machines, "rows": rows}).splitlines() if line.startswith("Machine")]
     assert said == ["Machine of a, c: old.", "Machine of b: new."]
     assert run.table({"machines": {"a": "old"}, "rows": {"a": [row]}}).startswith("Machine: old.\n")
+
+
+def test_every_script_loads_and_what_they_clock_exists():
+    scripts = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
+    code = f"""
+import {", ".join(scripts)}
+for owner, name, *_ in [*sum(step_profile.PHASES.values(), []), *sum(overhead.CLOCKED.values(), [])]:
+    assert hasattr(owner, name), (owner, name)
+"""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": path})
