@@ -11,64 +11,32 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
+import policies
+from policies import make_policy
 from rlvr_cli.config.grpo import GrpoConfig, LossType
 from rlvr_cli.config.options import options, value_type
-from rlvr_cli.models.tokenization import collate, row_lengths
+from rlvr_cli.models.tokenization import row_lengths
 from rlvr_cli.training.losses.custom import RESERVED
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs, loss_inputs
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.objectives import policy_gradient, reduced_loss, token_metrics
 from rlvr_cli.training.update import _micro_batches, compute_log_probs, train_update, zero_advantage_rows
 
-VOCAB = 31
 NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normalize", 13.0)]
 LENGTHS = [(2, 3), (1, 7), (4, 2), (3, 5), (2, 1)]
-
-
-class WideRMSNorm(torch.nn.Module):
-    """In the precision of its input. That of transformers rounds float64 to float32, and 1e-16 may become 1e-7."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.weight, self.epsilon = norm.weight, norm.variance_epsilon
-
-    def forward(self, hidden_states):
-        return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.epsilon)
 
 
 @pytest.fixture(scope="module")
 def policy():
     """Read-only; a test that updates it takes a copy."""
-    config = Qwen2Config(
-        vocab_size=VOCAB,
-        hidden_size=8,
-        intermediate_size=12,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-        tie_word_embeddings=True,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        model = Qwen2ForCausalLM(config).double().eval()
-    model.model.norm = WideRMSNorm(model.model.norm)
-    for layer in model.model.layers:
-        layer.input_layernorm = WideRMSNorm(layer.input_layernorm)
-        layer.post_attention_layernorm = WideRMSNorm(layer.post_attention_layernorm)
-    return model
+    return make_policy()
 
 
 def make_batch(lengths, seed=0):
+    """`policies.make_batch` with every column that a loss may read."""
     generator = torch.Generator().manual_seed(seed)
-
-    def draw(count):
-        return torch.randint(2, VOCAB, (count,), generator=generator).tolist()
-
-    batch = collate([draw(p) for p, _ in lengths], [draw(r) for _, r in lengths], pad_id=1)
+    batch = policies.make_batch(lengths, seed)
     mask = batch["response_mask"]
 
     def noise():
