@@ -208,8 +208,8 @@ class Policy:
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy tensors with the names and shapes of `weights` into the policy, in place; tied ones stay tied."""
-        for name, tensor in self.weights().items():
+        """Copy tensors with the names and shapes of `weights` into the policy, in place; of tied ones the first name is read."""
+        for name, tensor in distinct_tensors(self.weights()).items():
             tensor.copy_(weights[name])
 
     def extra_weights(self) -> dict[str, Tensor]:

@@ -271,9 +271,7 @@ def sample_groups(
             **collecting,
         )
         fresh, stats = fresh + committed, stats + took
-    if (
-        len(fresh) == len(examples) * num_samples
-    ):  # all are fresh: no need to read them back, training gives the same bits
+    if len(fresh) == len(examples) * num_samples:  # none was stored before: training on these gives the same bits
         return fresh, stats
     stored = to_rollouts(read_rollouts(run.path, phase="train", step=step))
     by_key = {(r.example_id, r.sample_index): r for r in stored}

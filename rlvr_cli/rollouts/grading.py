@@ -22,7 +22,7 @@ def choose_grader(grader: str, *, dataset_grader: str | None, prompt: str) -> st
 
 
 def grader_pool(config: PromptOptions, dataset_grader: str | None) -> GraderPool:
-    """Start the worker processes of the grader from `choose_grader`."""
+    """Return a pool of worker processes for the grader from `choose_grader`; they start with the first `grade` or `submit`."""
     return GraderPool(
         choose_grader(config.grader, dataset_grader=dataset_grader, prompt=config.prompt),
         format_rule=config.format_rule,

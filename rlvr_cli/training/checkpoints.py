@@ -69,9 +69,8 @@ def checkpoint_bytes(policy: Policy) -> int:
     weights = sum(tensor.nbytes for tensor in distinct_tensors(policy.weights_for_engine()).values())
     extra = sum(tensor.nbytes for tensor in policy.extra_weights().values())
     moments = 2 * sum(parameter.nbytes for parameter in policy.trainable_parameters().values())
-    return (
-        weights + extra + moments + 128 * policy.vocabulary_size + 2**16
-    )  # tokenizer.json of Qwen, Llama and Gemma: 75 to 135 bytes per id
+    tokenizer = 128 * policy.vocabulary_size  # tokenizer.json of Qwen, Llama and Gemma: 75 to 135 bytes per id
+    return weights + extra + moments + tokenizer + 2**16
 
 
 def save_checkpoint(

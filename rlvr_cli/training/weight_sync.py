@@ -42,15 +42,12 @@ class Snapshot:
     @contextmanager
     def loaded_into(self, policy: Policy) -> Iterator[None]:
         """Load these weights into the policy within the block, and restore its own afterwards, bit for bit."""
-        present = distinct_tensors(policy.weights())
-        kept = {name: tensor.detach().clone() for name, tensor in present.items()}
+        kept = {n: tensor.detach().clone() for n, tensor in distinct_tensors(policy.weights()).items()}
         try:
-            for name, tensor in present.items():
-                tensor.copy_(self.weights[name])
+            policy.load_weights(self.weights)
             yield
         finally:
-            for name, tensor in present.items():
-                tensor.copy_(kept[name])
+            policy.load_weights(kept)
 
 
 class WeightSync:

@@ -24,15 +24,12 @@ class LossInputs:
     entropy: Tensor  # (batch, seq), nats, of the policy's distribution at each token; its gradient costs nothing unless the loss uses it
     response_mask: Tensor  # (batch, seq) bool
     old_log_probs: Tensor  # (batch, seq), of the policy before the first update on these rollouts; in that update, equal to log_probs
-    advantages: Tensor | None = (
-        None  # (batch, 1), or (batch, seq) with one for each token; raw rewards for a loss with `raw_rewards`
-    )
+    # (batch, 1), or (batch, seq) with one for each token; the raw rewards for a loss with `raw_rewards`.
+    advantages: Tensor | None = None
     sampled_log_probs: Tensor | None = None  # (batch, seq), as the sampler computed them
     reference_log_probs: Tensor | None = None  # (batch, seq), of the frozen reference model; None without one
     values: Tensor | None = None  # (batch, seq), of `Policy.value_head`; None without one
-    group: Tensor | None = (
-        None  # (batch,) int64, equal for responses to the same question; None where there are no groups
-    )
+    group: Tensor | None = None  # (batch,) int64, equal for responses to the same question; None without groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +41,8 @@ class LossOutputs:
     """
 
     loss: Tensor  # (batch, seq), or (batch,) with one number per row
-    statistics: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # (batch, seq) or (batch,) each; averaged in the metrics
+    # (batch, seq) or (batch,) each; averaged in the metrics.
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def loss_inputs(
