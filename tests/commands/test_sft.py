@@ -1,7 +1,10 @@
 """What the sft command decides before and beside the loop: which ids are trained on, who grades, what the plan says."""
 
+import pyarrow.parquet as pq
 import pytest
 
+from factories import a_rollout
+from rlvr_cli.commands import sft
 from rlvr_cli.commands.sft import check_lengths, encode_traces
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.traces import SampledIds
@@ -9,6 +12,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
 from rlvr_cli.rollouts.grading import grader_pool
+from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.training.plan import sft_objective
 from rlvr_cli.training.session import load_eval_dataset
 from rlvr_cli.types import Example
@@ -52,6 +56,26 @@ def test_what_the_policy_did_not_write_stays_marked(tokenizer):
         encode_traces(
             [example], {"a": SampledIds(tokenizer("R").input_ids, response, mask)}, tokenizer, append_eos=True
         )
+
+
+def test_what_the_policy_did_not_write_is_not_trained_on(tokenizer, tmp_path):
+    prompt, text = "Q", " 9 </think> <answer> 9 </answer>"
+    ids = (*tokenizer(text).input_ids, tokenizer.eos_token_id)
+    mask = tuple(place >= 4 for place in range(len(ids)))
+    with RunDir.create(tmp_path, "eval", name="source", metadata={}) as source:
+        rollout = a_rollout(
+            run_id=source.id,
+            prompt=prompt,
+            response=text,
+            prompt_ids=tuple(tokenizer(prompt).input_ids),
+            response_ids=ids,
+            sampled_logprobs=(0.0,) * len(ids),
+            response_mask=mask,
+        )
+        source.commit_rollouts("eval", 0, [rollout])
+    sft.run(SftConfig(dataset="source", runs_dir=str(tmp_path), run="trained", n_sft_steps=1, train_batch_size=1))
+    metrics = pq.read_table(tmp_path / "trained/metrics.parquet").to_pylist()
+    assert {row["value"] for row in metrics if row["name"] == "update/tokens"} == {sum(mask)}
 
 
 def test_the_evaluation_is_graded_by_its_own_dataset():
