@@ -6,13 +6,14 @@ Enters: an EiConfig. Leaves: a run directory with every rollout and metric, chec
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.data.order import batches, next_indices
-from rlvr_cli.models.tokenization import collate, pad_id_of
+from rlvr_cli.models.tokenization import pad_id_of
 from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
 from rlvr_cli.training.plan import ei_plan, print_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
 from rlvr_cli.training.trainer import Trainer
+from rlvr_cli.training.update import rollout_tensors
 from rlvr_cli.types import Rollout
 
 
@@ -51,12 +52,7 @@ def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
             for number, rows in enumerate(minibatches[done:], start=done + 1):
                 within = {"steps": steps, "asked": asked, "updates_of_step": number}
                 update = trainer.update(
-                    collate(
-                        [r.prompt_ids for r in rows],
-                        [r.response_ids for r in rows],
-                        pad_id=pad_id_of(trainer.tokenizer),
-                        response_masks=[r.response_mask for r in rows],
-                    ),
+                    rollout_tensors(rows, pad_id=pad_id_of(trainer.tokenizer)),
                     cursor=after if number == len(minibatches) else within,
                     micro_batch_size=config.micro_batch_size,
                 )
