@@ -61,7 +61,7 @@ def make_run(root: Path, rows: int) -> Path:
         constant = {
             "run_id": "large", "phase": "eval", "step": step, "policy_version": step, "sample_index": 0, "prompt": "What is it?",
             "ground_truth": "7", "finish_reason": "stop", "stop_reason": "</answer>", "num_prompt_tokens": 16, "grader": "r1_zero",
-            "grade_error": None, "extracted_answer": "7", "advantage": None, "seed": 1, "sampled_at": datetime(2026, 1, 1),
+            "extracted_answer": "7", "seed": 1, "sampled_at": datetime(2026, 1, 1),
         }  # fmt: skip
         match field.name:
             case "example_id":
@@ -83,7 +83,8 @@ def make_run(root: Path, rows: int) -> Path:
                 return pa.array((kinds == 0).astype(float), field.type)
             case "mean_logprob" | "mean_entropy":
                 return pa.array(rng.random(n), field.type)
-        return pa.array([constant[field.name]] * n, field.type)
+        value = constant.get(field.name) if field.nullable else constant[field.name]
+        return pa.array([value] * n, field.type)
 
     path = root / "large"
     columns = {f.name: column(f, 0) for f in rollout_schema()}

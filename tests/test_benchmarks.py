@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlvr_cli.runs.readers import read_rollouts
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -56,3 +58,10 @@ for owner, name, *_ in [*sum(step_profile.PHASES.values(), []), *sum(overhead.CL
 """
     path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": path})
+
+
+def test_the_run_that_is_measured_has_every_column(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    rows = read_rollouts(importlib.import_module("analyze").make_run(tmp_path, 2000))
+    assert rows.num_rows == 2000
+    assert rows.column("response_mask").null_count == 2000
