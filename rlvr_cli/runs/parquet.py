@@ -179,7 +179,7 @@ def from_parquet(
     schema = arrow_schema(record)
     names = schema.names if columns is None else list(columns)
     try:
-        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        file = pq.ParquetFile(_reader(data), page_checksum_verification=True)
         version = _version_of(file.schema_arrow)
         if version > SCHEMA_VERSION:
             raise newer_version(name, version)
@@ -197,6 +197,20 @@ def from_parquet(
     return table.select(names).replace_schema_metadata(schema.metadata)
 
 
+def _reader(data: bytes) -> "pa.BufferReader":
+    """Return a reader of a copy of these bytes in Arrow's own memory.
+
+    Arrow decodes columns in threads, and the last of them may free the buffer. Freeing a Python object needs the
+    interpreter's lock; a thread that asks for it while the interpreter ends aborts the process (exit status 134,
+    "terminate called without an active exception").
+    """
+    import pyarrow as pa
+
+    buffer = pa.allocate_buffer(len(data))
+    memoryview(buffer).cast("B")[:] = data
+    return pa.BufferReader(buffer)
+
+
 def _older_column(column: Column, schema: "pa.Schema", *, rows: int) -> "pa.Array":
     import pyarrow as pa
 
@@ -206,10 +220,9 @@ def _older_column(column: Column, schema: "pa.Schema", *, rows: int) -> "pa.Arra
 
 def version_of(data: bytes) -> int:
     """Return the schema version of a Parquet file that `from_parquet` accepted."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return _version_of(pq.read_schema(pa.BufferReader(data)))
+    return _version_of(pq.read_schema(_reader(data)))
 
 
 def _version_of(schema: "pa.Schema") -> int:
