@@ -66,3 +66,12 @@ def test_the_run_that_is_measured_has_every_column(tmp_path, monkeypatch):
     rows = read_rollouts(run, columns=["run_id", "response_mask"])
     assert rows.num_rows > 0
     assert rows.column("response_mask").null_count == rows.num_rows
+
+
+def test_the_table_of_reliability_matches_the_figures(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    reliability = importlib.import_module("reliability")
+    page = reliability.PAGE.read_text(encoding="utf-8")
+    table = reliability.table(json.loads(reliability.RESULTS.read_text(encoding="utf-8")))
+    assert reliability.with_table(page, table) == page
+    assert reliability.with_table(page, "another\n") != page
