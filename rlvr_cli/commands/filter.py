@@ -90,6 +90,8 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
     """Select from runs: the selection, the rows to write by key, and a description of each run."""
     paths = {p.resolve(): p for p in (resolve_run(s, config.runs_dir) for s in config.source)}
     infos = [read_run(p) for p in paths.values()]
+    for notice in (notice for info in infos for notice in info.notices):
+        console.say(notice)
     with open_runs(infos, timeout_seconds=SECONDS) as database:
         condition = database.condition(config.where, table="rollouts") if config.where else "true"
         phase = config.phase or _default_phase(database)

@@ -108,6 +108,11 @@ def read_regular(run: Path, relative: str) -> bytes:
             return file.read()
 
 
+def damaged_file(path: Path, what: str) -> RlvrError:
+    """The error for a file of a run that is not as it was written."""
+    return RlvrError(f"{shown(path)} is damaged: {what}.", "Restore the file from a copy, or start a new run.")
+
+
 def refuse_links(run: Path, relative: str) -> None:
     """Raise RlvrError if the file, or a directory between the run and the file, is a symbolic link."""
     path = str(run)
