@@ -80,8 +80,8 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> Iter
         # DuckDB opens a file more than once, and a run in progress replaces its metrics file: copy it, to see one version.
         runs = [replace(r, metrics=_copied_metrics(r, Path(folder) / f"{i}.parquet")) for i, r in enumerate(runs)]
         for run in runs:
-            entries = {run.path / e.path: e for e in run.entries}
-            check_sums(run.path, [entries[path] for path in (*run.parts, *run.grades)])
+            read = {*run.parts, *run.grades}
+            check_sums(run.path, {e.path: e.sha256 for e in run.entries if run.path / e.path in read})
         with database.explained_errors():
             _create_views(connection, runs)
             paths = [p for r in runs for p in (*r.parts, *r.grades, *([r.metrics] if r.metrics else []))]

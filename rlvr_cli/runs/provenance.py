@@ -19,6 +19,7 @@ from rlvr_cli.config.options import options
 from rlvr_cli.config.shared import RunOptions
 from rlvr_cli.config.sources import resume
 from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.runs.files import is_full_disk
 from rlvr_cli.runs.readers import read_metadata, resolve_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.text import storable
@@ -73,6 +74,11 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
     with run:
         try:
             yield run
+        except RlvrError as error:
+            if not is_full_disk(error):
+                raise
+            how = f"{error.hint} Then resume with: rlvr {command} --resume {run.path}".strip()
+            raise RlvrError(error.problem, how) from error.__cause__
         except (Interrupted, KeyboardInterrupt):
             raise Interrupted(
                 f"finished work is kept in {run.path}; resume with: rlvr {command} --resume {run.path}"

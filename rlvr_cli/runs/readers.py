@@ -17,8 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import damaged_file, os_errors_as_user_errors, read_regular, refuse_links, shown
-from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, begins_as_recorded, matches, parse_manifest, part_name
-from rlvr_cli.runs.parquet import from_parquet
+from rlvr_cli.runs.manifest import (
+    GRADES,
+    METRICS,
+    ROLLOUTS,
+    Entry,
+    begins_as_recorded,
+    matches,
+    parse_manifest,
+    part_name,
+)
+from rlvr_cli.runs.parquet import cost_of, from_parquet
 from rlvr_cli.runs.schemas import newer_version, rollout_schema
 from rlvr_cli.text import printable, storable
 from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout
@@ -117,6 +126,14 @@ def read_part(run: Path, entry: Entry, columns: Sequence[str] | None = None) -> 
     return parsed_table(data, row_type_of(entry.folder), path=path, columns=columns)
 
 
+def read_cost(run: Path, entry: Entry) -> dict[str, float]:
+    """Return what the rows of a part cost; empty if it was not recorded. Raises RlvrError if the part is damaged."""
+    data = read_regular(run, entry.path)
+    if not matches(entry, data):
+        raise damaged_file(run / entry.path, "its sha256 differs from the manifest")
+    return cost_of(data)
+
+
 def row_type_of(folder: str) -> type:
     """Return the row type of the parts in a folder."""
     return Regrade if folder == GRADES else Rollout
@@ -196,7 +213,9 @@ def read_index(path: Path) -> Index:
         for p in unlisted
     ]
     if len(data) > end:
-        notices.append(f"{shown(path / MANIFEST)} ends with an incomplete line: a commit is in progress, or was interrupted.")
+        notices.append(
+            f"{shown(path / MANIFEST)} ends with an incomplete line: a commit is in progress, or was interrupted."
+        )
     announced = sum(e.path == METRICS for e in entries)
     if metadata["status"] != "finished":
         return Index(metadata, entries, max(announced - 1, 0), notices)

@@ -47,7 +47,7 @@ def recover(run: Path, manifest: OpenManifest, keys: CommittedKeys, *, run_id: s
     parts = [entry for entry in manifest.entries if entry.path != METRICS]
     for entry in parts:
         check_part(run, entry)
-    check_sums(run, parts)
+    check_sums(run, {entry.path: entry.sha256 for entry in parts})
     listed = {e.path for e in manifest.entries}
     for relative in (p for p in present_parts(run) if p not in listed):
         try:

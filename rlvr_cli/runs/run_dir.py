@@ -26,7 +26,8 @@ announcement or the one before, and opening the run for writing removes an annou
 run.json ends with its own sha256. When nobody writes the run any more, it records what is committed: the number of parts
 and of rollouts, and length and sha256 of the manifest. A manifest that has lost lines since is then recognized, and so are
 lost parts and metrics, because the manifest lists them. Lines may follow the recorded ones: those of grades that are being
-added. Opening the run for writing removes the record first, and closing it writes a new one.
+added. Opening the run for writing removes the record first, and closing it writes a new one. While the run is open, the
+file ``.reserve.tmp`` holds the space that run.json needs to say how the run ended, should the disk be full by then.
 
 A newer rlvr can resume a run of an older one. The old parts stay as they are, and readers fill in the columns that they
 lack; new parts have the current columns. Each manifest line has the schema version of its file, and run.json the newest
@@ -48,8 +49,10 @@ from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.commits import OpenManifest, new_entry
 from rlvr_cli.runs.files import (
+    Reserve,
     atomic_write,
     fsync_directory,
+    is_full_disk,
     os_errors_as_user_errors,
     read_regular,
     shown,
@@ -74,6 +77,7 @@ from rlvr_cli.runs.readers import (
     metadata_bytes,
     part_tables,
     present_parts,
+    read_cost,
     read_manifest,
     read_metadata,
     read_part,
@@ -88,6 +92,8 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 RolloutKey = tuple[str, int, str, int]  # (phase, step, example_id, sample_index)
+RESERVE = ".reserve.tmp"  # removed when the run is closed or, after a kill, opened
+RESERVED_BYTES = 2**14
 _FIXED_FIELDS = ("schema_version", "run_id", "command", "status", "created_at", "updated_at", "wall_seconds")
 
 
@@ -118,10 +124,13 @@ class RunDir:
         self._process = os.getpid()
         self._session_start = time.monotonic()
         self._manifest: OpenManifest | None = None
+        self._reserve = Reserve(path / RESERVE)
+        self._costs: dict[Path, dict[str, float]] = {}  # of parts, once they were needed
         try:
             self._metadata = read_metadata(path)
             self._check_record()
             remove_temporaries(path)
+            self._reserve.hold(max(RESERVED_BYTES, 2 * (path / RUN_FILE).stat().st_size))
             self._manifest = manifest = OpenManifest(path)
             self._entries = manifest.entries
             before = self._metadata
@@ -228,8 +237,13 @@ class RunDir:
         assert status in get_args(Status), status
         self._set(status=status)
 
-    def commit_rollouts(self, phase: Phase, step: int, rollouts: Sequence[Rollout]) -> Path:
+    def commit_rollouts(
+        self, phase: Phase, step: int, rollouts: Sequence[Rollout], *, cost: Mapping[str, float] | None = None
+    ) -> Path:
         """Commit rollouts of one phase and step, all or none; when this returns they are durable.
+
+        Args:
+            cost: numbers that are stored with the rows, so that a kill cannot part them; see `cost`.
 
         Returns:
             The path of the new part.
@@ -243,7 +257,25 @@ class RunDir:
         assert rollouts, "a part has at least one row"
         places = {(r.run_id, r.phase, r.step) for r in rollouts}
         assert places == {(self.id, phase, step)}, (places, self.id, phase, step)
-        return self._commit_part(rollout_table(rollouts), phase=phase, step=step)
+        path = self._commit_part(rollout_table(rollouts, cost=cost), phase=phase, step=step)
+        self._costs[path] = dict(cost or {})
+        return path
+
+    def cost(self, phase: Phase, step: int) -> dict[str, float]:
+        """Return the sum of the costs of all committed rollouts of a phase and step, by name.
+
+        Raises:
+            RlvrError: a part of an earlier session is damaged.
+        """
+        total: dict[str, float] = {}
+        for entry in self._entries:
+            if (entry.folder, entry.phase, entry.step) == (ROLLOUTS, phase, step):
+                path = self.path / entry.path
+                if path not in self._costs:
+                    self._costs[path] = read_cost(self.path, entry)
+                for name, value in self._costs[path].items():
+                    total[name] = total.get(name, 0.0) + value
+        return total
 
     def commit_grades(self, phase: Phase, step: int, grades: Sequence[Regrade]) -> Path:
         """Commit grades of one grader's attempt on rollouts of one phase and step, all or none.
@@ -357,6 +389,7 @@ class RunDir:
         if self._manifest is not None:
             self._manifest.close()
             self._manifest = None
+        self._reserve.release()
         self._lock.release()
 
     def __enter__(self) -> "RunDir":
@@ -423,7 +456,15 @@ class RunDir:
         return metadata | {"committed": record_of(lines, self._entries)}
 
     def _replace_metadata(self, metadata: dict[str, Any]) -> None:
-        atomic_write(self.path / RUN_FILE, metadata_bytes(metadata))
+        """Replace run.json; on a full disk with the space that was reserved for it."""
+        data = metadata_bytes(metadata)
+        try:
+            atomic_write(self.path / RUN_FILE, data)
+        except RlvrError as error:
+            if not is_full_disk(error):
+                raise
+            self._reserve.release()
+            atomic_write(self.path / RUN_FILE, data)
         self._metadata = metadata
 
     def _commit_part(self, table: "pa.Table", *, phase: Phase, step: int, grader: str = "") -> Path:

@@ -1,6 +1,7 @@
-"""Compare committed files with their sha256 before something other than `read_part` reads them, such as DuckDB.
+"""Compare files of a run with their sha256 before something other than `read_part` reads them, such as DuckDB.
 
-Enters: a run and its manifest's entries. Leaves: nothing, or an RlvrError that names the damaged file.
+Enters: a run and the sha256 of its files, from the manifest or run.json. Leaves: nothing, or an RlvrError that names the
+damaged file.
 
 Reading half a gigabyte to hash it takes longer than most queries, so each version of a file is hashed once: what was intact
 is noted in the user's cache directory, outside of the run, which may be read-only. A note is a hash of the sha256 and of
@@ -14,13 +15,12 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import damaged_file, os_errors_as_user_errors, refuse_links, shown
-from rlvr_cli.runs.manifest import Entry
 
 SETTLED_SECONDS = 2.0
 MAX_BYTES = 2**20  # of notes, about 30,000 files; then they start over
@@ -28,38 +28,52 @@ MAX_BYTES = 2**20  # of notes, about 30,000 files; then they start over
 _intact: set[str] | None = None  # the notes, once they have been read
 
 
-def check_sums(run: Path, entries: Sequence[Entry]) -> None:
-    """Raise RlvrError for the first of these files that is missing, not regular or not as it was committed."""
+def sums_of(folder: Path) -> dict[str, str]:
+    """Return name -> sha256 (hex) of the files in a folder, without those in folders of it."""
+    with os_errors_as_user_errors(folder, "read"):
+        sums = {}
+        for path in sorted(path for path in folder.iterdir() if path.is_file()):
+            with path.open("rb") as file:
+                sums[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        return sums
+
+
+def check_sums(run: Path, sums: Mapping[str, str]) -> None:
+    """Check files: path in the run -> sha256 (hex).
+
+    Raises:
+        RlvrError: the first of them that is missing, not regular, or has another sha256.
+    """
     notes = _notes()
-    unknown = [entry for entry in entries if _note(run, entry) not in notes]
+    unknown = [path for path in sums if _note(run, path, sums[path]) not in notes]
     if not unknown:
         return
     if len(unknown) == 1:
-        found = [_checked(run, unknown[0])]
+        found = [_checked(run, unknown[0], sums[unknown[0]])]
     else:
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing releases the GIL
-            found = list(pool.map(lambda entry: _checked(run, entry), unknown))
+            found = list(pool.map(lambda path: _checked(run, path, sums[path]), unknown))
     fresh = [note for note in found if note]
     notes.update(fresh)
     _remember(fresh)
 
 
-def _note(run: Path, entry: Entry) -> str:
-    with os_errors_as_user_errors(run / entry.path, "read"):
-        refuse_links(run, entry.path)
-        return _note_of(os.lstat(run / entry.path), entry)
+def _note(run: Path, relative: str, sha256: str) -> str:
+    with os_errors_as_user_errors(run / relative, "read"):
+        refuse_links(run, relative)
+        return _note_of(os.lstat(run / relative), sha256)
 
 
-def _note_of(state: os.stat_result, entry: Entry) -> str:
+def _note_of(state: os.stat_result, sha256: str) -> str:
     identity = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    return hashlib.sha256(f"{entry.sha256} {identity}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{sha256} {identity}".encode()).hexdigest()[:32]
 
 
-def _checked(run: Path, entry: Entry) -> str | None:
+def _checked(run: Path, relative: str, sha256: str) -> str | None:
     """Read the file whole. Returns its note, or None if the file may still be changing."""
-    path = run / entry.path
+    path = run / relative
     with os_errors_as_user_errors(path, "read"):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
@@ -67,11 +81,11 @@ def _checked(run: Path, entry: Entry) -> str | None:
             if not stat.S_ISREG(before.st_mode):
                 raise RlvrError(f"{shown(path)} is not a regular file.", "Restore it from a copy of the run.")
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            note = _note_of(os.fstat(descriptor), entry)
-    if digest != entry.sha256:
-        raise damaged_file(path, "its sha256 differs from the manifest")
+            note = _note_of(os.fstat(descriptor), sha256)
+    if digest != sha256:
+        raise damaged_file(path, "its sha256 is not the one that was recorded")
     settled = now - before.st_ctime_ns > SETTLED_SECONDS * 1e9
-    return note if settled and note == _note_of(before, entry) else None
+    return note if settled and note == _note_of(before, sha256) else None
 
 
 def _notes_file() -> Path | None:
