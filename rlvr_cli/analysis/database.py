@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import time_and_memory_limit
 from rlvr_cli.runs.files import os_errors_as_user_errors
-from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.runs.readers import RunInfo, read_metrics
 from rlvr_cli.runs.schemas import Column, columns_of
+from rlvr_cli.runs.sums import check_sums
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example, Metric, Regrade, Rollout, Table
 
@@ -64,7 +65,7 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> Iter
     """Open a sealed database with the views `rollouts`, `grades`, `metrics` and `runs` over these runs.
 
     Raises:
-        RlvrError: two runs have the same id, or a file is damaged.
+        RlvrError: two runs have the same id, or a file is not as it was committed.
     """
     ids = [r.id for r in runs]
     if len(set(ids)) < len(ids):
@@ -77,7 +78,10 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> Iter
         _connection(timeout_seconds=timeout_seconds) as (database, connection),
     ):
         # DuckDB opens a file more than once, and a run in progress replaces its metrics file: copy it, to see one version.
-        runs = [replace(r, metrics=_copied(r.metrics, Path(folder) / f"{i}.parquet")) for i, r in enumerate(runs)]
+        runs = [replace(r, metrics=_copied_metrics(r, Path(folder) / f"{i}.parquet")) for i, r in enumerate(runs)]
+        for run in runs:
+            read = {*run.parts, *run.grades}
+            check_sums(run.path, {e.path: e.sha256 for e in run.entries if run.path / e.path in read})
         with database.explained_errors():
             _create_views(connection, runs)
             paths = [p for r in runs for p in (*r.parts, *r.grades, *([r.metrics] if r.metrics else []))]
@@ -345,11 +349,12 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInf
         )
 
 
-def _copied(path: Path | None, copy: Path) -> Path | None:
-    if path is None:
+def _copied_metrics(run: RunInfo, copy: Path) -> Path | None:
+    data = None if run.metrics is None else read_metrics(run.path, run.entries, settled=run.settled)
+    if data is None:
         return None
-    with os_errors_as_user_errors(path, "read"):
-        copy.write_bytes(path.read_bytes())  # of one file, whole: it is replaced, never written to
+    with os_errors_as_user_errors(copy):
+        copy.write_bytes(data)
     return copy
 
 

@@ -239,6 +239,8 @@ def _read(paths: Sequence[Path]) -> list[RunInfo]:
     infos = list({path.resolve(): read_run(path) for path in paths}.values())
     for info in infos:
         console.say(f"run {info.path} ({info.metadata['status']})")
+        for notice in info.notices:
+            console.say(notice)
     return infos
 
 

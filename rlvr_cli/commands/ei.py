@@ -7,6 +7,7 @@ from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.data.order import batches, next_indices
 from rlvr_cli.models.tokenization import pad_id_of
+from rlvr_cli.rollouts.collect import stored_stats
 from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
@@ -82,7 +83,7 @@ def expert_rollouts(
     """
     indices, asked = next_indices(len(inputs.questions), config.ei_batch_size, seed=config.seed, start=asked)
     trainer.weights.sync(trainer.updates)
-    rollouts, stats = sample_questions(
+    rollouts = sample_questions(
         trainer,
         inputs,
         indices,
@@ -97,6 +98,7 @@ def expert_rollouts(
         "experts/distinct": float(len(distinct)),
         "experts/solved_share": len({r.example_id for r in correct}) / len(indices),
     }
+    stats = stored_stats(trainer.run, phase="train", step=step)
     trainer.metrics.add(step, metrics | stats.metrics)
     signals = {
         "reward": metrics["reward/mean"],

@@ -30,7 +30,7 @@ from rlvr_cli.config.filter import FilterConfig
 from rlvr_cli.config.options import options
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import atomic_write, shown, utc_now
+from rlvr_cli.runs.files import shown, utc_now, write_together
 from rlvr_cli.runs.parquet import records_parquet
 from rlvr_cli.runs.readers import RunInfo, is_run, read_run, resolve_run
 from rlvr_cli.terminal import console, tables
@@ -44,7 +44,7 @@ def run(config: FilterConfig) -> None:
     out = Path(config.out)
     control = out.with_name(f"{out.stem}-control{out.suffix}") if config.with_control else None
     meta = out.with_name(out.name + ".meta.json")
-    for path in filter(None, (out, control, meta)):
+    for path in filter(None, (out, control)):  # a meta alone is what an interrupted rlvr filter has left
         if path.exists() and not config.overwrite:
             raise RlvrError(f"{shown(path)} exists already.", "Choose another --out, or replace it with --overwrite.")
     evaluation = [
@@ -66,17 +66,22 @@ def run(config: FilterConfig) -> None:
             f"Nothing is left: the stage {last.name!r} dropped the last {last.dropped} rows.",
             "Loosen the filter. No file was written.",
         )
-    written = write(out, [rows[i.key] for i in selected.kept])
+    data, written = encoded(out, [rows[i.key] for i in selected.kept])
+    files, of_control = [(out, data)], None
+    if control is not None:
+        data, of_control = encoded(control, [rows[i.key] for i in selected.control])
+        files.append((control, data))
     provenance = {
         "rlvr_version": __version__,
         "created_at": utc_now(),
         **written,
-        "control": control and write(control, [rows[i.key] for i in selected.control]),
+        "control": of_control,
         "sources": described,
         "options": {k: v for k, v in asdict(config).items() if k in {f.name for f in options(FilterConfig)}},
         "stages": [asdict(s) for s in selected.stages],
     }
-    atomic_write(meta, json.dumps(provenance, indent=2, ensure_ascii=False).encode() + b"\n")
+    described_by = json.dumps(provenance, indent=2, ensure_ascii=False).encode() + b"\n"
+    write_together([(meta, described_by), *files])  # no data is ever without its meta
     for path in filter(None, (out, control, meta)):
         console.say(f"wrote    {path}")
     if runs[0] and config.emit == "traces":
@@ -90,6 +95,8 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
     """Select from runs: the selection, the rows to write by key, and a description of each run."""
     paths = {p.resolve(): p for p in (resolve_run(s, config.runs_dir) for s in config.source)}
     infos = [read_run(p) for p in paths.values()]
+    for notice in (notice for info in infos for notice in info.notices):
+        console.say(notice)
     with open_runs(infos, timeout_seconds=SECONDS) as database:
         condition = database.condition(config.where, table="rollouts") if config.where else "true"
         phase = config.phase or _default_phase(database)
@@ -176,14 +183,13 @@ def template_of(info: RunInfo) -> str:
     return text if isinstance(text, str) else ""
 
 
-def write(path: Path, rows: Rows) -> dict[str, Any]:
-    """Write rows to a .jsonl or .parquet file, atomically. Returns the file's name, rows and sha256, for the .meta.json."""
+def encoded(path: Path, rows: Rows) -> tuple[bytes | memoryview, dict[str, Any]]:
+    """Return the bytes of a .jsonl or .parquet file of these rows; and its name, rows and sha256, for the .meta.json."""
     if path.suffix == ".parquet":
         data: bytes | memoryview = records_parquet(rows)
     else:
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    atomic_write(path, data)
-    return {"file": path.name, "rows": len(rows), "sha256": hashlib.sha256(data).hexdigest()}
+    return data, {"file": path.name, "rows": len(rows), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def next_command(config: FilterConfig, described: Rows) -> str:

@@ -18,7 +18,8 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import out_of_memory_as_user_error
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokenization import Batch, pad_id_of
-from rlvr_cli.rollouts.metrics import SamplingStats, rollout_metrics
+from rlvr_cli.rollouts.collect import stored_stats
+from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.rollouts.requests import prefetch_groups
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
@@ -152,7 +153,7 @@ def rollout_batch(
     groups: list[list[Rollout]] = []  # all that were sampled
     used: list[list[Rollout]] = []
     indices: list[int] = []
-    stats, rounds, with_signal = SamplingStats(), 0, 0
+    rounds, with_signal = 0, 0
     syncing = trainer.weights.sync_rollouts(trainer.updates)
     while len(used) < wanted and rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1):
         fresh, asked = next_indices(
@@ -160,7 +161,7 @@ def rollout_batch(
         )
         if not fresh:
             break
-        rollouts, took = sample_questions(
+        rollouts = sample_questions(
             trainer, inputs, fresh, step=step, num_samples=size, advantages=partial(advantages, config, loss=loss)
         )
         new = [rollouts[first : first + size] for first in range(0, len(rollouts), size)]
@@ -168,7 +169,7 @@ def rollout_batch(
         groups += new
         with_signal += sum(signal)
         used += [group for group, kept in zip(new, signal, strict=True) if kept or not config.dynamic_sampling]
-        indices, stats, rounds = indices + fresh, stats + took, rounds + 1
+        indices, rounds = indices + fresh, rounds + 1
     sampled = [r for group in groups for r in group]
     means = [sum(r.reward or 0.0 for r in group) / size for group in groups]
     metrics = rollout_metrics(sampled) | {
@@ -181,6 +182,7 @@ def rollout_batch(
         "sampling/lag": float(step - min(r.policy_version for r in sampled)),  # updates since the policy that sampled
         "weight_sync/seconds": syncing,
     }
+    stats = stored_stats(trainer.run, phase="train", step=step)
     trainer.metrics.add(step, metrics | stats.metrics)
     signals = {
         "reward": metrics["reward/mean"],

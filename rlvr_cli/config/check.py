@@ -7,7 +7,7 @@ from rlvr_cli.config.options import Format, Provenance, check_values, knob
 
 @dataclass(frozen=True)
 class CheckConfig(Provenance):
-    """Verify every file of a run against its checksum: the sha256 recorded in the manifest when the file was committed.
+    """Verify a run: every file against its sha256; rows per part; each key once; schema versions, steps and seeds.
 
     Examples:
         rlvr check

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.models.directory import local_directory
+from rlvr_cli.runs.check import check_trained_model
 from rlvr_cli.runs.provenance import tokenizer_digest
 
 
@@ -33,6 +34,7 @@ def model_identity(path_or_id: str | Path, *, fetch: bool = False) -> dict[str, 
     """
     directory = local_directory(path_or_id)
     if directory is not None:
+        check_trained_model(directory.resolve())
         return {"path": str(directory.resolve()), **_weights_identity(directory)}
     from huggingface_hub import try_to_load_from_cache
 

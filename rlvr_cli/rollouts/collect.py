@@ -5,7 +5,7 @@ their metrics.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import compress
@@ -13,6 +13,7 @@ from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.faults import fault_point
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import GradingQueue, grade_fields
@@ -90,16 +91,18 @@ class _Collector:
                 asdict(self.wanted[c.request_index][0]) | {"prompt": self.requests[c.request_index].prompt}
             ),
         )
-        self._tokens, self._started = 0, time.monotonic()
+        self._started = time.monotonic()
+        self._sampled = False  # whether all completions have arrived
+        self._counted = SamplingStats()  # what `cost` has returned so far
 
     def add(self, completion: Completion) -> None:
         """Pass a completion to the graders."""
         self.grading.add(completion)
-        self._tokens += completion.num_tokens
 
     def collect_grades(self, *, within: float | None) -> None:
         """Turn finished grades into rollouts, waiting at most `within` seconds (None: until all are graded)."""
         for batch in self.grading.verdicts(within=within):
+            fault_point("graded")
             for completion, sampled_at, grade in batch:
                 example, indices = self.wanted[completion.request_index]
                 self.graded.append(
@@ -124,8 +127,19 @@ class _Collector:
     def commit(self) -> None:
         """Commit the graded rollouts."""
         if self.graded:
-            self.run.commit_rollouts(self.phase, self.step, self.graded)
+            self.run.commit_rollouts(self.phase, self.step, self.graded, cost=self.cost(self.graded))
             self.graded.clear()
+
+    def completions(self) -> Generator[Completion]:
+        """Sample, and yield what arrives."""
+        completions = self.sampler.sample(self.requests, self.params)
+        try:
+            for completion in completions:
+                fault_point("sampled")
+                yield completion
+            self._sampled = True
+        finally:
+            completions.close()
 
     def finish(self) -> None:
         """Grade and commit all pending completions. A failed grading batch loses only its rows; its error is raised last."""
@@ -142,11 +156,16 @@ class _Collector:
         if errors:
             raise errors[0]
 
-    def stats(self) -> SamplingStats:
-        """Return the cost so far."""
+    def cost(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Return the tokens of these rollouts, and the seconds since the last call."""
         waited = self.grading.waiting_seconds
         waiting, worked = time.monotonic() - self._started - waited, self.sampler.worked_seconds
-        return SamplingStats(self._tokens, waiting if worked is None else worked, waiting, waited)
+        if worked is None or not self._sampled:  # before the end, it is that of earlier requests
+            worked = waiting
+        now = SamplingStats(sum(r.num_response_tokens for r in rollouts), worked, waiting, waited)
+        cost = (now - replace(self._counted, tokens=0)).cost
+        self._counted = now
+        return cost
 
 
 def collect_rollouts(
@@ -157,24 +176,22 @@ def collect_rollouts(
     examples: Sequence[Example],
     num_samples: int,
     **collecting: Unpack[Collecting],
-) -> SamplingStats:
+) -> None:
     """Sample, grade and commit every rollout of (phase, step) that the run lacks, in the order in which they finish.
 
     Grading and committing overlap with sampling. A kill loses only rollouts that were not committed, and the next call
     samples exactly these. If a signal or a permanent endpoint error stops the work, the completions received so far are
-    graded and committed first; a second signal does not wait for the graders.
-
-    Returns:
-        The cost. The rollouts are only in the run, since they may exceed memory.
+    graded and committed first; a second signal does not wait for the graders. The rollouts are only in the run, since
+    they may exceed memory.
 
     Raises:
         Interrupted: `stop` was requested; all completions received so far are committed.
     """
     collector = _Collector(run, phase=phase, step=step, examples=examples, num_samples=num_samples, **collecting)
     if not collector.requests:
-        return SamplingStats()
+        return
     committed = time.monotonic()
-    completions = collector.sampler.sample(collector.requests, collector.params)
+    completions = collector.completions()
     try:
         for completion in completions:
             collector.add(completion)
@@ -193,7 +210,6 @@ def collect_rollouts(
         completions.close()
         collector.finish()
         collector.grading.cancel()
-    return collector.stats()
 
 
 def collect_batch(
@@ -204,7 +220,7 @@ def collect_batch(
     num_samples: int,
     advantages: Advantages,
     **collecting: Unpack[Collecting],
-) -> tuple[list[Rollout], SamplingStats]:
+) -> list[Rollout]:
     """Sample and grade every training rollout of a step that the run lacks, and commit all of them or none.
 
     The rollouts are committed in the order of the examples, with their advantages. Only whole batches are committed, so
@@ -215,15 +231,15 @@ def collect_batch(
         advantages: see `sample_groups`.
 
     Returns:
-        The committed rollouts and the cost.
+        The committed rollouts.
 
     Raises:
         Interrupted: `stop` was requested; nothing is committed.
     """
     collector = _Collector(run, phase="train", step=step, examples=examples, num_samples=num_samples, **collecting)
     if not collector.requests:
-        return [], SamplingStats()
-    completions = collector.sampler.sample(collector.requests, collector.params)
+        return []
+    completions = collector.completions()
     try:
         for completion in completions:
             collector.add(completion)
@@ -234,11 +250,11 @@ def collect_batch(
         place = {example.id: i for i, example in enumerate(examples)}
         graded = sorted(collector.graded, key=lambda r: (place[r.example_id], r.sample_index))
         graded = [replace(r, advantage=a) for r, a in zip(graded, advantages(graded), strict=True)]
-        run.commit_rollouts("train", collector.step, graded)
+        run.commit_rollouts("train", collector.step, graded, cost=collector.cost(graded))
     finally:
         completions.close()
         collector.grading.cancel()
-    return graded, collector.stats()
+    return graded
 
 
 def sample_groups(
@@ -249,7 +265,7 @@ def sample_groups(
     num_samples: int,
     advantages: Advantages,
     **collecting: Unpack[Collecting],
-) -> tuple[list[Rollout], SamplingStats]:
+) -> list[Rollout]:
     """Return the training rollouts of a step; those that the run lacks are sampled, graded and committed first.
 
     Training uses exactly the committed rollouts, so a resumed run that reads them back ends with the same weights.
@@ -258,11 +274,11 @@ def sample_groups(
         advantages: rollouts of whole groups, each group contiguous -> one advantage per rollout.
 
     Returns:
-        The rollouts, ordered by example and then by sample index, and the cost of sampling.
+        The rollouts, ordered by example and then by sample index.
     """
-    fresh, stats = [], SamplingStats()
+    fresh = []
     for part in slice_examples(examples, num_samples=num_samples):
-        committed, took = collect_batch(
+        fresh += collect_batch(
             run,
             step=step,
             examples=part,
@@ -270,12 +286,17 @@ def sample_groups(
             advantages=advantages,
             **collecting,
         )
-        fresh, stats = fresh + committed, stats + took
     if len(fresh) == len(examples) * num_samples:  # none was stored before: training on these gives the same bits
-        return fresh, stats
+        return fresh
     stored = to_rollouts(read_rollouts(run.path, phase="train", step=step))
     by_key = {(r.example_id, r.sample_index): r for r in stored}
-    return [by_key[storable(e.id), i] for e in examples for i in range(num_samples)], stats
+    return [by_key[storable(e.id), i] for e in examples for i in range(num_samples)]
+
+
+def stored_stats(run: RunDir, *, phase: Phase, step: int) -> SamplingStats:
+    """Return what the rollouts of (phase, step) cost, those included that an interrupted run stored."""
+    stats = SamplingStats.of_cost(run.cost(phase, step))
+    return replace(stats, tokens=round(stats.tokens))
 
 
 def log_generations(
@@ -296,12 +317,11 @@ def log_generations(
     Returns:
         The averages by metric name; a mean over no rows is absent.
     """
-    stats = SamplingStats()
     for some in slice_examples(examples, num_samples=num_samples, rows=ASKED_ROWS):
-        stats += collect_rollouts(run, phase=phase, step=step, examples=some, num_samples=num_samples, **collecting)
+        collect_rollouts(run, phase=phase, step=step, examples=some, num_samples=num_samples, **collecting)
     parts = read_parts(run.path, phase=phase, step=step, columns=AVERAGED)
     averages = generation_metrics(row for part in parts for row in part.to_pylist())
-    run.commit_metrics(step, phase, averages | stats.metrics)
+    run.commit_metrics(step, phase, averages | stored_stats(run, phase=phase, step=step).metrics)
     return averages
 
 

@@ -1,7 +1,7 @@
 """Averages over rollouts, and the cost of sampling them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
 from rlvr_cli.types import Rollout
@@ -18,8 +18,18 @@ class SamplingStats:
     waiting_seconds: float = 0.0  # waiting for the engine; less than its work if it had prefetched
     grading_seconds: float = 0.0  # waiting for the graders; grading that overlaps with sampling is not counted
 
-    def __add__(self, other: "SamplingStats") -> "SamplingStats":
-        return SamplingStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __sub__(self, other: "SamplingStats") -> "SamplingStats":
+        return SamplingStats(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """The numbers by field, as `RunDir.commit_rollouts` stores them."""
+        return asdict(self)
+
+    @classmethod
+    def of_cost(cls, cost: Mapping[str, float]) -> "SamplingStats":
+        """The stats that were stored as `cost`; zeros where nothing was."""
+        return cls(**{field.name: cost.get(field.name, 0.0) for field in fields(cls)})  # type: ignore[arg-type]
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -1,67 +1,181 @@
-"""Verify a run: read every committed file and compare it with the manifest."""
+"""Verify a run: that every file is as it was committed, and that what the files say is possible.
 
-from collections.abc import Sequence
+Enters: a run directory. Leaves: a `Check` with one sentence per problem.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import read_regular, shown
-from rlvr_cli.runs.manifest import METRICS, Entry, matches
-from rlvr_cli.runs.readers import metrics_path, present_parts, read_manifest, read_metadata, read_part
+from rlvr_cli.runs.files import read_regular, refuse_links, shown
+from rlvr_cli.runs.keys import KeyBits, bits_of_keys, merge, overlap
+from rlvr_cli.runs.manifest import METRICS, Entry, matches, part_name
+from rlvr_cli.runs.parquet import keys_of, version_of
+from rlvr_cli.runs.readers import RUN_FILE, parsed_table, read_index, read_metadata, read_metrics, row_type_of
+from rlvr_cli.runs.sums import check_sums
+from rlvr_cli.text import printable
+from rlvr_cli.types import Metric
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MODEL = "model"  # the folder of the final model
+SeedOf = Callable[..., int]  # `rollouts.requests.request_seed`
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """The result of checking a run; problems and pending parts are one sentence each."""
 
-    files: int  # number of committed files: rollouts, grades and metrics
-    problems: list[str]  # committed files that are missing or differ from what was committed
-    pending: list[str]  # parts that the manifest does not list yet; not an error
+    files: int  # number of files with a sum: rollouts, grades, metrics and the final model
+    rows: int  # rollouts
+    problems: list[str]  # files that are missing, differ from what was committed, or say what cannot be
+    pending: list[
+        str
+    ]  # what an interrupted commit leaves, such as a part that the manifest does not list; not an error
 
 
-def check_run(path: Path | str) -> Check:
-    """Read every committed file and report what is wrong. Works while the run is being written."""
+def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
+    """Read every committed file and report what is wrong. Works while the run is being written.
+
+    Of each part: sha256, page checksums, columns, schema version, number of rows, owner and phase and step of its rows,
+    keys that occur once, versions of the policy that are not newer than the step, and seeds. Of the manifest: that the
+    steps of a phase never go back. Of the metrics: keys that occur once, and a metric of each update.
+
+    Args:
+        seed_of: the seed that a sample must have, from the run's seed and its key; None: seeds are not checked.
+    """
     path = Path(path)
+    try:
+        metadata, entries, settled, pending = read_index(path)
+    except RlvrError as error:
+        return Check(0, 0, [error.problem], [])
     problems: list[str] = []
     try:
-        read_metadata(path)
+        data = read_metrics(path, entries, settled=settled)
+        if data is not None:
+            problems += _metrics_problems(path, parsed_table(data, Metric, path=path / METRICS))
     except RlvrError as error:
         problems.append(error.problem)
-    try:
-        earlier, _ = read_manifest(path)
-        present = present_parts(path)
-        problems += _check_metrics(path, earlier)
-        entries, _ = read_manifest(path)
-    except RlvrError as error:
-        return Check(0, [*problems, error.problem], [])
+    held: dict[tuple[str, str, int], KeyBits] = {}
+    newest: dict[str, Entry] = {}  # by phase
     for entry in entries:
-        if entry.path != METRICS:
-            try:
-                rows = read_part(path, entry).num_rows
-            except RlvrError as error:
-                problems.append(error.problem)
-            else:
-                if rows != entry.rows:
-                    problems.append(f"{shown(path / entry.path)} has {rows} rows, but the manifest says {entry.rows}.")
-    listed = {e.path for e in entries}
-    pending = [
-        f"{shown(path / p)} is not in the manifest: its commit is in progress, or was interrupted (resuming repairs it)."
-        for p in present
-        if p not in listed
-    ]
-    return Check(len(listed), problems, pending)
+        name = part_name(entry.path)
+        if name is None:
+            continue
+        try:
+            problems += _part_problems(path, entry, metadata, held, seed_of=seed_of)
+        except RlvrError as error:
+            problems.append(error.problem)
+        if not name.grader:
+            before = newest.setdefault(entry.phase, entry)
+            if entry.step < before.step:
+                problems.append(f"{shown(path / entry.path)} was committed after {shown(before.path)}, a later step.")
+            newest[entry.phase] = entry
+    for (grader, phase, step), keys in held.items():
+        sampled = held.get(("", phase, step), {})
+        graded = {who[0]: bits for who, bits in keys.items()} if grader else {}
+        if missing := [who for who, bits in graded.items() if bits & ~sampled.get(who, 0)]:
+            problems.append(
+                f"{shown(path)} has grades by {grader} of {phase} step {step} for rollouts that are not in it, first for "
+                f"{shown(missing[0])}."
+            )
+    trained = metadata.get("model_files") or {}
+    for name, sha256 in trained.items():
+        try:
+            check_model_file(path, name, sha256)
+        except RlvrError as error:
+            problems.append(error.problem)
+    rows = sum(e.rows for e in entries if (n := part_name(e.path)) and not n.grader)
+    return Check(len({e.path for e in entries}) + len(trained), rows, problems, pending)
 
 
-def _check_metrics(run: Path, earlier: Sequence[Entry]) -> list[str]:
+def check_trained_model(directory: Path) -> None:
+    """If a directory is the final model of a run that recorded its sums, compare it with them. Raises RlvrError."""
+    run = directory.parent
+    if directory.name == MODEL and (run / RUN_FILE).is_file():
+        refuse_links(run, MODEL)
+        sums = read_metadata(run).get("model_files") or {}
+        check_sums(run, {f"{MODEL}/{_plain(run, name)}": sha256 for name, sha256 in sums.items()})
+
+
+def check_model_file(run: Path, name: str, sha256: str) -> None:
+    """Read a file of the final model and compare it with its sum. Raises RlvrError."""
+    import hashlib
+
+    data = read_regular(run, f"{MODEL}/{_plain(run, name)}")
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise RlvrError(f"{shown(run / MODEL / name)} is damaged: its sha256 is not the one in {RUN_FILE}.")
+
+
+def _plain(run: Path, name: str) -> str:
+    """Return the name of a file of the model, which comes from run.json and must not lead elsewhere. Raises RlvrError."""
+    if Path(name).name != name or name in (".", ".."):
+        raise RlvrError(f"{shown(run / RUN_FILE)} is damaged: it names {shown(name)} as a file of the model.")
+    return name
+
+
+def _part_problems(
+    run: Path,
+    entry: Entry,
+    metadata: dict[str, Any],
+    held: dict[tuple[str, str, int], KeyBits],
+    *,
+    seed_of: SeedOf | None,
+) -> list[str]:
+    """Check one part, and add its keys to `held`. Raises RlvrError if it cannot be read."""
+    name, path = part_name(entry.path), run / entry.path
+    assert name is not None
+    data = read_regular(run, entry.path)
+    if not matches(entry, data):
+        return [f"{shown(path)} is damaged: its sha256 differs from the manifest."]
+    table = parsed_table(data, row_type_of(entry.folder), path=path)
+    found = []
+    if table.num_rows != entry.rows:
+        found.append(f"has {table.num_rows} rows, but the manifest says {entry.rows}")
+    if (version := version_of(data)) != entry.schema_version:
+        found.append(f"has schema version {version}, but the manifest says {entry.schema_version}")
+    owners = set(zip(*(table[c].to_pylist() for c in ("run_id", "phase", "step")), strict=True))
+    if owners != {(metadata["run_id"], entry.phase, entry.step)}:
+        found.append("has rows of another run, phase or step")
+    keys = keys_of(table)
+    if len(keys) < table.num_rows:
+        found.append("has two rows with the same key")
     try:
-        if metrics_path(run, earlier) is None:
-            return []
-        data = read_regular(run, METRICS)
-    except RlvrError as error:
-        return [error.problem]
-    # A writer may have committed since `earlier` was read: the file may match any announcement from its second to last on.
-    announced = sum(e.path == METRICS for e in earlier)
-    candidates = [e for e in read_manifest(run)[0] if e.path == METRICS][max(announced - 2, 0) :]
-    if any(matches(e, data) for e in candidates):
-        return []
-    return [f"{shown(run / METRICS)} is damaged: its sha256 differs from the manifest."]
+        fresh = bits_of_keys(keys)
+    except ValueError as error:
+        return [f"{shown(path)} is damaged: {printable(str(error), keep='')}."]
+    committed = held.setdefault((name.grader, entry.phase, entry.step), {})
+    if twice := overlap(committed, fresh):
+        found.append(f"repeats a row of another part: {shown(str(twice[0]))}")
+    merge(committed, fresh)
+    if not name.grader:
+        if any(version > entry.step for version in table["policy_version"].to_pylist()):
+            found.append("has rows that a later policy sampled")
+        seed = metadata.get("seed")
+        if seed_of is not None and type(seed) is int and (wrong := _wrong_seeds(table, seed, entry, seed_of)):
+            found.append(f"has {wrong} rows with a seed that is not the one of their key")
+    return [f"{shown(path)} {what}." for what in found]
+
+
+def _wrong_seeds(table: "pa.Table", seed: int, entry: Entry, seed_of: SeedOf) -> int:
+    columns = (table[c].to_pylist() for c in ("example_id", "sample_index", "seed"))
+    return sum(
+        stored != seed_of(seed, phase=entry.phase, step=entry.step, example_id=example_id, sample_index=index)
+        for example_id, index, stored in zip(*columns, strict=True)
+        if "\\ud" not in example_id  # an escaped surrogate: the seed is that of the original
+    )
+
+
+def _metrics_problems(run: Path, table: "pa.Table") -> list[str]:
+    path = shown(run / METRICS)
+    keys = list(zip(*(table[name].to_pylist() for name in ("step", "phase", "name")), strict=True))
+    problems = [f"{path} has two values of one metric at one step."] if len(set(keys)) < len(keys) else []
+    updates = sorted(step for step, phase, name in keys if (phase, name) == ("train", "update/tokens"))
+    if updates and updates != list(range(updates[0], updates[-1] + 1)):
+        gap = next(a + 1 for a, b in pairwise(updates) if b != a + 1)
+        problems.append(f"{path} has no metrics of update {gap}.")
+    return problems

@@ -6,7 +6,7 @@ Enters: bytes and paths. Leaves: atomically replaced files, or an RlvrError that
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,25 +37,45 @@ def atomic_write(path: Path, data: bytes | memoryview) -> None:
         RlvrError: the disk is full, the directory is not writable, and the like. The old file is unchanged, unless only
             the fsync of the directory failed: then the new file is in place, but may not survive a power failure.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
-    with os_errors_as_user_errors(path):
-        fault_point("write")
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(temporary, flags, 0o666), "wb", buffering=0) as file:
-                half = len(data) // 2
-                write_all(file.fileno(), memoryview(data)[:half], offset=0)
-                fault_point("write.torn")
-                write_all(file.fileno(), memoryview(data)[half:], offset=half)
-                os.fsync(file.fileno())
-            fault_point("rename")
-            os.replace(temporary, path)
-        except BaseException:
+    write_together([(path, data)])
+
+
+def write_together(files: Sequence[tuple[Path, bytes | memoryview]]) -> None:
+    """Replace several files, each as `atomic_write` does, and none before all of them are on the disk.
+
+    They appear in this order. Earlier versions of all but the first are removed before the first appears, so that no file
+    is ever beside an earlier version of one before it.
+
+    Raises:
+        RlvrError: as for `atomic_write`; the file that could not be written is named, and no file has changed unless a
+            rename failed.
+    """
+    temporaries = [path.with_name(f".{path.name}.tmp") for path, _ in files]
+    try:
+        for (path, data), temporary in zip(files, temporaries, strict=True):
+            with os_errors_as_user_errors(path):
+                fault_point("write")
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+                with open(os.open(temporary, flags, 0o666), "wb", buffering=0) as file:
+                    half = len(data) // 2
+                    write_all(file.fileno(), memoryview(data)[:half], offset=0)
+                    fault_point("write.torn")
+                    write_all(file.fileno(), memoryview(data)[half:], offset=half)
+                    os.fsync(file.fileno())
+        for path, _ in files[:0:-1]:
+            with os_errors_as_user_errors(path):
+                path.unlink(missing_ok=True)
+        for (path, _), temporary in zip(files, temporaries, strict=True):
+            with os_errors_as_user_errors(path):
+                fault_point("rename")
+                os.replace(temporary, path)
+                fault_point("renamed")
+                fsync_directory(path.parent)
+    except BaseException:
+        for temporary in temporaries:
             with suppress(OSError):
                 temporary.unlink()
-            raise
-        fault_point("renamed")
-        fsync_directory(path.parent)
+        raise
 
 
 def write_all(descriptor: int, data: bytes | memoryview, *, offset: int) -> None:
@@ -67,8 +87,8 @@ def write_all(descriptor: int, data: bytes | memoryview, *, offset: int) -> None
 
 
 _HINTS = {
-    errno.ENOSPC: "Free some space on that disk; rlvr eval, sft, ei and grpo then continue with --resume.",
-    errno.EDQUOT: "Free some of your disk quota; rlvr eval, sft, ei and grpo then continue with --resume.",
+    errno.ENOSPC: "Free some space on that disk.",
+    errno.EDQUOT: "Free some of your disk quota.",
     errno.EFBIG: "The file exceeds the process's limit on file size: raise it with ulimit -f.",
 } | dict.fromkeys(
     (errno.EROFS, errno.EACCES, errno.EPERM), "Choose a writable directory, for instance with --runs-dir."
@@ -84,6 +104,34 @@ def os_errors_as_user_errors(path: Path, action: str = "write") -> Iterator[None
         reason = os.strerror(error.errno) if error.errno else str(error)
         hint = _HINTS.get(error.errno or 0, "") if action == "write" else ""
         raise RlvrError(f"Cannot {action} {shown(path)}: {reason}.", hint) from error
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an error of `os_errors_as_user_errors` says that a disk or a quota is full."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class Reserve:
+    """A file that holds some disk space, to be freed for a small last write when the disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def hold(self, size: int) -> None:
+        """Take up at least `size` bytes; without enough free space this does nothing."""
+        with suppress(OSError):
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            try:
+                write_all(descriptor, bytes(size), offset=0)  # not fallocate, which some file systems lack
+            except OSError:
+                self.release()
+            finally:
+                os.close(descriptor)
+
+    def release(self) -> None:
+        with suppress(OSError):
+            self._path.unlink()
 
 
 def shown(path: Path | str) -> str:
@@ -106,6 +154,11 @@ def read_regular(run: Path, relative: str) -> bytes:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise RlvrError(f"{shown(path)} is not a regular file.", "Restore it from a copy of the run.")
             return file.read()
+
+
+def damaged_file(path: Path, what: str) -> RlvrError:
+    """The error for a file of a run that is not as it was written."""
+    return RlvrError(f"{shown(path)} is damaged: {what}.", "Restore the file from a copy, or start a new run.")
 
 
 def refuse_links(run: Path, relative: str) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rlvr_cli.runs.files import damaged_file
 from rlvr_cli.runs.manifest import Entry, part_name
 from rlvr_cli.runs.parquet import keys_of
-from rlvr_cli.runs.readers import damaged_file, read_part
+from rlvr_cli.runs.readers import read_part
 
 # example_id, or (example_id, attempt) for grades -> an int whose set bits are the sample indices
 KeyBits = dict[Any, int]

@@ -7,8 +7,9 @@ its line. Parts are in ``rollouts/`` or, if they hold later grades by another gr
 import hashlib
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from rlvr_cli.runs.schemas import newer_version
 from rlvr_cli.types import Phase
@@ -85,6 +86,26 @@ def matches(entry: Entry, data: bytes) -> bool:
 def line_of(entry: Entry) -> bytes:
     """Return the entry as a manifest line, including the newline."""
     return json.dumps(asdict(entry)).encode() + b"\n"
+
+
+def record_of(lines: bytes, entries: Sequence[Entry]) -> dict[str, Any]:
+    """Return what run.json says of a manifest with these lines when nobody writes the run any more."""
+    parts = [e for e in entries if e.path != METRICS]
+    digest = hashlib.sha256(lines).hexdigest()
+    return {
+        "parts": len(parts),
+        "rows": sum(e.rows for e in parts if e.folder == ROLLOUTS),
+        "manifest_bytes": len(lines),
+        "manifest_sha256": digest,
+    }
+
+
+def begins_as_recorded(data: bytes, record: Mapping[str, Any]) -> bool:
+    """Whether a manifest is the recorded one. More lines may follow: of grades that are being added, or were interrupted."""
+    size = record.get("manifest_bytes")
+    if type(size) is not int or not 0 <= size <= len(data):
+        return False
+    return hashlib.sha256(data[:size]).hexdigest() == record.get("manifest_sha256")
 
 
 def parse_manifest(data: bytes, *, newest: int) -> tuple[list[Entry], int]:

@@ -4,6 +4,7 @@ Enters: rollouts, grades and metrics, or the bytes of a Parquet file. Leaves: Pa
 checking its columns and page checksums. Importing pyarrow costs 0.2 s of CPU, so functions import it.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,15 @@ _UNIQUE_COLUMNS = {
 }  # (almost) unique values: dictionary encoding costs time and saves nothing
 
 
-def rollout_table(rollouts: Sequence[Rollout]) -> "pa.Table":
-    """Convert rollouts to a table of `rollout_schema`; lone surrogates in text are escaped."""
+COST_KEY = b"rlvr.cost"  # in the metadata of a part: what its rows cost, as a JSON object of numbers
+
+
+def rollout_table(rollouts: Sequence[Rollout], *, cost: Mapping[str, float] | None = None) -> "pa.Table":
+    """Convert rollouts to a table of `rollout_schema`; lone surrogates in text are escaped.
+
+    Args:
+        cost: numbers to store in the metadata of the table, which `cost_of` returns.
+    """
     for r in rollouts:
         assert r.sampled_at.tzinfo is None, "sampled_at is naive UTC"
         assert r.response_mask is None or len(r.response_mask) == len(r.response_ids), (
@@ -41,7 +49,19 @@ def rollout_table(rollouts: Sequence[Rollout]) -> "pa.Table":
         if r.turns is not None:
             places = [0, *(place for turn in r.turns for place in (turn.start, turn.end)), len(r.response_ids)]
             assert places == sorted(places), f"turns must be in order and within the response: {r.turns}"
-    return _table(rollouts, rollout_schema())
+    table = _table(rollouts, rollout_schema())
+    if not cost:
+        return table
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), COST_KEY: json.dumps(cost).encode()})
+
+
+def cost_of(data: bytes) -> dict[str, float]:
+    """Return what the rows of a part cost; empty if it was not recorded."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text = (pq.read_schema(pa.BufferReader(data)).metadata or {}).get(COST_KEY)
+    return {} if text is None else json.loads(text)
 
 
 def grade_table(grades: Sequence[Regrade]) -> "pa.Table":

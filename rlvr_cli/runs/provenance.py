@@ -19,7 +19,8 @@ from rlvr_cli.config.options import options
 from rlvr_cli.config.shared import RunOptions
 from rlvr_cli.config.sources import resume
 from rlvr_cli.errors import Interrupted, RlvrError
-from rlvr_cli.runs.readers import RunInfo, read_run, resolve_run
+from rlvr_cli.runs.files import is_full_disk
+from rlvr_cli.runs.readers import read_metadata, resolve_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.text import storable
 
@@ -34,17 +35,18 @@ def resumed_config(config: C, *, command: str) -> C:
     """
     if not config.resume:
         return config
-    run = read_run(resolve_run(config.resume, config.runs_dir))
-    if run.metadata["command"] != command:
+    metadata = read_metadata(resolve_run(config.resume, config.runs_dir))
+    if metadata["command"] != command:
         raise RlvrError(
-            f"{run.id} is a run of rlvr {run.metadata['command']}, not of rlvr {command}.",
+            f"{metadata['run_id']} is a run of rlvr {metadata['command']}, not of rlvr {command}.",
             f"Give a run of rlvr {command}.",
         )
-    if "config" not in run.metadata:
+    if "config" not in metadata:
         raise RlvrError(
-            f"{run.id} was not started by rlvr {command} and has no stored options to resume with.", "Start a new run."
+            f"{metadata['run_id']} was not started by rlvr {command} and has no stored options to resume with.",
+            "Start a new run.",
         )
-    return resume(config, run.metadata["config"], run=run.id)
+    return resume(config, metadata["config"], run=metadata["run_id"])
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
     """
     if config.resume:
         path = resolve_run(config.resume, config.runs_dir)
-        _check_facts(read_run(path), facts)
+        _check_facts(read_metadata(path), facts)
         run = RunDir.resume(path)
     else:
         knobs = {f.name for f in options(type(config))}
@@ -72,14 +74,19 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
     with run:
         try:
             yield run
+        except RlvrError as error:
+            if not is_full_disk(error):
+                raise
+            how = f"{error.hint} Then resume with: rlvr {command} --resume {run.path}".strip()
+            raise RlvrError(error.problem, how) from error.__cause__
         except (Interrupted, KeyboardInterrupt):
             raise Interrupted(
                 f"finished work is kept in {run.path}; resume with: rlvr {command} --resume {run.path}"
             ) from None
 
 
-def _check_facts(run: RunInfo, facts: Mapping[str, Any]) -> None:
-    stored = run.metadata["facts"]
+def _check_facts(metadata: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    stored = metadata["facts"]
     differing = [
         f"its {kind} {name} was {_brief(was)}, now is {_brief(now)}"
         for kind in facts
@@ -87,7 +94,7 @@ def _check_facts(run: RunInfo, facts: Mapping[str, Any]) -> None:
     ]
     if differing:
         raise RlvrError(
-            f"{run.id} was made from other inputs: {'; '.join(differing)}.",
+            f"{metadata['run_id']} was made from other inputs: {'; '.join(differing)}.",
             "Use the same inputs, or start a new run.",
         )
 

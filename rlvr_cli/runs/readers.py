@@ -1,7 +1,7 @@
 """Read a run without its lock: only the files that its manifest lists.
 
 Enters: a run directory or a name. Leaves: `RunInfo` and tables of rollouts, or an RlvrError if a file differs from what
-was committed.
+was committed, or if the manifest lists less than was committed.
 """
 
 import hashlib
@@ -9,18 +9,27 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import os_errors_as_user_errors, read_regular, refuse_links, shown
-from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, matches, parse_manifest
-from rlvr_cli.runs.parquet import from_parquet
+from rlvr_cli.runs.files import damaged_file, os_errors_as_user_errors, read_regular, refuse_links, shown
+from rlvr_cli.runs.manifest import (
+    GRADES,
+    METRICS,
+    ROLLOUTS,
+    Entry,
+    begins_as_recorded,
+    matches,
+    parse_manifest,
+    part_name,
+)
+from rlvr_cli.runs.parquet import cost_of, from_parquet
 from rlvr_cli.runs.schemas import newer_version, rollout_schema
-from rlvr_cli.text import printable
+from rlvr_cli.text import printable, storable
 from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout
 
 if TYPE_CHECKING:
@@ -43,29 +52,48 @@ class RunInfo:
     grades: list[Path]  # committed grades parts, in commit order
     metrics: Path | None  # None before the first metric
     fingerprint: str  # SHA-256 (hex) of the rollout parts' hashes; changes when rollouts are added
-
-
-def damaged_file(path: Path, what: str) -> RlvrError:
-    return RlvrError(f"{shown(path)} is damaged: {what}.", "Restore the file from a copy, or start a new run.")
+    entries: Sequence[Entry]  # the manifest
+    settled: int  # how many of the manifest's announcements of metrics.parquet are known to be in the file
+    notices: Sequence[str]  # what looks like an interrupted commit, one sentence each, to show to the user
 
 
 def read_manifest(run: Path) -> tuple[list[Entry], int]:
     """Return the entries of the manifest and the length of their lines in bytes."""
-    data = read_regular(run, MANIFEST)
+    return _parsed_manifest(run, read_regular(run, MANIFEST))
+
+
+def _parsed_manifest(run: Path, data: bytes) -> tuple[list[Entry], int]:
     try:
         return parse_manifest(data, newest=SCHEMA_VERSION)
     except ValueError as error:
         raise damaged_file(run / MANIFEST, printable(str(error), keep="")) from error
 
 
+def metadata_bytes(metadata: Mapping[str, Any]) -> bytes:
+    """Return the bytes of run.json. Its last line but one is the sha256 of all bytes before that line."""
+    text = storable(json.dumps(metadata, indent=2, ensure_ascii=False, allow_nan=False))
+    head = text.removesuffix("\n}").encode() + b",\n"
+    return head + _sum_line(head)
+
+
+def _sum_line(head: bytes) -> bytes:
+    return b'  "sha256": "%s"\n}\n' % hashlib.sha256(head).hexdigest().encode()
+
+
 def read_metadata(run: Path) -> dict[str, Any]:
+    """Return the content of run.json, without its sha256. That of a run of schema version 1 has none."""
     path = run / RUN_FILE
+    data = read_regular(run, RUN_FILE)
     try:
-        metadata = json.loads(read_regular(run, RUN_FILE))
+        metadata = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise damaged_file(path, f"it is not valid JSON ({printable(str(error), keep='')})") from error
     if not isinstance(metadata, dict):
         raise damaged_file(path, "it is not a JSON object")
+    if metadata.pop("sha256", None) is not None:
+        head = data[: data.rfind(b'  "sha256": "')]
+        if data != head + _sum_line(head):
+            raise damaged_file(path, "its sha256 is not that of its content")
     version = metadata.get("schema_version")
     if type(version) is int and version > SCHEMA_VERSION:
         raise newer_version(shown(run), version)
@@ -98,6 +126,14 @@ def read_part(run: Path, entry: Entry, columns: Sequence[str] | None = None) -> 
     return parsed_table(data, row_type_of(entry.folder), path=path, columns=columns)
 
 
+def read_cost(run: Path, entry: Entry) -> dict[str, float]:
+    """Return what the rows of a part cost; empty if it was not recorded. Raises RlvrError if the part is damaged."""
+    data = read_regular(run, entry.path)
+    if not matches(entry, data):
+        raise damaged_file(run / entry.path, "its sha256 differs from the manifest")
+    return cost_of(data)
+
+
 def row_type_of(folder: str) -> type:
     """Return the row type of the parts in a folder."""
     return Regrade if folder == GRADES else Rollout
@@ -116,12 +152,14 @@ def parsed_table(data: bytes, record: type, *, path: Path, columns: Sequence[str
 def read_run(path: Path | str) -> RunInfo:
     """Read what a run contains; works while the run is being written.
 
+    Of the parts only type and size are checked: `sums.check_sums` or `read_part` checks their content.
+
     Raises:
-        RlvrError: it is not a run, or one of its files is missing, a symbolic link or of the wrong size.
+        RlvrError: it is not a run, one of its files is missing, a symbolic link or of the wrong size, or the manifest
+            lists less than was committed.
     """
     path = Path(path)
-    metadata = read_metadata(path)
-    entries, _ = read_manifest(path)
+    metadata, entries, settled, notices = read_index(path)
     parts = {folder: [check_part(path, e) for e in entries if e.folder == folder] for folder in (ROLLOUTS, GRADES)}
     digests = "".join(e.sha256 for e in entries if e.folder == ROLLOUTS)
     return RunInfo(
@@ -130,9 +168,71 @@ def read_run(path: Path | str) -> RunInfo:
         metadata=metadata,
         parts=parts[ROLLOUTS],
         grades=parts[GRADES],
-        metrics=metrics_path(path, entries),
+        metrics=metrics_path(path, settled=settled),
         fingerprint=hashlib.sha256(digests.encode()).hexdigest(),
+        entries=entries,
+        settled=settled,
+        notices=notices,
     )
+
+
+class Index(NamedTuple):
+    """run.json and the manifest of a run, which agree. See `RunInfo` for the other two fields."""
+
+    metadata: dict[str, Any]
+    entries: list[Entry]
+    settled: int
+    notices: list[str]
+
+
+def read_index(path: Path) -> Index:
+    """Read run.json and the manifest, and check that no part or line is missing.
+
+    A writer leaves at most one part that is not listed yet, and one incomplete line. Anything more, or a part that a
+    finished run does not list, is damage.
+
+    Raises:
+        RlvrError: one of the two is damaged, or the manifest lists less than was committed.
+    """
+    metadata = read_metadata(path)
+    present = present_parts(path)  # before the manifest: what is committed in between is then listed
+    data = read_regular(path, MANIFEST)
+    entries, end = _parsed_manifest(path, data)
+    record = metadata.get("committed")
+    if record is not None:
+        check_record(path, data, record)
+    listed = {e.path for e in entries}
+    unlisted = [p for p in present if p not in listed]
+    lost = [p for p in unlisted if (name := part_name(p)) and not name.grader]
+    # The status is read again, because the run may have been resumed meanwhile.
+    if len(lost) > 1 or (lost and read_metadata(path)["status"] == "finished"):
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise damaged_file(path / MANIFEST, f"it does not list {shown(lost[0])}{more}")
+    notices = [
+        f"{shown(path / p)} is not in the manifest: its commit is in progress, or was interrupted (resuming repairs it)."
+        for p in unlisted
+    ]
+    if len(data) > end:
+        notices.append(
+            f"{shown(path / MANIFEST)} ends with an incomplete line: a commit is in progress, or was interrupted."
+        )
+    announced = sum(e.path == METRICS for e in entries)
+    if metadata["status"] != "finished":
+        return Index(metadata, entries, max(announced - 1, 0), notices)
+    if record is not None:  # a run that is being resumed may have added announcements
+        announced = sum(e.path == METRICS for e in _parsed_manifest(path, data[: record["manifest_bytes"]])[0])
+    return Index(metadata, entries, announced, notices)
+
+
+def check_record(run: Path, data: bytes, record: Any) -> None:
+    """Raise RlvrError if the manifest is not the one that run.json records."""
+    if not isinstance(record, dict):
+        raise damaged_file(run / RUN_FILE, "its field committed is not an object")
+    if not begins_as_recorded(data, record):
+        raise damaged_file(
+            run / MANIFEST,
+            f"it is not the manifest of {record.get('parts')!r} parts with {record.get('rows')!r} rollouts that run.json records",
+        )
 
 
 def present_parts(run: Path) -> list[str]:
@@ -147,18 +247,39 @@ def present_parts(run: Path) -> list[str]:
     return found
 
 
-def metrics_path(run: Path, entries: Sequence[Entry]) -> Path | None:
+def metrics_path(run: Path, *, settled: int) -> Path | None:
+    """Return the path of metrics.parquet; None if it does not exist and no announcement is settled."""
     path = run / METRICS
-    announced = sum(e.path == METRICS for e in entries)
     refuse_links(run, METRICS)
-    if announced and path.is_file():
+    if path.is_file():
         return path
-    if announced > 1:  # after the first announcement alone, the file may not exist yet
+    if settled or os.path.lexists(path):
         raise RlvrError(
             f"{shown(path)} is missing.",
             "Restore the file from a copy, or resume the run: its metrics then start over.",
         )
     return None
+
+
+def read_metrics(run: Path, entries: Sequence[Entry], *, settled: int) -> bytes | None:
+    """Return the content of metrics.parquet, or None before the first metric.
+
+    Args:
+        entries: the manifest, which may have grown since.
+        settled: see `RunInfo`.
+
+    Raises:
+        RlvrError: it is missing, or its bytes are not those that the manifest announces.
+    """
+    if metrics_path(run, settled=settled) is None:
+        return None
+    data = read_regular(run, METRICS)
+    # A writer announces the file before it replaces it, and may have done so again since `entries` were read.
+    oldest = max(settled - 1, sum(e.path == METRICS for e in entries) - 2, 0)
+    announcements = [e for e in read_manifest(run)[0] if e.path == METRICS]
+    if any(matches(e, data) for e in announcements[oldest:]):
+        return data
+    raise damaged_file(run / METRICS, "its sha256 differs from the manifest")
 
 
 def read_rollouts(
@@ -184,9 +305,7 @@ def read_parts(
 ) -> "Iterator[pa.Table]":
     """Yield the tables of `read_rollouts` part by part, to limit memory. The first table is always empty."""
     path = Path(path)
-    read_metadata(path)
-    entries, _ = read_manifest(path)
-    return part_tables(path, entries, phase=phase, step=step, columns=columns)
+    return part_tables(path, read_index(path).entries, phase=phase, step=step, columns=columns)
 
 
 def part_tables(

@@ -15,6 +15,7 @@ from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, grader_slug
 from rlvr_cli.runs.parquet import keys_of, version_of
 from rlvr_cli.runs.readers import check_part, parsed_table, present_parts, row_type_of
 from rlvr_cli.runs.schemas import NewerVersion, metrics_schema
+from rlvr_cli.runs.sums import check_sums
 from rlvr_cli.types import Metric
 
 
@@ -43,9 +44,10 @@ def recover(run: Path, manifest: OpenManifest, keys: CommittedKeys, *, run_id: s
     if manifest.had_incomplete_line:
         notices.append(f"{shown(manifest.path)} ended with an incomplete line, which was removed.")
     metrics = _settled_metrics(run, manifest, notices)
-    for entry in manifest.entries:
-        if entry.path != METRICS:
-            check_part(run, entry)
+    parts = [entry for entry in manifest.entries if entry.path != METRICS]
+    for entry in parts:
+        check_part(run, entry)
+    check_sums(run, {entry.path: entry.sha256 for entry in parts})
     listed = {e.path for e in manifest.entries}
     for relative in (p for p in present_parts(run) if p not in listed):
         try:

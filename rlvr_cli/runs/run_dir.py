@@ -23,7 +23,11 @@ So every row whose `commit_rollouts` returned is stored exactly once, and no key
 replaced in place, so its new sha256 is announced in the manifest *before* the rename: the file matches the last
 announcement or the one before, and opening the run for writing removes an announcement whose file was not written.
 
-run.json has no checksum: it must parse, but a changed value is not detected.
+run.json ends with its own sha256. When nobody writes the run any more, it records what is committed: the number of parts
+and of rollouts, and length and sha256 of the manifest. A manifest that has lost lines since is then recognized, and so are
+lost parts and metrics, because the manifest lists them. Lines may follow the recorded ones: those of grades that are being
+added. Opening the run for writing removes the record first, and closing it writes a new one. While the run is open, the
+file ``.reserve.tmp`` holds the space that run.json needs to say how the run ended, should the disk be full by then.
 
 A newer rlvr can resume a run of an older one. The old parts stay as they are, and readers fill in the columns that they
 lack; new parts have the current columns. Each manifest line has the schema version of its file, and run.json the newest
@@ -32,7 +36,6 @@ reporting damage.
 """
 
 import errno
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -46,9 +49,12 @@ from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.commits import OpenManifest, new_entry
 from rlvr_cli.runs.files import (
+    Reserve,
     atomic_write,
     fsync_directory,
+    is_full_disk,
     os_errors_as_user_errors,
+    read_regular,
     shown,
     utc_now,
 )
@@ -60,13 +66,19 @@ from rlvr_cli.runs.manifest import (
     grader_slug,
     part_name,
     part_path,
+    record_of,
 )
 from rlvr_cli.runs.parquet import grade_table, keys_of, rollout_table, to_parquet, with_metrics
 from rlvr_cli.runs.readers import (
     MANIFEST,
     RUN_FILE,
     RUN_NAME,
+    check_record,
+    metadata_bytes,
     part_tables,
+    present_parts,
+    read_cost,
+    read_manifest,
     read_metadata,
     read_part,
 )
@@ -80,6 +92,8 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 RolloutKey = tuple[str, int, str, int]  # (phase, step, example_id, sample_index)
+RESERVE = ".reserve.tmp"  # removed when the run is closed or, after a kill, opened
+RESERVED_BYTES = 2**14
 _FIXED_FIELDS = ("schema_version", "run_id", "command", "status", "created_at", "updated_at", "wall_seconds")
 
 
@@ -110,15 +124,26 @@ class RunDir:
         self._process = os.getpid()
         self._session_start = time.monotonic()
         self._manifest: OpenManifest | None = None
+        self._reserve = Reserve(path / RESERVE)
+        self._costs: dict[Path, dict[str, float]] = {}  # of parts, once they were needed
         try:
             self._metadata = read_metadata(path)
+            self._check_record()
             remove_temporaries(path)
+            self._reserve.hold(max(RESERVED_BYTES, 2 * (path / RUN_FILE).stat().st_size))
             self._manifest = manifest = OpenManifest(path)
             self._entries = manifest.entries
-            if self._metadata["schema_version"] < SCHEMA_VERSION:
-                self._replace_metadata(self._metadata | {"schema_version": SCHEMA_VERSION})
+            before = self._metadata
+            now = {k: v for k, v in before.items() if k != "committed"} | {"schema_version": SCHEMA_VERSION}
+            if now != before:
+                self._replace_metadata(now)
             self._keys = CommittedKeys(path, manifest.entries)
-            self._metrics = recover(path, manifest, self._keys, run_id=self.id, notices=self.notices)
+            try:
+                self._metrics = recover(path, manifest, self._keys, run_id=self.id, notices=self.notices)
+            except RlvrError:
+                if "committed" in before:
+                    self._replace_metadata(before)  # keeps the record, which shows the damage
+                raise
             self._earlier_seconds = self._seconds_before()
             if updates_status:
                 self._set(status="running")
@@ -178,8 +203,8 @@ class RunDir:
 
     @classmethod
     def annotate(cls, path: Path | str) -> "RunDir":
-        """Open a run to add grades to it. run.json, with its status and wall_seconds, is left unchanged, except that the schema
-        version of an older run is raised.
+        """Open a run to add grades to it. run.json, with its status and wall_seconds, is left unchanged, except for the record of
+        what is committed and, in an older run, the schema version.
 
         Raises:
             RlvrError: as for `resume`.
@@ -212,8 +237,13 @@ class RunDir:
         assert status in get_args(Status), status
         self._set(status=status)
 
-    def commit_rollouts(self, phase: Phase, step: int, rollouts: Sequence[Rollout]) -> Path:
+    def commit_rollouts(
+        self, phase: Phase, step: int, rollouts: Sequence[Rollout], *, cost: Mapping[str, float] | None = None
+    ) -> Path:
         """Commit rollouts of one phase and step, all or none; when this returns they are durable.
+
+        Args:
+            cost: numbers that are stored with the rows, so that a kill cannot part them; see `cost`.
 
         Returns:
             The path of the new part.
@@ -227,7 +257,25 @@ class RunDir:
         assert rollouts, "a part has at least one row"
         places = {(r.run_id, r.phase, r.step) for r in rollouts}
         assert places == {(self.id, phase, step)}, (places, self.id, phase, step)
-        return self._commit_part(rollout_table(rollouts), phase=phase, step=step)
+        path = self._commit_part(rollout_table(rollouts, cost=cost), phase=phase, step=step)
+        self._costs[path] = dict(cost or {})
+        return path
+
+    def cost(self, phase: Phase, step: int) -> dict[str, float]:
+        """Return the sum of the costs of all committed rollouts of a phase and step, by name.
+
+        Raises:
+            RlvrError: a part of an earlier session is damaged.
+        """
+        total: dict[str, float] = {}
+        for entry in self._entries:
+            if (entry.folder, entry.phase, entry.step) == (ROLLOUTS, phase, step):
+                path = self.path / entry.path
+                if path not in self._costs:
+                    self._costs[path] = read_cost(self.path, entry)
+                for name, value in self._costs[path].items():
+                    total[name] = total.get(name, 0.0) + value
+        return total
 
     def commit_grades(self, phase: Phase, step: int, grades: Sequence[Regrade]) -> Path:
         """Commit grades of one grader's attempt on rollouts of one phase and step, all or none.
@@ -341,6 +389,7 @@ class RunDir:
         if self._manifest is not None:
             self._manifest.close()
             self._manifest = None
+        self._reserve.release()
         self._lock.release()
 
     def __enter__(self) -> "RunDir":
@@ -352,9 +401,12 @@ class RunDir:
         if os.getpid() != self._process or self._manifest is None:
             return
         try:
-            if self._metadata["status"] != "running" or not self._updates_status:
+            if not self._updates_status:
+                with suppress(RlvrError):  # the rows are committed, and readers need no record
+                    self._replace_metadata(self._recorded(self._metadata))
+            elif self._metadata["status"] != "running":
                 return
-            if error is None:
+            elif error is None:
                 self.finish("finished")
             else:
                 with suppress(RlvrError):  # a full disk may be the cause; the user must see `error`
@@ -367,14 +419,52 @@ class RunDir:
         assert os.getpid() == self._process, "a forked child may not write its parent's run"
         return self._manifest
 
+    def _check_record(self) -> None:
+        """Compare the manifest with the record in run.json.
+
+        A manifest that was cut is accepted if every part is still there: recovery adopts those that it no longer lists.
+
+        Raises:
+            RlvrError: it is another manifest, or a part is missing.
+        """
+        record = self._metadata.get("committed")
+        if record is None:
+            return
+        read_manifest(self.path)  # its error says which line is wrong
+        data = read_regular(self.path, MANIFEST)
+        try:
+            check_record(self.path, data, record)
+        except RlvrError:
+            parts, size = record.get("parts"), record.get("manifest_bytes")
+            if not (isinstance(size, int) and isinstance(parts, int)):
+                raise
+            if len(data) >= size or len(present_parts(self.path)) < parts:
+                raise
+
     def _set(self, **values: Any) -> None:
         self._assert_open()
         assert self._updates_status, "run.json cannot be changed in a run opened with annotate"
         times = {"updated_at": utc_now(), "wall_seconds": round(self.wall_seconds, 3)}
-        self._replace_metadata(self._metadata | values | times)
+        self._replace_metadata(self._recorded(self._metadata | values | times))
+
+    def _recorded(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        """Return the metadata with a record of what is committed, or without one while the run is running."""
+        metadata = {k: v for k, v in metadata.items() if k != "committed"}
+        if metadata["status"] == "running":
+            return metadata
+        lines = read_regular(self.path, MANIFEST)[: self._assert_open().size]
+        return metadata | {"committed": record_of(lines, self._entries)}
 
     def _replace_metadata(self, metadata: dict[str, Any]) -> None:
-        atomic_write(self.path / RUN_FILE, _json(metadata))
+        """Replace run.json; on a full disk with the space that was reserved for it."""
+        data = metadata_bytes(metadata)
+        try:
+            atomic_write(self.path / RUN_FILE, data)
+        except RlvrError as error:
+            if not is_full_disk(error):
+                raise
+            self._reserve.release()
+            atomic_write(self.path / RUN_FILE, data)
         self._metadata = metadata
 
     def _commit_part(self, table: "pa.Table", *, phase: Phase, step: int, grader: str = "") -> Path:
@@ -412,15 +502,11 @@ class RunDir:
         return max([float(recorded) if isinstance(recorded, int | float) else 0.0, *measured])
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
-    return storable(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)).encode() + b"\n"
-
-
 def _make_run(path: Path, metadata: Mapping[str, Any]) -> Lock | None:
     """Create a complete, locked run directory atomically under its name; None if the name is taken."""
     import shutil
 
-    text = _json(metadata)
+    text = metadata_bytes(metadata)
     if os.path.lexists(path):
         return None
     temporary = path.parent / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"

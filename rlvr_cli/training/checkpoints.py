@@ -16,6 +16,7 @@ is killed there, the next load or save renames it back, and removes other leftov
 lock may load or save.
 """
 
+import errno
 import hashlib
 import json
 import math
@@ -233,13 +234,36 @@ def _check_finite(run: Path, *, step: int, weights: Mapping[str, Tensor], moment
                 )
 
 
+def check_space_for_training(run: Path, policy: Policy, *, updates: int, every: int) -> None:
+    """Raise RlvrError if the disk lacks space for the checkpoints and the final model of a run that is about to train.
+
+    Args:
+        updates: how many updates are still to be done.
+        every: updates between two checkpoints; 0: none are written.
+    """
+    present = len(_steps(run / _FOLDER)) if (run / _FOLDER).is_dir() else 0
+    most = min(KEEP + 1, present + -(-updates // every)) if every else present  # one more than are kept, for a moment
+    checkpoint = checkpoint_bytes(policy)
+    model = sum(tensor.nbytes for tensor in distinct_tensors(policy.weights_for_engine()).values())
+    needed = max(most - present, 0) * checkpoint + (0 if (run / _MODEL).is_dir() else model)
+    with os_errors_as_user_errors(run, "read"):
+        free = shutil.disk_usage(run).free
+    if free < needed:
+        raise RlvrError(
+            f"{shown(run)} needs {needed:,} bytes for checkpoints of {checkpoint:,} bytes and the final model, and {free:,} "
+            "are free on that disk.",
+            "Free some space on that disk, or choose another with --runs-dir.",
+        )
+
+
 def _check_space(path: Path, *, needed: int) -> None:
     free = shutil.disk_usage(path.parent).free
     if free < needed:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise RlvrError(
             f"Cannot write {shown(path)}: a checkpoint takes {needed:,} bytes, and {free:,} are free on that disk.",
-            "Free some space on that disk, then resume the run.",
-        )
+            "Free some space on that disk.",
+        ) from full
 
 
 # Tensors and their files

@@ -19,7 +19,6 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import Advantages, sample_groups
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_questions
-from rlvr_cli.rollouts.metrics import SamplingStats
 from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.samplers.open import Engine, choose_engine, sampler_facts
 from rlvr_cli.terminal import console
@@ -135,7 +134,7 @@ def sample_questions(
     step: int,
     num_samples: int,
     advantages: Advantages,
-) -> tuple[list[Rollout], SamplingStats]:
+) -> list[Rollout]:
     """Return `num_samples` rollouts of each of these training questions, see `rollouts.collect.sample_groups`."""
     return sample_groups(
         trainer.run,

@@ -26,8 +26,9 @@ from rlvr_cli.models.policy import load_policy
 from rlvr_cli.process import StopRequest
 from rlvr_cli.runs.metrics_log import MetricsLog
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.sums import sums_of
 from rlvr_cli.terminal import console
-from rlvr_cli.training.checkpoints import load_checkpoint, save_checkpoint
+from rlvr_cli.training.checkpoints import check_space_for_training, load_checkpoint, save_checkpoint
 from rlvr_cli.training.evaluation import Evaluator
 from rlvr_cli.training.optimizer import learning_rate_at, make_optimizer
 from rlvr_cli.training.time_limit import TimeLimit
@@ -125,6 +126,12 @@ class Trainer:
             longest_step = state["longest_step"]
             if self.evaluator is not None:
                 self.evaluator.seconds_per_question = state["evaluation_seconds"]
+        check_space_for_training(
+            self.run.path,
+            self.policy,
+            updates=max(self.num_updates - self.updates, 0),
+            every=config.checkpoint_every,
+        )
         self.clock = TimeLimit(config.time_limit_seconds, updates=self.updates, longest_step=longest_step)
 
     def __enter__(self) -> "Trainer":
@@ -285,12 +292,15 @@ class Trainer:
         )
         self._saved = (self.updates, self.cursor)
         self.metrics.add(self.updates, {"checkpoint/seconds": time.perf_counter() - started})
+        self.metrics.flush()  # this update is not repeated when the run resumes
 
     def finish(self) -> None:
         """Save the final model in the run's `model/`, then do the last evaluation: if that fails, the model is saved."""
         if self.config.checkpoint_every:
             self.save()
+        self.run.update(model_files={})  # the sums of a model that is being replaced would be wrong
         self.policy.save(self.run.path / "model")
+        self.run.update(model_files=sums_of(self.run.path / "model"))
         for leftover in self.run.path.glob(".model.*"):  # from a process that was killed while saving it
             shutil.rmtree(leftover, ignore_errors=True)
         self.evaluate(last=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.faults import fault_point
 from rlvr_cli.models.log_probs import get_response_log_probs, wanted_prefixes
 from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.models.tokenization import Batch, collate, row_lengths
@@ -141,6 +142,7 @@ def train_update(
         loss = reduced_loss(outputs.loss, wanted, denominators=denominators[rows], num_rows=num_rows)
         per_row = outputs.loss.dim() == 1
         if learning:
+            fault_point("backward")
             loss.backward()
         with torch.no_grad():  # both sums are 0 outside the mask
             sums += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])

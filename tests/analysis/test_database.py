@@ -16,6 +16,7 @@ from factories import a_grade, a_rollout
 from rlvr_cli.analysis.database import _rows_in, open_examples, open_runs
 from rlvr_cli.analysis.named_queries import named_queries, parse_query
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.manifest import entry_of
 from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.schemas import arrow_schema
@@ -42,7 +43,10 @@ def rollout(run_id, example, sample=0, *, reward=1.0, phase="eval", step=0, **ch
 
 def run_of(name, parts=(), metadata=None):
     """A run that no directory holds."""
-    return RunInfo(Path(name), name, metadata or {}, [*parts], [], None, "")
+    entries = [
+        entry_of(part.read_bytes(), path=str(part), rows=1, phase="eval", step=0, schema_version=1) for part in parts
+    ]
+    return RunInfo(Path(name), name, metadata or {}, [*parts], [], None, "", entries, settled=0, notices=())
 
 
 @pytest.fixture(scope="module")

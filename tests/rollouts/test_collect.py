@@ -402,7 +402,7 @@ def test_fresh_rollouts_equal_the_stored_ones(tmp_path, pool):
         return sample_groups(
             run, step=0, examples=EXAMPLES, num_samples=2, advantages=lambda found: [r.reward - 0.5 for r in found],
             template=TEMPLATE, sampler=sampler, params=SamplingParams(), grader=pool, seed=5, stop=StopRequest(),
-        )[0]  # fmt: skip
+        )  # fmt: skip
 
     with RunDir.create(tmp_path, "grpo", metadata={}) as run:
         with pytest.raises(RlvrError, match="gone"):

@@ -227,10 +227,14 @@ def test_an_uncommitted_part_of_a_newer_version_is_left_alone(place, open_it):
     assert {p: p.read_bytes() for p in before} == before
 
 
-def test_annotating_an_old_run_changes_only_its_schema_version(place):
+def test_annotating_an_old_run_changes_only_its_schema_version_and_what_protects_it(place):
     before = json.loads((place / "runs/eval/run.json").read_text())
-    RunDir.annotate(place / "runs/eval").close()
-    assert json.loads((place / "runs/eval/run.json").read_text()) == before | {"schema_version": SCHEMA_VERSION}
+    with RunDir.annotate(place / "runs/eval"):
+        pass
+    after = json.loads((place / "runs/eval/run.json").read_text())
+    assert after.pop("sha256")
+    assert after.pop("committed")["parts"] == len(list((place / "runs/eval").glob("*/*.parquet")))
+    assert after == before | {"schema_version": SCHEMA_VERSION}
 
 
 def test_a_finished_old_run_can_be_extended(rlvr, place):

@@ -34,7 +34,15 @@ from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.keys import bit_positions, bits_of_keys, merge, overlap
 from rlvr_cli.runs.manifest import grader_slug, parse_manifest, part_name, part_path
 from rlvr_cli.runs.parquet import to_rollouts
-from rlvr_cli.runs.readers import latest_run, read_parts, read_rollouts, read_run, resolve_run
+from rlvr_cli.runs.readers import (
+    latest_run,
+    metadata_bytes,
+    read_metadata,
+    read_parts,
+    read_rollouts,
+    read_run,
+    resolve_run,
+)
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.schemas import rollout_schema
 from rlvr_cli.text import storable
@@ -68,6 +76,12 @@ def finished(tmp_path: Path) -> Path:
         run.commit_rollouts("eval", 1, some_rollouts(run, phase="eval", step=1))
         run.commit_metrics(1, "eval", {"reward/mean": 1.0})
     return run.path
+
+
+def as_killed(run: Path, *, status: str = "running") -> None:
+    """Give a run the run.json of a killed one: of one that was being written or, with a status, to which grades were added."""
+    metadata = {k: v for k, v in read_metadata(run).items() if k != "committed"} | {"status": status}
+    (run / "run.json").write_bytes(metadata_bytes(metadata))
 
 
 def tree(root: Path) -> dict[str, bytes | str]:
@@ -417,14 +431,14 @@ def test_a_generated_run_id_has_command_and_time(tmp_path: Path):
 
 
 def test_run_json_describes_the_run(run: RunDir):
-    on_disk = json.loads((run.path / "run.json").read_text())
+    on_disk = read_metadata(run.path)
     assert on_disk == run.metadata
     assert on_disk["argv"] == ["rlvr", "grpo"]
     assert (on_disk["run_id"], on_disk["command"], on_disk["status"]) == ("a-run", "grpo", "running")
     assert on_disk["schema_version"] == SCHEMA_VERSION
     assert on_disk["created_at"] <= on_disk["updated_at"]
     run.update(dataset={"name": "gsm8k", "rows": 7473}, note="\ud800 😀")
-    again = json.loads((run.path / "run.json").read_text())
+    again = read_metadata(run.path)
     assert again["dataset"] == {"name": "gsm8k", "rows": 7473}
     assert again["argv"] == ["rlvr", "grpo"]
     assert again["created_at"] == on_disk["created_at"]
@@ -632,6 +646,7 @@ def test_a_manifest_torn_at_any_byte_of_its_last_line_loses_nothing(tmp_path: Pa
         whole = (run.path / "manifest.jsonl").read_bytes()
         run.commit_rollouts("train", 1, some_rollouts(run, step=1))
         both = (run.path / "manifest.jsonl").read_bytes()
+    as_killed(run.path)
     for end in range(len(whole), len(both), 7):
         copy = tmp_path / f"copy-{end}"
         shutil.copytree(run.path, copy)
@@ -789,6 +804,7 @@ def test_links_within_a_run_are_rejected(finished: Path, tmp_path: Path, name: s
 def test_a_complete_part_missing_from_the_manifest_is_adopted(finished: Path):
     manifest = finished / "manifest.jsonl"
     lines = manifest.read_bytes().splitlines(keepends=True)
+    as_killed(finished)
     manifest.write_bytes(b"".join(lines[:3]))  # as after a kill between the rename and the line of eval-000001
     assert len(read_run(finished).parts) == 2
     assert any("eval-000001-0000.parquet is not in the manifest" in p for p in findings(finished))
@@ -847,6 +863,7 @@ def test_no_directory_scan_matches_the_temporary_name(run: RunDir):
 
 
 def test_an_announcement_of_metrics_without_its_file_is_removed(finished: Path):
+    as_killed(finished)
     manifest = finished / "manifest.jsonl"
     before = manifest.read_bytes()
     announcement = json.loads(before.splitlines()[-1]) | {"sha256": "0" * 64}
@@ -855,6 +872,7 @@ def test_an_announcement_of_metrics_without_its_file_is_removed(finished: Path):
     assert findings(finished) == []  # as while the writer is between the line and the rename
     with RunDir.resume(finished):
         assert manifest.read_bytes() == before
+    as_killed(finished)
     # Two announcements without their file cannot come from a kill.
     manifest.write_bytes(before + 2 * (json.dumps(announcement).encode() + b"\n"))
     assert len(findings(finished)) == 1
@@ -894,7 +912,7 @@ def test_every_grader_has_its_own_file_name():
 
 
 def test_grades_are_stored_beside_the_rollouts(finished: Path):
-    before = tree(finished)
+    before, metadata = tree(finished), read_metadata(finished)
     with RunDir.annotate(finished) as run:
         assert run.steps() == [("train", 0), ("eval", 1)]
         assert run.last_attempt("math_verify", "train") is None
@@ -923,9 +941,10 @@ def test_grades_are_stored_beside_the_rollouts(finished: Path):
         }
     assert path == finished / "grades" / "math_verify-train-000000-0000.parquet"
     after = tree(finished)
-    assert {k: after[k] for k in before if k != "manifest.jsonl"} == {
-        k: v for k, v in before.items() if k != "manifest.jsonl"
-    }
+    written = ("manifest.jsonl", "run.json")
+    assert {k: after[k] for k in before if k not in written} == {k: v for k, v in before.items() if k not in written}
+    assert read_metadata(finished) == metadata | {"committed": read_metadata(finished)["committed"]}
+    assert read_metadata(finished)["committed"]["parts"] == 3 + 4
     assert after["manifest.jsonl"].startswith(before["manifest.jsonl"])  # type: ignore[arg-type]
     info = read_run(finished)
     assert len(info.grades) == 4
@@ -942,6 +961,7 @@ def test_grades_are_stored_beside_the_rollouts(finished: Path):
 def test_a_grades_part_is_adopted_set_aside_or_reported_as_damaged(finished: Path):
     with RunDir.annotate(finished) as run:
         whole = run.commit_grades("train", 0, [a_grade(run.id, i) for i in range(3)])
+    as_killed(finished, status="finished")
     manifest = finished / "manifest.jsonl"
     lines = manifest.read_bytes().splitlines(keepends=True)
     manifest.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])

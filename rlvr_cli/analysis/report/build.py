@@ -16,6 +16,7 @@ from rlvr_cli.analysis.plots import Line, Panel
 from rlvr_cli.analysis.report.page import Grid, Report, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import Group, groups_of, pack_rollouts
 from rlvr_cli.analysis.summary import Estimate, RunSummary, summarize
+from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.readers import RunInfo, read_run
 
@@ -63,6 +64,7 @@ def write_report(
             environment=_environment(infos),
         )
     path = infos[0].path / "report.html" if out is None else out
+    fault_point("report")
     atomic_write(path, render_page(report).encode())
     return path
 
