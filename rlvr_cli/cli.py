@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import Field
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,8 +22,8 @@ from rlvr_cli.config.options import flag, nearest, options, read_value, summary_
 from rlvr_cli.config.sources import preset_names, resolve
 from rlvr_cli.config.synonyms import suggested_options
 from rlvr_cli.errors import Interrupted, RlvrError
-from rlvr_cli.terminal import help
-from rlvr_cli.text import printable
+from rlvr_cli.terminal import help, streams
+from rlvr_cli.text import printable, redacted
 
 COMMANDS = {
     "quickstart": "See reward rise.",
@@ -270,19 +270,34 @@ def main() -> None:
     process.limits_apply = True
     # Torch's idle threads would busy-wait and slow everything (measured: 40 times) when another process needs a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    streams.claim()
     try:
         if COMPLETE in os.environ:  # called by a shell's completion script
             typer.main.get_command(app).main(prog_name="rlvr", complete_var=COMPLETE)
-        sys.exit(invoke(sys.argv[1:] or ["--help"]))
+        status = invoke(sys.argv[1:] or ["--help"])
+        streams.finish()
+        sys.exit(status)
     except RlvrError as e:
-        print(f"error: {printable(e.problem)}", file=sys.stderr)
-        if e.hint:
-            print(f"  {printable(e.hint)}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, UsageError) else 1)
+        fail(e.problem, e.hint, status=2 if isinstance(e, UsageError) else 1)
     except (Interrupted, KeyboardInterrupt) as e:
         print(f"interrupted{f': {printable(str(e))}' if str(e) else ''}", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        # The reader closed the pipe: discard the remaining output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.discard()  # the reader closed the pipe
         sys.exit(0)
+    except OSError as e:
+        if e.filename is None or e.errno is None:
+            raise
+        fail(f"{os.strerror(e.errno)}: {os.fsdecode(e.filename)}", "", status=1)
+
+
+def fail(problem: str, hint: str, *, status: int) -> NoReturn:
+    """Print an error, without secrets, and end the process."""
+    print(f"error: {printable(redacted(problem))}", file=sys.stderr)
+    if hint:
+        print(f"  {printable(redacted(hint))}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except (RlvrError, OSError):
+        streams.discard()
+    sys.exit(status)

@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
@@ -20,35 +21,72 @@ from rlvr_cli.errors import Interrupted
 _PR_SET_PDEATHSIG = 1
 
 
-class StopRequest:
-    """Context manager that turns SIGINT and SIGTERM into a flag, polled with `check`.
+# Ctrl-C, an end that is asked for, a closed terminal, and the warning that SLURM sends before its time limit.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+REPEAT_SECONDS = 1.0  # within which another signal is the same one: `timeout` and closing terminals send it twice
 
-    Only the main thread can handle signals; in another thread the flag is never set.
+
+class StopRequest:
+    """Context manager that turns `STOP_SIGNALS` into a flag, polled with `check`; `stoppable` blocks end at once.
+
+    A second Ctrl-C, or another signal after `REPEAT_SECONDS`, raises KeyboardInterrupt wherever the work is. Only the main
+    thread can handle signals; in another thread the flag is never set. A SIGHUP that is ignored stays so (nohup).
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self._received_at = 0.0
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "StopRequest":
+        global _current
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._receive)
+            for number in STOP_SIGNALS:
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._receive)
+            _current = self
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        global _current
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        if _current is self:
+            _current = None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        global _only_waiting
+        if self.requested and (number == signal.SIGINT or time.monotonic() - self._received_at > REPEAT_SECONDS):
             raise KeyboardInterrupt
-        self.requested = True
+        if not self.requested:
+            self.requested, self._received_at = True, time.monotonic()
+        if _only_waiting:
+            _only_waiting = False  # once: the exception must not be interrupted by another
+            raise Interrupted
 
     def check(self) -> None:
         """Raise Interrupted if a signal has arrived."""
         if self.requested:
             raise Interrupted
+
+
+_current: StopRequest | None = None  # the open one, of the main thread
+_only_waiting = False  # whether the main thread is in a `stoppable` block
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """A block that does nothing but wait: a signal to the open `StopRequest`, earlier or within, ends it with Interrupted."""
+    global _only_waiting
+    if _current is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _only_waiting = True
+    try:
+        _current.check()
+        yield
+    finally:
+        _only_waiting = False
 
 
 def die_with_parent(parent: int) -> None:

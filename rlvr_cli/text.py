@@ -1,11 +1,17 @@
-"""Escape text that a model or a file wrote, so that it is safe in a terminal or in a Parquet file.
+"""Escape text that a model or a file wrote, so that it is safe in a terminal or in a Parquet file; hide secrets.
 
-Enters: any str, hostile or broken. Leaves: the same text, with only the unsafe characters escaped.
+Enters: any str, hostile or broken. Leaves: the same text, with only the unsafe characters escaped, or without secrets.
 """
 
+import re
 import unicodedata
 
 _HIDDEN_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+_USER_INFO = re.compile(r"(?<=://)[^/?#\s]+@")
+# Keys as the usual providers form them: with a digit, which a name such as `sk-experiments` lacks.
+_KEY = re.compile(
+    r"(?<![A-Za-z0-9])(?=[A-Za-z_-]*[0-9])(?:(?:sk|pk|gsk|xai|nvapi)-[A-Za-z0-9_-]{10,}|(?:hf|gsk|ghp)_[A-Za-z0-9]{16,})"
+)
 
 
 def printable(text: str, *, keep: str = "\n\t") -> str:
@@ -28,6 +34,11 @@ def storable(text: str) -> str:
     except UnicodeEncodeError:
         return "".join(_escape(ord(c)) if 0xD800 <= ord(c) <= 0xDFFF else c for c in text)
     return text
+
+
+def redacted(text: str) -> str:
+    """Replace user and password in an address, and what has the form of an API key, by ``***``."""
+    return _KEY.sub("***", _USER_INFO.sub("***@", text))
 
 
 def _escape(code: int) -> str:

@@ -1,17 +1,20 @@
 """The first signal requests a stop, the second stops at once, and the old handlers are restored."""
 
 import os
+import queue
 import signal
 import threading
 
 import pytest
 
+from rlvr_cli import process
 from rlvr_cli.errors import Interrupted
-from rlvr_cli.process import StopRequest
+from rlvr_cli.process import STOP_SIGNALS, StopRequest, stoppable
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_raised_at_the_next_check_and_the_second_at_once(number):
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_the_first_signal_is_raised_at_the_next_check_and_the_second_at_once(number, monkeypatch):
+    monkeypatch.setattr(process, "REPEAT_SECONDS", 0.0)
     before = signal.getsignal(number)
     with StopRequest() as stop:
         stop.check()
@@ -36,3 +39,44 @@ def test_outside_the_main_thread_no_stop_is_requested():
     thread.start()
     thread.join()
     assert seen == [False]
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_that_is_sent_twice_at_once_counts_once(number):
+    """As `timeout` and closing terminals send it; only a second Ctrl-C is a person's."""
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        if number == signal.SIGINT:
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+        else:
+            os.kill(os.getpid(), number)
+        assert stop.requested
+
+
+def test_nohup_stays_in_force():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_ends_a_wait_and_only_a_wait():
+    never: queue.SimpleQueue[None] = queue.SimpleQueue()
+    with StopRequest() as stop:
+        with stoppable():
+            pass
+        timer = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM])
+        timer.start()
+        with pytest.raises(Interrupted), stoppable():
+            never.get()
+        timer.join()
+        assert stop.requested
+        with pytest.raises(Interrupted), stoppable():
+            raise AssertionError("the wait began after the signal")
+    with stoppable():
+        pass

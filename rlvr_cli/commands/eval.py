@@ -33,7 +33,7 @@ def run(config: EvalConfig) -> None:
         with pool:
             return check_dataset(dataset, grader, pool, output=config.format)
 
-    engine = choose_engine(config.engine, base_url=config.base_url)
+    engine = choose_engine(config.engine, base_url=config.base_url, api_key_env=config.api_key_env)
     facts = input_facts(
         {"dataset": dataset.facts},
         model=model_facts(config.model, base_url=config.base_url),
@@ -48,6 +48,8 @@ def run(config: EvalConfig) -> None:
         console.say(f"dataset  {dataset.name}: {len(dataset.examples)} questions; grader {grader}")
         console.say(f"model    {facts['model']['name']}")
         console.say(f"engine   {engine.name} ({engine.reason})")
+        if config.base_url:
+            console.say(f"endpoint {config.base_url}; it gets the key in {config.api_key_env}")
         sampler = open_sampler(engine.name, settings_of(config))
         run.update(sampler=sampler_facts(sampler, reason=engine.reason))
         total = len(dataset.examples) * config.num_samples

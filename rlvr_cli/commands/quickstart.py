@@ -19,6 +19,7 @@ from types import FrameType
 from rlvr_cli.analysis.estimators import wilson_interval
 from rlvr_cli.config.quickstart import QuickstartConfig
 from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.process import STOP_SIGNALS
 from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.terminal import console, tables
 
@@ -105,21 +106,28 @@ def run_command(command: Sequence[str]) -> None:
 
 @contextmanager
 def forwarding_signals(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
-    """On Ctrl-C wait for the command, which has received the signal too, to save; on SIGTERM pass the signal on first.
+    """On Ctrl-C wait for the command, which has received the signal too, to save; pass the other signals on first.
 
     Raises:
-        Interrupted: after either signal, once the command has ended.
+        Interrupted: after any of `STOP_SIGNALS`, once the command has ended.
     """
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        process.terminate()
-        raise KeyboardInterrupt
+    passed_on = False
 
-    previous = signal.signal(signal.SIGTERM, pass_on)
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal passed_on
+        process.terminate()
+        if not passed_on:  # else the command is being waited for
+            passed_on = True
+            raise KeyboardInterrupt
+
+    others = [n for n in STOP_SIGNALS if n != signal.SIGINT and signal.getsignal(n) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, pass_on) for number in others}
     try:
         yield process
     except KeyboardInterrupt:
         process.wait()
         raise Interrupted("the runs so far are kept") from None
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import Format, Provenance, check_values, knob
+from rlvr_cli.config.options import LONGEST, Format, Provenance, check_values, knob
 from rlvr_cli.types import Phase
 
 
@@ -57,7 +57,9 @@ class AnalyzeConfig(Provenance):
         group="Output",
         common=True,
     )
-    timeout_seconds: float = knob(30.0, "Seconds after which a query is interrupted.", group="Query", above=0)
+    timeout_seconds: float = knob(
+        30.0, "Seconds after which a query is interrupted.", group="Query", above=0, at_most=LONGEST
+    )
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Query")
 
     def __post_init__(self) -> None:

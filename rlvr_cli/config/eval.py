@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import check_values, knob
+from rlvr_cli.config.endpoint import KEY_ENV, check_address, check_key_name
+from rlvr_cli.config.options import LONGEST, check_values, knob
 from rlvr_cli.config.shared import (
     EngineOptions,
     ModelOptions,
@@ -52,14 +53,33 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
         completes="run of the command",
         free_on_resume=True,
     )
-    api_key_env: str = knob("OPENAI_API_KEY", "Environment variable with the endpoint's API key.", group="Model")
+    api_key_env: str = knob(
+        KEY_ENV, "Environment variable with the endpoint's API key.", group="Model", free_on_resume=True
+    )
+    request_timeout: float = knob(
+        600.0,
+        "Seconds that one sample of an endpoint may take, waiting and retries included.",
+        group="Model",
+        free_on_resume=True,
+        above=0,
+        at_most=LONGEST,
+    )
 
     def __post_init__(self) -> None:
         if is_partial(self):
             return
+        if self.base_url:
+            check_address(self.base_url)
+        check_key_name(self.api_key_env)
         check_values(self)
         check_sampling(self)
         check_engine(self)
+        if self.sources.get("api_key_env") == "resumed run" and self.api_key_env != KEY_ENV:
+            # A run directory may come from someone else, together with the address that would get the variable's value.
+            raise RlvrError(
+                f"The run was started with the key in {self.api_key_env}, and a run does not choose what is sent.",
+                f"To send it to {self.base_url} again: --resume RUN --api-key-env {self.api_key_env}",
+            )
         if self.max_model_len and self.engine == "transformers":
             raise RlvrError(
                 "--max-model-len applies only to vLLM; --engine transformers sizes its cache to the requests.",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import FileFunction, Format, Provenance, check_values, knob
+from rlvr_cli.config.options import LONGEST, FileFunction, Format, Provenance, check_values, knob
 from rlvr_cli.config.shared import FORMAT_RULE, GraderChoice
 from rlvr_cli.types import FormatRule
 
@@ -28,7 +28,7 @@ class GradeConfig(Provenance):
         False, "Also regrade rollouts that this grader has graded already; the new grades replace the old ones.", group="Grading", common=True
     )  # fmt: skip
     grader_timeout: float = knob(
-        5.0, "Time limit per grade in seconds; the worker is then killed.", group="Grading", above=0
+        5.0, "Time limit per grade in seconds; the worker is then killed.", group="Grading", above=0, at_most=LONGEST
     )
     grader_workers: int = knob(2, "Number of grading processes.", group="Grading", at_least=1)
     format: Format = knob("table", "How result tables are printed.", group="Output", common=True)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from rlvr_cli.errors import RlvrError
 
 Format = Literal["table", "json", "csv", "markdown"]
+LONGEST = 31_536_000  # seconds, a year: the most that an option in seconds takes; far above it, clocks overflow
 FileFunction = Annotated[str, "FILE.py:FUNCTION"]  # in a union with a Literal: the user's own function is accepted too
 
 
@@ -25,6 +26,7 @@ def knob(
     common: bool = False,
     above: float | None = None,
     at_least: float | None = None,
+    at_most: float | None = None,
     completes: str = "",
     argument: bool = False,
     free_on_resume: bool = False,
@@ -34,7 +36,7 @@ def knob(
     Args:
         group: the option's heading in the help.
         common: whether ``--help`` shows it; ``--help-all`` shows every option.
-        above, at_least: the value's exclusive and inclusive minimum; None where there is no such limit.
+        above, at_least, at_most: the value's exclusive and inclusive minimum, and its maximum; None: no such limit.
         completes: the kind of value that shell completion suggests, see `rlvr_cli.completion`; empty: the choices.
         argument: whether it is a positional argument.
         free_on_resume: whether a resumed run may change it.
@@ -45,6 +47,7 @@ def knob(
         "common": common,
         "above": above,
         "at_least": at_least,
+        "at_most": at_most,
         "completes": completes,
         "argument": argument,
         "free_on_resume": free_on_resume,
@@ -143,15 +146,18 @@ def check_value(option: Field[Any], value: Any) -> None:
 
 
 def check_values(config: Provenance) -> None:
-    """Apply `check_value` to every option, and check the minimum that its `knob` declares."""
+    """Apply `check_value` to every option, and check the limits that its `knob` declares."""
     for option in options(type(config)):
-        value, above, least = (getattr(config, option.name), *(option.metadata[key] for key in ("above", "at_least")))
+        value = getattr(config, option.name)
+        above, least, most = (option.metadata[key] for key in ("above", "at_least", "at_most"))
         if not value_type(option).repeatable:
             check_value(option, value)
         if above is not None and value is not None and not value > above:
             raise RlvrError(f"{flag(option.name)} is {value}.", f"It must be above {above:g}.")
         if least is not None and value is not None and not value >= least:
             raise RlvrError(f"{flag(option.name)} is {value}.", f"It must be at least {least:g}.")
+        if most is not None and value is not None and not value <= most:
+            raise RlvrError(f"{flag(option.name)} is {value}.", f"It must be at most {most:,}.")
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rlvr_cli.config.options import FileFunction, Format, Provenance, check_values, flag, knob
+from rlvr_cli.config.options import LONGEST, FileFunction, Format, Provenance, check_values, flag, knob
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import FormatRule, SamplingParams
 
@@ -73,7 +73,7 @@ class PromptOptions:
     )
     format_rule: FormatRule = knob("literal", FORMAT_RULE, group="Grading")
     grader_timeout: float = knob(
-        5.0, "Time limit per grade in seconds; the worker is then killed.", group="Grading", above=0
+        5.0, "Time limit per grade in seconds; the worker is then killed.", group="Grading", above=0, at_most=LONGEST
     )
     grader_workers: int = knob(2, "Number of grading processes.", group="Grading", free_on_resume=True, at_least=1)
 

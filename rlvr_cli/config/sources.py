@@ -71,7 +71,14 @@ def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
         RlvrError: a given option differs (all are named), or a new run length would change the learning-rate schedule.
     """
     known = {f.name: f for f in options(type(config))}
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k in known}
+    values = {
+        name: None
+        if value is None and known[name].default is None
+        # The file may come from someone else.
+        else _typed(value, known[name], where=f"{run}: the stored option {name}")
+        for name, value in stored.items()
+        if name in known
+    }
     given = {k for k, source in config.sources.items() if source != "default"}
     free = {k for k, f in known.items() if f.metadata["free_on_resume"]}
     differing = sorted(k for k in given - free if k in values and getattr(config, k) != values[k])
@@ -102,6 +109,10 @@ def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
         raise RlvrError(f"Cannot read the config file {path}: {e.strerror}.") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise RlvrError(f"{path} is not valid TOML: {e}.") from e
+    except RecursionError as e:
+        raise RlvrError(
+            f"{path} is nested too deeply.", "The value of an option is a number, a text or a list of them."
+        ) from e
     flat = {k: v for k, v in content.items() if not isinstance(v, dict)}
     if not isinstance(content.get(command, {}), dict):
         raise RlvrError(
@@ -130,6 +141,7 @@ def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
         for v in items
     ]
     if not all(right):
-        raise RlvrError(f"{where} is {value!r}; expected {kind.__name__}{' or a list of them' if repeatable else ''}.")
+        given = repr(value) if kind is not str else f"a {type(value).__name__}"  # what should be text may be a secret
+        raise RlvrError(f"{where} is {given}; expected {kind.__name__}{' or a list of them' if repeatable else ''}.")
     typed = tuple(kind(v) for v in items)
     return typed if repeatable else typed[0]

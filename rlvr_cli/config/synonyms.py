@@ -74,7 +74,7 @@ SYNONYMS = {
     "resume_from_checkpoint": ("resume",),
     "time": ("time_limit",),
     "max_time": ("time_limit",),
-    "timeout": ("time_limit", "timeout_seconds", "grader_timeout"),
+    "timeout": ("request_timeout", "time_limit", "timeout_seconds", "grader_timeout"),
     "save_every": ("checkpoint_every",),
     "save_steps": ("checkpoint_every",),
     "eval_steps": ("eval_every",),

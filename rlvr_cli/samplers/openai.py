@@ -3,6 +3,9 @@
 Enters: requests. Leaves: completions in the order in which they arrive, from one HTTP request each. The API key is read
 from the environment and sent to the endpoint only.
 
+Nothing that an endpoint says is taken on trust: each answer is bounded in size and checked by itself (`_read_answer`), and an
+odd one counts as a failed request of its own sample only.
+
 Endpoints report the end of a response in different ways: most cut the stop string off and report "stop", as they do for
 EOS. A grader that looks for `</answer>` needs the difference, so nothing is guessed:
 
@@ -15,10 +18,8 @@ EOS. A grader that looks for `</answer>` needs the difference, so nothing is gue
 
 import asyncio
 import importlib.util
-import ipaddress
 import json
 import logging
-import os
 import queue
 import re
 import threading
@@ -27,18 +28,27 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from rlvr_cli.config.endpoint import KEY_ENV, PLACEHOLDER_KEY, check_address, endpoint_key, is_secret
 from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.stop_strings import first_stop
 from rlvr_cli.text import printable, storable
 from rlvr_cli.types import Completion, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-PLACEHOLDER_KEY = "EMPTY"  # sent to an endpoint on this machine if the variable is not set
 PER_REQUEST_STATUSES = {400, 413, 422}  # statuses that concern one request and not the next
+
+# The most bytes of an answer: for its frame, for each character of the prompt, which may come back as token ids, and for
+# each token, with its id and its log-probability.
+FRAME_BYTES, PROMPT_BYTES, TOKEN_BYTES = 2**20, 16, 2048
+_INT32 = range(2**31)
+# The least and the most log-probability that is taken for one: some endpoints round, and report -9999 for "never".
+_LOGPROBS = (-1e9, 1e-3)
 
 # Fields that an endpoint may not support, and the consequence of leaving them out.
 OPTIONAL_FIELDS = {
@@ -104,7 +114,7 @@ class OpenAISampler:
         *,
         base_url: str,
         endpoint: str = "completions",
-        api_key_env: str = "OPENAI_API_KEY",
+        api_key_env: str = KEY_ENV,
         max_concurrency: int = 32,
         timeout: float = 600.0,
         max_retries: int = 6,
@@ -115,7 +125,7 @@ class OpenAISampler:
         if endpoint not in ("completions", "chat"):
             raise RlvrError(f"There is no endpoint {endpoint!r}.", "Choose completions or chat.")
         assert min(max_concurrency, timeout, max_retries + 1) > 0, (max_concurrency, timeout, max_retries)
-        _check_url(base_url)
+        check_address(base_url)
         self.model, self.base_url, self.endpoint, self.api_key_env = model, base_url, endpoint, api_key_env
         self.max_concurrency, self.timeout, self.max_retries = max_concurrency, timeout, max_retries
         self.policy_version = policy_version
@@ -123,7 +133,7 @@ class OpenAISampler:
         self._refused: frozenset[str] = frozenset()  # of OPTIONAL_FIELDS
         self._length_field = "max_tokens"
         self._sends_stop = True
-        self._api_key()
+        endpoint_key(base_url, api_key_env)
 
     @property
     def seeding(self) -> str:
@@ -164,7 +174,11 @@ class OpenAISampler:
         thread = threading.Thread(target=_run_loop, args=(loop, task, outbox), name="rlvr-openai", daemon=True)
         thread.start()
         try:
-            while (item := outbox.get()) is not None:
+            while True:
+                with stoppable():
+                    item = outbox.get()
+                if item is None:
+                    break
                 if isinstance(item, BaseException):
                     raise item
                 yield item
@@ -186,26 +200,15 @@ class OpenAISampler:
     def close(self) -> None:
         """Do nothing: connections end with the call of `sample` that opened them."""
 
-    def _api_key(self) -> str:
-        key = os.environ.get(self.api_key_env, "").strip()
-        if not key and _is_local(self.base_url):
-            return PLACEHOLDER_KEY
-        if not key:
-            raise RlvrError(
-                f"The environment variable {self.api_key_env} is not set.",
-                f"Put the endpoint's key there, or name another variable: --api-key-env NAME. For an endpoint that "
-                f"needs no key: export {self.api_key_env}={PLACEHOLDER_KEY}",
-            )
-        if not (key.isascii() and key.isprintable()):
-            raise RlvrError(f"The key in {self.api_key_env} has characters that no key can have.", "Set it again.")
-        return key
-
     async def _serve(self, items: Sequence[_Item], params: SamplingParams, outbox: queue.SimpleQueue) -> None:
         """Request every item, and put the completions into the outbox; at the end, raise RlvrError if some failed."""
         openai: Any = importlib.import_module("openai")
         waiting, failures, failed_in_a_row = deque(items), [], 0
         skipped: list[_Item] = []
-        key = self._api_key()
+        key = endpoint_key(self.base_url, self.api_key_env)
+        longest = max(len(item.prompt) for item in items)
+        limit = FRAME_BYTES + PROMPT_BYTES * longest + TOKEN_BYTES * params.max_tokens
+        read = partial(self._read_response, limit=limit, key=key)
 
         async def work(count: int) -> None:
             nonlocal failed_in_a_row
@@ -227,17 +230,16 @@ class OpenAISampler:
             base_url=self.base_url,
             max_retries=self.max_retries,
             timeout=self.timeout,
-            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [self._read_response]}),
+            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [read]}),
         ) as client:
             await work(1)
             await asyncio.gather(*(work(len(items)) for _ in range(min(self.max_concurrency, len(waiting)))))
         if failures:
             item, failure = failures[0]
-            said = failure.problem if key == PLACEHOLDER_KEY else failure.problem.replace(key, "[key]")
             raise RlvrError(
                 f"{len(failures)} of {len(items)} samples failed at {urlsplit(self.base_url).netloc}"
                 + (f", and {len(skipped)} were not requested" if skipped else "")
-                + f". Sample {item.sample_index} of prompt {item.request_index}: {printable(said, keep='')}",
+                + f". Sample {item.sample_index} of prompt {item.request_index}: {printable(failure.problem, keep='')}",
                 "Completed samples are kept: resume the run to request the rest.",
             )
 
@@ -280,6 +282,8 @@ class OpenAISampler:
             except openai.APIConnectionError as error:
                 kind = type(error.__cause__ or error).__name__
                 raise _Failed(f"{error} ({kind}) ({_describe_tries(error)})") from None
+            except openai.OpenAIError as error:
+                raise _Failed(f"{error} ({type(error).__name__})") from None
             answer: _Answer = response.http_response.extensions["answer"]
             if isinstance(item.prompt, tuple) and answer.prompt_ids not in ((), item.prompt):
                 raise _Failed("the endpoint did not sample from the token ids that it was given.", concerns_all=True)
@@ -291,25 +295,38 @@ class OpenAISampler:
                 continue
             return _completion(item, answer, params, cut_here=not sends_stop)
 
-    async def _read_response(self, response: Any) -> None:
+    async def _read_response(self, response: Any, *, limit: int, key: str) -> None:
         """Read a response while the openai package can still retry; a success without a readable answer counts as 502.
 
         Stores the answer or the error message in the extensions of the response, as "answer" or "trouble".
+
+        Args:
+            limit: the most bytes that are read, decompressed.
+            key: hidden in everything that the endpoint says.
         """
-        await response.aread()
+        body = bytearray()
+        async for piece in response.aiter_bytes():
+            body += piece
+            if len(body) > limit:
+                await response.aclose()
+                break
+        response._content = bytes(body[:limit])  # what `aread` would store, which has no limit
         if response.is_success:
             try:
-                response.extensions["answer"] = _read_answer(response.text, chat=self.endpoint == "chat")
+                if len(body) > limit:
+                    raise _Unreadable(f"the answer is longer than {limit:,} bytes")
+                hidden = key if is_secret(key) else PLACEHOLDER_KEY
+                response.extensions["answer"] = _read_answer(response.text, chat=self.endpoint == "chat", key=hidden)
                 return
             except _Unreadable as error:
                 response.status_code, trouble = 502, str(error)
         else:
-            said = _error_message(response.text)
-            trouble = f"{response.status_code} {said}"
-            if not _is_transient(response.status_code, said):
+            message = _error_message(response.text)
+            trouble = f"{response.status_code} {message}"
+            if not _is_transient(response.status_code, message):
                 response.headers["x-should-retry"] = "false"
-        response.extensions["trouble"] = trouble
-        _LAST_ERROR.set(trouble)
+        response.extensions["trouble"] = _hide(trouble, key)
+        _LAST_ERROR.set(_hide(trouble, key))
 
     def _fields(
         self, item: _Item, params: SamplingParams, refused: frozenset[str]
@@ -386,41 +403,83 @@ class _Answer:
         return self.finish == "stop" and not self.says_matched and not self.text.endswith(tuple(stop))
 
 
-def _read_answer(body: str, *, chat: bool) -> _Answer:
+def _read_answer(body: str, *, chat: bool, key: str) -> _Answer:
+    """Read and check an answer. Raises _Unreadable if a value in it has another type or range than it can have."""
     try:
         data = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _Unreadable(f"the answer is not JSON: {_error_message(body)}") from None
     choices = data.get("choices") if isinstance(data, dict) else None
     if not (isinstance(choices, list) and choices and isinstance(choices[0], dict)):
         raise _Unreadable(f"the answer has no choices: {_error_message(body)}")
-    choice, usage = choices[0], data.get("usage") or {}
-    text = (choice.get("message") or {}).get("content") if chat else choice.get("text")
-    scores = choice.get("logprobs") or {}
-    if chat:
-        entries = scores.get("content") or []
-        tokens, logprobs = [e.get("token") for e in entries], [e.get("logprob") for e in entries]
-    else:
-        tokens, logprobs = scores.get("tokens") or [], scores.get("token_logprobs") or []
-    if not all(isinstance(x, int | float) for x in logprobs):
-        logprobs = []
-    matches = [choice[name] for name in ("stop_reason", "matched_stop") if name in choice]
-    token_ids = tuple(choice.get("token_ids") or ())
-    prompt_ids = tuple(choice.get("prompt_token_ids") or data.get("prompt_token_ids") or ())
-    if token_ids and len(logprobs) != len(token_ids):
-        logprobs = []
+    choice, usage = choices[0], _value(data, "usage", dict) or {}
+    said = _value(choice, "message", dict) or {} if chat else choice
+    tokens, logprobs = _scores(choice, chat=chat)
+    token_ids = _token_ids(choice, "token_ids")
+    prompt_ids = _token_ids(choice, "prompt_token_ids") or _token_ids(data, "prompt_token_ids")
+    matches = [_value(choice, name, str, int) for name in ("stop_reason", "matched_stop") if name in choice]
+    matched = matches[0] if matches else None
     return _Answer(
-        text=text or "",
-        finish=str(choice.get("finish_reason") or "stop"),
-        matched=matches[0] if matches else None,
+        text=_hide(_value(said, "content" if chat else "text", str) or "", key),
+        finish=_hide(_value(choice, "finish_reason", str) or "stop", key),
+        matched=_hide(matched, key) if isinstance(matched, str) else matched,
         says_matched=bool(matches),
-        tokens=tuple(str(t) for t in tokens),
-        logprobs=tuple(float(x) for x in logprobs),
+        tokens=tokens,
+        logprobs=logprobs if len(logprobs) == len(token_ids) or not token_ids else (),
         token_ids=token_ids,
         prompt_ids=prompt_ids,
-        num_prompt_tokens=usage.get("prompt_tokens") or len(prompt_ids),
-        num_tokens=usage.get("completion_tokens") or len(token_ids) or len(logprobs),
+        num_prompt_tokens=_count(usage, "prompt_tokens") or len(prompt_ids),
+        num_tokens=_count(usage, "completion_tokens") or len(token_ids) or len(logprobs),
     )
+
+
+def _value(where: dict[str, Any], name: str, *kinds: type) -> Any:
+    """Return a field; None if it is null or missing. Raises _Unreadable if it has none of these types."""
+    value = where.get(name)
+    if value is not None and type(value) not in kinds:
+        raise _odd(name, value)
+    return value
+
+
+def _odd(name: str, value: Any) -> _Unreadable:
+    shown = str(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+    return _Unreadable(f"the answer's {name} is {shown}")
+
+
+def _count(usage: dict[str, Any], name: str) -> int:
+    value = _value(usage, name, int) or 0
+    if value not in _INT32:
+        raise _Unreadable(f"the answer's {name} is out of range")
+    return value
+
+
+def _token_ids(where: dict[str, Any], name: str) -> tuple[int, ...]:
+    values = _value(where, name, list) or []
+    for value in values:
+        if type(value) is not int or value not in _INT32:
+            raise _odd(name, value if type(value) is not int else "out of range")
+    return tuple(values)
+
+
+def _scores(choice: dict[str, Any], *, chat: bool) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Return the tokens, as text, and their log-probabilities; none if one of these is missing."""
+    scores = _value(choice, "logprobs", dict) or {}
+    if chat:
+        entries = _value(scores, "content", list) or []
+        if odd := [entry for entry in entries if type(entry) is not dict]:
+            raise _odd("logprobs", odd[0])
+        tokens = [_value(entry, "token", str) or "" for entry in entries]
+        logprobs = [_value(entry, "logprob", int, float) for entry in entries]
+    else:
+        tokens, logprobs = _value(scores, "tokens", list) or [], _value(scores, "token_logprobs", list) or []
+        tokens = [_value({"tokens": token}, "tokens", str) or "" for token in tokens]
+        logprobs = [_value({"token_logprobs": x}, "token_logprobs", int, float) for x in logprobs]
+    if None in logprobs:
+        return tuple(tokens), ()
+    least, most = _LOGPROBS
+    if not all(least <= x <= most for x in logprobs):  # also NaN, which JSON does not have and Python reads
+        raise _Unreadable("the answer has log-probabilities that are none")
+    return tuple(tokens), tuple(map(float, logprobs))
 
 
 def _completion(item: _Item, answer: _Answer, params: SamplingParams, *, cut_here: bool) -> Completion:
@@ -491,24 +550,9 @@ def _run_loop(loop: asyncio.AbstractEventLoop, task: asyncio.Task, outbox: queue
         outbox.put(None)
 
 
-def _check_url(base_url: str) -> None:
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        shown = base_url.rpartition("@")[2]  # the part before it may be a password
-        raise RlvrError(f"{shown!r} is not the address of an endpoint.", "Give one such as http://localhost:8000/v1")
-    if parts.username or parts.password:
-        raise RlvrError(
-            f"The address of the endpoint at {parts.hostname} holds a user name or password.",
-            "Put the key into an environment variable, and name that with --api-key-env.",
-        )
-
-
-def _is_local(base_url: str) -> bool:
-    host = urlsplit(base_url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _hide(text: str, key: str) -> str:
+    """Replace the key, which an endpoint may repeat in what it says."""
+    return text if key == PLACEHOLDER_KEY else text.replace(key, "[key]")
 
 
 def _fold(seed: int) -> int:
@@ -527,7 +571,7 @@ def _error_message(body: str) -> str:
         data = json.loads(body)
         error = data.get("error", data) if isinstance(data, dict) else data
         body = json.dumps(error, ensure_ascii=False) if isinstance(error, dict | list) else str(error)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     body = " ".join(body.split())
     return body if len(body) <= 500 else body[:500] + "…"

@@ -30,6 +30,7 @@ import torch
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy, distinct_tensors
+from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, verify_weights
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
@@ -192,7 +193,7 @@ class SamplingProcess:
 
     def _receive(self) -> Any:
         """Handle the next message of the process: about its engine, the first unfinished job, or loaded weights."""
-        with _connection_errors_as_user_errors(self._process):
+        with _connection_errors_as_user_errors(self._process), stoppable():
             kind, content = _read(self._connection)
         match kind:
             case "ready":

@@ -1,19 +1,17 @@
-"""The child process of a `samplers.process.SamplingProcess`, which starts it: `python -m rlvr_cli.samplers.serve`."""
+"""The child process of a `samplers.process.SamplingProcess`, which starts it: `python -m rlvr_cli.samplers.serve`.
+
+What takes long to import is imported in functions: before that, `main` sees to it that the process dies with its parent.
+"""
 
 import signal
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.device import use_few_threads
-from rlvr_cli.models.identity import model_path
-from rlvr_cli.process import die_with_parent
-from rlvr_cli.samplers.open import EngineSettings, engine_kind
-from rlvr_cli.types import Sampler
+from rlvr_cli.process import STOP_SIGNALS, die_with_parent
 
 if TYPE_CHECKING:
     from rlvr_cli.models.policy import Policy
+    from rlvr_cli.types import Sampler
 
 
 def open_engine(engine: str, *, param_dtype: str, **settings: Any) -> "tuple[Sampler, Policy]":
@@ -27,7 +25,13 @@ def open_engine(engine: str, *, param_dtype: str, **settings: Any) -> "tuple[Sam
     Raises:
         RlvrError: the engine cannot take a trainer's weights.
     """
+    from dataclasses import replace
+
+    from rlvr_cli.errors import RlvrError
+    from rlvr_cli.models.device import use_few_threads
+    from rlvr_cli.models.identity import model_path
     from rlvr_cli.models.policy import load_policy
+    from rlvr_cli.samplers.open import EngineSettings, engine_kind
 
     kind, opened_with = engine_kind(engine), EngineSettings(**settings)
     if not kind.trains:
@@ -43,13 +47,14 @@ def open_engine(engine: str, *, param_dtype: str, **settings: Any) -> "tuple[Sam
 
 def main(descriptor: int, parent: int) -> None:
     """Run a sampling process: open the engine that the parent names, and serve it."""
+    for number in STOP_SIGNALS:  # the parent handles them
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent(parent)
+
     from multiprocessing.connection import Connection
 
     from rlvr_cli.samplers.process import serve
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles both signals
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    die_with_parent(parent)
     serve(Connection(descriptor), open_engine)
 
 

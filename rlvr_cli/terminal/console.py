@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from rlvr_cli.text import printable
+from rlvr_cli.text import printable, redacted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,8 +22,8 @@ BAR_RATE = 2  # redraws of the bar per second: each costs the work milliseconds
 
 
 def say(text: str) -> None:
-    """Print a message for the user on stderr."""
-    write_text(sys.stderr, printable(text) + "\n")
+    """Print a message for the user on stderr, without secrets."""
+    write_text(sys.stderr, printable(redacted(text)) + "\n")
 
 
 def report_skipped_lines(count: int, reasons: Sequence[str]) -> None:

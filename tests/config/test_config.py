@@ -1,5 +1,6 @@
 """Option values: their sources and precedence, and which are rejected."""
 
+import re
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -12,7 +13,7 @@ from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grade import GradeConfig
 from rlvr_cli.config.grpo import GrpoConfig, LossType
-from rlvr_cli.config.options import FileFunction, knob, options, read_value, value_type
+from rlvr_cli.config.options import FileFunction, flag, knob, options, read_value, value_type
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared import GraderName, TrainingConfig
 from rlvr_cli.config.sources import resolve, resume
@@ -146,7 +147,7 @@ MINIMUMS = {  # of each command
     "quickstart": [{"at_least 0": "seed"}],
     "grade": [GRADED, {"at_least 1": "grader_workers"}],
     "filter": [{"at_least 0": "step seed min_pass_rate", "at_least 1": "max_per_question ngram limit"}],
-    "eval": [SAMPLED, GRADED, {"at_least 1": "num_samples limit max_model_len"}],
+    "eval": [SAMPLED, GRADED, {"above 0": "request_timeout", "at_least 1": "num_samples limit max_model_len"}],
     "sft": [
         *(SAMPLED, GRADED, TRAINED),
         {"above 0": "normalize_constant", "at_least 0": "n_sft_steps", "at_least 1": "train_batch_size micro_batch_size sft_epochs"},
@@ -196,6 +197,60 @@ def test_every_minimum_of_a_number(command, tmp_path):
                     resolve(config_type, flags=flags, command=command)
                 assert raised.value.problem == f"--{name.replace('_', '-')} is {value}."
                 assert raised.value.hint == f"It must be {key.replace('_', ' ')} {minimum}."
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_seconds_have_a_maximum(command):
+    """A clock overflows far above it."""
+    config_type = config_of(command)
+    for option in options(config_type):
+        if re.search("timeout|seconds", option.name):
+            with pytest.raises(RlvrError) as raised:
+                config_type(**{option.name: 31_536_001.0})
+            assert raised.value.problem == f"{flag(option.name)} is 31536001.0."
+            assert raised.value.hint == "It must be at most 31,536,000."
+
+
+def test_a_deeply_nested_config_file_is_named(tmp_path):
+    file = tmp_path / "deep.toml"
+    file.write_text("a = " + "[" * 50_000)
+    with pytest.raises(RlvrError, match=r"deep\.toml is nested too deeply"):
+        resolve(EvalConfig, flags={"config": str(file)}, command="eval")
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"model": {}},
+        {"stop": 3},
+        {"num_samples": "4"},
+        {"limit": [1]},
+        {"seed": None},
+        {"engine": 1.5},
+        {"sft": {}, "seed": True},
+    ],
+)
+def test_the_stored_options_of_a_strangers_run_have_their_types(stored):
+    given = EvalConfig(resume="r", sources={"resume": "flag"})
+    with pytest.raises(RlvrError, match="r: the stored option"):
+        resume(given, stored, run="r")
+
+
+def test_a_run_does_not_choose_which_secret_is_sent(monkeypatch):
+    """A run directory may come from someone else, with the address that would get the variable's value."""
+    monkeypatch.setenv("MY_OTHER_SECRET", "x")
+    stored = {"model": "m", "base_url": "http://127.0.0.1:1/v1", "api_key_env": "MY_OTHER_SECRET"}
+    with pytest.raises(RlvrError, match="was started with the key in MY_OTHER_SECRET") as raised:
+        resume(EvalConfig(resume="r", sources={"resume": "flag"}), stored, run="r")
+    assert "--api-key-env MY_OTHER_SECRET" in raised.value.hint
+    named = {"resume": "flag", "api_key_env": "flag"}
+    for name in ("MY_OTHER_SECRET", "OPENAI_API_KEY"):
+        again = resume(EvalConfig(resume="r", api_key_env=name, sources=named), stored, run="r")
+        assert (again.api_key_env, again.base_url) == (name, "http://127.0.0.1:1/v1")
+    usual = resume(
+        EvalConfig(resume="r", sources={"resume": "flag"}), stored | {"api_key_env": "OPENAI_API_KEY"}, run="r"
+    )
+    assert usual.api_key_env == "OPENAI_API_KEY"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from endpoint import Endpoint, Reply, completion, error, serving
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.openai import OpenAISampler, _fold
 from rlvr_cli.types import Completion, Request, SamplingParams
@@ -29,88 +28,12 @@ pytest.importorskip("openai", reason="the openai package is not installed")
 CANARY = "sk-canary-4f1d9a"
 
 
-@dataclass
-class Reply:
-    """The server's reaction to a request: wait, then send this; status 0 drops the connection."""
-
-    body: Any = None
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
-    wait: float = 0.0
-
-
-@dataclass
-class Endpoint:
-    """A running server; `answer` maps the body of a request to a reply, and may be replaced at any time."""
-
-    url: str
-    answer: Callable[[dict], Reply]
-    bodies: list[dict] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    under_way: int = 0
-    most_under_way: int = 0
-
-
-def completion(text: str, finish: str = "stop", **choice: Any) -> Reply:
-    usage = {"prompt_tokens": 7, "completion_tokens": choice.pop("completion_tokens", 3)}
-    return Reply({"choices": [{"index": 0, "text": text, "finish_reason": finish, **choice}], "usage": usage})
-
-
-def error(status: int, message: str, **headers: str) -> Reply:
-    return Reply({"error": {"message": message}}, status, {k.replace("_", "-"): v for k, v in headers.items()})
-
-
 @pytest.fixture
 def endpoint(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", CANARY)
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
-    lock, closing = threading.Lock(), threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            with lock:
-                served.bodies.append(body)
-                served.paths.append(self.path)
-                served.keys.append(self.headers["authorization"])
-                served.times.append(time.monotonic())
-                served.under_way += 1
-                served.most_under_way = max(served.most_under_way, served.under_way)
-                reply = served.answer(body)
-            closing.wait(reply.wait)
-            with lock:
-                served.under_way -= 1
-            if not reply.status:
-                self.close_connection = True
-                return
-            data = reply.body.encode() if isinstance(reply.body, str) else json.dumps(reply.body).encode()
-            try:
-                self.send_response(reply.status)
-                for name, value in ({"content-type": "application/json"} | reply.headers).items():
-                    self.send_header(name, value)
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-            except OSError:
-                self.close_connection = True  # the client is gone
-
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    served = Endpoint(f"http://127.0.0.1:{server.server_port}/v1", lambda body: completion("4 </answer>"))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield served
-    closing.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(lambda body: completion("4 </answer>")) as served:
+        yield served
 
 
 def in_turn(*replies: Reply, then: Reply | None = None) -> Callable[[dict], Reply]:

@@ -1,0 +1,235 @@
+"""The `rlvr` script without seconds of imports: a process that has imported the package forks one child a call.
+
+`with Forks() as forks: forks.run("analyze", cwd=folder)`. A child is what the script is: it has its own arguments, directory,
+environment and standard streams, runs `rlvr_cli.cli.main` and ends as a Python process ends. Run as a program this file is
+the process that forks; it answers orders on stdin, one JSON object a line.
+"""
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+
+LIMIT = 60.0  # seconds after which a call counts as hung
+SIGNALED = "RLVR_TEST_SIGNALED"  # names a file that gets the moment at which a fault point signals the process
+LIGHT = ("rlvr_cli.commands.eval", "rlvr_cli.commands.analyze", "rlvr_cli.commands.filter", "rlvr_cli.commands.grade")
+HEAVY = (*LIGHT, "rlvr_cli.commands.grpo", "rlvr_cli.commands.ei", "rlvr_cli.commands.sft", "rlvr_cli.models.policy")
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a call ended."""
+
+    status: int  # negative for a signal
+    out: str
+    err: str
+    seconds: float
+    hung: bool = False
+
+    @property
+    def said(self) -> str:
+        return self.out + self.err
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call under way."""
+
+    pid: int
+    out: Path
+    err: Path
+    started: float
+
+
+class Forks:
+    """Calls of `rlvr`, each in a child of one process.
+
+    Args:
+        folder: for the children's output.
+        modules: imported before the first call.
+    """
+
+    def __init__(self, folder: Path, *, modules: Sequence[str] = LIGHT) -> None:
+        self._folder, self._numbers = folder, count()
+        self._modules = modules
+        self._ended: dict[int, int] = {}
+
+    def __enter__(self) -> "Forks":
+        root = Path(__file__).parents[2]
+        environment = os.environ | {
+            "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"
+        }  # fmt: skip
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *self._modules],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+        self._process.stdout.close()
+
+    def start(
+        self,
+        *arguments: object,
+        cwd: Path,
+        environment: Mapping[str, str] | None = None,
+        out: str = "",
+        closed: Sequence[int] = (),
+    ) -> Call:
+        """Start `rlvr ARGUMENTS`.
+
+        Args:
+            environment: variables beside those of the tests.
+            out: the file that stdout goes to; empty: a new one.
+            closed: descriptors that the child starts without.
+        """
+        number = next(self._numbers)
+        files = [Path(out) if out else self._folder / f"{number}.out", self._folder / f"{number}.err"]
+        pid = self._order(
+            arguments=[*map(str, arguments)],
+            cwd=str(cwd),
+            environment=dict(environment or {}),
+            files=[*map(str, files)],
+            closed=list(closed),
+        )
+        assert pid is not None
+        self._ended.pop(pid, None)
+        return Call(pid, *files, time.monotonic())
+
+    def status(self, call: Call) -> int | None:
+        """The exit status of a call; None while it runs."""
+        if call.pid not in self._ended and (status := self._order(poll=call.pid)) is not None:
+            self._ended[call.pid] = status
+        return self._ended.get(call.pid)
+
+    def wait(self, call: Call, *, limit: float = LIMIT) -> Done:
+        """Wait for a call, and kill it when it hangs."""
+        deadline, hung = time.monotonic() + limit, False
+        while (status := self.status(call)) is None:
+            if not hung and time.monotonic() > deadline:
+                hung = True
+                self.send(call, signal.SIGKILL)
+            time.sleep(0.01)
+        texts = [file.read_text(errors="replace") if file.is_file() else "" for file in (call.out, call.err)]
+        return Done(status, *texts, time.monotonic() - call.started, hung)
+
+    def send(self, call: Call, number: signal.Signals) -> None:
+        """Send a signal to a call, unless it has ended."""
+        if self.status(call) is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(call.pid, number)
+
+    def run(self, *arguments: object, cwd: Path, limit: float = LIMIT, **how: object) -> Done:
+        return self.wait(self.start(*arguments, cwd=cwd, **how), limit=limit)  # type: ignore[arg-type]
+
+    def _order(self, **order: object) -> int | None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+def processes_in(folder: Path) -> dict[int, str]:
+    """The processes whose working directory is this folder or in it: what a call with that `cwd` has started."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if Path(os.readlink(process / "cwd")).is_relative_to(folder.resolve()):
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+    return found
+
+
+def _serve(modules: Sequence[str]) -> None:
+    main = importlib.import_module("rlvr_cli.cli").main
+    for module in modules:
+        importlib.import_module(module)
+    if "rlvr_cli.models.policy" in modules:
+        policy, identity = map(importlib.import_module, ("rlvr_cli.models.policy", "rlvr_cli.models.identity"))
+        importlib.import_module("torch").set_num_threads(1)
+        policy.load_policy(identity.model_path(""), dtype="float32", device="cpu")  # imports what it imports late
+    running: set[int] = set()
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "poll" in order:
+            pid, status = os.waitpid(order["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+            running.discard(pid)
+        else:
+            answer = os.fork()
+            if answer == 0:
+                return _become(order, main)
+            running.add(answer)
+        os.write(1, json.dumps(answer).encode() + b"\n")
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _become(order: dict, main: object) -> None:
+    os.setsid()
+    os.chdir(order["cwd"])
+    os.environ.update(order["environment"])
+    for descriptor, path, how in zip(
+        (0, 1, 2), (os.devnull, *order["files"]), (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT] * 2), strict=True
+    ):
+        opened = os.open(path, how, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    for descriptor in order["closed"]:
+        os.close(descriptor)
+        name = ("stdin", "stdout", "stderr")[descriptor]
+        setattr(sys, name, None)
+        setattr(sys, f"__{name}__", None)
+    if path := os.environ.get(SIGNALED):
+        _note_signals(path)
+    sys.argv = ["rlvr", *order["arguments"]]
+    try:
+        main()  # type: ignore[operator]
+        status = 0
+    except SystemExit as ended:
+        status = ended.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]  (as a process ends, but for seconds of tearing down torch)
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        status = 120
+    os._exit(status if isinstance(status, int) else 1)
+
+
+def _note_signals(path: str) -> None:
+    """Write down when this process first signals itself, as a fault point does."""
+    kill, own = os.kill, os.getpid()
+
+    def noting(pid: int, number: int) -> None:
+        if pid == own and not os.path.exists(path):
+            Path(path).write_text(str(time.monotonic()))
+        kill(pid, number)
+
+    os.kill = noting
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1:])
