@@ -64,7 +64,7 @@ class FilterConfig(Provenance):
     )  # fmt: skip
     decontaminate_against: tuple[str, ...] = knob(
         (),
-        "Drop questions of this dataset: equal ones, and ones that share --ngram consecutive words; repeatable.",
+        "Drop questions of this dataset: equal ones but for case, spaces and punctuation, and ones that share --ngram consecutive words; repeatable.",
         group="Filter",
         common=True,
         completes="dataset",
