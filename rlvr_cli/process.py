@@ -5,7 +5,6 @@ at once. A process that exceeds the time limit of `time_and_memory_limit` prints
 status 1. The limits apply only in the command line (`limits_apply`); in a notebook or a test they do nothing.
 """
 
-import contextlib
 import os
 import resource
 import signal
@@ -19,6 +18,7 @@ from types import FrameType, TracebackType
 from rlvr_cli.errors import Interrupted
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 # Ctrl-C, an end that is asked for, a closed terminal, and the warning that SLURM sends before its time limit.
@@ -89,14 +89,73 @@ def stoppable() -> Iterator[None]:
         _only_waiting = False
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux); elsewhere it ends when its input closes."""
-    import ctypes
-
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int, *, by: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when its parent dies (Linux); elsewhere it ends when its input closes."""
+    _prctl(_PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:  # the parent died before the request
         os._exit(0)
+
+
+def fork_guarded(parent: int) -> None:
+    """Go on in a child process. This process only guards it, and exits when the child ends, on SIGTERM, or if `parent` dies.
+
+    Before it exits, it kills everything that the child has started, however deep, in whatever session (Linux: orphans
+    become children of the guard). All file descriptors above 2 are closed in the guard.
+    """
+    waited = {signal.SIGTERM, signal.SIGCHLD}
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    die_with_parent(parent, by=signal.SIGTERM)
+    guard = os.getpid()
+    child = os.fork()
+    if not child:
+        os.setsid()  # a signal to its own group does not reach the guard
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, waited)
+        return die_with_parent(guard)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    while signal.sigwait(waited) == signal.SIGCHLD:
+        if child in _reaped():
+            break
+    else:
+        os.killpg(child, signal.SIGKILL)  # it has not been reaped, so the id is its own
+    while started := _descendants(guard):
+        for pid in started:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
+        _reaped()
+    os._exit(0)
+
+
+def _reaped() -> set[int]:
+    """Reap the children that have ended, and return their ids."""
+    ended: set[int] = set()
+    with suppress(ChildProcessError):
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            ended.add(pid)
+    return ended
+
+
+def _descendants(root: int) -> list[int]:
+    """The processes below one, ended ones that nobody has reaped included; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    names = os.listdir("/proc") if os.path.isdir("/proc") else []
+    for name in names:
+        if name.isdigit():
+            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+                children.setdefault(int(stat.read().rpartition(b")")[2].split()[1]), []).append(int(name))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found[1:]
+
+
+def _prctl(option: int, value: int) -> None:
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(option, value)
 
 
 GRACE = 1.0  # seconds beyond the limit, in which the code may still end by itself

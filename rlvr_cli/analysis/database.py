@@ -9,8 +9,9 @@ A query cannot write, cannot read any other file, and cannot run forever:
   gives ``WITH a AS (COPY ... TO 'part.parquet') SELECT ...`` the type SELECT and would replace the part. So the parse tree
   is checked too: it may hold no other kind of query, and no table functions except `TABLE_FUNCTIONS`.
 - The connection can access only the committed files, its configuration is locked, it loads no extension, sees no Python
-  variable, and has limits on memory and time. DuckDB checks both limits only between batches of rows, so one function call
-  on a huge value can exceed them; from the command line such a query ends the process (`process.bounded`).
+  variable, and has limits on memory and time. DuckDB checks both limits only between batches of rows, so its parser, and
+  one function call on a huge value, can exceed them; from the command line such a query ends the process
+  (`process.time_and_memory_limit`).
 
 A named query is a file ``sql/NAME.sql``: a comment line with its description, lines ``-- :name = JSON`` for its parameters
 (``$name`` in the query) with their defaults, and one SELECT.
@@ -38,7 +39,7 @@ from rlvr_cli.types import Example, Metric, Regrade, Rollout, Table
 if TYPE_CHECKING:
     import duckdb
 
-MAX_SQL_CHARACTERS = 50_000  # the time limit does not cover the parser, which takes quadratic time for parentheses
+MAX_SQL_CHARACTERS = 50_000  # the parser takes quadratic time and memory for parentheses
 MEMORY_LIMIT = "2GB"  # of DuckDB
 PROCESS_BYTES = 4_000_000_000  # memory that a query may add to the process, including memory that DuckDB does not count
 QUERY_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
@@ -46,9 +47,8 @@ TABLE_FUNCTIONS = {
     *("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree"),
     *("histogram", "histogram_values", "duckdb_columns", "duckdb_functions", "duckdb_tables", "duckdb_types"),
 }
-REFUSED_FUNCTIONS = {
-    "sleep_ms"
-}  # the time limit is checked only between batches of 2048 rows, and each row would sleep
+# DuckDB checks the time limit only between batches of 2048 rows, and each row would sleep.
+REFUSED_FUNCTIONS = {"sleep_ms", "pg_sleep"}
 _SQL_TYPES = {
     **{"string": "VARCHAR", "bool_": "BOOLEAN", "timestamp": "TIMESTAMP"},
     **{"int32": "INTEGER", "int64": "BIGINT", "float32": "FLOAT", "float64": "DOUBLE"},
@@ -140,7 +140,7 @@ class Database:
         Raises:
             RlvrError: the statement is not one SELECT, has an error, or exceeds the limit on time or memory.
         """
-        with self.explained_errors():
+        with self.explained_errors(), self._bounded():
             statement = self._checked_statement(sql)
             return self._fetch(statement, parameters or {}, limit=limit)
 
@@ -154,7 +154,8 @@ class Database:
 
         with self.explained_errors():
             for statement in self._connection.extract_statements(sql):
-                table = self._fetch(statement, parameters, limit=0)
+                with self._bounded():
+                    table = self._fetch(statement, parameters, limit=0)
                 if statement.type == duckdb.StatementType.SELECT:
                     yield table
 
@@ -181,7 +182,7 @@ class Database:
             RlvrError: the text is not one boolean expression over the columns of the table.
         """
         hint = "Write what would stand after WHERE, such as: reward = 1 AND num_response_tokens < 500"
-        with self.explained_errors():
+        with self.explained_errors(), self._bounded():
             try:
                 self._parse(f"SELECT\n{text}\n")  # it must parse alone: else it could close the parenthesis around it
                 checked = f"(\n{text}\n)"
@@ -197,44 +198,53 @@ class Database:
             return checked
 
     def _checked_statement(self, sql: str) -> "duckdb.Statement":
-        import duckdb
-
-        if len(sql) > MAX_SQL_CHARACTERS:
-            raise RlvrError(f"The query is longer than {MAX_SQL_CHARACTERS:,} characters.")
-        if "\0" in sql or storable(sql) != sql:
-            raise RlvrError("The query has a character that SQL does not allow: NUL or a lone surrogate.")
+        tree = self._parse(sql)
         statements = self._connection.extract_statements(sql)
         if len(statements) != 1:
             found = f"{len(statements)} statements" if statements else "nothing"
             raise RlvrError(f"A query must be one SELECT statement; this is {found}.")
-        kind = statements[0].type
-        if kind != duckdb.StatementType.SELECT:
-            if (
-                kind == duckdb.StatementType.MULTI
-            ):  # PIVOT without values: DuckDB turns it into several statements, which create a type first
-                raise RlvrError("PIVOT needs a list of values.", "For example: PIVOT t ON step IN (0, 10) USING ...")
-            raise RlvrError(
-                f"A query must be one SELECT statement; this is {kind.name}.",
-                "Queries can only read runs.",
-            )
-        _check_tree(self._parse(sql))
+        try:
+            kind = statements[0].type.name
+        except ValueError:  # DuckDB's parser knows more types than its Python package, such as UPDATE EXTENSIONS
+            kind = "a statement of another type"
+        if kind == "MULTI":  # PIVOT without values: DuckDB turns it into several statements, which create a type first
+            raise RlvrError("PIVOT needs a list of values.", "For example: PIVOT t ON step IN (0, 10) USING ...")
+        if kind != "SELECT" or tree is None:
+            raise RlvrError(f"A query must be one SELECT statement; this is {kind}.", "Queries can only read runs.")
+        _check_tree(tree)
         return statements[0]
 
     def _parse(self, sql: str) -> Any:
-        if len(sql) > MAX_SQL_CHARACTERS or "\0" in sql or storable(sql) != sql:
-            raise RlvrError("The query is too long, or has a NUL character or a lone surrogate.")
+        """The parse tree of an untrusted text; None if it has a statement that is no SELECT.
+
+        The parser can be stopped only here, inside of a query: `extract_statements`, which keeps the interpreter's lock,
+        must not see a text before this.
+
+        Raises:
+            RlvrError: it is too long, is no text, has a syntax error, or is nested too deeply.
+        """
+        if len(sql) > MAX_SQL_CHARACTERS:
+            raise RlvrError(f"The query is longer than {MAX_SQL_CHARACTERS:,} characters.")
+        if "\0" in sql or storable(sql) != sql:
+            raise RlvrError("The query has a character that SQL does not allow: NUL or a lone surrogate.")
         serialized = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchone()
         assert serialized is not None
         try:
             tree = json.loads(serialized[0])
         except RecursionError:
             raise RlvrError("The query is nested too deeply.") from None
-        if tree["error"]:
-            raise RlvrError(f"The query cannot be read: {tree['error_message']}")
-        return tree
+        if not tree["error"]:
+            return tree
+        match tree["error_type"]:
+            case "not implemented":
+                return None
+            case "out of memory":
+                raise RlvrError("The query needs too much memory to be read.", "It may be nested too deeply.")
+            case _:
+                raise RlvrError(tree["error_message"] + _place(sql, tree.get("position")))
 
     def _bounded(self) -> AbstractContextManager[None]:
-        """Limit what DuckDB's own limits do not: a single function call, which checks neither time nor memory."""
+        """Limit what DuckDB's own limits do not: the parser and a single function call check neither time nor memory."""
         return time_and_memory_limit(
             seconds=self._timeout_seconds,
             bytes=PROCESS_BYTES,
@@ -248,12 +258,11 @@ class Database:
             known = ", ".join(f"${name}" for name in sorted(parameters)) or "none"
             raise RlvrError(f"The query has no value for ${missing[0]}.", f"Parameters with a value: {known}.")
         values = {name: parameters[name] for name in statement.named_parameters}
-        with self._bounded():
-            cursor = self._connection.execute(statement, values)
-            columns = tuple(c[0] for c in cursor.description or ())
-            if not limit:
-                return Table(columns, cursor.fetchall())
-            rows = cursor.fetchmany(limit + 1)
+        cursor = self._connection.execute(statement, values)
+        columns = tuple(c[0] for c in cursor.description or ())
+        if not limit:
+            return Table(columns, cursor.fetchall())
+        rows = cursor.fetchmany(limit + 1)
         return Table(columns, rows[:limit], more=len(rows) > limit)
 
     @contextmanager
@@ -316,6 +325,17 @@ def _check_tree(tree: Any) -> None:
                     f"Tables: rollouts, grades, metrics, runs. Table functions: {', '.join(sorted(TABLE_FUNCTIONS))}.",
                 )
             pending += node.values()
+
+
+def _place(sql: str, position: str | None) -> str:
+    """The line of a query around a position, in bytes, with a mark below it; "" if the position is unknown."""
+    if position is None or not position.isdigit():
+        return ""
+    before = sql.encode()[: int(position)].decode(errors="replace")
+    start = max(before.rfind("\n") + 1, len(before) - 60)
+    head = f"LINE {before.count(chr(10)) + 1}: " + ("..." if start > before.rfind("\n") + 1 else "")
+    line = sql[start : start + 120].split("\n")[0]
+    return f"\n{head}{line}\n{' ' * (len(head) + len(before) - start)}^"
 
 
 def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInfo]) -> None:

@@ -31,6 +31,7 @@ SELECT
     coalesce(r.reward > 0.5 AND NOT isnan(r.reward), false) AS old,
     coalesce(g.reward > 0.5 AND NOT isnan(g.reward), false) AS new,
     CASE WHEN $buffer > 0 THEN least(greatest((num_response_tokens - $max_tokens) / $buffer + 1, 0), 1) ELSE 0 END AS overlong,
+    coalesce(r.reward, 0) AS old_reward,
     coalesce(r.reward, 0) - overlong AS old_return,
     coalesce(g.reward, 0) - overlong AS new_return,
     advantage IS NOT NULL AS trained
@@ -81,7 +82,7 @@ FROM compared WHERE old <> new
 QUALIFY row_number() OVER (PARTITION BY phase, old ORDER BY step DESC, example_id, sample_index) <= 3
 ORDER BY phase, old, step DESC, example_id, sample_index;
 
--- groups: what their advantages would have been
+-- groups that were trained on: what their advantages would have been
 SELECT
     count(*) AS groups,
     count(*) FILTER (changed) AS sign_changed,
@@ -103,6 +104,7 @@ FROM (
         WINDOW same AS (PARTITION BY step, example_id)
     )
     GROUP BY step, example_id
+    HAVING NOT $dynamic OR max(old_reward) > min(old_reward) -- dynamic sampling drops the others
 );
 """
 
@@ -111,7 +113,7 @@ def compare_grades(run: RunInfo, *, grader: str, phase: PhaseChoice) -> list[Tab
     """Compare a regrading with the run's own grades, on the rollouts that were graded again. Returns tables with titles.
 
     A grade that failed counts as wrong, and as an error. The advantages are computed as in the run's own objective: with or
-    without a baseline, and with its penalty for long responses.
+    without a baseline, and with its penalty for long responses; groups that dynamic sampling has dropped are left out.
 
     Raises:
         RlvrError: the run cannot be read.
@@ -158,6 +160,7 @@ def _objective(run: RunInfo) -> dict[str, Any]:
     buffer = overlong_buffer(config.get("overlong_buffer"), max_tokens=max_tokens)
     return {
         "baseline": loss is None or not loss.raw_rewards,
+        "dynamic": bool(config.get("dynamic_sampling")),
         "max_tokens": max_tokens,
         "buffer": buffer if config.get("overlong") == "soft_punish" else 0,
     }

@@ -26,6 +26,7 @@ _KEY = "run_id, phase, step, example_id, sample_index"
 _BLANK = r"regexp_full_match(response, '[\s\p{Z}\x0b\x1c-\x1f\x{85}]*')"
 # A row of a dataset is text and has no response mask, so the policy must have sampled all of the response.
 _ONE_VOICE = "coalesce(list_bool_and(response_mask), true)"
+_SIGNS = str.maketrans("−–×·÷", "--**/")
 _SAME = r"md5(lower(trim(regexp_replace(response, '\s+', ' ', 'g'))))"
 
 
@@ -264,18 +265,32 @@ def normalized(text: str) -> str:
 def find_contaminated(questions: Mapping[str, Question], evaluation: Sequence[str], *, ngram: int) -> dict[str, str]:
     """Find questions that an evaluation contains: key -> in which way. Either equal, or with `ngram` consecutive words in common.
 
+    Questions are equal if their letters, numbers and signs of arithmetic are, whatever their case, spaces and punctuation.
     A question of fewer words must be equal, because short questions can share all their words by chance.
     """
     texts = [normalized(text) for text in evaluation]
-    equal, grams = set(texts), {gram for text in texts for gram in _grams(text, ngram)}
+    equal, grams = set(map(_bare, texts)), {gram for text in texts for gram in _grams(text, ngram)}
     found: dict[str, str] = {}
     for key, question in questions.items():
         text = question.identity
-        if text in equal:
+        if _bare(text) in equal:
             found[key] = "equal to one of the evaluation"
         elif any(gram in grams for gram in _grams(text, ngram)):
             found[key] = f"with {ngram} words in common with one of the evaluation"
     return found
+
+
+def _bare(text: str) -> str:
+    """A normalized text without spaces and punctuation, but with signs of arithmetic, and a space between two numbers.
+
+    1 + 23 and 12 + 3 are not 1 - 23 or 123: without the signs, other questions would count as equal. A text of nothing
+    but punctuation stays.
+    """
+    text = re.sub(
+        r"(?<=\d),(?=\d{3}(?!\d))|(?<![\w)])\*\*|\*\*(?![\w(])", "", text.translate(_SIGNS)
+    )  # 1,000; **bold**
+    pieces = re.findall(r"\d+|[^\W\d_]+|[-+*/^<>%]", text)
+    return re.sub(r"(?<=\d)\0(?=\d)", " ", "\0".join(pieces)).replace("\0", "") or text
 
 
 def _grams(text: str, n: int) -> Iterator[tuple[str, ...]]:

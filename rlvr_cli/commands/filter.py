@@ -35,7 +35,6 @@ from rlvr_cli.runs.parquet import records_parquet
 from rlvr_cli.runs.readers import RunInfo, is_run, read_run, resolve_run
 from rlvr_cli.terminal import console, tables
 
-SECONDS = 600.0  # time limit for reading the rollouts, including the evaluation of --where
 Rows = list[dict[str, Any]]
 
 
@@ -97,7 +96,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
     infos = [read_run(p) for p in paths.values()]
     for notice in (notice for info in infos for notice in info.notices):
         console.say(notice)
-    with open_runs(infos, timeout_seconds=SECONDS) as database:
+    with open_runs(infos, timeout_seconds=config.timeout_seconds) as database:
         condition = database.condition(config.where, table="rollouts") if config.where else "true"
         phase = config.phase or _default_phase(database)
         items, questions = read_samples(
@@ -167,7 +166,7 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
         answer_field=config.answer_field,
         purpose="train",
     )
-    with open_examples(dataset.examples, timeout_seconds=SECONDS) as database:
+    with open_examples(dataset.examples, timeout_seconds=config.timeout_seconds) as database:
         condition = database.condition(config.where, table="dataset") if config.where else "true"
         items, questions = read_examples(database, dataset.examples, condition=condition)
     selected = _select(config, items, questions, evaluation, source=f"rows of {dataset.name}")

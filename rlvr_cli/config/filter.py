@@ -33,6 +33,9 @@ class FilterConfig(Provenance):
     where: str = knob(
         "", "SQL condition on the columns of rollouts, or on a dataset's id, question and ground_truth.", group="Filter", common=True
     )  # fmt: skip
+    timeout_seconds: float = knob(
+        600.0, "Seconds that reading the rollouts may take, including the evaluation of --where.", group="Filter", above=0
+    )  # fmt: skip
     correct_only: bool = knob(False, "Keep only rewarded responses.", group="Filter", common=True)
     min_pass_rate: float = knob(
         0.0,
@@ -61,7 +64,7 @@ class FilterConfig(Provenance):
     )  # fmt: skip
     decontaminate_against: tuple[str, ...] = knob(
         (),
-        "Drop questions of this dataset: equal ones, and ones that share --ngram consecutive words; repeatable.",
+        "Drop questions of this dataset: equal ones but for case, spaces and punctuation, and ones that share --ngram consecutive words; repeatable.",
         group="Filter",
         common=True,
         completes="dataset",

@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import Any
 
 from rlvr_cli import user_code
-from rlvr_cli.types import Example, Grade
+from rlvr_cli.types import KEPT_CHARACTERS, Example, Grade
 
 GRADER = user_code.Role(
     "grader", 2, "(response: str, ground_truth: str) -> dict[str, float]", optional_parameter="example"
@@ -71,7 +71,7 @@ def grade_from_dict(returned: Any) -> Grade:
 
     A missing `reward` defaults to `answer_reward`, a missing `answer_reward` to `reward`, and a missing `format_reward`
     to 1: a grader without a format rule never fails the format. The strings `failure_kind` (only of a reward of at most
-    0.5) and `extracted_answer` are kept.
+    0.5) and `extracted_answer` are kept, up to 1,000 characters of each.
 
     Raises:
         BadGrade: it is not a dictionary, lacks both rewards, or has a reward that is not a finite number.
@@ -98,4 +98,5 @@ def grade_from_dict(returned: Any) -> Grade:
         kind = None
     elif not isinstance(kind, str):
         kind = "wrong_answer" if format_reward > 0.5 else "malformed_tags"
-    return Grade(format_reward, answer_reward, reward, extracted if isinstance(extracted, str) else None, kind)
+    extracted = extracted if isinstance(extracted, str) else None
+    return Grade(format_reward, answer_reward, reward, extracted, kind and kind[:KEPT_CHARACTERS])

@@ -1,14 +1,18 @@
 """Grading in processes that can be killed: no response, and no grader, can hang or crash a run.
 
 Enters: (response, ground truth) pairs and, for a grader that takes them, their examples. Leaves: one `Grade` per pair,
-in order. When a pair exceeds the time limit, its worker is killed with its whole process group and replaced. The
-`error` of its grade is `timeout`; it is `crash` if the worker died, or the name of the exception that the grader
-raised. The grades of all other pairs are unaffected.
+in order. When a pair exceeds the time limit, its worker is killed with every process that it has started, and replaced.
+The `error` of its grade is `timeout`; it is the name of the exception that the grader raised, or `crash` if the worker
+died. A worker that dies may suffer from what an earlier pair has left behind, so the pair is graded again, as the first
+one of a new worker. The grades of all other pairs are unaffected: a reply counts only for the item that is being graded,
+by the token of its batch and its index, and only if it is a verdict; anything else in the pipe is passed over.
 """
 
 import contextlib
 import json
+import math
 import os
+import secrets
 import selectors
 import signal
 import subprocess
@@ -26,13 +30,26 @@ import rlvr_cli
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import check_grader
 from rlvr_cli.graders.custom import example_of_truth
-from rlvr_cli.types import FormatRule, Grade
+from rlvr_cli.types import KEPT_CHARACTERS, FormatRule, Grade
 
 ExampleOf = Callable[[int], Mapping[str, Any]]
 
 _START_SECONDS = 120.0  # for a worker to import its grader
 _BATCH = 32  # items per message
 _BATCH_CHARACTERS = 200_000
+_LINE_BYTES = 100_000  # of a reply; a longer line is none
+_LONGEST_WAIT = 3_600.0  # seconds; what waits longer looks again
+_END_SECONDS = 10.0  # for the guard of a worker to end everything that the worker has started
+GIVEN = "RLVR_GRADER_"  # a variable RLVR_GRADER_NAME of this process is the variable NAME of a worker
+KEPT = frozenset(
+    "PATH HOME USER LOGNAME SHELL TERM LANG LANGUAGE TZ TMPDIR TMP TEMP LD_LIBRARY_PATH LD_PRELOAD"
+    " PYTHONHOME PYTHONHASHSEED PYTHONUTF8 PYTHONIOENCODING PYTHONWARNINGS PYTHONNOUSERSITE PYTHONUSERBASE"
+    " PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX VIRTUAL_ENV CONDA_PREFIX"
+    " XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_HUB_OFFLINE"
+    " HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM NLTK_DATA JAVA_HOME ELAN_HOME"
+    " SSL_CERT_FILE SSL_CERT_DIR CUDA_HOME CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER"
+    " OMP_NUM_THREADS OMP_WAIT_POLICY MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS".split()
+)  # variables that a worker inherits, beside LC_*: where things are and how they run, no secrets
 _RECYCLE = 20_000  # items that one worker grades before it is replaced, so that a memory leak stays small
 
 
@@ -135,42 +152,46 @@ class GraderPool:
 
     def _run(self, items: "_Items", verdicts: list[Grade | None]) -> None:
         waiting = deque(range(len(items.pairs)))
+        doubtful: deque[int] = deque()  # to be graded again by a process that has graded nothing before
         failed_starts = 0
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 selector.register(worker.output, selectors.EVENT_READ, worker)
-            while waiting or any(worker.pending for worker in self._workers):
-                needed = min(self._size, -(-len(waiting) // _BATCH) + sum(bool(w.pending) for w in self._workers))
-                while len(self._workers) < needed:
+            while waiting or doubtful or any(worker.pending for worker in self._workers):
+                needed = -(-len(waiting) // _BATCH) + len(doubtful) + sum(bool(w.pending) for w in self._workers)
+                while len(self._workers) < min(self._size, needed):
                     worker = self._starter.submit(_Worker, self._setup).result()
                     self._workers.append(worker)
                     selector.register(worker.output, selectors.EVENT_READ, worker)
                 self._check_open()
                 for worker in self._workers:
-                    if worker.ready and not worker.pending and waiting:
+                    if worker.ready and not worker.pending and doubtful and not worker.graded:
+                        worker.send([doubtful.popleft()], items)
+                    elif worker.ready and not worker.pending and waiting:
                         worker.send(_next_batch(waiting, items.pairs), items)
                 now = time.monotonic()
                 deadline = min((worker.deadline(self.timeout) for worker in self._workers), default=now)
-                for key, _ in selector.select(max(0.0, deadline - now) + 0.001):
+                for key, _ in selector.select(min(max(0.0, deadline - now) + 0.001, _LONGEST_WAIT)):
                     key.data.receive(verdicts)
                 self._check_open()  # `close` kills the workers: that is no crash of the items they were grading
                 now = time.monotonic()
                 for worker in list(self._workers):
                     expired = now > worker.deadline(self.timeout)
-                    if not worker.ended and not expired and not worker.recyclable:
+                    if not worker.ended and not expired and not worker.worn and not worker.recyclable:
                         continue
                     if not worker.recyclable:
                         self.restarts += 1
                     failed_starts = failed_starts + 1 if not worker.ready else 0
-                    if worker.ended and worker.ready and worker.pending:
-                        worker.read_rest(verdicts)
                     selector.unregister(worker.output)
                     self._workers.remove(worker)
                     worker.kill()
                     if worker.begun and worker.pending:
-                        verdicts[worker.pending.popleft()] = Grade(
-                            None, None, None, error="timeout" if expired else "crash"
-                        )
+                        cause = worker.pending.popleft()
+                        if worker.graded and not expired:
+                            doubtful.append(cause)  # what an earlier item has left behind may be the cause
+                        else:
+                            error = "timeout" if expired else "crash"
+                            verdicts[cause] = Grade(None, None, None, error=error)
                     waiting.extendleft(reversed(worker.pending))
                     if failed_starts >= 3:
                         raise RlvrError(
@@ -200,24 +221,22 @@ class _Items(NamedTuple):
         """The JSON item that a worker gets for one pair."""
         response, truth = self.pairs[index]
         if not with_example:
-            return [response, truth]
+            return [index, response, truth]
         known = example_of_truth(truth) if self.example_of is None else dict(self.example_of(index))
-        return [response, truth, known]
+        return [index, response, truth, known]
 
 
 class _Worker:
     """One worker process and the items it has not answered yet."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        root = str(Path(rlvr_cli.__file__).parents[1])
-        inherited = os.environ.get("PYTHONPATH")
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "rlvr_cli.graders.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, inherited)))},
-            start_new_session=True,  # its own group, which is killed as a whole and gets no Ctrl-C
+            env=environment(),
+            start_new_session=True,  # it gets no Ctrl-C
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -228,10 +247,12 @@ class _Worker:
         self.wants_example = False  # whether its grader takes the example; reported when it is ready
         self.ended = False
         self.begun = False  # the batch was sent: if the worker dies now, the first pending item is the cause
+        self.worn = False  # earlier items have filled its memory
         self.graded = 0
         self._since = time.monotonic()  # when its current item, or its start, began
         self._buffer = b""
-        self._write(setup)
+        self._token = secrets.token_hex(16)  # of the last message, repeated in the replies to it
+        self._write({**setup, "token": self._token})
 
     @property
     def recyclable(self) -> bool:
@@ -247,7 +268,9 @@ class _Worker:
     def send(self, indices: list[int], items: _Items) -> None:
         """Send a batch. Only an idle worker gets one, so that the two cannot deadlock on full pipes."""
         self.pending.extend(indices)
-        self.begun = self._write([items.message(index, with_example=self.wants_example) for index in indices])
+        self._token = secrets.token_hex(16)
+        batch = [items.message(index, with_example=self.wants_example) for index in indices]
+        self.begun = self._write([self._token, batch])
         self._since = time.monotonic()
 
     def _write(self, message: Any) -> bool:
@@ -259,7 +282,7 @@ class _Worker:
         return not self.ended
 
     def receive(self, verdicts: list[Grade | None]) -> None:
-        """Read the replies that have arrived into `verdicts`."""
+        """Read the replies that have arrived, or those that a dead worker has left, into `verdicts`."""
         try:
             data = os.read(self.output.fileno(), 1 << 20)
         except BlockingIOError:
@@ -268,38 +291,69 @@ class _Worker:
             self.ended = True
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
+        self._buffer = self._buffer[: _LINE_BYTES + 1]
         for line in lines:
-            self._take(json.loads(line), verdicts)
+            if 0 < len(line) <= _LINE_BYTES:
+                self._take(line, verdicts)
 
-    def read_rest(self, verdicts: list[Grade | None]) -> None:
-        """Read the replies that a dead worker left in the pipe into `verdicts`."""
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self.output.fileno(), 1 << 20):
-                *lines, self._buffer = (self._buffer + data).split(b"\n")
-                for line in lines:
-                    self._take(json.loads(line), verdicts)
-
-    def _take(self, reply: Any, verdicts: list[Grade | None]) -> None:
-        self._since = time.monotonic()
-        if isinstance(reply, dict):
-            if "problem" in reply:
-                raise RlvrError(reply["problem"], reply["hint"])
-            self.ready, self.wants_example = True, reply["wants_example"]
+    def _take(self, line: bytes, verdicts: list[Grade | None]) -> None:
+        try:
+            reply = json.loads(line)
+        except (ValueError, RecursionError):
             return
-        self.graded += 1
-        index = self.pending.popleft()
-        verdicts[index] = Grade(None, None, None, error=reply) if isinstance(reply, str) else Grade(*reply)
+        match reply:
+            case {"token": self._token, "problem": str(problem), "hint": str(hint)} if not self.ready:
+                raise RlvrError(problem, hint)
+            case {"token": self._token, "wants_example": bool(wants_example)} if not self.ready:
+                self.ready, self.wants_example = True, wants_example
+            case [self._token, int(index), verdict] if self.pending and index == self.pending[0] and not self.worn:
+                if verdict is None:
+                    self.worn = True
+                elif (grade := _grade(verdict)) is not None:
+                    verdicts[self.pending.popleft()] = grade
+                    self.graded += 1
+            case _:
+                return
+        self._since = time.monotonic()
 
     def interrupt(self) -> None:
-        """Kill the process group; a thread that reads from the process sees the end of its output."""
+        """Have the guard end the worker and all that it started; a thread that reads sees the end of its output."""
         if self.process.returncode is None:  # otherwise the PID may belong to another process by now
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+                os.kill(self.process.pid, signal.SIGTERM)
+                os.kill(self.process.pid, signal.SIGCONT)  # a grader may have stopped it
 
     def kill(self) -> None:
-        """Kill the process group and reap the process."""
+        """End the worker and all that it started, and reap the guard."""
         self.interrupt()
-        self.process.wait()
+        try:
+            self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         for stream in (self.input, self.output):
             with contextlib.suppress(OSError):
                 stream.close()
+
+
+def environment() -> dict[str, str]:
+    """The environment of a worker: `KEPT` and LC_* of this process, and what `GIVEN` names; no key that is not named."""
+    kept = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith("LC_")}
+    given = {
+        name.removeprefix(GIVEN): value
+        for name, value in os.environ.items()
+        if name.startswith(GIVEN) and name != GIVEN
+    }
+    path = (str(Path(rlvr_cli.__file__).parents[1]), given.get("PYTHONPATH") or os.environ.get("PYTHONPATH"))
+    return {**kept, **given, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def _grade(verdict: Any) -> Grade | None:
+    """The grade that a reply holds; None if it holds none."""
+    match verdict:
+        case str(error):
+            return Grade(None, None, None, error=error[:KEPT_CHARACTERS])
+        case [format_reward, answer_reward, reward, str() | None as answer, str() | None as kind, None]:
+            if all(type(r) in (int, float) and math.isfinite(r) for r in (format_reward, answer_reward, reward)):
+                return Grade(format_reward, answer_reward, reward, answer, kind and kind[:KEPT_CHARACTERS])
+    return None

@@ -1,10 +1,15 @@
 """A grading process: `python -m rlvr_cli.graders.worker`, started by `pool.GraderPool` and by nothing else.
 
-Enters, on standard input: one JSON line with the grader and its settings, then one JSON line per batch: a list of
-[response, truth], or of [response, truth, example] if the grader takes the example. Leaves, on standard output: one
-JSON line that says whether it does, or why the grader could not be loaded; then one JSON line per item: the fields of
-its `Grade`, or the name of the exception that the grader raised. The grader itself sees empty standard streams. JSON,
-never pickle: a worker cannot make its parent run anything.
+Enters, on standard input: one JSON line with the grader and its settings, then one JSON line per batch: its token and its
+items, each [index, response, truth] or, if the grader takes the example, [index, response, truth, example]. Leaves, on
+standard output: one JSON line that says whether it does, or why the grader could not be loaded; then one JSON line per
+item: the token, the index and the verdict, which is the fields of its `Grade`, or the name of the exception that the
+grader raised, or null if it must be graded again by a new process. JSON, never pickle: a worker cannot make its parent
+run anything.
+
+The process that is started only guards the one that grades, see `process.fork_guarded`. The grader sees empty standard
+streams and a cleaned environment (`pool.environment`). A copy of the process that it forks has no pipes, and ends when
+the grader returns in it.
 """
 
 import json
@@ -16,7 +21,8 @@ from dataclasses import astuple
 from typing import IO, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.process import die_with_parent
+from rlvr_cli.process import fork_guarded
+from rlvr_cli.types import KEPT_CHARACTERS
 
 
 def main() -> None:
@@ -26,11 +32,13 @@ def main() -> None:
     setup = json.loads(requests.readline() or b"{}")
     if not setup:
         return
-    die_with_parent(setup["parent"])
+    fork_guarded(setup["parent"])
     limit, hard = int(setup["memory_bytes"]), resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    pipes = (requests.fileno(), replies.fileno())
+    os.register_at_fork(after_in_child=lambda: [os.close(pipe) for pipe in pipes])
     sys.path[:0] = [entry for entry in setup["path"] if entry not in sys.path]
     from rlvr_cli.graders import resolve_grader
     from rlvr_cli.graders.custom import wants_example
@@ -38,16 +46,24 @@ def main() -> None:
     try:
         grade = resolve_grader(setup["spec"], format_rule=setup["format_rule"])
     except RlvrError as error:
-        _reply(replies, {"problem": error.problem, "hint": error.hint})
+        _reply(replies, {"token": setup["token"], "problem": error.problem, "hint": error.hint})
         return
-    _reply(replies, {"wants_example": wants_example(grade)})
+    _reply(replies, {"token": setup["token"], "wants_example": wants_example(grade)})
+    process, graded = os.getpid(), 0
     for line in requests:
-        for item in json.loads(line):
+        token, items = json.loads(line)
+        for index, *item in items:
             try:
                 verdict: Any = astuple(grade(*item))
             except BaseException as error:  # whatever a grader raises becomes the error of this item
-                verdict = type(error).__name__
-            _reply(replies, verdict)
+                verdict = type(error).__name__[:KEPT_CHARACTERS]
+            signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that is left would go off in a later item
+            if os.getpid() != process:  # the grader forked and returned in the copy, too
+                os._exit(0)
+            if verdict == "MemoryError" and graded and _address_space() > limit / 2:
+                verdict = None  # earlier items have filled the memory
+            _reply(replies, [token, index, verdict])
+            graded += 1
 
 
 def _take_over_streams() -> tuple[IO[bytes], IO[bytes]]:
@@ -60,8 +76,19 @@ def _take_over_streams() -> tuple[IO[bytes], IO[bytes]]:
     return requests, replies
 
 
+def _address_space() -> int:
+    """The bytes that count toward RLIMIT_AS; 0 where the system does not report them."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
 def _reply(stream: IO[bytes], message: Any) -> None:
-    stream.write(json.dumps(message).encode() + b"\n")
+    stream.write(
+        b"\n" + json.dumps(message).encode() + b"\n"
+    )  # a line of its own, whatever else is written to the pipe
     stream.flush()
 
 

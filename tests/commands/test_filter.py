@@ -361,6 +361,36 @@ def test_decontamination(tmp_path, call):
     assert [r["id"] for r in found] == ["another sign", "none"]
 
 
+@pytest.mark.parametrize(
+    ("evaluated", "same", "other"),
+    [
+        (
+            "What is 12 + 30?",
+            [
+                "What is 12 + 30",
+                "what is 12+30?",
+                "What is: 12 +30 ?!",
+                "**What is** $12 + 30$.",
+                "What is １２＋３０?",
+            ],
+            ["What is 12 - 30?", "What is 1 + 230?", "What is 1230?", "What is 12 30?", "What is 12 + 3 0?"],
+        ),
+        (
+            "Find $x^2 + 1$ when $x = 2$.",
+            ["Find $x^2+1$ when $x=2$.", "Find x^2 + 1, when x = 2", r"Find \(x^2+1\) when \(x=2\)!"],
+            ["Find $x^2 - 1$ when $x = 2$.", "Find $x^{21}$ when $x = 2$."],
+        ),
+        ("Halve 1,234.", ["halve 1234"], ["halve 1.234", "halve 1 234"]),
+        ("12 − 5 × 2?", ["12-5*2"], ["12+5*2"]),
+        ("数学は 3 ÷ 4", ["数学は3/4"], ["数学は34"]),
+        ("?", ["?"], ["!", ""]),
+    ],
+)
+def test_short_questions_are_equal_by_letters_numbers_and_signs(evaluated, same, other):
+    questions = {text: Question(text, text, "1", normalized(text)) for text in [evaluated, *same, *other]}
+    assert list(find_contaminated(questions, [evaluated], ngram=13)) == list(dict.fromkeys([evaluated, *same]))
+
+
 def test_rollouts_are_decontaminated_by_their_questions(made, call, tmp_path):
     against = (write(tmp_path / "e.jsonl", [{"question": "HALF:  5 + 2?", "answer": "7"}]),)
     rows, stages = call(made, decontaminate_against=against, with_control=True)

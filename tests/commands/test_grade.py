@@ -203,6 +203,21 @@ def test_without_a_baseline_the_advantage_is_the_reward(made, grader):
     assert tables[-1].rows[1][:2] == ("signal before", 3)
 
 
+def test_groups_that_dynamic_sampling_dropped_are_not_counted(made, grader):
+    call(made, grader=grader)
+    info = read_run(made)
+    dynamic = replace(info, metadata={**info.metadata, "config": {"loss_type": "grpo_clip", "dynamic_sampling": True}})
+    *_, groups = compare_grades(dynamic, grader=grader, phase="all")
+    assert {name: count for name, count, _ in groups.rows} == {
+        "all": 3,  # g had no signal, and was not trained on
+        "signal before": 3,
+        "signal after": 2,
+        "gained their signal": 0,
+        "lost their signal": 1,
+        "an advantage changed its sign (+, 0 or -)": 2,
+    }
+
+
 def test_the_signs_are_those_within_the_group(tmp_path):
     (tmp_path / "parts.py").write_text("def grade(response, truth):\n    return {'reward': float(response)}\n")
     with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
