@@ -187,7 +187,8 @@ def test_300_damages_to_runs_of_every_command_are_found_by_every_reader(
     for name, words in COMMANDS.items():
         said(*words.split(), "--run", name, "--runs-dir", tmp_path / "made")
     said("grade", tmp_path / "made/eval", "--grader", "gsm8k")
-    whole = shutil.copytree(tmp_path / "made/eval", tmp_path / "beside/whole")
+    said(*COMMANDS["eval"].split(), "--seed", 1, "--run", "whole", "--runs-dir", tmp_path / "beside")
+    whole = tmp_path / "beside/whole"
 
     def written(run: Path, *words: object) -> str:
         out = run.parent / "out.jsonl"
@@ -202,7 +203,7 @@ def test_300_damages_to_runs_of_every_command_are_found_by_every_reader(
         "sql": lambda run: said("analyze", EVERYTHING, run, "--format", "json"),
         "summary": lambda run: said("analyze", "summary", run, "--format", "json"),
         "compare": lambda run: said("analyze", "compare", whole, run, "--format", "json") if run.name == "eval" else "",
-        "plot": lambda run: said("analyze", "lengths", run, "--plot", run.parent / "plot.svg", "--format", "json"),
+        "plot": lambda run: said("analyze", "categories", run, "--plot", run.parent / "plot.svg", "--format", "json"),
         "report": lambda run: said("analyze", "report", run, "--out", run.parent / "page.html"),
         "filter": lambda run: written(run, "filter", "--phase", "all", "--where", "reward is not null"),
         "traces": lambda run: str(read_rollouts(run, columns=["response_ids"]).to_pylist()),
