@@ -460,7 +460,9 @@ def test_filtering_leaves_the_run_as_it_is(made, call):
     assert {p: p.read_bytes() for p in made.rglob("*") if p.is_file()} == before
 
 
-@pytest.mark.parametrize("fault", ["write:2", "write:3", "write.torn:3", "rename:1", "renamed:1", "renamed:2", "renamed:3"])
+@pytest.mark.parametrize(
+    "fault", ["write:2", "write:3", "write.torn:3", "rename:1", "renamed:1", "renamed:2", "renamed:3"]
+)
 def test_no_output_is_without_its_meta(made, call, tmp_path, monkeypatch, fault):
     """Wherever it stops: the data that are there are those that the meta describes, and the next call needs no --overwrite."""
     out, control, meta = (tmp_path / n for n in ("out.jsonl", "out-control.jsonl", "out.jsonl.meta.json"))
