@@ -27,7 +27,7 @@ run.json ends with its own sha256. When nobody writes the run any more, it recor
 and of rollouts, and length and sha256 of the manifest. A manifest that has lost lines since is then recognized, and so are
 lost parts and metrics, because the manifest lists them. Lines may follow the recorded ones: those of grades that are being
 added. Opening the run for writing removes the record first, and closing it writes a new one. While the run is open, the
-file ``.reserve.tmp`` holds the space that run.json needs to say how the run ended, should the disk be full by then.
+file ``.reserve`` holds the space that run.json needs to say how the run ended, should the disk be full by then.
 
 A newer rlvr can resume a run of an older one. The old parts stay as they are, and readers fill in the columns that they
 lack; new parts have the current columns. Each manifest line has the schema version of its file, and run.json the newest
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 RolloutKey = tuple[str, int, str, int]  # (phase, step, example_id, sample_index)
-RESERVE = ".reserve.tmp"  # removed when the run is closed or, after a kill, opened
+RESERVE = ".reserve"  # removed when the run is closed
 RESERVED_BYTES = 2**14
 _FIXED_FIELDS = ("schema_version", "run_id", "command", "status", "created_at", "updated_at", "wall_seconds")
 
