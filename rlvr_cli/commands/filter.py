@@ -43,8 +43,9 @@ def run(config: FilterConfig) -> None:
     out = Path(config.out)
     control = out.with_name(f"{out.stem}-control{out.suffix}") if config.with_control else None
     meta = out.with_name(out.name + ".meta.json")
-    for path in filter(None, (out, control)):  # a meta alone is what an interrupted rlvr filter has left
-        if path.exists() and not config.overwrite:
+    left_over = files_left_over(meta, out)
+    for path in filter(None, (out, control, meta)):
+        if path.exists() and not config.overwrite and path not in left_over:
             raise RlvrError(f"{shown(path)} exists already.", "Choose another --out, or replace it with --overwrite.")
     evaluation = [
         e.question for spec in config.decontaminate_against for e in load_dataset(spec, purpose="eval").examples
@@ -66,10 +67,10 @@ def run(config: FilterConfig) -> None:
             "Loosen the filter. No file was written.",
         )
     data, written = encoded(out, [rows[i.key] for i in selected.kept])
-    files, of_control = [(out, data)], None
+    files, of_control = [(out, data)], None  # the data come last: where they are, the rest is, too
     if control is not None:
         data, of_control = encoded(control, [rows[i.key] for i in selected.control])
-        files.append((control, data))
+        files.insert(0, (control, data))
     provenance = {
         "rlvr_version": __version__,
         "created_at": utc_now(),
@@ -180,6 +181,18 @@ def template_of(info: RunInfo) -> str:
     """The prompt template of a run; "" if run.json has none."""
     text = (_fact(info, "prompt") or {}).get("text", "") if isinstance(_fact(info, "prompt"), dict) else ""
     return text if isinstance(text, str) else ""
+
+
+def files_left_over(meta: Path, out: Path) -> list[Path]:
+    """What an interrupted `rlvr filter` has left: a .meta.json that describes a file that is not there, and the control."""
+    try:
+        described = json.loads(meta.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(described, dict) or described.get("file") != out.name or out.exists():
+        return []
+    control = described.get("control")
+    return [meta, *([out.with_name(str(control.get("file")))] if isinstance(control, dict) else [])]
 
 
 def encoded(path: Path, rows: Rows) -> tuple[bytes | memoryview, dict[str, Any]]:

@@ -32,9 +32,9 @@ def model_identity(path_or_id: str | Path, *, fetch: bool = False) -> dict[str, 
     Raises:
         RlvrError: a path with no model in it, or a damaged one.
     """
+    check_trained_model(Path(path_or_id).absolute())  # first: it names the file that is missing or damaged
     directory = local_directory(path_or_id)
     if directory is not None:
-        check_trained_model(directory.resolve())
         return {"path": str(directory.resolve()), **_weights_identity(directory)}
     from huggingface_hub import try_to_load_from_cache
 

@@ -119,7 +119,8 @@ class Reserve:
         self._path = path
 
     def hold(self, size: int) -> None:
-        """Take up at least `size` bytes; without enough free space this does nothing."""
+        """Take up `size` bytes; without enough free space this does nothing. Replaces what a killed process held."""
+        self.release()
         with suppress(OSError):
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:

@@ -350,10 +350,11 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
         RlvrError: there is neither; the hint lists the most similar names, or else the newest runs.
     """
     name, root = str(name_or_path), Path(root)
-    if RUN_NAME.fullmatch(name) is not None and os.path.lexists(root / name / RUN_FILE):
-        return root / name
-    if os.path.lexists(Path(name) / RUN_FILE):
-        return Path(name)
+    for path in (*([root / name] if RUN_NAME.fullmatch(name) else []), Path(name)):
+        if os.path.lexists(path / RUN_FILE):
+            return path
+        if os.path.lexists(path / MANIFEST):
+            raise RlvrError(f"{shown(path / RUN_FILE)} is missing.", "Restore the file from a copy of the run.")
     import difflib
 
     names = run_names(root)
@@ -370,7 +371,8 @@ def is_run(name_or_path: str, root: Path | str) -> bool:
     if "\0" in name_or_path or len(name_or_path) > 1000:
         return False
     try:
-        return any((folder / name_or_path / RUN_FILE).is_file() for folder in (Path(), Path(root)))
+        folders = (Path() / name_or_path, Path(root) / name_or_path)
+        return any((folder / file).is_file() for folder in folders for file in (RUN_FILE, MANIFEST))
     except OSError:
         return False  # for example a path component that is too long
 

@@ -27,7 +27,7 @@ run.json ends with its own sha256. When nobody writes the run any more, it recor
 and of rollouts, and length and sha256 of the manifest. A manifest that has lost lines since is then recognized, and so are
 lost parts and metrics, because the manifest lists them. Lines may follow the recorded ones: those of grades that are being
 added. Opening the run for writing removes the record first, and closing it writes a new one. While the run is open, the
-file ``.reserve.tmp`` holds the space that run.json needs to say how the run ended, should the disk be full by then.
+file ``.reserve`` holds the space that run.json needs to say how the run ended, should the disk be full by then.
 
 A newer rlvr can resume a run of an older one. The old parts stay as they are, and readers fill in the columns that they
 lack; new parts have the current columns. Each manifest line has the schema version of its file, and run.json the newest
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 RolloutKey = tuple[str, int, str, int]  # (phase, step, example_id, sample_index)
-RESERVE = ".reserve.tmp"  # removed when the run is closed or, after a kill, opened
+RESERVE = ".reserve"  # removed when the run is closed
 RESERVED_BYTES = 2**14
 _FIXED_FIELDS = ("schema_version", "run_id", "command", "status", "created_at", "updated_at", "wall_seconds")
 
@@ -128,7 +128,7 @@ class RunDir:
         self._costs: dict[Path, dict[str, float]] = {}  # of parts, once they were needed
         try:
             self._metadata = read_metadata(path)
-            self._check_record()
+            damage = self._check_record()
             remove_temporaries(path)
             self._reserve.hold(max(RESERVED_BYTES, 2 * (path / RUN_FILE).stat().st_size))
             self._manifest = manifest = OpenManifest(path)
@@ -140,10 +140,10 @@ class RunDir:
             self._keys = CommittedKeys(path, manifest.entries)
             try:
                 self._metrics = recover(path, manifest, self._keys, run_id=self.id, notices=self.notices)
-            except RlvrError:
+            except RlvrError as error:
                 if "committed" in before:
                     self._replace_metadata(before)  # keeps the record, which shows the damage
-                raise
+                raise damage or error from error
             self._earlier_seconds = self._seconds_before()
             if updates_status:
                 self._set(status="running")
@@ -419,27 +419,32 @@ class RunDir:
         assert os.getpid() == self._process, "a forked child may not write its parent's run"
         return self._manifest
 
-    def _check_record(self) -> None:
+    def _check_record(self) -> RlvrError | None:
         """Compare the manifest with the record in run.json.
 
         A manifest that was cut is accepted if every part is still there: recovery adopts those that it no longer lists.
+
+        Returns:
+            The error to raise if recovery fails; None if the manifest is as recorded.
 
         Raises:
             RlvrError: it is another manifest, or a part is missing.
         """
         record = self._metadata.get("committed")
         if record is None:
-            return
+            return None
         read_manifest(self.path)  # its error says which line is wrong
         data = read_regular(self.path, MANIFEST)
         try:
             check_record(self.path, data, record)
-        except RlvrError:
+        except RlvrError as error:
             parts, size = record.get("parts"), record.get("manifest_bytes")
             if not (isinstance(size, int) and isinstance(parts, int)):
                 raise
             if len(data) >= size or len(present_parts(self.path)) < parts:
                 raise
+            return error
+        return None
 
     def _set(self, **values: Any) -> None:
         self._assert_open()

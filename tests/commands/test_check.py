@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from checks import findings
+from factories import a_grade, a_rollout
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.training import checkpoints
@@ -48,7 +50,7 @@ def test_an_intact_run(run):
     result = check(run)
     assert (result.returncode, result.stdout) == (
         0,
-        f"every byte of {len(files_of(run))} files is as it was committed\n",
+        f"every byte of {len(files_of(run))} files is as it was committed; the keys, seeds and steps of 48 rollouts fit\n",
     )
     as_json = check(run.name, "--runs-dir", run.parent, "--format", "json")
     assert (as_json.returncode, json.loads(as_json.stdout)) == (0, [])
@@ -116,3 +118,46 @@ def test_no_run(tmp_path):
     result = check("nothing", "--runs-dir", tmp_path)
     assert result.returncode == 1
     assert "no run 'nothing'" in result.stderr
+
+
+def test_what_the_rows_say_is_checked(tmp_path):
+    """Rows that have the right sums, but cannot be: a seed that is not that of its key, a later policy, an earlier step."""
+
+    def row(step: int, index: int, **changes: object):
+        seed = request_seed(7, phase="train", step=step, example_id="q0", sample_index=index)
+        return a_rollout(**{"phase": "train", "step": step, "sample_index": index, "seed": seed} | changes)
+
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={"seed": 7}) as run:
+        run.commit_rollouts("train", 4, [row(4, 0), row(4, 1)])
+        for step in (0, 1, 3):
+            run.commit_metrics(step, "train", {"update/tokens": 1.0})
+        run.commit_rollouts("train", 5, [row(5, 0, seed=8), row(5, 1, policy_version=6)])
+        run.commit_rollouts("train", 2, [row(2, 0)])
+    problems = check_run(run.path, seed_of=request_seed).problems
+    metrics, part, before = run.path / "metrics.parquet", "train-000005-0000.parquet", "train-000002-0000.parquet"
+    rollouts = run.path / "rollouts"
+    assert problems == [
+        f"{metrics} has no metrics of update 2.",
+        f"{rollouts / part} has rows that a later policy sampled.",
+        f"{rollouts / part} has 1 rows with a seed that is not the one of their key.",
+        f"{rollouts / before} was committed after rollouts/{part}, a later step.",
+    ]
+
+
+def test_a_manifest_that_disagrees_with_its_parts(run):
+    """The sums fit, the numbers beside them do not; the run was killed, so that run.json records nothing."""
+    manifest = run / "manifest.jsonl"
+    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
+    part = next(line for line in lines if line["path"].startswith("rollouts/"))
+    part["rows"] += 1
+    manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (problem,) = check_run(run).problems
+    assert f"{part['path']} has {part['rows'] - 1} rows, but the manifest says {part['rows']}" in problem
+
+
+def test_grades_of_rollouts_that_are_not_there(tmp_path):
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        run.commit_rollouts("eval", 0, [a_rollout()])
+        run.commit_grades("eval", 0, [a_grade(), a_grade(example_id="q1")])
+    (problem,) = check_run(run.path).problems
+    assert "for rollouts that are not in it, first for q1" in problem

@@ -488,3 +488,22 @@ def test_filtering_leaves_the_run_as_it_is(made, call):
     before = {p: p.read_bytes() for p in made.rglob("*") if p.is_file()}
     call(made, correct_only=True, dedup=True, with_control=True)
     assert {p: p.read_bytes() for p in made.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "fault", ["write:2", "write:3", "write.torn:3", "rename:1", "renamed:1", "renamed:2", "renamed:3"]
+)
+def test_no_output_is_without_its_meta(made, call, tmp_path, monkeypatch, fault):
+    """Wherever it stops: the data that are there are those that the meta describes, and the next call needs no --overwrite."""
+    out, control, meta = (tmp_path / n for n in ("out.jsonl", "out-control.jsonl", "out.jsonl.meta.json"))
+    monkeypatch.setenv("RLVR_FAULT", f"{fault}:enospc")
+    with pytest.raises(RlvrError, match="No space left"):
+        call(made, correct_only=True, with_control=True)
+    monkeypatch.delenv("RLVR_FAULT")
+    assert not list(tmp_path.glob(".*.tmp"))
+    assert meta.exists() or not (out.exists() or control.exists())
+    if not out.exists():
+        call(made, correct_only=True, with_control=True)
+    described = json.loads(meta.read_text())
+    assert hashlib.sha256(out.read_bytes()).hexdigest() == described["sha256"]
+    assert hashlib.sha256(control.read_bytes()).hexdigest() == described["control"]["sha256"]

@@ -1,0 +1,98 @@
+"""kill -9 anywhere: the run that goes on has the bytes of weights, the rows and the metrics of the one that nothing disturbed.
+
+The quick forms are in tests/training/test_resume.py and tests/runs/test_run_dir_kill.py.
+"""
+
+import random
+import shlex
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from checks import findings
+from killed import (
+    EI,
+    GRPO,
+    POINTS,
+    ROUNDED,
+    SFT,
+    Victims,
+    Whole,
+    assert_readable,
+    begin_or_resume,
+    go_on,
+    kill_at_random,
+    metrics_of,
+    open_victims,
+    rows_of,
+)
+from rlvr_cli.runs.check import check_run
+from rlvr_cli.runs.readers import read_run
+
+ON_POLICY = shlex.split(
+    "grpo --dataset arithmetic:64 --n-grpo-steps 6 --rollout-batch-size 16 --group-size 4 --train-batch-size 16 "
+    "--gradient-accumulation-steps 2 --sampling-max-tokens 32 --learning-rate 2e-4 --eval-examples 8 --checkpoint-every 2"
+)
+EVAL = shlex.split("eval --dataset arithmetic:600 --num-samples 4 --sampling-max-tokens 24")
+KILLS = 25  # of each of the eight
+TRAINING = {
+    "sft": SFT,
+    "ei": EI,
+    "grpo": ON_POLICY,
+    "off-policy": GRPO,
+    "dynamic sampling": [*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"],
+    "kl": [*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"],
+    "async": [*GRPO, "--async-steps", "1"],
+}
+
+
+@pytest.fixture(scope="module")
+def victims(tmp_path_factory):
+    with open_victims(tmp_path_factory.mktemp("outputs")) as victims:
+        yield victims
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINING)
+def test_training_killed_at_25_points_ends_the_same(
+    victims: Victims, tmp_path: Path, name: str, figures: dict[str, object]
+):
+    command, run = TRAINING[name], tmp_path / "runs/whole"
+    go_on(victims, run, command)
+    whole = Whole(run, run, seconds=read_run(run).metadata["wall_seconds"])
+    kill_at_random(victims, tmp_path, whole, kills=KILLS, seed=len(name), command=command)
+    figures |= {"training": name, "kills": KILLS, "runs that differ in a row, a metric or a byte of weights": 0}
+
+
+@pytest.mark.slow
+def test_an_evaluation_killed_at_25_points_ends_the_same(victims: Victims, tmp_path: Path, figures: dict[str, object]):
+    whole, generator, killed, number = tmp_path / "runs/whole", random.Random(5), 0, 0
+    go_on(victims, whole, EVAL)
+    seconds = read_run(whole).metadata["wall_seconds"]
+    points = [p for p in POINTS if p.startswith(("create", "write", "rename", "manifest", "sampled", "graded"))]
+    while killed < KILLS:
+        run = tmp_path / f"runs/cut-{number}"
+        status = -signal.SIGKILL
+        while status and killed < KILLS:
+            fault = f"{generator.choice(points)}:{generator.randint(1, 4)}" if generator.random() < 0.4 else None
+            pid = victims.start(tmp_path, *begin_or_resume(run, EVAL), fault=fault)
+            if fault is None:
+                time.sleep(generator.uniform(0, seconds))
+                victims.kill(pid)
+            status = victims.wait(pid).status
+            assert status in (0, -signal.SIGKILL)
+            assert_readable(run)
+            killed += status != 0
+        if status:
+            go_on(victims, run, EVAL)
+        assert findings(run) == []
+        for a, b in zip(rows_of(run, phase="eval"), rows_of(whole, phase="eval"), strict=True):
+            assert {k: v for k, v in a.items() if k not in ROUNDED} == {k: v for k, v in b.items() if k not in ROUNDED}
+        assert metrics_of(run).keys() == metrics_of(whole).keys()
+        tokens = "eval", 0, "sampling/tokens"
+        assert metrics_of(run)[tokens] == metrics_of(whole)[tokens]
+        assert check_run(run).rows == 2400
+        number += 1
+    figures |= {"command": "eval", "kills": killed, "lost or doubled rows": 0}
