@@ -14,10 +14,11 @@ another order of a tuple, "5 or 6", an equation that is still to be solved (`x^2
 
 import math
 import re
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from rlvr_cli.graders.answers.formula import (
     DEGREE,
@@ -58,25 +59,43 @@ _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed|textit|bf)\b|[$
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
+class Comparison(NamedTuple):
+    """One comparison of an answer with the truth, as texts or as the objects that were read."""
+
+    layer: str
+    answer: str | Node
+    truth: str | Node
+    same: bool
+
+
 @lru_cache(maxsize=65_536)
 def equivalent(answer: str, truth: str) -> bool:
     """Whether `answer` equals `truth`, by layers L0 to L2."""
+    return any(step.same for step in comparisons(answer, truth))
+
+
+def comparisons(answer: str, truth: str) -> Iterator[Comparison]:
+    """The comparisons that `equivalent` makes, in their order; it stops at the first that finds the two the same."""
     answer, truth = answer.strip(), truth.strip()
     if not answer or not truth:
-        return False
-    if answer == truth:
-        return True
+        return
+    yield Comparison("L0 text", answer, truth, answer == truth)
     if len(answer) > MAX_LENGTH or len(truth) > MAX_LENGTH:
-        return False
+        return
     if _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(truth):
-        return Fraction(answer) == Fraction(truth)
-    spelled = spelling(answer)
-    if spelled is not None and spelled == spelling(truth):
-        return True
-    if _same_choice(answer, truth) or _same_verdict(answer, truth):
-        return True
+        yield Comparison("L0 number", answer, truth, Fraction(answer) == Fraction(truth))
+        return
+    spelled, wanted = spelling(answer), spelling(truth)
+    yield Comparison("L0 spelling", spelled or "", wanted or "", spelled is not None and spelled == wanted)
+    if _same_choice(answer, truth):
+        yield Comparison("L1 choice letter", answer, truth, True)
+    if _same_verdict(answer, truth):
+        yield Comparison("L1 yes or no", answer, truth, True)
     truths = readings(truth)
-    return any(_same(a, t) for a in readings(answer) for t in truths)
+    for a in readings(answer):
+        for t in truths:
+            values = isinstance(a, Value) and isinstance(t, Value)
+            yield Comparison("L2 value" if values else "L1 structure", a, t, _same(a, t))
 
 
 def readable(text: str) -> bool:
