@@ -28,7 +28,7 @@ class GradeConfig(Provenance):
     grader: GraderChoice | FileFunction = knob("", "Grader, or a function of your own.", group="Grading", common=True)
     format_rule: FormatRule = knob("literal", FORMAT_RULE, group="Grading", common=True)
     explain: str | None = knob(
-        None, "Explain the verdict on this answer or response, layer by layer; the ground truth follows, and no run is read.", group="Grading", common=True
+        None, "Explain the verdict on this answer or response; the ground truth follows, and no run is read.", group="Grading", common=True
     )  # fmt: skip
     again: bool = knob(
         False, "Also regrade rollouts that this grader has graded already; the new grades replace the old ones.", group="Grading", common=True

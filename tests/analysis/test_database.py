@@ -1,10 +1,7 @@
-"""Queries: what they answer, and that no query can write, read anything but the runs, or run forever."""
+"""Queries: what they answer, and what they say of errors. What no query can do: tests/reliability/test_sql.py."""
 
-import hashlib
-import os
 import re
 import time
-from contextlib import suppress
 from dataclasses import field, fields, make_dataclass
 from datetime import UTC
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import Annotated, NamedTuple
 
 import pytest
 
+from checks import tree_hash
 from factories import a_grade, a_rollout
 from rlvr_cli.analysis.database import _rows_in, open_examples, open_runs
 from rlvr_cli.analysis.named_queries import named_queries, parse_query
