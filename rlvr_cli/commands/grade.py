@@ -19,7 +19,9 @@ from rlvr_cli.terminal import console, tables
 
 
 def run(config: GradeConfig) -> None:
-    """Grade a run again. Raises RlvrError for user errors, Interrupted after a signal."""
+    """Grade a run again, or explain a verdict. Raises RlvrError for user errors, Interrupted after a signal."""
+    if config.explain is not None:
+        return explain(config, config.explain)
     if not config.grader:
         raise RlvrError("No grader is given.", f"Choose {', '.join(GRADERS)}, or FILE.py:FUNCTION, with --grader.")
     pool = GraderPool(
@@ -48,6 +50,23 @@ def run(config: GradeConfig) -> None:
             raise Interrupted(f"what is done is kept in {run.path}; go on with: {shlex.join(words)}") from None
     changes = compare_grades(read_run(path), grader=grader, phase=config.phase)
     tables.print_tables(changes, output=config.format, missing="–")
+
+
+def explain(config: GradeConfig, text: str) -> None:
+    """Print how the verdict on one answer or response comes about."""
+    from rlvr_cli.graders.explain import explained, response_of
+
+    if not config.run.strip():
+        raise RlvrError(
+            "--explain needs the ground truth, too.",
+            'rlvr grade --explain "ANSWER" "TRUTH"; one that starts with - comes after -- : --explain "-5" -- "-5"',
+        )
+    grader = config.grader or "r1_zero"
+    response = response_of(text, grader)
+    with GraderPool(grader, format_rule=config.format_rule, workers=1, timeout=config.grader_timeout) as pool:
+        (verdict,) = pool.grade([(response, config.run)])
+    found = explained(verdict, response, config.run, grader=grader, format_rule=config.format_rule)
+    tables.print_tables(found, output=config.format, missing="–")
 
 
 def stored_name(config: GradeConfig) -> str:

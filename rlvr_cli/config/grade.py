@@ -17,13 +17,19 @@ class GradeConfig(Provenance):
     Examples:
         rlvr grade my-grpo --grader math_verify
         rlvr grade zero-shot --grader rewards.py:strict --phase eval
+        rlvr grade --explain "2/4" "\\frac{1}{2}"
     """
 
-    run: str = knob("", "Run directory or name. Default: the latest run.", group="Data", argument=True, completes="run")
+    run: str = knob(
+        "", "Run directory or name. Default: the latest run. With --explain: the ground truth.", group="Data", argument=True, completes="run"
+    )  # fmt: skip
     phase: PhaseChoice = knob("all", "Phase of the rollouts.", group="Data", common=True)
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data")
     grader: GraderChoice | FileFunction = knob("", "Grader, or a function of your own.", group="Grading", common=True)
     format_rule: FormatRule = knob("literal", FORMAT_RULE, group="Grading", common=True)
+    explain: str | None = knob(
+        None, "Explain the verdict on this answer or response; the ground truth follows, and no run is read.", group="Grading", common=True
+    )  # fmt: skip
     again: bool = knob(
         False, "Also regrade rollouts that this grader has graded already; the new grades replace the old ones.", group="Grading", common=True
     )  # fmt: skip

@@ -437,3 +437,18 @@ def test_the_query_graders_counts_the_same(made, grader):
     assert [(r["step"], r["samples"]) for r in by_step] == [(0, 1), (5, 8)]
     assert sum(r["only_grader"] for r in by_step) == mine["only_grader"]
     assert rows(grader="nobody") == []
+
+
+def test_explain_needs_no_run_and_makes_none(tmp_path, monkeypatch, capsys, grader):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    grade(resolve(GradeConfig, flags={"explain": "2/4", "run": r"\frac{1}{2}", "format": "json"}, command="grade"))
+    told = json.loads(capsys.readouterr().out)
+    assert [row["step"] for row in told["steps"]] == ["format", "extracted", "L0 text", "L0 spelling", "L2 value"]
+    assert told["steps"][-1]["result"] == "the same: this decides"
+    assert {row["verdict"]: row["value"] for row in told["verdict"]}["reward"] == 1.0
+    grade(resolve(GradeConfig, flags={"explain": "fails", "run": "5", "grader": grader}, command="grade"))
+    assert "ZeroDivisionError" in capsys.readouterr().out
+    with pytest.raises(RlvrError, match="needs the ground truth"):
+        grade(resolve(GradeConfig, flags={"explain": "5"}, command="grade"))
+    assert sorted(p for p in tmp_path.rglob("*") if "__pycache__" not in p.parts) == before

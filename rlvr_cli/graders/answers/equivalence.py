@@ -7,14 +7,18 @@ Math-Verify (L3), is used only for texts outside of the grammar, and only by cal
 `math_verify_fallback.py`).
 
 What counts as right: unreduced fractions, unevaluated exact forms, 50% for 0.5, 2:3 for 2/3, {5} for 5, x^12 for
-x^{12}, a base left out, a unit added or left out, `x =` in front, a sentence with one value. What does not: decimal
-approximations of exact values, another unit, another variable, another base, another bracket of an interval, another
-order of a tuple, "5 or 6".
+x^{12}, a base left out, a unit added or left out, `x =` or `2 + 3 =` in front, a sentence with one value. What does not:
+decimal approximations of exact values, another unit, another variable, another base, another bracket of an interval,
+another order of a tuple, "5 or 6", an equation that is still to be solved (`x^2 = 9`, `a + b = 7`) or is false (`6 = 5`).
 """
 
+import math
 import re
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple, TypeGuard
 
 from rlvr_cli.graders.answers.formula import (
     DEGREE,
@@ -39,7 +43,7 @@ from rlvr_cli.graders.answers.objects import (
     Value,
     Words,
 )
-from rlvr_cli.graders.answers.reader import has_prose, number_word, readings, spelling
+from rlvr_cli.graders.answers.reader import EMPTY, has_prose, number_word, readings, spelling
 from rlvr_cli.graders.answers.units import units_agree
 
 _MAX_UNORDERED = 60  # items; longer lists are compared in the given order
@@ -55,25 +59,43 @@ _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed|textit|bf)\b|[$
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
+class Comparison(NamedTuple):
+    """One comparison of an answer with the truth, as texts or as the objects that were read."""
+
+    layer: str
+    answer: str | Node
+    truth: str | Node
+    same: bool
+
+
 @lru_cache(maxsize=65_536)
 def equivalent(answer: str, truth: str) -> bool:
     """Whether `answer` equals `truth`, by layers L0 to L2."""
+    return any(step.same for step in comparisons(answer, truth))
+
+
+def comparisons(answer: str, truth: str) -> Iterator[Comparison]:
+    """The comparisons that `equivalent` makes, in their order; it stops at the first that finds the two the same."""
     answer, truth = answer.strip(), truth.strip()
     if not answer or not truth:
-        return False
-    if answer == truth:
-        return True
+        return
+    yield Comparison("L0 text", answer, truth, answer == truth)
     if len(answer) > MAX_LENGTH or len(truth) > MAX_LENGTH:
-        return False
+        return
     if _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(truth):
-        return Fraction(answer) == Fraction(truth)
-    spelled = spelling(answer)
-    if spelled is not None and spelled == spelling(truth):
-        return True
-    if _same_choice(answer, truth) or _same_verdict(answer, truth):
-        return True
+        yield Comparison("L0 number", answer, truth, Fraction(answer) == Fraction(truth))
+        return
+    spelled, wanted = spelling(answer), spelling(truth)
+    yield Comparison("L0 spelling", spelled or "", wanted or "", spelled is not None and spelled == wanted)
+    if _same_choice(answer, truth):
+        yield Comparison("L1 choice letter", answer, truth, True)
+    if _same_verdict(answer, truth):
+        yield Comparison("L1 yes or no", answer, truth, True)
     truths = readings(truth)
-    return any(_same(a, t) for a in readings(answer) for t in truths)
+    for a in readings(answer):
+        for t in truths:
+            values = isinstance(a, Value) and isinstance(t, Value)
+            yield Comparison("L2 value" if values else "L1 structure", a, t, _same(a, t))
 
 
 def readable(text: str) -> bool:
@@ -110,10 +132,12 @@ def _same_choice(answer: str, truth: str) -> bool:
 def _same(answer: Node | None, truth: Node | None) -> bool:
     if answer is None or truth is None:
         return False
-    if isinstance(answer, Listing) and len(answer.items) == 1:
+    if isinstance(answer, Listing) and len(answer.items) == 1 and answer.items[0] != EMPTY:
         answer = answer.items[0]
-    if isinstance(truth, Listing) and len(truth.items) == 1:
+    if isinstance(truth, Listing) and len(truth.items) == 1 and truth.items[0] != EMPTY:
         truth = truth.items[0]
+    if _is_intersection(answer) or _is_intersection(truth):
+        return _same_intersections(answer, truth)
     if isinstance(answer, Listing) and answer.alternatives and not isinstance(truth, Listing | Sets):
         return all(_same(item, truth) for item in answer.items)
     if isinstance(answer, Relation) or isinstance(truth, Relation):
@@ -227,7 +251,7 @@ def _same_ratio(answer: Node, truth: Node) -> bool:
     if isinstance(answer, Ratio) and isinstance(truth, Ratio):
         if answer.text == truth.text or _same_ordered(answer.parts, truth.parts):
             return True
-        if len(answer.parts) != len(truth.parts) or (_is_time(answer) and _is_time(truth)):
+        if len(answer.parts) != len(truth.parts) or (_is_time(answer) and _is_time(truth)) or _is_only_time(truth):
             return False
         first_a, first_t = answer.parts[0], truth.parts[0]
         return all(
@@ -236,6 +260,8 @@ def _same_ratio(answer: Node, truth: Node) -> bool:
         )
     ratio, other = (answer, truth) if isinstance(answer, Ratio) else (truth, answer)
     assert isinstance(ratio, Ratio)
+    if ratio is truth and _is_only_time(ratio):
+        return False
     if (
         len(ratio.parts) != 2
         or not isinstance(other, Value)
@@ -261,7 +287,33 @@ def _is_time(ratio: Ratio) -> bool:
     return re.fullmatch(r"(?:[01]?\d|2[0-4]):[0-5]\d(?::[0-5]\d)?", ratio.text) is not None
 
 
+def _is_only_time(ratio: Ratio) -> bool:
+    """Whether it is a time of day and no ratio: a ratio in lowest terms, such as 5:12, may be either."""
+    hours, minutes = ratio.text.split(":")[:2] if _is_time(ratio) else ("1", "1")
+    return math.gcd(int(hours), int(minutes)) != 1 or minutes.startswith("0")
+
+
 # Equations and inequalities
+
+
+def _is_intersection(node: Node) -> TypeGuard[Listing]:
+    """Whether it is inequalities that hold together, as `x > 2 and x < 3`."""
+    return (
+        isinstance(node, Listing)
+        and node.together
+        and all(isinstance(item, Relation) and set(item.operations) <= _FLIPPED.keys() for item in node.items)
+    )
+
+
+def _same_intersections(answer: Node, truth: Node) -> bool:
+    """Compare inequalities that hold together, one by one or joined to one; they are no union, and no list of values."""
+    joined_answer = _joined(answer) if _is_intersection(answer) else answer
+    joined_truth = _joined(truth) if _is_intersection(truth) else truth
+    if joined_answer is not None and joined_truth is not None:
+        return _same_with_relation(joined_answer, joined_truth)
+    if not isinstance(answer, Listing) or not isinstance(truth, Listing) or answer.alternatives or truth.alternatives:
+        return False
+    return _same_unordered(answer.items, truth.items)
 
 
 def _same_with_relation(answer: Node, truth: Node) -> bool:
@@ -290,7 +342,7 @@ def _stands_for(relation: Relation, *, in_answer: bool) -> list[Node]:
     operations = set(relation.operations)
     last = relation.sides[-1]
     if operations <= {"="} or (operations == {"\\in"} and len(relation.sides) == 2):
-        if last is not None and (relation.named or (in_answer and (not relation.unsolved or len(relation.sides) > 2))):
+        if last is not None and (relation.named or (in_answer and _is_solved(relation))) and _is_consistent(relation):
             found.append(last)
         if (
             len(relation.sides) == 2
@@ -309,13 +361,30 @@ def _stands_for(relation: Relation, *, in_answer: bool) -> list[Node]:
     return found
 
 
+def _is_solved(relation: Relation) -> bool:
+    """Whether the last side is the answer although the first is no name: a computation, a ratio a/b, or no formula at all."""
+    first = relation.sides[0]
+    if len(relation.sides) > 2:
+        return True
+    if not isinstance(first, Value):
+        return not relation.unsolved
+    tree = first.formula.tree
+    return not first.formula.names or (tree[0] == "/" and {tree[1][0], tree[2][0]} == {"v"})
+
+
+def _is_consistent(relation: Relation) -> bool:
+    """Whether the sides without variables have one value: 1 + 1 = 3 = 5 states nothing."""
+    sides = [side for side in relation.sides if isinstance(side, Value) and not side.formula.names]
+    return all(_same_values(a, b) for a, b in pairwise(sides))
+
+
 def _approximated(relation: Relation, *, in_answer: bool) -> list[Node]:
     r"""Both sides of `5/6 \approx 0.833`, which is one value in two notations; the last side of `x \approx 3.14`."""
     at = relation.operations.index("\\approx")
     exact, rounded = relation.sides[at], relation.sides[-1]
     if rounded is None:
         return []
-    if at == 0 and (relation.named or (in_answer and not relation.unsolved)) and _has_names(exact):
+    if at == 0 and (relation.named or (in_answer and _is_solved(relation))) and _has_names(exact):
         return [rounded]
     if not (in_answer or relation.named) or not isinstance(exact, Value) or not isinstance(rounded, Value):
         return []

@@ -5,8 +5,9 @@ Enters: tokens of one expression, as `notation.tokens_of` makes them. Leaves: a 
 The parser is a recursive descent over a closed grammar; nothing in the text is ever looked up, imported or executed.
 Values are exact `Fraction`s as long as the operations allow it, else complex floats; variables take fixed
 pseudo-random rational values (Schwartz-Zippel: two different polynomials of degree d agree at a random point out of N
-with probability at most d / N). Where floats agree, 50-digit arithmetic decides, so that an approximation does not
-count as equal. Every operation is bounded: exponents, factorials and integers that are too large raise `Unbounded`, and
+with probability at most d / N). Where floats agree, arithmetic with 50 and, if tiny values can occur, with 400 digits decides, so that neither an
+approximation nor a tiny difference counts as equal; where a root or a logarithm of negative numbers could matter, so do
+negative values of the variables. Every operation is bounded: exponents, factorials and integers that are too large raise `Unbounded`, and
 the formula has no value.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 
 from rlvr_cli.graders.answers.formula_parser import (
     ARC_RECIPROCALS,
+    FINAL_DIGITS,
     MAX_BITS,
     MAX_FACTORIAL,
     PRECISE_DIGITS,
@@ -31,6 +33,8 @@ from rlvr_cli.graders.answers.formula_parser import (
 from rlvr_cli.graders.answers.notation import Token, key_of
 
 POINTS = (0, 1, 2)  # variables lie between 1 and 4 here; at points 3 and 4 they may be negative, from 6 on larger
+_FAST = frozenset(["exp", "factorial", "binom", "sinh", "cosh", "tanh", "coth", "sech", "csch"])
+_NEGATIVE_POINTS = (-1, -2, -3)  # all variables are negative at the first, and each at one of the other two
 
 
 class Formula:
@@ -59,10 +63,17 @@ class Formula:
                 self._memo[memo] = None
         return self._memo[memo]
 
-    def precise(self, point: int, *, natural: bool) -> Any:
-        """The value with 50 digits (an mpmath number or a Fraction), or None."""
+    def real(self, point: int) -> Fraction | complex | None:
+        """The value in real numbers, where negative numbers have no even root and no logarithm; None if there is none."""
         try:
-            return _evaluate(self.tree, point, natural, _precise_backend())
+            return _finite(_evaluate(self.tree, point, False, _REALS))
+        except (ArithmeticError, ValueError, RecursionError):
+            return None
+
+    def precise(self, point: int, *, natural: bool, digits: int) -> Any:
+        """The value with so many digits (an mpmath number or a Fraction), or None."""
+        try:
+            return _evaluate(self.tree, point, natural, _precise_backend(digits))
         except (ArithmeticError, ValueError, RecursionError):
             return None
 
@@ -102,7 +113,27 @@ def same_value(left: Formula, right: Formula) -> bool:
     if left.key == right.key:
         return True
     features = left.features | right.features
-    return any(_same_at_points(left, right, natural) for natural in ((False, True) if "log" in features else (False,)))
+    bases = (False, True) if "log" in features else (False,)
+    return any(_same_at_points(left, right, natural) for natural in bases) and _same_at_negatives(left, right)
+
+
+def _same_at_negatives(left: Formula, right: Formula) -> bool:
+    r"""Whether two formulas that agree at positive values agree at negative ones, too: \sqrt{x^2} is not x."""
+    if not (left.names | right.names) or not (_has_root(left.tree) or _has_root(right.tree)):
+        return True
+    for point in _NEGATIVE_POINTS:
+        a, b = left.real(point), right.real(point)
+        if a is not None and b is not None and not _close(complex(a), complex(b), 1e-7, 1e-11):
+            return False
+    return True
+
+
+def _has_root(tree: Tree) -> bool:
+    if tree[0] == "root" or (tree[0] == "^" and tree[2][0] not in ("n", "neg", "v")):
+        return True
+    if tree[0] == "^" and tree[2][0] == "n" and tree[2][1].denominator != 1:
+        return True
+    return any(isinstance(part, tuple) and _has_root(part) for part in tree[1:])
 
 
 def _same_at_points(left: Formula, right: Formula, natural: bool) -> bool:
@@ -136,13 +167,32 @@ def _same_at_points(left: Formula, right: Formula, natural: bool) -> bool:
 
 
 def _confirmed(left: Formula, right: Formula, point: int, natural: bool) -> bool:
-    a, b = left.precise(point, natural=natural), right.precise(point, natural=natural)
+    a, b = (side.precise(point, natural=natural, digits=PRECISE_DIGITS) for side in (left, right))
     if a is None or b is None:
         return False
-    lift = _precise_backend()["lift"]
+    lift = _precise_backend(PRECISE_DIGITS)["lift"]
     a, b = lift(a), lift(b)
     difference, size = abs(a - b), max(abs(a), abs(b))
-    return bool(difference <= size * 1e-30 or (size < 1e-12 and difference < 1e-35))
+    if difference > size * 1e-30 and (size >= 1e-12 or difference >= 1e-35):
+        return False
+    if not _may_be_tiny(left.tree) and not _may_be_tiny(right.tree):
+        return True
+    a, b = (side.precise(point, natural=natural, digits=FINAL_DIGITS) for side in (left, right))
+    if a is None or b is None:
+        return True  # too much work, as a gamma function
+    backend = _precise_backend(FINAL_DIGITS)
+    a, b = backend["lift"](a), backend["lift"](b)
+    return bool(abs(a - b) <= max(abs(a), abs(b), 1) * backend["tolerance"])
+
+
+def _may_be_tiny(tree: Tree) -> bool:
+    """Whether a value can be closer to another than 50 digits tell: long numbers, large exponents, fast functions."""
+    kind = tree[0]
+    if kind == "n":
+        return max(tree[1].numerator.bit_length(), tree[1].denominator.bit_length()) > 40
+    if kind == "^" and not (tree[2][0] == "n" and abs(tree[2][1]) <= 12):
+        return True
+    return kind in _FAST or any(isinstance(part, tuple) and _may_be_tiny(part) for part in tree[1:])
 
 
 def proportionality_constant(
@@ -205,6 +255,8 @@ def _point_value(name: str, point: int) -> Fraction:
     """A fixed pseudo-random rational for every variable and point."""
     hashed = zlib.crc32(f"{point}|{name}".encode("utf-8", "replace"))
     value = Fraction(4_097 + hashed % 12_281, 4_096)
+    if point < 0:
+        return value if (point, (hashed >> 16) % 2) in ((-2, 0), (-3, 1)) else -value
     if point > 5:
         return value * (10 * point)
     return -value if point in (3, 4) and (hashed >> 16) % 4 != 0 else value
@@ -355,6 +407,8 @@ def _power(base: Any, exponent: Any, backend: dict[str, Any]) -> Any:
 
 def _root(value: Any, degree: int, backend: dict[str, Any]) -> Any:
     """The principal root; for a negative real number and an odd degree the real root, as schools define it."""
+    if backend is _REALS and degree % 2 == 0 and complex(value).real < 0:
+        raise ValueError("no real root")
     if isinstance(value, Fraction):
         if value < 0 and degree % 2:
             return -_root(-value, degree, backend)
@@ -401,24 +455,44 @@ _FLOATS: dict[str, Any] = {
     "gamma": math.gamma, "exp": cmath.exp, "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "arcsin": cmath.asin,
     "arccos": cmath.acos, "arctan": cmath.atan, "sinh": cmath.sinh, "cosh": cmath.cosh, "tanh": cmath.tanh,
 }  # fmt: skip
-_PRECISE: dict[str, Any] = {}
 
 
-def _precise_backend() -> dict[str, Any]:
-    """The functions of `_FLOATS` with 50 digits, by mpmath, which is imported on first use."""
-    if not _PRECISE:
+def _real_logarithm(value: complex) -> complex:
+    if value.real < 0:
+        raise ValueError("no real logarithm")
+    return cmath.log(value)
+
+
+_REALS: dict[str, Any] = {**_FLOATS, "ln": _real_logarithm}
+_PRECISE: dict[int, dict[str, Any]] = {}
+
+
+def _precise_backend(digits: int) -> dict[str, Any]:
+    """The functions of `_FLOATS` with so many digits, by mpmath, which is imported on first use."""
+    if digits not in _PRECISE:
         import mpmath
 
         context = mpmath.mp.clone()
-        context.dps = PRECISE_DIGITS
+        context.dps = digits
+
+        def gamma(value: Any) -> Any:
+            if digits > PRECISE_DIGITS:
+                raise Unbounded  # the first call would take seconds
+            return context.gamma(value)
 
         def lift(value: Any) -> Any:
             return context.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
 
         functions: dict[str, Callable[[Any], Any]] = {
-            "ln": context.log, "sqrt": context.sqrt, "gamma": context.gamma, "exp": context.exp, "sin": context.sin,
+            "ln": context.log, "sqrt": context.sqrt, "gamma": gamma, "exp": context.exp, "sin": context.sin,
             "cos": context.cos, "tan": context.tan, "arcsin": context.asin, "arccos": context.acos,
             "arctan": context.atan, "sinh": context.sinh, "cosh": context.cosh, "tanh": context.tanh,
         }  # fmt: skip
-        _PRECISE.update(functions, lift=lift, pi=+context.pi, e=+context.e, i=context.mpc(0, 1))
-    return _PRECISE
+        constants = {
+            "pi": +context.pi,
+            "e": +context.e,
+            "i": context.mpc(0, 1),
+            "tolerance": context.mpf(10) ** (-digits * 8 // 10),
+        }
+        _PRECISE[digits] = {**functions, **constants, "lift": lift}
+    return _PRECISE[digits]

@@ -11,6 +11,7 @@ from rlvr_cli.graders.answers.notation import FUNCTIONS, GREEK, MAX_DEPTH, Token
 MAX_BITS = 20_000  # of an exact integer
 MAX_FACTORIAL = 1_500
 PRECISE_DIGITS = 50  # of the arithmetic that confirms an equality found in floats
+FINAL_DIGITS = 400  # of the arithmetic that confirms it again: tiny is not zero
 
 Tree = tuple[Any, ...]
 

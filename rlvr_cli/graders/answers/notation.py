@@ -71,6 +71,9 @@ _ORDINAL = re.compile(r"(?<=\d)(?:\^?\{?\\(?:text|mathrm|textrm)\{(?:st|nd|rd|th
 _NOON = re.compile(r"\b([ap])\.\s*m\b\.?", re.I)
 _DEGREE_LETTER = re.compile(r"(?<=\d)\^\{?[oO]\}?(?![A-Za-z0-9])")
 _BOLD = re.compile(r"(?<![\w)\]}])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![\w(])")
+_STARRED = re.compile(r"(?:^|(?<=[A-Za-z:]\s))\*(?=[^\s*])([^*]*[^\s*])\*(?![\w(])")
+_EMPHASIS = re.compile(r"(\*{1,3}|_{1,2})([^\s*_](?:[^*_]*[^\s*_])?)\1")
+_ALL_TEXT = re.compile(r"\\(?:text|mbox|textbf|textit|textrm|emph)\s*\{([A-Za-z][^{}\\$]*\s[^{}\\$]*\d[^{}\\$]*)\}")
 _CURRENCY_CODE = re.compile(r"\b(?:USD|US\$|EUR|GBP|INR|Rs\.?)\s*(?=\d)")
 _SPACED_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _UNIT_TEXT = re.compile(
@@ -147,6 +150,8 @@ def tokens_of(text: str) -> tuple[Token, ...]:
         text = text.replace("o'clock", "oclock")
     text = _DEGREE_LETTER.sub(r"^\\circ ", text)
     text = _without_markdown(text)
+    if text.startswith("\\") and (whole := _ALL_TEXT.fullmatch(text)):
+        text = whole[1]
     tokens: list[Token] = []
     _scan(_money_kept(text), tokens, 0)
     return tuple(tokens)
@@ -160,9 +165,13 @@ def _repeating_decimal(match: re.Match[str]) -> str:
 
 
 def _without_markdown(text: str) -> str:
-    """Drop the stars of `**bold**` (not those of `x**2`) and the tags or backquotes around the whole text."""
+    """Drop the marks of `**bold**` and `*italics*` (not the stars of `x**2`) and the tags or backquotes around the whole text."""
     if "**" in text:
         text = _BOLD.sub(r"\1", text)
+    if text.startswith(("*", "_")) and (whole := _EMPHASIS.fullmatch(text)):
+        text = whole[2]
+    elif "*" in text:
+        text = _STARRED.sub(r"\1", text)
     for tag in ("math", "b", "i"):
         if text.startswith(f"<{tag}>") and text.endswith(f"</{tag}>"):
             return text[len(tag) + 2 : -len(tag) - 3]

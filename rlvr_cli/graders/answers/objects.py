@@ -28,6 +28,7 @@ class Listing:
     items: tuple["Node", ...]
     braces: bool = False
     alternatives: bool = False  # joined by "or" and nothing else
+    together: bool = False  # joined by "and" and nothing else
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from rlvr_cli.graders.answers.objects import (
 )
 from rlvr_cli.graders.answers.units import GLUED_UNITS, UNITS, canonical_unit
 
+EMPTY = Words("empty set")
 MAX_ITEMS = 200  # of a list, a set or a tuple
 _MAX_WORK = 1_500  # objects read for one text
 
@@ -59,6 +60,7 @@ _RELATIONS = frozenset(
 )
 _MATRICES = word_set("matrix pmatrix bmatrix Bmatrix vmatrix Vmatrix smallmatrix array psmallmatrix bsmallmatrix")
 _MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_MULTIPLIERS |= {"quadrillion": 10**15, "lakh": 10**5, "crore": 10**7, "dozen": 12, "score": 20, "gross": 144}
 _COUNTED = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen"
@@ -116,14 +118,20 @@ def readings(text: str) -> tuple[Node, ...]:
 
 
 def _read_all(text: str, found: list[Node]) -> None:
-    tokens = trimmed(_tokens(text))
-    node = read_tokens(tokens)
+    every = _tokens(text)
+    if [token.text for token in every] == ["{", "}"]:
+        found.append(EMPTY)
+    tokens = trimmed(every)
+    node = read_tokens(tokens, thousands=not _in_braces(every, text))
     if node is not None:
         found.append(node)
     if any(token.text == "," for token in tokens) and merge_thousands(tokens) != tokens:
         other = read_tokens(tokens, thousands=False)
         if other is not None:
             found.append(other)
+    crossed = _with_crosses(tokens)
+    if crossed is not None and (product := read_tokens(crossed)) is not None:
+        found.append(product)
     if has_prose(node):
         found.extend(_sentences(text))
     elif (
@@ -134,6 +142,25 @@ def _read_all(text: str, found: list[Node]) -> None:
         unit = _quantity(tokens)  # `5 m` may be five meters
         if isinstance(unit, Quantity) and "?" not in unit.unit:
             found.append(unit)
+
+
+def _in_braces(tokens: Tokens, text: str) -> bool:
+    """Whether the text is a set in plain braces, as {1,234}: two numbers, unlike 1,234 in a box."""
+    braced = bool(tokens) and tokens[0].text == "{" and closing_index(tokens, 0, len(tokens)) == len(tokens) - 1
+    return braced and "\\boxed" not in text
+
+
+def _with_crosses(tokens: Tokens) -> Tokens | None:
+    """The tokens with the letter x as a multiplication sign, as in 3.2 x 10^5, if it stands nowhere but between numbers."""
+    crosses = [index for index, token in enumerate(tokens) if token.text in ("x", "X") and token.kind == "word"]
+    for index in crosses:
+        before, after = tokens[index - 1 : index], tokens[index + 1 : index + 2]
+        if not before or not after or before[0].kind != "num" or after[0].kind != "num":
+            return None
+        if tokens[index].gap != after[0].gap:  # 2x 3y
+            return None
+    changed = [Token("op", "*", token.gap) if at in crosses else token for at, token in enumerate(tokens)]
+    return changed if crosses else None
 
 
 def has_prose(node: Node | None) -> bool:
@@ -177,8 +204,10 @@ def read_tokens(tokens: Tokens, *, thousands: bool = True, nested: bool = False)
         items.extend(item.items if isinstance(item, Listing) and not item.braces else (item,))
     if not items:
         return None
-    only_or = all(token.text == "or" for token in tokens if token.kind == "sep" or token.text in (",", ";"))
-    return items[0] if len(items) == 1 else Listing(tuple(items), alternatives=only_or)
+    joints = {token.text for token in tokens if token.kind == "sep" or token.text in (",", ";")}
+    if len(items) == 1:
+        return items[0]
+    return Listing(tuple(items), alternatives=joints == {"or"}, together=joints == {"and"})
 
 
 def read_one(tokens: Tokens) -> Node | None:
@@ -318,6 +347,8 @@ def merge_thousands(tokens: Tokens) -> Tokens:
 def _words(tokens: Tokens) -> Node | None:
     if [token.text for token in tokens] == ["\\mathbbR"]:
         return _whole_line()
+    if [token.text for token in tokens] == ["\\emptyset"]:
+        return EMPTY
     wordy = [token for token in tokens if token.kind in ("word", "text")]
     if not wordy or any(token.kind in ("cmd", "bad", "begin", "end") for token in tokens):
         return None
@@ -419,11 +450,27 @@ def _is_name(tokens: Tokens) -> bool:
             outside.append(token)
     if any(t.kind == "num" or (t.kind == "op" and t.text not in _BESIDE_NAMES) for t in outside):
         return False
+    if any(token.text.removeprefix("\\") in FUNCTIONS for token in outside):
+        return _is_named_angle(tokens)
     words = [token.text for token in outside if token.kind == "word"]
     if any(len(word) > 1 and word.islower() and not is_prose(word) and word not in GREEK for word in words):
         return False  # xy = 6 is an equation
     letters = sum(len(word) == 1 and word.islower() for word in words)
+    if "\\frac" in texts and any(token.kind == "num" for token in tokens):
+        return False
+    if letters and "^" in texts and texts[-1] != ")":
+        return False  # x^2 = 9 is an equation; R^2 and f^{-1}(x) are names
     return letters <= 1 or ":" in texts or "/" in texts or any(map(is_prose, words))
+
+
+def _is_named_angle(tokens: Tokens) -> bool:
+    r"""Whether tokens are a function of a named angle: `\sin A`, `\cos \theta`, `\tan(\angle ABC)`; not `\sin x`, `\sqrt{x}`."""
+    if tokens[0].text.removeprefix("\\") not in ("sin", "cos", "tan", "cot", "sec", "csc"):
+        return False
+    rest = [token for token in tokens[1:] if token.text not in ("(", ")", "{", "}", "\\angle", "^", "2")]
+    return bool(rest) and all(
+        (token.kind == "word" and token.text.isupper()) or token.text.removeprefix("\\") in GREEK for token in rest
+    )
 
 
 def _plus_minus(tokens: Tokens) -> Node | None:
@@ -500,7 +547,7 @@ def _bracketed(tokens: Tokens) -> Node | None:
         if last != "\\}":
             return None
         if not inner:
-            return Words("empty set")
+            return EMPTY
         builder = split(inner, lambda token: token.text in ("|", ":"))
         if len(builder) == 2 and len(builder[0]) <= 3 and builder[0] and builder[0][0].kind == "word":
             return read_tokens(builder[1], nested=True)
@@ -684,9 +731,11 @@ def _quantity(tokens: Tokens) -> Node | None:
     words = [word for token in unit_tokens for word in token.text.lower().split()]
     if any(word in _HEDGES for word in words):
         return None
-    if words and words[0] in _MULTIPLIERS and isinstance(value, Value) and " " not in unit_tokens[0].text:
-        value = Value(combined("*", value.formula, constant(_MULTIPLIERS[words[0]])))
-        unit_tokens = unit_tokens[1:]
+    while words and isinstance(value, Value) and (multiplier := _multiplier(words[0])):
+        value = Value(combined("*", value.formula, constant(multiplier)))
+        rest = unit_tokens[0].text.split()[1:]
+        unit_tokens = [*([Token("text", " ".join(rest), True)] if rest else []), *unit_tokens[1:]]
+        words = words[1:]
     unit = canonical_unit(unit_tokens)
     if currency:
         unit = "dollar" if unit in ("", "dollar") else f"dollar {unit}"
@@ -765,7 +814,7 @@ def _stated(tokens: Tokens) -> list[Node]:
             after_word = index + 1
     found: list[Node] = []
     for start in {after_word, after_equals} - {0}:
-        before = {token.text.lower() for token in tokens[max(0, start - 3) : start]}
+        before = {word for token in tokens[max(0, start - 3) : start] for word in token.text.lower().split()}
         node = read_tokens(tokens[start:])
         if node is not None and not before & {"not", "cannot", "nor"}:
             found.append(node)
@@ -777,6 +826,9 @@ def _stated(tokens: Tokens) -> list[Node]:
 def _connects(tokens: Tokens, index: int) -> bool:
     """Whether a token introduces what the sentence states: a word such as `is`, or a colon after a word (`Answer:`)."""
     token = tokens[index]
+    if token.kind == "text":  # \\text{The answer is }5
+        words = token.text.lower().split()
+        return words[-1].endswith(":") or words[-1] in _CONNECTIVES
     if token.kind == "word":
         before = tokens[index - 1].text.lower() if index else ""
         return token.text.lower() in _CONNECTIVES or (token.text == "to" and before in _CONNECTED_BY_TO)
@@ -805,10 +857,20 @@ def _only_object(tokens: Tokens) -> list[Node]:
     return [] if has_prose(node) or node is None else [node]
 
 
+def _multiplier(word: str) -> int | None:
+    return _MULTIPLIERS.get(word) or _MULTIPLIERS.get(word.removesuffix("s"))
+
+
 def number_word(text: str) -> Fraction | None:
-    """The number between -100 and 100 that English words spell, else None."""
+    """The number that English words spell, else None: up to 100, or that many dozens, thousands and so on."""
     words = text.replace("-", " ").split()
     sign = -1 if words[:1] in (["negative"], ["minus"]) else 1
+    if len(words) > 1 and words[1] in _MULTIPLIERS and words[0] in ("a", "an"):
+        words = words[1:]
+    factor = _multiplier(words[-1]) if words else None
+    if factor:
+        count = number_word(" ".join(words[:-1])) if words[:-1] else Fraction(1)
+        return None if count is None else count * factor
     total = 0
     for word in words[sign < 0 :]:
         value = _NUMBER_WORDS.get(word)
