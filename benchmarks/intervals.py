@@ -1,7 +1,7 @@
 """How often the 95 % intervals hold the truth, how wide they are, what a comparison detects, and how often alarms are false.
 
 Enters: nothing but the package's own functions and numpy's random numbers, seeded. Leaves: tables on stdout.
-`python benchmarks/intervals.py` takes some ten minutes on one core; `--trials 200` a tenth of that.
+`python benchmarks/intervals.py` takes some twenty minutes on one core; `--trials 200` a tenth of that.
 
 Shares: questions of beta-distributed difficulty (`alike` is the correlation of the samples of a question), beside the interval
 of 1.96 standard errors (Wald) and Wilson's for samples taken as independent.

@@ -136,8 +136,8 @@ def _no_signal(training: _Training) -> Iterator[_Finding]:
 
 def _format_without_answers(training: _Training) -> Iterator[_Finding]:
     form, answer = training.ends("reward/format"), training.ends("reward/answer")
-    learned = form and form[1] > form[0] + 0.1 and training.rises("reward/format")
-    if learned and answer and answer[1] < answer[0] + 0.02:
+    rises = training.rises("reward/format")
+    if form and answer and rises and form[1] > form[0] + 0.1 and answer[1] < answer[0] + 0.02:
         yield _Finding(
             "warning",
             f"format reward rose from {form[0]:.2f} to {form[1]:.2f}, but answer reward stayed at {answer[1]:.2f}: the policy "

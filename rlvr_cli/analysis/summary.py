@@ -190,7 +190,7 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
     )
 
 
-def _with_misses(hits: QuestionKinds, asked: Sequence[tuple[int, int]]) -> QuestionKinds:
+def _with_misses(hits: Sequence[tuple[float, int, int]], asked: Sequence[tuple[int, int]]) -> QuestionKinds:
     """Add the questions without any sample in a category, which the query leaves out, to those with some."""
     misses = {n: 0 for n, _ in asked}
     for n, count in asked:
