@@ -1,23 +1,27 @@
 """Alarms: problems of a training run that its metrics show, in plain words, each with the query that shows it.
 
-Enters: a run. Leaves: `Alarm`s, none when nothing looks wrong. A trend compares the first fifth of a curve with its last fifth.
+Enters: a run. Leaves: `Alarm`s, none when nothing looks wrong. A trend compares the first fifth of a curve with its last fifth,
+and must be more than the noise from step to step explains: in a short run of few responses these fifths differ by chance.
 """
 
+import math
 import shlex
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.estimators import t_quantile
 from rlvr_cli.runs.readers import read_run
 
 Curves = Mapping[str, Mapping[int, float]]  # metric of the training phase -> step -> value
 
 MIN_STEPS = 5  # a shorter curve has no trend
 SOLVED = 0.9  # mean reward above which low entropy, and few groups with a signal, are no alarm
-SPIKE = 10.0  # times the median gradient norm
+SPIKE = 10.0  # times the median gradient norm, at least
+CHANCE = 0.01  # how often an alarm may sound by noise alone
 DISAGREEMENT = 0.05  # how much the share of verdicts on which two graders differ may grow
 
 
@@ -72,6 +76,9 @@ class _Training(NamedTuple):
     def ends(self, name: str) -> tuple[float, float] | None:
         return _ends(self.curves.get(name, {}))
 
+    def rises(self, name: str) -> bool:
+        return _rises(self.curves.get(name, {}))
+
 
 class _Finding(NamedTuple):
     """The fields of an `Alarm` after its name."""
@@ -93,7 +100,8 @@ def _entropy_collapse(training: _Training) -> Iterator[_Finding]:
 
 
 def _truncation_creep(training: _Training) -> Iterator[_Finding]:
-    if (cut := training.ends("length/truncated_share")) and cut[1] > cut[0] + 0.1:
+    name = "length/truncated_share"
+    if (cut := training.ends(name)) and cut[1] > cut[0] + 0.1 and training.rises(name):
         yield _Finding(
             "warning",
             f"{cut[1]:.0%} of the responses are cut at the length limit; at the start it was {cut[0]:.0%}",
@@ -103,7 +111,7 @@ def _truncation_creep(training: _Training) -> Iterator[_Finding]:
 
 def _wrong_answers_grow(training: _Training) -> Iterator[_Finding]:
     wrong, right = training.ends("length/wrong"), training.ends("length/correct")
-    if wrong and right and wrong[1] > 1.5 * max(wrong[0], right[1]):
+    if wrong and right and wrong[1] > 1.5 * max(wrong[0], right[1]) and training.rises("length/wrong"):
         yield _Finding(
             "warning",
             f"wrong responses grew from {wrong[0]:.0f} to {wrong[1]:.0f} tokens, while correct ones have {right[1]:.0f}: with masked_mean "
@@ -114,7 +122,9 @@ def _wrong_answers_grow(training: _Training) -> Iterator[_Finding]:
 
 def _no_signal(training: _Training) -> Iterator[_Finding]:
     reward = training.ends("reward/mean")
-    if (signal := training.ends("groups/signal_share")) and signal[1] < 0.2 and not (reward and reward[1] >= SOLVED):
+    name = "groups/signal_share"
+    lowest = 0.2 - _error_of_end(training.curves.get(name, {}))
+    if (signal := training.ends(name)) and signal[1] < lowest and not (reward and reward[1] >= SOLVED):
         solved = reward is not None and reward[1] > 0.5
         yield _Finding(
             "warning",
@@ -126,7 +136,8 @@ def _no_signal(training: _Training) -> Iterator[_Finding]:
 
 def _format_without_answers(training: _Training) -> Iterator[_Finding]:
     form, answer = training.ends("reward/format"), training.ends("reward/answer")
-    if form and answer and form[1] > form[0] + 0.1 and answer[1] < answer[0] + 0.02:
+    rises = training.rises("reward/format")
+    if form and answer and rises and form[1] > form[0] + 0.1 and answer[1] < answer[0] + 0.02:
         yield _Finding(
             "warning",
             f"format reward rose from {form[0]:.2f} to {form[1]:.2f}, but answer reward stayed at {answer[1]:.2f}: the policy "
@@ -137,7 +148,7 @@ def _format_without_answers(training: _Training) -> Iterator[_Finding]:
 
 def _graders_part(training: _Training) -> Iterator[_Finding]:
     for grader, shares in training.disagreement.items():
-        if (apart := _ends(shares)) and apart[1] > apart[0] + DISAGREEMENT:
+        if (apart := _ends(shares)) and apart[1] > apart[0] + DISAGREEMENT and _rises(shares):
             yield _Finding(
                 "warning",
                 f"{grader} disagrees with {apart[1]:.0%} of the training rewards, {apart[0]:.0%} at the start: the policy may be "
@@ -148,7 +159,8 @@ def _graders_part(training: _Training) -> Iterator[_Finding]:
 
 def _mismatch_grows(training: _Training) -> Iterator[_Finding]:
     lagging = any(training.curves.get("sampling/lag", {}).values())  # then an older policy sampled: a gap is expected
-    if not lagging and (gap := training.ends("mismatch/logprob_mean_abs")) and gap[1] > max(3 * gap[0], 0.01):
+    name = "mismatch/logprob_mean_abs"
+    if not lagging and (gap := training.ends(name)) and gap[1] > max(3 * gap[0], 0.01) and training.rises(name):
         yield _Finding(
             "warning",
             f"log-probabilities of sampler and trainer differ by {gap[1]:.2g} nats per token, {gap[0]:.2g} at the start",
@@ -159,11 +171,12 @@ def _mismatch_grows(training: _Training) -> Iterator[_Finding]:
 def _gradient_spikes(training: _Training) -> Iterator[_Finding]:
     norms = {step: norm for step, norm in training.curves.get("optimizer/grad_norm", {}).items() if norm == norm}
     usual = statistics.median(norms.values()) if len(norms) >= MIN_STEPS else 0.0
-    spikes = [step for step, norm in norms.items() if usual and norm > SPIKE * usual]
+    times = max(SPIKE, _usual_spread(norms.values())) if usual else 0.0
+    spikes = [step for step, norm in norms.items() if usual and norm > times * usual]
     if spikes:
         yield _Finding(
             "warning",
-            f"the gradient norm exceeded {SPIKE:g} times its median ({usual:.2g}) at {_steps(spikes)}",
+            f"the gradient norm exceeded {times:.3g} times its median ({usual:.2g}) at {_steps(spikes)}",
             "rlvr analyze metrics RUN --set names=optimizer/grad_norm",
         )
 
@@ -225,6 +238,44 @@ def _ends(curve: Mapping[int, float]) -> tuple[float, float] | None:
         return None
     fifth = max(len(values) // 5, 1)
     return statistics.fmean(values[:fifth]), statistics.fmean(values[-fifth:])
+
+
+def _line(curve: Mapping[int, float]) -> tuple[float, float, int] | None:
+    """Rise over the whole curve of its least-squares line, standard error of a step about the line, and number of steps."""
+    values = [curve[step] for step in sorted(curve) if curve[step] == curve[step]]
+    n = len(values)
+    if n < MIN_STEPS:
+        return None
+    slope, start = statistics.linear_regression(range(n), values)
+    squares = math.fsum((value - start - slope * i) ** 2 for i, value in enumerate(values))
+    return slope * (n - 1), math.sqrt(squares / (n - 2)), n
+
+
+def _rises(curve: Mapping[int, float]) -> bool:
+    """Whether a curve rises by more than the noise about its line explains: the t-test of its slope, at `CHANCE`."""
+    if (line := _line(curve)) is None:
+        return False
+    rise, noise, n = line
+    return rise > t_quantile(1 - CHANCE, n - 2) * noise * (n - 1) / math.sqrt(n * (n * n - 1) / 12)
+
+
+def _error_of_end(curve: Mapping[int, float]) -> float:
+    """By how much the mean of the last fifth of a curve may differ by chance, at `CHANCE`."""
+    if (line := _line(curve)) is None:
+        return 0.0
+    _, noise, n = line
+    return t_quantile(1 - CHANCE, n - 2) * noise / math.sqrt(max(n // 5, 1))
+
+
+def _usual_spread(norms: Iterable[float]) -> float:
+    """How many times the median the largest of these numbers is by chance, at `CHANCE`, if their logarithms are normal.
+
+    Their standard deviation is estimated from the median absolute deviation (Hampel 1974), which spikes do not move.
+    """
+    logs = [math.log(norm) for norm in norms if 0 < norm < math.inf]
+    middle = statistics.median(logs)
+    spread = 1.4826 * statistics.median(abs(log - middle) for log in logs)
+    return math.exp(min(t_quantile(1 - CHANCE / len(logs), max(len(logs) / 2, 1.0)) * spread, 700.0))
 
 
 def _steps(steps: Sequence[int]) -> str:

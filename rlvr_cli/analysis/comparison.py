@@ -4,25 +4,28 @@ Enters: an open `Database`, the runs of two arms (several runs of an arm are dif
 `Comparison`, whose `tables` print in any format; the last table is the verdict in words.
 """
 
-import statistics as moments
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from rlvr_cli.analysis.database import Database
 from rlvr_cli.analysis.estimators import (
     FEWEST_DISCORDANT,
+    Spread,
     detectable_difference,
+    effective_number,
     mcnemar_exact,
     questions_needed,
-    wilson_interval,
+    share_interval,
+    spread_of,
+    t_quantile,
 )
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Table
 
-RESAMPLES = 2000
-FEWEST_SEEDS = 3  # per arm; the spread of two runs is hardly an estimate
+FEWEST_SEEDS = 3  # per arm; with fewer, Student's t is several times as wide as the normal interval
 Answers = Mapping[str, Mapping[str, Any]]  # question -> row of the query `compare`
 
 
@@ -60,7 +63,7 @@ class Comparison:
 
     @property
     def decided(self) -> bool:
-        """Whether the difference is significant. With very few discordant questions the bootstrap interval is too narrow."""
+        """Whether the difference is significant: the interval excludes 0, and so do as many questions as an exact test needs."""
         if self.low <= 0 <= self.high:
             return False
         if self.mcnemar_p is not None:
@@ -123,8 +126,6 @@ def compare(
     *,
     phase: str = "eval",
     step: int | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> Comparison:
     """Compare the accuracy of two arms on the questions that all of their runs answered.
 
@@ -154,52 +155,103 @@ def compare(
     rephrased = _check_same_questions(answers, shared)
 
     of_a, of_b = ([_shares(answers[run], shared) for run in arm] for arm in (arm_a, arm_b))  # run -> question -> share
-    drawn_a, drawn_b = _resampled(of_a, of_b, resamples=resamples, seed=seed)
-    means_a, means_b = (_mean_by_question(of) for of in (of_a, of_b))
-    differences = [b - a for a, b in zip(means_a, means_b, strict=True)]
-    better_b, better_a = (sum(sign * d > 1e-9 for d in differences) for sign in (1, -1))
+    samples_a, samples_b = (sum(answers[run][q]["samples"] for run in arm for q in shared) for arm in (arm_a, arm_b))
+    found = paired_difference(of_a, of_b, sample=len(shared) / min(samples_a, samples_b))
+    better_b, better_a = (sum(sign * d > 1e-9 for d in found.by_question) for sign in (1, -1))
     single = len(arm_a) == len(arm_b) == 1 and all(r[q]["samples"] == 1 for r in answers.values() for q in shared)
-    mean_square = moments.fmean(d * d for d in differences)
-    seed_variance = sum(moments.variance(map(moments.fmean, of)) / len(of) for of in (of_a, of_b) if len(of) > 1)
-    difference = moments.fmean(differences)
-    low, high = _percentile_interval([b - a for a, b in zip(drawn_a, drawn_b, strict=True)])
-    if not mean_square:  # all resamples are equal: use the 95 % bound of a share of which none of n was observed
-        high = 1 - 0.05 ** (1 / len(shared))
-        low = -high
 
-    def arm(name: str, runs: Sequence[str], of: list[list[float]], drawn: list[float]) -> Arm:
-        rows = [answers[run][question] for run in runs for question in shared]
-        samples, correct = (sum(row[key] for row in rows) for key in ("samples", "correct"))
-        alone = samples == len(shared)
-        ends = wilson_interval(correct, samples) if alone else _percentile_interval(drawn)
-        if ends[0] == ends[1]:  # all resamples are equal: as if a question's samples were all alike, the worst case
-            ends = wilson_interval(round(ends[0] * len(shared)), len(shared))
+    def arm(name: str, runs: Sequence[str], of: list[list[float]], samples: int, seeds: Spread) -> Arm:
+        accuracy = math.fsum(map(math.fsum, of)) / (len(of) * len(shared))
+        low, high = _arm_interval(of, accuracy=accuracy, samples=samples, seeds=seeds)
         return Arm(
             name=name,
             runs=tuple(runs),
             steps=tuple(dict.fromkeys(answers[run][shared[0]]["step"] for run in runs)),
             samples=samples,
             left_out=len(set().union(*(answers[run] for run in runs))) - len(shared),
-            grade_errors=sum(row["grade_errors"] for row in rows),
-            accuracy=moments.fmean(map(moments.fmean, of)),
-            low=max(ends[0], 0.0),  # with few seeds the stretched spread can exceed the range
-            high=min(ends[1], 1.0),
+            grade_errors=sum(answers[run][question]["grade_errors"] for run in runs for question in shared),
+            accuracy=accuracy,
+            low=low,
+            high=high,
         )
 
     return Comparison(
-        a=arm("A", arm_a, of_a, drawn_a),
-        b=arm("B", arm_b, of_b, drawn_b),
+        a=arm("A", arm_a, of_a, samples_a, found.seeds_a),
+        b=arm("B", arm_b, of_b, samples_b, found.seeds_b),
         questions=len(shared),
-        difference=difference,
-        low=max(low, -1.0),
-        high=min(high, 1.0),
+        difference=found.difference,
+        low=found.low,
+        high=found.high,
         b_better=better_b,
         a_better=better_a,
         mcnemar_p=mcnemar_exact(better_a, better_b) if single else None,
-        detectable=detectable_difference(mean_square, len(shared), seed_variance=seed_variance),
-        needed=questions_needed(mean_square, difference, seed_variance=seed_variance),
+        detectable=detectable_difference(found.power, len(shared)),
+        needed=questions_needed(found.power, found.difference),
         notes=tuple(_notes(len(arm_a), len(arm_b), rephrased=rephrased, questions=len(shared))),
     )
+
+
+class PairedDifference(NamedTuple):
+    """The difference of two arms' accuracies, B minus A, over the same questions."""
+
+    difference: float
+    low: float
+    high: float
+    by_question: list[float]
+    spread: Spread  # of the interval
+    power: Spread  # the same, with the mean square of the questions' differences, for what could be detected
+    seeds_a: Spread  # of each arm alone, without its questions
+    seeds_b: Spread
+
+
+def paired_difference(
+    of_a: Sequence[Sequence[float]], of_b: Sequence[Sequence[float]], *, sample: float
+) -> PairedDifference:
+    """The difference with its 95 % interval: Student's t, with the uncertainty of questions and of seeds counted once each.
+
+    Two questions are added, of which each arm wins one by one sample. With one sample per question this is the interval of Bonett
+    and Price (2012) for paired shares: it does not shrink to nothing where few questions differ.
+
+    Args:
+        of_a, of_b: for each run of the arm, the share of right samples of each question.
+        sample: what one more right sample adds to the share of a question, 1 for one run with one sample.
+    """
+    import numpy as np
+
+    arms, each = [], []
+    for of in (np.array(of_a), np.array(of_b)):  # (runs, questions)
+        runs, questions = of.shape
+        means = of.mean(axis=1)
+        seen = noise = 0.0
+        if runs > 1:
+            left = of - of.mean(axis=0) - (means - means.mean())[:, None]  # neither the question's nor the run's
+            seen = float(means.var(ddof=1))
+            noise = float((left * left).sum() / ((runs - 1) * max(questions - 1, 1)) / questions)
+        arms.append((seen, noise, runs))
+        each.append(of.mean(axis=0))
+    differences = each[1] - each[0]
+    questions = len(differences)
+    padded = np.append(differences, [sample, -sample])
+    spread = spread_of(float(padded.var(ddof=1)), questions=questions, arms=arms)
+    power = replace(spread, per_question=float((differences * differences).mean()))
+    error, df = spread.error(len(padded))
+    middle, half = float(padded.mean()), t_quantile(0.975, df) * error
+    alone = [spread_of(0.0, questions=questions, arms=[arm]) for arm in arms]
+    low, high = max(middle - half, -1.0), min(middle + half, 1.0)
+    return PairedDifference(float(differences.mean()), low, high, differences.tolist(), spread, power, *alone)
+
+
+def _arm_interval(
+    of: Sequence[Sequence[float]], *, accuracy: float, samples: int, seeds: Spread
+) -> tuple[float, float]:
+    """The 95 % interval of an arm's accuracy: that of the summary, widened by the spread of its seeds if it has several."""
+    shares = [math.fsum(of_question) / len(of) for of_question in zip(*of, strict=True)]
+    n = effective_number([(share, 1, 1) for share in shares], draws=samples)
+    binary = accuracy * (1 - accuracy)
+    if len(of) == 1 or not binary:
+        return share_interval(accuracy, n)
+    error, df = replace(seeds, per_question=binary * len(shares) / n).error(len(shares))
+    return share_interval(accuracy, binary / error**2, z=t_quantile(0.975, df))
 
 
 def _check_same_questions(answers: Mapping[str, Answers], shared: Sequence[str]) -> int:
@@ -223,51 +275,16 @@ def _shares(rows: Answers, questions: Sequence[str]) -> list[float]:
     return [rows[question]["correct"] / rows[question]["samples"] for question in questions]
 
 
-def _mean_by_question(of: Sequence[Sequence[float]]) -> list[float]:
-    return [moments.fmean(values) for values in zip(*of, strict=True)]
-
-
-def _resampled(
-    of_a: Sequence[Sequence[float]], of_b: Sequence[Sequence[float]], *, resamples: int, seed: int
-) -> tuple[list[float], list[float]]:
-    """Bootstrap the accuracies of both arms: resample seeds within each arm, and the same questions for both.
-
-    A question is resampled with its samples in all runs. The deviations of an arm's S runs from their mean are stretched by
-    sqrt(S / (S - 1)), because a bootstrap of few runs underestimates their spread by that factor.
-    """
-    import numpy as np
-
-    def stretched(of: Sequence[Sequence[float]]) -> Any:
-        values = np.array(of)
-        mean = values.mean(axis=0)
-        return mean + (values - mean) * np.sqrt(len(of) / max(1, len(of) - 1))
-
-    values = np.concatenate([stretched(of_a), stretched(of_b)])
-    questions = values.shape[1]
-    rng = np.random.default_rng(seed)
-    drawn_a, drawn_b = [], []
-    for _ in range(resamples):
-        times = np.bincount(rng.integers(questions, size=questions), minlength=questions)
-        means = values @ times / questions
-        drawn_a.append(float(means[: len(of_a)][rng.integers(len(of_a), size=len(of_a))].mean()))
-        drawn_b.append(float(means[len(of_a) :][rng.integers(len(of_b), size=len(of_b))].mean()))
-    return drawn_a, drawn_b
-
-
-def _percentile_interval(drawn: Sequence[float]) -> tuple[float, float]:
-    """The 2.5th and the 97.5th percentile."""
-    cuts = moments.quantiles(drawn, n=40, method="inclusive")
-    return cuts[0], cuts[-1]
-
-
 def _notes(runs_a: int, runs_b: int, *, rephrased: int, questions: int) -> list[str]:
     notes = []
     if rephrased:
         notes.append(f"The prompts of {rephrased:,} of the {questions:,} questions differ between the runs.")
     if runs_a == runs_b == 1:
         notes.append("One run an arm: how much training with another seed would change is not in the interval.")
+    elif min(runs_a, runs_b) == 1:
+        notes.append("One run in an arm: the interval takes the spread of its seeds from the other arm.")
     elif min(runs_a, runs_b) < FEWEST_SEEDS:
-        notes.append(f"Fewer than {FEWEST_SEEDS} seeds in an arm: the interval is not to be trusted.")
+        notes.append("Two seeds hardly show how seeds vary: the interval allows for that and is wide.")
     return notes
 
 

@@ -6,15 +6,19 @@ expectations over all k-subsets of the n samples; nothing is simulated.
 
 import functools
 import math
-import random
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate, groupby
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import NormalDist
 
 CONFIDENCE_Z = 1.959963984540054  # two-sided 95 %
-POWER_Z = 0.8416212335729143  # 80 %
 FEWEST_DISCORDANT = 6  # McNemar's exact test cannot reach 5 % with fewer: 2 / 2 ** 5 > 0.05 > 2 / 2 ** 6
+
+
+# Kinds of questions: (value summed over a question's samples, its samples, number of such questions).
+QuestionKinds = Sequence[tuple[float, float, int]]
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -98,50 +102,86 @@ def _majority_at_k(correct: int, wrong: tuple[int, ...], abstained: int, k: int)
     return expected
 
 
-def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """95 % interval of a proportion from n independent trials (Wilson 1927); (0, 1) for n = 0."""
-    assert 0 <= successes <= n, (successes, n)
-    if n == 0:
-        return 0.0, 1.0
-    z2 = CONFIDENCE_Z**2
-    share = successes / n
-    center = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = CONFIDENCE_Z * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    low = 0.0 if successes == 0 else max(0.0, center - half)
-    return low, 1.0 if successes == n else min(1.0, center + half)
+def share_interval(share: float, n: float, *, z: float = CONFIDENCE_Z) -> tuple[float, float]:
+    """95 % interval of a share of n independent trials (Agresti and Coull 1998); (0, 1) for n = 0.
 
-
-def bootstrap_interval(
-    totals: Sequence[float],
-    sizes: Sequence[float],
-    counts: Sequence[int] | None = None,
-    *,
-    seed: int = 0,
-    resamples: int = 1000,
-) -> tuple[float, float]:
-    """95 % interval of sum(totals) / sum(sizes) by the percentile bootstrap over questions.
-
-    Samples of the same question are correlated, so whole questions are resampled. Each question is drawn Poisson(1) times
-    (Hanley and MacGibbon 2006), so m identical questions are drawn Poisson(m) times together. The cost therefore depends on
-    the number of different kinds of questions, not on the number of questions.
+    It is the usual interval after z**2 / 2 successes and as many failures are added, about two each. Wilson's interval (1927)
+    has the same center and lies inside it; it holds the truth too seldom for some shares near 0 and 1 (`benchmarks/intervals.py`).
 
     Args:
-        totals: per kind of question, the sum over its samples of the averaged quantity.
-        sizes: per kind of question, the number of samples of such a question.
-        counts: per kind of question, how many there are; None for one of each.
+        n: the effective number of trials, see `effective_number`; need not be whole.
+        z: the normal quantile, or Student's if `n` is itself an estimate from few runs.
     """
-    counts = [1] * len(totals) if counts is None else counts
-    assert sum(counts) > 0, "no question"
-    draw = random.Random(seed).random
-    sums, weights = [0.0] * resamples, [0.0] * resamples
-    for total, size, count in zip(totals, sizes, counts, strict=True):
-        least, cumulative = _poisson_table(count)
-        drawn = [least + bisect_left(cumulative, draw()) for _ in range(resamples)]
-        sums = [s + d * total for s, d in zip(sums, drawn, strict=True)]
-        weights = [w + d * size for w, d in zip(weights, drawn, strict=True)]
-    ratios = [s / w for s, w in zip(sums, weights, strict=True) if w]  # a resample of few questions can be empty
-    ratios.sort()
-    return _quantile(ratios, 0.025), _quantile(ratios, 0.975)
+    assert 0 <= share <= 1, share
+    assert n >= 0, n
+    if n == 0:
+        return 0.0, 1.0
+    center = (share * n + z * z / 2) / (n + z * z)
+    half = z * math.sqrt(center * (1 - center) / (n + z * z))
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def effective_number(kinds: QuestionKinds, *, draws: float | None = None) -> float:
+    """The number of independent trials that tell as much of a share as these samples do (Kish 1965).
+
+    Samples of one question resemble each other. How much is estimated from the questions that show the rarer outcome; one
+    question more is counted, whose samples are all alike. So the number goes from that of the questions, when no question shows
+    the rarer outcome, to what the data say, and it is never above `draws`.
+
+    Args:
+        kinds: kinds of questions, whose values per sample are from 0 to 1.
+        draws: separate observations of the value: samples, or for pass@k samples / k; None for the samples.
+    """
+    questions, size = sum(count for *_, count in kinds), sum(n * count for _, n, count in kinds)
+    assert questions > 0, "no question"
+    share = sum(total * count for total, _, count in kinds) / size
+    alike = sum(n * n * count for _, n, count in kinds) / size**2
+    rarer = min(
+        sum(count for total, _, count in kinds if total > 0), sum(count for total, n, count in kinds if total < n)
+    )
+    if not rarer:
+        return 1 / alike
+    squares = sum((total - share * n) ** 2 * count for total, n, count in kinds)
+    seen = max(squares / size**2 / (share * (1 - share)), 1 / (draws or size))
+    return (rarer + 1) / (rarer * seen + alike)
+
+
+def mean_interval(kinds: QuestionKinds) -> tuple[float, float] | None:
+    """95 % interval of a mean over samples that need not lie between 0 and 1: Student's t over questions (Miller 2024).
+
+    Returns:
+        None for one question, which does not show how questions vary.
+    """
+    questions, size = sum(count for *_, count in kinds), sum(n * count for _, n, count in kinds)
+    if questions < 2:
+        return None
+    mean = sum(total * count for total, _, count in kinds) / size
+    squares = sum((total - mean * n) ** 2 * count for total, n, count in kinds)
+    half = t_quantile(0.975, questions - 1) * math.sqrt(squares * questions / (questions - 1)) / size
+    return mean - half, mean + half
+
+
+@functools.lru_cache(maxsize=1024)
+def t_quantile(p: float, df: float) -> float:
+    """Quantile of Student's t, for p from 0.5 to 1 and df >= 1 that need not be whole; accurate to 1e-6.
+
+    With t = sqrt(df) tan(angle) the density is that of the angle, in proportion to cos(angle) ** (df - 1): Simpson's rule for its
+    integral, Newton's method for the quantile. For large df, the first terms of Cornish and Fisher's series (1938).
+    """
+    assert 0.5 <= p < 1, p
+    assert df >= 1, df
+    z = NormalDist().inv_cdf(p)
+    if df > 1000:
+        return z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(math.pi)
+    angle = math.atan(z / math.sqrt(df))
+    for _ in range(100):
+        density = [scale * math.cos(angle * i / 40) ** (df - 1) for i in range(41)]
+        held = angle / 120 * (density[0] + 4 * sum(density[1:-1:2]) + 2 * sum(density[2:-1:2]) + density[-1])
+        angle += (p - 0.5 - held) / density[-1]
+        if abs(p - 0.5 - held) < 1e-12:
+            break
+    return math.sqrt(df) * math.tan(angle)
 
 
 def mcnemar_exact(only_a: int, only_b: int) -> float:
@@ -160,46 +200,69 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * math.fsum(math.exp(log - n * math.log(2)) for log in logs))
 
 
-def detectable_difference(mean_square: float, questions: int, *, seed_variance: float = 0.0) -> float:
-    """The smallest true difference of accuracy that a two-sided paired test at 5 % detects with 80 % power.
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Where the uncertainty of a difference between two arms comes from; questions and seeds are counted once each."""
 
-    (z_0.975 + z_0.8) * sqrt(mean_square / questions + seed_variance). With one sample per question, the mean square is the
-    share of discordant questions, and this is the formula of Miettinen (1968) for McNemar's test without its second-order
-    term. It is at least `FEWEST_DISCORDANT` / questions: with fewer discordant questions the exact test is never significant.
+    per_question: float  # variance of a question's difference; the noise of sampling and grading is in it
+    seeds: float = 0.0  # variance of the difference through the seeds, beyond that noise
+    unsure: float = 0.0  # `seeds` and a part of the noise: what is known with only `seed_df` degrees of freedom
+    seed_df: float = 1.0
+    questions: int = 1  # with which all this was measured
+
+    def error(self, questions: int) -> tuple[float, float]:
+        """Standard error with that many questions and the same seeds, and its degrees of freedom (Satterthwaite 1946)."""
+        of_questions = self.per_question / questions
+        unsure = self.seeds + (self.unsure - self.seeds) * self.questions / questions
+        variance = of_questions + self.seeds
+        doubt = of_questions**2 / max(questions - 1, 1) + unsure**2 / self.seed_df
+        return math.sqrt(variance), max(variance**2 / doubt, 1.0) if doubt else math.inf
+
+
+def spread_of(per_question: float, *, questions: int, arms: Sequence[tuple[float, float, int]]) -> Spread:
+    """Split the uncertainty of a difference into that of the questions and that of the seeds.
+
+    The variance of a question's difference already has the noise of sampling in it. So the seeds add only what their means
+    spread beyond this noise, and nothing if that is negative (method of moments, Searle 1971). The spread of few seeds is
+    hardly known, even where it is no larger than the noise: for the degrees of freedom only the share df / (df + 4) of the
+    noise is subtracted. The share was chosen by simulation: `benchmarks/intervals.py` shows the coverage.
 
     Args:
-        mean_square: mean over the questions of the squared difference between the shares of correct samples.
-        seed_variance: variance, over seeds, of the difference between the two accuracies.
+        per_question: variance over the questions of B's share minus A's.
+        arms: of each, the variance of the means of its runs, that which the noise alone would give, and the number of runs.
+            An arm of one run takes its spread from the other arm; if all have one run, seeds count for nothing.
+    """
+    known = [arm for arm in arms if arm[2] > 1]
+    if not known:
+        return Spread(per_question, questions=questions)
+    filled = [arm if arm[2] > 1 else (*known[0][:2], 1) for arm in arms]
+    seen, noise = (sum(arm[i] / arm[2] for arm in filled) for i in (0, 1))
+    known_parts = [(v / runs, runs - 1) for v, _, runs in known]
+    doubt = sum(part**2 / df for part, df in known_parts)
+    df = sum(part for part, _ in known_parts) ** 2 / doubt if doubt else 1.0
+    seeds, unsure = max(0.0, seen - noise), max(0.0, seen - noise * df / (df + 4))
+    return Spread(per_question, seeds, unsure, df, questions)
+
+
+def detectable_difference(spread: Spread, questions: int) -> float:
+    """The smallest true difference of accuracy that a two-sided paired test at 5 % detects with 80 % power.
+
+    (t_0.975 + t_0.8) standard errors. With one sample per question and one run an arm, and the mean square of the questions'
+    differences as `per_question`, it is the formula of Miettinen (1968) for McNemar's test without its second-order term. It
+    is at least `FEWEST_DISCORDANT` / questions: with fewer discordant questions the exact test is never significant.
     """
     assert questions > 0, questions
-    smallest = (CONFIDENCE_Z + POWER_Z) * math.sqrt(mean_square / questions + seed_variance)
-    return min(1.0, max(smallest, FEWEST_DISCORDANT / questions))
+    error, df = spread.error(questions)
+    return min(1.0, max((t_quantile(0.975, df) + t_quantile(0.8, df)) * error, FEWEST_DISCORDANT / questions))
 
 
-def questions_needed(mean_square: float, difference: float, *, seed_variance: float = 0.0) -> int | None:
-    """The number of questions needed to detect a difference with 80 % power: `detectable_difference` solved for `questions`.
+def questions_needed(spread: Spread, difference: float) -> int | None:
+    """The number of questions needed to detect a difference with 80 % power: the first that `detectable_difference` allows.
 
     Returns:
-        None if no number suffices: the difference is 0, or too small compared with the variation between seeds.
+        None if no number up to a billion suffices: the difference is 0, or too small compared with the variation between seeds.
     """
-    left = (difference / (CONFIDENCE_Z + POWER_Z)) ** 2 - seed_variance
-    if left <= 0:
+    most = 10**9
+    if not difference or detectable_difference(spread, most) > abs(difference):
         return None
-    return math.ceil(max(mean_square / left, FEWEST_DISCORDANT / abs(difference)))
-
-
-@functools.lru_cache(maxsize=1024)
-def _poisson_table(rate: int) -> tuple[int, list[float]]:
-    """Least value of Poisson(rate), and cumulative probabilities from it on; the tails cut off have probability < 1e-20."""
-    spread = 10 * math.sqrt(rate) + 20
-    least, most = max(0, int(rate - spread)), int(rate + spread)
-    logs = [k * math.log(rate) - rate - math.lgamma(k + 1) for k in range(least, most)] if rate else [0.0]
-    cumulative = list(accumulate(map(math.exp, logs)))
-    return least, [*cumulative[:-1], 1.0]
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    position = share * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+    return bisect_left(range(most), -abs(difference), lo=1, key=lambda n: -detectable_difference(spread, n))

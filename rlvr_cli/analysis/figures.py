@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlvr_cli.analysis.estimators import wilson_interval
+from rlvr_cli.analysis.estimators import share_interval
 from rlvr_cli.analysis.plots import Bars, Line, Panel
 from rlvr_cli.types import Table
 
@@ -121,12 +121,12 @@ def _lines(result: Table, x: str, names: dict[str, str]) -> list[Line]:
 
 
 def _line(label: str, points: Sequence[Row], x: str, column: str) -> Line:
-    """A line with a 95 % interval: the query's own, else Wilson's for a share of evaluated samples, else none."""
+    """A line with a 95 % interval: the query's own, else that of a share of evaluated samples, else none."""
     line = Line(label, [row[x] for row in points], [row[column] for row in points])
     if "low" in points[0]:
         return replace(line, low=[row["low"] for row in points], high=[row["high"] for row in points])
     counts = {"eval_reward": "eval_samples"}.get(column)  # evaluations of a training run: one sample per question
     if counts is None or any(row[counts] is None or not 0 <= row[column] <= 1 for row in points):
         return line  # a user's own reward need not be a share
-    bounds = [wilson_interval(round(row[column] * row[counts]), round(row[counts])) for row in points]
+    bounds = [share_interval(row[column], row[counts]) for row in points]
     return replace(line, low=[low for low, _ in bounds], high=[high for _, high in bounds])

@@ -3,28 +3,32 @@
 Enters: a run directory, a phase and a step. Leaves: a `RunSummary`, whose `tables` print in any format.
 """
 
-import functools
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.database import Database, open_runs
-from rlvr_cli.analysis.estimators import best_at_k, bootstrap_interval, majority_at_k, pass_at_k, wilson_interval
+from rlvr_cli.analysis.estimators import (
+    QuestionKinds,
+    best_at_k,
+    effective_number,
+    majority_at_k,
+    mean_interval,
+    pass_at_k,
+    share_interval,
+)
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.types import Table
 
 HANDOUT_CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer_0")
-# Kinds of questions: (value summed over a question's samples, its samples, number of such questions).
-QuestionKinds = list[tuple[float, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over samples with its 95 % interval, and the method of the interval, such as "wilson"."""
+    """A mean over samples with its 95 % interval, and the method of the interval."""
 
     value: float
     low: float | None
@@ -153,7 +157,7 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
     questions = sum(count for *_, count in kinds)
     most = max(n for n, *_ in kinds)
     counts = {row["category"]: row for row in next(tables).records()}
-    hits: dict[str, QuestionKinds] = {}
+    hits: dict[str, list[tuple[float, int, int]]] = {}
     for row in next(tables).records():
         hits.setdefault(row["category"], []).append((row["hits"], row["n"], row["questions"]))
     failures = tuple((row["failure_kind"], row["samples"]) for row in next(tables).records())
@@ -172,7 +176,7 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
         samples=samples["samples"],
         grade_errors=samples["ungraded"],
         accuracy=share_of([(c, n, count) for n, c, _, count in kinds]),
-        mean_reward=None if samples["binary_reward"] else _bootstrapped([(t, n, count) for n, _, t, count in kinds]),
+        mean_reward=None if samples["binary_reward"] else mean_of([(t, n, count) for n, _, t, count in kinds]),
         categories=tuple(category(name) for name in dict.fromkeys((*HANDOUT_CATEGORIES, *counts))),
         at_k=_at_k(tables, kinds) if most > 1 else (),
         failure_kinds=failures,
@@ -186,7 +190,7 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
     )
 
 
-def _with_misses(hits: QuestionKinds, asked: list[tuple[int, int]]) -> QuestionKinds:
+def _with_misses(hits: Sequence[tuple[float, int, int]], asked: Sequence[tuple[int, int]]) -> QuestionKinds:
     """Add the questions without any sample in a category, which the query leaves out, to those with some."""
     misses = {n: 0 for n, _ in asked}
     for n, count in asked:
@@ -196,38 +200,20 @@ def _with_misses(hits: QuestionKinds, asked: list[tuple[int, int]]) -> QuestionK
     return [*hits, *((0.0, n, count) for n, count in misses.items() if count)]
 
 
-def share_of(kinds: QuestionKinds) -> Estimate:
-    """A share of samples: with Wilson's interval if there is one sample per question, else with the bootstrap's."""
-    hits, samples, questions = _sums(kinds)
-    if samples == questions:
-        return Estimate(hits / samples, *wilson_interval(round(hits), questions), "wilson")
-    if hits in (0, samples):  # all resamples are equal: as if a question's samples were all alike, the worst case
-        return Estimate(hits / samples, *wilson_interval(questions if hits else 0, questions), "wilson by question")
-    return _bootstrapped(kinds)
+def share_of(kinds: QuestionKinds, *, draws: float | None = None) -> Estimate:
+    """A mean of values from 0 to 1, with the interval for the effective number of samples; `draws` as in `effective_number`."""
+    share = _mean(kinds)
+    return Estimate(share, *share_interval(share, effective_number(kinds, draws=draws)), "agresti-coull")
 
 
-def _bootstrapped(kinds: QuestionKinds) -> Estimate:
-    total, samples, questions = _sums(kinds)
-    if questions == 1:
-        return Estimate(total / samples, None, None, "")  # one question does not show how questions vary
-    alike: Counter[tuple[float, int]] = Counter()  # merged, so that equal shares get equal intervals
-    for value, n, count in kinds:
-        alike[value, n] += count
-    low, high = _interval_by_question(tuple(sorted(alike.items())))
-    return Estimate(total / samples, low, high, "bootstrap by question")
+def mean_of(kinds: QuestionKinds) -> Estimate:
+    """A mean of any values, with Student's interval over the questions."""
+    low, high = mean_interval(kinds) or (None, None)
+    return Estimate(_mean(kinds), low, high, "" if low is None else "t by question")
 
 
-@functools.lru_cache(maxsize=64)  # accuracy, share of the first category and pass@1 are often the same
-def _interval_by_question(kinds: tuple[tuple[tuple[float, int], int], ...]) -> tuple[float, float]:
-    return bootstrap_interval([k[0] for k, _ in kinds], [k[1] for k, _ in kinds], [count for _, count in kinds])
-
-
-def _sums(kinds: QuestionKinds) -> tuple[float, int, int]:
-    return (
-        sum(total * count for total, _, count in kinds),
-        sum(n * count for _, n, count in kinds),
-        sum(count for *_, count in kinds),
-    )
+def _mean(kinds: QuestionKinds) -> float:
+    return sum(total * count for total, _, count in kinds) / sum(n * count for _, n, count in kinds)
 
 
 def _at_k(tables: Iterator[Table], kinds: list[tuple[int, int, float, int]]) -> tuple[AtK, ...]:
@@ -249,18 +235,18 @@ def _at_k(tables: Iterator[Table], kinds: list[tuple[int, int, float, int]]) -> 
         return sum(value * count for value, count in values) / sum(count for _, count in values)
 
     def at(k: int) -> AtK:
-        passed = [(pass_at_k(n, c, k), 1, count) for n, c, _, count in kinds if n >= k]
+        asked = [(n, c, count) for n, c, _, count in kinds if n >= k]
+        passed = [(pass_at_k(n, c, k), 1, count) for n, c, count in asked]
         majority = [
             (majority_at_k(correct, wrong, k, abstained=abstained), count)
             for correct, wrong, abstained, count in votes
             if correct + sum(wrong) + abstained >= k
         ]
         questions = sum(count for *_, count in passed)
-        certain = {value for value, *_ in passed} <= {0.0, 1.0}
         return AtK(
             k=k,
             questions=questions,
-            pass_at_k=share_of(passed) if certain else _bootstrapped(passed),
+            pass_at_k=share_of(passed, draws=sum(n * count for n, _, count in asked) / k),
             best_at_k=best(k),
             majority_at_k=sum(value * count for value, count in majority) / questions,
         )

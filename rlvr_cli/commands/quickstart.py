@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from rlvr_cli.analysis.estimators import wilson_interval
+from rlvr_cli.analysis.estimators import share_interval
 from rlvr_cli.config.quickstart import QuickstartConfig
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import STOP_SIGNALS
@@ -41,7 +41,7 @@ def run(config: QuickstartConfig) -> None:
         table = read_rollouts(runs / f"{name}-{suffix}", columns=["reward", "format_reward", "num_response_tokens"])
         rewards, formats, lengths = (table[column].to_pylist() for column in table.column_names)
         correct, n = sum(reward or 0 for reward in rewards), len(rewards)
-        low, high = wilson_interval(round(correct), n)
+        low, high = share_interval(correct / n, n)
         rows.append((stage, correct / n, low, high, sum(f or 0 for f in formats) / n, sum(lengths) / n))
     tables.print_table(("model", "held_out_reward", "low", "high", "format_reward", "mean_tokens"), rows)
     rise = rows[-1][1] - rows[-2][1]

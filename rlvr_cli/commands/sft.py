@@ -86,7 +86,8 @@ def train(
     prompt_ids, response_ids, masks = encode_traces(
         examples, token_ids, trainer.tokenizer, append_eos=config.append_eos
     )
-    check_lengths(examples, prompt_ids, response_ids, longest=trainer.policy.context_length or math.inf)
+    own = trainer.policy.context_length or math.inf
+    check_lengths(examples, prompt_ids, response_ids, longest=own, note=trainer.policy.context_note)
     stream = chain.from_iterable(
         batches(range(len(examples)), batch_size=config.train_batch_size, seed=config.seed, epoch=epoch)
         for epoch in count()
@@ -158,12 +159,17 @@ def encode_traces(
 
 
 def check_lengths(
-    examples: list[Example], prompt_ids: list[list[int]], response_ids: list[list[int]], *, longest: float
+    examples: list[Example],
+    prompt_ids: list[list[int]],
+    response_ids: list[list[int]],
+    *,
+    longest: float,
+    note: str = "",
 ) -> None:
-    """Raise RlvrError if a trace exceeds the model's context."""
+    """Raise RlvrError if a trace exceeds the model's context; `note` says why this is short."""
     for example, prompt, response in zip(examples, prompt_ids, response_ids, strict=True):
         if len(prompt) + len(response) > longest:
             raise RlvrError(
-                f"Trace {example.id} has {len(prompt)} + {len(response)} tokens; the model's context holds {longest}.",
+                f"Trace {example.id} has {len(prompt)} + {len(response)} tokens; the model's context holds {longest}{note}.",
                 "Remove or shorten it. It is not truncated, because that would teach the model not to finish.",
             )

@@ -103,8 +103,34 @@ class Policy:
 
     @property
     def context_length(self) -> int | None:
-        """The most tokens that the model can read; None if its config sets no limit."""
+        """The most tokens that the model can read, row by row; None if its config sets no limit.
+
+        With a `longrope` position embedding (Phi-3, Phi-4) it is the original context: where one row is longer, all rows of a
+        batch get other positions, so that a row's tokens and its gradient would depend on the rows beside it.
+        """
+        limits = (self._configured_context, self._original_context)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
+    def context_note(self) -> str:
+        """Why `context_length` is below what the model's config allows, in parentheses after a space; else empty."""
+        if self.context_length == self._configured_context:
+            return ""
+        return " (its original context: beyond it, its longrope positions depend on the longest row of a batch)"
+
+    @property
+    def _configured_context(self) -> int | None:
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def _original_context(self) -> int | None:
+        found = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
+        kinds = [
+            found,
+            *(kind for kind in found.values() if isinstance(kind, dict)),
+        ]  # one, or one for each type of layer
+        lengths = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+        return min(lengths, default=None)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -155,7 +155,9 @@ def check_prompts(
     examples: Sequence[Example], template: PromptTemplate, trainer: Trainer, *, max_tokens: int, limit: int | None
 ) -> None:
     """Raise RlvrError if a prompt and the longest response to it exceed the context, before the first step."""
-    context = min(trainer.policy.context_length or math.inf, limit or math.inf)
+    own = trainer.policy.context_length or math.inf
+    context = min(own, limit or math.inf)
+    note = trainer.policy.context_note if context == own else ""
     prompts = [prompt_of(e, template) for e in examples]
     for example, prompt in zip(examples, prompts, strict=True):
         most = len(prompt.encode(errors="replace"))  # a prompt has no more tokens than bytes: often no need to tokenize
@@ -165,6 +167,6 @@ def check_prompts(
         if length + max_tokens > context:
             raise RlvrError(
                 f"Question {example.id} has a prompt of {length} tokens; with {max_tokens} for the response that is "
-                f"{length + max_tokens}, and the context holds {context}.",
+                f"{length + max_tokens}, and the context holds {context}{note}.",
                 "Remove it from the dataset, or allow only shorter responses: --sampling-max-tokens, --eval-max-tokens.",
             )

@@ -9,7 +9,7 @@ the first backward pass, and no row's result depends on its padding.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, compress
 from typing import NotRequired, TypedDict
 
@@ -32,6 +32,10 @@ from rlvr_cli.training.objectives import (
     token_metrics,
 )
 from rlvr_cli.types import Rollout
+
+# How far, in nats, log-probabilities of the same tokens and weights may differ when they are computed twice. On a CPU they do
+# not; on other devices kernels round differently. Rows that were mixed up differ by several nats.
+SAME_LOG_PROBS = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 
 
 class UpdateOptions(TypedDict):
@@ -174,6 +178,30 @@ def train_update(
         "update/shared": max(1 - computed / real, 0.0),
         "update/seconds": time.perf_counter() - started,
     }
+
+
+def check_ratios(metrics: Mapping[str, float], *, dtype: torch.dtype) -> None:
+    """Check the first update on a batch: its policy is still that of the old log-probabilities, so every ratio must be 1.
+
+    An update that was skipped, because its loss or gradient was not finite, changed nothing and is not checked.
+
+    Args:
+        metrics: of `train_update`, with `policy/ratio_min` and `policy/ratio_max`.
+        dtype: in which the policy computes.
+
+    Raises:
+        RlvrError: a ratio is nan, or further from 1 than rounding explains.
+    """
+    low, high = metrics["policy/ratio_min"], metrics["policy/ratio_max"]
+    bound = SAME_LOG_PROBS[dtype]
+    if metrics["update/skipped"] or math.exp(-bound) <= low <= high <= math.exp(bound):
+        return
+    raise RlvrError(
+        f"In the first update on a batch the ratios of new to old probability are {low:.4g} to {high:.4g}, but must be 1: the "
+        "model gives other log-probabilities for the same tokens and weights when it is run again.",
+        "Something in the model is random or keeps a state, such as dropout or a hook: remove it. The checkpoints before this "
+        "step are sound.",
+    )
 
 
 def compute_log_probs(

@@ -11,14 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr_cli.analysis.estimators import (
+    Spread,
     best_at_k,
-    bootstrap_interval,
     detectable_difference,
+    effective_number,
     majority_at_k,
     mcnemar_exact,
+    mean_interval,
     pass_at_k,
     questions_needed,
-    wilson_interval,
+    share_interval,
+    spread_of,
+    t_quantile,
 )
 
 rewards_and_scores = st.lists(
@@ -161,82 +165,53 @@ def test_majority_of_1_and_of_all():
 # Intervals
 
 
-def test_wilson_interval_by_hand():
-    # Newcombe 1998, table I, method 3
-    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
-    assert wilson_interval(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
-    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
-    assert wilson_interval(1, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
-    assert wilson_interval(0, 0) == (0.0, 1.0)
+def test_the_interval_of_a_share_by_hand():
+    # Agresti and Coull: (4 + 1.92) / (20 + 3.84) +- 1.96 sqrt(0.248 * 0.752 / 23.84); Brown, Cai and DasGupta 2001 count so too
+    assert share_interval(4 / 20, 20) == pytest.approx((0.0749, 0.4218), abs=5e-5)
+    assert share_interval(0.0, 20) == pytest.approx((0.0, 0.1898), abs=5e-5)
+    assert share_interval(0.0, 0) == (0.0, 1.0)
+    assert share_interval(0.3, 20, z=4.0)[1] > share_interval(0.3, 20)[1]
 
 
 @given(st.integers(1, 10**7).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_interval_holds_the_share_and_mirrors(case):
+def test_the_interval_of_a_share_holds_it_and_wilsons_and_mirrors(case):
     hits, n = case
-    low, high = wilson_interval(hits, n)
-    assert 0 <= low <= hits / n <= high <= 1
-    mirrored = wilson_interval(n - hits, n)
-    assert mirrored == pytest.approx((1 - high, 1 - low), abs=1e-9)
+    low, high = share_interval(hits / n, n)
+    z2, share = 1.959963984540054**2, hits / n
+    center = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n))) / (1 + z2 / n)
+    assert 0 <= low <= max(center - half, 0) + 1e-9
+    assert min(center + half, 1) - 1e-9 <= high <= 1
+    assert share_interval((n - hits) / n, n) == pytest.approx((1 - high, 1 - low), abs=1e-9)
 
 
-def multinomial_bootstrap(totals, sizes, *, resamples, seed):
-    """The textbook's: questions drawn one by one with replacement."""
-    rng = random.Random(seed)
-    ratios = []
-    for _ in range(resamples):
-        drawn = rng.choices(range(len(totals)), k=len(totals))
-        ratios.append(sum(totals[i] for i in drawn) / sum(sizes[i] for i in drawn))
-    ratios.sort()
-    return ratios[int(0.025 * resamples)], ratios[int(0.975 * resamples)]
+def test_the_effective_number_goes_from_questions_to_samples():
+    assert effective_number([(0, 1, 12), (1, 1, 8)]) == pytest.approx(20)  # one sample each: nothing is alike
+    assert effective_number([(0, 8, 20)]) == pytest.approx(20)  # nothing shows how alike: as if all alike
+    assert effective_number([(0, 8, 10), (8, 8, 10)]) == pytest.approx(20)  # all alike
+    # 20 questions, 1 of 4 right in each: no question differs from the others, so 80, with one question more of weight 1 / 20
+    assert effective_number([(1, 4, 20)]) == pytest.approx(21 / (20 / 80 + 1 / 20))
+    # by hand: (1, 2), (2, 2): share 3/4, squares 2 (1/2)**2 = 1/2, so 1/2 / 16 / (3/16) = 1/6 below 1/4; one shows a miss
+    assert effective_number([(1, 2, 1), (2, 2, 1)]) == pytest.approx(2 / (1 / 4 + 1 / 2))
+    assert effective_number([(0.5, 1, 4), (1.0, 1, 4)], draws=16) <= 16
+    assert effective_number([(3, 8, 600_000), (5, 8, 400_000)]) == pytest.approx(8_000_000, rel=1e-4)
 
 
-def test_bootstrap_interval_is_the_textbooks():
-    rng = random.Random(1)
-    sizes = [rng.choice([4, 8]) for _ in range(200)]
-    totals = [sum(rng.random() < p for _ in range(n)) for n in sizes for p in [rng.random()]]
-    low, high = bootstrap_interval(totals, sizes, resamples=4000)
-    expected = multinomial_bootstrap(totals, sizes, resamples=2000, seed=2)
-    assert (low, high) == pytest.approx(expected, abs=0.1 * (high - low))
+@pytest.mark.parametrize(
+    ("p", "df", "expected"),
+    [  # tables of Student's t
+        (0.975, 1, 12.7062047), (0.975, 2, 4.30265273), (0.975, 4, 2.77644511), (0.8, 19, 0.86095055), (0.975, 100, 1.98397152),
+        (0.975, 1000, 1.96233908), (0.975, 1001, 1.96233670), (0.975, math.inf, 1.95996398), (0.995, 3, 5.84090931), (0.5, 3, 0.0),
+    ],
+)  # fmt: skip
+def test_student_quantiles(p, df, expected):
+    assert t_quantile(p, df) == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-def test_bootstrap_interval_counts_alike_questions_together():
-    totals, counts = [0, 1, 2, 3, 4], [30, 10, 20, 5, 35]
-    together = bootstrap_interval(totals, [4] * 5, counts, resamples=4000)
-    one_by_one = bootstrap_interval(
-        [t for t, c in zip(totals, counts, strict=True) for _ in range(c)], [4] * 100, resamples=4000
-    )
-    assert together == pytest.approx(one_by_one, abs=0.1 * (together[1] - together[0]))
-
-
-def test_bootstrap_interval_is_wider_than_if_samples_were_independent():
-    # Half of the questions are always right, half always wrong: 16 samples of each say no more than one would.
-    low, high = bootstrap_interval([0, 16], [16, 16], [50, 50])
-    width = wilson_interval(50, 100)
-    assert high - low == pytest.approx(width[1] - width[0], rel=0.1)
-    naive = wilson_interval(800, 1600)
-    assert high - low > 3 * (naive[1] - naive[0])
-
-
-def test_bootstrap_interval_covers_the_truth():
-    rng = random.Random(3)
-    hits, trials, truth = 0, 200, 1 / 3  # questions ~ Beta(1, 2)
-    for trial in range(trials):
-        kinds = Counter(sum(rng.random() < p for _ in range(4)) for p in (rng.betavariate(1, 2) for _ in range(100)))
-        low, high = bootstrap_interval(list(kinds), [4] * len(kinds), list(kinds.values()), seed=trial, resamples=400)
-        hits += low <= truth <= high
-    assert 0.90 <= hits / trials <= 0.99
-
-
-def test_bootstrap_interval_is_reproducible_and_seeded():
-    case = ([0, 1, 2], [2, 2, 2], [5, 6, 7])
-    assert bootstrap_interval(*case) == bootstrap_interval(*case)
-    assert bootstrap_interval(*case, seed=1) != bootstrap_interval(*case, seed=2)
-
-
-def test_bootstrap_interval_of_a_handful_and_of_a_million():
-    assert bootstrap_interval([1.0], [2]) == (0.5, 0.5)
-    low, high = bootstrap_interval([0, 1], [1, 1], [600_000, 400_000], resamples=500)
-    assert (low, high) == pytest.approx(wilson_interval(400_000, 1_000_000), abs=2e-4)
+def test_the_interval_of_a_mean_is_students_over_questions():
+    # means 1, 2 and 6 of one sample each: 3 +- 4.3027 * sqrt(7) / sqrt(3)
+    assert mean_interval([(1.0, 1, 1), (2.0, 1, 1), (6.0, 1, 1)]) == pytest.approx((-3.5725, 9.5725), abs=1e-4)
+    assert mean_interval([(5.0, 4, 1)]) is None
 
 
 # Paired tests
@@ -263,34 +238,57 @@ def test_mcnemar_of_a_hundred_thousand_is_that_of_the_normal_distribution():
     assert mcnemar_exact(49_500, 50_500) == pytest.approx(math.erfc(z / math.sqrt(2)), rel=1e-3)
 
 
+def test_the_seeds_add_what_sampling_noise_does_not_explain():
+    # A: means spread with variance 0.0006, of which noise explains 0.0002; B less than its noise, which takes from the sum
+    spread = spread_of(0.4, questions=100, arms=[(0.0006, 0.0002, 3), (0.0001, 0.0002, 4)])
+    seen, noise = 0.0006 / 3 + 0.0001 / 4, 0.0002 / 3 + 0.0002 / 4
+    assert spread.seeds == pytest.approx(seen - noise)
+    df = seen**2 / ((0.0006 / 3) ** 2 / 2 + (0.0001 / 4) ** 2 / 3)  # Welch, Satterthwaite
+    assert spread.seed_df == pytest.approx(df)
+    assert spread.unsure == pytest.approx(seen - noise * df / (df + 4))
+    error, of_error = spread.error(100)
+    assert error == pytest.approx(math.sqrt(0.004 + seen - noise))
+    assert of_error == pytest.approx(error**4 / (0.004**2 / 99 + spread.unsure**2 / df))
+    assert spread_of(0.4, questions=100, arms=[(0.0, 0.0, 1)] * 2) == Spread(0.4, questions=100)
+    calm = spread_of(0.4, questions=100, arms=[(0.0001, 0.0002, 3)] * 2)
+    assert (calm.seeds, calm.error(100)[0]) == (0.0, pytest.approx(0.4**0.5 / 10))
+
+
+def test_an_arm_of_one_run_takes_its_spread_from_the_other():
+    spread = spread_of(0.4, questions=100, arms=[(0.0, 0.0, 1), (0.0006, 0.0002, 3)])
+    assert (spread.seeds, spread.seed_df) == (pytest.approx(0.0004 * (1 + 1 / 3)), pytest.approx(2))
+
+
 def test_detectable_difference_by_hand():
-    # (1.96 + 0.8416) * sqrt(0.2 / 1000)
-    assert detectable_difference(0.2, 1000) == pytest.approx(0.03962, abs=1e-5)
-    assert detectable_difference(0.2, 1000, seed_variance=0.0006) == pytest.approx(2 * 0.03962, abs=1e-5)
-    assert detectable_difference(0.0, 100) == 0.06  # six discordant questions, or the exact test shows nothing
-    assert detectable_difference(1.0, 3) == 1.0
+    # (t_0.975 + t_0.8 of 999 degrees of freedom) * sqrt(0.2 / 1000)
+    assert detectable_difference(Spread(0.2), 1000) == pytest.approx((1.96234 + 0.84198) * 0.0141421, abs=1e-6)
+    seeds = Spread(0.2, 0.0006, 0.0006, 4, 1000)
+    df = 0.0008**2 / (0.0002**2 / 999 + 0.0006**2 / 4)
+    expected = (t_quantile(0.975, df) + t_quantile(0.8, df)) * math.sqrt(0.0008)
+    assert detectable_difference(seeds, 1000) == pytest.approx(expected)
+    assert detectable_difference(Spread(0.0), 100) == 0.06  # six discordant questions, or the exact test shows nothing
+    assert detectable_difference(Spread(1.0), 3) == 1.0
 
 
 def test_questions_needed_by_hand():
-    assert questions_needed(0.2, 0.03962) == pytest.approx(1000, abs=1)
-    assert questions_needed(0.2, -0.03962) == questions_needed(0.2, 0.03962)
-    assert questions_needed(0.01, 0.01) == 785  # 2.8016**2 / 0.01 = 784.9
-    assert questions_needed(0.5, 0.5) == 16
-    assert questions_needed(0.2, 0.0) is None
-    assert questions_needed(0.2, 0.03962, seed_variance=0.0002) is None
+    assert questions_needed(Spread(0.2), 0.03962) == pytest.approx(1000, abs=3)
+    assert questions_needed(Spread(0.2), -0.03962) == questions_needed(Spread(0.2), 0.03962)
+    assert questions_needed(Spread(0.01), 0.01) == pytest.approx(785, abs=3)  # 2.8016**2 / 0.01 = 784.9
+    assert questions_needed(Spread(0.2), 0.0) is None
+    assert questions_needed(Spread(0.2, 0.0002, 0.0002, 4, 1000), 0.03962) is None
 
 
 @given(st.floats(0.001, 1), st.integers(7, 10**6), st.floats(0, 1e-3))
-def test_questions_needed_undoes_detectable_difference(mean_square, questions, seed_variance):
-    smallest = detectable_difference(mean_square, questions, seed_variance=seed_variance)
-    needed = questions_needed(mean_square, smallest, seed_variance=seed_variance)
+def test_questions_needed_undoes_detectable_difference(mean_square, questions, seeds):
+    spread = Spread(mean_square, seeds, seeds, 3, questions)
+    needed = questions_needed(spread, detectable_difference(spread, questions))
     assert needed is None or needed <= questions * (1 + 1e-6) + 1
 
 
 def test_the_detectable_difference_is_detected_in_4_of_5_trials():
     rng = random.Random(4)
     questions, discordant, trials = 400, 0.3, 400
-    smallest = detectable_difference(discordant, questions)
+    smallest = detectable_difference(Spread(discordant), questions)
     shown = 0
     for _ in range(trials):
         draws = [rng.random() for _ in range(questions)]

@@ -7,8 +7,9 @@ import pytest
 
 from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.estimators import best_at_k, pass_at_k
+from rlvr_cli.analysis.estimators import best_at_k, pass_at_k, share_interval
 from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.analysis.summary import share_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -486,15 +487,38 @@ def test_length_histogram_has_its_empty_bins(ask):
     ]
 
 
-def test_the_interval_of_pass_at_k_is_over_questions(ask):
-    """Chances of 1, 1/2 and 0: mean 1/2, standard deviation 1/2 (ddof 1), so 1.96 / 2 / sqrt(3) on either side, held to [0, 1]."""
+def test_the_interval_of_pass_at_k_by_hand(ask):
+    """Chances of 1, 1/2 and 0: mean 1/2, squares 1/2, so 1/2 / 9 / (1/4) = 2/9 above 1/6; two questions show the rarer outcome."""
     rows = (
         [row("x", i) for i in range(2)]
         + [row("y"), row("y", 1, reward=0.0)]
         + [row("z", i, reward=0.0) for i in range(2)]
     )
     (found,) = ask("pass_at_k", rows, k=1)
-    assert (found["low"], found["high"]) == (
-        pytest.approx(max(0.5 - 1.96 / 2 / 3**0.5, 0)),
-        pytest.approx(min(0.5 + 1.96 / 2 / 3**0.5, 1)),
-    )
+    assert (found["low"], found["high"]) == pytest.approx(share_interval(0.5, 3 / (2 * 2 / 9 + 1 / 3)))
+
+
+@pytest.mark.parametrize("shares", [(0.0,), (1.0,), (0.01, 0.05), (0.3, 0.6, 1.0), (0.9, 0.99, 1.0)])
+def test_pass_at_k_has_the_interval_of_the_summary(ask, shares):
+    """The same digits from SQL and from Python, for questions with equally many samples and with different numbers."""
+    rng = random.Random(7)
+    kinds: dict[int, list[tuple[int, int]]] = {8: [], 3: []}
+    rows = []
+    for q in range(40):
+        n, share = (8 if q % 3 else 3), rng.choice(shares)
+        of = [float(rng.random() < share) for _ in range(n)]
+        kinds[n].append((n, int(sum(of))))
+        rows += [row(f"q{q}", i, reward=reward) for i, reward in enumerate(of)]
+    for found in ask("pass_at_k", rows):
+        k = found["k"]
+        asked = [pair for n in kinds if n >= k for pair in kinds[n]]
+        expected = share_of([(pass_at_k(n, c, k), 1, 1) for n, c in asked], draws=sum(n for n, _ in asked) / k)
+        assert [found[name] for name in ("pass_at_k", "low", "high")] == pytest.approx(
+            [expected.value, expected.low, expected.high], rel=1e-12, abs=1e-15
+        )
+        assert 0 <= found["low"] < found["high"] <= 1
+
+
+def test_no_question_has_no_interval(ask):
+    (found,) = ask("pass_at_k", [row("x"), row("y")], k=2)
+    assert (found["questions"], found["pass_at_k"], found["low"], found["high"]) == (0, None, None, None)

@@ -3,7 +3,7 @@
 import pytest
 
 from factories import a_rollout
-from rlvr_cli.analysis.estimators import best_at_k, bootstrap_interval, wilson_interval
+from rlvr_cli.analysis.estimators import best_at_k, effective_number, mean_interval, pass_at_k, share_interval
 from rlvr_cli.analysis.summary import combined_tables, summarize
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
@@ -69,8 +69,8 @@ def sampled(tmp_path):
 def test_one_sample_per_question(greedy):
     s = summarize(greedy)
     assert (s.run_id, s.phase, s.step, s.questions, s.samples, s.grade_errors) == ("g", "eval", 0, 5, 5, 1)
-    assert (s.accuracy.value, s.accuracy.interval) == (0.4, "wilson")  # the failed grade counts as wrong
-    assert (s.accuracy.low, s.accuracy.high) == wilson_interval(2, 5)
+    assert (s.accuracy.value, s.accuracy.interval) == (0.4, "agresti-coull")  # the failed grade counts as wrong
+    assert (s.accuracy.low, s.accuracy.high) == share_interval(2 / 5, 5)
     assert s.mean_reward is None
     assert s.at_k == ()
     assert [(c.category, c.samples, c.share.value, c.mean_tokens) for c in s.categories] == [
@@ -79,7 +79,7 @@ def test_one_sample_per_question(greedy):
         ("format_0_answer_0", 1, 0.2, 100.0),
         ("grade_error", 1, 0.2, 40.0),
     ]
-    assert (s.categories[1].share.low, s.categories[1].share.high) == wilson_interval(1, 5)
+    assert (s.categories[1].share.low, s.categories[1].share.high) == share_interval(1 / 5, 5)
     assert s.failure_kinds == (("grade_error: timeout", 1), ("truncated", 1), ("wrong_answer", 1))
     assert (s.mean_tokens, s.mean_tokens_correct, s.mean_tokens_wrong) == (40.0, 15.0, pytest.approx(170 / 3))
     assert (s.truncated_share, s.mean_entropy, s.mean_logprob, s.tokens_per_second) == (0.2, 0.7, -1.0, 12.5)
@@ -88,8 +88,10 @@ def test_one_sample_per_question(greedy):
 def test_several_samples_per_question(sampled):
     s = summarize(sampled)
     assert (s.questions, s.samples, s.accuracy.value) == (2, 8, 0.25)
-    assert s.accuracy.interval == "bootstrap by question"
-    assert (s.accuracy.low, s.accuracy.high) == bootstrap_interval([0, 2], [4, 4], [1, 1])
+    # 0 and 2 of 4 right: share 1/4, squares 2, so 2 / 64 / (3/16) = 1/6 above 1/8; one question shows a right sample
+    assert s.accuracy.interval == "agresti-coull"
+    assert (s.accuracy.low, s.accuracy.high) == pytest.approx(share_interval(0.25, 2 / (1 / 6 + 1 / 2)))
+    assert (s.at_k[0].pass_at_k.low, s.at_k[0].pass_at_k.high) == pytest.approx((s.accuracy.low, s.accuracy.high))
     assert [a.k for a in s.at_k] == [1, 2, 4]
     assert [a.questions for a in s.at_k] == [2, 2, 2]
     # a: 1 - C(2, k) / C(4, k) = 1/2, 5/6, 1; b: 0
@@ -126,17 +128,18 @@ def test_questions_with_fewer_samples_are_left_out_of_larger_k(tmp_path):
     assert [(a.k, a.questions) for a in s.at_k] == [(1, 2), (2, 1), (3, 1)]
     assert s.at_k[0].pass_at_k.value == pytest.approx((1 / 3 + 1) / 2)  # each question weighs the same
     assert s.at_k[1].pass_at_k.value == pytest.approx(2 / 3)
-    assert s.at_k[1].pass_at_k.interval == ""  # one question says nothing of the spread between questions
+    one = share_interval(2 / 3, effective_number([(pass_at_k(3, 1, 2), 1, 1)], draws=3 / 2))
+    assert (s.at_k[1].pass_at_k.low, s.at_k[1].pass_at_k.high) == pytest.approx(one)
     assert s.accuracy.value == 0.5
 
 
 def test_shares_of_nothing_and_of_all_have_an_interval(tmp_path):
     rows = [rollout("r", f"q{q}", i, 1.0) for q in range(10) for i in range(2)]
     s = summarize(make_run(tmp_path, "r", rows))
-    assert (s.accuracy.value, s.accuracy.interval) == (1.0, "wilson by question")
-    assert (s.accuracy.low, s.accuracy.high) == wilson_interval(10, 10)
+    assert (s.accuracy.value, s.accuracy.interval) == (1.0, "agresti-coull")
+    assert (s.accuracy.low, s.accuracy.high) == share_interval(1.0, 10)
     assert (s.categories[1].samples, s.categories[1].share.value, s.categories[1].mean_tokens) == (0, 0.0, None)
-    assert (s.categories[1].share.low, s.categories[1].share.high) == wilson_interval(0, 10)
+    assert (s.categories[1].share.low, s.categories[1].share.high) == share_interval(0.0, 10)
     assert s.failure_kinds == ()
     assert s.mean_tokens_wrong is None
 
@@ -154,7 +157,8 @@ def test_rewards_between_0_and_1_have_a_mean(tmp_path):
     assert s.accuracy.value == 0.25
     assert s.mean_reward is not None
     assert s.mean_reward.value == pytest.approx(0.325)
-    assert s.mean_reward.low < 0.325 < s.mean_reward.high
+    assert (s.mean_reward.low, s.mean_reward.high) == mean_interval([(0.1, 1, 3), (1.0, 1, 1)])
+    assert s.mean_reward.interval == "t by question"
     assert any(row[0] == "mean_reward" for row in s.tables()[2].rows)
 
 

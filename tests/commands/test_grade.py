@@ -115,7 +115,7 @@ def test_what_changed_is_what_a_hand_counts(made, grader, capsys):
     assert (by_step["train", 3]["before"], by_step["train", 3]["after"]) == (3 / 8, 5 / 8)
     last = by_step["eval", 5]
     assert last["before_low"] < 0.5 < last["before_high"]
-    assert last["interval"] == "bootstrap by question"
+    assert last["interval"] == "agresti-coull"
     # pass@1: before (1 + 1/2 + 0 + 1/2) / 4, after (1 + 1/2 + 1/2 + 0) / 4; pass@2: 3 of 4 before (a, b, d), after (a, b, c)
     assert [(r["k"], r["questions"], r["before"], r["after"]) for r in tables["pass_at_k"]] == [
         (1, 4, 0.5, 0.5),

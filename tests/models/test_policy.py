@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GenerationConfig,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
+from rlvr_cli.commands.sft import check_lengths
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path, model_identity
 from rlvr_cli.models.log_probs import get_response_log_probs
@@ -21,7 +30,7 @@ from rlvr_cli.training.checkpoints import checkpoint_bytes, load_checkpoint, sav
 from rlvr_cli.training.losses.inputs import LossOutputs
 from rlvr_cli.training.optimizer import make_optimizer
 from rlvr_cli.training.update import compute_log_probs, train_update
-from rlvr_cli.types import Request, SamplingParams
+from rlvr_cli.types import Example, Request, SamplingParams
 
 
 @pytest.fixture
@@ -305,6 +314,50 @@ def test_a_policy_of_a_model_is_a_view_of_it(tiny_model, tiny_tokenizer):
     )
     with pytest.raises(AssertionError, match="a model alone"):
         assert as_policy(tiny_model).tokenizer
+
+
+@pytest.fixture
+def longrope(tiny_tokenizer):
+    """A Phi-3 whose config allows 128 tokens, and whose positions change for all rows if one has more than 16."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "rope_theta": 10_000.0}
+    config = Phi3Config(
+        vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        max_position_embeddings=128, original_max_position_embeddings=16, rope_parameters=rope, initializer_range=0.5,
+        sliding_window=None, bos_token_id=None, eos_token_id=0, pad_token_id=1,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return Policy(Phi3ForCausalLM(config).eval(), tiny_tokenizer)
+
+
+def test_positions_that_depend_on_other_rows_end_the_context(longrope, tiny_model):
+    assert longrope.context_length == 16
+    assert "longest row" in longrope.context_note
+    assert as_policy(tiny_model).context_note == ""
+
+    def scores(lengths):
+        rows = [[5 + (7 * i + row) % 300 for i in range(length)] for row, length in enumerate(lengths)]
+        batch = collate([row[:2] for row in rows], [row[2:] for row in rows], pad_id=1)
+        return compute_log_probs(longrope, batch, micro_batch_size=len(lengths))[0, :9]
+
+    alone = scores([10])
+    torch.testing.assert_close(scores([10, 17]), alone, atol=1e-5, rtol=0)  # 16 are read: a row is a row
+    assert (scores([10, 18]) - alone).abs().max() > 0.01  # beyond, it is not: the reason
+
+
+def test_an_engine_and_a_trainer_stay_within_the_context_that_rows_do_not_share(longrope):
+    sampler = TransformersSampler(longrope)
+    prompt = "1 + 1 ="
+    room = 16 - len(longrope.tokenizer(prompt).input_ids)
+    (answer,) = sampler.sample([Request(prompt, (0,))], SamplingParams(max_tokens=room, min_tokens=room))
+    assert len(answer.token_ids) == room
+    with pytest.raises(RlvrError, match=r"holds 16 \(its original context: .* longest row of a batch\)"):
+        sampler.sample([Request(prompt, (0,))], SamplingParams(max_tokens=room + 1))
+    example = Example(id="x", question="q", ground_truth="1")
+    limit = {"longest": longrope.context_length, "note": longrope.context_note}
+    check_lengths([example], [[1] * 8], [[1] * 8], **limit)
+    with pytest.raises(RlvrError, match=r"holds 16 \(its original context"):
+        check_lengths([example], [[1] * 8], [[1] * 9], **limit)
 
 
 @pytest.mark.parametrize(("configured", "expected"), [(None, (0,)), (5, (0, 5)), ([7, 0, 3], (0, 3, 7))])

@@ -28,7 +28,7 @@ from rlvr_cli.training.advantages import group_advantages
 from rlvr_cli.training.losses.policy_gradient import LOSSES, HandoutLoss
 from rlvr_cli.training.objectives import policy_gradient, token_metrics
 from rlvr_cli.training.optimizer import learning_rate_at, make_optimizer
-from rlvr_cli.training.update import compute_log_probs, rollout_tensors, select_rows, train_update
+from rlvr_cli.training.update import check_ratios, compute_log_probs, rollout_tensors, select_rows, train_update
 
 LOSS_TYPES = list(LOSSES)
 NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normalize", 1.0), ("masked_normalize", 13.0)]
@@ -777,6 +777,30 @@ def test_from_its_own_scores_the_first_update_has_ratios_of_exactly_one(loss_typ
     assert second["mismatch/logprob_max_abs"] == 0.0  # the sampler and the trainer before the update do not move
     if loss_type == "grpo_clip":
         assert second["policy/clip_fraction"] > 0
+
+
+@pytest.mark.parametrize("wrong", ["rows mixed up", "dropout", "nan"])
+def test_the_first_ratios_of_a_batch_show_what_is_wrong(wrong):
+    model = make_policy(torch.float32)
+    batch = make_batch([(2, 3), (4, 2), (3, 4)])
+    how = {"micro_batch_size": 2}
+    old = compute_log_probs(model, batch, **how)
+    batch |= {"old_log_probs": old, "sampled_log_probs": old, "advantages": torch.tensor([[1.0], [-1.0], [0.5]])}
+    options = update_options("grpo_clip") | how | {"learning_rate": 0.0}
+    right = train_update(model, make_optimizer(model, learning_rate=0.0), batch, **options)
+    check_ratios(right, dtype=torch.float32)
+    skipped = right | {"policy/ratio_max": math.nan, "update/skipped": 1.0}  # nothing was changed
+    check_ratios(skipped, dtype=torch.float32)
+
+    if wrong == "rows mixed up":
+        batch["old_log_probs"] = old.roll(1, dims=0)
+    elif wrong == "dropout":
+        model.model.embed_tokens.register_forward_hook(lambda _module, _inputs, out: F.dropout(out, 0.1))
+    metrics = train_update(model, make_optimizer(model, learning_rate=0.0), batch, **options)
+    if wrong == "nan":
+        metrics["policy/ratio_max"] = math.nan
+    with pytest.raises(RlvrError, match="must be 1"):
+        check_ratios(metrics, dtype=torch.float32)
 
 
 def test_a_real_tokenizer_and_model_agree_with_their_own_scores(tiny_model, tiny_tokenizer):

@@ -4,7 +4,8 @@
 -- :step = null
 
 -- Without k: 1, 2, 4, ... and the largest number of samples of a question. 1 - C(n - c, k) / C(n, k) for c correct of n samples.
--- A failed grade counts as not correct. The interval is the normal one over questions, 1.96 standard errors, clamped to [0, 1].
+-- A failed grade counts as not correct. The interval is that of Agresti and Coull (1998) for the effective number of draws of k
+-- samples, as in `rlvr analyze summary`.
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id
 ), questions AS (
@@ -31,6 +32,7 @@ WITH latest AS (
         run_id, step, k, n, questions, grade_errors,
         CASE
             WHEN n < k THEN NULL
+            WHEN c = 0 THEN 0
             WHEN n - c < k THEN 1
             ELSE 1 - exp(lgamma(n - c + 1) + lgamma(n - k + 1) - lgamma(n - c - k + 1) - lgamma(n + 1))
         END AS chance
@@ -40,16 +42,36 @@ WITH latest AS (
         run_id, step, k,
         coalesce(sum(questions) FILTER (n >= k), 0)::BIGINT AS questions,
         sum(questions * chance) / sum(questions) FILTER (n >= k) AS pass_at_k,
-        sum(questions * chance * chance) / sum(questions) FILTER (n >= k) AS mean_square,
+        sum(questions * n) FILTER (n >= k) / k AS draws,
+        least(sum(questions * (chance > 0)::INT), sum(questions * (chance < 1)::INT)) AS rarer,
         coalesce(sum(questions) FILTER (n < k), 0)::BIGINT AS too_few_samples,
         sum(grade_errors)::BIGINT AS grade_errors
     FROM chances
     GROUP BY run_id, step, k
+), spreads AS (
+    SELECT
+        run_id, k,
+        greatest(
+            sum(chances.questions * (chance - pass_at_k) ** 2) / any_value(means.questions) ** 2
+                / nullif(any_value(pass_at_k * (1 - pass_at_k)), 0),
+            1 / any_value(draws)
+        ) AS seen  -- how much the questions vary: 1 / the number of independent draws that would vary as much
+    FROM chances JOIN means USING (run_id, step, k)
+    GROUP BY run_id, k
+), effective AS (
+    SELECT
+        *,
+        -- With one question more, whose samples are all alike: then there are as many draws as questions.
+        coalesce((rarer + 1) / (rarer * seen + 1 / questions), questions) AS n,
+        1.959963984540054 ** 2 AS z2
+    FROM means JOIN spreads USING (run_id, k)
+), centers AS (
+    SELECT *, (pass_at_k * n + z2 / 2) / (n + z2) AS center FROM effective
 )
 SELECT
     run_id, step, k, questions, pass_at_k,
-    greatest(pass_at_k - 1.96 * sqrt(greatest(mean_square - pass_at_k ** 2, 0) / greatest(questions - 1, 1)), 0) AS low,
-    least(pass_at_k + 1.96 * sqrt(greatest(mean_square - pass_at_k ** 2, 0) / greatest(questions - 1, 1)), 1) AS high,
+    CASE WHEN questions > 0 THEN greatest(center - sqrt(z2 * center * (1 - center) / (n + z2)), 0) END AS low,
+    CASE WHEN questions > 0 THEN least(center + sqrt(z2 * center * (1 - center) / (n + z2)), 1) END AS high,
     too_few_samples, grade_errors
-FROM means
+FROM centers
 ORDER BY run_id, step, k;

@@ -39,8 +39,9 @@ def _mix(z: np.ndarray) -> np.ndarray:
 def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The first index whose running sum exceeds `uniforms` x the row's total; never one whose weight is zero.
 
-    Sums are float64. A large vocabulary is searched in two steps, block and then place, which needs one fast pass over
-    the weights in place of a running sum over all of them.
+    Running sums are float64. A large vocabulary is searched in two steps, block and then place, which needs one fast pass over
+    the weights in place of a running sum over all of them; the sum of each block of 512 is in the precision of the weights, so
+    a draw within its rounding of a border between blocks may fall on the other side.
 
     Args:
         weights: (rows, vocab) >= 0, not all zero in any row; they need not sum to 1.

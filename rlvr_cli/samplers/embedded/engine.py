@@ -124,7 +124,7 @@ class TransformersSampler:
             if limit is not None and len(ids) + params.max_tokens > limit:
                 raise RlvrError(
                     f"Question {requests[index].name or index}: its prompt has {len(ids)} tokens and up to {params.max_tokens} are to be "
-                    f"sampled, but the model's context holds {limit}.",
+                    f"sampled, but the model's context holds {limit}{self._policy.context_note}.",
                     f"Set --sampling-max-tokens to at most {limit - len(ids)}, or leave the question out."
                     if len(ids) < limit
                     else "Leave the question out, or use a model with a longer context.",

@@ -376,7 +376,7 @@ def test_the_page_of_two_runs_says_how_they_differ(tmp_path):
     assert "1 at their defaults" in summaries  # seed
     assert "1 that only some of the runs have" in summaries
     assert re.search(r"kl_coef</th><td><span>–</span></td><td><code>0.5</code>", text)
-    assert "25.0% [4.6%, 69.9%]" in text  # Wilson's interval of 1 in 4
+    assert "25.0% [3.4%, 71.1%]" in text  # Agresti and Coull, 1 in 4
     assert "torch" in text
     assert [t for _, t in parsed.all("figcaption")] == ["Reward", "Gradient norm"]
     assert any(t == "a training at 2: 0.5" for _, t in parsed.all("title"))
