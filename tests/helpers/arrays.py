@@ -22,12 +22,12 @@ def pairwise(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     while missing:
         row = dict(min(missing))
         for place in sorted(set(range(len(names))) - set(row)):
-
-            def gain(choice: int, place: int = place, row: dict[int, int] = row) -> int:
-                pairs = (tuple(sorted([(place, choice), other])) for other in row.items())
-                return sum(pair in missing for pair in pairs)
-
-            row[place] = max(range(len(values[names[place]])), key=gain)
+            added = [_pairs(row, place, choice) for choice in range(len(values[names[place]]))]
+            row[place] = max(range(len(added)), key=[len(pairs & missing) for pairs in added].__getitem__)
         missing -= set(combinations(sorted(row.items()), 2))
         rows.append({name: values[name][row[place]] for place, name in enumerate(names)})
     return rows
+
+
+def _pairs(row: Mapping[int, int], place: int, choice: int) -> set[tuple[tuple[int, int], tuple[int, int]]]:
+    return {(min(a, (place, choice)), max(a, (place, choice))) for a in row.items()}
