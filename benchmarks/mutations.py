@@ -1,7 +1,7 @@
 """Faults put into the code one by one, and the tests that find them: a test that cannot fail shows up here as a survivor.
 
     python benchmarks/mutations.py                  # all; about 20 minutes on two cores
-    python benchmarks/mutations.py --only cliprange # those whose name, file or option contains the text
+    python benchmarks/mutations.py --only cliprange # those whose name, file or options match
 
 Each mutation replaces a text that occurs once in a file, in a copy of the package, and runs the named tests there. Most are
 faults of wiring: an option that is read and then lost, or used in the wrong place. At least one stands for each option that
@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -373,10 +374,11 @@ def applied(mutation: Mutation, source: str) -> str:
 
 def _copy(folder: Path) -> Path:
     """A copy of the repository in which mutations are made; its bytecode is written once, and never again."""
-    skipped = shutil.ignore_patterns(".git", "__pycache__", "runs", "build", ".*_cache", "*.egg-info")
-    copy = Path(shutil.copytree(ROOT, folder, ignore=skipped))
-    compileall.compile_dir(copy / PACKAGE, quiet=2)
-    return copy
+    for name in (PACKAGE, "datasets", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    compileall.compile_dir(folder / PACKAGE, quiet=2)
+    return folder
 
 
 def _pytest(copy: Path, tests: list[str]) -> tuple[int, str]:
@@ -397,8 +399,13 @@ def _pytest(copy: Path, tests: list[str]) -> tuple[int, str]:
             import pytest
 
             options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", "--tb=line", "-rfE"]
+            options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # libraries that were imported before pytest
             status = int(pytest.main([*options, "--basetemp", str(copy / "mutation-tmp"), *tests]))
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(status)
     status, ends = None, time.monotonic() + SECONDS
     while status is None and time.monotonic() < ends:
@@ -433,7 +440,7 @@ def _outcome(mutation: Mutation, copy: Path) -> tuple[bool, str]:
         return True, f"killed by a test that hangs for {SECONDS} s"
     if status == 0:
         return bool(mutation.explained), f"survived: {mutation.explained}" if mutation.explained else "**survived**"
-    return False, f"**no result**: pytest ended with {status}: {output.strip().splitlines()[-1:]}"
+    return False, f"**no result**: pytest ended with {status}: {output.strip()[-300:]}"
 
 
 def _arguments(tests: str) -> list[str]:
@@ -443,15 +450,16 @@ def _arguments(tests: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="only mutations whose name, file or options contain this")
+    parser.add_argument(
+        "--only", default="", help="a regular expression: only mutations whose name, file or options it finds"
+    )
     parser.add_argument("--workers", type=int, default=2, help="how many run at a time")
     parser.add_argument(
         "--without-baseline", action="store_true", help="do not run the tests on the unchanged code first"
     )
     arguments = parser.parse_args()
-    chosen = [m for m in MUTATIONS if arguments.only in f"{m.name} {m.file} {' '.join(m.options)}"]
+    chosen = [m for m in MUTATIONS if re.search(arguments.only, f"{m.name} {m.file} {' '.join(m.options)}")]
     import duckdb  # noqa: F401  (what the forked interpreters share)
-    import hypothesis  # noqa: F401
     import torch
     import transformers  # noqa: F401
     from transformers import Qwen2ForCausalLM  # noqa: F401
