@@ -138,7 +138,6 @@ WIRING = [
         ("questions of seed 0", "seed=config.seed, start=asked, exclude=indices", "seed=0, start=asked, exclude=indices", replays("grpo-clip"), "seed"),
         ("every group is kept", "if kept or not config.dynamic_sampling]", "if True]", replays("grpo-dynamic"), "dynamic_sampling"),
         ("rounds without end", "rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1)", "rounds < (99 if config.dynamic_sampling else 1)", f"{GRPO} -k gives_up", "max_sampling_rounds"),
-        ("further rounds without dynamic sampling", "if config.dynamic_sampling else 1)", "if True else 1)", f"{GRPO} -k dynamic_sampling", "dynamic_sampling", ),
         ("responses that were cut are trained on", 'if config.overlong == "mask":', "if False:", replays("grpo-weighted"), "overlong"),
         ("overlong responses are not punished", 'if config.overlong == "soft_punish":', "if False:", replays("grpo-dynamic"), "overlong"),
         ("the mask is inverted", 'r.finish_reason != "length"', 'r.finish_reason == "length"', replays("grpo-weighted"), "overlong"),
