@@ -27,6 +27,7 @@ ROOMS = {
     "models": "the policy",
     "samplers": "inference engines",
     "rollouts": "sample, grade and store rollouts",
+    "replay": "a run's updates, computed again: above training, so that it cannot import it",
     "training": "updates, losses, advantages, checkpoints",
     "analysis": "queries, statistics, plots, reports",
     "commands": "one module per command",
@@ -64,7 +65,7 @@ HOMES = {
     "math_verify": {"graders"},
     "mpmath": {"graders/answers"},
     "pyarrow": {"runs", "data/files", "analysis/database"},
-    "torch": {"models", "samplers", "training", "commands", "handout"},
+    "torch": {"models", "samplers", "replay", "training", "commands", "handout"},
     "transformers": {"models", "samplers", "training"},
 }
 # Rooms and files that import nothing heavy at module level, so that `rlvr --help` and `rlvr analyze` start quickly.

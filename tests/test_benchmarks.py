@@ -1,5 +1,7 @@
 """The scripts load, and the table in docs/benchmarks.md matches what `benchmarks/run.py` makes from `results.json`."""
 
+import ast
+import importlib
 import importlib.util
 import json
 import os
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rlvr_cli.config import config_of
+from rlvr_cli.config.options import options
 from rlvr_cli.runs.readers import read_rollouts
 
 ROOT = Path(__file__).parents[1]
@@ -75,3 +79,31 @@ def test_the_table_of_reliability_matches_the_figures(monkeypatch):
     table = reliability.table(json.loads(reliability.RESULTS.read_text(encoding="utf-8")))
     assert reliability.with_table(page, table) == page
     assert reliability.with_table(page, "another\n") != page
+
+
+@pytest.fixture
+def mutations(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield importlib.import_module("mutations")
+    sys.modules.pop("mutations", None)
+
+
+def test_every_mutation_applies_and_names_tests_that_are_there(mutations):
+    for mutation in mutations.MUTATIONS:
+        source = (ROOT / mutations.PACKAGE / mutation.file).read_text(encoding="utf-8")
+        ast.parse(mutations.applied(mutation, source))  # the text occurs exactly once
+        for argument in mutation.tests.split(" -k ")[0].split(" tests/"):
+            path = ROOT / f"tests/{argument.removeprefix('tests/')}".partition("::")[0]
+            assert path.is_file(), mutation
+            assert argument.partition("::")[2].partition("[")[0] in path.read_text(encoding="utf-8"), mutation
+    names = [m.name for m in mutations.MUTATIONS]
+    assert len(set(names)) == len(names) >= 120
+
+
+def test_every_option_that_reaches_training_or_sampling_has_a_mutation(mutations):
+    covered = {option for m in mutations.MUTATIONS for option in m.options}
+    for command in ("sft", "ei", "grpo", "eval"):
+        names = {f.name for f in options(config_of(command))} - mutations.WITHOUT_EFFECT.keys()
+        assert {n for n in names if n not in covered and f"{command}.{n}" not in covered} == set(), command
+    known = {f.name for command in ("sft", "ei", "grpo", "eval") for f in options(config_of(command))}
+    assert {option.rpartition(".")[2] for option in covered} <= known

@@ -1,9 +1,12 @@
-"""`rlvr check`: read every byte of a run, compare it with its checksums, and check what the rows say.
+"""`rlvr check`: read every byte of a run, compare it with its checksums, and check what the rows say; with --replay, compute its
+updates again.
 
-Enters: a CheckConfig. Leaves: on stdout what is wrong, one sentence each, or a sentence that nothing is; exit status 1 or 0.
+Enters: a CheckConfig. Leaves: on stdout what is wrong, one sentence each, or a sentence that nothing is, and what a replay
+found; exit status 1 or 0.
 """
 
 import os
+from pathlib import Path
 
 from rlvr_cli.config.check import CheckConfig
 from rlvr_cli.errors import RlvrError
@@ -38,3 +41,28 @@ def run(config: CheckConfig) -> None:
             f"{shown(path)} is not as it was committed: {len(problems)} problem{'s' if len(problems) > 1 else ''}.",
             "Restore the named files from a copy of the run. If only a checkpoint is damaged, --resume uses an older one.",
         )
+    if config.replay:
+        replay(path, config)
+
+
+def replay(path: Path, config: CheckConfig) -> None:
+    """Replay a run's updates and print them. Raises RlvrError when they are not what the run logged."""
+    from rlvr_cli.replay.run import replay_run  # imports torch: only if needed
+    from rlvr_cli.replay.stored import read_stored
+
+    stored, most = read_stored(path), config.replayed_updates
+    with console.progress("updates", min(len(stored.logged), most or len(stored.logged))) as bar:
+        found = replay_run(stored, most=most, advance=bar.advance)
+    columns = ("update", "objective", "replayed", "gradient norm", "replayed norm", "difference")
+    rows = [(u.number, u.logged_objective, u.objective, u.logged_norm, u.norm, u.difference) for u in found.updates]
+    tables.print_table(columns, rows, output=config.format)
+    console.say(
+        f"largest difference {found.difference:.2g}; {found.rows} rollouts have the log-probabilities of their policies"
+    )
+    if found.problems:
+        raise RlvrError(
+            f"The stored rollouts and options of {shown(path)} do not give what it logged: {'; '.join(found.problems)}.",
+            "Its options, rollouts, metrics or weights were changed, or another version of rlvr made it.",
+        )
+    if config.format == "table":
+        console.print_text(found.verdict)

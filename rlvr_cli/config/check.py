@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from rlvr_cli.config.options import Format, Provenance, check_values, knob
+from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
@@ -12,11 +13,25 @@ class CheckConfig(Provenance):
     Examples:
         rlvr check
         rlvr check my-grpo
+        rlvr check my-grpo --replay 3
     """
 
     run: str = knob("", "Run directory or name. Default: the latest run.", group="Data", argument=True, completes="run")
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data", common=True)
+    replay: str = knob(
+        "",
+        "Also make the run's first N updates again, or all, from its stored rollouts, options and first weights, by other code.",
+        group="Data",
+        common=True,
+    )
     format: Format = knob("table", "How problems are printed.", group="Output", common=True)
+
+    @property
+    def replayed_updates(self) -> int | None:
+        """The most updates to replay; None for all."""
+        return None if self.replay == "all" else int(self.replay or 0)
 
     def __post_init__(self) -> None:
         check_values(self)
+        if self.replay not in ("", "all") and not (self.replay.isascii() and self.replay.isdigit()):
+            raise RlvrError(f"--replay is {self.replay!r}.", "Give a number of updates, or all.")

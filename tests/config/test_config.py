@@ -401,3 +401,12 @@ def test_options_of_some_training_commands_are_constants_in_the_others():
     assert all(issubclass(t, TrainingConfig) for t in (SftConfig, EiConfig, GrpoConfig))
     assert SftConfig(sampling_max_tokens=7).eval_sampling_params.max_tokens == 7
     assert EiConfig(sampling_max_tokens=7, eval_max_tokens=9).eval_sampling_params.max_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("correction", "async_steps", "expected"),
+    [("auto", 0, None), ("auto", 1, 3.0), ("none", 0, None), ("none", 1, None), ("truncated", 0, 3.0), ("truncated", 1, 3.0)],
+)  # fmt: skip
+def test_importance_weights_are_used_when_asked_for_or_when_the_sampler_lags(correction, async_steps, expected):
+    config = GrpoConfig(importance_correction=correction, async_steps=async_steps, importance_cap=3.0)
+    assert config.importance_truncation == expected

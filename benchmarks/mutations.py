@@ -1,0 +1,505 @@
+"""Faults put into the code one by one, and the tests that find them: a test that cannot fail shows up here as a survivor.
+
+    python benchmarks/mutations.py                  # all; about 20 minutes on two cores
+    python benchmarks/mutations.py --only cliprange # those whose name, file or options match
+
+Each mutation replaces a text that occurs once in a file, in a copy of the package, and runs the named tests there. Most are
+faults of wiring: an option that is read and then lost, or used in the wrong place. At least one stands for each option that
+reaches training, sampling or evaluation. Prints a table, killed by or survived; the exit status is 1 if one survives without
+an explanation, cannot be applied, or breaks the import. Torch and transformers are imported once and shared by fork.
+"""
+
+# ruff: noqa: E501  (a table of cases)
+
+import argparse
+import compileall
+import contextlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "rlvr_cli"
+SECONDS = 600  # per mutation; a test that hangs has noticed something
+
+# Options of sft, ei, grpo and eval that change no number of a run here, and why.
+WITHOUT_EFFECT = dict.fromkeys(
+    ("run", "runs_dir", "config", "preset", "format", "resume", "dry_run"), "names and output"
+) | {
+    "check_dataset": "samples nothing",
+    "base_url": "an endpoint's; tests/samplers/test_openai.py",
+    "endpoint": "an endpoint's; tests/samplers/test_openai.py",
+    "api_key_env": "an endpoint's; tests/samplers/test_openai.py",
+    "device": "needs a second device",
+    "dtype": "of vLLM; needs it installed",
+    "max_model_len": "of vLLM; needs it installed",
+    "gpu_memory_utilization": "of vLLM; needs it installed",
+    "cuda_graphs": "needs a CUDA device",
+}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A fault.
+
+    Attributes:
+        name: what is wrong, in a few words.
+        file: below rlvr_cli/.
+        old, new: the text, which occurs once in the file, and what replaces it.
+        tests: arguments of pytest, separated by spaces; `-k` may be one of them.
+        options: the options that it ignores or misplaces: `option`, or `command.option` where only one command's is.
+        explained: why no test can find it; empty if one must.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+    options: tuple[str, ...] = ()
+    explained: str = ""
+
+
+def replays(*cases: str) -> str:
+    """The runs of tests/replay/test_wiring.py with these names."""
+    test = "tests/replay/test_wiring.py::test_a_run_is_what_its_options_and_rollouts_give"
+    return " ".join(f"{test}[{case}]" for case in cases)
+
+
+def mutations_of(file: str, *rows: tuple[str, str, str, str] | tuple[str, str, str, str, str]) -> list[Mutation]:
+    """Rows of (name, old, new, tests) and, for a wiring, the options, separated by spaces."""
+    return [Mutation(row[0], file, *row[1:4], tuple((*row, "")[4].split())) for row in rows]
+
+
+EVALUATED = "tests/replay/test_wiring.py::test_an_evaluation_is_what_its_options_give"
+LOSSES = "tests/training/losses/test_losses.py"
+UPDATE = "tests/training/test_update.py"
+GRPO = "tests/commands/test_grpo.py"
+ENGINE = "tests/samplers/embedded/test_engine.py"
+
+WIRING = [
+    *mutations_of(
+        "config/shared.py",
+        ("temperature of 1 whatever is asked", "temperature=self.sampling_temperature,", "temperature=1.0,", replays("grpo-on-policy"), "sampling_temperature"),
+        ("no nucleus", "top_p=self.sampling_top_p,", "top_p=1.0,", replays("grpo-dynamic"), "sampling_top_p"),
+        ("12 tokens whatever is asked", "max_tokens=self.sampling_max_tokens,", "max_tokens=12,", replays("ei-once"), "sampling_max_tokens"),
+        ("4 tokens at least whatever is asked", "min_tokens=self.sampling_min_tokens,", "min_tokens=4,", replays("grpo-no baseline"), "sampling_min_tokens"),
+        ("one stop string whatever is asked", "stop=tuple(s for s in self.stop if s),", 'stop=("e",),', replays("ei-once"), "stop"),
+        ("evaluations at training's temperature", '"temperature": self.eval_temperature,', '"temperature": None,', replays("grpo-on-policy"), "eval_temperature"),
+        ("evaluations with training's nucleus", '"top_p": self.eval_top_p,', '"top_p": None,', replays("grpo-clip"), "eval_top_p"),
+        ("evaluations with training's maximum", '"max_tokens": self.eval_max_tokens,', '"max_tokens": None,', replays("grpo-on-policy"), "eval_max_tokens"),
+        ("evaluations with training's minimum", '"min_tokens": self.eval_min_tokens,', '"min_tokens": None,', replays("grpo-clip"), "eval_min_tokens"),
+        ("an evaluation at temperature 0 takes training's", "if v is not None}", "if v}", replays("grpo-on-policy"), "eval_temperature"),
+    ),
+    *mutations_of(
+        "config/grpo.py",
+        ("micro-batches of the whole batch", "return self.train_batch_size // self.gradient_accumulation_steps", "return self.train_batch_size", replays("grpo-on-policy"), "gradient_accumulation_steps"),
+        ("questions of a fixed batch", "return self.rollout_batch_size // self.group_size", "return 32 // self.group_size", replays("grpo-no baseline"), "rollout_batch_size"),
+        ("importance weights are never asked for", 'wanted = self.importance_correction == "truncated" or (', "wanted = False or (", replays("grpo-weighted"), "importance_correction"),
+        ("no importance weights with --async-steps", 'self.importance_correction == "auto" and self.async_steps', "False", "tests/config/test_config.py -k importance", "importance_correction"),
+        ("importance weights with --async-steps though none are asked for", 'self.importance_correction == "auto" and self.async_steps', "self.async_steps", "tests/config/test_config.py -k importance", "importance_correction"),
+        ("a cap of 2 whatever is asked", "return self.importance_cap if wanted", "return 2.0 if wanted", replays("grpo-weighted"), "importance_cap"),
+        ("masked_normalize by the longest response always", "return self.normalize_constant or float(self.sampling_max_tokens)", "return float(self.sampling_max_tokens)", replays("grpo-dynamic"), "grpo.normalize_constant"),
+        ("masked_normalize by 1 without a constant", "or float(self.sampling_max_tokens)", "or 1.0", replays("grpo-weighted"), "grpo.normalize_constant"),
+        ("the buffer is always a fifth", "return given or max(max_tokens // 5, 1)", "return max(max_tokens // 5, 1)", replays("grpo-clip"), "overlong_buffer"),
+        ("updates are counted without epochs", "return self.epochs_per_rollout_batch * self.rollout_batch_size // self.train_batch_size", "return self.rollout_batch_size // self.train_batch_size", replays("grpo-clip"), "epochs_per_rollout_batch"),
+    ),
+    *mutations_of(
+        "commands/grpo.py",
+        ("one loss type whatever is asked", "loss = LOSSES.get(config.loss_type)", 'loss = LOSSES.get("reinforce_with_baseline")', replays("grpo-weighted"), "loss_type"),
+        ("always divided by the deviation", "normalize_by_std=config.use_std_normalization,", "normalize_by_std=True,", replays("grpo-on-policy"), "use_std_normalization"),
+        ("an eps of 1e-6 whatever is asked", "advantage_eps=config.advantage_eps,", "advantage_eps=1e-6,", replays("grpo-clip"), "advantage_eps"),
+        ("cliprange is not passed on", "getattr(config, name) for name in loss.options", '(0.2 if name == "cliprange" else getattr(config, name)) for name in loss.options', replays("grpo-weighted"), "cliprange"),
+        ("cliprange_high is not passed on", "getattr(config, name) for name in loss.options", '(None if name == "cliprange_high" else getattr(config, name)) for name in loss.options', replays("grpo-clip"), "cliprange_high"),
+        ("no KL penalty", "kl_coef=config.kl_coef,\n        importance_cap", "kl_coef=0.0,\n        importance_cap", replays("grpo-clip"), "kl_coef"),
+        ("the reference is the policy itself", "trainer.policy.reference() if config.kl_coef", "trainer.policy if config.kl_coef", replays("grpo-clip"), "kl_coef"),
+        ("importance weights are not passed on", "importance_cap=config.importance_truncation,", "importance_cap=None,", replays("grpo-weighted"), "importance_correction importance_cap"),
+        ("one normalization whatever is asked", "normalization=config.length_normalization,\n                    normalize_constant=config.masked_normalize_constant,", 'normalization="masked_mean",', replays("grpo-clip"), "grpo.length_normalization"),
+        ("the constant of masked_normalize is 1", "normalize_constant=config.masked_normalize_constant,", 'normalize_constant=1.0 if config.length_normalization == "masked_normalize" else None,', replays("grpo-dynamic"), "grpo.normalize_constant"),
+        ("updates at temperature 1", "temperature=config.sampling_temperature,\n                )", "temperature=1.0,\n                )", replays("grpo-on-policy"), "sampling_temperature"),
+        ("old and reference log-probabilities at temperature 1", "temperature=config.sampling_temperature,\n        check", "temperature=1.0,\n        check", replays("grpo-clip"), "sampling_temperature"),
+        ("the same shuffle in each step", "epoch=step * config.epochs_per_rollout_batch + epoch,", "epoch=epoch,", replays("grpo-clip"), "seed"),
+        ("the same shuffle in each epoch", "epoch=step * config.epochs_per_rollout_batch + epoch,", "epoch=step * config.epochs_per_rollout_batch,", replays("grpo-clip"), "seed"),
+        ("minibatches of seed 0", "batch_size=config.train_batch_size,\n            seed=config.seed,", "batch_size=config.train_batch_size,\n            seed=0,", replays("grpo-clip"), "seed"),
+        ("minibatches of one size whatever is asked", "batch_size=config.train_batch_size,", "batch_size=16,", replays("grpo-clip"), "grpo.train_batch_size"),
+        ("one epoch whatever is asked", "for epoch in range(config.epochs_per_rollout_batch)", "for epoch in range(1)", replays("grpo-clip"), "epochs_per_rollout_batch"),
+        ("two steps whatever is asked", "while steps < config.n_grpo_steps and", "while steps < 2 and", replays("grpo-on-policy"), "n_grpo_steps"),
+        ("groups of one size whatever is asked", "wanted, size = config.n_prompts_per_rollout_batch, config.group_size", "wanted, size = config.n_prompts_per_rollout_batch, 4", replays("grpo-dynamic"), "grpo.group_size"),
+        ("advantages over groups of another size", "group_size=config.group_size,\n        advantage_eps", "group_size=8,\n        advantage_eps", replays("grpo-clip"), "grpo.group_size"),
+        ("questions of seed 0", "seed=config.seed, start=asked, exclude=indices", "seed=0, start=asked, exclude=indices", replays("grpo-clip"), "seed"),
+        ("every group is kept", "if kept or not config.dynamic_sampling]", "if True]", replays("grpo-dynamic"), "dynamic_sampling"),
+        ("rounds without end", "rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1)", "rounds < (99 if config.dynamic_sampling else 1)", f"{GRPO} -k gives_up", "max_sampling_rounds"),
+        ("responses that were cut are trained on", 'if config.overlong == "mask":', "if False:", replays("grpo-weighted"), "overlong"),
+        ("overlong responses are not punished", 'if config.overlong == "soft_punish":', "if False:", replays("grpo-dynamic"), "overlong"),
+        ("the mask is inverted", 'r.finish_reason != "length"', 'r.finish_reason == "length"', replays("grpo-weighted"), "overlong"),
+        ("the buffer is not passed on", "overlong_buffer(config.overlong_buffer, max_tokens=limit)", "overlong_buffer(None, max_tokens=limit)", replays("grpo-clip"), "overlong_buffer"),
+        ("old log-probabilities of the first minibatch only", "for rows in minibatches[: len(minibatches) // config.epochs_per_rollout_batch]:", "for rows in minibatches[:1]:", replays("grpo-clip")),
+        ("no old log-probabilities", "if len(minibatches) > 1:", "if False:", replays("grpo-clip")),
+        ("raw rewards become advantages", "if loss.raw_rewards:", "if False:", replays("grpo-no baseline"), "loss_type"),
+        ("no snapshot for the next batch", "trainer.weights.snapshot_policy(trainer.updates)", "pass", replays("grpo-ahead"), "async_steps"),
+        ("questions sampled ahead are others", "seed=config.seed, start=asked, exclude=[]", "seed=config.seed + 1, start=asked, exclude=[]", f"{GRPO} -k lags_one_batch", "async_steps", ),
+    ),
+    *mutations_of(
+        "commands/ei.py",
+        ("five rounds whatever is asked", "while steps < config.n_ei_steps and", "while steps < 2 and", replays("ei-once"), "n_ei_steps"),
+        ("four questions whatever is asked", "len(inputs.questions), config.ei_batch_size, seed", "len(inputs.questions), 4, seed", replays("ei-once"), "ei_batch_size"),
+        ("four samples whatever is asked", "num_samples=config.group_size,", "num_samples=4,", replays("ei-once"), "ei.group_size"),
+        ("one epoch of fine-tuning", "for epoch in range(config.sft_epochs)", "for epoch in range(1)", replays("ei-twice"), "ei.sft_epochs"),
+        ("batches of 5", "batch_size=config.train_batch_size,", "batch_size=5,", replays("ei-twice"), "ei.train_batch_size"),
+        ("each round is shuffled alike", "epoch=steps * config.sft_epochs + epoch,", "epoch=epoch,", replays("ei-twice"), "seed"),
+        ("experts shuffled with seed 0", "batch_size=config.train_batch_size,\n                    seed=config.seed,", "batch_size=config.train_batch_size,\n                    seed=0,", replays("ei-twice"), "seed"),
+        ("questions of seed 0 (ei)", "config.ei_batch_size, seed=config.seed,", "config.ei_batch_size, seed=0,", replays("ei-twice"), "seed"),
+        ("micro-batches of 8 (ei)", "micro_batch_size=config.micro_batch_size,", "micro_batch_size=8,", replays("ei-twice"), "ei.micro_batch_size"),
+        ("wrong responses are experts too", "r.reward > 0.5]", "r.reward >= 0.0]", replays("ei-once")),
+        ("experts are trained on once for each copy", "distinct = list({(r.prompt_ids, r.response_ids): r for r in correct}.values())", "distinct = correct + correct[:1]", replays("ei-once")),
+        ("evaluations of every round (ei)", "steps % config.eval_every == 0", "steps % 1 == 0", replays("ei-once"), "ei.eval_every"),
+    ),
+    *mutations_of(
+        "commands/sft.py",
+        ("EOS is never appended", "append_eos=config.append_eos\n", "append_eos=False\n", replays("sft-text"), "append_eos"),
+        ("EOS is always appended", "append_eos=config.append_eos\n", "append_eos=True\n", replays("sft-means"), "append_eos"),
+        ("wrong traces are trained on too", "if config.correct_only:", "if False:", replays("sft-correct"), "correct_only"),
+        ("every trace is chosen", "choose_examples(examples, config.num_examples, order=order)", 'choose_examples(examples, "all", order=order)', replays("sft-means"), "num_examples"),
+        ("traces are chosen with another seed", "epoch_order(len(examples), seed=config.seed, epoch=-1)", "epoch_order(len(examples), seed=config.seed + 1, epoch=-1)", replays("sft-means"), "seed num_examples"),
+        ("one epoch (sft)", "config.n_sft_steps or config.sft_epochs * math", "config.n_sft_steps or 1 * math", replays("sft-text"), "sft.sft_epochs"),
+        ("as many updates as the epochs need", "num_updates = config.n_sft_steps or config.sft_epochs", "num_updates = config.sft_epochs", replays("sft-means"), "n_sft_steps"),
+        ("batches of 4", "batch_size=config.train_batch_size, seed", "batch_size=4, seed", replays("sft-means"), "sft.train_batch_size"),
+        ("traces shuffled with seed 0", "batch_size=config.train_batch_size, seed=config.seed,", "batch_size=config.train_batch_size, seed=0,", replays("sft-text"), "seed"),
+        ("each epoch in the same order", "seed=config.seed, epoch=epoch)", "seed=config.seed, epoch=0)", replays("sft-text"), "seed"),
+        ("one normalization (sft)", "normalization=config.length_normalization,\n", 'normalization="token_mean" if config.length_normalization == "masked_mean" else config.length_normalization,\n', replays("sft-means"), "sft.length_normalization"),
+        ("masked_normalize divides by 1", "normalize_constant=config.normalize_constant\n", "normalize_constant=1.0\n", replays("sft-sums"), "sft.normalize_constant"),
+        ("micro-batches of 8 (sft)", "micro_batch_size=config.micro_batch_size,", "micro_batch_size=8,", replays("sft-sums"), "sft.micro_batch_size"),
+        ("sampled ids are tokenized again", "if text.startswith(example.response or \"\"):", "if False:", "tests/commands/test_sft.py -k sampled_ids", "sft.dataset"),
+        ("tokens of others are trained on", "response_masks=[masks[i] for i in rows],", "", "tests/commands/test_sft.py -k did_not_write"),
+        ("the prompt template is r1_zero always (sft)", "template = load_prompt(config.prompt)", 'template = load_prompt("r1_zero")', replays("sft-correct"), "sft.prompt"),
+    ),
+    *mutations_of(
+        "commands/eval.py",
+        ("an evaluation with default sampling", "params=config.sampling_params,", "params=type(config)().sampling_params,", EVALUATED, "eval.sampling_temperature"),
+        ("one sample per question", "num_samples=config.num_samples,\n                    grader", "num_samples=1,\n                    grader", EVALUATED, "num_samples"),
+        ("an evaluation of seed 0", "seed=config.seed,", "seed=0,", EVALUATED, "eval.seed"),
+        ("the prompt template is r1_zero always (eval)", "template = load_prompt(config.prompt)", 'template = load_prompt("r1_zero")', EVALUATED, "eval.prompt"),
+        ("an evaluation of every question", "limit=config.limit)", "limit=None)", EVALUATED, "limit"),
+    ),
+    *mutations_of(
+        "training/trainer.py",
+        ("evaluations sample like training", "params=config.eval_sampling_params,", "params=config.sampling_params,", replays("grpo-on-policy"), "eval_temperature eval_max_tokens eval_top_p eval_min_tokens"),
+        ("a learning rate of 1e-4 whatever is asked", "peak=self.config.learning_rate,", "peak=1e-4,", replays("ei-twice"), "learning_rate"),
+        ("no warm-up", "warmup_steps=self.config.warmup_steps,", "warmup_steps=0,", replays("grpo-clip"), "warmup_steps"),
+        ("a constant schedule", "schedule=self.config.lr_schedule,", 'schedule="constant",', replays("grpo-clip"), "lr_schedule"),
+        ("the schedule is one update too long", "num_steps=self.num_updates,", "num_steps=self.num_updates + 1,", replays("grpo-clip"), "lr_schedule"),
+        ("the schedule is one update ahead", "self.updates,\n                    peak", "self.updates + 1,\n                    peak", replays("grpo-clip"), "lr_schedule warmup_steps"),
+        ("AdamW's first beta is 0.9", "betas=(config.adam_beta1,", "betas=(0.9,", replays("grpo-clip"), "adam_beta1"),
+        ("AdamW's second beta is 0.95", "config.adam_beta2),", "0.95),", replays("grpo-clip"), "adam_beta2"),
+        ("no weight decay", "weight_decay=config.weight_decay,", "weight_decay=0.0,", replays("grpo-on-policy"), "weight_decay"),
+        ("gradients are clipped to 1", "max_grad_norm=self.config.max_grad_norm,", "max_grad_norm=1.0,", replays("grpo-on-policy"), "max_grad_norm"),
+        ("weights in float32 whatever is asked", "dtype=config.param_dtype,", 'dtype="float32",', "tests/replay/test_wiring.py -k bfloat16", "param_dtype"),
+        ("skipped updates never stop a run", ">= self.config.max_skipped_updates:", ">= 10**9:", "tests/training/test_resume.py -k not_finite_end_the_run", "max_skipped_updates"),
+        ("no checkpoint but the last", "if every and self.updates - self._saved[0] >= every:", "if False:", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_every"),
+        ("no time limit", "TimeLimit(config.time_limit_seconds,", "TimeLimit(float('inf'),", f"{GRPO} -k out_of_time", "time_limit"),
+        ("the built-in model always", "load_policy(model_path(config.model),", 'load_policy(model_path(""),', replays("ei-once"), "sft.model ei.model grpo.model"),
+        ("the last evaluation is of an earlier policy", "self.weights.sync(self.updates)  # before", "pass  # before", replays("grpo-ahead"), "async_steps"),
+    ),
+    *mutations_of(
+        "training/evaluation.py",
+        ("no evaluation between first and last", "return updates == 0 or bool(every and updates % every == 0)", "return updates == 0", replays("grpo-on-policy"), "grpo.eval_every sft.eval_every"),
+        ("1,024 evaluation questions", "return min(final or self.config.eval_examples,", "return min(final or 1024,", replays("sft-means"), "eval_examples"),
+        ("the last evaluation is as the others", "final = self.config.final_eval_examples if last else None", "final = None", replays("grpo-on-policy"), "final_eval_examples"),
+        ("every evaluation is as the last", "final = self.config.final_eval_examples if last else None", "final = self.config.final_eval_examples", replays("grpo-on-policy"), "final_eval_examples"),
+        ("evaluations of seed 0", "seed=self.config.seed,", "seed=0,", replays("sft-text"), "seed"),
+    ),
+    *mutations_of(
+        "training/session.py",
+        ("samples of seed 0", "seed=trainer.config.seed,", "seed=0,", replays("grpo-clip"), "seed"),
+        ("training samples as evaluations do", "params=trainer.config.sampling_params,", "params=trainer.config.eval_sampling_params,", replays("grpo-on-policy"), "sampling_temperature"),
+        ("no evaluation questions but the dataset's own", "spec = config.eval_dataset or (", "spec = (", replays("ei-once"), "eval_dataset"),
+        ("too few evaluation questions are read", "limit = max(config.eval_examples, config.final_eval_examples or 0)", "limit = config.eval_examples", replays("grpo-on-policy"), "final_eval_examples"),
+        ("the prompt template is r1_zero always", "template = load_prompt(config.prompt)", 'template = load_prompt("r1_zero")', "tests/replay/test_wiring.py -k questions_are_read", "ei.prompt grpo.prompt"),
+        ("bad lines stop the evaluation's questions", "skip_bad_lines=config.skip_bad_lines,", "skip_bad_lines=False,", "tests/replay/test_wiring.py -k questions_are_read", "skip_bad_lines"),
+        ("fields of the evaluation's questions are guessed", "question_field=None if named else config.question_field,", "question_field=None,", "tests/replay/test_wiring.py -k questions_are_read", "question_field"),
+    ),
+    *mutations_of(
+        "rollouts/inputs.py",
+        ("the built-in dataset always", "config.dataset,\n        split", '"arithmetic",\n        split', replays("ei-once"), "dataset"),
+        ("the default split always", "split=config.split,", 'split="",', "tests/replay/test_wiring.py -k questions_are_read", "split"),
+        ("the question's field is guessed", "question_field=config.question_field,", 'question_field="",', "tests/replay/test_wiring.py -k questions_are_read", "question_field"),
+        ("the answer's field is guessed", "answer_field=config.answer_field,", 'answer_field="",', "tests/replay/test_wiring.py -k questions_are_read", "answer_field"),
+        ("bad lines stop the run", "skip_bad_lines=config.skip_bad_lines,", "skip_bad_lines=False,", "tests/replay/test_wiring.py -k questions_are_read", "skip_bad_lines"),
+    ),
+    *mutations_of(
+        "rollouts/grading.py",
+        ("the dataset's grader always", "choose_grader(config.grader,", 'choose_grader("",', "tests/replay/test_wiring.py -k grader_has_its_options", "grader"),
+        ("the literal format always", "format_rule=config.format_rule,", 'format_rule="literal",', "tests/replay/test_wiring.py -k grader_has_its_options", "format_rule"),
+        ("two grading processes always", "workers=config.grader_workers,", "workers=2,", "tests/replay/test_wiring.py -k grader_has_its_options", "grader_workers"),
+        ("five seconds for a grade always", "timeout=config.grader_timeout,", "timeout=5.0,", "tests/replay/test_wiring.py -k grader_has_its_options", "grader_timeout"),
+    ),
+    *mutations_of(
+        "samplers/open.py",
+        ("settings of an engine are lost", "if hasattr(config, f.name)]", "if False]", EVALUATED, "eval.model"),
+        ("rows at once are chosen always", "policy,\n        max_batch_size=settings.max_batch_size,", "policy,\n        max_batch_size=None,", "tests/replay/test_wiring.py -k rows_at_once", "max_batch_size"),
+        ("one engine whatever is asked", 'if engine != "auto":', "if False:", "tests/samplers/test_open.py", "engine"),
+    ),
+    *mutations_of(
+        "training/weight_sync.py",
+        ("async: the sampler gets current weights, not lagging ones", "with self.snapshot.loaded_into(self.policy):\n                self.sampler.load_weights(self.policy, self.snapshot.version)", "self.sampler.load_weights(self.policy, self.snapshot.version)", replays("grpo-ahead"), "async_steps"),
+        ("async: the lagging snapshot is an alias", "t.detach().cpu().clone()", "t.detach().cpu()", "tests/training/test_weight_sync.py", "async_steps"),
+        ("async: the policy keeps the lagging weights", "policy.load_weights(kept)", "pass", "tests/training/test_weight_sync.py", "async_steps"),
+        ("async: the engine is the trainer's", "if config.async_steps:", "if False:", replays("grpo-ahead"), "async_steps"),
+        ("a version is loaded once for all", "if self._synced != version:", "if self._synced < 0:", replays("ei-once")),
+    ),
+    *mutations_of(
+        "rollouts/collect.py",
+        ("an advantage of 0 is stored", "replace(r, advantage=a) for r, a", "replace(r, advantage=0.0) for r, a", replays("grpo-on-policy")),
+        ("the wrong policy version is stored", "policy_version=self.sampler.policy_version,", "policy_version=self.sampler.policy_version + 1,", replays("ei-once")),
+        ("rows are stored in the order in which they finish", "graded = sorted(collector.graded, key=lambda r: (place[r.example_id], r.sample_index))", "graded = collector.graded", replays("grpo-clip", "grpo-no baseline")),
+    ),
+    *mutations_of(
+        "rollouts/requests.py",
+        ("the seeds of steps are the same", r"{seed}\0{phase}\0{step}\0", r"{seed}\0{phase}\0", replays("grpo-on-policy")),
+        ("evaluation and training share seeds", r"{seed}\0{phase}\0{step}", r"{seed}\0{step}", replays("sft-text")),
+    ),
+]  # fmt: skip
+
+MATHEMATICS = [
+    *mutations_of(
+        "training/losses/policy_gradient.py",
+        ("the sign of the policy gradient", "return -raw_rewards_or_advantages * policy_log_probs", "return raw_rewards_or_advantages * policy_log_probs", f"{LOSSES} -k worked_by_hand"),
+        ("the sides of the clip are swapped", "ratio.clamp(1 - cliprange, 1 + high)", "ratio.clamp(1 - high, 1 + cliprange)", f"{LOSSES} -k worked_by_hand"),
+        ("clip: the larger term", "return -torch.minimum(unclipped, limited)", "return -torch.maximum(unclipped, limited)", f"{LOSSES} -k worked_by_hand"),
+        ("clip: the upper range is the lower one", "high = cliprange if cliprange_high is None else cliprange_high\n    unclipped", "high = cliprange\n    unclipped", f"{LOSSES} -k worked_by_hand"),
+        ("a gradient flows through the old policy", "(policy_log_probs - old_log_probs.detach())", "(policy_log_probs - old_log_probs)", f"{LOSSES} -k old_policy"),
+        ("the ratio is inverted", "(policy_log_probs - old_log_probs.detach()).clamp", "(old_log_probs.detach() - policy_log_probs).clamp", f"{LOSSES} -k worked_by_hand"),
+        ("k3 in the wrong direction", "(reference_log_probs.detach() - policy_log_probs)", "(policy_log_probs - reference_log_probs.detach())", f"{LOSSES} -k kl_penalty"),
+        ("k2 for k3", "return torch.expm1(difference) - difference", "return difference.square() / 2", f"{LOSSES} -k kl_penalty"),
+        ("the importance weight is inverted", "(trainer_log_probs - sampled_log_probs)", "(sampled_log_probs - trainer_log_probs)", f"{LOSSES} -k importance"),
+        ("no cap on importance weights", "return difference.exp().clamp(max=cap)", "return difference.exp()", f"{LOSSES} -k importance"),
+        ("no_baseline has advantages", "raw_rewards=True,", "raw_rewards=False,", f"{replays('grpo-no baseline')}"),
+    ),
+    *mutations_of(
+        "training/losses/normalization.py",
+        ("masked_mean divides by all rows", "(tokens > 0).sum().clamp(min=1)", "len(tokens)", f"{LOSSES} -k denominators"),
+        ("token_mean divides by the rows", "return tokens.sum().clamp(min=1).expand_as(tokens)", "return torch.full_like(tokens, len(tokens))", f"{LOSSES} -k denominators"),
+        ("masked_normalize forgets the rows", "normalize_constant * len(tokens))", "normalize_constant)", f"{LOSSES} -k denominators"),
+        ("masked sums multiply by the mask", "return tensor.masked_fill(~mask.bool(), 0).sum(dim=dim)", "return (tensor * mask.bool()).sum(dim=dim)", f"{LOSSES} -k masked"),
+    ),
+    *mutations_of(
+        "training/objectives.py",
+        ("the KL penalty is not in the loss", "value = value + kl_coef * (", "value = value + 0 * kl_coef * (", replays("grpo-clip")),
+        ("importance weights are only measured", "value = weights * value", "pass", replays("grpo-weighted")),
+        ("importance weights on the KL penalty too", "value = weights * value", "value = weights * value\n        kl_coef = kl_coef * float(weights.mean())", f"{UPDATE} -k no_cut_order_or_padding_changes_a_policy_gradient"),
+    ),
+    *mutations_of(
+        "training/advantages.py",
+        ("ddof 0", "keepdim=True, correction=1) + advantage_eps", "keepdim=True, correction=0) + advantage_eps", "tests/training/test_advantages.py"),
+        ("eps is a floor", "/ (groups.std(dim=1, keepdim=True, correction=1) + advantage_eps)", "/ groups.std(dim=1, keepdim=True, correction=1).clamp(min=advantage_eps)", "tests/training/test_advantages.py"),
+        ("no mean is subtracted", "advantages = groups - groups.mean(dim=1, keepdim=True)", "advantages = groups - 0", "tests/training/test_advantages.py"),
+        ("the mean is the batch's", "groups.mean(dim=1, keepdim=True)", "groups.mean()", "tests/training/test_advantages.py"),
+        ("equal rewards keep a rounding error", "return advantages.masked_fill(~signal[:, None], 0.0).flatten()", "return advantages.flatten()", "tests/training/test_advantages.py"),
+        ("the penalty grows from another length", "(max_tokens - buffer)\n", "max_tokens\n", "tests/training/test_advantages.py"),
+    ),
+    *mutations_of(
+        "training/update.py",
+        ("no clipping", "clip_grad_norm_(policy.trainable_parameters().values(), max_grad_norm)", "clip_grad_norm_(policy.trainable_parameters().values(), float('inf'))", f"{UPDATE} -k clipped_to_the_norm"),
+        ("non-finite updates are made", "if not skipped:", "if True:", f"{UPDATE} -k non_finite"),
+        ("log-probabilities at temperature 1 in the update", "temperature=temperature,\n                prefixes=prefixes,", "temperature=1.0,\n                prefixes=prefixes,", replays("grpo-on-policy")),
+        ("score() at temperature 1", "response_mask=micro[\"response_mask\"],\n                temperature=temperature,", "response_mask=micro[\"response_mask\"],\n                temperature=1.0,", f"{UPDATE} -k score_is_the_log_softmax"),
+        ("denominators per micro-batch", "denominators=denominators[rows]", "denominators=loss_denominators(wanted, normalization=normalization, normalize_constant=normalize_constant)", f"{UPDATE} -k no_cut_order_or_padding_changes_the_gradient"),
+        ("every row is as if it had no advantage", "zero = (batch[\"advantages\"] == 0)", "zero = (batch[\"advantages\"] < 9)", replays("grpo-on-policy")),
+        ("the learning rate is the optimizer's own", 'group["lr"] = learning_rate', "pass", replays("grpo-clip")),
+    ),
+    *mutations_of(
+        "training/optimizer.py",
+        ("warm-up is off by one", "return peak * (step + 1) / warmup_steps", "return peak * step / warmup_steps", "tests/training/test_optimizer.py"),
+        ("the cosine falls to 0", "(0.1 + 0.9 * 0.5 *", "(0.0 + 1.0 * 0.5 *", "tests/training/test_optimizer.py"),
+        ("the cosine starts before warm-up ends", "(step - warmup_steps) / max(num_steps", "step / max(num_steps", "tests/training/test_optimizer.py"),
+    ),
+    *mutations_of(
+        "models/tokenization.py",
+        ("the mask drops the first response token", "(place[1:] >= start)", "(place[1:] > start)", "tests/models/test_log_probs.py -k collate"),
+        ("the mask takes in a padding token", "(place[1:] < end)", "(place[1:] <= end)", "tests/models/test_log_probs.py -k collate"),
+        ("EOS twice", "ids if ids[-1:] == [eos] else [*ids, eos]", "[*ids, eos]", "tests/models/test_log_probs.py -k eos_is_appended"),
+    ),
+    *mutations_of(
+        "models/log_probs.py",
+        ("the backward pass forgets the temperature", "grad_log_probs / temperature", "grad_log_probs", "tests/models/test_log_probs.py -k chunked"),
+        ("entropy without the shares of the chunks", "log_before.exp() * (entropy - log_before)", "log_before.exp() * entropy", "tests/models/test_log_probs.py -k no_chunk_size"),
+    ),
+    *mutations_of(
+        "samplers/embedded/draw.py",
+        ("the nucleus drops the token that crosses top_p", "before < top_p)", "before + ordered < top_p)", f"{ENGINE} -k nucleus"),
+        ("log-probabilities of a nucleus are not normalized", "logprobs = logprobs - p.sum(-1, dtype=torch.float64).log().float()", "pass", f"{ENGINE} -k draw_by_hand"),
+        ("log-probabilities with the barred tokens", "logp = logits.log_softmax(-1)\n        p = logp.exp()", "p = logits.log_softmax(-1).exp()", replays("grpo-on-policy")),
+        ("greedy at the nucleus", "if temperature == 0:", "if temperature < 0:", replays("grpo-on-policy")),
+    ),
+    *mutations_of(
+        "samplers/embedded/batch.py",
+        ("EOS is barred one token too long", "barred=self._barred(age < params.min_tokens)", "barred=self._barred(age <= params.min_tokens)", replays("grpo-no baseline")),
+        ("responses are one token short", "(age + 1 == params.max_tokens)", "(age + 2 == params.max_tokens)", f"{ENGINE} -k finish_reasons"),
+        ("the draw does not depend on the position", "uniforms(self.seed[:rows], age)", "uniforms(self.seed[:rows], age * 0)", f"{ENGINE} -k inverse_cdf_of_the_seeds"),
+    ),
+    *mutations_of(
+        "data/order.py",
+        ("the same order in every epoch", 'f"{seed}/{epoch}/{index}"', 'f"{seed}/{index}"', "tests/data/test_order.py"),
+        ("the last batch is dropped", "range(0, len(order), batch_size)", "range(0, len(order) - batch_size + 1, batch_size)", "tests/data/test_order.py"),
+    ),
+    *mutations_of(
+        "analysis/estimators.py",
+        ("best@k picks the least likely", "reverse=True)\n    expected", "reverse=False)\n    expected", "tests/analysis/test_estimators.py -k best_at_k"),
+        ("pass@k is off by one", "range(n - c + 1, n + 1)", "range(n - c + 2, n + 2)", "tests/analysis/test_estimators.py -k pass_at_k"),
+        ("a majority of ties", "(draws * (1 + ties))", "draws", "tests/analysis/test_estimators.py -k majority"),
+        ("McNemar's test has one side", "return min(1.0, 2 * math.fsum(", "return min(1.0, math.fsum(", "tests/analysis/test_estimators.py -k mcnemar"),
+    ),
+]  # fmt: skip
+
+MUTATIONS = [*WIRING, *MATHEMATICS]
+
+
+def applied(mutation: Mutation, source: str) -> str:
+    """The source with the fault. Raises ValueError unless the text to replace occurs exactly once."""
+    found = source.count(mutation.old)
+    if found != 1:
+        raise ValueError(f"{mutation.name}: its text occurs {found} times in {mutation.file}")
+    return source.replace(mutation.old, mutation.new)
+
+
+def _copy(folder: Path) -> Path:
+    """A copy of the repository in which mutations are made; its bytecode is written once, and never again."""
+    for name in (PACKAGE, "datasets", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    compileall.compile_dir(folder / PACKAGE, quiet=2)
+    return folder
+
+
+def _pytest(copy: Path, tests: list[str]) -> tuple[int, str]:
+    """Run tests in a forked interpreter that has the libraries, but nothing of rlvr. Returns its exit status and output."""
+    log = copy / "mutation.log"
+    pid = os.fork()
+    if pid == 0:
+        status = 3
+        try:
+            os.setsid()
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.chdir(copy)
+            os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+            sys.dont_write_bytecode = True
+            sys.path[:0] = [str(copy)]
+            import pytest
+
+            options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", "--tb=line", "-rfE"]
+            options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # libraries that were imported before pytest
+            status = int(pytest.main([*options, "--basetemp", str(copy / "mutation-tmp"), *tests]))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    status, ends = None, time.monotonic() + SECONDS
+    while status is None and time.monotonic() < ends:
+        done, code = os.waitpid(pid, os.WNOHANG)
+        status = os.waitstatus_to_exitcode(code) if done else None
+        time.sleep(0.05)
+    with contextlib.suppress(ProcessLookupError):  # what the tests left behind, and a test that hangs
+        os.killpg(pid, signal.SIGKILL)
+    if status is None:
+        os.waitpid(pid, 0)
+    return (124 if status is None else status), log.read_text(encoding="utf-8", errors="replace")
+
+
+def _outcome(mutation: Mutation, copy: Path) -> tuple[bool, str]:
+    """Whether a mutation is as it should be, and what became of it."""
+    path = copy / PACKAGE / mutation.file
+    source = path.read_text(encoding="utf-8")
+    try:
+        path.write_text(applied(mutation, source), encoding="utf-8")
+    except ValueError as error:
+        return False, f"**not applied**: {error}"
+    for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
+        stale.unlink()
+    try:
+        status, output = _pytest(copy, _arguments(mutation.tests))
+    finally:
+        path.write_text(source, encoding="utf-8")
+    killers = re.findall(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", output, re.MULTILINE)
+    if status == 1 and killers:
+        return True, f"killed by {killers[0]}"
+    if status == 124:
+        return True, f"killed by a test that hangs for {SECONDS} s"
+    if status == 0:
+        return bool(mutation.explained), f"survived: {mutation.explained}" if mutation.explained else "**survived**"
+    return False, f"**no result**: pytest ended with {status}: {output.strip()[-300:]}"
+
+
+def _arguments(tests: str) -> list[str]:
+    """Split the arguments; a space may stand inside the brackets of a test's name."""
+    return re.findall(r"[^\s\[]+(?:\[[^\]]*\])?", tests)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", default="", help="a regular expression: only mutations whose name, file or options it finds"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="how many run at a time")
+    parser.add_argument(
+        "--without-baseline", action="store_true", help="do not run the tests on the unchanged code first"
+    )
+    arguments = parser.parse_args()
+    chosen = [m for m in MUTATIONS if re.search(arguments.only, f"{m.name} {m.file} {' '.join(m.options)}")]
+    import duckdb  # noqa: F401  (what the forked interpreters share)
+    import torch
+    import transformers  # noqa: F401
+    from transformers import Qwen2ForCausalLM  # noqa: F401
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        copies: Queue[Path] = Queue()
+        for number in range(arguments.workers):
+            copies.put(_copy(Path(folder, str(number))))
+
+        def run(mutation: Mutation | None) -> tuple[bool, str, float]:
+            copy, started = copies.get(), time.monotonic()
+            try:
+                if mutation is None:
+                    every = dict.fromkeys(a for m in chosen for a in _arguments(m.tests) if a.startswith("tests/"))
+                    files = {a for a in every if "::" not in a}
+                    named = [a for a in every if a in files or a.partition("::")[0] not in files]
+                    status, output = _pytest(copy, named)
+                    return status == 0, output, time.monotonic() - started
+                good, outcome = _outcome(mutation, copy)
+                print(f"{time.monotonic() - started:5.0f} s  {mutation.name}: {outcome}", file=sys.stderr, flush=True)
+                return good, outcome, time.monotonic() - started
+            finally:
+                copies.put(copy)
+
+        if not arguments.without_baseline:
+            good, output, _ = run(None)
+            if not good:
+                print(f"The tests fail on the unchanged code:\n{output[-3000:]}", file=sys.stderr)
+                return 1
+        with ThreadPoolExecutor(arguments.workers) as pool:
+            results = list(pool.map(run, chosen))
+    print("| mutation | file | outcome |\n|---|---|---|")
+    for mutation, (_, outcome, _) in zip(chosen, results, strict=True):
+        print(f"| {mutation.name} | {mutation.file} | {outcome.replace('|', chr(92) + '|')} |")
+    bad = sum(not good for good, _, _ in results)
+    print(
+        f"\n{len(chosen)} mutations: {sum(o.startswith('killed') for _, o, _ in results)} killed, {bad} not as they should be"
+    )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

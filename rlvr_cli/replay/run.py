@@ -1,0 +1,391 @@
+"""Replay a run: the same updates from the same first weights, by a plain loop, and what differs from what the run logged.
+
+Row by row and without padding, the whole model computes all logits of one response; losses and sums are float64; torch's AdamW
+moves the weights. Nothing here is shared with the room `training`, which stands below and so cannot be imported.
+
+Enters: a run directory. Leaves: a `Replay`.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.identity import model_path
+from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy
+from rlvr_cli.replay import formulas
+from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps
+from rlvr_cli.replay.stored import Batch, Response, StoredRun, batches, num_updates, rows_of, sampling_params
+
+TOLERANCE = (
+    1e-6  # of objective and gradient norm: absolute below 1, relative above; of the weights: relative to their norm
+)
+GAP = 1e-4  # nats, of a sampled token's log-probability
+ROUNDING = 10  # what rounding alone moves a replay by, times this, is no difference
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update, as logged and as replayed. Objective and norm are None if it had no token to train on."""
+
+    number: int
+    logged_objective: float | None
+    objective: float | None
+    logged_norm: float | None
+    norm: float | None
+    difference: (
+        float  # the largest, of both, of the learning rate and of counts; infinite where only one side has a number
+    )
+    allowed: float = TOLERANCE
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay found."""
+
+    updates: list[Update]
+    logged: int  # updates that the run made
+    weights: dict[str, float] = field(default_factory=dict)  # what was compared -> norm of the difference / norm
+    allowed_weights: float = TOLERANCE
+    gaps: list[float] = field(
+        default_factory=list
+    )  # by policy version, the largest of its sampled log-probabilities, nats
+    rows: int = 0  # rollouts whose log-probabilities were compared
+    broken: list[str] = field(default_factory=list)  # sentences about rollouts that do not obey the options
+
+    @property
+    def difference(self) -> float:
+        """The largest difference of an objective, gradient norm or learning rate."""
+        return max((u.difference for u in self.updates), default=0.0)
+
+    @property
+    def problems(self) -> list[str]:
+        """What the stored rollouts and options do not give, one sentence each; empty if they give everything."""
+        found = [
+            f"update {u.number} differs by {u.difference:.2g}: objective {_text(u.logged_objective)} logged, "
+            f"{_text(u.objective)} replayed; gradient norm {_text(u.logged_norm)} logged, {_text(u.norm)} replayed"
+            for u in self.updates
+            if not u.difference <= u.allowed
+        ]
+        found += [
+            f"the weights of {name} differ by {difference:.2g} of their norm"
+            for name, difference in self.weights.items()
+            if not difference <= self.allowed_weights
+        ]
+        # The policy of version v is as exact as update v, which it makes; the last one as the update before it.
+        exact = [u.allowed / TOLERANCE for u in self.updates] or [1.0]
+        found += [
+            f"a log-probability of a token that policy {version} sampled differs by {gap:.2g} nats from its weights and options"
+            for version, gap in enumerate(self.gaps)
+            if not gap <= GAP * exact[min(version, len(exact) - 1)]
+        ]
+        return found + self.broken
+
+    @property
+    def verdict(self) -> str:
+        """One sentence, if there are no problems."""
+        made = f" of its first {len(self.updates)} updates" if len(self.updates) < self.logged else ""
+        what = [
+            "the logged objective" if self.updates else "",
+            "gradient norm" if self.updates else "",
+            "weights" if self.weights else "",
+        ]
+        if not any(what):
+            return f"the stored rollouts have the log-probabilities of their weights and options, to {max(self.gaps, default=0.0):.0e} nats"
+        said = ", ".join(filter(None, what))
+        exact = next((u.number for u in self.updates if u.allowed > TOLERANCE), None)
+        if exact is None and self.allowed_weights == TOLERANCE:
+            return f"the stored rollouts and options give {' and '.join(said.rsplit(', ', 1))}{made} to 1e-6"
+        since = f"update {exact}" if exact is not None else "the last update"
+        return (
+            f"the stored rollouts and options give {' and '.join(said.rsplit(', ', 1))}{made} to 1e-6 before {since}, and from there on to "
+            f"rounding, which moves a replay by up to {max([u.allowed for u in self.updates] + [self.allowed_weights]) / ROUNDING:.1g}"
+        )
+
+
+def _text(value: float | None) -> str:
+    return "none" if value is None else f"{value:.8g}"
+
+
+def replay_run(run: StoredRun, *, most: int | None, advance: Callable[[int], None] = lambda _: None) -> Replay:
+    """Replay the first `most` updates of a run (None: all that it logged), and check the rollouts that their policies sampled.
+
+    AdamW turns the rounding errors of a vanishing gradient into steps of the size of the learning rate, and bfloat16 rounds
+    coarsely. So a replay that differs is made once more, from first weights that are nudged in their last bit: the distance
+    of these two replays is what rounding does, and only differences of more than ten times that count.
+
+    Args:
+        advance: called with 1 after each update.
+
+    Raises:
+        RlvrError: the run cannot be replayed, or a file is damaged.
+    """
+    wanted = len(run.logged) if most is None else min(most, len(run.logged))
+    kept: dict[str, dict[str, Tensor]] = {}  # the replayed weights that were compared
+    replay = _replay(run, wanted=wanted, advance=advance, kept=kept)
+    if not replay.problems:
+        return replay
+    twin = _replay(run, wanted=wanted, nudged_from=kept)
+    updates, moved = [], 0.0
+    for update, other in zip(replay.updates, twin.updates, strict=True):
+        pairs = ((update.objective, other.objective), (update.norm, other.norm))
+        moved = max(moved, *(_difference(*pair) for pair in pairs))
+        updates.append(replace(update, allowed=max(TOLERANCE, ROUNDING * moved)))
+    allowed_weights = max(TOLERANCE, ROUNDING * max(twin.weights.values(), default=0.0))
+    return replace(replay, updates=updates, allowed_weights=allowed_weights)
+
+
+def _replay(
+    run: StoredRun,
+    *,
+    wanted: int,
+    advance: Callable[[int], None] = lambda _: None,
+    kept: dict[str, dict[str, Tensor]] | None = None,
+    nudged_from: dict[str, dict[str, Tensor]] | None = None,
+) -> Replay:
+    """Replay a run once.
+
+    Args:
+        kept: the weights that are compared with those of the run are put here.
+        nudged_from: what an earlier replay has kept: start from nudged weights, compare with these, look at no rollouts.
+    """
+    policy = load_policy(model_path(run.options["model"]), dtype=_param_dtype(run), device=run.options["device"])
+    if policy.value_head() is not None or policy.extra_weights():
+        raise RlvrError("A policy with a value head or an adapter cannot be replayed.", "Leave --replay out.")
+    updates: list[Update] = []
+    weights: dict[str, float] = {}
+    gaps: list[float] = []
+    rows, broken = 0, _wrong_versions(run)
+    if nudged_from is not None:
+        _nudge(policy)
+
+    def look_at_rollouts() -> None:
+        nonlocal rows
+        if nudged_from is None:
+            found = list(_rollouts_of_version(run, policy, len(updates)))
+            gaps.append(max((gap for gap, _ in found), default=0.0))
+            broken.extend(rule for _, rule in found if rule)
+            rows += len(found)
+
+    def look_at_weights() -> None:
+        if nudged_from is not None:
+            earlier = nudged_from.get(str(len(updates)))
+            if earlier:
+                weights[str(len(updates))] = weight_difference(earlier, policy.weights())
+            return
+        names = {f"checkpoint {len(updates)}": run.path / "checkpoints" / f"step-{len(updates):06d}" / "model"}
+        if len(updates) == len(run.logged):
+            names["the final model"] = run.path / "model"
+        for name, folder in names.items():
+            if (folder / "config.json").is_file():
+                stored = load_policy(folder, dtype=_param_dtype(run), device="cpu")
+                weights[name] = weight_difference(distinct_tensors(stored.weights()), policy.weights())
+                if kept is not None:
+                    ours = distinct_tensors(policy.weights())
+                    kept[str(len(updates))] = {n: w.detach().cpu().clone() for n, w in ours.items()}
+
+    for update in _replayed(run, policy, wanted=wanted, before_update=look_at_rollouts):
+        updates.append(update)
+        look_at_weights()
+        advance(1)
+    look_at_rollouts()
+    return Replay(updates, len(run.logged), weights, gaps=gaps, rows=rows, broken=broken)
+
+
+@torch.no_grad()
+def _nudge(policy: Policy) -> None:
+    """Move each weight up or down by the last bit of the precision that the policy computes in."""
+    generator = torch.Generator().manual_seed(0)
+    bit = torch.finfo(policy.autocast_dtype or policy.dtype).eps
+    for weight in distinct_tensors(policy.weights()).values():
+        signs = torch.randint(0, 2, weight.shape, generator=generator).to(weight.device) * 2 - 1
+        weight.mul_(1 + bit * signs)
+
+
+def _param_dtype(run: StoredRun) -> str:
+    return run.options.get("param_dtype", "float32")
+
+
+def _replayed(run: StoredRun, policy: Policy, *, wanted: int, before_update: Callable[[], None]) -> Iterator[Update]:
+    """Make the updates, and yield each after the weights have moved."""
+    if not wanted:
+        return
+    own = run.options
+    optimizer = torch.optim.AdamW(
+        policy.trainable_parameters().values(),
+        lr=own["learning_rate"],
+        betas=(own["adam_beta1"], own["adam_beta2"]),
+        weight_decay=own["weight_decay"],
+        foreach=False,
+        fused=False,
+    )
+    schedule = num_updates(run)
+    reference = policy.reference() if own.get("kl_coef") else None
+    number = 0
+    for batch in batches(run, policy.tokenizer):
+        known = _log_probs_before(run, policy, batch, reference)
+        for rows in batch.updates:
+            before_update()
+            rate = formulas.learning_rate(number, own, num_updates=schedule)
+            objective, norm = _update(
+                run, policy, optimizer, [batch.responses[i] for i in rows], [known[i] for i in rows], rate
+            )
+            tokens = sum(sum(batch.responses[i].learned) for i in rows)
+            yield _compared(number, run.logged[number], objective=objective, norm=norm, rate=rate, tokens=tokens)
+            number += 1
+            if number == wanted:
+                return
+
+
+Known = tuple[Tensor | None, Tensor | None]  # a response's log-probabilities: of the old policy, of the reference
+
+
+def _log_probs_before(run: StoredRun, policy: Policy, batch: Batch, reference: Policy | None) -> list[Known]:
+    """Each response's log-probabilities before the first update on its batch, where the loss needs them."""
+    off_policy = run.command == "grpo" and len(batch.updates) > 1
+    with torch.no_grad():
+        return [
+            (
+                log_probs(policy, response, temperature=_temperature(run)) if off_policy else None,
+                log_probs(reference, response, temperature=_temperature(run)) if reference is not None else None,
+            )
+            for response in batch.responses
+        ]
+
+
+def _temperature(run: StoredRun) -> float:
+    """What divides the logits of the policy that is trained: in reinforcement the sampling temperature, else 1."""
+    return run.options["sampling_temperature"] if run.command == "grpo" else 1.0
+
+
+def _update(
+    run: StoredRun,
+    policy: Policy,
+    optimizer: torch.optim.AdamW,
+    responses: list[Response],
+    known: list[Known],
+    rate: float,
+) -> tuple[float | None, float | None]:
+    """One update. Returns objective and gradient norm; None and None if there is no token to train on."""
+    own = run.options
+    counts = [sum(response.learned) for response in responses]
+    if not any(counts):
+        return None, None
+    normalization, constant = "token_mean", 1.0  # of expert iteration
+    if run.command != "ei":
+        normalization = own["length_normalization"]
+        constant = own["normalize_constant"] or own["sampling_max_tokens"]
+    divisors = formulas.divisors(counts, normalization=normalization, constant=constant)
+    optimizer.zero_grad()
+    objective = 0.0
+    for response, count, divisor, (old, reference) in zip(responses, counts, divisors, known, strict=True):
+        if not count:
+            continue
+        learned = torch.tensor(response.learned, device=policy.device)
+        new = log_probs(policy, response, temperature=_temperature(run))
+        losses = -new
+        if run.command == "grpo":
+            losses = formulas.policy_gradient_loss(
+                new,
+                own,
+                advantage=response.advantage,
+                old=new.detach() if old is None else old,
+                sampled=torch.tensor(response.sampled, dtype=torch.float64, device=policy.device),
+                reference=reference,
+            )
+        loss = losses[learned].sum() / divisor
+        loss.backward()
+        objective += float(loss.detach())
+    gradients = [p.grad for p in policy.trainable_parameters().values() if p.grad is not None]
+    norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+    if math.isfinite(objective) and math.isfinite(norm):
+        for gradient in gradients:
+            gradient.mul_(min(1.0, own["max_grad_norm"] / (norm + 1e-6)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+    return objective, norm
+
+
+def _compared(
+    number: int, logged: dict[str, float], *, objective: float | None, norm: float | None, rate: float, tokens: int
+) -> Update:
+    skipped = objective is None or norm is None or not (math.isfinite(objective) and math.isfinite(norm))
+    pairs = [
+        (logged.get("loss/objective"), objective),
+        (logged.get("optimizer/grad_norm"), norm),
+        (logged.get("optimizer/learning_rate"), None if objective is None else rate),
+        (logged.get("update/skipped"), float(skipped)),
+        (logged.get("update/tokens"), float(tokens)),
+    ]
+    difference = max(_difference(*pair) for pair in pairs)
+    return Update(number, pairs[0][0], objective, pairs[1][0], norm, difference)
+
+
+def _difference(logged: float | None, replayed: float | None) -> float:
+    """The absolute difference of numbers below 1, and the relative one of larger ones; 0 for two that are equal, nan included."""
+    if logged is None or replayed is None:
+        return 0.0 if logged is replayed else math.inf
+    if logged == replayed or (math.isnan(logged) and math.isnan(replayed)):
+        return 0.0
+    difference = abs(logged - replayed) / max(abs(logged), 1.0)
+    return difference if math.isfinite(difference) else math.inf
+
+
+def log_probs(policy: Policy, response: Response, *, temperature: float) -> Tensor:
+    """(tokens,) float64, nats: the log-probability of each token of a response, from all logits of its row alone."""
+    scaled = row_logits(policy, [*response.prompt], [*response.tokens]) / temperature
+    tokens = torch.tensor([*response.tokens], device=scaled.device)
+    return torch.log_softmax(scaled, dim=-1)[torch.arange(len(tokens), device=scaled.device), tokens]
+
+
+def row_logits(policy: Policy, prompt: list[int], tokens: list[int]) -> Tensor:
+    """(tokens, vocab) float64: the logits that each token of a response was drawn from."""
+    ids = torch.tensor([prompt + tokens], device=policy.device)[:, :-1]
+    head = policy.head()
+    if head is None or (policy.dtype == torch.float32 and policy.autocast_dtype is None):
+        with policy.autocast():
+            return policy.forward(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].double()
+    with policy.autocast():  # in half precision, logits would be rounded: near 20, bfloat16 numbers are 0.125 apart
+        hidden = policy.body(input_ids=ids, use_cache=False).last_hidden_state[0, len(prompt) - 1 :].double()
+    logits = hidden @ head.weight.to(policy.autocast_dtype or policy.dtype).double().T
+    return logits if head.bias is None else logits + head.bias.double()
+
+
+def _wrong_versions(run: StoredRun) -> list[str]:
+    """Sentences about rollouts that another policy sampled than the options say."""
+    wrong = []
+    trained = sorted({step for found in run.steps.values() for phase, step in found if phase == "train"})
+    before = dict(zip(trained, [0, *trained], strict=False)) if run.options.get("async_steps") else {}
+    for version, found in sorted(run.steps.items()):
+        for phase, step in found:
+            due = before.get(step, step) if phase == "train" else step
+            if version != due:
+                wrong.append(f"policy {version} sampled {phase} rollouts of step {step}, and policy {due} should have")
+    return wrong
+
+
+def _rollouts_of_version(run: StoredRun, policy: Policy, version: int) -> Iterator[tuple[float, str | None]]:
+    """For each rollout that this version of the policy sampled, the largest gap of a token, and the rule that it breaks."""
+    for phase, step in run.steps.get(version, []):
+        params = sampling_params(run, phase)
+        for row in rows_of(run, phase, step):
+            if row.policy_version != version:
+                continue
+            rule = broken_rule(row, params)
+            where = f"the {phase} rollout {row.example_id}/{row.sample_index} of step {step}"
+            with torch.no_grad():
+                logits = row_logits(policy, [*row.prompt_ids], [*row.response_ids])
+                gaps = log_prob_gaps(row, params, logits=logits, ends=policy.eos_token_ids)
+            yield float(gaps.max()) if len(gaps) else 0.0, f"{where} {rule}" if rule else None
+
+
+def weight_difference(weights: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> float:
+    """The norm of the difference of all weights, relative to their norm."""
+    apart = sum(
+        float((w.double() - replayed[name].to(w.device).double()).square().sum()) for name, w in weights.items()
+    )
+    return math.sqrt(apart / sum(float(w.double().square().sum()) for w in weights.values()))

@@ -1,0 +1,284 @@
+"""What a run has stored, as the batches that its updates trained on.
+
+Enters: a run directory. Leaves: `StoredRun`: its options and what it logged; then `Batch` after `Batch`, made of the stored
+rollouts, or of the traces that `rlvr sft` read.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli.config import config_of
+from rlvr_cli.config.options import options
+from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.data.traces import Traces, load_traces
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.identity import model_identity, model_path
+from rlvr_cli.replay import formulas
+from rlvr_cli.rollouts.grading import grader_pool
+from rlvr_cli.runs.files import read_regular, shown
+from rlvr_cli.runs.manifest import METRICS
+from rlvr_cli.runs.parquet import to_rollouts
+from rlvr_cli.runs.readers import metrics_path, parsed_table, read_manifest, read_metadata, read_parts, read_rollouts
+from rlvr_cli.types import Example, Metric, Phase, Rollout, SamplingParams
+
+LOSSES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response to train on."""
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    learned: Sequence[bool]  # per token: whether the loss counts it
+    sampled: Sequence[float]  # per token, nats, as the sampler reported them; empty for a trace
+    advantage: float  # 0 for a trace
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Responses, and the updates that are made on them: the responses of each, by index."""
+
+    responses: list[Response]
+    updates: list[list[int]]
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run's options and what it logged."""
+
+    path: Path
+    command: str
+    options: dict[str, Any]  # of the command, by field name
+    facts: dict[str, Any]
+    logged: list[dict[str, float]]  # per update, its metrics by name
+    steps: dict[int, list[tuple[Phase, int]]]  # policy version -> the (phase, step) of rollouts that it sampled
+
+
+def read_stored(path: Path) -> StoredRun:
+    """Read a run's options and metrics.
+
+    Raises:
+        RlvrError: the run cannot be replayed: it is no run of a command that samples or trains, its loss is a user's own, its
+            first weights are not on this machine, or a file is damaged.
+    """
+    metadata = read_metadata(path)
+    command, stored, facts = metadata["command"], metadata.get("config"), metadata.get("facts")
+    if command not in ("eval", "sft", "ei", "grpo") or not isinstance(stored, dict) or not isinstance(facts, dict):
+        raise _cannot(path, f"it is a run of rlvr {command} without stored options")
+    kind = config_of(command)
+    known = {f.name for f in options(kind)}
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k in known}
+    values = {k: v for k, v in asdict(kind(**values)).items() if k in known}
+    if command == "grpo" and values["loss_type"] not in LOSSES:
+        raise _cannot(
+            path, f"its loss is a function of your own, {values['loss_type']}, which only you can write a second time"
+        )
+    if facts.get("engine") == "openai":
+        raise _cannot(path, "an endpoint sampled it, and did not say which tokens")
+    _check_first_weights(path, values["model"], facts.get("model"))
+    steps: dict[int, list[tuple[Phase, int]]] = {}
+    for part in read_parts(path, columns=["phase", "step", "policy_version"]):
+        for row in set(zip(*(part[name].to_pylist() for name in ("policy_version", "phase", "step")), strict=True)):
+            steps.setdefault(row[0], []).append((row[1], row[2]))
+    return StoredRun(
+        path=path,
+        command=command,
+        options=values,
+        facts=facts,
+        logged=_logged(path),
+        steps={version: sorted(set(found)) for version, found in steps.items()},
+    )
+
+
+def _cannot(path: Path, why: str) -> RlvrError:
+    return RlvrError(f"{shown(path)} cannot be replayed: {why}.", "Leave --replay out: its files can still be checked.")
+
+
+def _check_first_weights(path: Path, model: str, recorded: Any) -> None:
+    """Raise RlvrError unless the model that the run started from is on this machine, with the recorded sha256."""
+    recorded = recorded if isinstance(recorded, dict) else {}
+    try:
+        found = model_identity(model_path(model))
+    except RlvrError as error:
+        raise _cannot(path, f"its first weights are not here ({error.problem.rstrip('.')})") from error
+    for name in ("sha256", "tokenizer_sha256"):
+        if not recorded.get(name) or found.get(name) != recorded[name]:
+            raise _cannot(
+                path,
+                f"its first weights, {model or 'of the built-in model'}, are not those that it started from ({name})",
+            )
+
+
+def _logged(path: Path) -> list[dict[str, float]]:
+    """The training metrics of each update."""
+    entries, _ = read_manifest(path)
+    found = metrics_path(path, entries)
+    rows = parsed_table(read_regular(path, METRICS), Metric, path=found).to_pylist() if found else []
+    by_step: dict[int, dict[str, float]] = {}
+    for row in rows:
+        if row["phase"] == "train":
+            by_step.setdefault(row["step"], {})[row["name"]] = row["value"]
+    updates = {step: metrics for step, metrics in by_step.items() if "update/skipped" in metrics}
+    if sorted(updates) != list(range(len(updates))):
+        raise _cannot(path, "the metrics of some of its updates are missing")
+    return [updates[step] for step in range(len(updates))]
+
+
+def rows_of(run: StoredRun, phase: Phase, step: int) -> list[Rollout]:
+    """The rollouts of a phase and step, in the order in which they were committed."""
+    return to_rollouts(read_rollouts(run.path, phase=phase, step=step))
+
+
+def sampling_params(run: StoredRun, phase: Phase) -> SamplingParams:
+    """How the rollouts of a phase were to be sampled."""
+
+    def value(name: str) -> Any:
+        own = run.options.get(f"eval_{name}") if phase == "eval" else None
+        return run.options[f"sampling_{name}"] if own is None else own
+
+    return SamplingParams(
+        temperature=value("temperature"),
+        top_p=value("top_p"),
+        max_tokens=value("max_tokens"),
+        min_tokens=value("min_tokens"),
+        stop=tuple(text for text in run.options["stop"] if text),
+    )
+
+
+def batches(run: StoredRun, tokenizer: Any) -> Iterator[Batch]:
+    """The batches of a run, from its first one on, without end: stop after its last update."""
+    match run.command:
+        case "sft":
+            yield from _epochs_of_traces(run, tokenizer)
+        case "ei" | "grpo":
+            made, number = 0, 0
+            while made < len(run.logged):
+                rollouts = rows_of(run, "train", made)
+                if not rollouts:
+                    raise _cannot(run.path, f"it has no rollouts of step {made}")
+                batch = (_experts if run.command == "ei" else _groups)(run.options, rollouts, number=number)
+                yield batch
+                made, number = made + len(batch.updates), number + 1
+
+
+def num_updates(run: StoredRun) -> int:
+    """The number of updates over which the learning-rate schedule runs."""
+    own = run.options
+    if run.command == "grpo":
+        batches_cut = own["rollout_batch_size"] // own["train_batch_size"]
+        return own["n_grpo_steps"] * own["epochs_per_rollout_batch"] * batches_cut
+    return own.get("n_sft_steps", 0) or own["sft_epochs"] * math.ceil(
+        run.facts["dataset"]["rows"] / own["train_batch_size"]
+    )
+
+
+def _groups(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Batch:
+    """The batch of GRPO: groups of responses to one question each, next to each other."""
+    size = own["group_size"]
+    responses = []
+    for first in range(0, len(rollouts), size):
+        group = rollouts[first : first + size]
+        rewards = [0.0 if r.reward is None else r.reward for r in group]
+        assert len({r.example_id for r in group}) == 1, "a group is of one question"
+        if own["dynamic_sampling"] and max(rewards) == min(rewards):
+            continue
+        for rollout, advantage in zip(
+            group, formulas.advantages(rewards, [len(r.response_ids) for r in group], own), strict=True
+        ):
+            response = _response(rollout, advantage)
+            if own["overlong"] == "mask" and rollout.finish_reason == "length":
+                response = replace(response, learned=[False] * len(response.tokens))
+            responses.append(response)
+    epochs = own["epochs_per_rollout_batch"]
+    updates = formulas.minibatches(
+        len(responses),
+        size=own["train_batch_size"],
+        seed=own["seed"],
+        epochs=range(number * epochs, (number + 1) * epochs),
+    )
+    return Batch(responses, updates or [[]])  # without a group to train on there is one update, which is skipped
+
+
+def _experts(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Batch:
+    """The batch of expert iteration: the distinct responses that were rewarded."""
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], Rollout] = {}
+    for rollout in rollouts:
+        if rollout.reward is not None and rollout.reward > 0.5:
+            found.setdefault((rollout.prompt_ids, rollout.response_ids), rollout)
+    epochs = own["sft_epochs"]
+    updates = formulas.minibatches(
+        len(found),
+        size=own["train_batch_size"],
+        seed=own["seed"],
+        epochs=range(number * epochs, (number + 1) * epochs),
+    )
+    return Batch([_response(rollout, 0.0) for rollout in found.values()], updates or [[]])
+
+
+def _response(rollout: Rollout, advantage: float) -> Response:
+    learned = rollout.response_mask or [True] * len(rollout.response_ids)
+    return Response(rollout.prompt_ids, rollout.response_ids, learned, rollout.sampled_logprobs, advantage)
+
+
+def _epochs_of_traces(run: StoredRun, tokenizer: Any) -> Iterator[Batch]:
+    own = run.options
+    traces, examples = traces_of(run)
+    responses = [_trace(e, traces, tokenizer, append_eos=own["append_eos"]) for e in examples]
+    made, epoch = 0, 0
+    while made < len(run.logged):
+        updates = formulas.minibatches(len(responses), size=own["train_batch_size"], seed=own["seed"], epochs=[epoch])
+        yield Batch(responses, updates)
+        made, epoch = made + len(updates), epoch + 1
+
+
+def traces_of(run: StoredRun) -> tuple[Traces, list[Example]]:
+    """Read the traces of `rlvr sft` again. Returns all of them, and those that it trained on.
+
+    Raises:
+        RlvrError: they cannot be read or are not the same, or a user's own grader chose among them.
+    """
+    own, recorded = run.options, run.facts["dataset"]
+    template = PromptTemplate(run.facts["prompt"]["name"], run.facts["prompt"]["text"])
+    reading = {k: own[k] for k in ("split", "question_field", "answer_field", "skip_bad_lines", "runs_dir")}
+    traces = load_traces(own["dataset"], template, **reading)
+    if traces.fingerprint != recorded["fingerprint"]:
+        raise _cannot(run.path, f"its training data, {own['dataset']}, have changed since")
+    examples = traces.examples
+    if own["correct_only"]:
+        pool = grader_pool(SftConfig(**own), traces.default_grader)
+        if ":" in pool.spec:
+            raise _cannot(
+                run.path, f"its traces were chosen by {pool.spec}, and a check does not run the code that a run names"
+            )
+        with pool:
+            grades = pool.grade([(e.response or "", e.ground_truth) for e in examples])
+        examples = [e for e, g in zip(examples, grades, strict=True) if (g.reward or 0) > 0.5]
+    if own["num_examples"] != "all":
+        chosen = sorted(formulas.order(len(examples), seed=own["seed"], epoch=-1)[: int(own["num_examples"])])
+        examples = [examples[i] for i in chosen]
+    return traces, examples
+
+
+def _trace(example: Example, traces: Traces, tokenizer: Any, *, append_eos: bool) -> Response:
+    """The tokens of a trace: the sampled ones where they are known and this tokenizer's, else those of its text."""
+    prompt, response = example.prompt or "", example.response or ""
+    end = tokenizer.eos_token_id
+    ids = traces.token_ids.get(example.id)
+    sampled = (
+        ids is not None
+        and tokenizer.decode(ids.prompt) == prompt
+        and tokenizer.decode(ids.response, skip_special_tokens=True).startswith(response)
+    )
+    if ids is not None and sampled:
+        before, tokens, learned = list(ids.prompt), list(ids.response), list(ids.mask or [True] * len(ids.response))
+    else:
+        before, tokens = tokenizer(prompt).input_ids, tokenizer(response, add_special_tokens=False).input_ids
+        learned = [True] * len(tokens)
+    if append_eos and (not tokens or tokens[-1] != end):
+        tokens, learned = [*tokens, end], [*learned, True]
+    return Response(before, tokens, learned, (), 0.0)

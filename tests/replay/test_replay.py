@@ -1,0 +1,186 @@
+"""A replay refuses what it cannot compute, names what differs, and knows its own rounding; the formulas worked by hand."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from factories import a_rollout
+from rlvr_cli.commands import check, grpo
+from rlvr_cli.config.check import CheckConfig
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.replay import formulas
+from rlvr_cli.replay.run import TOLERANCE, replay_run
+from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps
+from rlvr_cli.replay.stored import read_stored
+from rlvr_cli.types import SamplingParams
+
+GRADER = """
+def grade(response, truth):
+    return {"format_reward": 1.0, "answer_reward": 1.0, "reward": len(response) % 3 / 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tiny_model_dir, tmp_path_factory) -> Path:
+    """A run of two off-policy batches at a learning rate so large that rounding shows; it is not to be changed."""
+    folder = tmp_path_factory.mktemp("replay")
+    (folder / "mine.py").write_text(GRADER)
+    (folder / "d.jsonl").write_text("".join(json.dumps({"question": f"{i}?", "answer": "7"}) + "\n" for i in range(9)))
+    grpo.run(
+        GrpoConfig(
+            model=str(tiny_model_dir), dataset=str(folder / "d.jsonl"), prompt="question_only", grader=f"{folder / 'mine.py'}:grade",
+            grader_workers=1, n_grpo_steps=2, rollout_batch_size=8, group_size=4, train_batch_size=4, gradient_accumulation_steps=2,
+            sampling_max_tokens=8, learning_rate=3e-3, weight_decay=0.1, runs_dir=str(folder), run="made",
+        )
+    )  # fmt: skip
+    return folder / "made"
+
+
+@pytest.fixture
+def run(made, tmp_path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "made"))
+
+
+def change(run: Path, **values) -> None:
+    """Change options in run.json."""
+    metadata = json.loads((run / "run.json").read_text())
+    metadata["config"] |= values
+    (run / "run.json").write_text(json.dumps(metadata))
+
+
+def test_a_run_that_is_as_it_says(run, capsys):
+    check.run(CheckConfig(run=str(run), replay="1"))
+    table = capsys.readouterr().out
+    assert "\n     0 " in table
+    assert "\n     1 " not in table
+    assert "give the logged objective and gradient norm of its first 1 updates to 1e-6" in table
+    check.run(CheckConfig(run=str(run), replay="all"))
+    assert "objective, gradient norm and weights to" in capsys.readouterr().out
+    check.run(CheckConfig(run=str(run), replay="9", format="json"))
+    assert len(json.loads(capsys.readouterr().out.partition("]")[2])) == 4
+
+
+def test_rounding_alone_is_no_difference(run):
+    found = replay_run(read_stored(run), most=None)
+    assert found.problems == []
+    assert [u.number for u in found.updates] == [0, 1, 2, 3]
+    assert all(u.difference <= TOLERANCE for u in found.updates[:1])
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"weight_decay": 0.5}, "update 1 differs"),
+        ({"seed": 1}, "update 0 differs"),
+        ({"learning_rate": 1e-3}, "update 0 differs"),
+        ({"max_grad_norm": 0.1}, "update "),
+        ({"sampling_temperature": 0.9}, "policy 0 sampled differs"),
+        ({"sampling_max_tokens": 7}, "but at most 7 were allowed"),
+        (
+            {"async_steps": 1, "importance_correction": "none"},
+            "policy 2 sampled train rollouts of step 2, and policy 0",
+        ),
+    ],
+)
+def test_another_option_is_named(run, changed, named):
+    change(run, **changed)
+    problems = replay_run(read_stored(run), most=None).problems
+    assert any(named in problem for problem in problems), problems
+    with pytest.raises(RlvrError, match="do not give what it logged"):
+        check.run(CheckConfig(run=str(run), replay="all"))
+
+
+def test_other_weights_are_named(run, tiny_model_dir):
+    shutil.copy(tiny_model_dir / "model.safetensors", run / "model/model.safetensors")
+    problems = replay_run(read_stored(run), most=None).problems
+    assert len(problems) == 1
+    assert "the weights of the final model differ" in problems[0]
+
+
+def test_what_cannot_be_replayed_is_refused(run, tmp_path):
+    with pytest.raises(RlvrError, match="Give a number of updates, or all"):
+        CheckConfig(replay="some")
+    change(run, loss_type="mine.py:loss")
+    with pytest.raises(RlvrError, match="cannot be replayed: its loss is a function of your own"):
+        read_stored(run)
+    change(run, loss_type="no_baseline", model=str(tmp_path / "nothing"))
+    with pytest.raises(RlvrError, match="its first weights are not here"):
+        read_stored(run)
+    change(run, model="")
+    with pytest.raises(RlvrError, match="its first weights, of the built-in model, are not those"):
+        read_stored(run)
+
+
+def test_the_formulas_worked_by_hand():
+    own = {"overlong": "none", "loss_type": "grpo_clip", "use_std_normalization": True, "advantage_eps": 0.5}
+    assert formulas.advantages([1.0, 0.0, 0.0], [1, 1, 1], own) == pytest.approx(
+        [v / (3**-0.5 + 0.5) for v in (2 / 3, -1 / 3, -1 / 3)]
+    )
+    assert formulas.advantages([0.3, 0.3], [1, 2], own) == [0.0, 0.0]
+    punished = own | {
+        "overlong": "soft_punish",
+        "sampling_max_tokens": 10,
+        "overlong_buffer": 4,
+        "loss_type": "no_baseline",
+    }
+    assert formulas.advantages([1.0, 1.0, 1.0], [6, 7, 10], punished) == [1.0, 0.75, 0.0]
+    assert formulas.divisors([2, 0, 3], normalization="token_mean", constant=7) == [5, 5, 5]
+    assert formulas.divisors([2, 0, 3], normalization="masked_mean", constant=7) == [4, 0, 6]
+    assert formulas.divisors([2, 0, 3], normalization="masked_normalize", constant=7) == [21, 21, 21]
+    rates = {"learning_rate": 1.0, "warmup_steps": 2, "lr_schedule": "cosine"}
+    assert [formulas.learning_rate(k, rates, num_updates=5) for k in range(6)] == pytest.approx(
+        [0.5, 1, 1, 0.55, 0.1, 0.1]
+    )
+    new, old = torch.tensor([-1.0, -2.0]).double(), torch.tensor([-1.5, -1.0]).double()
+    how = {
+        "cliprange": 0.2,
+        "cliprange_high": 0.3,
+        "importance_correction": "truncated",
+        "importance_cap": 1.5,
+        "async_steps": 0,
+        "kl_coef": 2.0,
+    }
+    got = formulas.policy_gradient_loss(new, own | how, advantage=1.0, old=old, sampled=old - 1, reference=new + 1)
+    k3 = math.e - 2
+    assert got.tolist() == pytest.approx([-1.5 * 1.3 + 2 * k3, -1.5 * math.exp(-1) + 2 * k3])
+
+
+def test_sampled_log_probabilities_worked_by_hand():
+    logits = (
+        torch.tensor([[4.0, 2.0, 1.0, 0.0]] * 2).log().double().nan_to_num(neginf=-1e9)
+    )  # probabilities 4/7, 2/7, 1/7, 0
+    row = a_rollout(response_ids=(1, 1), sampled_logprobs=(math.log(2 / 3), math.log(2 / 6)))
+
+    def gaps(row, **given):
+        params = SamplingParams(**({"min_tokens": 0} | given))
+        return log_prob_gaps(row, params, logits=logits.clone(), ends=(2,)).tolist()
+
+    assert gaps(row, min_tokens=1, top_p=0.5)[0] == math.inf  # outside the nucleus, which is token 0 alone
+    assert gaps(row, top_p=0.8)[1] == pytest.approx(0, abs=1e-6)  # 4/7 + 2/7: renormalized to 2/6
+    barred = a_rollout(response_ids=(1, 1), sampled_logprobs=(math.log(2 / 6), math.log(2 / 7)))
+    assert gaps(barred, min_tokens=1) == pytest.approx([0, 0], abs=1e-6)
+    assert gaps(barred)[0] == pytest.approx(math.log(7 / 6), abs=1e-6)
+    assert gaps(barred, temperature=0.0, min_tokens=1)[0] == pytest.approx(
+        math.log(2), abs=1e-6
+    )  # not the most probable
+    flat = a_rollout(response_ids=(1,), sampled_logprobs=(math.log(2**0.5 / (4**0.5 + 2**0.5 + 1)),))
+    assert gaps(flat, temperature=2.0)[0] == pytest.approx(0, abs=1e-4)
+    masked = a_rollout(response_ids=(1, 1), sampled_logprobs=(math.log(2 / 7), 0.0), response_mask=(True, False))
+    assert gaps(masked) == pytest.approx([0], abs=1e-6)
+
+
+def test_rules_of_sampling():
+    params = SamplingParams(max_tokens=3, min_tokens=2, stop=("x",))
+    row = {"num_response_tokens": 3, "finish_reason": "stop", "stop_reason": "x"}
+    assert broken_rule(a_rollout(**row), params) is None
+    assert broken_rule(a_rollout(**row | {"stop_reason": "eos"}), params) is None
+    assert "no stop string" in (broken_rule(a_rollout(**row | {"stop_reason": "y"}), params) or "")
+    assert "at most 3" in (broken_rule(a_rollout(**row | {"num_response_tokens": 4}), params) or "")
+    assert "had to have 2" in (broken_rule(a_rollout(**row | {"num_response_tokens": 1}), params) or "")
+    short = row | {"finish_reason": "length", "num_response_tokens": 2}
+    assert "was cut after 2" in (broken_rule(a_rollout(**short), params) or "")

@@ -1,0 +1,381 @@
+"""Every option that reaches training or sampling does what it says: runs whose options differ, each computed again.
+
+A run is made by the command's own entry on a tiny random model. The replay reads its stored rollouts and options and knows the
+definitions; where a command, the trainer or an update loses or misplaces an option, the two differ. The default cases have
+each value of `GRPO`, `EI` and `SFT` in effect once; the slow array has each two values together.
+"""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from arrays import pairwise
+from rlvr_cli.commands import ei, grpo, sft
+from rlvr_cli.commands import eval as evaluate
+from rlvr_cli.config.ei import EiConfig
+from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.models.policy import Policy, load_policy
+from rlvr_cli.replay import formulas
+from rlvr_cli.replay.run import GAP, TOLERANCE, replay_run
+from rlvr_cli.replay.stored import read_stored
+from rlvr_cli.rollouts.grading import grader_pool
+from rlvr_cli.runs.readers import read_rollouts
+from rlvr_cli.samplers.open import engine_kind, settings_of
+from rlvr_cli.training.session import load_inputs
+
+COMMANDS = {"grpo": (GrpoConfig, grpo.run), "ei": (EiConfig, ei.run), "sft": (SftConfig, sft.run)}
+
+# Small enough for seconds; at this learning rate rounding is far below 1e-6, and what an option changes is far above.
+SHARED = {
+    "learning_rate": (1e-4, 3e-4),
+    "warmup_steps": (0, 2),
+    "adam_beta1": (0.9, 0.5),
+    "adam_beta2": (0.95, 0.6),
+    "weight_decay": (0.0, 0.3),
+    "max_grad_norm": (1.0, 100.0),
+    "seed": (0, 3),
+    "eval_every": (0, 2),
+    "eval_examples": (3, 2),
+    "final_eval_examples": (None, 4),
+    "sampling_max_tokens": (12, 9),
+    "sampling_min_tokens": (4, 0),
+    "sampling_top_p": (1.0, 0.8),
+    "stop": (("e",), ("a", "1")),
+}
+SAMPLED = SHARED | {
+    "sampling_temperature": (1.0, 0.7),
+    "eval_temperature": (None, 0.0, 1.5),
+    "eval_top_p": (None, 0.6),
+    "eval_max_tokens": (None, 5),
+    "eval_min_tokens": (None, 1),
+    "group_size": (4, 2),
+}
+GRPO = SAMPLED | {
+    "loss_type": ("reinforce_with_baseline", "no_baseline", "grpo_clip", "grpo_no_clip"),
+    "use_std_normalization": (True, False),
+    "advantage_eps": (1e-6, 0.5),
+    "cliprange": (0.2, 0.01),
+    "cliprange_high": (None, 0.02),
+    "length_normalization": ("masked_mean", "masked_normalize", "token_mean"),
+    "normalize_constant": (None, 7.0),
+    "kl_coef": (0.0, 0.5),
+    "importance_correction": ("auto", "none", "truncated"),
+    "importance_cap": (2.0, 0.9),
+    "dynamic_sampling": (False, True),
+    "max_sampling_rounds": (10, 2),
+    "overlong": ("none", "mask", "soft_punish"),
+    "overlong_buffer": (None, 3),
+    "epochs_per_rollout_batch": (1, 2),
+    "train_batch_size": (16, 8),
+    "gradient_accumulation_steps": (1, 2),
+    "lr_schedule": ("constant", "cosine"),
+    "async_steps": (0, 1),
+}
+EI = SAMPLED | {
+    "eval_temperature": (None, 0.0),
+    "sft_epochs": (1, 2),
+    "ei_batch_size": (4, 3),
+    "train_batch_size": (3, 5),
+    "micro_batch_size": (8, 2),
+}
+SFT = SHARED | {
+    "sampling_temperature": (1.0, 0.0),
+    "dataset": ("traces.jsonl", "sampled", "arithmetic:12"),
+    "num_examples": ("all", "5"),
+    "sft_epochs": (1, 2),
+    "n_sft_steps": (0, 3),
+    "train_batch_size": (4, 3),
+    "micro_batch_size": (8, 2),
+    "length_normalization": ("token_mean", "masked_mean", "masked_normalize"),
+    "normalize_constant": (1.0, 7.0),
+    "append_eos": (True, False),
+    "correct_only": (False, True),
+    "lr_schedule": ("constant", "cosine"),
+}
+
+CASES = [
+    ("grpo", "on-policy", {"n_grpo_steps": 3, "sampling_temperature": 0.7, "max_grad_norm": 100.0, "weight_decay": 0.3,
+      "use_std_normalization": False, "gradient_accumulation_steps": 2, "eval_every": 2, "eval_temperature": 0.0,
+      "eval_max_tokens": 5, "final_eval_examples": 4, "importance_correction": "none"}),
+    ("grpo", "clip", {"loss_type": "grpo_clip", "cliprange": 0.01, "cliprange_high": 0.02, "epochs_per_rollout_batch": 2,
+      "train_batch_size": 8, "length_normalization": "token_mean", "kl_coef": 0.5, "lr_schedule": "cosine", "warmup_steps": 2,
+      "adam_beta1": 0.5, "adam_beta2": 0.6, "overlong": "soft_punish", "overlong_buffer": 3, "advantage_eps": 0.5, "seed": 3,
+      "eval_top_p": 0.6, "eval_min_tokens": 1, "sampling_temperature": 0.7}),
+    ("grpo", "weighted", {"loss_type": "grpo_clip", "cliprange": 0.01, "train_batch_size": 8, "importance_cap": 0.9,
+      "importance_correction": "truncated", "length_normalization": "masked_normalize", "overlong": "mask",
+      "learning_rate": 3e-4, "sampling_max_tokens": 9, "stop": ("a", "1"), "eval_examples": 2}),
+    ("grpo", "dynamic", {"loss_type": "grpo_no_clip", "dynamic_sampling": True, "max_sampling_rounds": 2, "train_batch_size": 8,
+      "importance_correction": "truncated", "sampling_top_p": 0.8, "length_normalization": "masked_normalize",
+      "normalize_constant": 7.0, "overlong": "soft_punish", "eval_temperature": 1.5, "group_size": 2}),
+    ("grpo", "no baseline", {"loss_type": "no_baseline", "sampling_min_tokens": 0, "epochs_per_rollout_batch": 2}),
+    ("grpo", "ahead", {"n_grpo_steps": 3, "async_steps": 1, "dynamic_sampling": True, "train_batch_size": 8, "group_size": 2,
+      "eval_every": 2, "learning_rate": 3e-4}),
+    ("ei", "once", {"sampling_temperature": 0.7, "train_batch_size": 5, "weight_decay": 0.3, "max_grad_norm": 100.0,
+      "eval_every": 2, "eval_temperature": 0.0, "eval_max_tokens": 5, "final_eval_examples": 4, "stop": ("a", "1"),
+      "sampling_max_tokens": 9, "sampling_min_tokens": 0, "n_ei_steps": 3, "ei_batch_size": 3, "group_size": 2}),
+    ("ei", "twice", {"sft_epochs": 2, "micro_batch_size": 2, "warmup_steps": 2, "adam_beta1": 0.5, "seed": 3,
+      "adam_beta2": 0.6, "learning_rate": 3e-4, "eval_top_p": 0.6, "eval_min_tokens": 1,
+      "sampling_top_p": 0.8, "eval_examples": 2}),
+    ("sft", "text", {"sft_epochs": 2, "weight_decay": 0.3, "max_grad_norm": 100.0, "lr_schedule": "cosine", "warmup_steps": 2,
+      "eval_every": 2, "final_eval_examples": 4, "sampling_temperature": 0.0, "seed": 3, "learning_rate": 3e-4}),
+    ("sft", "means", {"length_normalization": "masked_mean", "num_examples": "5", "append_eos": False, "train_batch_size": 3,
+      "adam_beta1": 0.5, "adam_beta2": 0.6, "n_sft_steps": 3, "eval_examples": 2, "sampling_top_p": 0.8,
+      "sampling_max_tokens": 9, "sampling_min_tokens": 0, "stop": ("a", "1")}),
+    ("sft", "sums", {"length_normalization": "masked_normalize", "normalize_constant": 7.0, "dataset": "sampled",
+      "micro_batch_size": 2}),
+    ("sft", "correct", {"length_normalization": "masked_normalize", "dataset": "arithmetic:12", "correct_only": True}),
+]  # fmt: skip
+TABLES = {"grpo": GRPO, "ei": EI, "sft": SFT}
+
+GRADER = """
+def grade(response, truth):
+    if len(response) % 11 == 10:
+        raise ValueError("cannot be graded")
+    reward = len(response) % 3 / 2
+    return {"format_reward": 1.0, "answer_reward": reward, "reward": reward}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Questions, traces, and a grader."""
+    folder = tmp_path_factory.mktemp("wiring")
+    lines = {"train": range(9), "eval": range(20, 25)}
+    for name, numbers in lines.items():
+        rows = [{"question": f"{i} and {i}?", "answer": "7"} for i in numbers]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    traces = [{"prompt": f"{i}{i}?", "response": " so it is 1" + "2" * (i % 4), "ground_truth": "7"} for i in range(10)]
+    (folder / "traces.jsonl").write_text("".join(json.dumps(row) + "\n" for row in traces))
+    (folder / "mine.py").write_text(GRADER)
+    (folder / "prompt").write_text("Q: {question} A:")
+    return folder
+
+
+def make(command: str, given: dict, place: Path, model: Path) -> Path:
+    """Make a run with these options; its directory."""
+    config, run = COMMANDS[command]
+    common = {
+        "model": str(model),
+        "prompt": str(place / "prompt"),
+        "grader": f"{place / 'mine.py'}:grade",
+        "grader_workers": 1,
+        "runs_dir": str(place),
+        "eval_dataset": str(place / "eval.jsonl"),
+    }
+    first = {name: values[0] for name, values in TABLES[command].items()}
+    steps = {"grpo": {"n_grpo_steps": 2, "rollout_batch_size": 16}, "ei": {"n_ei_steps": 2}, "sft": {}}[command]
+    options = {"dataset": "train.jsonl"} | common | first | steps | given
+    if options["dataset"] == "sampled" and not (place / "sampled").exists():  # a run to fine-tune on
+        make(
+            "grpo",
+            {"n_grpo_steps": 1, "sampling_min_tokens": 0, "stop": ("e", "a", "1"), "run": "sampled"},
+            place,
+            model,
+        )
+    if options["dataset"].endswith(".jsonl"):
+        options["dataset"] = str(place / options["dataset"])
+    if command == "sft" and (options["dataset"].startswith("arithmetic") or options["correct_only"]):
+        options |= {
+            "prompt": "question_only",
+            "grader": "math_verify",
+            "eval_dataset": "",
+        }  # a replay runs no user's code
+    run(config(**options))
+    return place / options["run"]
+
+
+def check(run: Path) -> None:
+    """The replay agrees to 1e-6, and evaluations and lengths are those of the options."""
+    stored = read_stored(run)
+    assert stored.facts["prompt"]["name"] == stored.options["prompt"]
+    found = replay_run(stored, most=None)
+    assert found.problems == []
+    assert len(found.updates) == found.logged > 1
+    for update in found.updates:  # without the allowance for rounding
+        if update.objective is not None:  # None: no token to train on
+            assert update.objective == pytest.approx(update.logged_objective, rel=TOLERANCE, abs=TOLERANCE), update
+        assert update.difference <= 5 * TOLERANCE, update  # the norm's: it moves more than the objective
+    assert found.weights["the final model"] <= 5 * TOLERANCE
+    assert max(found.gaps) <= GAP
+    assert found.rows == sum(1 for _ in rows_of(run, "train")) + sum(1 for _ in rows_of(run, "eval"))
+    check_length(stored)
+    check_evaluations(stored)
+    check_draws(stored)
+
+
+def rows_of(run: Path, phase: str) -> list[dict]:
+    return read_rollouts(
+        run, phase=phase, columns=["step", "example_id", "sample_index", "stop_reason", "seed"]
+    ).to_pylist()
+
+
+def check_length(stored) -> None:
+    """The run has the batches and updates that its options ask for."""
+    own, rows = stored.options, rows_of(stored.path, "train")
+    steps = {r["step"] for r in rows}
+    if stored.command == "sft":
+        total = own["n_sft_steps"] or own["sft_epochs"] * math.ceil(
+            stored.facts["dataset"]["rows"] / own["train_batch_size"]
+        )
+        assert len(stored.logged) == total
+        if own["num_examples"] != "all":
+            assert stored.facts["dataset"]["rows"] == int(own["num_examples"])
+        for update in stored.logged:
+            assert update["update/micro_batches"] == math.ceil(update["update/rows"] / own["micro_batch_size"])
+        return
+    size = (
+        own["train_batch_size"] // own["gradient_accumulation_steps"]
+        if stored.command == "grpo"
+        else own["micro_batch_size"]
+    )
+    for update in stored.logged:  # rows without an advantage have micro-batches of their own
+        assert update["update/micro_batches"] - math.ceil(update["update/rows"] / size) in (0, 1)
+    assert len(steps) == own["n_grpo_steps" if stored.command == "grpo" else "n_ei_steps"]
+    questions = own["rollout_batch_size"] // own["group_size"] if stored.command == "grpo" else own["ei_batch_size"]
+    for step in steps:
+        groups = Counter(r["example_id"] for r in rows if r["step"] == step)
+        assert set(groups.values()) == {own["group_size"]}
+        most = own["max_sampling_rounds"] if own.get("dynamic_sampling") else 1
+        assert questions <= len(groups) <= questions * most
+    reasons = {r["stop_reason"] for r in rows} - {None, "eos"}
+    assert reasons <= set(own["stop"])
+
+
+def check_evaluations(stored) -> None:
+    """Each evaluation asks the same questions, as many as the options say, after the updates that the options say."""
+    own, updates = stored.options, len(stored.logged)
+    last, due = own["final_eval_examples"] or own["eval_examples"], {0}
+    if stored.command == "ei":
+        rounds = sorted({r["step"] for r in rows_of(stored.path, "train")})
+        due = {step for number, step in enumerate(rounds) if own["eval_every"] and number % own["eval_every"] == 0}
+    elif own["eval_every"]:
+        due = set(range(0, updates, own["eval_every"]))
+    asked = Counter(r["step"] for r in rows_of(stored.path, "eval"))
+    assert asked == dict.fromkeys(due, own["eval_examples"]) | {
+        updates: max(last, own["eval_examples"] * (updates in due))
+    }
+
+
+def check_draws(stored) -> None:
+    """Each sample has the seed of its key, and each batch the next questions in the order of their epoch."""
+    seed, asked = stored.options["seed"], 0
+    for phase in ("train", "eval"):
+        for r in rows_of(stored.path, phase):
+            identity = "\0".join(map(str, (seed, phase, r["step"], r["sample_index"], r["example_id"])))
+            digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
+            assert r["seed"] == int.from_bytes(digest, "big") // 2
+    if stored.command == "sft" or stored.options.get("dynamic_sampling"):
+        return
+    ids = [e.id for e in load_dataset(stored.options["dataset"], purpose="train").examples]
+    endless = [ids[i] for epoch in range(9) for i in formulas.order(len(ids), seed=seed, epoch=epoch)]
+    rows = rows_of(stored.path, "train")
+    for step in sorted({r["step"] for r in rows}):
+        batch = list(dict.fromkeys(r["example_id"] for r in rows if r["step"] == step))
+        drawn: list[str] = []
+        while len(drawn) < len(batch):
+            drawn += [endless[asked]] if endless[asked] not in drawn else []
+            asked += 1
+        assert batch == drawn
+
+
+@pytest.mark.parametrize(("command", "name", "given"), CASES, ids=[f"{c}-{n}" for c, n, _ in CASES])
+def test_a_run_is_what_its_options_and_rollouts_give(command, name, given, place, tiny_model_dir):
+    check(make(command, given | {"run": f"{command}-{name.replace(' ', '-')}"}, place, tiny_model_dir))
+
+
+def test_the_cases_have_every_value_of_every_option():
+    for command, table in TABLES.items():
+        first = {name: values[0] for name, values in table.items()}
+        seen = [first | given for other, _, given in CASES if other == command]
+        lacking = {(n, v) for n, values in table.items() for v in values if all(case[n] != v for case in seen)}
+        assert not lacking, command
+
+
+def test_an_evaluation_is_what_its_options_give(place, tiny_model_dir):
+    given = {"limit": 3, "num_samples": 2, "seed": 3, "sampling_temperature": 0.7, "sampling_top_p": 0.8}
+    given |= {
+        "sampling_max_tokens": 9,
+        "sampling_min_tokens": 0,
+        "stop": ("e", "a"),
+        "run": "evaluated",
+        "grader_workers": 1,
+    }
+    common = {"model": str(tiny_model_dir), "prompt": str(place / "prompt"), "dataset": str(place / "eval.jsonl")}
+    evaluate.run(EvalConfig(**common, **given, grader=f"{place / 'mine.py'}:grade", runs_dir=str(place)))
+    stored = read_stored(place / "evaluated")
+    found = replay_run(stored, most=None)
+    assert (found.problems, found.updates, found.rows) == ([], [], 6)
+    prompts = {r["prompt"] for r in read_rollouts(stored.path, columns=["prompt"]).to_pylist()}
+    assert prompts == {f"Q: {i} and {i}? A:" for i in (20, 21, 22)}
+    assert set(Counter(r["example_id"] for r in rows_of(stored.path, "eval")).values()) == {2}
+    check_draws(replace(stored, command="sft"))
+
+
+def test_weights_in_bfloat16_train_in_bfloat16(place, tiny_model_dir):
+    run = make("sft", {"param_dtype": "bfloat16", "run": "half"}, place, tiny_model_dir)
+    assert load_policy(run / "model", dtype="bfloat16").model.config.dtype == torch.bfloat16
+    assert json.loads((run / "model/config.json").read_text())["dtype"] == "bfloat16"
+    found = replay_run(read_stored(run), most=None)
+    assert found.problems == []
+    assert TOLERANCE < found.difference < 0.1, "as far as rounding moves it"
+
+
+def test_checkpoints_are_as_frequent_as_asked_for(place, tiny_model_dir):
+    run = make("sft", {"checkpoint_every": 2, "sft_epochs": 2, "run": "saved"}, place, tiny_model_dir)
+    assert len(read_stored(run).logged) == 6
+    run = make("sft", {"checkpoint_every": 4, "sft_epochs": 2, "run": "saved-less"}, place, tiny_model_dir)
+    assert [p.name for p in sorted((place / "saved/checkpoints").iterdir())] == ["step-000004", "step-000006"]
+    assert [p.name for p in sorted((run / "checkpoints").iterdir())] == ["step-000004", "step-000006"]
+    found = replay_run(read_stored(run), most=4)
+    assert (found.problems, list(found.weights)) == ([], ["checkpoint 4"])
+
+
+def test_questions_are_read_as_the_options_say(tmp_path):
+    row = {"question": "not this", "answer": "0", "q": "this?", "a": "7"}
+    (tmp_path / "data").mkdir()
+    for name, question in (("data/train", "nor this"), ("data/odd", "this?"), ("eval", "and this?")):
+        lines = [json.dumps(row | {"q": question}), "{not JSON"] * 2
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "prompt").write_text("Q: {question}")
+    fields = {"question_field": "q", "answer_field": "a", "skip_bad_lines": True, "grader": "gsm8k"}
+    files = {"dataset": str(tmp_path / "data"), "split": "odd", "eval_dataset": str(tmp_path / "eval.jsonl")}
+    config = GrpoConfig(**fields, **files, prompt=str(tmp_path / "prompt"))
+    inputs = load_inputs(config, questions_per_batch=2)
+    assert [(e.question, e.ground_truth) for e in inputs.questions] == [("this?", "7")] * 2
+    assert inputs.eval_dataset is not None
+    assert [(e.question, e.ground_truth) for e in inputs.eval_dataset.examples] == [("and this?", "7")] * 2
+    assert (inputs.template.text, inputs.pool.spec) == ("Q: {question}", "gsm8k")
+
+
+def test_a_grader_has_its_options():
+    config = EvalConfig(grader="r1_zero", format_rule="lenient", grader_timeout=60.0, grader_workers=1)
+    with grader_pool(config, "gsm8k") as pool:
+        assert (pool.spec, pool.timeout) == ("r1_zero", 60.0)
+        grades = pool.grade([("so</think>\n<answer> 7 </answer>", "7")])
+        assert (grades[0].reward, len(pool._workers)) == (1.0, 1)
+
+
+def test_as_many_rows_at_once_as_asked_for(tiny_model, tiny_tokenizer):
+    share = engine_kind("transformers").share
+    assert share is not None
+    sampler = share(Policy(tiny_model, tiny_tokenizer), settings_of(GrpoConfig(max_batch_size=3)))
+    assert sampler._max_rows == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", TABLES)
+def test_every_two_values_together(command, place, tiny_model_dir):
+    """The covering array: several hundred pairs of values in a few dozen runs."""
+    for number, row in enumerate(pairwise(TABLES[command])):
+        if row.get("correct_only"):
+            row["dataset"] = "arithmetic:12"
+        check(make(command, row | {"run": f"pairs-{command}-{number}"}, place, tiny_model_dir))
