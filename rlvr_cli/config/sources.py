@@ -17,6 +17,7 @@ from rlvr_cli.errors import RlvrError
 C = TypeVar("C", bound=Provenance)
 
 PRESETS = Path(__file__).parent / "presets"
+CONFIGURED = ("eval", "sft", "ei", "grpo")  # the commands with --config, each of which a file may have a table for
 
 
 def is_partial(config: RunOptions) -> bool:
@@ -114,6 +115,10 @@ def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
             f"{path} is nested too deeply.", "The value of an option is a number, a text or a list of them."
         ) from e
     flat = {k: v for k, v in content.items() if not isinstance(v, dict)}
+    if unknown := sorted(content.keys() - flat.keys() - {*CONFIGURED}):
+        raise RlvrError(
+            f"{path}: there is no command for the table [{unknown[0]}].", f"A table is one of {', '.join(CONFIGURED)}."
+        )
     if not isinstance(content.get(command, {}), dict):
         raise RlvrError(
             f"{path}: {command!r} is not an option of rlvr {command}; write a table [{command}] with its options."

@@ -170,7 +170,7 @@ KEPT: dict[str, Reply] = {
 }  # fmt: skip
 QUICK = (
     "usage/text", "usage/1e30", "ids/texts", "ids/2**40", "text/number", "logprobs/texts", "finish/list", "choices/nulls",
-    "body/deep", "body/gzip-bomb", "body/no-gzip", "http/204",
+    "body/deep", "body/gzip-bomb", "body/html", "http/204",
 )  # fmt: skip
 
 
