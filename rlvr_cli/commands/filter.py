@@ -34,6 +34,7 @@ from rlvr_cli.runs.files import atomic_write, shown, utc_now
 from rlvr_cli.runs.parquet import records_parquet
 from rlvr_cli.runs.readers import RunInfo, is_run, read_run, resolve_run
 from rlvr_cli.terminal import console, tables
+from rlvr_cli.text import storable
 
 SECONDS = 600.0  # time limit for reading the rollouts, including the evaluation of --where
 Rows = list[dict[str, Any]]
@@ -76,7 +77,7 @@ def run(config: FilterConfig) -> None:
         "options": {k: v for k, v in asdict(config).items() if k in {f.name for f in options(FilterConfig)}},
         "stages": [asdict(s) for s in selected.stages],
     }
-    atomic_write(meta, json.dumps(provenance, indent=2, ensure_ascii=False).encode() + b"\n")
+    atomic_write(meta, storable(json.dumps(provenance, indent=2, ensure_ascii=False)).encode() + b"\n")
     for path in filter(None, (out, control, meta)):
         console.say(f"wrote    {path}")
     if runs[0] and config.emit == "traces":
@@ -181,7 +182,7 @@ def write(path: Path, rows: Rows) -> dict[str, Any]:
     if path.suffix == ".parquet":
         data: bytes | memoryview = records_parquet(rows)
     else:
-        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        data = storable("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)).encode()
     atomic_write(path, data)
     return {"file": path.name, "rows": len(rows), "sha256": hashlib.sha256(data).hexdigest()}
 

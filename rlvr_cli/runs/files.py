@@ -37,6 +37,7 @@ def atomic_write(path: Path, data: bytes | memoryview) -> None:
         RlvrError: the disk is full, the directory is not writable, and the like. The old file is unchanged, unless only
             the fsync of the directory failed: then the new file is in place, but may not survive a power failure.
     """
+    refuse_special(path)
     temporary = path.with_name(f".{path.name}.tmp")
     with os_errors_as_user_errors(path):
         fault_point("write")
@@ -56,6 +57,16 @@ def atomic_write(path: Path, data: bytes | memoryview) -> None:
             raise
         fault_point("renamed")
         fsync_directory(path.parent)
+
+
+def refuse_special(path: Path) -> None:
+    """Raise RlvrError if replacing `path` would replace a device, a pipe or a link to one, such as /dev/stdout."""
+    try:
+        special = not stat.S_ISREG(os.stat(path).st_mode) or os.readlink(path).startswith("/proc/")
+    except OSError:
+        special = False  # there is nothing, or no link
+    if special or not path.name:
+        raise RlvrError(f"{shown(path)} is not a regular file.", "Choose another name for the file to write.")
 
 
 def write_all(descriptor: int, data: bytes | memoryview, *, offset: int) -> None:

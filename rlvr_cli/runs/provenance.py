@@ -93,7 +93,7 @@ def _refuse_secrets(metadata: Mapping[str, Any]) -> None:
 
 
 def _check_facts(run: RunInfo, facts: Mapping[str, Any]) -> None:
-    stored = run.metadata["facts"]
+    stored = run.metadata.get("facts", {})
     differing = [
         f"its {kind} {name} was {_brief(was)}, now is {_brief(now)}"
         for kind in facts

@@ -47,6 +47,8 @@ def test_flag_beats_table_beats_top_level_beats_default(tmp_path):
         ("num_samples = 2.5", "expected int"),
         ("stop = [1]", "expected str"),
         ("num_samples = ", "not valid TOML"),
+        (f"num_samples = {'9' * 5000}", "not valid TOML"),
+        ('model = "a\\u0000b"', "null character"),
         ("config = 'x'", "not an option"),
         ("[evl]\nseed = 1", r"no command for the table \[evl\]"),
     ],
