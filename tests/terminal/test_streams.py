@@ -1,8 +1,9 @@
 """What is printed is written, or the exit status says so: full, closed, slow and departed standard streams."""
 
-import errno
 import fcntl
+import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -22,7 +23,7 @@ def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
     """Run a shell command in which RLVR is the `rlvr` script."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command.replace("RLVR", RLVR)],
+        ["bash", "-o", "pipefail", "-c", re.sub(r"\bRLVR\b", lambda _: RLVR, command)],
         cwd=cwd, env={**inherited, "PYTHONPATH": str(ROOT), **environment}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
@@ -82,19 +83,18 @@ def test_a_pipe_that_does_not_wait_gets_everything(tmp_path: Path):
     assert len(whole) > 4096
 
 
-def test_a_run_does_not_end_with_its_log(tmp_path: Path):
+def test_work_does_not_end_with_its_log(tmp_path: Path):
     """A full disk under the messages, or a terminal that was closed, costs the messages only."""
-    tiny = "eval --dataset arithmetic:4 --sampling-max-tokens 4 --run r --format csv"
-    done = shell(f"RLVR {tiny} 2>/dev/full", tmp_path)
+    done = shell("RLVR filter arithmetic:8 --out x.jsonl --format csv 2>/dev/full", tmp_path)
     assert done.returncode == 0
-    assert done.stdout.startswith("table,")
-    assert '"status": "finished"' in (tmp_path / "runs/r/run.json").read_text()
+    assert done.stdout.startswith("stage,kept,dropped,why\n")
+    assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 8
 
 
-def test_a_closed_stdout_gives_its_number_to_no_file_of_the_run(tmp_path: Path):
-    done = shell("RLVR eval --dataset arithmetic:4 --sampling-max-tokens 4 --run r >&-", tmp_path)
+def test_a_closed_stdout_gives_its_number_to_no_file(tmp_path: Path):
+    done = shell("RLVR filter arithmetic:8 --out x.jsonl >&-", tmp_path)
     assert done.returncode == 1
     assert CLOSED in done.stderr
-    assert '"status": "finished"' in (tmp_path / "runs/r/run.json").read_text()
-    assert shell("RLVR check r", tmp_path).returncode == 0
-    assert os.strerror(errno.EBADF) in CLOSED
+    for file in tmp_path.iterdir():
+        for line in file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]:
+            json.loads(line)
