@@ -1,8 +1,8 @@
 """Fault injection: kill the process or raise an error at a named point, so that recovery tests are deterministic.
 
 Enters: the environment variable ``RLVR_FAULT=point:n[:action]``. Leaves: nothing, unless this is the n-th time (from 1)
-that the process passes `point`; then the action happens: ``kill`` (SIGKILL, the default), ``term`` (SIGTERM) or
-``enospc`` (OSError, as from a full disk). Without the variable a point costs one dictionary look-up.
+that the process passes `point`; then the action happens: the signal ``kill`` (the default), ``term``, ``int``, ``hup`` or
+``usr1``, or ``enospc`` (OSError, as from a full disk). Without the variable a point costs one dictionary look-up.
 """
 
 import errno
@@ -10,7 +10,14 @@ import os
 import signal
 
 VARIABLE = "RLVR_FAULT"
-ACTIONS = ("kill", "term", "enospc")
+SIGNALS = {
+    "kill": signal.SIGKILL,
+    "term": signal.SIGTERM,
+    "int": signal.SIGINT,
+    "hup": signal.SIGHUP,
+    "usr1": signal.SIGUSR1,
+}
+ACTIONS = (*SIGNALS, "enospc")
 
 _passed: dict[
     str, int
@@ -36,7 +43,7 @@ def fault_point(name: str) -> None:
         return
     if action == "enospc":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGTERM)
+    os.kill(os.getpid(), SIGNALS[action])
 
 
 def _parse(specification: str) -> tuple[str, int, str]:

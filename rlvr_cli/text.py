@@ -3,11 +3,14 @@
 Enters: any str, hostile or broken. Leaves: the same text, with only the unsafe characters escaped, or without secrets.
 """
 
+import os
 import re
 import unicodedata
+from collections.abc import Iterator
 
 _HIDDEN_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 _USER_INFO = re.compile(r"(?<=://)[^/?#\s]+@")
+_SECRET_NAME = re.compile(r"(?i)KEY|TOKEN|SECRET|PASSWORD|PASSWD")
 # Keys as the usual providers form them: with a digit, which a name such as `sk-experiments` lacks.
 _KEY = re.compile(
     r"(?<![A-Za-z0-9])(?=[A-Za-z_-]*[0-9])(?:(?:sk|pk|gsk|xai|nvapi)-[A-Za-z0-9_-]{10,}|(?:hf|gsk|ghp)_[A-Za-z0-9]{16,})"
@@ -37,8 +40,22 @@ def storable(text: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """Replace user and password in an address, and what has the form of an API key, by ``***``."""
+    """Replace by ``***`` user and password in an address, what has the form of an API key, and `environment_secrets`."""
+    for _, secret in environment_secrets():
+        text = text.replace(secret, "***")
     return _KEY.sub("***", _USER_INFO.sub("***@", text))
+
+
+def environment_secrets() -> Iterator[tuple[str, str]]:
+    """Yield the name and value of each environment variable that is named as a secret and holds one."""
+    for name, value in os.environ.items():
+        if _SECRET_NAME.search(name) and is_secret(value.strip()):
+            yield name, value.strip()
+
+
+def is_secret(key: str) -> bool:
+    """Whether a key is so particular that a text which holds it holds a secret, unlike a placeholder such as `none`."""
+    return len(key) >= 12 and any(c.isdigit() for c in key) and any(c.isalpha() for c in key)
 
 
 def _escape(code: int) -> str:

@@ -34,6 +34,7 @@ from rlvr_cli.runs.files import shown, utc_now, write_together
 from rlvr_cli.runs.parquet import records_parquet
 from rlvr_cli.runs.readers import RunInfo, is_run, read_run, resolve_run
 from rlvr_cli.terminal import console, tables
+from rlvr_cli.text import storable
 
 Rows = list[dict[str, Any]]
 
@@ -80,7 +81,7 @@ def run(config: FilterConfig) -> None:
         "options": {k: v for k, v in asdict(config).items() if k in {f.name for f in options(FilterConfig)}},
         "stages": [asdict(s) for s in selected.stages],
     }
-    described_by = json.dumps(provenance, indent=2, ensure_ascii=False).encode() + b"\n"
+    described_by = storable(json.dumps(provenance, indent=2, ensure_ascii=False)).encode() + b"\n"
     write_together([(meta, described_by), *files])  # no data is ever without its meta
     for path in filter(None, (out, control, meta)):
         console.say(f"wrote    {path}")
@@ -200,7 +201,7 @@ def encoded(path: Path, rows: Rows) -> tuple[bytes | memoryview, dict[str, Any]]
     if path.suffix == ".parquet":
         data: bytes | memoryview = records_parquet(rows)
     else:
-        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        data = storable("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)).encode()
     return data, {"file": path.name, "rows": len(rows), "sha256": hashlib.sha256(data).hexdigest()}
 
 

@@ -20,7 +20,8 @@ from rlvr_cli.analysis.estimators import share_interval
 from rlvr_cli.config.quickstart import QuickstartConfig
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import STOP_SIGNALS
-from rlvr_cli.runs.readers import read_rollouts
+from rlvr_cli.runs.files import os_errors_as_user_errors
+from rlvr_cli.runs.readers import RUN_NAME, read_rollouts
 from rlvr_cli.terminal import console, tables
 
 SHOWN = re.compile(r"evaluation +after|updates: |steps: |sampling: |note: ")  # lines of a command's stderr to show
@@ -31,6 +32,13 @@ def run(config: QuickstartConfig) -> None:
     """Run the commands one after the other. Raises RlvrError when one fails, Interrupted after a signal."""
     name = config.name or f"quickstart-{time.strftime('%Y%m%d-%H%M%S')}"
     runs = Path(config.runs_dir)
+    if RUN_NAME.fullmatch(f"{name}-{max(STAGES.values(), key=len)}") is None:
+        raise RlvrError(
+            f"{name!r} cannot be the name of the runs.",
+            "Use at most 100 of the characters A-Z a-z 0-9 . _ - and start with a letter or digit.",
+        )
+    with os_errors_as_user_errors(runs):
+        runs.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     for title, command in commands(name, runs, seed=config.seed):
         console.say(f"\n# {title}\n$ {shlex.join(command)}")

@@ -71,11 +71,6 @@ def endpoint_key(base_url: str, api_key_env: str) -> str:
     return key
 
 
-def is_secret(key: str) -> bool:
-    """Whether a key is so particular that a text which holds it holds a secret, unlike a placeholder such as `none`."""
-    return len(key) >= 12 and any(c.isdigit() for c in key) and any(c.isalpha() for c in key)
-
-
 def _is_local(base_url: str) -> bool:
     host = urlsplit(base_url).hostname or ""
     try:

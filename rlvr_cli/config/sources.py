@@ -17,6 +17,7 @@ from rlvr_cli.errors import RlvrError
 C = TypeVar("C", bound=Provenance)
 
 PRESETS = Path(__file__).parent / "presets"
+CONFIGURED = ("eval", "sft", "ei", "grpo")  # the commands with --config, each of which a file may have a table for
 
 
 def is_partial(config: RunOptions) -> bool:
@@ -107,13 +108,17 @@ def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise RlvrError(f"Cannot read the config file {path}: {e.strerror}.") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except ValueError as e:  # no TOML, no UTF-8, or a number of more than 4,300 digits
         raise RlvrError(f"{path} is not valid TOML: {e}.") from e
     except RecursionError as e:
         raise RlvrError(
             f"{path} is nested too deeply.", "The value of an option is a number, a text or a list of them."
         ) from e
     flat = {k: v for k, v in content.items() if not isinstance(v, dict)}
+    if unknown := sorted(content.keys() - flat.keys() - {*CONFIGURED}):
+        raise RlvrError(
+            f"{path}: there is no command for the table [{unknown[0]}].", f"A table is one of {', '.join(CONFIGURED)}."
+        )
     if not isinstance(content.get(command, {}), dict):
         raise RlvrError(
             f"{path}: {command!r} is not an option of rlvr {command}; write a table [{command}] with its options."
@@ -143,5 +148,7 @@ def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
     if not all(right):
         given = repr(value) if kind is not str else f"a {type(value).__name__}"  # what should be text may be a secret
         raise RlvrError(f"{where} is {given}; expected {kind.__name__}{' or a list of them' if repeatable else ''}.")
+    if any(isinstance(v, str) and "\0" in v for v in items):
+        raise RlvrError(f"{where} has a null character, which neither a name nor an answer can have.")
     typed = tuple(kind(v) for v in items)
     return typed if repeatable else typed[0]

@@ -19,10 +19,10 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_identity, model_path
 from rlvr_cli.replay import formulas
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.runs.files import read_regular, shown
+from rlvr_cli.runs.files import shown
 from rlvr_cli.runs.manifest import METRICS
 from rlvr_cli.runs.parquet import to_rollouts
-from rlvr_cli.runs.readers import metrics_path, parsed_table, read_manifest, read_metadata, read_parts, read_rollouts
+from rlvr_cli.runs.readers import parsed_table, read_index, read_metadata, read_metrics, read_parts, read_rollouts
 from rlvr_cli.types import Example, Metric, Phase, Rollout, SamplingParams
 
 LOSSES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
@@ -116,9 +116,9 @@ def _check_first_weights(path: Path, model: str, recorded: Any) -> None:
 
 def _logged(path: Path) -> list[dict[str, float]]:
     """The training metrics of each update."""
-    entries, _ = read_manifest(path)
-    found = metrics_path(path, entries)
-    rows = parsed_table(read_regular(path, METRICS), Metric, path=found).to_pylist() if found else []
+    _, entries, settled, _ = read_index(path)
+    data = read_metrics(path, entries, settled=settled)
+    rows = [] if data is None else parsed_table(data, Metric, path=path / METRICS).to_pylist()
     by_step: dict[int, dict[str, float]] = {}
     for row in rows:
         if row["phase"] == "train":

@@ -50,6 +50,8 @@ def write_together(files: Sequence[tuple[Path, bytes | memoryview]]) -> None:
         RlvrError: as for `atomic_write`; the file that could not be written is named, and no file has changed unless a
             rename failed.
     """
+    for path, _ in files:
+        refuse_special(path)
     temporaries = [path.with_name(f".{path.name}.tmp") for path, _ in files]
     try:
         for (path, data), temporary in zip(files, temporaries, strict=True):
@@ -76,6 +78,16 @@ def write_together(files: Sequence[tuple[Path, bytes | memoryview]]) -> None:
             with suppress(OSError):
                 temporary.unlink()
         raise
+
+
+def refuse_special(path: Path) -> None:
+    """Raise RlvrError if replacing `path` would replace a device, a pipe or a link to one, such as /dev/stdout."""
+    try:
+        special = not stat.S_ISREG(os.stat(path).st_mode) or os.readlink(path).startswith("/proc/")
+    except OSError:
+        special = False  # there is nothing, or no link
+    if special or not path.name:
+        raise RlvrError(f"{shown(path)} is not a regular file.", "Choose another name for the file to write.")
 
 
 def write_all(descriptor: int, data: bytes | memoryview, *, offset: int) -> None:

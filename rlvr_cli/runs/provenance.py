@@ -16,7 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlvr_cli.config.endpoint import is_secret
 from rlvr_cli.config.options import options
 from rlvr_cli.config.shared import RunOptions
 from rlvr_cli.config.sources import resume
@@ -24,7 +23,7 @@ from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.runs.files import is_full_disk
 from rlvr_cli.runs.readers import read_metadata, resolve_run
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.text import redacted, storable
+from rlvr_cli.text import environment_secrets, redacted, storable
 
 C = TypeVar("C", bound=RunOptions)
 
@@ -57,7 +56,7 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
 
     Raises:
         RlvrError: another process is writing the run, the facts of a resumed run differ (all differences are named), or
-            an option holds the endpoint's key.
+            an option holds a secret of the environment.
         Interrupted: the block was interrupted; the message says how to resume.
     """
     if config.resume:
@@ -73,7 +72,7 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
             "facts": dict(facts),
             "environment": environment(),
         }
-        _refuse_key(metadata, variable=getattr(config, "api_key_env", ""))
+        _refuse_secrets(metadata)
         run = RunDir.create(config.runs_dir, command, name=config.run, metadata=metadata)
     with run:
         try:
@@ -89,18 +88,19 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
             ) from None
 
 
-def _refuse_key(metadata: Mapping[str, Any], *, variable: str) -> None:
-    """Raise RlvrError if the value of this environment variable is in what run.json would store."""
-    key = os.environ.get(variable, "").strip()
-    if is_secret(key) and key in json.dumps(metadata, ensure_ascii=False, default=str):
-        raise RlvrError(
-            f"One of the options holds the key that is in {variable}; it would be stored in the run.",
-            "Leave the key out: it is read from the variable.",
-        )
+def _refuse_secrets(metadata: Mapping[str, Any]) -> None:
+    """Raise RlvrError if what run.json would store holds the value of an environment variable that is a secret."""
+    text = json.dumps(metadata, ensure_ascii=False, default=str)
+    for name, secret in environment_secrets():
+        if secret in text:
+            raise RlvrError(
+                f"One of the options holds the secret that is in {name}; it would be stored in the run.",
+                "Leave it out: an endpoint's key is read from the variable that --api-key-env names.",
+            )
 
 
 def _check_facts(metadata: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    stored = metadata["facts"]
+    stored = metadata.get("facts", {})
     differing = [
         f"its {kind} {name} was {_brief(was)}, now is {_brief(now)}"
         for kind in facts

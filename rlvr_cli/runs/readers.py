@@ -102,7 +102,21 @@ def read_metadata(run: Path) -> dict[str, Any]:
             raise damaged_file(path, f"it has no {name}")
     if type(version) is not int or version < 1 or RUN_NAME.fullmatch(metadata["run_id"]) is None:
         raise damaged_file(path, "its schema_version or run_id is not valid")
+    _check_values(path, metadata)
     return metadata
+
+
+def _check_values(path: Path, metadata: dict[str, Any]) -> None:
+    """Raise RlvrError if a field that every command may have written has another type: the file may come from someone else."""
+    for name in ("config", "sources", "facts", "environment", "sampler"):
+        if not isinstance(metadata.get(name, {}), dict):
+            raise damaged_file(path, f"its {name} is not an object")
+    if type(metadata.get("wall_seconds", 0.0)) not in (int, float):
+        raise damaged_file(path, "its wall_seconds is not a number")
+    try:
+        json.dumps(metadata, allow_nan=False)
+    except ValueError:
+        raise damaged_file(path, "it has a number that is not finite") from None
 
 
 def check_part(run: Path, entry: Entry) -> Path:

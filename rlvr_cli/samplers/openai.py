@@ -32,11 +32,11 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlvr_cli.config.endpoint import KEY_ENV, PLACEHOLDER_KEY, check_address, endpoint_key, is_secret
+from rlvr_cli.config.endpoint import KEY_ENV, PLACEHOLDER_KEY, check_address, endpoint_key
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.stop_strings import first_stop
-from rlvr_cli.text import printable, storable
+from rlvr_cli.text import is_secret, printable, storable
 from rlvr_cli.types import Completion, Request, SamplingParams
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from rlvr_cli.config.grpo import GrpoConfig, LossType
 from rlvr_cli.config.options import FileFunction, flag, knob, options, read_value, value_type
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared import GraderName, TrainingConfig
-from rlvr_cli.config.sources import resolve, resume
+from rlvr_cli.config.sources import CONFIGURED, resolve, resume
 from rlvr_cli.config.synonyms import SYNONYMS, suggested_options
 from rlvr_cli.errors import RlvrError
 
@@ -47,7 +47,10 @@ def test_flag_beats_table_beats_top_level_beats_default(tmp_path):
         ("num_samples = 2.5", "expected int"),
         ("stop = [1]", "expected str"),
         ("num_samples = ", "not valid TOML"),
+        (f"num_samples = {'9' * 5000}", "not valid TOML"),
+        ('model = "a\\u0000b"', "null character"),
         ("config = 'x'", "not an option"),
+        ("[evl]\nseed = 1", r"no command for the table \[evl\]"),
     ],
 )
 def test_bad_config_files_name_file_and_key(tmp_path, text, named):
@@ -209,6 +212,11 @@ def test_seconds_have_a_maximum(command):
                 config_type(**{option.name: 31_536_001.0})
             assert raised.value.problem == f"{flag(option.name)} is 31536001.0."
             assert raised.value.hint == "It must be at most 31,536,000."
+
+
+def test_the_commands_that_a_file_may_configure_are_those_with_a_config_option():
+    having = {c for c in COMMANDS if "config" in {o.name for o in options(config_of(c))}}
+    assert {*CONFIGURED} == having
 
 
 def test_a_deeply_nested_config_file_is_named(tmp_path):

@@ -7,6 +7,7 @@ the process that forks; it answers orders on stdin, one JSON object a line.
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -166,6 +167,7 @@ def _serve(modules: Sequence[str]) -> None:
         policy, identity = map(importlib.import_module, ("rlvr_cli.models.policy", "rlvr_cli.models.identity"))
         importlib.import_module("torch").set_num_threads(1)
         policy.load_policy(identity.model_path(""), dtype="float32", device="cpu")  # imports what it imports late
+    gc.freeze()  # what is imported stays shared with the children
     running: set[int] = set()
     for line in sys.stdin:
         order = json.loads(line)

@@ -469,6 +469,18 @@ def test_the_key_appears_nowhere(endpoint, caplog, capfd):
     assert endpoint.keys[0] == f"Bearer {CANARY}"
 
 
+def test_a_response_that_repeats_the_key_is_stored_without_it(endpoint):
+    endpoint.answer = in_turn(completion(f"{CANARY} 4 </answer>", stop_reason=CANARY), then=completion("x", CANARY))
+    first, second = open_sampler(endpoint).sample([Request("p", (1, 2))], SamplingParams())
+    assert (first.text, first.stop_reason) == ("[key] 4 </answer>[key]", "[key]")
+    assert second.stop_reason == "[key]"
+
+
+def test_a_placeholder_for_a_key_changes_no_response(endpoint, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "answer")
+    assert one(endpoint).text == "4 </answer>"
+
+
 @pytest.mark.parametrize("key", ["sk-canary\nx", "sk-canary-ключ"])
 def test_a_key_that_cannot_be_sent_is_not_shown(endpoint, monkeypatch, key):
     monkeypatch.setenv("OPENAI_API_KEY", key)

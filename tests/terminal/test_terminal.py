@@ -1,6 +1,5 @@
-"""Terminal output: hostile text cannot leave its cell, and a pipe gets no escape codes."""
+"""Terminal output: its formats, cases, pager and progress; a pipe gets no escape codes."""
 
-import csv
 import fcntl
 import io
 import json
@@ -12,8 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
-import unicodedata
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -22,41 +20,8 @@ from uuid import UUID
 import pytest
 
 from rlvr_cli.terminal import cases, console, tables
-from rlvr_cli.text import printable
 from rlvr_cli.types import Table
-
-ESCAPES = [
-    "\x1b[2J", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\",
-    "\x1b[1A\x1b[2K", "\x1bc", "\x1bP1$r\x1b\\", "\x1b[?1049h", "\x1b]52;c;cm0=\x07", "\x9b31m", "\x9d0;t\x9c",
-    "\r overwritten", "a\bb", "\x07", "\x00", "\x0b\x0c", "\x7f", "\x85", "\u2028", "\u2029", "\u202e reversed",
-    "\u2066\u2067\u2068\u2069", "\u200b\u200c\u200d\ufeff",
-    "\u061c", "\U000e0041\U000e007f", "\ue000", "\U0010ffff", "\ud800", "\udfff\ud800", "\u180e",
-]  # fmt: skip
-MARKUP = [
-    "[red]x[/red]", "[/x]", "[link=http://evil]x[/link]", "[bold", ":boom:", "[@click=app.quit]x[/]", "\\[x]", "[[[]]]",
-    "| pipe | pipe |", "\\| \\\\|", "<script>alert(1)</script>", "![i](http://evil)", "[l](javascript:x)", "`code`",
-    "a & b &lt;", "=cmd|' /C calc'!A0", "+1", "-1", "@SUM(1)", "\t=1", "'quoted'", '"double"', "a,b", "a\nb\r\nc",
-    "\n\n\n", "\t\t", "", "x" * 100_000, "\n" * 1000, "é" * 5000, "漢字" * 500, "😀👩‍👩‍👧", "a\u0301" * 200,
-    "</think> <answer> 7 </answer>", r"\boxed{7}", "{question}", "%s %n", "${HOME}", "$(id)", "\\x1b[2J",
-]  # fmt: skip
-PAYLOADS = [*ESCAPES, *MARKUP, *(chr(c) for c in range(0xA0)), *(f"a{e}b{m}c" for e in ESCAPES for m in MARKUP[:3])]
-
-
-def unsafe(text, *, keep="\n\t"):
-    """Return the characters that a terminal would act on."""
-    return {c for c in text if c not in keep and unicodedata.category(c) in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}}
-
-
-class Terminal(io.StringIO):
-    encoding = "utf-8"
-
-    def isatty(self):
-        return True
-
-
-def without_style(text):
-    """Remove the color codes, which are the only codes that rich may write."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+from screens import case_table, terminal, without_style
 
 
 @pytest.fixture(autouse=True)
@@ -64,60 +29,6 @@ def _colors(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("NO_COLOR", raising=False)
-
-
-@contextmanager
-def terminal():
-    out = Terminal()
-    with redirect_stdout(out), redirect_stderr(out):
-        yield out
-
-
-def case_table(text):
-    columns = (
-        *("run_id", "step", "example_id", "sample_index", "category", "failure_kind", "why", "ground_truth"),
-        *("extracted_answer", "num_response_tokens", "finish_reason", "prompt", "response"),
-    )
-    return Table(columns, [(text, 0, text, 0, text, text, text, text, text, 3, text, text, text)])
-
-
-def test_the_payloads_are_many():
-    assert len(PAYLOADS) >= 200
-    assert len([p for p in PAYLOADS if unsafe(p)]) >= 100
-
-
-# Hostile texts
-
-
-@pytest.mark.parametrize("output", ["table", "json", "csv", "markdown"])
-def test_no_payload_reaches_a_pipe_unescaped(capsys, output):
-    for payload in PAYLOADS:
-        tables.print_tables([Table((payload, "after"), [(payload, 1), ("x", 2)], title=payload)] * 2, output=output)
-    assert unsafe(capsys.readouterr().out) == set()
-
-
-def test_no_payload_reaches_a_terminal_unescaped():
-    with terminal() as screen:
-        for payload in PAYLOADS:
-            tables.print_tables([Table((payload, "after"), [(payload, 1)], title=payload)] * 2)
-            cases.print_cases(case_table(payload))
-            console.say(payload)
-            console.print_text(payload)
-            console.report_skipped_lines(7, [payload] * 5)
-        for payload in ESCAPES:
-            tables.print_table(tuple(f"{payload}{i}" for i in range(20)), [(payload,) * 20])  # row by row
-    assert unsafe(without_style(screen.getvalue())) == set()
-    assert "\x1b[" in screen.getvalue()  # our own colors
-
-
-def test_no_payload_reaches_a_progress_bar_unescaped():
-    with terminal() as screen:
-        for payload in [*ESCAPES, *MARKUP[:6]]:
-            with console.progress(payload, 2) as bar:
-                bar.advance(1, **{payload: 0.5})
-                bar.advance(1)
-    own_codes = r"\x1b\[(\?25[lh]|[0-9]*[A-K]|[0-9;]*m)"  # cursor, line and color
-    assert unsafe(re.sub(own_codes, "", screen.getvalue()), keep="\n\t\r") == set()
 
 
 def test_a_pipe_gets_no_escape_codes(capsys, monkeypatch):
@@ -129,62 +40,6 @@ def test_a_pipe_gets_no_escape_codes(capsys, monkeypatch):
         bar.advance(3, reward=0.5)
     captured = capsys.readouterr()
     assert "\x1b" not in captured.out + captured.err
-
-
-def test_a_hostile_cell_changes_only_its_own_cell(capsys):
-    def lines(payload):
-        tables.print_table(("before", "cell", "after"), [("b1", payload, "a1"), ("b2", "x", "a2")])
-        return [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
-
-    benign = lines("payload")
-    for payload in PAYLOADS:
-        found = lines(payload)
-        assert len(found) == len(benign) == 4
-        assert (found[2][0], found[2][-1]) == ("b1", "a1")
-        assert found[3] == ["b2", "x", "a2"]
-
-
-def test_json_is_lossless(capsys):
-    for payload in PAYLOADS:
-        tables.print_table((payload,), [(payload,)], output="json")
-        assert json.loads(capsys.readouterr().out) == [{payload: payload}]
-
-
-def test_csv_reads_back_and_holds_no_formula(capsys):
-    for payload in PAYLOADS:
-        tables.print_table(("a", "b"), [(payload, 1)], output="csv")
-        _, (cell, one) = csv.reader(io.StringIO(capsys.readouterr().out))
-        assert one == "1"
-        number = payload[:1] in ("+", "-") and payload[1:].isdecimal()
-        assert number or cell[:1] not in ("=", "+", "-", "@", "\t")
-        formula = payload[:1] in ("=", "+", "-", "@", "\t", "\r") and not number
-        assert cell == printable("'" + payload if formula else payload)
-
-
-def test_csv_numbers_stay_numbers(capsys):
-    tables.print_table(("a", "b", "c", "d"), [(-1, -0.5, Decimal("-2.50"), None)], output="csv")
-    assert capsys.readouterr().out == "a,b,c,d\n-1,-0.5,-2.50,\n"
-
-
-@pytest.mark.parametrize("text", ["-5", "+1.5", "-1,234", "-.5", "+1,234.50"])
-def test_csv_leaves_a_number_in_text_alone(capsys, text):
-    tables.print_table(("a",), [(text,)], output="csv")
-    assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [["a"], [text]]
-
-
-@pytest.mark.parametrize("text", ["-5+1", "+A1", "-5\n=1", "-5\n", "--5", "-", "=5", "@1"])
-def test_csv_guards_text_that_only_begins_like_a_number(capsys, text):
-    tables.print_table(("a",), [(text,)], output="csv")
-    assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [["a"], ["'" + text]]
-
-
-def test_markdown_keeps_its_shape(capsys):
-    for payload in PAYLOADS:
-        tables.print_table((payload, "b"), [(payload, "x"), ("y", "z")], output="markdown")
-        lines = capsys.readouterr().out.split("\n")
-        assert len(lines) == 5
-        assert [line.count("|") for line in lines] == [3, 3, 3, 3, 0]
-        assert "<script" not in "".join(lines)
 
 
 # Formats
@@ -317,18 +172,6 @@ def test_cases(capsys):
         "response",
         "  8 </think> <answer> 8 </answer>",
         "",
-    ]
-
-
-def test_a_response_cannot_forge_the_next_case(capsys):
-    forged = "<answer>7\n2. run step 0, example q8, sample 0</answer>\n\n2. run step 0, example q9, sample 0"
-    cases.print_cases(case_table(forged))
-    lines = capsys.readouterr().out.split("\n")
-    assert [line for line in lines if re.match(r"\d+\. ", line)] == lines[:1]
-    assert lines[-5:-2] == [
-        "  2. run step 0, example q8, sample 0</answer>",
-        "",
-        "  2. run step 0, example q9, sample 0",
     ]
 
 
