@@ -131,14 +131,15 @@ class Reserve:
         self._path = path
 
     def hold(self, size: int) -> None:
-        """Take up `size` bytes; without enough free space this does nothing. Replaces what a killed process held."""
+        """Take up `size` bytes, or nothing if they are not free; replaces what a killed process held. Raises RlvrError."""
         self.release()
-        with suppress(OSError):
+        with os_errors_as_user_errors(self._path):
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
                 write_all(descriptor, bytes(size), offset=0)  # not fallocate, which some file systems lack
             except OSError:
                 self.release()
+                raise
             finally:
                 os.close(descriptor)
 

@@ -93,7 +93,7 @@ if TYPE_CHECKING:
 Status = Literal["running", "finished", "failed", "interrupted"]
 RolloutKey = tuple[str, int, str, int]  # (phase, step, example_id, sample_index)
 RESERVE = ".reserve"  # removed when the run is closed
-RESERVED_BYTES = 2**14
+RESERVED_BYTES = 2**15  # more than run.json takes
 _FIXED_FIELDS = ("schema_version", "run_id", "command", "status", "created_at", "updated_at", "wall_seconds")
 
 
@@ -130,7 +130,7 @@ class RunDir:
             self._metadata = read_metadata(path)
             damage = self._check_record()
             remove_temporaries(path)
-            self._reserve.hold(max(RESERVED_BYTES, 2 * (path / RUN_FILE).stat().st_size))
+            self._reserve.hold(RESERVED_BYTES)
             self._manifest = manifest = OpenManifest(path)
             self._entries = manifest.entries
             before = self._metadata
@@ -470,6 +470,8 @@ class RunDir:
                 raise
             self._reserve.release()
             atomic_write(self.path / RUN_FILE, data)
+            with suppress(RlvrError):
+                self._reserve.hold(RESERVED_BYTES)
         self._metadata = metadata
 
     def _commit_part(self, table: "pa.Table", *, phase: Phase, step: int, grader: str = "") -> Path:
@@ -523,6 +525,7 @@ def _make_run(path: Path, metadata: Mapping[str, Any]) -> Lock | None:
             (temporary / "rollouts").mkdir()
             os.close(os.open(temporary / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             atomic_write(temporary / RUN_FILE, text)
+            Reserve(temporary / RESERVE).hold(RESERVED_BYTES)  # a disk that has no space for it has none for a run
             fsync_directory(temporary)
             fault_point("create")
             try:

@@ -27,6 +27,7 @@ import pytest
 import checks
 import rlvr_cli
 from checks import findings
+from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
 MARK = "RLVR_TEST_OF"  # in the environment of a command and of all that it starts
@@ -181,7 +182,7 @@ def assert_readable(run: Path) -> None:
         return
     keys = Counter(map(tuple, zip(*read_rollouts(run).select(KEY).to_pydict().values(), strict=True)))
     assert set(keys.values()) <= {1}
-    assert [p for p in findings(run) if "is not in the manifest" not in p] == []
+    assert check_run(run).problems == []
 
 
 def assert_ended_as(whole: Path, run: Path, *, checkpoints: tuple[int, ...] = (2,)) -> None:
