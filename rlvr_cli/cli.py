@@ -1,7 +1,7 @@
 """The command line: config dataclasses become Typer commands, each built, and its code imported, only when it is called.
 
-Enters: argv. Leaves: exit status 0, 1 (an error that the user can fix), 2 (usage error) or 130 (interrupted; finished
-work is kept).
+Enters: argv. Leaves: exit status 0, 1 (an error that the user can fix, such as a result that cannot be written), 2 (usage
+error) or 130 (interrupted by Ctrl-C, SIGTERM, SIGHUP or SIGUSR1; finished work is kept).
 """
 
 import importlib

@@ -25,7 +25,7 @@ class RlvrError(Exception):
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM, raised at a safe point: the run stays readable and can be resumed."""
+    """Ctrl-C or another of `process.STOP_SIGNALS`, raised at a safe point: the run stays readable and can be resumed."""
 
 
 def missing_extra(package: str, extra: str) -> RlvrError:

@@ -148,6 +148,7 @@ def with_data(draw: random.Random) -> Case:
     texts = [
         "2",
         "é",
+        "\ud800",
         "\x1b]0;x\x07",
         "\u202e",
         "x" * 20_000,

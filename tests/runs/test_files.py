@@ -1,4 +1,4 @@
-"""The lock. File writes and their faults are tested in test_run_dir.py."""
+"""The lock, and what is not replaced. File writes and their faults are tested in test_run_dir.py."""
 
 import errno
 import fcntl
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.lock import Lock
 
 
@@ -39,3 +40,22 @@ def test_without_file_locks_an_exclusive_file_is_the_lock(tmp_path: Path, monkey
         Lock(tmp_path)
     exclusive.unlink()
     Lock(tmp_path).release()
+
+
+def test_a_device_a_pipe_or_a_link_to_one_is_not_replaced(tmp_path: Path):
+    """As root, `--out /dev/stdout` would replace the link for every process."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "full").symlink_to("/dev/full")
+    (tmp_path / "stdout").symlink_to(f"/proc/{os.getpid()}/exe")
+    (tmp_path / "folder").mkdir()
+    before = {path.name: path.lstat() for path in tmp_path.iterdir()}
+    for name in before:
+        with pytest.raises(RlvrError, match=f"{name} is not a regular file"):
+            atomic_write(tmp_path / name, b"x")
+    for path in (Path("/"), Path(".")):
+        with pytest.raises(RlvrError, match="is not a regular file"):
+            atomic_write(path, b"x")
+    assert {path.name: path.lstat().st_ino for path in tmp_path.iterdir()} == {n: s.st_ino for n, s in before.items()}
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    atomic_write(tmp_path / "link", b"x")
+    assert not (tmp_path / "missing").exists(), "a link is replaced, not followed"

@@ -7,7 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from rlvr_cli.runs.provenance import environment, redact_argv
+from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.provenance import environment, open_run, redact_argv
 
 
 def test_environment_is_json_and_records_the_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -60,6 +62,29 @@ def test_secrets_are_redacted_from_the_command_line():
         (["--tokenizer", "path", "--keyword", "x"], ["--tokenizer", "path", "--keyword", "x"]),
         (["select key from t where a = 1"], ["select key from t where a = 1"]),
         (["user@host:/path"], ["user@host:/path"]),
+        (["--base-url", "sk-abcdefgh12345"], ["--base-url", "***"]),
+        (["--model", "sk-experiments-large"], ["--model", "sk-experiments-large"]),
     ]
     for arguments, shown in given_and_shown:
         assert redact_argv(arguments) == shown
+
+
+def test_a_secret_of_the_environment_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whichever option holds it; a placeholder is no secret."""
+    monkeypatch.setenv("MY_SERVICE_KEY", "abc-1234567890")
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    for config, facts in (
+        (EvalConfig(model="abc-1234567890", base_url="http://h/v1", runs_dir=str(tmp_path)), {}),
+        (EvalConfig(runs_dir=str(tmp_path)), {"prompt": {"text": "{question} abc-1234567890"}}),
+    ):
+        with (
+            pytest.raises(RlvrError, match="secret that is in MY_SERVICE_KEY") as raised,
+            open_run(config, command="eval", facts=facts),
+        ):
+            pass
+        assert "abc-" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+    with open_run(EvalConfig(model="none", runs_dir=str(tmp_path), run="r"), command="eval", facts={}):
+        pass
+    monkeypatch.setattr("sys.argv", ["rlvr", "eval", "--prompt=x abc-1234567890"])
+    assert environment()["argv"] == ["rlvr", "eval", "--prompt=x ***"]

@@ -651,6 +651,12 @@ def test_a_missing_or_broken_index_is_named(finished: Path, name: str, content: 
         {"run_id": "../x"},
         {"run_id": 3},
         {"created_at": None},
+        {"config": None},
+        {"facts": [1]},
+        {"sampler": "x"},
+        {"wall_seconds": "1"},
+        {"wall_seconds": float("inf")},
+        {"facts": {"x": [float("nan")]}},
     ],
 )
 def test_an_invalid_run_json_is_rejected(finished: Path, change: dict):
