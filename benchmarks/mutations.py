@@ -146,8 +146,8 @@ WIRING = [
         ("no old log-probabilities", "if len(minibatches) > 1:", "if False:", replays("grpo-clip")),
         ("raw rewards become advantages", "if loss.raw_rewards:", "if False:", replays("grpo-no baseline"), "loss_type"),
         ("no snapshot for the next batch", "trainer.weights.snapshot_policy(trainer.updates)", "pass", replays("grpo-ahead"), "async_steps"),
-        ("questions sampled ahead are others", "seed=config.seed, start=asked, exclude=[]", "seed=config.seed + 1, start=asked, exclude=[]", f"{GRPO} -k lags_one_batch", "async_steps", ),
     ),
+    Mutation("questions sampled ahead are others", "commands/grpo.py", "seed=config.seed, start=asked, exclude=[]", "seed=config.seed + 1, start=asked, exclude=[]", f"{GRPO} -k lags_one_batch", ("async_steps",), "what was sampled ahead and is not asked for is dropped and sampled again: only time is lost"),
     *mutations_of(
         "commands/ei.py",
         ("five rounds whatever is asked", "while steps < config.n_ei_steps and", "while steps < 2 and", replays("ei-once"), "n_ei_steps"),
@@ -212,7 +212,7 @@ WIRING = [
     *mutations_of(
         "training/evaluation.py",
         ("no evaluation between first and last", "return updates == 0 or bool(every and updates % every == 0)", "return updates == 0", replays("grpo-on-policy"), "grpo.eval_every sft.eval_every"),
-        ("1,024 evaluation questions", "return min(final or self.config.eval_examples,", "return min(final or 1024,", replays("sft-means"), "eval_examples"),
+        ("1,024 evaluation questions", "return min(final or self.config.eval_examples,", "return min(final or 1024,", replays("grpo-on-policy"), "eval_examples"),
         ("the last evaluation is as the others", "final = self.config.final_eval_examples if last else None", "final = None", replays("grpo-on-policy"), "final_eval_examples"),
         ("every evaluation is as the last", "final = self.config.final_eval_examples if last else None", "final = self.config.final_eval_examples", replays("grpo-on-policy"), "final_eval_examples"),
         ("evaluations of seed 0", "seed=self.config.seed,", "seed=0,", replays("sft-text"), "seed"),

@@ -118,7 +118,7 @@ CASES = [
       "normalize_constant": 7.0, "overlong": "soft_punish", "eval_temperature": 1.5, "group_size": 2}),
     ("grpo", "no baseline", {"loss_type": "no_baseline", "sampling_min_tokens": 0, "epochs_per_rollout_batch": 2}),
     ("grpo", "ahead", {"n_grpo_steps": 3, "async_steps": 1, "dynamic_sampling": True, "train_batch_size": 8, "group_size": 2,
-      "eval_every": 2, "learning_rate": 3e-4}),
+      "eval_every": 1, "learning_rate": 3e-4}),
     ("ei", "once", {"sampling_temperature": 0.7, "train_batch_size": 5, "weight_decay": 0.3, "max_grad_norm": 100.0,
       "eval_every": 2, "eval_temperature": 0.0, "eval_max_tokens": 5, "final_eval_examples": 4, "stop": ("a", "1"),
       "sampling_max_tokens": 9, "sampling_min_tokens": 0, "n_ei_steps": 3, "ei_batch_size": 3, "group_size": 2}),
