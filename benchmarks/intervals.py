@@ -119,16 +119,13 @@ def found_at_the_promise(case: tuple[int, int, int, float], *, trials: int, seed
         drawn = list(_drawn(case, effect=effect, trials=max(trials // 4, 50), seed=seed + 1))
         found = [paired_difference(a, b, sample=1 / (runs * samples)) for a, b, _ in drawn]
         wanted = float(np.median([detectable_difference(f.power, questions) for f in found]))
-        slope = _difference(effect + 0.1, spread) - _difference(effect - 0.1, spread)
-        effect += 0.2 * (wanted - _difference(effect, spread)) / slope
+        effect = _effect_of(wanted, spread)
     power = arms_held(case, effect=effect, trials=trials, seed=seed + 2)["ours"][2]
     needed = [questions_needed(f.power, wanted / 2) for f in found]
     asked = sorted(math.inf if n is None else n for n in needed)[len(needed) // 2]
     if asked > 20_000:
         return power, math.nan
-    for _ in range(20):
-        slope = _difference(effect + 0.1, spread) - _difference(effect - 0.1, spread)
-        effect += 0.2 * (wanted / 2 - _difference(effect, spread)) / slope
+    effect = _effect_of(wanted / 2, spread)
     longer = (runs, int(asked), samples, spread)
     return power, arms_held(longer, effect=effect, trials=trials, seed=seed + 3)["ours"][2]
 
@@ -218,6 +215,15 @@ def _difference(effect: float, spread: float) -> float:
     logit = x * math.hypot(1.5, spread)
     high, low = (1 / (1 + np.exp(-logit - shift)) for shift in (effect, 0.0))
     return float(((high - low) * weights).sum() / weights.sum())
+
+
+def _effect_of(difference: float, spread: float) -> float:
+    """The effect on the logit whose `_difference` this is; at most 30, as large as any, where none is so large."""
+    low, high = 0.0, 30.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _difference(middle, spread) < difference else (low, middle)
+    return high
 
 
 def _quantile(p: float, df: float) -> float:
