@@ -179,7 +179,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_300_damages_to_runs_of_every_command_are_found_by_every_reader(
     tmp_path: Path, said: Callable[..., str], figures: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ):

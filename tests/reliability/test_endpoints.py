@@ -275,7 +275,7 @@ def test_odd_answers_cost_their_own_rows_and_nothing_else(forks: Forks, tmp_path
         assert list(complain(done, stub, tmp_path, status=0, stored=2 * QUESTIONS)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_fault_of_an_endpoint(forks: Forks, tmp_path: Path, figures: dict):
     faults = [(name, ODD[name], True) for name in ODD] + [(f"kept {name}", KEPT[name], False) for name in KEPT]
     wrong, stored = try_faults(forks, tmp_path, faults)
@@ -288,7 +288,7 @@ def test_every_fault_of_an_endpoint(forks: Forks, tmp_path: Path, figures: dict)
     }
 
 
-@pytest.mark.parametrize("status", [401, *(pytest.param(n, marks=pytest.mark.slow) for n in (403, 404))])
+@pytest.mark.parametrize("status", [401, *(pytest.param(n, marks=pytest.mark.full) for n in (403, 404))])
 def test_a_refusal_that_concerns_all_ends_the_run_with_what_was_answered(forks: Forks, tmp_path: Path, status: int):
     stub = Stub(Reply({"error": {"message": "not you"}}, status), healthy=3)
     with serving(stub) as endpoint:
@@ -352,7 +352,7 @@ def test_one_signal_ends_a_wait_for_an_endpoint(forks: Forks, tmp_path: Path):
     assert not problems
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("healthy", [0, 5])
 def test_one_signal_ends_every_wait_for_an_endpoint(forks: Forks, tmp_path: Path, figures: dict, healthy: int):
     wrong, longest = {}, 0.0
@@ -380,7 +380,7 @@ def test_a_sample_that_hangs_ends_at_the_request_timeout(forks: Forks, tmp_path:
 # An engine in a process of its own
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_engine_process_killed_at_10_points(tmp_path: Path, figures: dict):
     """The run ends with a message; what was stored stays, and going on gives the same rows and weights."""
     command = (

@@ -102,7 +102,7 @@ def test_a_full_disk_is_said_in_the_status(disk: SmallDisk):
             assert len(again.committed_keys()) == committed
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_run_on_a_disk_of_30_sizes_goes_on_to_the_same_end(
     victims: Victims, disk: SmallDisk, tmp_path: Path, name: str, figures: dict[str, object]
@@ -138,7 +138,7 @@ def test_a_run_on_a_disk_of_30_sizes_goes_on_to_the_same_end(
     figures |= {"command": name, "sizes": len(sizes), "refused": refused, "lost rows": 0, "wrong status": 0}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_output_to_a_disk_of_30_sizes_is_whole_or_absent(
     victims: Victims, disk: SmallDisk, tmp_path: Path, name: str, figures: dict[str, object]

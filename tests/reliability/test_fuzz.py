@@ -380,7 +380,7 @@ def test_odd_input_gives_an_error_and_never_a_traceback(forks: Forks, template: 
     assert not wrong
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(10))
 def test_3000_odd_inputs(forks: Forks, template: Path, tmp_path: Path, figures: dict, seed: int):
     wrong, counts = fuzz(forks, template, tmp_path, calls=310, seed=100 + seed)

@@ -318,7 +318,7 @@ def test_hostile_answers_cost_only_themselves(tmp_path, monkeypatch):
     attack(tmp_path, list(QUICK), items=150, timeout=1.5, monkeypatch=monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_poison_among_ten_thousand(tmp_path, monkeypatch, figures):
     kinds = [KINDS[i % len(KINDS)] for i in range(max(200, len(KINDS)))]
     random.Random(1).shuffle(kinds)

@@ -70,7 +70,7 @@ def test_what_is_promised_is_detected(intervals):
     assert 0.7 <= with_needed <= 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_share_has_an_interval_that_holds(intervals, figures):
     worst, narrowest = 1.0, ""
     for case in intervals.CLUSTERS:
@@ -81,7 +81,7 @@ def test_every_share_has_an_interval_that_holds(intervals, figures):
     assert worst >= 0.92
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_comparison_holds_and_sees(intervals, figures):
     held, lost = [], []
     for case in intervals.ARMS:
@@ -94,7 +94,7 @@ def test_every_comparison_holds_and_sees(intervals, figures):
     assert max(lost) <= 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_no_run_shape_has_many_false_alarms(intervals, figures):
     found = {str(case): intervals.false_alarms(case, trials=1000).get("any", 0.0) for case in intervals.RUNS}
     figures |= {"shapes": len(found), "most false alarms": max(found.values())}

@@ -37,6 +37,7 @@ ON_POLICY = shlex.split(
 )
 EVAL = shlex.split("eval --dataset arithmetic:600 --num-samples 4 --sampling-max-tokens 24")
 KILLS = 25  # of each of the eight
+SLOW, FULL, IN_CI = pytest.mark.slow, pytest.mark.full, ("off-policy", "async")
 TRAINING = {
     "sft": SFT,
     "ei": EI,
@@ -54,8 +55,7 @@ def victims(tmp_path_factory):
         yield victims
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW if name in IN_CI else FULL) for name in TRAINING])
 def test_training_killed_at_25_points_ends_the_same(
     victims: Victims, tmp_path: Path, name: str, figures: dict[str, object]
 ):
@@ -66,7 +66,7 @@ def test_training_killed_at_25_points_ends_the_same(
     figures |= {"training": name, "kills": KILLS, "runs that differ in a row, a metric or a byte of weights": 0}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_evaluation_killed_at_25_points_ends_the_same(victims: Victims, tmp_path: Path, figures: dict[str, object]):
     whole, generator, killed, number = tmp_path / "runs/whole", random.Random(5), 0, 0
     go_on(victims, whole, EVAL)

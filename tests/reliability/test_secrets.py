@@ -109,7 +109,7 @@ def test_a_key_in_a_wrong_place_is_refused_without_being_shown_or_stored(forks: 
     assert not wrong
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_key_in_every_wrong_place(forks: Forks, tmp_path: Path, figures: dict):
     wrong, tried = {}, 0
     with serving(good) as endpoint:
@@ -149,7 +149,7 @@ def repeating(canary: str, *, well: list[bool]) -> Callable[[dict], Reply]:
     return answer
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("canary", CANARIES)
 def test_a_key_that_the_endpoint_repeats_is_hidden(forks: Forks, tmp_path: Path, canary: str):
     well: list[bool] = []

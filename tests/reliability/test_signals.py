@@ -112,7 +112,7 @@ def test_each_signal_saves(forks: Forks, tmp_path: Path):
     assert read_run(tmp_path / "1/runs/r").metadata["status"] == "interrupted"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_signal_in_each_phase(forks: Forks, tmp_path: Path, figures: dict, command: str):
     cases = [(command, point, action) for point in POINTS for action in ACTIONS]
@@ -161,7 +161,7 @@ def _ctypes_loaded(pid: int) -> bool:
     return "_ctypes" in Path(f"/proc/{pid}/maps").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["analyze summary", "analyze report", "check", "filter --out x.jsonl"])
 def test_a_command_that_only_reads_ends_at_a_signal(forks: Forks, tmp_path: Path, command: str):
     """It has nothing to save: the signal itself may end it."""

@@ -221,7 +221,7 @@ def test_hostile_statements_are_refused_and_change_nothing(root, monkeypatch, tm
     attack(root, [s.strip() for s in HOSTILE], monkeypatch=monkeypatch, folder=tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_hostile_statements_in_every_wrapping(root, monkeypatch, tmp_path, figures):
     statements = [wrapping.replace("{}", s.strip()) for s in HOSTILE for wrapping in WRAPPED]
     refused = attack(root, statements, monkeypatch=monkeypatch, folder=tmp_path)
@@ -510,7 +510,7 @@ def test_bombs_are_stopped_and_the_run_is_untouched(root, tmp_path):
     judged([explode(bomb, tmp_path, root) for bomb in QUICK], before, root)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_hundred_bombs_end_within_their_limits(root, tmp_path, figures):
     before = tree_hash(root)
     with ThreadPoolExecutor(2) as pool:

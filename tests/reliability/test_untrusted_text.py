@@ -133,7 +133,7 @@ def test_a_response_cannot_forge_the_next_case(capsys):
 FORMATS = ("table", "json", "csv", "markdown")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_no_payload_acts_on_its_way_through_the_program(tmp_path: Path, figures: dict):
     """As question, answer, response, end, error and names in files; in each output of each command."""
     payloads = [p for p in PAYLOADS if len(p) < 2000]

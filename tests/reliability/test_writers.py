@@ -89,7 +89,7 @@ def test_exactly_one_of_several_writers_wins(racers: list[subprocess.Popen], tmp
     assert_one_winner(racers, tmp_path, rounds=4)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_100_races_of_five_writers_have_one_winner_each(
     racers: list[subprocess.Popen], tmp_path: Path, figures: dict[str, object]
 ):
