@@ -38,6 +38,7 @@ WITHOUT_EFFECT = dict.fromkeys(
     "check_dataset": "samples nothing",
     "base_url": "an endpoint's; tests/samplers/test_openai.py",
     "endpoint": "an endpoint's; tests/samplers/test_openai.py",
+    "request_timeout": "an endpoint's; tests/reliability/test_endpoints.py",
     "api_key_env": "an endpoint's; tests/samplers/test_openai.py",
     "device": "needs a second device",
     "dtype": "of vLLM; needs it installed",

@@ -34,7 +34,7 @@ COMMANDS = {
     "grade": "Regrade a run with another grader.",
     "filter": "Make a dataset from a run's rollouts or another dataset.",
     "analyze": "Analyze runs with SQL, named queries or an HTML report.",
-    "check": "Verify every file of a run against its checksum.",
+    "check": "Verify a run: every file against its sha256.",
 }
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 COMPLETE = "_RLVR_COMPLETE"  # environment variable that a shell's completion script sets (Typer's protocol)

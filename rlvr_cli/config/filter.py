@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlvr_cli.config.options import Format, Provenance, check_values, knob
+from rlvr_cli.config.options import LONGEST, Format, Provenance, check_values, knob
 from rlvr_cli.errors import RlvrError
 
 
@@ -34,8 +34,12 @@ class FilterConfig(Provenance):
         "", "SQL condition on the columns of rollouts, or on a dataset's id, question and ground_truth.", group="Filter", common=True
     )  # fmt: skip
     timeout_seconds: float = knob(
-        600.0, "Seconds that reading the rollouts may take, including the evaluation of --where.", group="Filter", above=0
-    )  # fmt: skip
+        600.0,
+        "Seconds that reading the rollouts may take, including the evaluation of --where.",
+        group="Filter",
+        above=0,
+        at_most=LONGEST,
+    )
     correct_only: bool = knob(False, "Keep only rewarded responses.", group="Filter", common=True)
     min_pass_rate: float = knob(
         0.0,

@@ -296,7 +296,7 @@ def test_show_goes_before_or_after_the_name(arguments):
 def test_set_on_the_command_line(runs_dir):
     arguments = ["pass_at_k", "old", "--set", "k=1", "--set", "step=0", "--format", "csv", "--runs-dir", str(runs_dir)]
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, check=True, env=ENVIRONMENT, text=True)
-    assert done.stdout.splitlines()[1] == "old,0,1,2,0.5,0.0,1.0,0,0"
+    assert done.stdout.splitlines()[1] == "old,0,1,2,0.5,0.09453120573423074,0.9054687942657693,0,0"
 
 
 def test_a_pipe_gets_rows_alone(runs_dir):

@@ -149,7 +149,7 @@ MINIMUMS = {  # of each command
     "analyze": [{"above 0": "timeout_seconds", "at_least 0": "limit step"}],
     "quickstart": [{"at_least 0": "seed"}],
     "grade": [GRADED, {"at_least 1": "grader_workers"}],
-    "filter": [{"at_least 0": "step seed min_pass_rate", "at_least 1": "max_per_question ngram limit"}],
+    "filter": [{"above 0": "timeout_seconds", "at_least 0": "step seed min_pass_rate", "at_least 1": "max_per_question ngram limit"}],
     "eval": [SAMPLED, GRADED, {"above 0": "request_timeout", "at_least 1": "num_samples limit max_model_len"}],
     "sft": [
         *(SAMPLED, GRADED, TRAINED),

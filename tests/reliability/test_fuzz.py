@@ -7,6 +7,7 @@ stranger, with values that do not.
 import json
 import os
 import random
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -338,7 +339,7 @@ def complain(done: Done, folder: Path) -> Iterator[str]:
         yield f"hung: {done.said[-300:]}"
     elif done.status not in STATUSES:
         yield f"status {done.status}"
-    if "Traceback" in done.said or "Error:" in done.err:
+    if "Traceback" in done.said or re.search(r"^[\w.]*Error: ", done.err, re.MULTILINE):
         yield done.err[-1500:]
     if printable(done.said) != done.said:
         yield "a control character in the output"

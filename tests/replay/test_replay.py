@@ -17,6 +17,7 @@ from rlvr_cli.replay import formulas
 from rlvr_cli.replay.run import TOLERANCE, replay_run
 from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps
 from rlvr_cli.replay.stored import read_stored
+from rlvr_cli.runs.readers import metadata_bytes
 from rlvr_cli.types import SamplingParams
 
 GRADER = """
@@ -50,7 +51,7 @@ def change(run: Path, **values) -> None:
     """Change options in run.json."""
     metadata = json.loads((run / "run.json").read_text())
     metadata["config"] |= values
-    (run / "run.json").write_text(json.dumps(metadata))
+    (run / "run.json").write_bytes(metadata_bytes(metadata))
 
 
 def test_a_run_that_is_as_it_says(run, capsys):

@@ -87,7 +87,7 @@ def test_an_engine_gets_the_options_of_the_command(config):
     changed = replace(config, model="m", max_batch_size=3, cuda_graphs=False, seed=7)
     assert settings_of(changed) == replace(settings_of(config), model="m", max_batch_size=3, cuda_graphs=False, seed=7)
     missing = {f.name for f in fields(EngineSettings) if not hasattr(config, f.name)}
-    endpoints = set() if isinstance(config, EvalConfig) else {"base_url", "endpoint", "api_key_env"}
+    endpoints = set() if isinstance(config, EvalConfig) else {"base_url", "endpoint", "api_key_env", "request_timeout"}
     assert missing == {"sleep_mode"} | endpoints
 
 
