@@ -85,19 +85,26 @@ def test_failures_show_the_cases_of_a_category(tmp_path):
     assert all(c["extracted_answer"] != c["ground_truth"] for c in cases)
 
 
+EVAL = ["--dataset", "arithmetic:600", "--num-samples", "4", "--max-batch-size", "32"]
+
+
+@pytest.fixture(scope="module")
+def whole_eval(tmp_path_factory):
+    """A run that nothing stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    rlvr(folder, "eval", *EVAL, "--run", "whole")
+    return folder / "runs/whole"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_eval_stopped_anywhere_goes_on_to_the_same_rows(tmp_path, number):
-    options = ["--dataset", "arithmetic:600", "--num-samples", "4", "--max-batch-size", "32"]
-    rlvr(tmp_path, "eval", *options, "--run", "whole")
+def test_eval_stopped_anywhere_goes_on_to_the_same_rows(tmp_path, whole_eval, number):
     process = subprocess.Popen(
-        [*COMMAND, "eval", *options, "--run", "cut"],
+        [*COMMAND, "eval", *EVAL, "--run", "cut"],
         cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    part = tmp_path / "runs/cut/rollouts"
+    manifest = tmp_path / "runs/cut/manifest.jsonl"  # a part is committed by its line there
     deadline = time.monotonic() + 120
-    while (
-        not (part.is_dir() and list(part.glob("*.parquet"))) and process.poll() is None and time.monotonic() < deadline
-    ):
+    while not (manifest.is_file() and manifest.read_bytes()) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
@@ -109,9 +116,9 @@ def test_eval_stopped_anywhere_goes_on_to_the_same_rows(tmp_path, number):
         assert read_run(tmp_path / "runs/cut").metadata["status"] == "interrupted"
     differs = rlvr(tmp_path, "eval", "--resume", "cut", "--num-samples", "5", status=1)
     assert "--num-samples 4, not 5" in differs.stderr
-    rlvr(tmp_path, "eval", *options, "--resume", "cut")
+    rlvr(tmp_path, "eval", *EVAL, "--resume", "cut")
     assert read_run(tmp_path / "runs/cut").metadata["status"] == "finished"
-    cut, whole = (rows_of(tmp_path / "runs" / name) for name in ("cut", "whole"))
+    cut, whole = rows_of(tmp_path / "runs/cut"), rows_of(whole_eval)
     assert len(cut) == 2400
     for a, b in zip(cut, whole, strict=True):
         assert {k: v for k, v in a.items() if k not in ROUNDED} == {k: v for k, v in b.items() if k not in ROUNDED}
