@@ -237,8 +237,13 @@ def check_length(stored) -> None:
         if stored.command == "grpo"
         else own["micro_batch_size"]
     )
-    for update in stored.logged:  # rows without an advantage have micro-batches of their own
-        assert update["update/micro_batches"] - math.ceil(update["update/rows"] / size) in (0, 1)
+    for update in stored.logged:
+        if "update/rows" not in update:  # it had nothing to learn from
+            assert update["update/skipped"]
+            continue
+        fewest = math.ceil(update["update/tokens"] / own["sampling_max_tokens"])  # rows without a token are left out
+        most = math.ceil(update["update/rows"] / size) + 1  # rows without an advantage have micro-batches of their own
+        assert math.ceil(fewest / size) <= update["update/micro_batches"] <= most
     assert len(steps) == own["n_grpo_steps" if stored.command == "grpo" else "n_ei_steps"]
     questions = own["rollout_batch_size"] // own["group_size"] if stored.command == "grpo" else own["ei_batch_size"]
     for step in steps:
