@@ -30,13 +30,16 @@ def table(results: dict) -> str:
     lines = ["| promise | measured | test | minutes |", "|---|---|---|--:|"]
     for subject, rows in sorted(results["rows"].items()):
         for row in rows:
-            figures = ", ".join(
-                f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
-                for name, value in row["figures"].items()
-            )
+            figures = ", ".join(f"{name} {_shown(value)}" for name, value in row["figures"].items())
             where = f"`{subject}.py::{row['test']}`"
             lines.append(f"| {row['promise']} | {figures} | {where} | {row['seconds'] / 60:.1f} |")
     return "\n".join([f"Machine: {results['machine']}.", "", *lines, ""])
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def with_table(page: str, text: str) -> str:
