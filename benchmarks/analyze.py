@@ -45,8 +45,7 @@ def make_run(root: Path, rows: int) -> Path:
     from rlvr_cli.runs.run_dir import RunDir
     from rlvr_cli.runs.schemas import SCHEMA_VERSION, rollout_schema
 
-    with RunDir.create(root, "eval", name="large", metadata={"seed": 0, "config": {}, "facts": {}}) as run:
-        run.finish("finished")
+    RunDir.create(root, "eval", name="large", metadata={"seed": 0, "config": {}, "facts": {}}).close()
     rng = np.random.default_rng(0)
     words = np.array(["so", "the", "sum", "is", "therefore", "we", "add", "and", "carry", "one", "digit", "wait"])
     n = PER_PART
@@ -97,6 +96,8 @@ def make_run(root: Path, rows: int) -> Path:
             manifest.write(
                 line_of(entry_of(data, path=relative, rows=n, phase="eval", step=step, schema_version=SCHEMA_VERSION))
             )
+    with RunDir.resume(path):
+        pass  # leaving it records what is committed
     return path
 
 

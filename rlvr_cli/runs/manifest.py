@@ -100,12 +100,12 @@ def record_of(lines: bytes, entries: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-def begins_as_recorded(data: bytes, record: Mapping[str, Any]) -> bool:
-    """Whether a manifest is the recorded one. More lines may follow: of grades that are being added, or were interrupted."""
-    size = record.get("manifest_bytes")
-    if type(size) is not int or not 0 <= size <= len(data):
-        return False
-    return hashlib.sha256(data[:size]).hexdigest() == record.get("manifest_sha256")
+def is_recorded(data: bytes, record: Mapping[str, Any]) -> bool:
+    """Whether a manifest is the recorded one."""
+    return (len(data), hashlib.sha256(data).hexdigest()) == (
+        record.get("manifest_bytes"),
+        record.get("manifest_sha256"),
+    )
 
 
 def parse_manifest(data: bytes, *, newest: int) -> tuple[list[Entry], int]:

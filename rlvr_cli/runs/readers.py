@@ -22,7 +22,7 @@ from rlvr_cli.runs.manifest import (
     METRICS,
     ROLLOUTS,
     Entry,
-    begins_as_recorded,
+    is_recorded,
     matches,
     parse_manifest,
     part_name,
@@ -214,7 +214,12 @@ def read_index(path: Path) -> Index:
     entries, end = _parsed_manifest(path, data)
     record = metadata.get("committed")
     if record is not None:
-        check_record(path, data, record)
+        try:
+            check_record(path, data, record)
+        except RlvrError:
+            if read_metadata(path).get("committed") == record:
+                raise
+            return read_index(path)  # a writer has opened or closed the run meanwhile
     listed = {e.path for e in entries}
     unlisted = [p for p in present if p not in listed]
     lost = [p for p in unlisted if (name := part_name(p)) and not name.grader]
@@ -231,18 +236,15 @@ def read_index(path: Path) -> Index:
             f"{shown(path / MANIFEST)} ends with an incomplete line: a commit is in progress, or was interrupted."
         )
     announced = sum(e.path == METRICS for e in entries)
-    if metadata["status"] != "finished":
-        return Index(metadata, entries, max(announced - 1, 0), notices)
-    if record is not None:  # a run that is being resumed may have added announcements
-        announced = sum(e.path == METRICS for e in _parsed_manifest(path, data[: record["manifest_bytes"]])[0])
-    return Index(metadata, entries, announced, notices)
+    settled = announced if metadata["status"] == "finished" else max(announced - 1, 0)
+    return Index(metadata, entries, settled, notices)
 
 
 def check_record(run: Path, data: bytes, record: Any) -> None:
     """Raise RlvrError if the manifest is not the one that run.json records."""
     if not isinstance(record, dict):
         raise damaged_file(run / RUN_FILE, "its field committed is not an object")
-    if not begins_as_recorded(data, record):
+    if not is_recorded(data, record):
         raise damaged_file(
             run / MANIFEST,
             f"it is not the manifest of {record.get('parts')!r} parts with {record.get('rows')!r} rollouts that run.json records",

@@ -25,9 +25,9 @@ announcement or the one before, and opening the run for writing removes an annou
 
 run.json ends with its own sha256. When nobody writes the run any more, it records what is committed: the number of parts
 and of rollouts, and length and sha256 of the manifest. A manifest that has lost lines since is then recognized, and so are
-lost parts and metrics, because the manifest lists them. Lines may follow the recorded ones: those of grades that are being
-added. Opening the run for writing removes the record first, and closing it writes a new one. While the run is open, the
-file ``.reserve`` holds the space that run.json needs to say how the run ended, should the disk be full by then.
+lost parts and metrics, because the manifest lists them. Opening the run for writing removes the record before the
+manifest changes, and closing it writes a new one. While the run is open, the file ``.reserve`` holds the space that
+run.json needs to say how the run ended, should the disk be full by then.
 
 A newer rlvr can resume a run of an older one. The old parts stay as they are, and readers fill in the columns that they
 lack; new parts have the current columns. Each manifest line has the schema version of its file, and run.json the newest

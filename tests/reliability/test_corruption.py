@@ -99,14 +99,9 @@ def attack(
             assert said in ("REFUSED", intact.get(name, "")), f"{name} after {how} of {file}: {said[:300]}"
             counts["readings"] += 1
             counts["refused"] += said == "REFUSED"
-            assert name != "check" or said == "REFUSED" or not changed or is_harmless(copy, file, how), (how, file)
+            assert name != "check" or said == "REFUSED" or not changed, (how, file)
         counts["mutations"] += changed
     return counts
-
-
-def is_harmless(run: Path, file: Path, how: str) -> bool:
-    """Whether a damage may be passed over: an incomplete line after the recorded ones, which a kill leaves, too."""
-    return file.name == "manifest.jsonl" and how == "append" and not (run / file).read_bytes().endswith(b"\n")
 
 
 def check_everything(run: Path) -> str:

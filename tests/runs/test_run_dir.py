@@ -78,6 +78,17 @@ def finished(tmp_path: Path) -> Path:
     return run.path
 
 
+@pytest.mark.parametrize("more", ["a line that is there already", "half a line"])
+def test_a_finished_run_with_more_than_it_recorded_is_damaged(finished: Path, more: str):
+    manifest = finished / "manifest.jsonl"
+    data = manifest.read_bytes()
+    last = data.splitlines(keepends=True)[-1]
+    manifest.write_bytes(data + (last if more.startswith("a") else last[:-20]))
+    for read in (read_run, RunDir.resume, RunDir.annotate):
+        with pytest.raises(RlvrError, match="it is not the manifest of 3 parts with 9 rollouts"):
+            read(finished)
+
+
 def as_killed(run: Path, *, status: str = "running") -> None:
     """Give a run the run.json of a killed one: of one that was being written or, with a status, to which grades were added."""
     metadata = {k: v for k, v in read_metadata(run).items() if k != "committed"} | {"status": status}
