@@ -3,7 +3,7 @@
 Enters: requests. Leaves: completions in the order in which they arrive, from one HTTP request each. The API key is read
 from the environment and sent to the endpoint only.
 
-Nothing that an endpoint says is taken on trust: each answer is bounded in size and checked by itself (`_read_answer`), and an
+Nothing that an endpoint says is taken on trust: each answer is bounded in size and checked by itself (`openai_answer`), and an
 odd one counts as a failed request of its own sample only.
 
 Endpoints report the end of a response in different ways: most cut the stop string off and report "stop", as they do for
@@ -18,7 +18,6 @@ EOS. A grader that looks for `</answer>` needs the difference, so nothing is gue
 
 import asyncio
 import importlib.util
-import json
 import logging
 import queue
 import re
@@ -35,6 +34,7 @@ from urllib.parse import urlsplit
 from rlvr_cli.config.endpoint import KEY_ENV, PLACEHOLDER_KEY, check_address, endpoint_key
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.process import stoppable
+from rlvr_cli.samplers.openai_answer import Answer, Unreadable, error_message, hide_key, read_answer
 from rlvr_cli.samplers.stop_strings import first_stop
 from rlvr_cli.text import is_secret, printable, storable
 from rlvr_cli.types import Completion, Request, SamplingParams
@@ -46,9 +46,6 @@ PER_REQUEST_STATUSES = {400, 413, 422}  # statuses that concern one request and 
 # The most bytes of an answer: for its frame, for each character of the prompt, which may come back as token ids, and for
 # each token, with its id and its log-probability.
 FRAME_BYTES, PROMPT_BYTES, TOKEN_BYTES = 2**20, 16, 2048
-_INT32 = range(2**31)
-# The least and the most log-probability that is taken for one: some endpoints round, and report -9999 for "never".
-_LOGPROBS = (-1e9, 1e-3)
 
 # Fields that an endpoint may not support, and the consequence of leaving them out.
 OPTIONAL_FIELDS = {
@@ -267,7 +264,7 @@ class OpenAISampler:
                     f"no answer within {self.timeout:g} s" + (f"; the last try: {last}" if last else ".")
                 ) from None
             except openai.APIStatusError as error:
-                status, said = error.status_code, _error_message(error.response.text)
+                status, said = error.status_code, error_message(error.response.text)
                 if status in (400, 422):
                     if self.endpoint == "chat" and "max_completion_tokens" in said and length_field == "max_tokens":
                         self._length_field = "max_completion_tokens"
@@ -284,7 +281,7 @@ class OpenAISampler:
                 raise _Failed(f"{error} ({kind}) ({_describe_tries(error)})") from None
             except openai.OpenAIError as error:
                 raise _Failed(f"{error} ({type(error).__name__})") from None
-            answer: _Answer = response.http_response.extensions["answer"]
+            answer: Answer = response.http_response.extensions["answer"]
             if isinstance(item.prompt, tuple) and answer.prompt_ids not in ((), item.prompt):
                 raise _Failed("the endpoint did not sample from the token ids that it was given.", concerns_all=True)
             self._leave_out(refused)
@@ -314,19 +311,19 @@ class OpenAISampler:
         if response.is_success:
             try:
                 if len(body) > limit:
-                    raise _Unreadable(f"the answer is longer than {limit:,} bytes")
+                    raise Unreadable(f"the answer is longer than {limit:,} bytes")
                 hidden = key if is_secret(key) else PLACEHOLDER_KEY
-                response.extensions["answer"] = _read_answer(response.text, chat=self.endpoint == "chat", key=hidden)
+                response.extensions["answer"] = read_answer(response.text, chat=self.endpoint == "chat", key=hidden)
                 return
-            except _Unreadable as error:
+            except Unreadable as error:
                 response.status_code, trouble = 502, str(error)
         else:
-            message = _error_message(response.text)
+            message = error_message(response.text)
             trouble = f"{response.status_code} {message}"
             if not _is_transient(response.status_code, message):
                 response.headers["x-should-retry"] = "false"
-        response.extensions["trouble"] = _hide(trouble, key)
-        _LAST_ERROR.set(_hide(trouble, key))
+        response.extensions["trouble"] = hide_key(trouble, key)
+        _LAST_ERROR.set(hide_key(trouble, key))
 
     def _fields(
         self, item: _Item, params: SamplingParams, refused: frozenset[str]
@@ -376,113 +373,10 @@ class OpenAISampler:
             logger.warning(note)
 
 
-# --- reading answers --------------------------------------------------------------------------------------------------
+# --- completions ------------------------------------------------------------------------------------------------------
 
 
-class _Unreadable(Exception):
-    """A response of status 200 without a readable answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """An endpoint's answer as it was read, before its end is interpreted."""
-
-    text: str
-    finish: str
-    matched: str | int | None
-    says_matched: bool  # whether the endpoint reports at all what ended a response
-    tokens: tuple[str, ...]
-    logprobs: tuple[float, ...]
-    token_ids: tuple[int, ...]
-    prompt_ids: tuple[int, ...]
-    num_prompt_tokens: int
-    num_tokens: int
-
-    def is_ambiguous(self, stop: Sequence[str]) -> bool:
-        """Whether the response may have ended either at EOS or at a stop string that was cut off."""
-        return self.finish == "stop" and not self.says_matched and not self.text.endswith(tuple(stop))
-
-
-def _read_answer(body: str, *, chat: bool, key: str) -> _Answer:
-    """Read and check an answer. Raises _Unreadable if a value in it has another type or range than it can have."""
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        raise _Unreadable(f"the answer is not JSON: {_error_message(body)}") from None
-    choices = data.get("choices") if isinstance(data, dict) else None
-    if not (isinstance(choices, list) and choices and isinstance(choices[0], dict)):
-        raise _Unreadable(f"the answer has no choices: {_error_message(body)}")
-    choice, usage = choices[0], _value(data, "usage", dict) or {}
-    said = _value(choice, "message", dict) or {} if chat else choice
-    tokens, logprobs = _scores(choice, chat=chat)
-    token_ids = _token_ids(choice, "token_ids")
-    prompt_ids = _token_ids(choice, "prompt_token_ids") or _token_ids(data, "prompt_token_ids")
-    matches = [_value(choice, name, str, int) for name in ("stop_reason", "matched_stop") if name in choice]
-    matched = matches[0] if matches else None
-    return _Answer(
-        text=_hide(_value(said, "content" if chat else "text", str) or "", key),
-        finish=_hide(_value(choice, "finish_reason", str) or "stop", key),
-        matched=_hide(matched, key) if isinstance(matched, str) else matched,
-        says_matched=bool(matches),
-        tokens=tokens,
-        logprobs=logprobs if len(logprobs) == len(token_ids) or not token_ids else (),
-        token_ids=token_ids,
-        prompt_ids=prompt_ids,
-        num_prompt_tokens=_count(usage, "prompt_tokens") or len(prompt_ids),
-        num_tokens=_count(usage, "completion_tokens") or len(token_ids) or len(logprobs),
-    )
-
-
-def _value(where: dict[str, Any], name: str, *kinds: type) -> Any:
-    """Return a field; None if it is null or missing. Raises _Unreadable if it has none of these types."""
-    value = where.get(name)
-    if value is not None and type(value) not in kinds:
-        raise _odd(name, value)
-    return value
-
-
-def _odd(name: str, value: Any) -> _Unreadable:
-    shown = str(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
-    return _Unreadable(f"the answer's {name} is {shown}")
-
-
-def _count(usage: dict[str, Any], name: str) -> int:
-    value = _value(usage, name, int) or 0
-    if value not in _INT32:
-        raise _Unreadable(f"the answer's {name} is out of range")
-    return value
-
-
-def _token_ids(where: dict[str, Any], name: str) -> tuple[int, ...]:
-    values = _value(where, name, list) or []
-    for value in values:
-        if type(value) is not int or value not in _INT32:
-            raise _odd(name, value if type(value) is not int else "out of range")
-    return tuple(values)
-
-
-def _scores(choice: dict[str, Any], *, chat: bool) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Return the tokens, as text, and their log-probabilities; none if one of these is missing."""
-    scores = _value(choice, "logprobs", dict) or {}
-    if chat:
-        entries = _value(scores, "content", list) or []
-        if odd := [entry for entry in entries if type(entry) is not dict]:
-            raise _odd("logprobs", odd[0])
-        tokens = [_value(entry, "token", str) or "" for entry in entries]
-        logprobs = [_value(entry, "logprob", int, float) for entry in entries]
-    else:
-        tokens, logprobs = _value(scores, "tokens", list) or [], _value(scores, "token_logprobs", list) or []
-        tokens = [_value({"tokens": token}, "tokens", str) or "" for token in tokens]
-        logprobs = [_value({"token_logprobs": x}, "token_logprobs", int, float) for x in logprobs]
-    if None in logprobs:
-        return tuple(tokens), ()
-    least, most = _LOGPROBS
-    if not all(least <= x <= most for x in logprobs):  # also NaN, which JSON does not have and Python reads
-        raise _Unreadable("the answer has log-probabilities that are none")
-    return tuple(tokens), tuple(map(float, logprobs))
-
-
-def _completion(item: _Item, answer: _Answer, params: SamplingParams, *, cut_here: bool) -> Completion:
+def _completion(item: _Item, answer: Answer, params: SamplingParams, *, cut_here: bool) -> Completion:
     text, reason = answer.text, None
     logprobs, token_ids, num_tokens = answer.logprobs, answer.token_ids, answer.num_tokens
     if cut_here and (found := first_stop(text, params.stop, start=_protected(answer, params.min_tokens))):
@@ -515,7 +409,7 @@ def _completion(item: _Item, answer: _Answer, params: SamplingParams, *, cut_her
     )
 
 
-def _tokens_up_to(answer: _Answer, end: int) -> int | None:
+def _tokens_up_to(answer: Answer, end: int) -> int | None:
     """Return how many tokens the first `end` characters span; None if the tokens do not spell the text."""
     if not answer.tokens or not "".join(answer.tokens).startswith(answer.text):
         return None
@@ -527,7 +421,7 @@ def _tokens_up_to(answer: _Answer, end: int) -> int | None:
     return None
 
 
-def _protected(answer: _Answer, min_tokens: int) -> int:
+def _protected(answer: Answer, min_tokens: int) -> int:
     """Return in how many leading characters a stop string may not end; 0 if the endpoint does not return its tokens."""
     spelled = "".join(answer.tokens).startswith(answer.text)
     return len("".join(answer.tokens[:min_tokens])) if spelled else 0
@@ -550,11 +444,6 @@ def _run_loop(loop: asyncio.AbstractEventLoop, task: asyncio.Task, outbox: queue
         outbox.put(None)
 
 
-def _hide(text: str, key: str) -> str:
-    """Replace the key, which an endpoint may repeat in what it says."""
-    return text if key == PLACEHOLDER_KEY else text.replace(key, "[key]")
-
-
 def _fold(seed: int) -> int:
     """Hash a seed of 63 bits to 31: some endpoints accept no more, and some proxies round above 53."""
     return (seed * 0x9E3779B97F4A7C15 % 2**64) >> 33
@@ -563,18 +452,6 @@ def _fold(seed: int) -> int:
 def _is_transient(status: int, said: str) -> bool:
     """Return whether a retry may succeed; it cannot when a quota is spent."""
     return status in (408, 409) or status >= 500 or (status == 429 and "insufficient_quota" not in said)
-
-
-def _error_message(body: str) -> str:
-    """Return the message of an error body, shortened."""
-    try:
-        data = json.loads(body)
-        error = data.get("error", data) if isinstance(data, dict) else data
-        body = json.dumps(error, ensure_ascii=False) if isinstance(error, dict | list) else str(error)
-    except (ValueError, RecursionError):
-        pass
-    body = " ".join(body.split())
-    return body if len(body) <= 500 else body[:500] + "…"
 
 
 def _describe_tries(error: Any) -> str:
