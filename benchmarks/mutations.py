@@ -14,6 +14,7 @@ an explanation, cannot be applied, or breaks the import. Torch and transformers 
 import argparse
 import compileall
 import contextlib
+import importlib
 import os
 import re
 import shutil
@@ -459,12 +460,9 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     chosen = [m for m in MUTATIONS if re.search(arguments.only, f"{m.name} {m.file} {' '.join(m.options)}")]
-    import duckdb  # noqa: F401  (what the forked interpreters share)
-    import torch
-    import transformers  # noqa: F401
-    from transformers import Qwen2ForCausalLM  # noqa: F401
-
-    torch.set_num_threads(1)
+    for name in ("duckdb", "torch", "transformers.models.qwen2.modeling_qwen2"):  # the forked interpreters share them
+        importlib.import_module(name)
+    sys.modules["torch"].set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         copies: Queue[Path] = Queue()
         for number in range(arguments.workers):

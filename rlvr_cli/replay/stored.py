@@ -194,14 +194,7 @@ def _groups(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Bat
             if own["overlong"] == "mask" and rollout.finish_reason == "length":
                 response = replace(response, learned=[False] * len(response.tokens))
             responses.append(response)
-    epochs = own["epochs_per_rollout_batch"]
-    updates = formulas.minibatches(
-        len(responses),
-        size=own["train_batch_size"],
-        seed=own["seed"],
-        epochs=range(number * epochs, (number + 1) * epochs),
-    )
-    return Batch(responses, updates or [[]])  # without a group to train on there is one update, which is skipped
+    return _batch(own, responses, number=number, epochs=own["epochs_per_rollout_batch"])
 
 
 def _experts(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Batch:
@@ -210,14 +203,19 @@ def _experts(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Ba
     for rollout in rollouts:
         if rollout.reward is not None and rollout.reward > 0.5:
             found.setdefault((rollout.prompt_ids, rollout.response_ids), rollout)
-    epochs = own["sft_epochs"]
+    responses = [_response(rollout, 0.0) for rollout in found.values()]
+    return _batch(own, responses, number=number, epochs=own["sft_epochs"])
+
+
+def _batch(own: dict[str, Any], responses: list[Response], *, number: int, epochs: int) -> Batch:
+    """The updates of the run's batch `number`; without a response to train on there is one, which is skipped."""
     updates = formulas.minibatches(
-        len(found),
+        len(responses),
         size=own["train_batch_size"],
         seed=own["seed"],
         epochs=range(number * epochs, (number + 1) * epochs),
     )
-    return Batch([_response(rollout, 0.0) for rollout in found.values()], updates or [[]])
+    return Batch(responses, updates or [[]])
 
 
 def _response(rollout: Rollout, advantage: float) -> Response:

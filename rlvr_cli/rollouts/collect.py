@@ -295,8 +295,7 @@ def sample_groups(
 
 def stored_stats(run: RunDir, *, phase: Phase, step: int) -> SamplingStats:
     """Return what the rollouts of (phase, step) cost, those included that an interrupted run stored."""
-    stats = SamplingStats.of_cost(run.cost(phase, step))
-    return replace(stats, tokens=round(stats.tokens))
+    return SamplingStats.of_cost(run.cost(phase, step))
 
 
 def log_generations(

@@ -29,7 +29,8 @@ class SamplingStats:
     @classmethod
     def of_cost(cls, cost: Mapping[str, float]) -> "SamplingStats":
         """The stats that were stored as `cost`; zeros where nothing was."""
-        return cls(**{field.name: cost.get(field.name, 0.0) for field in fields(cls)})  # type: ignore[arg-type]
+        tokens, *seconds = (cost.get(field.name, 0.0) for field in fields(cls))
+        return cls(round(tokens), *seconds)
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -11,8 +11,12 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rlvr_cli.errors import RlvrError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 def claim() -> None:
@@ -52,24 +56,24 @@ def discard() -> None:
 class _Stream(io.FileIO):
     """A descriptor that may be non-blocking, as those of some terminals and pipes are: a write then waits."""
 
-    def write(self, data: "bytes | memoryview") -> int:  # type: ignore[override]
+    def write(self, data: "ReadableBuffer") -> int:
         while (written := super().write(data)) is None:
             select.select([], [self], [])
         return written
 
 
 class _Results(_Stream):
-    def write(self, data: "bytes | memoryview") -> int:  # type: ignore[override]
+    def write(self, data: "ReadableBuffer") -> int:
         with _failure_as_user_error():
             return super().write(data)
 
 
 class _Messages(_Stream):
-    def write(self, data: "bytes | memoryview") -> int:  # type: ignore[override]
+    def write(self, data: "ReadableBuffer") -> int:
         try:
             return super().write(data)
         except OSError:
-            return len(data)
+            return memoryview(data).nbytes
 
 
 @contextmanager

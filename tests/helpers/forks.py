@@ -17,11 +17,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 LIMIT = 60.0  # seconds after which a call counts as hung
 SIGNALED = "RLVR_TEST_SIGNALED"  # names a file that gets the moment at which a fault point signals the process
@@ -138,8 +139,9 @@ class Forks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(call.pid, number)
 
-    def run(self, *arguments: object, cwd: Path, limit: float = LIMIT, **how: object) -> Done:
-        return self.wait(self.start(*arguments, cwd=cwd, **how), limit=limit)  # type: ignore[arg-type]
+    def run(self, *arguments: object, cwd: Path, limit: float = LIMIT, **how: Any) -> Done:
+        """Start a call, with the arguments of `start`, and wait for it."""
+        return self.wait(self.start(*arguments, cwd=cwd, **how), limit=limit)
 
     def _order(self, **order: object) -> int | None:
         assert self._process.stdin is not None
@@ -185,7 +187,7 @@ def _serve(modules: Sequence[str]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _become(order: dict, main: object) -> None:
+def _become(order: dict, main: Callable[[], None]) -> None:
     os.setsid()
     os.chdir(order["cwd"])
     os.environ.update(order["environment"])
@@ -204,14 +206,15 @@ def _become(order: dict, main: object) -> None:
         _note_signals(path)
     sys.argv = ["rlvr", *order["arguments"]]
     try:
-        main()  # type: ignore[operator]
+        main()
         status = 0
     except SystemExit as ended:
         status = ended.code
     except BaseException:
         traceback.print_exc()
         status = 1
-    threading._shutdown()  # type: ignore[attr-defined]  (as a process ends, but for seconds of tearing down torch)
+    # What the interpreter does at its end, but for seconds of tearing down torch; neither has a public name.
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     try:
         sys.stdout.flush()

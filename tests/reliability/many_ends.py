@@ -8,20 +8,18 @@ other does: atexit functions, modules and threads included.
 """
 
 import collections
+import importlib
 import json
 import os
 import sys
 import tempfile
 
-import duckdb  # noqa: F401
-import matplotlib.figure  # noqa: F401
-import pyarrow.parquet  # noqa: F401
 import torch
-import transformers  # noqa: F401
 
 from rlvr_cli.cli import main
 
 JOBS = 2
+SHARED = ("duckdb", "matplotlib.figure", "pyarrow.parquet", "transformers")  # imported once, for all children
 
 
 def parent(commands: list[list[str]], count: int) -> list[str] | None:
@@ -54,6 +52,8 @@ def parent(commands: list[list[str]], count: int) -> list[str] | None:
 
 
 torch.set_num_threads(1)
+for module in SHARED:
+    importlib.import_module(module)
 arguments = parent(json.loads(sys.argv[1]), int(sys.argv[2]))
 if arguments is not None:
     sys.argv = ["rlvr", *arguments]

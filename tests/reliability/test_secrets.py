@@ -54,7 +54,7 @@ FILES = (
     'base_url = "URL"\napi_key_env = ["CANARY"]',
     'base_url = "URL"\napi_key = "CANARY"',
     'base_url = "URL"\nextra_headers = {authorization = "Bearer CANARY"}',
-    'base_url = "URL"\n[eval]\nmodel = "CANARY"',
+    'base_url = "URL"\n[eval]\nprompt = "CANARY"',
     'base_url = "URL"\nnum_samples = "CANARY"',
 )
 
