@@ -16,12 +16,13 @@ from typing import Any, cast
 import torch
 from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import resolve_device
 from rlvr_cli.models.directory import CONVERT, local_directory
+from rlvr_cli.models.own_tokenizer import read_tokenizer
 from rlvr_cli.text import printable
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -63,7 +64,7 @@ def read_pretrained(
         except _LOAD_ERRORS as error:
             raise load_error("model", name, directory, error) from error
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+            tokenizer = read_tokenizer(name, local=directory is not None)
         except _LOAD_ERRORS as error:
             raise load_error("tokenizer", name, directory, error) from error
     if missing := sorted(report["missing_keys"]):

@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import re
+import tempfile
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ CPU_MEMORY_SHARE = 0.3  # of the free memory; the trainer and the graders of a C
 PROBE_PROMPTS = 4
 PROBE_TOKENS = 8  # of each answer
 
+HIGHEST_TEMPERATURE = 2.0  # vLLM refuses others
 LOWEST_TEMPERATURE = 0.01  # vLLM raises temperatures between 0 and this to this, which changes the distribution
 
 
@@ -65,6 +67,7 @@ class VllmSampler:
     engine = "vllm"
     seeding = "per-request"
     worked_seconds = None
+    arrived = ()
 
     def __init__(
         self,
@@ -84,6 +87,8 @@ class VllmSampler:
         from vllm.platforms import current_platform
 
         self.policy_version = policy_version
+        # Of a tokenizer that differs from the one that vLLM would load.
+        self._tokenizer_folder: tempfile.TemporaryDirectory[str] | None = None
         self.notes: tuple[str, ...] = ()
         self._on_cpu = on_cpu = current_platform.is_cpu()
         options: dict[str, Any] = {"gpu_memory_utilization": gpu_memory_utilization}
@@ -110,6 +115,11 @@ class VllmSampler:
             raise RlvrError(f"There is no dtype {self.dtype!r}.", f"Choose one of auto, {', '.join(PROBE_BOUND)}.")
         try:
             with _trainer_state_preserved():
+                from rlvr_cli.models.own_tokenizer import corrected_copy
+
+                self._tokenizer_folder = corrected_copy(model)
+                if self._tokenizer_folder is not None:
+                    options["tokenizer"] = self._tokenizer_folder.name
                 self.llm: Any = llm_class(
                     model=model,
                     dtype=self.dtype,
@@ -124,6 +134,7 @@ class VllmSampler:
                 )
                 self._threads = _torch_threads()  # with a GPU, vLLM uses one: others would only spin
         except (ValueError, RuntimeError, OSError, NotImplementedError) as e:
+            self._remove_tokenizer()
             raise RlvrError(f"vLLM cannot load {model}: {_first_lines(e)}") from e
         self.max_model_len: int = self.llm.llm_engine.model_config.max_model_len
         self._pending: dict[str, tuple[int, int]] = {}  # engine request -> (request_index, sample_index)
@@ -146,6 +157,11 @@ class VllmSampler:
         if self._weights_error:
             raise RlvrError(
                 f"The engine's weights are in doubt: {self._weights_error}", "Load the weights again, or restart."
+            )
+        if params.temperature > HIGHEST_TEMPERATURE:
+            raise RlvrError(
+                f"vLLM samples at temperatures up to {HIGHEST_TEMPERATURE}, not at {params.temperature}.",
+                "Lower --sampling-temperature, or use --engine transformers.",
             )
         if 0 < params.temperature < LOWEST_TEMPERATURE:
             raise RlvrError(
@@ -215,6 +231,11 @@ class VllmSampler:
         self._drop_pending()
         self.llm.llm_engine.engine_core.shutdown()
         self.llm, self._asleep = None, False
+        self._remove_tokenizer()
+
+    def _remove_tokenizer(self) -> None:
+        if self._tokenizer_folder is not None:
+            self._tokenizer_folder.cleanup()
 
     def _answer(
         self,

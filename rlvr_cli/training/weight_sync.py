@@ -54,7 +54,8 @@ class WeightSync:
     """A sampler that follows the policy.
 
     Attributes:
-        sampler: the engine. If it shares the trainer's model, it exists only after `attach`.
+        sampler: the engine. If it shares the trainer's model, it opens when it is first needed, after `attach`: it refuses models
+            that can be trained.
         process: the engine, if it runs in a separate process (--async-steps), else None.
         snapshot: the weights that the next rollouts are sampled with, if not the current ones.
     """
@@ -64,17 +65,17 @@ class WeightSync:
         self.config = config
         self.process: SamplingProcess | None = None
         self.snapshot: Snapshot | None = None
-        self.sampler: Sampler
+        self._sampler: Sampler | None = None
         self._settings, kind = settings_of(config), engine_kind(engine)
         self._share = None if config.async_steps else kind.share
         self._synced = -1  # the version that the sampler serves
         if config.async_steps:
-            self.sampler = self.process = self._start_process(engine)
+            self._sampler = self.process = self._start_process(engine)
         elif self._share is None:
             # Such an engine takes the first device: it must sleep if the trainer is there too.
             on_first = config.device in ("auto", "cuda", "cuda:0")
-            self.sampler = kind.open(replace(self._settings, device="auto", sleep_mode=on_first))
-            self.sampler.sleep()
+            self._sampler = kind.open(replace(self._settings, device="auto", sleep_mode=on_first))
+            self._sampler.sleep()
 
     def _start_process(self, engine: str) -> SamplingProcess:
         config = self.config
@@ -85,8 +86,18 @@ class WeightSync:
     def attach(self, policy: Policy) -> None:
         """Use this policy's weights from now on. The embedded engine samples from the policy's model itself, without a copy."""
         self.policy = policy
-        if self._share is not None:
-            self.sampler = self._share(policy, self._settings)
+
+    @property
+    def sampler(self) -> Sampler:
+        if self._sampler is None:
+            assert self._share is not None
+            self._sampler = self._share(self.policy, self._settings)
+        return self._sampler
+
+    def sleep(self) -> None:
+        """Let the engine, if it is open, release its device memory until it is needed again."""
+        if self._sampler is not None:
+            self._sampler.sleep()
 
     def sync(self, version: int) -> float:
         """Load the policy's weights into the sampler and verify them. Returns seconds."""
@@ -117,5 +128,5 @@ class WeightSync:
 
     def close(self) -> None:
         """Close the engine, if it was opened."""
-        if hasattr(self, "sampler"):
-            self.sampler.close()
+        if self._sampler is not None:
+            self._sampler.close()

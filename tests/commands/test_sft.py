@@ -2,6 +2,8 @@
 
 import pyarrow.parquet as pq
 import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from factories import a_rollout
 from rlvr_cli.commands import sft
@@ -12,6 +14,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
 from rlvr_cli.rollouts.grading import grader_pool
+from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.training.plan import sft_objective
 from rlvr_cli.training.session import load_eval_dataset
@@ -99,3 +102,31 @@ def test_the_plan_says_what_is_minimized():
     formulas = {sft_objective(n, 7.0) for n in ("token_mean", "masked_mean", "masked_normalize")}
     assert len(formulas) == 3
     assert all(f.startswith("-(1/") for f in formulas)
+
+
+@pytest.fixture
+def gemma(tiny_tokenizer, tmp_path):
+    """A directory with a model whose attention has a sliding window, which the embedded engine refuses."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = Gemma2Config(
+            vocab_size=len(tiny_tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=8, sliding_window=32, max_position_embeddings=256,
+            eos_token_id=tiny_tokenizer.eos_token_id, pad_token_id=tiny_tokenizer.pad_token_id,
+        )  # fmt: skip
+        Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma")
+    tiny_tokenizer.save_pretrained(tmp_path / "gemma")
+    return tmp_path / "gemma"
+
+
+def test_a_model_with_a_sliding_window_trains_without_evaluations(gemma, tmp_path, forks):
+    rows = [f'{{"prompt": "{i} + {i}?", "response": " {2 * i}", "answer": "{2 * i}"}}\n' for i in range(8)]
+    (tmp_path / "t.jsonl").write_text("".join(rows))
+    command = ["sft", "--model", gemma, "--dataset", "t.jsonl", "--train-batch-size", 4, "--learning-rate", 1e-2]
+    forks.run(*command, "--run", "s", cwd=tmp_path, status=0)
+    before, after = (load_policy(path).weights() for path in (gemma, tmp_path / "runs/s/model"))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert read_run(tmp_path / "runs/s").metadata["updates"] == 2
+    done = forks.run(*command, "--eval-dataset", "arithmetic:4", "--run", "e", cwd=tmp_path, status=1)
+    assert "The embedded engine cannot sample from Gemma2ForCausalLM" in done.err
+    assert "without --eval-dataset" in done.err

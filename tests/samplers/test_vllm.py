@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
+from llamas import write_byte_level_llama
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy, load_policy
 from rlvr_cli.samplers.open import EngineSettings, open_sampler
@@ -419,6 +421,8 @@ def test_a_request_with_token_ids_is_answered_from_exactly_these(sampler, tiny_t
 def test_a_temperature_that_vllm_would_change_is_refused(sampler):
     with pytest.raises(RlvrError, match=r"0\.01 when asked for temperature 0\.001"):
         next(sampler.sample([Request("a", (1,))], SamplingParams(temperature=0.001)))
+    with pytest.raises(RlvrError, match=r"up to 2\.0, not at 3\.0"):
+        next(sampler.sample([Request("a", (1,))], SamplingParams(temperature=3.0)))
 
 
 @pytest.mark.parametrize(
@@ -559,6 +563,25 @@ def test_it_wakes_for_samples_and_for_weights(engines, model_dirs, model):
         sampler.sleep()
     sampler.sleep()
     assert sampler.llm is None
+
+
+@vllm
+def test_a_misread_tokenizer_is_the_one_of_its_file_here_too(engines, tmp_path):
+    """Byte-level, and says that it is a LlamaTokenizerFast; its tags are special tokens."""
+    engines("tied").close()
+    directory = write_byte_level_llama(tmp_path / "m", kind="LlamaTokenizerFast", special=("<answer>", "</answer>"))
+    own = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    with closing(VllmSampler(directory, gpu_memory_utilization=0.05, max_model_len=128)) as sampler:
+        folder = sampler.llm.llm_engine.model_config.tokenizer
+        params = SamplingParams(temperature=2.0, max_tokens=100, stop=("</answer>",))
+        completions = collect(sampler, [Request("What is 1 + 2?", tuple(range(40)))], params)
+        assert {c.prompt_ids for c in completions.values()} == {tuple(own.encode("What is 1 + 2?").ids)}
+        (end,) = own.encode("</answer>").ids
+        stopped = [c for c in completions.values() if c.stop_reason == "</answer>"]
+        assert stopped, "chosen so that some end with it"
+        assert all(c.token_ids.index(end) == len(c.token_ids) - 1 and c.text.endswith("</answer>") for c in stopped)
+        assert all(end not in c.token_ids[4:] for c in completions.values() if c not in stopped)
+    assert not Path(folder).exists()
 
 
 @vllm

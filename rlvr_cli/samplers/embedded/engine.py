@@ -58,6 +58,7 @@ class TransformersSampler:
     engine: Literal["transformers"] = "transformers"
     seeding = "per-request"
     worked_seconds = None
+    arrived = ()
 
     def __init__(
         self,
@@ -355,7 +356,8 @@ class TransformersSampler:
         unsupported = RlvrError(
             f"The embedded engine cannot sample from {name}: it runs decoder-only models with ordinary attention (no "
             "encoder, sliding window, or recurrent state).",
-            "Use --engine vllm.",
+            "Use --engine vllm. rlvr sft trains it on a file of traces without --eval-dataset; rlvr eval --engine vllm then "
+            "evaluates what it has saved.",
         )
         if not _is_supported(self._policy) or not self._policy.accepts_attention(ATTENTION):
             raise unsupported

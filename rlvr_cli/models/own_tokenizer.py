@@ -1,0 +1,109 @@
+"""A model's tokenizer, as its own tokenizer.json has it.
+
+Enters: a model directory or Hub id. Leaves: a tokenizer that encodes and decodes as that file does.
+
+What transformers loads may differ: tokenizer_config.json names a class, and some classes replace parts of the file. A
+byte-level checkpoint that calls itself LlamaTokenizerFast (deepseek-math-7b, R1-Distill-Llama from a directory) loses
+its spaces that way, in its prompts and in its responses, without a word. So the two are compared, and the file wins.
+
+Where the tags that graders look for are special tokens, they would not show in a response's text. They become ordinary
+ones here: their ids stay the same.
+"""
+
+import json
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from rlvr_cli.text import printable
+
+logger = logging.getLogger(__name__)
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_FILE = "tokenizer.json"
+_PROBES = (
+    "What is 1 + 2?\nAssistant: <think> It is\t12,345.6  </think> <answer> \\frac{1}{2} </answer>",
+    "  naïve 数学 😀 ½×π\r\n\ndef f(x):\n    return x**2",
+    *TAGS,
+)
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def read_tokenizer(name: str, *, local: bool) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model.
+
+    Args:
+        name: a directory or a Hub id.
+        local: read files of this machine only.
+
+    Raises:
+        OSError, ValueError and others of transformers: it cannot be loaded.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local, trust_remote_code=False)
+    return corrected(tokenizer, name) or tokenizer
+
+
+def corrected_copy(name: str) -> "tempfile.TemporaryDirectory[str] | None":
+    """Return a directory with the tokenizer of a model, for an engine that would load another one; None if it would not."""
+    options: dict[str, Any] = {"local_files_only": Path(name).is_dir(), "trust_remote_code": False}
+    own = corrected(AutoTokenizer.from_pretrained(name, **options), name)
+    if own is None:
+        return None
+    folder = tempfile.TemporaryDirectory(prefix="rlvr-tokenizer-")
+    own.save_pretrained(folder.name)
+    AutoConfig.from_pretrained(name, **options).save_pretrained(folder.name)  # without one vLLM complains
+    return folder
+
+
+def corrected(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer that the model's tokenizer.json describes, if the one that transformers loaded is another one.
+
+    None if it is the same, and where there is no such file.
+    """
+    file = Path(name, _FILE) if Path(name).is_dir() else try_to_load_from_cache(name, _FILE)
+    if not isinstance(file, str | Path) or not Path(file).is_file():
+        return None
+    own = Tokenizer.from_file(str(file))
+    own.no_truncation()
+    own.no_padding()
+    differing = next((text for text in _PROBES if _reads(tokenizer, text) != _reads_own(own, text)), None)
+    content: dict[str, Any] = json.loads(own.to_str())
+    tags = [token for token in content["added_tokens"] if token["special"] and token["content"] in TAGS]
+    if differing is None and not tags:
+        return None
+    if differing is not None:
+        (ids, text), (own_ids, _) = _reads(tokenizer, differing), _reads_own(own, differing)
+        how = f"as {text!r}" if text != differing else f"as {len(ids)} tokens instead of {len(own_ids)}"
+        logger.warning(
+            f"The tokenizer of {printable(name)} is read from its {_FILE} alone: {type(tokenizer).__name__} of transformers "
+            f"would read {differing!r} {how}."
+        )
+    for token in tags:
+        token["special"] = False
+    given = {key: getattr(tokenizer, key) for key in _SPECIAL if getattr(tokenizer, key) is not None}
+    more = [text for text in tokenizer.all_special_tokens if text not in TAGS and text not in given.values()]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(content)),
+        **given,
+        additional_special_tokens=more,
+        model_max_length=tokenizer.model_max_length,
+        padding_side=tokenizer.padding_side,
+        chat_template=tokenizer.chat_template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _reads(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], str]:
+    """The ids of a text, and the text of these ids."""
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return ids, str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+
+def _reads_own(tokenizer: Tokenizer, text: str) -> tuple[list[int], str]:
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids, tokenizer.decode(ids, skip_special_tokens=False)
