@@ -25,7 +25,7 @@ from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Table
 
-FEWEST_SEEDS = 3  # per arm; with fewer, Student's t is several times as wide as the normal interval
+FEWEST_SEEDS = 3  # per arm; two hardly show how seeds vary: the interval is wide, and nothing is promised
 Answers = Mapping[str, Mapping[str, Any]]  # question -> row of the query `compare`
 
 
@@ -57,8 +57,10 @@ class Comparison:
     b_better: int  # number of questions
     a_better: int
     mcnemar_p: float | None  # None unless each arm is one run with one sample per question
-    detectable: float  # the smallest difference that this many questions detect with 80 % power
-    needed: int | None  # questions needed to detect a difference as large as this one; None if no number suffices
+    # The smallest difference that this many questions detect with 80 % power; None if seeds count and are too few to say.
+    detectable: float | None
+    # Questions needed to detect a difference as large as this one; None if no number suffices, or as above.
+    needed: int | None
     notes: tuple[str, ...]
 
     @property
@@ -80,6 +82,11 @@ class Comparison:
                 f"{better.name} ({', '.join(better.runs)}) is better: B - A is {_points(self.difference)} points of accuracy "
                 f"({interval}) on {self.questions:,} questions."
             )
+        unsure = (
+            f"The data cannot tell which is better: B - A is {_points(self.difference)} points of accuracy ({interval})"
+        )
+        if self.detectable is None:
+            return f"{unsure}. What could be told with more questions would take {FEWEST_SEEDS} seeds an arm to say."
         seeds = len(self.a.runs) + len(self.b.runs) > 2
         if self.difference == 0:
             more = "here they are equal"
@@ -88,8 +95,7 @@ class Comparison:
         else:
             more = f"to tell this difference would take about {max(self.needed, self.questions + 1):,} questions"
         return (
-            f"The data cannot tell which is better: B - A is {_points(self.difference)} points of accuracy ({interval}), and "
-            f"{self.questions:,} questions{' and these seeds' if seeds else ''} show one of {100 * self.detectable:.1f} points "
+            f"{unsure}, and {self.questions:,} questions{' and these seeds' if seeds else ''} show one of {100 * self.detectable:.1f} points "
             f"or more in 4 of 5 trials; {more}."
         )
 
@@ -158,7 +164,9 @@ def compare(
     samples_a, samples_b = (sum(answers[run][q]["samples"] for run in arm for q in shared) for arm in (arm_a, arm_b))
     found = paired_difference(of_a, of_b, sample=len(shared) / min(samples_a, samples_b))
     better_b, better_a = (sum(sign * d > 1e-9 for d in found.by_question) for sign in (1, -1))
-    single = len(arm_a) == len(arm_b) == 1 and all(r[q]["samples"] == 1 for r in answers.values() for q in shared)
+    lone = len(arm_a) == len(arm_b) == 1
+    promises = lone or min(len(arm_a), len(arm_b)) >= FEWEST_SEEDS
+    single = lone and all(r[q]["samples"] == 1 for r in answers.values() for q in shared)
 
     def arm(name: str, runs: Sequence[str], of: list[list[float]], samples: int, seeds: Spread) -> Arm:
         accuracy = math.fsum(map(math.fsum, of)) / (len(of) * len(shared))
@@ -185,8 +193,8 @@ def compare(
         b_better=better_b,
         a_better=better_a,
         mcnemar_p=mcnemar_exact(better_a, better_b) if single else None,
-        detectable=detectable_difference(found.power, len(shared)),
-        needed=questions_needed(found.power, found.difference),
+        detectable=detectable_difference(found.power, len(shared)) if promises else None,
+        needed=questions_needed(found.power, found.difference) if promises else None,
         notes=tuple(_notes(len(arm_a), len(arm_b), rephrased=rephrased, questions=len(shared))),
     )
 

@@ -52,8 +52,9 @@ def test_by_hand(between):
     assert found.difference == pytest.approx(0.35)
     assert (found.questions, found.a_better, found.b_better) == (20, 1, 8)
     assert found.mcnemar_p == pytest.approx(20 / 512)
-    assert found.detectable == pytest.approx((2.093024 + 0.860951) * (0.45 / 20) ** 0.5, rel=1e-6)  # t of 19
-    assert found.needed == 31  # 2.801585**2 * 0.45 / 0.35**2 = 28.8, and somewhat more by Student's t
+    # t of 19; the median of chi-square with 19 degrees of freedom is 18.3377
+    assert found.detectable == pytest.approx((2.093024 + 0.860951) * (0.45 / 20 * 19 / 18.3377) ** 0.5, rel=1e-3)
+    assert found.needed == 32  # 2.801585**2 * 0.45 / 0.35**2 = 28.8, and somewhat more with few degrees of freedom
     assert (found.a.low, found.a.high) == pytest.approx(share_interval(7 / 20, 20))
     # Bonett and Price: with one question more on either side 2 and 9 of 22, 7 / 22 +- t_21 sqrt((11 - 7**2 / 22) / 21 / 22)
     spread = 2.079614 * ((11 - 49 / 22) / 21 / 22) ** 0.5
@@ -193,6 +194,16 @@ def test_seeds_that_differ_widen_the_interval(between):
     assert apart.high - apart.low > 2 * (alike.high - alike.low)
     assert apart.detectable > 2 * alike.detectable
     assert alike.notes == apart.notes == ()
+
+
+@pytest.mark.parametrize("seeds", [(2, 2), (2, 3), (1, 3)])
+def test_fewer_than_three_seeds_promise_nothing(between, seeds):
+    rng = random.Random(2)
+    arms = [noisy_arm(rng, name, seeds=n, questions=100, spread=0.1) for n, name in zip(seeds, "ab", strict=True)]
+    found = between(*arms)
+    assert (found.detectable, found.needed) == (None, None)
+    assert found.verdict.endswith("What could be told with more questions would take 3 seeds an arm to say.")
+    assert [row[1] for row in found.tables()[1].rows[-2:]] == [None, None]
 
 
 def test_more_questions_cannot_tell_what_seeds_hide(between):

@@ -260,12 +260,12 @@ def test_an_arm_of_one_run_takes_its_spread_from_the_other():
 
 
 def test_detectable_difference_by_hand():
-    # (t_0.975 + t_0.8 of 999 degrees of freedom) * sqrt(0.2 / 1000)
-    assert detectable_difference(Spread(0.2), 1000) == pytest.approx((1.96234 + 0.84198) * 0.0141421, abs=1e-6)
-    seeds = Spread(0.2, 0.0006, 0.0006, 4, 1000)
-    df = 0.0008**2 / (0.0002**2 / 999 + 0.0006**2 / 4)
-    expected = (t_quantile(0.975, df) + t_quantile(0.8, df)) * math.sqrt(0.0008)
-    assert detectable_difference(seeds, 1000) == pytest.approx(expected)
+    # (t_0.975 + t_0.8 of 999 degrees of freedom) * sqrt(0.2 / 1000), and the median of chi-square with 999 is 998.33
+    expected = (1.96234 + 0.84198) * 0.0141421 * (999 / 998.3334) ** 0.5
+    assert detectable_difference(Spread(0.2), 1000) == pytest.approx(expected, abs=1e-6)
+    # All from the seeds, with 4 degrees of freedom: t_0.975 = 2.77645, t_0.8 = 0.94096, the median of chi-square is 3.35669
+    expected = (2.77645 + 0.94096) * 0.03 * (4 / 3.35669) ** 0.5
+    assert detectable_difference(Spread(0.0, 0.0009, 0.0009, 4, 1000), 1000) == pytest.approx(expected, rel=4e-3)
     assert detectable_difference(Spread(0.0), 100) == 0.06  # six discordant questions, or the exact test shows nothing
     assert detectable_difference(Spread(1.0), 3) == 1.0
 
