@@ -198,6 +198,11 @@ class Sampler(Protocol):
         """Seconds of work behind the last `sample` call; None: the same as the time that the caller waited."""
         ...
 
+    @property
+    def arrived(self) -> Sequence[Completion]:
+        """What had arrived and was not yielded when the last `sample` was closed, if it costs more than time to repeat."""
+        ...
+
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Yield a completion per seed of every request, as they finish; closing the generator cancels the rest."""
         ...

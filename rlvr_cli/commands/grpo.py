@@ -266,7 +266,7 @@ def training_batch(
     if not rollouts:
         return {}
     started = time.perf_counter()
-    trainer.sampler.sleep()
+    trainer.weights.sleep()
     batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
     if config.overlong == "mask":
         batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])

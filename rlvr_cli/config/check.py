@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import Format, Provenance, check_values, knob
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.config.options import Format, Provenance, check_count_or_all, check_values, knob
 
 
 @dataclass(frozen=True)
@@ -33,5 +32,5 @@ class CheckConfig(Provenance):
 
     def __post_init__(self) -> None:
         check_values(self)
-        if self.replay not in ("", "all") and not (self.replay.isascii() and self.replay.isdigit()):
-            raise RlvrError(f"--replay is {self.replay!r}.", "Give a number of updates, or all.")
+        if self.replay:
+            check_count_or_all(self, "replay", at_least=0)

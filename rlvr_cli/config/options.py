@@ -5,6 +5,7 @@ Enters: config dataclasses. Leaves: their options in the order of ``--help``, an
 
 import inspect
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Annotated, Any, Literal, NamedTuple
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.text import printable
 
 Format = Literal["table", "json", "csv", "markdown"]
 LONGEST = 31_536_000  # seconds, a year: the most that an option in seconds takes; far above it, clocks overflow
@@ -158,6 +160,14 @@ def check_values(config: Provenance) -> None:
             raise RlvrError(f"{flag(option.name)} is {value}.", f"It must be at least {least:g}.")
         if most is not None and value is not None and not value <= most:
             raise RlvrError(f"{flag(option.name)} is {value}.", f"It must be at most {most:,}.")
+
+
+def check_count_or_all(config: Provenance, name: str, *, at_least: int) -> None:
+    """Raise RlvrError unless an option that is text is `all` or a whole number."""
+    text = getattr(config, name)
+    if text != "all" and not (re.fullmatch("[0-9]{1,18}", text) and int(text) >= at_least):
+        what = "a positive number" if at_least else "a whole number"
+        raise RlvrError(f"{flag(name)} is {printable(text[:80])!r}.", f"Give {what}, or all.")
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import knob
+from rlvr_cli.config.options import check_count_or_all, knob
 from rlvr_cli.config.shared import LengthNormalization, TrainingConfig, check_training
 from rlvr_cli.config.sources import is_partial
-from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,4 @@ class SftConfig(TrainingConfig):
         if is_partial(self):
             return
         check_training(self)
-        if self.num_examples != "all" and not (
-            self.num_examples.isascii() and self.num_examples.isdigit() and int(self.num_examples)
-        ):
-            raise RlvrError(f"--num-examples is {self.num_examples!r}.", "Give a positive number, or all.")
+        check_count_or_all(self, "num_examples", at_least=1)

@@ -7,12 +7,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import Field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlvr_cli.config.options import Provenance, flag, nearest, options, value_type
-from rlvr_cli.config.shared import RunOptions
 from rlvr_cli.config.synonyms import suggested_options
 from rlvr_cli.errors import RlvrError
+
+if TYPE_CHECKING:
+    from rlvr_cli.config.shared import RunOptions
 
 C = TypeVar("C", bound=Provenance)
 
@@ -20,7 +22,7 @@ PRESETS = Path(__file__).parent / "presets"
 CONFIGURED = ("eval", "sft", "ei", "grpo")  # the commands with --config, each of which a file may have a table for
 
 
-def is_partial(config: RunOptions) -> bool:
+def is_partial(config: "RunOptions") -> bool:
     """Whether a config holds only the flags given with ``--resume``, not yet merged with the run's stored config."""
     return bool(config.resume) and "resumed run" not in config.sources.values()
 

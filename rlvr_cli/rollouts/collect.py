@@ -12,7 +12,7 @@ from itertools import compress
 from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from rlvr_cli.data.prompts import PromptTemplate
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
@@ -205,6 +205,11 @@ def collect_rollouts(
             collector.stop.check()
     except KeyboardInterrupt:  # the second signal
         collector.grading.cancel()
+        raise
+    except (Interrupted, RlvrError):
+        completions.close()
+        for completion in collector.sampler.arrived:
+            collector.add(completion)
         raise
     finally:
         completions.close()

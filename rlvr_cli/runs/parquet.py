@@ -5,6 +5,7 @@ checking its columns and page checksums. Importing pyarrow costs 0.2 s of CPU, s
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -247,6 +248,6 @@ def version_of(data: bytes) -> int:
 
 def _version_of(schema: "pa.Schema") -> int:
     text = (schema.metadata or {}).get(VERSION_KEY, b"").decode(errors="replace")
-    if not text.isdecimal() or int(text) < 1:
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
         raise ValueError("it has no schema version")
     return int(text)

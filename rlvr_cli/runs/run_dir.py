@@ -438,6 +438,8 @@ class RunDir:
         try:
             check_record(self.path, data, record)
         except RlvrError as error:
+            if not isinstance(record, dict):
+                raise
             parts, size = record.get("parts"), record.get("manifest_bytes")
             if not (isinstance(size, int) and isinstance(parts, int)):
                 raise

@@ -97,6 +97,7 @@ class OpenAISampler:
         seeding: "endpoint": each sample's seed is sent, folded to the 31 bits that all endpoints accept; the
             endpoint decides what it does with it. "none" once the endpoint has refused seeds. For run.json.
         notes: what this endpoint cannot do and what is done instead, one sentence each; grows while sampling.
+        arrived: the answers to the last `sample` that had arrived and were not yielded when it was closed: they are paid for.
 
     Raises:
         RlvrError: the openai package or the key is missing, or the address is invalid.
@@ -127,6 +128,7 @@ class OpenAISampler:
         self.max_concurrency, self.timeout, self.max_retries = max_concurrency, timeout, max_retries
         self.policy_version = policy_version
         self.notes: tuple[str, ...] = ()
+        self.arrived: tuple[Completion, ...] = ()
         self._refused: frozenset[str] = frozenset()  # of OPTIONAL_FIELDS
         self._length_field = "max_tokens"
         self._sends_stop = True
@@ -140,7 +142,7 @@ class OpenAISampler:
         """Answer every seed of every request; completions come in the order in which they arrive.
 
         The first sample is requested alone, to learn what the endpoint supports. Closing the generator cancels the
-        requests in progress.
+        requests in progress; what has arrived by then is in `arrived`.
 
         Log-probabilities are those of the endpoint. They are requested only at temperature 1 (or 0) and top_p 1: most
         endpoints compute them before temperature and top_p, so otherwise they would be of another distribution than the
@@ -161,6 +163,7 @@ class OpenAISampler:
                     "Use --endpoint completions.",
                 )
             prompts.append(request.prompt if request.prompt_ids is None else request.prompt_ids)
+        self.arrived = ()
         items = [_Item(i, j, prompts[i], s) for i, r in enumerate(requests) for j, s in enumerate(r.seeds)]
         if not items:
             return
@@ -183,6 +186,8 @@ class OpenAISampler:
             with suppress(RuntimeError):  # the loop has ended by itself
                 loop.call_soon_threadsafe(task.cancel)
             thread.join()
+            left = [outbox.get() for _ in range(outbox.qsize())]
+            self.arrived = tuple(item for item in left if isinstance(item, Completion))
 
     def load_weights(self, policy: Any, policy_version: int) -> None:
         """Raises RlvrError: the weights behind an endpoint cannot be changed from here."""

@@ -61,6 +61,8 @@ class SamplingProcess:
         worked_seconds: how long the process worked on the requests of the last `sample`.
     """
 
+    arrived = ()
+
     def __init__(
         self,
         engine: str,

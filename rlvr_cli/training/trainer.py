@@ -114,6 +114,8 @@ class Trainer:
             weight_decay=config.weight_decay,
         )
         self.weights.attach(self.policy)
+        if self.evaluator is not None:
+            _ = self.sampler  # an engine that cannot sample from this model says so now
         checkpoint, self.notices = load_checkpoint(self.run.path, policy=self.policy, optimizer=self.optimizer)
         longest_step = 0.0
         if checkpoint is not None:
@@ -178,7 +180,7 @@ class Trainer:
         """
         if not batch or not batch["response_mask"].any():
             return self.skip(cursor, tensors)
-        self.sampler.sleep()
+        self.weights.sleep()
         fault_point("update")
         with out_of_memory_as_user_error():
             metrics = train_update(
