@@ -1,6 +1,6 @@
 """Run the full form of tests/reliability and make the table of what it measured.
 
-    python benchmarks/reliability.py                      # all of it: some hours on two cores
+    python benchmarks/reliability.py                      # all of it: about two hours on two cores
     python benchmarks/reliability.py --only signals sql   # tests/reliability/test_signals.py and test_sql.py; other rows are kept
     python benchmarks/reliability.py --page               # run nothing, put reliability.json into docs/reliability.md
 

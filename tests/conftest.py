@@ -4,6 +4,7 @@
                   vLLM on a CPU, whose kernels need a head size of at least 32; here it is 8).
 `tiny_model`      the model in it, float32, eval mode, a fresh copy for each test: a test may train or overwrite it.
 `tiny_tokenizer`  the tokenizer in it, shared by the session: treat it as read-only.
+`forks`           the `rlvr` script without seconds of imports (`helpers/forks.py`).
 
 The model is random, but its logits spread enough (`initializer_range` far above the usual 0.02) that sampled tokens are
 neither uniform nor always the same one. Special tokens: `<|endoftext|>` ends a response, `<|pad|>` pads.
@@ -14,9 +15,12 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: no test reaches the network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from forks import HEAVY, Forks
 
 TINY_CORPUS = (
     "What is 12 + 30? <think> 12 + 30 = 42. </think> <answer> 42 </answer>",
@@ -40,7 +44,7 @@ def tiny_model_dir(tmp_path_factory) -> Path:
     """A model directory: 2 layers, hidden 32, 4 query and 2 key-value heads, tied embeddings, 320 ids, context 512."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     directory = tmp_path_factory.mktemp("tiny-model")
     bpe = Tokenizer(models.BPE())
@@ -75,6 +79,7 @@ def tiny_model_dir(tmp_path_factory) -> Path:
             )
         )
     model.save_pretrained(directory)
+    AutoTokenizer.from_pretrained(directory).save_pretrained(directory)  # with the way in which Qwen's splits words
     return directory
 
 
@@ -94,3 +99,9 @@ def tiny_tokenizer(tiny_model_dir):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(tiny_model_dir, local_files_only=True)
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory) -> Iterator[Forks]:
+    with Forks(tmp_path_factory.mktemp("output"), modules=HEAVY) as forks:
+        yield forks

@@ -1,10 +1,7 @@
 """`rlvr check`: a byte that is not as it was committed is found wherever it lies, and a run under way is no damage."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,11 +18,10 @@ ROOT = Path(__file__).parents[2]
 WRITTEN = ROOT / "tests/fixtures/v1/written"
 
 
-def check(*words: object) -> subprocess.CompletedProcess[str]:
-    """The real command, whose exit status counts."""
-    command = [sys.executable, "-c", "from rlvr_cli.cli import main; main()", "check", *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+@pytest.fixture
+def check(forks, tmp_path):
+    """The command, whose exit status counts."""
+    return lambda *words: forks.run("check", *words, cwd=tmp_path)
 
 
 @pytest.fixture
@@ -46,25 +42,25 @@ def files_of(run: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file())
 
 
-def test_an_intact_run(run):
+def test_an_intact_run(run, check):
     result = check(run)
-    assert (result.returncode, result.stdout) == (
+    assert (result.status, result.out) == (
         0,
         f"every byte of {len(files_of(run))} files is as it was committed; the keys, seeds and steps of 48 rollouts fit\n",
     )
     as_json = check(run.name, "--runs-dir", run.parent, "--format", "json")
-    assert (as_json.returncode, json.loads(as_json.stdout)) == (0, [])
+    assert (as_json.status, json.loads(as_json.out)) == (0, [])
 
 
 @pytest.mark.parametrize("pattern", ["rollouts/eval-*", "metrics.parquet", "checkpoints/*/model/model.safetensors"])
-def test_one_flipped_byte(run, pattern):
+def test_one_flipped_byte(run, pattern, check):
     path = sorted(run.glob(pattern))[0]
     flip(path)
     result = check(run, "--format", "json")
-    assert result.returncode == 1
-    assert "error:" in result.stderr
-    assert "1 problem." in result.stderr
-    ((key, text),) = json.loads(result.stdout)[0].items()
+    assert result.status == 1
+    assert "error:" in result.err
+    assert "1 problem." in result.err
+    ((key, text),) = json.loads(result.out)[0].items()
     assert key == "problem"
     assert str(path) in text
     assert "sha256" in text
@@ -83,23 +79,23 @@ def test_a_flipped_byte_is_found_in_every_file(run):
     assert check_run(run).files + files == len(files_of(run))
 
 
-def test_a_missing_part(run):
+def test_a_missing_part(run, check):
     path = sorted(run.glob("rollouts/train-*"))[0]
     path.unlink()
     result = check(run)
-    assert result.returncode == 1
-    assert str(path) in result.stdout
-    assert "No such file" in result.stdout
+    assert result.status == 1
+    assert str(path) in result.out
+    assert "No such file" in result.out
 
 
-def test_a_run_that_is_being_written(run):
+def test_a_run_that_is_being_written(run, check):
     """A part whose commit is under way is no damage, and the writer's lock is not in the way."""
     with RunDir.resume(run):
         shutil.copy(sorted(run.glob("rollouts/eval-*"))[0], run / "rollouts/eval-000999-0000.parquet")
         result = check(run)
-    assert result.returncode == 0, result.stderr
-    assert "every byte of" in result.stdout
-    assert "eval-000999-0000.parquet is not in the manifest: its commit is in progress" in result.stderr
+    assert result.status == 0, result.err
+    assert "every byte of" in result.out
+    assert "eval-000999-0000.parquet is not in the manifest: its commit is in progress" in result.err
 
 
 def test_a_checkpoint_that_is_pruned_meanwhile_is_no_damage(run, monkeypatch):
@@ -113,10 +109,10 @@ def test_a_checkpoint_that_is_pruned_meanwhile_is_no_damage(run, monkeypatch):
     assert checkpoints.check_checkpoints(run) == (0, [])
 
 
-def test_no_run(tmp_path):
+def test_no_run(tmp_path, check):
     result = check("nothing", "--runs-dir", tmp_path)
-    assert result.returncode == 1
-    assert "no run 'nothing'" in result.stderr
+    assert result.status == 1
+    assert "no run 'nothing'" in result.err
 
 
 def test_what_the_rows_say_is_checked(tmp_path):

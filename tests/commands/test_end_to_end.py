@@ -1,11 +1,8 @@
 """The commands as a user types them, on real models: evaluate, ask, train, evaluate what was trained; stop and go on."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,8 +13,6 @@ from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from rlvr_cli.cli import main; main()"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 UNLIKE = ("run_id", "sampled_at")  # what two runs of the same work may differ in
 ROUNDED = (
     "sampled_logprobs",
@@ -26,13 +21,10 @@ ROUNDED = (
 )  # a matrix product's last bit depends on the batch it is in
 
 
-def rlvr(cwd, *arguments, status=0):
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == status, done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
-    return done
+@pytest.fixture(scope="module")
+def rlvr(forks):
+    """Run the command line in a directory; `Done`, once it has ended with this status and without a traceback."""
+    return lambda cwd, *arguments, status=0: forks.run(*arguments, cwd=cwd, status=status)
 
 
 def rows_of(run):
@@ -41,10 +33,10 @@ def rows_of(run):
     return sorted(rows, key=lambda r: (r["phase"], r["step"], r["example_id"], r["sample_index"]))
 
 
-def test_eval_as_typed_measures_the_built_in_model(tmp_path):
+def test_eval_as_typed_measures_the_built_in_model(tmp_path, rlvr):
     done = rlvr(tmp_path, "eval", "--prompt", "r1_zero")
-    assert "built in" in done.stderr
-    assert "--model" in done.stderr  # how to name another
+    assert "built in" in done.err
+    assert "--model" in done.err  # how to name another
     (run,) = (tmp_path / "runs").iterdir()
     info = read_run(run)
     assert info.metadata["status"] == "finished"
@@ -55,41 +47,42 @@ def test_eval_as_typed_measures_the_built_in_model(tmp_path):
     assert categories == {"format_1_answer_1", "format_1_answer_0", "format_0_answer_0"}  # something to show for each
     for r in rows:
         assert len(r["response_ids"]) == len(r["sampled_logprobs"]) == r["num_response_tokens"]
-        assert r["category"] in done.stdout
-    shown = json.loads(rlvr(tmp_path, "analyze", "categories", "--format", "json").stdout)
+        assert r["category"] in done.out
+    shown = json.loads(rlvr(tmp_path, "analyze", "categories", "--format", "json").out)
     counts = {c["category"]: c["samples"] for c in shown}
     assert counts == {c: sum(r["category"] == c for r in rows) for c in categories}
 
 
-def test_eval_with_several_samples_reports_pass_best_and_majority_at_k(tmp_path):
+def test_eval_with_several_samples_reports_pass_best_and_majority_at_k(tmp_path, rlvr):
     done = rlvr(tmp_path, "eval", "--limit", 16, "--num-samples", 4, "--format", "json", "--run", "n4")
-    at_k = json.loads(done.stdout)["at_k"]
+    at_k = json.loads(done.out)["at_k"]
     assert [row["k"] for row in at_k] == [1, 2, 4]
     rewards = {}
     for r in rows_of(tmp_path / "runs/n4"):
         rewards.setdefault(r["example_id"], []).append(r["reward"])
     assert at_k[0]["pass_at_k"] == pytest.approx(sum(sum(v) for v in rewards.values()) / 64)
     assert at_k[-1]["pass_at_k"] == pytest.approx(sum(max(v) for v in rewards.values()) / 16)
-    assert rlvr(tmp_path, "analyze", "n4").stdout == rlvr(tmp_path, "analyze", "summary", "runs/n4").stdout
+    assert rlvr(tmp_path, "analyze", "n4").out == rlvr(tmp_path, "analyze", "summary", "runs/n4").out
     sql = "select count(*) as n, count(distinct (example_id, sample_index)) as keys from rollouts"
-    assert json.loads(rlvr(tmp_path, "analyze", sql, "n4", "--format", "json").stdout) == [{"n": 64, "keys": 64}]
+    assert json.loads(rlvr(tmp_path, "analyze", sql, "n4", "--format", "json").out) == [{"n": 64, "keys": 64}]
 
 
-def test_failures_show_the_cases_of_a_category(tmp_path):
+def test_failures_show_the_cases_of_a_category(tmp_path, rlvr):
     rlvr(tmp_path, "eval", "--limit", 40, "--run", "r")
     shown = rlvr(tmp_path, "analyze", "failures", "--category", "format_1_answer_0", "--format", "json")
-    cases = json.loads(shown.stdout)
+    cases = json.loads(shown.out)
     rows = [r for r in rows_of(tmp_path / "runs/r") if r["category"] == "format_1_answer_0"]
     assert {c["example_id"] for c in cases} == {r["example_id"] for r in rows}
     assert {c["failure_kind"] for c in cases} == {"wrong_answer"}
     assert all(c["extracted_answer"] != c["ground_truth"] for c in cases)
 
 
-EVAL = ["--dataset", "arithmetic:600", "--num-samples", "4", "--max-batch-size", "32"]
+EVAL = ["--dataset", "arithmetic:300", "--num-samples", "4", "--max-batch-size", "32"]
+ROWS = 1200
 
 
 @pytest.fixture(scope="module")
-def whole_eval(tmp_path_factory):
+def whole_eval(tmp_path_factory, rlvr):
     """A run that nothing stopped."""
     folder = tmp_path_factory.mktemp("whole")
     rlvr(folder, "eval", *EVAL, "--run", "whole")
@@ -97,61 +90,57 @@ def whole_eval(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_eval_stopped_anywhere_goes_on_to_the_same_rows(tmp_path, whole_eval, number):
-    process = subprocess.Popen(
-        [*COMMAND, "eval", *EVAL, "--run", "cut"],
-        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def test_eval_stopped_anywhere_goes_on_to_the_same_rows(tmp_path, whole_eval, rlvr, forks, number):
+    call = forks.start("eval", *EVAL, "--run", "cut", cwd=tmp_path)
     manifest = tmp_path / "runs/cut/manifest.jsonl"  # a part is committed by its line there
-    deadline = time.monotonic() + 120
-    while not (manifest.is_file() and manifest.read_bytes()) and process.poll() is None and time.monotonic() < deadline:
+    while not (manifest.is_file() and manifest.read_bytes()) and forks.status(call) is None:
         time.sleep(0.02)
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
+    forks.send(call, number)
+    done = forks.wait(call)
     held = len(read_rollouts(tmp_path / "runs/cut"))
-    assert 0 < held < 2400, stderr
+    assert 0 < held < ROWS, done.err
     if number != signal.SIGKILL:
-        assert process.returncode == 130
-        assert "--resume" in stderr
+        assert done.status == 130
+        assert "--resume" in done.err
         assert read_run(tmp_path / "runs/cut").metadata["status"] == "interrupted"
     differs = rlvr(tmp_path, "eval", "--resume", "cut", "--num-samples", "5", status=1)
-    assert "--num-samples 4, not 5" in differs.stderr
+    assert "--num-samples 4, not 5" in differs.err
     rlvr(tmp_path, "eval", *EVAL, "--resume", "cut")
     assert read_run(tmp_path / "runs/cut").metadata["status"] == "finished"
     cut, whole = rows_of(tmp_path / "runs/cut"), rows_of(whole_eval)
-    assert len(cut) == 2400
+    assert len(cut) == ROWS
     for a, b in zip(cut, whole, strict=True):
         assert {k: v for k, v in a.items() if k not in ROUNDED} == {k: v for k, v in b.items() if k not in ROUNDED}
         for name in ROUNDED:
             assert a[name] == pytest.approx(b[name], abs=1e-5), name
 
 
-def test_a_changed_dataset_cannot_be_resumed(tmp_path):
+def test_a_changed_dataset_cannot_be_resumed(tmp_path, rlvr):
     data = tmp_path / "d.jsonl"
     data.write_text('{"question": "1+1?", "answer": "2"}\n')
     rlvr(tmp_path, "eval", "--dataset", "d.jsonl", "--sampling-max-tokens", "8", "--run", "r")
     data.write_text('{"question": "1+1?", "answer": "3"}\n')
     refused = rlvr(tmp_path, "eval", "--resume", "r", status=1)
-    assert "dataset fingerprint" in refused.stderr
+    assert "dataset fingerprint" in refused.err
     assert read_run(tmp_path / "runs/r").metadata["status"] == "finished"
 
 
-def test_check_dataset_lists_the_truths_the_grader_cannot_read(tmp_path):
+def test_check_dataset_lists_the_truths_the_grader_cannot_read(tmp_path, rlvr):
     (tmp_path / "good.jsonl").write_text(
         '{"question": "a", "answer": "\\\\frac{1}{2}"}\n{"question": "b", "answer": "#### 1,234"}\n'
     )
-    assert "reads all 2" in rlvr(tmp_path, "eval", "--dataset", "good.jsonl", "--check-dataset").stderr
+    assert "reads all 2" in rlvr(tmp_path, "eval", "--dataset", "good.jsonl", "--check-dataset").err
     (tmp_path / "bad.jsonl").write_text(
         '{"id": "x", "question": "a", "answer": "5"}\n{"id": "y", "question": "b", "answer": "about five"}\n'
     )
     done = rlvr(
         tmp_path, "eval", "--dataset", "bad.jsonl", "--grader", "gsm8k", "--check-dataset", "--format", "json", status=1
     )
-    assert [row["example_id"] for row in json.loads(done.stdout)] == ["y"]
+    assert [row["example_id"] for row in json.loads(done.out)] == ["y"]
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_graders_own_file_and_its_errors_are_rows_not_crashes(tmp_path):
+def test_a_graders_own_file_and_its_errors_are_rows_not_crashes(tmp_path, rlvr):
     (tmp_path / "mine.py").write_text(
         "def grade(response, truth):\n"
         "    if truth == '7': raise KeyError(truth)\n"
@@ -165,32 +154,32 @@ def test_a_graders_own_file_and_its_errors_are_rows_not_crashes(tmp_path):
     assert all(r["reward"] == 0.0 for r in rows if r["ground_truth"] != "7")
 
 
-def test_sft_teaches_and_what_it_saves_is_a_model(tmp_path):
+def test_sft_teaches_and_what_it_saves_is_a_model(tmp_path, rlvr):
     options = [
         "--dataset", "arithmetic:400:3", "--num-examples", 256, "--correct-only", "--sft-epochs", 2, "--train-batch-size", 32,
         "--micro-batch-size", 8, "--learning-rate", 1e-3, "--eval-examples", 32, "--eval-every", 4,
     ]  # fmt: skip
     short = rlvr(tmp_path, "sft", *options, status=1)
-    assert "--num-examples 256, but there are" in short.stderr  # of 400 traces fewer are correct
+    assert "--num-examples 256, but there are" in short.err  # of 400 traces fewer are correct
     options[3] = 128
     plan = rlvr(tmp_path, "sft", *options, "--dry-run")
-    assert "8 of 32 examples" in plan.stderr
-    assert "2 epochs" in plan.stderr
-    assert "8 updates change a model little" in plan.stderr
+    assert "8 of 32 examples" in plan.err
+    assert "2 epochs" in plan.err
+    assert "8 updates change a model little" in plan.err
     assert not (tmp_path / "runs").exists()
     done = rlvr(tmp_path, "sft", *options, "--run", "s")
     run = tmp_path / "runs/s"
-    shown = re.findall(r"^evaluation +after (\d+) updates: reward ([0-9.]+)", done.stderr, re.MULTILINE)
+    shown = re.findall(r"^evaluation +after (\d+) updates: reward ([0-9.]+)", done.err, re.MULTILINE)
     means = [sum(r["reward"] for r in rows_of(run) if r["step"] == step) / 32 for step in (0, 4, 8)]
     assert [(int(step), float(reward)) for step, reward in shown] == [
         (step, pytest.approx(mean, abs=1e-3)) for step, mean in zip((0, 4, 8), means, strict=True)
     ]
     sql = "select step, value from metrics where name = 'loss/nll' order by step"
-    losses = json.loads(rlvr(tmp_path, "analyze", sql, "s", "--format", "json").stdout)
+    losses = json.loads(rlvr(tmp_path, "analyze", sql, "s", "--format", "json").out)
     assert [row["step"] for row in losses] == list(range(8))
     assert losses[-1]["value"] < losses[0]["value"]
     assert {r["step"] for r in rows_of(run)} == {0, 4, 8}
-    names = json.loads(rlvr(tmp_path, "analyze", "select distinct name from metrics", "s", "--format", "json").stdout)
+    names = json.loads(rlvr(tmp_path, "analyze", "select distinct name from metrics", "s", "--format", "json").out)
     wanted = {
         "reward/mean",
         "reward/format",
@@ -203,7 +192,7 @@ def test_sft_teaches_and_what_it_saves_is_a_model(tmp_path):
     assert wanted <= {n["name"] for n in names}
 
     again = rlvr(tmp_path, "eval", "--model", run / "model", "--limit", 32, "--sampling-temperature", 0, "--run", "e")
-    assert "built in" not in again.stderr
+    assert "built in" not in again.err
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -211,7 +200,7 @@ def test_sft_teaches_and_what_it_saves_is_a_model(tmp_path):
     assert all(p.dtype == torch.float32 for p in trained.parameters())
 
 
-def test_sft_does_not_depend_on_how_the_batch_is_cut(tmp_path):
+def test_sft_does_not_depend_on_how_the_batch_is_cut(tmp_path, rlvr):
     from safetensors.torch import load_file
 
     weights = []
@@ -223,8 +212,8 @@ def test_sft_does_not_depend_on_how_the_batch_is_cut(tmp_path):
         assert (weights[0][name] - weights[1][name]).abs().max() < 2e-5, name
 
 
-def test_sft_trains_on_a_runs_rollouts(tmp_path):
+def test_sft_trains_on_a_runs_rollouts(tmp_path, rlvr):
     rlvr(tmp_path, "eval", "--limit", 40, "--num-samples", 2, "--run", "r")
     correct = {(r["prompt"], r["response"]) for r in rows_of(tmp_path / "runs/r") if r["reward"] == 1}
     done = rlvr(tmp_path, "sft", "--dataset", "runs/r", "--correct-only", "--train-batch-size", 8, "--run", "s")
-    assert re.search(rf"\b{len(correct)} of \d+ traces of r\b", done.stderr)
+    assert re.search(rf"\b{len(correct)} of \d+ traces of r\b", done.err)

@@ -1,9 +1,6 @@
 """`rlvr grade`: what another grader says is stored beside the old grades, whatever interrupts it, and compared by hand."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import pytest
 
 from checks import findings
 from factories import a_rollout
+from forks import Done
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.grade_changes import cohen_kappa, compare_grades
 from rlvr_cli.analysis.named_queries import named_queries
@@ -329,23 +327,22 @@ def test_an_interrupted_regrading_keeps_what_it_did(made, grader):
         assert [(w.attempt, w.left) for w in works] == [(1, 1), (1, 8), (0, 8)]
 
 
-COMMAND = [sys.executable, "-c", "from rlvr_cli.cli import main; main()", "grade"]
+@pytest.fixture
+def spawn(forks):
+    def spawn(path: Path, grader: str, fault: str = "") -> Done:
+        return forks.run("grade", path, "--grader", grader, "--grader-workers", 1, cwd=ROOT, fault=fault)
 
-
-def spawn(path: Path, grader: str, fault: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | ({"RLVR_FAULT": fault} if fault else {})
-    command = [*COMMAND, str(path), "--grader", grader, "--grader-workers", "1"]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    return spawn
 
 
 POINTS = ("write", "write.torn", "rename", "renamed", "manifest", "manifest.torn", "manifest.done")
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_kill_at_any_point_loses_nothing(made, grader, point):
+def test_a_kill_at_any_point_loses_nothing(made, grader, spawn, point):
     opening = point.startswith(("write", "rename"))  # run.json is written once before
     killed = spawn(made, grader, f"{point}:{3 if opening else 2}")
-    assert killed.returncode == -9, killed.stderr
+    assert killed.status == -9, killed.err
     seen = grades_of(made)  # readers see whole commits
     assert len(seen) in (1, 9)
     assert check_run(made).problems == []
@@ -358,20 +355,20 @@ def test_a_kill_at_any_point_loses_nothing(made, grader, point):
     assert len(list((made / "grades").iterdir())) == 3  # none was graded twice
 
 
-def test_a_signal_exits_130_and_says_how_to_go_on(made, grader):
+def test_a_signal_exits_130_and_says_how_to_go_on(made, grader, spawn):
     done = spawn(made, grader, "manifest.done:1:term")
-    assert done.returncode == 130
-    assert f"what is done is kept in {made}; go on with: rlvr grade {made} --grader {grader}" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.status == 130
+    assert f"what is done is kept in {made}; go on with: rlvr grade {made} --grader {grader}" in done.err
+    assert "Traceback" not in done.err
     assert len(grades_of(made)) == 1
 
 
-def test_a_run_that_is_being_written_is_left_alone(made, grader):
+def test_a_run_that_is_being_written_is_left_alone(made, grader, spawn):
     with RunDir.resume(made) as writer:
         done = spawn(made, grader)
-        assert done.returncode == 1
-        assert "is being written by process" in done.stderr
-        assert len(done.stderr.splitlines()) == 2
+        assert done.status == 1
+        assert "is being written by process" in done.err
+        assert len(done.err.splitlines()) == 2
         writer.finish("interrupted")
     assert not (made / "grades").exists()
 

@@ -9,6 +9,7 @@ import pytest
 from rlvr_cli.cli import COMMANDS
 from rlvr_cli.config import config_of
 from rlvr_cli.config.analyze import AnalyzeConfig
+from rlvr_cli.config.check import CheckConfig
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grade import GradeConfig
@@ -90,11 +91,24 @@ def test_invalid_values_are_rejected_by_option_name(values):
 
 
 @pytest.mark.parametrize(
-    "values", [{"num_examples": "some"}, {"num_examples": "0"}, {"learning_rate": 0.0}, {"train_batch_size": 0}]
+    "values",
+    [
+        *({"num_examples": text} for text in ("some", "0", "-1", "²", "１", "9" * 5000)),  # int() refuses the last
+        {"learning_rate": 0.0},
+        {"train_batch_size": 0},
+    ],
 )
 def test_sft_values_are_checked(values):
     with pytest.raises(RlvrError, match="--"):
         SftConfig(**values)
+
+
+def test_as_many_replayed_updates_as_asked_for():
+    assert [CheckConfig(replay=text).replayed_updates for text in ("", "0", "12", "all")] == [0, 0, 12, None]
+    for text in ("-1", "1.5", "１", "every", "9" * 5000):
+        with pytest.raises(RlvrError, match="--replay is") as caught:
+            CheckConfig(replay=text)
+        assert len(caught.value.problem) < 200
 
 
 def test_resume_takes_the_stored_config_and_names_what_differs():

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-LIMIT = 60.0  # seconds after which a call counts as hung
+LIMIT = 120.0  # seconds after which a call counts as hung
 SIGNALED = "RLVR_TEST_SIGNALED"  # names a file that gets the moment at which a fault point signals the process
 LIGHT = ("rlvr_cli.commands.eval", "rlvr_cli.commands.analyze", "rlvr_cli.commands.filter", "rlvr_cli.commands.grade")
 HEAVY = (*LIGHT, "rlvr_cli.commands.grpo", "rlvr_cli.commands.ei", "rlvr_cli.commands.sft", "rlvr_cli.models.policy")
@@ -95,6 +95,7 @@ class Forks:
         environment: Mapping[str, str] | None = None,
         out: str = "",
         closed: Sequence[int] = (),
+        fault: str = "",
     ) -> Call:
         """Start `rlvr ARGUMENTS`.
 
@@ -102,13 +103,14 @@ class Forks:
             environment: variables beside those of the tests.
             out: the file that stdout goes to; empty: a new one.
             closed: descriptors that the child starts without.
+            fault: what happens to it where (`rlvr_cli.faults`), such as "update:2:term".
         """
         number = next(self._numbers)
         files = [Path(out) if out else self._folder / f"{number}.out", self._folder / f"{number}.err"]
         pid = self._order(
             arguments=[*map(str, arguments)],
             cwd=str(cwd),
-            environment=dict(environment or {}),
+            environment={**({"RLVR_FAULT": fault} if fault else {}), **(environment or {})},
             files=[*map(str, files)],
             closed=list(closed),
         )
@@ -139,9 +141,18 @@ class Forks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(call.pid, number)
 
-    def run(self, *arguments: object, cwd: Path, limit: float = LIMIT, **how: Any) -> Done:
-        """Start a call, with the arguments of `start`, and wait for it."""
-        return self.wait(self.start(*arguments, cwd=cwd, **how), limit=limit)
+    def run(self, *arguments: object, cwd: Path, status: int | None = None, limit: float = LIMIT, **how: Any) -> Done:
+        """Start a call, with the arguments of `start`, and wait for it.
+
+        Args:
+            status: what it must end with, in time and without a traceback; None: anything may happen.
+        """
+        done = self.wait(self.start(*arguments, cwd=cwd, **how), limit=limit)
+        if status is not None:
+            assert not done.hung, f"hung: {done.said}"
+            assert "Traceback" not in done.said, done.said
+            assert done.status == status, done.said
+        return done
 
     def _order(self, **order: object) -> int | None:
         assert self._process.stdin is not None

@@ -7,10 +7,20 @@ from pathlib import Path
 
 import pytest
 
+PASSED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.when == "call":
+        item.stash[PASSED] = report.passed
+    return report
+
 
 @pytest.fixture
 def figures(request):
-    """A dict that a full-form test fills, such as {"kills": 200, "lost rows": 0}; written to the folder $RLVR_FIGURES.
+    """A dict that a full-form test fills, such as {"kills": 200, "lost rows": 0}; if it passes, written to $RLVR_FIGURES.
 
     What the test promises is the first line of its docstring, or else its name.
     """
@@ -18,7 +28,7 @@ def figures(request):
     started = time.monotonic()
     yield said
     folder = os.environ.get("RLVR_FIGURES")
-    if folder and said:
+    if folder and said and request.node.stash.get(PASSED, False):
         words = request.function.__name__.removeprefix("test_").replace("_", " ")
         promise = (request.function.__doc__ or words).strip().splitlines()[0].rstrip(".")
         row = {"test": request.node.name, "promise": promise, "figures": said, "seconds": time.monotonic() - started}

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from endpoint import Endpoint, Reply, completion, serving
-from forks import HEAVY, Call, Done, Forks, processes_in
+from forks import Call, Done, Forks, processes_in
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
 pytest.importorskip("openai", reason="the openai package is not installed")
@@ -200,12 +200,6 @@ class Stub:
         return good(body)
 
 
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("output")) as forks:
-        yield forks
-
-
 def begin(forks: Forks, endpoint: Endpoint, folder: Path, *more: object, questions: int = QUESTIONS) -> Call:
     folder.mkdir(exist_ok=True)
     arguments = ["--model", "m", "--base-url", endpoint.url, "--dataset", f"arithmetic:{questions}", *more]
@@ -381,7 +375,7 @@ def test_a_sample_that_hangs_ends_at_the_request_timeout(forks: Forks, tmp_path:
 
 
 @pytest.mark.full
-def test_an_engine_process_killed_at_10_points(tmp_path: Path, figures: dict):
+def test_an_engine_process_killed_at_10_points(forks: Forks, tmp_path: Path, figures: dict):
     """The run ends with a message; what was stored stays, and going on gives the same rows and weights."""
     command = (
         "grpo --dataset arithmetic:64 --n-grpo-steps 5 --rollout-batch-size 16 --group-size 4 --train-batch-size 16 "
@@ -394,29 +388,28 @@ def test_an_engine_process_killed_at_10_points(tmp_path: Path, figures: dict):
             read_rollouts(folder / "runs/r", phase="train").drop_columns(["run_id", "sampled_at"]).to_pylist(), key=str
         ),
     )
-    with Forks(tmp_path, modules=HEAVY) as forks:
-        whole = tmp_path / "whole"
-        whole.mkdir()
-        done = forks.run(*command, "--run", "r", cwd=whole, limit=300)
-        assert done.status == 0, done.err
-        killed = 0
-        for number in range(10):
-            folder = tmp_path / str(number)
-            folder.mkdir()
-            call = forks.start(*command, "--run", "r", cwd=folder)
-            wait = done.seconds * (number + 0.5) / 10.5
-            time.sleep(wait)
-            engines = [pid for pid, line in processes_in(folder).items() if "samplers.serve" in line]
-            for pid in engines:
-                os.kill(pid, signal.SIGKILL)
-            cut = forks.wait(call, limit=300)
-            killed += bool(engines)
-            assert "Traceback" not in cut.err
-            assert cut.status in (0, 1), cut.err
-            if cut.status:
-                assert "The sampling process ended with status -9" in cut.err or not engines
-                assert forks.run("grpo", "--resume", "r", cwd=folder, limit=300).status == 0
-            assert ended(folder) == ended(whole), number
-            assert processes_in(folder) == {}
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    done = forks.run(*command, "--run", "r", cwd=whole, limit=300)
+    assert done.status == 0, done.err
+    killed = 0
+    for number in range(10):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        call = forks.start(*command, "--run", "r", cwd=folder)
+        wait = done.seconds * (number + 0.5) / 10.5
+        time.sleep(wait)
+        engines = [pid for pid, line in processes_in(folder).items() if "samplers.serve" in line]
+        for pid in engines:
+            os.kill(pid, signal.SIGKILL)
+        cut = forks.wait(call, limit=300)
+        killed += bool(engines)
+        assert "Traceback" not in cut.err
+        assert cut.status in (0, 1), cut.err
+        if cut.status:
+            assert "The sampling process ended with status -9" in cut.err or not engines
+            assert forks.run("grpo", "--resume", "r", cwd=folder, limit=300).status == 0
+        assert ended(folder) == ended(whole), number
+        assert processes_in(folder) == {}
     assert killed >= 8
     figures |= {"engine processes killed": killed, "rows lost or doubled": 0, "runs with other weights": 0}

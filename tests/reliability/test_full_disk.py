@@ -15,7 +15,8 @@ import pytest
 
 from checks import findings
 from factories import a_rollout
-from killed import EI, Victims, assert_readable, go_on, open_victims, rows_of, weights_of
+from forks import Forks
+from killed import EI, assert_readable, go_on, rows_of, weights_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_metadata, read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -68,12 +69,6 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-@pytest.fixture(scope="module")
-def victims(tmp_path_factory):
-    with open_victims(tmp_path_factory.mktemp("outputs")) as victims:
-        yield victims
-
-
 def test_a_full_disk_is_said_in_the_status(disk: SmallDisk):
     for free in (40 * KB, 96 * KB, 200 * KB):
         disk.leave(free)
@@ -105,28 +100,28 @@ def test_a_full_disk_is_said_in_the_status(disk: SmallDisk):
 @pytest.mark.full
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_run_on_a_disk_of_30_sizes_goes_on_to_the_same_end(
-    victims: Victims, disk: SmallDisk, tmp_path: Path, name: str, figures: dict[str, object]
+    forks: Forks, disk: SmallDisk, tmp_path: Path, name: str, figures: dict[str, object]
 ):
     command, whole = WRITERS[name], tmp_path / "runs/whole"
-    go_on(victims, whole, command)
+    go_on(forks, whole, command)
     size = sum(p.stat().st_size for p in whole.rglob("*") if p.is_file())
     sizes = [4 * KB * n for n in range(1, 16)] + [64 * KB + size * n // 12 for n in range(15)]
     refused = 0
     for number, free in enumerate(sizes):
         run = disk.path / f"runs/r{number}"
         disk.leave(free)
-        done = victims.wait(victims.start(disk.path, *command, "--run", run.name))
+        done = forks.wait(forks.start(*command, "--run", run.name, cwd=disk.path))
         if done.status:
             refused += 1
-            assert done.status == 1, done.output
-            assert "No space left on device" in done.output or "are free on that disk" in done.output, done.output
-            assert ("--resume" in done.output.split("error: ")[1]) == run.exists() or "--runs-dir" in done.output
+            assert done.status == 1, done.said
+            assert "No space left on device" in done.said or "are free on that disk" in done.said, done.said
+            assert ("--resume" in done.said.split("error: ")[1]) == run.exists() or "--runs-dir" in done.said
             assert not list(run.rglob("*.tmp"))
         if run.exists():
             assert_readable(run)
-            assert read_run(run).metadata["status"] == ("failed" if done.status else "finished"), (free, done.output)
+            assert read_run(run).metadata["status"] == ("failed" if done.status else "finished"), (free, done.said)
         disk.empty()
-        go_on(victims, run, command)
+        go_on(forks, run, command)
         assert read_run(run).metadata["status"] == "finished"
         assert findings(run) == []
         assert rows_of(run, phase="train") == rows_of(whole, phase="train")
@@ -141,10 +136,10 @@ def test_a_run_on_a_disk_of_30_sizes_goes_on_to_the_same_end(
 @pytest.mark.full
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_output_to_a_disk_of_30_sizes_is_whole_or_absent(
-    victims: Victims, disk: SmallDisk, tmp_path: Path, name: str, figures: dict[str, object]
+    forks: Forks, disk: SmallDisk, tmp_path: Path, name: str, figures: dict[str, object]
 ):
     whole = tmp_path / "runs/whole"
-    go_on(victims, whole, EVAL)
+    go_on(forks, whole, EVAL)
     command = OUTPUTS[name].format(run="runs/whole").split()
 
     def outputs() -> dict[str, str]:
@@ -160,12 +155,12 @@ def test_output_to_a_disk_of_30_sizes_is_whole_or_absent(
     before = outputs()
     for free in sizes:
         disk.leave(free)
-        done = victims.wait(victims.start(disk.path, *command))
+        done = forks.wait(forks.start(*command, cwd=disk.path))
         assert done.status in (0, 1)
         if done.status:
             refused += 1
-            assert "No space left on device" in done.output, done.output
-            assert "--resume" not in done.output.partition("error: ")[2]
+            assert "No space left on device" in done.said, done.said
+            assert "--resume" not in done.said.partition("error: ")[2]
             if name != "grade":
                 assert outputs() == before
         assert findings(disk.path / "runs/whole") == []

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from forks import HEAVY, Done, Forks, processes_in
+from forks import Done, Forks, processes_in
 from rlvr_cli.config import config_of
 from rlvr_cli.config.options import flag, options, value_type
 from rlvr_cli.text import printable
@@ -114,6 +114,8 @@ def typed(draw: random.Random) -> Case:
         words.pop(draw.randrange(len(words)))
     if draw.random() < 0.05:
         words += [draw.choice(("--help", "--help-all", "-h", "--version"))]
+    if words[:1] in (["sft"], ["ei"], ["grpo"]) and "--dry-run" not in words:
+        words.insert(1, "--dry-run")
     if words[:1] == ["quickstart"] and "runs/r/run.json" not in words:
         words = ["quickstart", "--help"]
     return Case(words)
@@ -286,12 +288,6 @@ KINDS: dict[str, tuple[Callable[[random.Random], Case], int]] = {  # with their 
     "run.json of strangers": (of_a_stranger, 2),
     "environments": (around, 1),
 }
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("output"), modules=HEAVY) as forks:
-        yield forks
 
 
 @pytest.fixture(scope="module")

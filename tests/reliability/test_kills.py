@@ -12,20 +12,19 @@ from pathlib import Path
 import pytest
 
 from checks import findings
+from forks import Forks
 from killed import (
     EI,
     GRPO,
     POINTS,
     ROUNDED,
     SFT,
-    Victims,
     Whole,
     assert_readable,
     begin_or_resume,
     go_on,
     kill_at_random,
     metrics_of,
-    open_victims,
     rows_of,
 )
 from rlvr_cli.runs.check import check_run
@@ -49,27 +48,21 @@ TRAINING = {
 }
 
 
-@pytest.fixture(scope="module")
-def victims(tmp_path_factory):
-    with open_victims(tmp_path_factory.mktemp("outputs")) as victims:
-        yield victims
-
-
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW if name in IN_CI else FULL) for name in TRAINING])
 def test_training_killed_at_25_points_ends_the_same(
-    victims: Victims, tmp_path: Path, name: str, figures: dict[str, object]
+    forks: Forks, tmp_path: Path, name: str, figures: dict[str, object]
 ):
     command, run = TRAINING[name], tmp_path / "runs/whole"
-    go_on(victims, run, command)
+    go_on(forks, run, command)
     whole = Whole(run, run, seconds=read_run(run).metadata["wall_seconds"])
-    kill_at_random(victims, tmp_path, whole, kills=KILLS, seed=len(name), command=command)
+    kill_at_random(forks, tmp_path, whole, kills=KILLS, seed=len(name), command=command)
     figures |= {"training": name, "kills": KILLS, "runs that differ in a row, a metric or a byte of weights": 0}
 
 
 @pytest.mark.full
-def test_an_evaluation_killed_at_25_points_ends_the_same(victims: Victims, tmp_path: Path, figures: dict[str, object]):
+def test_an_evaluation_killed_at_25_points_ends_the_same(forks: Forks, tmp_path: Path, figures: dict[str, object]):
     whole, generator, killed, number = tmp_path / "runs/whole", random.Random(5), 0, 0
-    go_on(victims, whole, EVAL)
+    go_on(forks, whole, EVAL)
     seconds = read_run(whole).metadata["wall_seconds"]
     points = [p for p in POINTS if p.startswith(("create", "write", "rename", "manifest", "sampled", "graded"))]
     while killed < KILLS:
@@ -77,16 +70,16 @@ def test_an_evaluation_killed_at_25_points_ends_the_same(victims: Victims, tmp_p
         status = -signal.SIGKILL
         while status and killed < KILLS:
             fault = f"{generator.choice(points)}:{generator.randint(1, 4)}" if generator.random() < 0.4 else None
-            pid = victims.start(tmp_path, *begin_or_resume(run, EVAL), fault=fault)
+            call = forks.start(*begin_or_resume(run, EVAL), cwd=tmp_path, fault=fault)
             if fault is None:
                 time.sleep(generator.uniform(0, seconds))
-                victims.kill(pid)
-            status = victims.wait(pid).status
+                forks.send(call, signal.SIGKILL)
+            status = forks.wait(call).status
             assert status in (0, -signal.SIGKILL)
             assert_readable(run)
             killed += status != 0
         if status:
-            go_on(victims, run, EVAL)
+            go_on(forks, run, EVAL)
         assert findings(run) == []
         for a, b in zip(rows_of(run, phase="eval"), rows_of(whole, phase="eval"), strict=True):
             assert {k: v for k, v in a.items() if k not in ROUNDED} == {k: v for k, v in b.items() if k not in ROUNDED}

@@ -4,7 +4,7 @@ The canaries have the forms of keys, and the form of no key. (What the workers o
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,12 +57,6 @@ FILES = (
     'base_url = "URL"\n[eval]\nprompt = "CANARY"',
     'base_url = "URL"\nnum_samples = "CANARY"',
 )
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("output")) as forks:
-        yield forks
 
 
 def good(body: dict) -> Reply:

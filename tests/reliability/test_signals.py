@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import rlvr_cli
-from forks import HEAVY, SIGNALED, Done, Forks, processes_in
+from forks import SIGNALED, Done, Forks, processes_in
 from rlvr_cli.faults import SIGNALS
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_rollouts, read_run
@@ -37,12 +37,6 @@ POINTS = sorted(
         for point in re.findall(r'fault_point\("([\w.]+)"\)', file.read_text())
     }
 )
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("output"), modules=HEAVY) as forks:
-        yield forks
 
 
 def words(command: str) -> list[str]:
@@ -137,32 +131,30 @@ def test_a_signal_while_an_engine_process_starts(forks: Forks, tmp_path: Path):
 
 
 def test_an_engine_process_that_is_starting_dies_with_its_parent(forks: Forks, tmp_path: Path):
-    call = forks.start(*words("async"), cwd=tmp_path)
+    """It stands still in its imports, where it cannot read that its parent has gone."""
+    (tmp_path / "modules").mkdir()
+    started = tmp_path / "started"
+    (tmp_path / "modules/torch.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(started)!r}).touch()\ntime.sleep(600)\n"
+    )
+    call = forks.start(*words("async"), cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path / "modules")})
     deadline = time.monotonic() + 60
-    while not (engines := [pid for pid, line in processes_in(tmp_path).items() if "samplers.serve" in line]):
+    while not started.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    # Before the imports: it has asked for this as soon as Python itself has started.
-    while "libc" not in Path(f"/proc/{engines[0]}/maps").read_text() or not _ctypes_loaded(engines[0]):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    time.sleep(0.05)
-    torch_loaded = "libtorch" in Path(f"/proc/{engines[0]}/maps").read_text()
+    assert any("samplers.serve" in line for line in processes_in(tmp_path).values())
     forks.send(call, signal.SIGKILL)
     forks.wait(call)
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 30
     while processes_in(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert processes_in(tmp_path) == {}
-    assert not torch_loaded, "it was killed too late to show anything"
-
-
-def _ctypes_loaded(pid: int) -> bool:
-    return "_ctypes" in Path(f"/proc/{pid}/maps").read_text()
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("command", ["analyze summary", "analyze report", "check", "filter --out x.jsonl"])
+@pytest.mark.parametrize(
+    "command", ["analyze summary", "analyze report", "check", "filter --emit questions --out x.jsonl"]
+)
 def test_a_command_that_only_reads_ends_at_a_signal(forks: Forks, tmp_path: Path, command: str):
     """It has nothing to save: the signal itself may end it."""
     forks.run("eval", "--dataset", "arithmetic:4", "--sampling-max-tokens", "4", "--run", "r", cwd=tmp_path)

@@ -134,7 +134,7 @@ FORMATS = ("table", "json", "csv", "markdown")
 
 
 @pytest.mark.full
-def test_no_payload_acts_on_its_way_through_the_program(tmp_path: Path, figures: dict):
+def test_no_payload_acts_on_its_way_through_the_program(forks: Forks, tmp_path: Path, figures: dict):
     """As question, answer, response, end, error and names in files; in each output of each command."""
     payloads = [p for p in PAYLOADS if len(p) < 2000]
     data = [{"question": f"{p}?", "answer": p or "7", "id": p} for p in payloads]
@@ -154,7 +154,7 @@ def test_no_payload_acts_on_its_way_through_the_program(tmp_path: Path, figures:
 
     environment = {"OPENAI_API_KEY": "none"}
     outputs: dict[str, str] = {}
-    with Forks(tmp_path) as forks, serving(answer) as endpoint:
+    with serving(answer) as endpoint:
 
         def call(*words: str) -> None:
             done = forks.run(*words, cwd=tmp_path, environment=environment)

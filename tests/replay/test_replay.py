@@ -104,7 +104,7 @@ def test_other_weights_are_named(run, tiny_model_dir):
 
 
 def test_what_cannot_be_replayed_is_refused(run, tmp_path):
-    with pytest.raises(RlvrError, match="Give a number of updates, or all"):
+    with pytest.raises(RlvrError, match="Give a whole number, or all"):
         CheckConfig(replay="some")
     change(run, loss_type="mine.py:loss")
     with pytest.raises(RlvrError, match="cannot be replayed: its loss is a function of your own"):

@@ -362,11 +362,11 @@ def test_questions_are_read_as_the_options_say(tmp_path):
 
 
 def test_a_grader_has_its_options():
-    config = EvalConfig(grader="r1_zero", format_rule="lenient", grader_timeout=60.0, grader_workers=1)
+    config = EvalConfig(grader="r1_zero", format_rule="lenient", grader_timeout=60.0, grader_workers=3)
     with grader_pool(config, "gsm8k") as pool:
         assert (pool.spec, pool.timeout) == ("r1_zero", 60.0)
-        grades = pool.grade([("so</think>\n<answer> 7 </answer>", "7")])
-        assert (grades[0].reward, len(pool._workers)) == (1.0, 1)
+        grades = pool.grade([("so</think>\n<answer> 7 </answer>", "7")] * 1000)  # enough to keep more than three busy
+        assert ({grade.reward for grade in grades}, len(pool._workers)) == ({1.0}, 3)
 
 
 def test_as_many_rows_at_once_as_asked_for(tiny_model, tiny_tokenizer):

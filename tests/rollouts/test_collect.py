@@ -1,9 +1,13 @@
 """Collecting rollouts: seeds depend only on a sample's key, and rows survive interruptions and errors."""
 
 import dataclasses
+import threading
+import time
 
 import pytest
 
+from endpoint import completion as answer
+from endpoint import serving
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.data.prompts import load_prompt, prompt_of
@@ -18,6 +22,7 @@ from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.samplers.openai import OpenAISampler
 from rlvr_cli.types import Completion, Example, SamplingParams, Turn
 
 EXAMPLES = [Example(id=f"q{i}", question=f"{i}+1?", ground_truth=str(i + 1)) for i in range(6)]
@@ -32,6 +37,7 @@ class ScriptedSampler:
     seeding = "per-request"
     notes = ()
     worked_seconds = None
+    arrived = ()
 
     def __init__(self, *, fail_after=None, error=None):
         self.fail_after, self.error, self.asked = fail_after, error, 0
@@ -230,6 +236,46 @@ def test_a_signal_commits_the_received_samples(tmp_path, pool):
         with pytest.raises(Interrupted):
             collect(run, Signalled(), pool, stop=stop, progress=Bar())
         assert len(run.committed_keys("eval", 0)) == 4
+
+
+@pytest.mark.parametrize("ended_by", ["signal", "grader"])
+def test_answers_that_an_endpoint_was_paid_for_are_kept_however_the_collecting_ends(tmp_path, ended_by):
+    """The first answer ends the collecting when all others have arrived and none has been looked at."""
+    pytest.importorskip("openai", reason="the openai package is not installed")
+
+    def all_have_arrived():
+        while any(thread.name == "rlvr-openai" for thread in threading.enumerate()):
+            time.sleep(0.01)
+
+    class Stop(StopRequest):
+        def check(self):
+            all_have_arrived()
+            self.requested = ended_by == "signal"
+            super().check()
+
+    class Pool(GraderPool):
+        def submit(self, pairs, **more):
+            if ended_by == "grader" and sampler.asked == 0:
+                sampler.asked = 1
+                all_have_arrived()
+                raise RlvrError("the first grading fails")
+            return super().submit(pairs, **more)
+
+    class Sampler(OpenAISampler):
+        asked = 0
+
+    with (
+        serving(lambda body: answer(" x </think> <answer> 1 </answer>")) as endpoint,
+        Pool("r1_zero", workers=1) as pool,
+        RunDir.create(tmp_path, "eval", metadata={}) as run,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(grading, "GRADE_ROWS", 1)
+        sampler = Sampler("m", base_url=endpoint.url)
+        with pytest.raises((Interrupted, RlvrError)):
+            collect(run, sampler, pool, stop=Stop())
+        assert len(endpoint.bodies) == 12
+        assert len(run.committed_keys("eval", 0)) == 12 - (ended_by == "grader")
 
 
 HANGS_ON_THE_THIRD = """

@@ -89,6 +89,15 @@ def test_a_finished_run_with_more_than_it_recorded_is_damaged(finished: Path, mo
             read(finished)
 
 
+@pytest.mark.parametrize("record", [1.5, "x", [], {}, {"parts": "3", "manifest_bytes": 1.5}, True])
+def test_a_record_of_another_kind_is_damage(finished: Path, record):
+    metadata = read_metadata(finished) | {"committed": record}
+    (finished / "run.json").write_bytes(metadata_bytes(metadata))
+    for read in (read_run, RunDir.resume, RunDir.annotate):
+        with pytest.raises(RlvrError, match=r"committed is not an object|it is not the manifest of"):
+            read(finished)
+
+
 def as_killed(run: Path, *, status: str = "running") -> None:
     """Give a run the run.json of a killed one: of one that was being written or, with a status, to which grades were added."""
     metadata = {k: v for k, v in read_metadata(run).items() if k != "committed"} | {"status": status}

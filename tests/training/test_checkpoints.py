@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -28,7 +29,7 @@ from rlvr_cli.models.policy import Policy, load_policy
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.runs.schemas import NewerVersion
 from rlvr_cli.training import checkpoints
-from rlvr_cli.training.checkpoints import checkpoint_bytes, load_checkpoint, save_checkpoint
+from rlvr_cli.training.checkpoints import check_space_for_training, checkpoint_bytes, load_checkpoint, save_checkpoint
 from rlvr_cli.training.optimizer import make_optimizer
 from rlvr_cli.training.update import train_update
 
@@ -519,6 +520,44 @@ def test_too_little_space_is_noticed_before_anything_is_written(run: Path, train
 def test_the_space_that_a_checkpoint_takes(run: Path, trainer: Trainer):
     taken = sum(p.stat().st_size for p in (run / "checkpoints/step-000002").rglob("*") if p.is_file())
     assert taken <= checkpoint_bytes(Policy(trainer.model)) <= 2 * taken
+
+
+@pytest.mark.parametrize(
+    ("updates", "every", "checkpoints", "model_is_there", "models"),
+    [
+        (5, 0, 0, False, 1),  # only the final model
+        (1, 2, 1, False, 1),
+        (5, 2, 3, False, 1),
+        (500, 2, 3, False, 1),  # two are kept, a third is being written
+        (0, 2, 0, True, 0),  # nothing is left to do
+    ],
+)
+def test_space_for_all_of_a_run_is_asked_for_before_it_starts(
+    trainer: Trainer, tmp_path: Path, monkeypatch, updates, every, checkpoints, model_is_there, models
+):
+    policy = Policy(trainer.model)
+    model = sum(p.nbytes for p in trainer.model.parameters())  # tied weights once
+    needed = checkpoints * checkpoint_bytes(policy) + models * model
+    if model_is_there:
+        (tmp_path / "model").mkdir()
+    for free in (needed, needed - 1):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        if free >= needed:
+            check_space_for_training(tmp_path, policy, updates=updates, every=every)
+        else:
+            with pytest.raises(
+                RlvrError, match=f"needs {needed:,} bytes for checkpoints .*, and {free:,} are free"
+            ) as caught:
+                check_space_for_training(tmp_path, policy, updates=updates, every=every)
+            assert "--runs-dir" in caught.value.hint
+
+
+def test_the_space_of_checkpoints_that_are_there_is_not_asked_for_again(run: Path, trainer: Trainer, monkeypatch):
+    policy = Policy(trainer.model)
+    (run / "model").mkdir()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=checkpoint_bytes(policy)))
+    assert names_in(run) == ["step-000001", "step-000002"]
+    check_space_for_training(run, policy, updates=100, every=1)
 
 
 # --- faults

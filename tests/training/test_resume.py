@@ -6,19 +6,18 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from checks import findings
+from forks import Done, Forks, processes_in
 from killed import (
     EI,
     GRPO,
     POINTS,
     SFT,
-    Done,
-    Victims,
     Whole,
     assert_ended_as,
     assert_readable,
@@ -27,8 +26,6 @@ from killed import (
     go_on,
     kill_at_random,
     metrics_of,
-    open_victims,
-    processes_of,
     rows_of,
     weights_of,
 )
@@ -36,16 +33,10 @@ from rlvr_cli.runs.readers import read_rollouts, read_run
 
 
 @pytest.fixture(scope="module")
-def victims(tmp_path_factory) -> Iterator[Victims]:
-    with open_victims(tmp_path_factory.mktemp("outputs")) as victims:
-        yield victims
-
-
-@pytest.fixture(scope="module")
-def whole(victims: Victims, tmp_path_factory) -> Whole:
+def whole(forks: Forks, tmp_path_factory) -> Whole:
     root = tmp_path_factory.mktemp("whole")
-    victims.run(root, *GRPO, "--run", "whole")
-    victims.run(root, *GRPO, "--run", "cut", fault="update:11", status=-signal.SIGKILL)
+    forks.run(*GRPO, "--run", "whole", cwd=root, status=0)
+    forks.run(*GRPO, "--run", "cut", cwd=root, fault="update:11", status=-signal.SIGKILL)
     whole, cut = root / "runs/whole", root / "runs/cut"
     assert checkpoints_of(cut) == ["step-000008", "step-000010"]
     assert {k[1] for k in metrics_of(whole) if k[2] == "loss/nll"} == set(range(16))
@@ -61,11 +52,11 @@ def cut(whole: Whole, tmp_path: Path) -> Path:
 # kill -9
 
 
-def test_grpo_killed_at_30_random_points_ends_the_same(victims: Victims, whole: Whole, tmp_path: Path):
-    kill_at_random(victims, tmp_path, whole, kills=30, seed=1)
+def test_grpo_killed_at_10_random_points_ends_the_same(forks: Forks, whole: Whole, tmp_path: Path):
+    kill_at_random(forks, tmp_path, whole, kills=10, seed=1)
 
 
-def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(victims: Victims, whole: Whole, tmp_path: Path):
+def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, whole: Whole, tmp_path: Path):
     run = tmp_path / "runs/cut"
     passages = (
         "create:1", "write:1", "write.torn:2", "rename:3", "renamed:3", "manifest:1", "manifest.torn:1", "manifest.done:1",
@@ -74,9 +65,9 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(victims: Victims
     )  # fmt: skip
     assert {p.partition(":")[0] for p in passages} == set(POINTS)
     for passage in passages:
-        go_on(victims, run, GRPO, fault=passage, status=-signal.SIGKILL)
+        go_on(forks, run, GRPO, fault=passage, status=-signal.SIGKILL)
         assert_readable(run)
-    go_on(victims, run, GRPO)
+    go_on(forks, run, GRPO)
     assert_ended_as(whole.run, run)
 
 
@@ -94,62 +85,60 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(victims: Victims
     ],
     ids=["ei", "sft", "dynamic-sampling", "kl-and-importance-correction", "async", "async-dynamic-sampling"],
 )
-def test_other_training_killed_at_some_points_ends_the_same(victims: Victims, tmp_path: Path, command: list[str]):
+def test_other_training_killed_at_some_points_ends_the_same(forks: Forks, tmp_path: Path, command: list[str]):
     whole, run = tmp_path / "runs/whole", tmp_path / "runs/cut"
-    go_on(victims, whole, command)
+    go_on(forks, whole, command)
     faults = ["update:2", "manifest.done:2", "checkpoint.torn:1", "updated:4"]
     if "--async-steps" in command:
         faults = faults[::2]  # each start takes seconds; tests/reliability/test_kills.py kills it more often
     for fault in faults:
-        go_on(victims, run, command, fault=fault, status=-signal.SIGKILL)
+        go_on(forks, run, command, fault=fault, status=-signal.SIGKILL)
         assert_readable(run)
-    go_on(victims, run, command)
+    go_on(forks, run, command)
     assert_ended_as(whole, run)
 
 
-def test_sampling_ahead_is_stopped_with_its_process(victims: Victims, tmp_path: Path):
+def test_sampling_ahead_is_stopped_with_its_process(forks: Forks, tmp_path: Path):
     run, command = tmp_path / "runs/cut", [*GRPO, "--async-steps", "1"]
     for fault in ("update:3:term", "update:5"):
-        pid = victims.start(tmp_path, *begin_or_resume(run, command), fault=fault)
-        while victims.status(pid) is None:
-            time.sleep(0.01)
-        done = victims.wait(pid)
-        assert done.status == (130 if fault.endswith("term") else -signal.SIGKILL), done.output
+        call = forks.start(*begin_or_resume(run, command), cwd=tmp_path, fault=fault)
+        done = forks.wait(call)
+        assert done.status == (130 if fault.endswith("term") else -signal.SIGKILL), done.said
         deadline = time.monotonic() + 10  # of a process that was killed, the kernel kills the child
-        while processes_of(pid) and time.monotonic() < deadline:
+        while processes_in(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert processes_of(pid) == []
+        assert processes_in(tmp_path) == {}
 
 
-def test_killed_while_the_final_model_is_written_nothing_is_left_over(victims: Victims, whole: Whole, cut: Path):
+def test_killed_while_the_final_model_is_written_nothing_is_left_over(forks: Forks, whole: Whole, cut: Path):
     for _ in range(3):
         before = set(os.listdir(cut))
-        pid = victims.start(cut.parents[1], "grpo", "--resume", cut)
-        while victims.status(pid) is None and not any(p.endswith(".new") for p in set(os.listdir(cut)) - before):
+        call = forks.start("grpo", "--resume", cut, cwd=cut.parents[1])
+        while forks.status(call) is None and not any(p.endswith(".new") for p in set(os.listdir(cut)) - before):
             time.sleep(0.0005)
-        victims.kill(pid)
-        victims.wait(pid)
-    go_on(victims, cut, GRPO)
+        forks.send(call, signal.SIGKILL)
+        forks.wait(call)
+    go_on(forks, cut, GRPO)
     assert_ended_as(whole.run, cut)
 
 
-def test_killed_before_the_last_pruning_two_checkpoints_are_left(victims: Victims, whole: Whole, tmp_path: Path):
+def test_killed_before_the_last_pruning_two_checkpoints_are_left(forks: Forks, whole: Whole, tmp_path: Path):
     run = tmp_path / "runs/cut"
-    go_on(victims, run, GRPO, fault="checkpoint.renamed:8", status=-signal.SIGKILL)
-    go_on(victims, run, GRPO)
+    go_on(forks, run, GRPO, fault="checkpoint.renamed:8", status=-signal.SIGKILL)
+    go_on(forks, run, GRPO)
     assert_ended_as(whole.run, run)
 
 
-def test_a_finished_run_that_goes_on_stays_as_it_is(victims: Victims, whole: Whole, tmp_path: Path):
+def test_a_finished_run_that_goes_on_stays_as_it_is(forks: Forks, whole: Whole, tmp_path: Path):
     run = Path(shutil.copytree(whole.run, tmp_path / "runs/whole"))
-    go_on(victims, run, GRPO)
+    go_on(forks, run, GRPO)
     assert_ended_as(whole.run, run)
 
 
 # Responses that are all cut
 
 
-def test_a_batch_without_a_token_to_train_on_is_skipped(victims: Victims, tiny_model_dir: Path, tmp_path: Path):
+def test_a_batch_without_a_token_to_train_on_is_skipped(forks: Forks, tiny_model_dir: Path, tmp_path: Path):
     options = [
         "--overlong",
         "mask",
@@ -160,14 +149,12 @@ def test_a_batch_without_a_token_to_train_on_is_skipped(victims: Victims, tiny_m
         "--model",
         str(tiny_model_dir),
     ]
-    victims.run(tmp_path, *GRPO, *options, "--run", "r")
+    forks.run(*GRPO, *options, "--run", "r", cwd=tmp_path, status=0)
     metrics = metrics_of(tmp_path / "runs/r")
     assert [metrics["train", step, "update/skipped"] for step in range(4)] == [1.0] * 4
 
 
-def test_killed_after_an_update_that_was_skipped_it_ends_the_same(
-    victims: Victims, tiny_model_dir: Path, tmp_path: Path
-):
+def test_killed_after_an_update_that_was_skipped_it_ends_the_same(forks: Forks, tiny_model_dir: Path, tmp_path: Path):
     (tmp_path / "odd.py").write_text(
         "def grade(response, truth):\n"
         "    return {'format_reward': 1.0, 'answer_reward': 0.0, 'reward': float(len(response) % 2)}\n"
@@ -179,14 +166,14 @@ def test_killed_after_an_update_that_was_skipped_it_ends_the_same(
         "--checkpoint-every", "1", "--learning-rate", "1e-3",
     ]  # fmt: skip
     whole, run = tmp_path / "runs/whole", tmp_path / "runs/cut"
-    go_on(victims, whole, command)
+    go_on(forks, whole, command)
     metrics = metrics_of(whole)
     skipped = [metrics["train", step, "update/skipped"] for step in range(16)]
     made = skipped[: skipped.index(1.0)].count(0.0)
     assert any(metrics["train", step, "optimizer/grad_norm"] for step in range(made)), "the policy is to move first"
     after_it = f"update:{made + 1}"
-    go_on(victims, run, command, fault=after_it, status=-signal.SIGKILL)
-    go_on(victims, run, command)
+    go_on(forks, run, command, fault=after_it, status=-signal.SIGKILL)
+    go_on(forks, run, command)
     assert_ended_as(whole, run)
 
 
@@ -200,26 +187,26 @@ LONG = shlex.split(
 
 
 @pytest.fixture(scope="module")
-def long(victims: Victims, tmp_path_factory) -> Path:
+def long(forks: Forks, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("long") / "runs/long"
-    go_on(victims, run, LONG)
+    go_on(forks, run, LONG)
     return run
 
 
-def stop_when(victims: Victims, run: Path, ready: Callable[[], bool], *, number: signal.Signals) -> None:
+def stop_when(forks: Forks, run: Path, ready: Callable[[], bool], *, number: signal.Signals) -> None:
     """Start the run or go on with it, and stop it by a signal when it is ready."""
-    pid = victims.start(run.parents[1], *begin_or_resume(run, LONG))
+    call = forks.start(*begin_or_resume(run, LONG), cwd=run.parents[1])
     while not ready():
-        assert victims.status(pid) is None, "it has ended before it could be stopped"
+        assert forks.status(call) is None, "it has ended before it could be stopped"
         time.sleep(0.01)
-    victims.kill(pid, number)
-    assert_stopped(victims.wait(pid), run)
-    assert processes_of(pid) == []
+    forks.send(call, number)
+    assert_stopped(forks.wait(call), run)
+    assert processes_in(run.parents[1]) == {}
 
 
 def assert_stopped(done: Done, run: Path) -> None:
-    assert done.status == 130, done.output
-    assert (named := re.search(r"rlvr grpo --resume (\S+)", done.output)), done.output
+    assert done.status == 130, done.said
+    assert (named := re.search(r"rlvr grpo --resume (\S+)", done.said)), done.said
     assert run.parents[1] / named[1] == run
     assert read_run(run).metadata["status"] == "interrupted"
     assert_readable(run)
@@ -227,33 +214,31 @@ def assert_stopped(done: Done, run: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_grpo_stopped_in_each_phase_goes_on_to_the_same_end(
-    victims: Victims, long: Path, tmp_path: Path, number: signal.Signals
+    forks: Forks, long: Path, tmp_path: Path, number: signal.Signals
 ):
     run = tmp_path / "runs/cut"
     sampling = lambda: run.exists() and "sampler" in read_run(run).metadata  # noqa: E731
-    stop_when(victims, run, sampling, number=number)
+    stop_when(forks, run, sampling, number=number)
     assert read_rollouts(run).num_rows == 0
 
     evaluating = lambda: (run / "rollouts/eval-000000-0000.parquet").exists()  # noqa: E731
-    stop_when(victims, run, evaluating, number=number)
+    stop_when(forks, run, evaluating, number=number)
     assert 0 < len(rows_of(run, phase="eval")) < 1000
 
     updating = lambda: ("eval", 0, "reward/mean") in metrics_of(run)  # noqa: E731
-    stop_when(victims, run, updating, number=number)
+    stop_when(forks, run, updating, number=number)
     assert not (run / "checkpoints").exists()
     assert ("train", 0, "loss/nll") not in metrics_of(run)
 
-    go_on(victims, run, LONG)
+    go_on(forks, run, LONG)
     assert_ended_as(long, run, checkpoints=(0,))
 
 
-def test_a_checkpoint_is_saved_when_training_is_stopped_between_two_updates(
-    victims: Victims, long: Path, tmp_path: Path
-):
+def test_a_checkpoint_is_saved_when_training_is_stopped_between_two_updates(forks: Forks, long: Path, tmp_path: Path):
     run = tmp_path / "runs/cut"
-    assert_stopped(go_on(victims, run, LONG, fault="update:2:term", status=130), run)
+    assert_stopped(go_on(forks, run, LONG, fault="update:2:term", status=130), run)
     assert checkpoints_of(run) == ["step-000001"]
-    go_on(victims, run, LONG)
+    go_on(forks, run, LONG)
     assert_ended_as(long, run, checkpoints=(1,))
 
 
@@ -266,15 +251,15 @@ def test_a_checkpoint_is_saved_when_training_is_stopped_between_two_updates(
     ],
 )
 def test_stopped_while_something_is_written_it_goes_on_to_the_same_end(
-    victims: Victims, whole: Whole, tmp_path: Path, point: str
+    forks: Forks, whole: Whole, tmp_path: Path, point: str
 ):
     run = tmp_path / "runs/cut"
-    assert_stopped(go_on(victims, run, GRPO, fault=f"{point}:term", status=130), run)
-    go_on(victims, run, GRPO)
+    assert_stopped(go_on(forks, run, GRPO, fault=f"{point}:term", status=130), run)
+    go_on(forks, run, GRPO)
     assert_ended_as(whole.run, run)
 
 
-def test_a_second_ctrl_c_does_not_wait(victims: Victims, tmp_path: Path):
+def test_a_second_ctrl_c_does_not_wait(forks: Forks, tmp_path: Path):
     run = tmp_path / "runs/cut"
     grading = tmp_path / "grading"
     (tmp_path / "slow.py").write_text(
@@ -286,43 +271,43 @@ def test_a_second_ctrl_c_does_not_wait(victims: Victims, tmp_path: Path):
         "    return {'format_reward': 1.0, 'answer_reward': 0.0, 'reward': float(len(response) % 2)}\n"
     )
     command = [*GRPO, "--grader", str(tmp_path / "slow.py:grade"), "--grader-timeout", "7200"]
-    pid = victims.start(tmp_path, *command, "--run", "cut")
+    call = forks.start(*command, "--run", "cut", cwd=tmp_path)
     while not grading.exists():
-        assert victims.status(pid) is None
+        assert forks.status(call) is None
         time.sleep(0.01)
-    assert processes_of(pid), "the grader's process"
-    victims.kill(pid, signal.SIGINT)
+    assert len(processes_in(tmp_path)) > 1, "the grader's process"
+    forks.send(call, signal.SIGINT)
     time.sleep(0.2)
-    victims.kill(pid, signal.SIGINT)
-    assert_stopped(victims.wait(pid), run)
-    assert processes_of(pid) == []
-    go_on(victims, run, command)
+    forks.send(call, signal.SIGINT)
+    assert_stopped(forks.wait(call), run)
+    assert processes_in(tmp_path) == {}
+    go_on(forks, run, command)
     assert read_run(run).metadata["status"] == "finished"
 
 
 # What is not gone on with
 
 
-def refused(victims: Victims, run: Path, *arguments: object, command: str = "grpo") -> str:
+def refused(forks: Forks, run: Path, *arguments: object, command: str = "grpo") -> str:
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"}
-    done = victims.run(run.parents[1], command, "--resume", run, *arguments, status=1)
+    done = forks.run(command, "--resume", run, *arguments, cwd=run.parents[1], status=1)
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"} == before
-    return done.output
+    return done.said
 
 
-def test_other_options_are_named(victims: Victims, cut: Path):
-    output = refused(victims, cut, "--learning-rate", 2e-3, "--group-size", 8, "--eval-examples", 8)
+def test_other_options_are_named(forks: Forks, cut: Path):
+    output = refused(forks, cut, "--learning-rate", 2e-3, "--group-size", 8, "--eval-examples", 8)
     assert "--learning-rate 0.0002, not 0.002" in output
     assert "--group-size 4, not 8" in output
     assert "--eval-examples" not in output  # is the same
 
 
 @pytest.mark.parametrize("command", ["ei", "sft", "eval"])
-def test_a_run_of_another_command_is_refused(victims: Victims, cut: Path, command: str):
-    assert f"is a run of rlvr grpo, not of rlvr {command}" in refused(victims, cut, command=command)
+def test_a_run_of_another_command_is_refused(forks: Forks, cut: Path, command: str):
+    assert f"is a run of rlvr grpo, not of rlvr {command}" in refused(forks, cut, command=command)
 
 
-def test_other_inputs_are_named(victims: Victims, tmp_path: Path):
+def test_other_inputs_are_named(forks: Forks, tmp_path: Path):
     from rlvr_cli.models.identity import model_path
 
     model, data, held_out = tmp_path / "model", tmp_path / "data.jsonl", tmp_path / "held-out.jsonl"
@@ -331,7 +316,7 @@ def test_other_inputs_are_named(victims: Victims, tmp_path: Path):
     held_out.write_text("".join(f'{{"question": "{i} + 4?", "answer": "{i + 4}"}}\n' for i in range(8)))
     command = [*GRPO, "--dataset", "data.jsonl", "--eval-dataset", "held-out.jsonl", "--model", "model"]
     run = tmp_path / "runs/cut"
-    victims.run(tmp_path, *command, "--run", "cut", fault="update:3", status=-signal.SIGKILL)
+    forks.run(*command, "--run", "cut", cwd=tmp_path, fault="update:3", status=-signal.SIGKILL)
     weights = bytearray((model / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     for path, changed, named in (
@@ -342,25 +327,25 @@ def test_other_inputs_are_named(victims: Victims, tmp_path: Path):
     ):  # fmt: skip
         was = path.read_bytes()
         path.write_bytes(changed)
-        output = refused(victims, run)
+        output = refused(forks, run)
         assert named in output
         assert output.count(", now is ") == 1, "only what differs is named"
         path.write_bytes(was)
-    go_on(victims, run, command)
+    go_on(forks, run, command)
 
 
-def test_two_writers_at_once_are_refused(victims: Victims, whole: Whole, cut: Path):
-    pid = victims.start(cut.parents[1], "grpo", "--resume", cut)
+def test_two_writers_at_once_are_refused(forks: Forks, whole: Whole, cut: Path):
+    call = forks.start("grpo", "--resume", cut, cwd=cut.parents[1])
     status = read_run(cut).metadata["updated_at"]
     while read_run(cut).metadata["updated_at"] == status:
-        assert victims.status(pid) is None
+        assert forks.status(call) is None
         time.sleep(0.005)
-    os.kill(pid, signal.SIGSTOP)
+    os.kill(call.pid, signal.SIGSTOP)
     try:
-        assert f"is being written by process {pid}" in refused(victims, cut)
+        assert f"is being written by process {call.pid}" in refused(forks, cut)
     finally:
-        os.kill(pid, signal.SIGCONT)
-    assert victims.wait(pid).status == 0
+        os.kill(call.pid, signal.SIGCONT)
+    assert forks.wait(call).status == 0
     assert_ended_as(whole.run, cut)
 
 
@@ -383,23 +368,23 @@ def damage(path: Path, how: str) -> None:
     [("model/model.safetensors", "flipped"), ("optimizer.safetensors", "cut"), ("tensors.safetensors", "deleted")],
 )
 def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(
-    victims: Victims, whole: Whole, cut: Path, file: str, how: str
+    forks: Forks, whole: Whole, cut: Path, file: str, how: str
 ):
     damage(cut / "checkpoints/step-000010" / file, how)
-    done = go_on(victims, cut, GRPO)
-    assert file in done.output
-    assert "Training goes on from step-000008 instead." in done.output
+    done = go_on(forks, cut, GRPO)
+    assert file in done.said
+    assert "Training goes on from step-000008 instead." in done.said
     assert_ended_as(whole.run, cut)
 
 
 def test_without_an_intact_checkpoint_training_starts_over_from_the_stored_rollouts(
-    victims: Victims, whole: Whole, cut: Path
+    forks: Forks, whole: Whole, cut: Path
 ):
     stored = {p.name: (p.stat().st_ino, p.read_bytes()) for p in (cut / "rollouts").iterdir()}
     damage(cut / "checkpoints/step-000010/model/model.safetensors", "flipped")
     damage(cut / "checkpoints/step-000008/state.json", "deleted")
-    done = go_on(victims, cut, GRPO)
-    assert "training starts over from the stored rollouts" in done.output
+    done = go_on(forks, cut, GRPO)
+    assert "training starts over from the stored rollouts" in done.said
     now = {p.name: (p.stat().st_ino, p.read_bytes()) for p in (cut / "rollouts").iterdir()}
     assert stored.items() <= now.items()
     assert_ended_as(whole.run, cut)
@@ -416,7 +401,7 @@ def assert_newest_checkpoint_is_finite(run: Path) -> None:
         assert all(bool((abs(tensor) < float("inf")).all()) for tensor in load_file(newest / file).values())
 
 
-def test_updates_that_are_not_finite_end_the_run_and_leave_finite_weights(victims: Victims, tmp_path: Path):
+def test_updates_that_are_not_finite_end_the_run_and_leave_finite_weights(forks: Forks, tmp_path: Path):
     run = tmp_path / "runs/r"
     options = [
         "--learning-rate",
@@ -428,19 +413,19 @@ def test_updates_that_are_not_finite_end_the_run_and_leave_finite_weights(victim
         "--checkpoint-every",
         "1",
     ]
-    done = go_on(victims, run, [*GRPO, *options], status=1)
-    assert "3 updates in a row had a loss or gradient that is not finite" in done.output
-    assert "They were skipped, so the checkpoints in runs/r/checkpoints hold finite weights" in done.output
+    done = go_on(forks, run, [*GRPO, *options], status=1)
+    assert "3 updates in a row had a loss or gradient that is not finite" in done.said
+    assert "They were skipped, so the checkpoints in runs/r/checkpoints hold finite weights" in done.said
     assert read_run(run).metadata["status"] == "failed"
     assert findings(run) == []
     assert_newest_checkpoint_is_finite(run)
     skipped = [v for k, v in sorted(metrics_of(run).items()) if k[2] == "update/skipped"]
     assert skipped[-3:] == [1.0] * 3
     assert 1.0 not in skipped[:-3]
-    assert "not finite" in go_on(victims, run, GRPO, status=1).output
+    assert "not finite" in go_on(forks, run, GRPO, status=1).said
 
 
-def test_weights_that_have_diverged_are_not_sampled_from(victims: Victims, tmp_path: Path):
+def test_weights_that_have_diverged_are_not_sampled_from(forks: Forks, tmp_path: Path):
     run = tmp_path / "runs/r"
     options = [
         "--learning-rate",
@@ -452,16 +437,16 @@ def test_weights_that_have_diverged_are_not_sampled_from(victims: Victims, tmp_p
         "--checkpoint-every",
         "1",
     ]
-    done = go_on(victims, run, [*GRPO, *options], status=1)
-    assert "Its weights have diverged" in done.output
+    done = go_on(forks, run, [*GRPO, *options], status=1)
+    assert "Its weights have diverged" in done.said
     assert findings(run) == []
     assert_newest_checkpoint_is_finite(run)
 
 
-def test_a_time_limit_leaves_time_for_the_last_evaluation(victims: Victims, whole: Whole, tmp_path: Path):
+def test_a_time_limit_leaves_time_for_the_last_evaluation(forks: Forks, whole: Whole, tmp_path: Path):
     run = tmp_path / "runs/r"
-    done = victims.run(tmp_path, *GRPO, "--n-grpo-steps", 100_000, "--time-limit", "3s", "--run", "r")
-    assert "time limit 3s: stopping after" in done.output
+    done = forks.run(*GRPO, "--n-grpo-steps", 100_000, "--time-limit", "3s", "--run", "r", cwd=tmp_path, status=0)
+    assert "time limit 3s: stopping after" in done.said
     metadata = read_run(run).metadata
     assert metadata["status"] == "finished"
     assert metadata["updates"] < 400_000
@@ -470,10 +455,10 @@ def test_a_time_limit_leaves_time_for_the_last_evaluation(victims: Victims, whol
     assert (run / "model/config.json").exists()
 
 
-def test_a_run_that_ran_out_of_time_goes_on_with_more(victims: Victims, whole: Whole, tmp_path: Path):
+def test_a_run_that_ran_out_of_time_goes_on_with_more(forks: Forks, whole: Whole, tmp_path: Path):
     run = tmp_path / "runs/r"
-    victims.run(tmp_path, *GRPO, "--time-limit", "0.5s", "--run", "r")
-    victims.run(tmp_path, "grpo", "--resume", "r", "--time-limit", "1h")
+    forks.run(*GRPO, "--time-limit", "0.5s", "--run", "r", cwd=tmp_path, status=0)
+    forks.run("grpo", "--resume", "r", "--time-limit", "1h", cwd=tmp_path, status=0)
     assert weights_of(run) == weights_of(whole.run)
     assert rows_of(run, phase="train") == rows_of(whole.run, phase="train")
 
@@ -488,13 +473,13 @@ def test_a_run_that_ran_out_of_time_goes_on_with_more(victims: Victims, whole: W
         ),
     ],
 )
-def test_a_full_disk_is_two_lines_and_a_run_that_goes_on(victims: Victims, whole: Whole, tmp_path: Path, point: str):
+def test_a_full_disk_is_two_lines_and_a_run_that_goes_on(forks: Forks, whole: Whole, tmp_path: Path, point: str):
     run = tmp_path / "runs/cut"
-    done = go_on(victims, run, GRPO, fault=f"{point}:enospc", status=1)
-    *_, problem, hint = done.output.splitlines()
+    done = go_on(forks, run, GRPO, fault=f"{point}:enospc", status=1)
+    *_, problem, hint = done.said.splitlines()
     assert problem.startswith("error: Cannot write ")
     assert problem.endswith(": No space left on device.")
     assert hint.startswith("  Free some space")
     assert_readable(run)
-    go_on(victims, run, GRPO)
+    go_on(forks, run, GRPO)
     assert_ended_as(whole.run, run)

@@ -100,10 +100,10 @@ def test_masked_sums_and_means_against_a_slow_loop(case, constant):
 
 
 def test_denominators_worked_by_hand():
-    mask = torch.tensor([[1, 0, 1], [0, 0, 1], [0, 0, 0]])
-    assert loss_denominators(mask, normalization="token_mean").tolist() == [[3.0]] * 3
+    mask = torch.tensor([[1, 1, 1], [0, 0, 1], [0, 0, 0]])
+    assert loss_denominators(mask, normalization="token_mean").tolist() == [[4.0]] * 3
     # two rows have tokens, so each row's mean weighs one half; the empty row's denominator is never used
-    assert loss_denominators(mask, normalization="masked_mean").tolist() == [[4.0], [2.0], [2.0]]
+    assert loss_denominators(mask, normalization="masked_mean").tolist() == [[6.0], [2.0], [2.0]]
     # an empty row is an example like any other to a constant: its sum is 0
     constant = loss_denominators(mask, normalization="masked_normalize", normalize_constant=10.0)
     assert constant.tolist() == [[30.0]] * 3
