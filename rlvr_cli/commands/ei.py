@@ -21,8 +21,9 @@ from rlvr_cli.types import Rollout
 def run(config: EiConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="ei")
-    inputs = load_inputs(config, questions_per_batch=config.ei_batch_size)
-    print_plan(ei_plan(config, inputs.facts), config, engine=inputs.engine.name, rows=config.micro_batch_size)
+    rows = config.micro_batch_size
+    inputs = load_inputs(config, questions_per_batch=config.ei_batch_size, rows=rows)
+    print_plan(ei_plan(config, inputs.facts), config, inputs, rows=rows)
     if config.dry_run:
         return
     with open_trainer(config, inputs, command="ei", num_updates=0) as trainer:

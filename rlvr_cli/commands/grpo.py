@@ -38,15 +38,14 @@ def run(config: GrpoConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="grpo")
     loss = resolve_loss(config)
+    rows = config.micro_train_batch_size
     inputs = load_inputs(
-        config, questions_per_batch=config.n_prompts_per_rollout_batch, more_facts=loss_facts(config.loss_type)
-    )
-    print_plan(
-        grpo_plan(config, inputs.facts, loss=loss),
         config,
-        engine=inputs.engine.name,
-        rows=config.micro_train_batch_size,
+        questions_per_batch=config.n_prompts_per_rollout_batch,
+        rows=rows,
+        more_facts=loss_facts(config.loss_type),
     )
+    print_plan(grpo_plan(config, inputs.facts, loss=loss), config, inputs, rows=rows)
     for note in grpo_notes(config, loss=loss):
         console.say(f"note: {note}")
     if config.dry_run:

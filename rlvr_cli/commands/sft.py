@@ -22,7 +22,7 @@ from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.samplers.open import Engine
 from rlvr_cli.terminal import console
 from rlvr_cli.training.plan import FEW_UPDATES, print_plan, sft_plan
-from rlvr_cli.training.session import Inputs, load_eval_dataset, open_trainer
+from rlvr_cli.training.session import Inputs, divide_devices, load_eval_dataset, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example
 
@@ -62,14 +62,16 @@ def run(config: SftConfig) -> None:
         engine=config.engine,
     )
     lines = sft_plan(config, facts, examples=len(examples), traces=len(traces.examples), num_updates=num_updates)
-    print_plan(lines, config, engine=config.engine, rows=config.micro_batch_size)
+    rows, engine = config.micro_batch_size, Engine(config.engine, "shares the trainer's model")
+    devices = divide_devices(config, engine=engine.name, rows=rows)
+    inputs = Inputs(template, [], eval_dataset, pool, engine, *devices, facts)
+    print_plan(lines, config, inputs, rows=rows)
     if num_updates < FEW_UPDATES:
         console.say(
             f"note: {num_updates} updates change a model little; a smaller --train-batch-size or more --sft-epochs gives more updates"
         )
     if config.dry_run:
         return
-    inputs = Inputs(template, [], eval_dataset, pool, Engine(config.engine, "shares the trainer's model"), facts)
     with open_trainer(config, inputs, command="sft", num_updates=num_updates) as trainer:
         train(config, trainer, examples=examples, token_ids=traces.token_ids)
     report_end(trainer, output=config.format)

@@ -32,6 +32,7 @@ def knob(
     completes: str = "",
     argument: bool = False,
     free_on_resume: bool = False,
+    auto: bool = False,
 ) -> Any:
     """Declare a dataclass field as an option. The annotation gives its type; a Literal gives its choices.
 
@@ -42,6 +43,7 @@ def knob(
         completes: the kind of value that shell completion suggests, see `rlvr_cli.completion`; empty: the choices.
         argument: whether it is a positional argument.
         free_on_resume: whether a resumed run may change it.
+        auto: whether the word `auto` may be given for the default, a number that means that the value is chosen.
     """
     metadata = {
         "help": help,
@@ -53,6 +55,7 @@ def knob(
         "completes": completes,
         "argument": argument,
         "free_on_resume": free_on_resume,
+        "auto": auto,
     }
     return field(default=default, metadata=metadata)
 
@@ -120,6 +123,8 @@ def value_type(option: Field[Any]) -> ValueType:
 
 def read_value(option: Field[Any], text: str) -> Any:
     """Parse a value from the command line. Raises RlvrError if it does not fit the option's type or choices."""
+    if text == "auto" and option.metadata["auto"]:
+        return option.default
     kind = value_type(option).kind
     try:
         value = kind(text)

@@ -55,7 +55,11 @@ class EngineOptions:
         None, "Context window given to vLLM, in tokens. Default: the model's own.", group="Model", at_least=1,
     )  # fmt: skip
     gpu_memory_utilization: float = knob(
-        0.85, "Share of the GPU memory that vLLM uses.", group="Model", free_on_resume=True
+        0.0,
+        "Share of its GPU's memory that vLLM uses. 0 or auto: 0.85, or, beside the trainer, what that leaves.",
+        group="Model",
+        free_on_resume=True,
+        auto=True,
     )
 
 
@@ -283,16 +287,16 @@ class TrainingConfig(
     engine = "transformers"
     dtype = "auto"
     max_model_len = None
-    gpu_memory_utilization = 0.85
+    gpu_memory_utilization = 0.0
     async_steps = 0
     kl_coef = 0.0
     rollout_batch_size = 256
 
 
 def check_engine(config: EngineOptions | TrainingConfig) -> None:
-    if not 0 < config.gpu_memory_utilization <= 1:
+    if not 0 <= config.gpu_memory_utilization <= 1:
         raise RlvrError(
-            f"--gpu-memory-utilization is {config.gpu_memory_utilization}.", "It must be above 0 and at most 1."
+            f"--gpu-memory-utilization is {config.gpu_memory_utilization}.", "It is a share: between 0 and 1, or auto."
         )
 
 

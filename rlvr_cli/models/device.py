@@ -18,19 +18,16 @@ if TYPE_CHECKING:
 TINY_PARAMETERS = 10_000_000
 
 
-def other_cuda_device(device: str) -> str | None:
-    """Return a CUDA device other than the trainer's, as CUDA_VISIBLE_DEVICES for a process that runs beside it.
+def cuda_devices() -> dict[str, int]:
+    """Return the bytes of memory of each visible CUDA device, by its name: cuda:0, cuda:1, ..."""
+    return {f"cuda:{i}": torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())}
 
-    None if there is no other one: then both processes compute on the same device, or on the CPU.
-    """
-    import torch
 
-    count = torch.cuda.device_count() if on_cuda(device) else 0
-    if count < 2:
-        return None
-    taken = int(device.removeprefix("cuda:")) if ":" in device else 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
-    return visible[(taken + 1) % count]
+def visible_as_only(device: str) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES with which a child process sees only this one of the visible devices."""
+    number = int(device.removeprefix("cuda:"))
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return str(number) if listed is None else listed.split(",")[number].strip()
 
 
 def use_few_threads(policy: "Policy") -> None:

@@ -18,6 +18,8 @@ from rlvr_cli.types import Sampler
 if TYPE_CHECKING:
     from rlvr_cli.models.policy import Policy
 
+UTILIZATION = 0.85  # of a GPU of its own, that vLLM takes by default: the handout's value
+
 
 @dataclass(frozen=True)
 class EngineSettings:
@@ -29,7 +31,7 @@ class EngineSettings:
     max_batch_size: int | None = None
     cuda_graphs: bool = True
     max_model_len: int | None = None
-    gpu_memory_utilization: float = 0.85
+    gpu_memory_utilization: float = 0.0  # 0: `UTILIZATION`
     seed: int = 0
     base_url: str = ""
     endpoint: str = "completions"
@@ -78,13 +80,20 @@ def _share_transformers(policy: "Policy", settings: EngineSettings) -> Sampler:
 
 
 def _open_vllm(settings: EngineSettings) -> Sampler:
+    from rlvr_cli.models.device import visible_as_only
+
+    if settings.device.startswith("cuda:") and settings.device != "cuda:0":
+        raise RlvrError(
+            f"vLLM computes on the first visible GPU, not on {settings.device}.",
+            f"Make that one the first: CUDA_VISIBLE_DEVICES={visible_as_only(settings.device)}, and leave --device out.",
+        )
     from rlvr_cli.samplers.vllm import VllmSampler
 
     return VllmSampler(
         model_path(settings.model),
         dtype=_resolved_dtype(settings),
         max_model_len=settings.max_model_len,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
+        gpu_memory_utilization=settings.gpu_memory_utilization or UTILIZATION,
         seed=settings.seed,
         enable_sleep_mode=settings.sleep_mode,
     )

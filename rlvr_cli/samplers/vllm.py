@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # vLLM must be imported before transformers: its error is the
 
 logger = logging.getLogger(__name__)
 
+WEIGHTS_AND_CACHE = ("weights", "kv_cache")  # vLLM's tags of the memory that it gives back when it sleeps
 CPU_MEMORY_SHARE = 0.3  # of the free memory; the trainer and the graders of a CPU run need the rest
 
 PROBE_PROMPTS = 4
@@ -139,7 +140,7 @@ class VllmSampler:
         self.max_model_len: int = self.llm.llm_engine.model_config.max_model_len
         self._pending: dict[str, tuple[int, int]] = {}  # engine request -> (request_index, sample_index)
         self._calls = 0
-        self._asleep = False
+        self._asleep: tuple[str, ...] = ()  # what of the engine's memory is not mapped: vLLM's tags
         self._weights_error = ""  # why the weights of the engine are unknown; empty if they are known
         self._last_probe: Probe | None = None
 
@@ -186,7 +187,7 @@ class VllmSampler:
             RlvrError: the weights do not fit the engine's model, or the engine does not serve them.
         """
         self._drop_pending()
-        self._wake()
+        self._wake("weights")
         self._weights_error = "the last load failed midway."
         with _trainer_state_preserved():
             # With tied embeddings the output layer is passed under its own name too: the CPU build keeps a packed copy
@@ -199,6 +200,8 @@ class VllmSampler:
                     f"These weights do not fit the engine's model: {_first_lines(e)}",
                     "The policy must have the architecture that the engine was started with.",
                 ) from e
+        self._wake("kv_cache")  # after the weights: both copies of them and the cache need not fit at once
+        with _trainer_state_preserved():
             self._reset_prefix_cache()
         self._weights_error = "the engine does not serve the weights that were loaded."
         probe = self._probe(policy)
@@ -213,16 +216,17 @@ class VllmSampler:
         self._last_probe, self._weights_error, self.policy_version = probe, "", policy_version
 
     def sleep(self) -> None:
-        """Free the device's memory until the next `sample` or `load_weights`; cancel unfinished samples.
+        """Free the device's memory until the next `load_weights`; cancel unfinished samples.
 
-        The weights are kept in host memory (vLLM's level 1; its level 2 would discard them).
+        The weights are discarded (vLLM's level 2): the trainer has newer ones.
         """
         if not self._can_sleep or self._asleep or self.llm is None:
             return
         self._drop_pending()
         with _trainer_state_preserved():
-            self.llm.sleep(level=1)
-        self._asleep = True
+            self.llm.sleep(level=2)
+        self._asleep = WEIGHTS_AND_CACHE
+        self._weights_error = "it slept, and its weights were discarded."
 
     def close(self) -> None:
         """Free the engine's memory; closing twice is allowed."""
@@ -230,7 +234,7 @@ class VllmSampler:
             return
         self._drop_pending()
         self.llm.llm_engine.engine_core.shutdown()
-        self.llm, self._asleep = None, False
+        self.llm, self._asleep = None, ()
         self._remove_tokenizer()
 
     def _remove_tokenizer(self) -> None:
@@ -249,7 +253,6 @@ class VllmSampler:
 
         engine = self.llm.llm_engine
         self._drop_pending()
-        self._wake()
         self._calls += 1
         call = self._calls
         try:
@@ -322,22 +325,21 @@ class VllmSampler:
         params = probe_params(PROBE_TOKENS)
         return take_probe(policy, self._answer(prompts, [(0,)] * PROBE_PROMPTS, params, ignore_eos=True))
 
-    def _wake(self) -> None:
-        if not self._asleep:
+    def _wake(self, tag: str) -> None:
+        if tag not in self._asleep:
             return
         import torch
 
         torch.cuda.empty_cache()  # memory that the trainer has freed but its allocator still holds
         with _trainer_state_preserved():
             try:
-                self.llm.wake_up()
+                self.llm.wake_up(tags=[tag])
             except RuntimeError as e:
                 raise RlvrError(
-                    f"vLLM did not get its memory back: {_first_lines(e)}",
-                    "The trainer may have taken it: lower --gpu-memory-utilization.",
+                    f"vLLM did not get the memory for its {tag} back: {_first_lines(e)}",
+                    "The trainer, or another process, has it: lower --gpu-memory-utilization.",
                 ) from e
-            self._reset_prefix_cache()  # its contents were not kept
-        self._asleep = False
+        self._asleep = tuple(other for other in self._asleep if other != tag)
 
     def _reset_prefix_cache(self) -> None:
         if not self.llm.reset_prefix_cache():  # else old keys and values are used

@@ -1,60 +1,231 @@
-"""The device memory that a training run will need, estimated from the model's config alone."""
+"""The device memory that a training run will need, estimated from the model's config alone, and what to do with little.
 
-from collections.abc import Mapping
+Enters: the options, the sizes of the model, where trainer and engine compute, and how much memory these devices have.
+Leaves: a `MemoryPlan`, as numbers and as lines of the plan; or an RlvrError if the run cannot fit.
+"""
 
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.shared import TrainingConfig
-from rlvr_cli.samplers.open import engine_kind
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.samplers.open import UTILIZATION, engine_kind
+from rlvr_cli.training.placement import Placement, place
 
 # The most logits held at once on a GPU (models/log_probs.py): three chunks, and those kept.
 HEAD_LOGITS = 3 * 2**26 + 5 * 2**24
 GUESSED_PROMPT = 256  # tokens
+GUESSED_UTILIZATION = 0.3  # where vLLM shares the trainer's device and the model's sizes are not known
+CONTEXT = 1.5 * 2**30  # bytes of a GPU that no tensor has: CUDA's context and kernels, a sleeping vLLM's graphs
+WORKSPACE = 2**30  # bytes that vLLM needs beside weights and cache
+GPUS = {24: 23.6 * 2**30, 48: 47.4 * 2**30, 80: 79.2 * 2**30}  # GB by name -> the bytes that torch finds on one
 
 
-def memory_estimate(
-    config: TrainingConfig, shape: Mapping[str, int] | None, *, rows: int, engine: str, on_gpu: bool
-) -> dict[str, float]:
-    """Peak memory of training in bytes, by purpose; empty when the model's shape is unknown.
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What the trainer's device will hold, in bytes by purpose, and what follows for vLLM.
+
+    Attributes:
+        updating: during an update; empty if the sizes of the model are not known.
+        sampling: while the engine samples, without vLLM's share.
+        capacity: the bytes of the trainer's device; None on a CPU.
+        utilization: the share of its device that vLLM takes.
+        offload_optimizer: whether the optimizer's state leaves the device while vLLM samples there.
+    """
+
+    updating: Mapping[str, float]
+    sampling: Mapping[str, float]
+    capacity: float | None = None
+    utilization: float = UTILIZATION
+    offload_optimizer: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Whether the estimate for an update is within the capacity."""
+        return self.capacity is None or sum(self.updating.values()) <= self.capacity
+
+    @property
+    def state(self) -> float:
+        """The bytes of weights, gradients and optimizer state, which no choice of micro-batches changes."""
+        return sum(self.updating.get(name, 0.0) for name in ("weights", "gradients", "optimizer state"))
+
+
+def memory_plan(
+    config: TrainingConfig,
+    shape: Mapping[str, int] | None,
+    placement: Placement,
+    *,
+    engine: str,
+    rows: int,
+    capacities: Mapping[str, float],
+) -> MemoryPlan:
+    """Estimate the memory that a run needs, and divide a device that trainer and vLLM share.
 
     Args:
-        shape: parameters, layers, hidden, intermediate, kv_width (key-value heads times head size), vocabulary.
+        shape: parameters, layers, hidden, intermediate, kv_width (key-value heads times head size), vocabulary; None if
+            they are not known.
+        engine: the name of the sampling engine.
         rows: responses in a micro-batch.
-        engine: the sampling engine.
-        on_gpu: whether training computes in bfloat16 autocast; otherwise in the weights' precision.
+        capacities: the bytes of each visible CUDA device, by its name.
+
+    Raises:
+        RlvrError: vLLM has too little memory beside the trainer, or on its own device.
     """
+    capacity, of = capacities.get(placement.trainer), capacities.get(placement.engine)
+    apart = engine_kind(engine).share is None  # it has memory of its own
     if not shape:
-        return {}
-    wide, half = (4, 2) if config.param_dtype == "float32" else (2, 2)
-    compute = half if on_gpu else wide
-    n, tokens = shape["parameters"], GUESSED_PROMPT + config.sampling_max_tokens
-    autocast = n * half if on_gpu and wide == 4 else 0
-    memory = {
-        "weights, gradients, AdamW": 4.0 * n * wide + autocast,
+        guess = GUESSED_UTILIZATION if apart and placement.shared else UTILIZATION
+        return MemoryPlan({}, {}, capacity, config.gpu_memory_utilization or guess)
+    updating, sampling = _held_by_trainer(config, shape, placement, engine=engine, rows=rows)
+    plan = MemoryPlan(updating, sampling, capacity, config.gpu_memory_utilization or UTILIZATION)
+    if not apart or of is None:
+        return plan
+    return _divided(plan, config, shape, of=of, shared=placement.shared)
+
+
+def _held_by_trainer(
+    config: TrainingConfig, shape: Mapping[str, int], placement: Placement, *, engine: str, rows: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what its device holds during an update, and while the engine samples."""
+    on_gpu, n = placement.trainer.startswith("cuda"), float(shape["parameters"])
+    width = 4 if config.param_dtype == "float32" else 2
+    compute = 2 if on_gpu else width
+    tokens = GUESSED_PROMPT + config.sampling_max_tokens
+    held = {"weights": n * width, "optimizer state": 2 * n * width}
+    if config.kl_coef:
+        held["reference model"] = n * width
+    if on_gpu:
+        held["CUDA"] = CONTEXT
+    if config.async_steps and placement.trainer == placement.engine:
+        held["the sampling process's weights, and the snapshot it samples from"] = 2 * n * width
+    copies = {"bfloat16 copy of the weights": n * compute} if compute < width else {}
+    updating = held | copies | {
+        "gradients": n * width,
         "activations of a micro-batch": float(
             rows * tokens * shape["layers"] * (10 * shape["hidden"] + 4 * shape["intermediate"]) * compute
         ),
         "logits": 4.0 * min(HEAD_LOGITS, rows * config.sampling_max_tokens * shape["vocabulary"]),
-    }
-    if config.kl_coef:
-        memory["reference model"] = float(n * wide)
-    if config.async_steps:
-        memory["the sampling process's weights, and the snapshot it samples from"] = 2.0 * n * wide
-    if engine_kind(engine).share is not None:  # it samples in the trainer's memory
-        sequences = min(config.rollout_batch_size, config.max_batch_size or 256)
-        memory["key-value cache of sampling"] = float(
-            sequences * tokens * shape["layers"] * 2 * shape["kv_width"] * compute
+    }  # fmt: skip
+    if engine_kind(engine).share is None or config.async_steps:
+        return updating, held
+    sequences = min(config.rollout_batch_size, config.max_batch_size or 256)
+    return updating, held | copies | {"key-value cache": sequences * tokens * _cached_bytes(shape, compute)}
+
+
+def _divided(
+    plan: MemoryPlan, config: TrainingConfig, shape: Mapping[str, int], *, of: float, shared: bool
+) -> MemoryPlan:
+    """Settle vLLM's share of its device of so many bytes. If the trainer is there too, vLLM gets what it leaves.
+
+    The optimizer's state stays on the device if there is room for it beside vLLM with a cache for a whole batch.
+    """
+    width = 4 if config.dtype == "float32" else 2
+    response = (GUESSED_PROMPT + config.sampling_max_tokens) * _cached_bytes(shape, width)
+    least = shape["parameters"] * width + WORKSPACE + response
+    wanted = config.gpu_memory_utilization or None
+    enough = least + (min(config.rollout_batch_size, 256) - 1) * response if wanted is None else wanted * of
+    room = of - sum(plan.sampling.values()) if shared else of
+    offload = shared and room < enough
+    if offload:
+        held = {name: bytes for name, bytes in plan.sampling.items() if name != "optimizer state"}
+        plan, room = replace(plan, sampling=held, offload_optimizer=True), of - sum(held.values())
+    most = max(math.floor(100 * room / of), 0) / 100
+    if wanted is not None and wanted > most:
+        raise RlvrError(
+            f"--gpu-memory-utilization {wanted:g} is more than the trainer leaves: {most:g} of {_size(of)}.",
+            "Use --gpu-memory-utilization auto: vLLM then takes what there is.",
         )
-    return memory
+    utilization = min(UTILIZATION, most) if wanted is None else wanted
+    if utilization * of < least:
+        raise RlvrError(
+            f"vLLM needs {_size(least)} for its weights and one response, and gets {_size(utilization * of)} of {_size(of)}.",
+            "Use --engine transformers, which samples from the trainer's weights, or a second GPU."
+            if shared
+            else "Raise --gpu-memory-utilization, or use a larger GPU.",
+        )
+    return replace(plan, utilization=utilization)
 
 
-def memory_line(memory: Mapping[str, float], *, engine: str, utilization: float | None) -> str:
-    """The estimate on one line, largest terms first; `utilization` is the share of its device that the engine takes."""
-    if not memory:
-        return "not known: the model's files are not on this machine"
-    parts = sorted(memory.items(), key=lambda item: -item[1])
-    text = f"about {_size(sum(memory.values()))}: " + ", ".join(f"{name} {_size(size)}" for name, size in parts)
-    return text + (
-        f"; in addition {engine_kind(engine).title} takes {utilization:.0%} of its device" if utilization else ""
+def _cached_bytes(shape: Mapping[str, int], width: int) -> float:
+    """Bytes of a token's keys and values."""
+    return float(shape["layers"] * 2 * shape["kv_width"] * width)
+
+
+def options_that_fit(
+    config: TrainingConfig, shape: Mapping[str, int], capacity: float, *, engine: str, rows: int
+) -> str | None:
+    """Return the options with which a run fits a GPU of this capacity; empty if it fits without any, None if it cannot."""
+    device = {"cuda:0": capacity}
+    for options, smaller, fewer in _smaller(config, rows):
+        try:
+            placement = place("auto", engine=engine, in_process=not config.async_steps, cuda_devices=[*device])
+            plan = memory_plan(smaller, shape, placement, engine=engine, rows=fewer, capacities=device)
+        except RlvrError:
+            continue
+        if plan.fits:
+            return " ".join(options)
+    return None
+
+
+def _smaller(config: TrainingConfig, rows: int) -> Iterator[tuple[list[str], TrainingConfig, int]]:
+    """Yield options that save memory, first none and those that cost least, with the config and the rows that they give."""
+    one_row = "--micro-batch-size 1"
+    if isinstance(config, GrpoConfig):
+        one_row = f"--gradient-accumulation-steps {config.train_batch_size}"
+    for dtype in dict.fromkeys([config.param_dtype, "bfloat16"]):
+        precision = [] if dtype == config.param_dtype else [f"--param-dtype {dtype}"]
+        for fewer in dict.fromkeys([rows, 1]):
+            yield precision + ([] if fewer == rows else [one_row]), replace(config, param_dtype=dtype), fewer
+
+
+def check_memory(
+    plan: MemoryPlan, config: TrainingConfig, shape: Mapping[str, int] | None, *, engine: str, rows: int
+) -> str:
+    """Return a note if the run will probably not fit; else, the empty string.
+
+    Raises:
+        RlvrError: the run cannot fit: weights, gradients and optimizer state alone exceed the memory of their device.
+    """
+    if plan.fits or not shape or plan.capacity is None:
+        return ""
+    options = options_that_fit(config, shape, plan.capacity, engine=engine, rows=rows)
+    advice = f"It should fit with {options}." if options else "Use a larger GPU, or a smaller model."
+    if plan.state > plan.capacity:
+        raise RlvrError(
+            f"Weights, gradients and optimizer state take {_size(plan.state)}, and the device has {_size(plan.capacity)}.",
+            advice,
+        )
+    return f"updates are estimated to need more memory than the {_size(plan.capacity)} of their device. {advice}"
+
+
+def memory_lines(plan: MemoryPlan, placement: Placement, *, engine: str) -> dict[str, str]:
+    """Return the plan's lines about memory."""
+    if not plan.updating:
+        return {"memory": "not known: the model's files are not on this machine"}
+    of = "" if plan.capacity is None else f" of the {_size(plan.capacity)} of {placement.trainer}"
+    lines = {"memory": f"about {_total(plan.updating, of)}"}
+    sampling = f"about {_total(plan.sampling)}"
+    if plan.offload_optimizer:
+        sampling += ", the optimizer state on the host"
+    if engine_kind(engine).share is None and placement.engine.startswith("cuda"):
+        sampling += f"; {engine_kind(engine).title} takes {plan.utilization:.0%} of {placement.engine}"
+    return lines | {"when sampling": sampling}
+
+
+def gpus_line(config: TrainingConfig, shape: Mapping[str, int], *, engine: str, rows: int) -> str:
+    """Say which GPUs the run fits, and what makes it fit the others."""
+    found = {name: options_that_fit(config, shape, bytes, engine=engine, rows=rows) for name, bytes in GPUS.items()}
+    return "; ".join(
+        f"{name} GB: {'too small' if options is None else f'with {options}' if options else 'fits'}"
+        for name, options in found.items()
     )
+
+
+def _total(sizes: Mapping[str, float], of: str = "") -> str:
+    largest_first = sorted(sizes.items(), key=lambda item: -item[1])
+    return f"{_size(sum(sizes.values()))}{of}: " + ", ".join(f"{name} {_size(bytes)}" for name, bytes in largest_first)
 
 
 def _size(bytes: float) -> str:

@@ -26,6 +26,21 @@ def make_optimizer(
     return torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused)
 
 
+@torch.no_grad()
+def move_state(optimizer: torch.optim.Optimizer, *, to_host: bool) -> None:
+    """Move the optimizer's state to the host's memory, or back to the devices of its parameters; values stay the same."""
+    for parameter, state in optimizer.state.items():
+        for name, tensor in state.items():
+            if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:  # the number of steps
+                continue
+            if not to_host:
+                state[name] = tensor.to(parameter.device, non_blocking=True)
+            elif tensor.device.type != "cpu":  # pinned memory is copied faster
+                state[name] = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def learning_rate_at(
     step: int, *, peak: float, num_steps: int, warmup_steps: int = 0, schedule: Schedule = "constant"
 ) -> float:

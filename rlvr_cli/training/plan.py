@@ -8,29 +8,35 @@ from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared import TrainingConfig
-from rlvr_cli.models.device import on_cuda
 from rlvr_cli.models.identity import model_path, model_shape
-from rlvr_cli.samplers.open import engine_kind
 from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.policy_gradient import Loss
-from rlvr_cli.training.memory import memory_estimate, memory_line
+from rlvr_cli.training.memory import check_memory, gpus_line, memory_lines
+from rlvr_cli.training.placement import placement_line
+from rlvr_cli.training.session import Inputs
 from rlvr_cli.types import SamplingParams
 
 FEW_UPDATES = 10  # with fewer, `rlvr sft` notes that the model will hardly change
 
 
-def print_plan(lines: Mapping[str, str], config: TrainingConfig, *, engine: str, rows: int) -> None:
-    """Print the plan and the memory estimate.
+def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs, *, rows: int) -> None:
+    """Print the plan, the devices and their memory; with --dry-run also which GPUs the run fits.
 
     Args:
-        rows: rows of a micro-batch.
+        rows: responses in a micro-batch.
+
+    Raises:
+        RlvrError: the run cannot fit its device.
     """
-    for name, value in lines.items():
+    engine, shape = inputs.engine.name, model_shape(model_path(config.model))
+    more = {"devices": placement_line(inputs.placement, engine=engine)}
+    more |= memory_lines(inputs.memory, inputs.placement, engine=engine)
+    if config.dry_run and shape:
+        more["GPUs"] = gpus_line(config, shape, engine=engine, rows=rows)
+    for name, value in (*lines.items(), *more.items()):
         console.say(f"{name:<14} {value}")
-    path, on_gpu = model_path(config.model), on_cuda(config.device)
-    memory = memory_estimate(config, model_shape(path), rows=rows, engine=engine, on_gpu=on_gpu)
-    utilization = config.gpu_memory_utilization if engine_kind(engine).share is None and on_gpu else None
-    console.say(f"{'memory':<14} {memory_line(memory, engine=engine, utilization=utilization)}")
+    if note := check_memory(inputs.memory, config, shape, engine=engine, rows=rows):
+        console.say(f"note: {note}")
 
 
 def sft_plan(

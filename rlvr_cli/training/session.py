@@ -14,7 +14,8 @@ from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.models.identity import model_facts
+from rlvr_cli.models.device import cuda_devices, resolve_device
+from rlvr_cli.models.identity import model_facts, model_path, model_shape
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import Advantages, sample_groups
 from rlvr_cli.rollouts.grading import grader_pool
@@ -22,6 +23,8 @@ from rlvr_cli.rollouts.inputs import input_facts, load_questions
 from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.samplers.open import Engine, choose_engine, sampler_facts
 from rlvr_cli.terminal import console
+from rlvr_cli.training.memory import MemoryPlan, memory_plan
+from rlvr_cli.training.placement import Placement, place
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example, Rollout
 
@@ -35,19 +38,23 @@ class Inputs:
     eval_dataset: Dataset | None  # the evaluation questions
     pool: GraderPool  # not started yet
     engine: Engine
+    placement: Placement
+    memory: MemoryPlan
     facts: dict[str, Any]  # for run.json
 
 
 def load_inputs(
-    config: TrainingConfig, *, questions_per_batch: int, more_facts: dict[str, Any] | None = None
+    config: TrainingConfig, *, questions_per_batch: int, rows: int, more_facts: dict[str, Any] | None = None
 ) -> Inputs:
     """Load the inputs of `rlvr ei` or `rlvr grpo`.
 
     Args:
+        rows: responses in a micro-batch.
         more_facts: further facts for run.json.
 
     Raises:
-        RlvrError: questions cannot be read or are too few, or prompt, grader or engine are unknown.
+        RlvrError: questions cannot be read or are too few, prompt, grader or engine are unknown, or a device is missing or
+            too small.
     """
     template = load_prompt(config.prompt)
     dataset = load_questions(config, purpose="train")
@@ -71,7 +78,31 @@ def load_inputs(
         grader=pool.spec,
         engine=engine.name,
     ) | (more_facts or {})
-    return Inputs(template, dataset.examples, eval_dataset, pool, engine, facts)
+    return Inputs(
+        template,
+        dataset.examples,
+        eval_dataset,
+        pool,
+        engine,
+        *divide_devices(config, engine=engine.name, rows=rows),
+        facts,
+    )
+
+
+def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[Placement, MemoryPlan]:
+    """Place trainer and engine on the devices of this machine, and plan their memory.
+
+    Args:
+        rows: responses in a micro-batch.
+
+    Raises:
+        RlvrError: there is no such device, or it is too small.
+    """
+    resolve_device(config.device)
+    capacities = cuda_devices()
+    placement = place(config.device, engine=engine, in_process=not config.async_steps, cuda_devices=[*capacities])
+    shape = model_shape(model_path(config.model))
+    return placement, memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=capacities)
 
 
 def load_eval_dataset(config: TrainingConfig) -> Dataset | None:
@@ -107,6 +138,8 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             config,
             run,
             engine=inputs.engine.name,
+            placement=inputs.placement,
+            memory=inputs.memory,
             num_updates=num_updates,
             eval_dataset=inputs.eval_dataset,
             template=inputs.template,

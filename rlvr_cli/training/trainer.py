@@ -30,7 +30,9 @@ from rlvr_cli.runs.sums import sums_of
 from rlvr_cli.terminal import console
 from rlvr_cli.training.checkpoints import check_space_for_training, load_checkpoint, save_checkpoint
 from rlvr_cli.training.evaluation import Evaluator
+from rlvr_cli.training.memory import MemoryPlan
 from rlvr_cli.training.optimizer import learning_rate_at, make_optimizer
+from rlvr_cli.training.placement import Placement
 from rlvr_cli.training.time_limit import TimeLimit
 from rlvr_cli.training.update import UpdateOptions, train_update
 from rlvr_cli.training.weight_sync import Snapshot, WeightSync
@@ -57,6 +59,8 @@ class Trainer:
         run: RunDir,
         *,
         engine: str,
+        placement: Placement,
+        memory: MemoryPlan,
         num_updates: int,
         eval_dataset: Dataset | None,
         template: PromptTemplate,
@@ -68,6 +72,7 @@ class Trainer:
         Args:
             config: the options of a training command.
             engine: the sampling engine; `transformers` samples from the trainer's own weights.
+            placement, memory: where trainer and engine compute, and how they divide a device.
             num_updates: total number of updates, for the learning-rate schedule.
             eval_dataset: the evaluation questions; None for no evaluations.
         """
@@ -92,7 +97,8 @@ class Trainer:
         self._mismatch_said = False
         self._skipped_in_a_row = 0
         self._saved: tuple[int, dict[str, int]] = (0, {})
-        self.weights = WeightSync(config, engine=engine)
+        self._device = placement.trainer
+        self.weights = WeightSync(config, engine=engine, placement=placement, memory=memory)
         try:
             self._load()
         except BaseException:
@@ -102,7 +108,7 @@ class Trainer:
     def _load(self) -> None:
         """Load model and optimizer, and restore the last checkpoint."""
         config = self.config
-        self.policy = load_policy(model_path(config.model), dtype=config.param_dtype, device=config.device)
+        self.policy = load_policy(model_path(config.model), dtype=config.param_dtype, device=self._device)
         self.tokenizer = self.policy.tokenizer
         if self.policy.device.type == "mps":
             raise RlvrError("Training does not run on mps: it needs float64, which mps lacks.", "Use --device cpu.")
@@ -113,7 +119,7 @@ class Trainer:
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
         )
-        self.weights.attach(self.policy)
+        self.weights.attach(self.policy, self.optimizer)
         if self.evaluator is not None:
             _ = self.sampler  # an engine that cannot sample from this model says so now
         checkpoint, self.notices = load_checkpoint(self.run.path, policy=self.policy, optimizer=self.optimizer)

@@ -9,13 +9,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
+import torch
 from torch import Tensor
 
 from rlvr_cli.config.shared import TrainingConfig
-from rlvr_cli.models.device import other_cuda_device
+from rlvr_cli.models.device import visible_as_only
 from rlvr_cli.models.policy import Policy, distinct_tensors
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.samplers.process import SamplingProcess
+from rlvr_cli.training.memory import MemoryPlan
+from rlvr_cli.training.optimizer import move_state
+from rlvr_cli.training.placement import Placement
 from rlvr_cli.types import Sampler
 
 _LAGGING = "lagging/"  # prefix of a `Snapshot`'s weights in a checkpoint's tensors
@@ -60,32 +64,43 @@ class WeightSync:
         snapshot: the weights that the next rollouts are sampled with, if not the current ones.
     """
 
-    def __init__(self, config: TrainingConfig, *, engine: str) -> None:
+    def __init__(self, config: TrainingConfig, *, engine: str, placement: Placement, memory: MemoryPlan) -> None:
         """Open the engine, unless it shares the trainer's model; it must take its share of memory before the trainer loads."""
         self.config = config
         self.process: SamplingProcess | None = None
         self.snapshot: Snapshot | None = None
         self._sampler: Sampler | None = None
-        self._settings, kind = settings_of(config), engine_kind(engine)
+        kind = engine_kind(engine)
+        self._settings = replace(
+            settings_of(config),
+            device=placement.engine,
+            gpu_memory_utilization=memory.utilization,
+            sleep_mode=kind.share is None and not config.async_steps and placement.trainer == placement.engine,
+        )
+        self._offload = memory.offload_optimizer
+        self._optimizer: torch.optim.Optimizer | None = None
         self._share = None if config.async_steps else kind.share
         self._synced = -1  # the version that the sampler serves
         if config.async_steps:
             self._sampler = self.process = self._start_process(engine)
         elif self._share is None:
-            # Such an engine takes the first device: it must sleep if the trainer is there too.
-            on_first = config.device in ("auto", "cuda", "cuda:0")
-            self._sampler = kind.open(replace(self._settings, device="auto", sleep_mode=on_first))
+            self._sampler = kind.open(self._settings)
             self._sampler.sleep()
 
     def _start_process(self, engine: str) -> SamplingProcess:
-        config = self.config
-        apart = other_cuda_device(config.device)
-        settings = self._settings if apart is None else replace(self._settings, device="cuda")
-        return SamplingProcess(engine, asdict(settings) | {"param_dtype": config.param_dtype}, visible_devices=apart)
+        settings, only = self._settings, None
+        if settings.device.startswith("cuda"):
+            settings, only = replace(settings, device="cuda"), visible_as_only(settings.device)
+        options = asdict(settings) | {"param_dtype": self.config.param_dtype}
+        return SamplingProcess(engine, options, visible_devices=only)
 
-    def attach(self, policy: Policy) -> None:
-        """Use this policy's weights from now on. The embedded engine samples from the policy's model itself, without a copy."""
-        self.policy = policy
+    def attach(self, policy: Policy, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Use this policy's weights from now on. The embedded engine samples from the policy's model itself, without a copy.
+
+        Args:
+            optimizer: its state is moved out of the way of an engine that needs the room (`MemoryPlan.offload_optimizer`).
+        """
+        self.policy, self._optimizer = policy, optimizer
 
     @property
     def sampler(self) -> Sampler:
@@ -95,14 +110,22 @@ class WeightSync:
         return self._sampler
 
     def sleep(self) -> None:
-        """Let the engine, if it is open, release its device memory until it is needed again."""
+        """Let the engine, if it is open, release its device memory until it is needed again: before the trainer computes."""
         if self._sampler is not None:
             self._sampler.sleep()
+        if self._settings.sleep_mode:
+            self._synced = -1  # the engine has no weights when it wakes
+        self._move_optimizer_state(to_host=False)
+
+    def _move_optimizer_state(self, *, to_host: bool) -> None:
+        if self._offload and self._optimizer is not None:
+            move_state(self._optimizer, to_host=to_host)
 
     def sync(self, version: int) -> float:
         """Load the policy's weights into the sampler and verify them. Returns seconds."""
         started = time.perf_counter()
         if self._synced != version:
+            self._move_optimizer_state(to_host=True)
             self.sampler.load_weights(self.policy, version)
             self._synced = version
         return time.perf_counter() - started

@@ -122,6 +122,24 @@ def test_resume_takes_the_stored_config_and_names_what_differs():
         resume(resolve(EvalConfig, flags={"resume": "r", "num_samples": 4, "seed": 1}, command="eval"), stored, run="r")
 
 
+def test_auto_is_a_word_for_a_number_that_is_chosen(tmp_path):
+    """It overrides a file's number and a stored one, and only where an option has it."""
+    known = {f.name: f for f in options(GrpoConfig)}
+    assert read_value(known["gpu_memory_utilization"], "auto") == 0.0
+    assert read_value(known["gpu_memory_utilization"], "0.4") == 0.4
+    with pytest.raises(RlvrError, match="--learning-rate is 'auto'"):
+        read_value(known["learning_rate"], "auto")
+    file = tmp_path / "c.toml"
+    file.write_text('gpu_memory_utilization = "auto"\n')
+    assert resolve(GrpoConfig, flags={"config": str(file)}, command="grpo").gpu_memory_utilization == 0.0
+    file.write_text("gpu_memory_utilization = 0.4\n")
+    assert resolve(GrpoConfig, flags={"config": str(file)}, command="grpo").gpu_memory_utilization == 0.4
+    flags = {"config": str(file), "gpu_memory_utilization": 0.0}
+    given = resolve(GrpoConfig, flags=flags, command="grpo")
+    assert given.gpu_memory_utilization == 0.0
+    assert resume(given, {"gpu_memory_utilization": 0.85}, run="r").gpu_memory_utilization == 0.0
+
+
 @pytest.mark.parametrize(
     ("config", "values"),
     [
@@ -129,7 +147,7 @@ def test_resume_takes_the_stored_config_and_names_what_differs():
         (EvalConfig, {"grader_timeout": float("inf")}),
         (EvalConfig, {"limit": 10**30}),
         (EvalConfig, {"engine": "transformers", "max_model_len": 64}),
-        *((c, {"gpu_memory_utilization": value}) for c in (EvalConfig, EiConfig, GrpoConfig) for value in (0.0, 2.0)),
+        *((c, {"gpu_memory_utilization": value}) for c in (EvalConfig, EiConfig, GrpoConfig) for value in (-0.1, 2.0)),
         *((c, {"max_model_len": 0}) for c in (EvalConfig, EiConfig, GrpoConfig)),
         *((c, {"max_batch_size": 0}) for c in (EvalConfig, SftConfig, EiConfig, GrpoConfig)),
         *((c, {"seed": -1}) for c in (EvalConfig, SftConfig, EiConfig, GrpoConfig)),

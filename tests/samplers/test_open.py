@@ -52,6 +52,13 @@ def test_without_a_model_the_built_in_one_is_used_and_its_name_mentions_the_opti
     assert model_facts("m", base_url="http://h/v1") == {"name": "m", "endpoint": "http://h/v1"}
 
 
+def test_vllm_is_not_put_on_another_gpu_than_it_was_asked_for(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(RlvrError, match="not on cuda:1") as caught:
+        open_sampler("vllm", EngineSettings("", device="cuda:1"))
+    assert "CUDA_VISIBLE_DEVICES=5" in caught.value.hint
+
+
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
 def test_a_tiny_model_on_the_cpu_takes_one_thread(dtype):
     import torch

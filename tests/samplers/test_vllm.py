@@ -525,8 +525,24 @@ def test_in_bfloat16_a_step_too_small_for_the_bound_still_shows_a_stale_engine(e
     assert len(c.logprobs) == c.num_tokens
 
 
+def recorded(llm, *names, into):
+    """Note the calls of these methods of vLLM's."""
+
+    def noting(name, method):
+        def call(*args, **kwargs):
+            shown = ", ".join(f"{k}={v!r}" for k, v in kwargs.items() if k in ("level", "tags"))
+            into.append(f"{name}({shown})" if shown else name)
+            return method(*args, **kwargs)
+
+        return call
+
+    for name in names:
+        setattr(llm, name, noting(name, getattr(llm, name)))
+    return into
+
+
 @vllm
-def test_it_wakes_for_samples_and_for_weights(engines, model_dirs, model):
+def test_asleep_it_has_no_weights_and_it_wakes_for_new_ones(engines, model_dirs, model):
     engines("tied").close()
     sampler = open_sampler(
         "vllm", EngineSettings(str(model_dirs["tied"]), gpu_memory_utilization=0.05, sleep_mode=True)
@@ -545,18 +561,23 @@ def test_it_wakes_for_samples_and_for_weights(engines, model_dirs, model):
         reseed()
         stream = sampler.sample(requests, params)
         next(stream)
+        calls = recorded(sampler.llm, "sleep", "wake_up", "collective_rpc", "reset_prefix_cache", into=[])
         sampler.sleep()
         sampler.sleep()
         assert sampler.llm.llm_engine.is_sleeping()
         assert list(stream) == []
-        assert collect(sampler, requests, params) == before
+        with pytest.raises(RlvrError, match="it slept, and its weights were discarded"):
+            next(sampler.sample(requests, params))
+        sampler.load_weights(Policy(model), 0)
+        # The weights fit before there is a cache, which vLLM may map only when their second copy is gone.
+        assert calls == [
+            "sleep(level=2)", "wake_up(tags=['weights'])", "collective_rpc", "wake_up(tags=['kv_cache'])", "reset_prefix_cache",
+        ]  # fmt: skip
         assert not sampler.llm.llm_engine.is_sleeping()
+        assert collect(sampler, requests, params) == before
         sampler.sleep()
         nudge(model, 0.05)
-        asleep = []  # whether the engine sleeps when the new weights are read
-        model.register_state_dict_pre_hook(lambda *_: asleep.append(sampler.llm.llm_engine.is_sleeping()))
         sampler.load_weights(Policy(model), 1)
-        assert asleep == [False]
         assert draws() == expected
         for c in sampler.sample(requests, SamplingParams(max_tokens=16, min_tokens=0, stop=())):
             assert c.logprobs == pytest.approx(torch_logprobs(model, c, SamplingParams(min_tokens=0), -1), abs=1e-4)

@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.models.policy import Policy, distinct_tensors
+from rlvr_cli.samplers.open import ENGINES, EngineKind
+from rlvr_cli.training.memory import MemoryPlan
+from rlvr_cli.training.optimizer import make_optimizer, move_state
+from rlvr_cli.training.placement import Placement
 from rlvr_cli.training.weight_sync import Snapshot, WeightSync
 
 
@@ -28,7 +33,7 @@ def train(policy):
 
 
 def test_a_snapshot_stays_while_the_policy_is_trained(policy):
-    sync = WeightSync(GrpoConfig(), engine="transformers")
+    sync = WeightSync(GrpoConfig(), engine="transformers", placement=Placement("cpu", "cpu"), memory=MemoryPlan({}, {}))
     sync.attach(policy)
     before = weights_of(policy)
     sync.snapshot_policy(3)
@@ -49,3 +54,94 @@ def test_a_loaded_snapshot_gives_the_policy_back(policy):
     with pytest.raises(KeyError), lagging.loaded_into(policy):
         raise KeyError
     assert same(weights_of(policy), current), "after an error, too"
+
+
+class Engine:
+    """An engine with memory of its own that writes down what is asked of it."""
+
+    engine, seeding, notes, arrived, worked_seconds = "own", "per-request", (), (), None
+
+    def __init__(self, settings):
+        self.settings, self.asked = settings, []
+
+    def load_weights(self, policy, policy_version):
+        self.asked.append(("load", policy_version, [*where_state_is(self.optimizer)]))
+
+    def sleep(self):
+        self.asked.append("sleep")
+
+    def close(self):
+        self.asked.append("close")
+
+
+def where_state_is(optimizer):
+    return {tensor.device.type for state in optimizer.state.values() for tensor in state.values() if tensor.dim()}
+
+
+@pytest.fixture
+def own_engine(monkeypatch):
+    monkeypatch.setitem(ENGINES, "own", EngineKind("own", Engine))
+    return "own"
+
+
+def test_an_engine_on_the_trainers_device_sleeps_and_gets_the_weights_again_when_it_wakes(policy, own_engine):
+    sync = WeightSync(
+        GrpoConfig(),
+        engine=own_engine,
+        placement=Placement("cuda:0", "cuda:0"),
+        memory=MemoryPlan({}, {}, utilization=0.4),
+    )
+    engine = sync.sampler
+    assert (engine.settings.sleep_mode, engine.settings.device) == (True, "cuda:0")
+    assert engine.settings.gpu_memory_utilization == 0.4
+    engine.optimizer = make_optimizer(policy, learning_rate=0.1)
+    sync.attach(policy, engine.optimizer)
+    sync.sync(0)
+    sync.sync(0)
+    sync.sleep()
+    sync.sync(0)
+    sync.close()
+    assert engine.asked == ["sleep", ("load", 0, []), "sleep", ("load", 0, []), "close"]
+
+
+def test_an_engine_on_its_own_device_never_sleeps_and_keeps_its_weights(policy, own_engine):
+    sync = WeightSync(
+        GrpoConfig(), engine=own_engine, placement=Placement("cuda:1", "cuda:0"), memory=MemoryPlan({}, {})
+    )
+    engine = sync.sampler
+    assert not engine.settings.sleep_mode
+    engine.optimizer = make_optimizer(policy, learning_rate=0.1)
+    sync.attach(policy, engine.optimizer)
+    sync.sync(3)
+    sync.sleep()
+    sync.sync(3)
+    assert [asked for asked in engine.asked if asked != "sleep"] == [("load", 3, [])]
+
+
+def test_the_optimizer_state_is_on_the_host_while_the_engine_samples(own_engine, policy):
+    """On fake CUDA tensors, which have a device and no values."""
+    sync = WeightSync(
+        GrpoConfig(), engine=own_engine, placement=Placement("cuda:0", "cuda:0"), memory=MemoryPlan({}, {}, offload_optimizer=True)
+    )  # fmt: skip
+    engine = sync.sampler
+    with FakeTensorMode():
+        weight = torch.nn.Parameter(torch.empty(4, device="cuda"))
+        optimizer = engine.optimizer = torch.optim.AdamW([weight])
+        optimizer.state[weight] = {"step": torch.empty(()), "exp_avg": torch.empty(4, device="cuda")}
+        sync.attach(policy, optimizer)
+        sync.sync(0)
+        assert engine.asked[-1] == ("load", 0, ["cpu"])
+        sync.sleep()
+        assert where_state_is(optimizer) == {"cuda"}
+
+
+def test_moving_the_optimizer_state_changes_no_value(policy):
+    optimizer = make_optimizer(policy, learning_rate=0.1)
+    for parameter in policy.trainable_parameters().values():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    before = {id(t): t.clone() for state in optimizer.state.values() for t in state.values()}
+    move_state(optimizer, to_host=True)
+    move_state(optimizer, to_host=False)
+    after = [t for state in optimizer.state.values() for t in state.values()]
+    assert all(torch.equal(t, old) for t, old in zip(after, before.values(), strict=True))

@@ -1,0 +1,186 @@
+"""The memory plan: terms by hand, a device that trainer and vLLM share, and what makes a run fit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlvr_cli.config.ei import EiConfig
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.training.memory import (
+    CONTEXT,
+    GPUS,
+    WORKSPACE,
+    check_memory,
+    gpus_line,
+    memory_lines,
+    memory_plan,
+    options_that_fit,
+)
+from rlvr_cli.training.placement import place
+
+GIB = 2**30
+QWEN_05B = {
+    "parameters": 494_032_768, "layers": 24, "hidden": 896, "intermediate": 4864, "kv_width": 128, "vocabulary": 151936
+}  # fmt: skip
+QWEN_15B = {
+    "parameters": 1_543_714_304, "layers": 28, "hidden": 1536, "intermediate": 8960, "kv_width": 256, "vocabulary": 151936
+}  # fmt: skip
+QWEN_7B = {
+    "parameters": 7_615_616_512, "layers": 28, "hidden": 3584, "intermediate": 18944, "kv_width": 512, "vocabulary": 152064
+}  # fmt: skip
+
+
+def plan_of(config, shape, *capacities, engine="vllm", rows=2):
+    devices = {f"cuda:{i}": float(capacity) for i, capacity in enumerate(capacities)}
+    placement = place(config.device, engine=engine, in_process=not config.async_steps, cuda_devices=[*devices])
+    return memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=devices)
+
+
+def test_terms_by_hand():
+    shape = {"parameters": 1000, "layers": 2, "hidden": 8, "intermediate": 16, "kv_width": 4, "vocabulary": 32}
+    config = GrpoConfig(sampling_max_tokens=44, rollout_batch_size=256, kl_coef=0.1)
+    plan = plan_of(config, shape, engine="transformers", rows=3)
+    assert plan.updating == {
+        "weights": 4000,
+        "gradients": 4000,
+        "optimizer state": 8000,
+        "reference model": 4000,
+        "activations of a micro-batch": 3 * 300 * 2 * (80 + 64) * 4,
+        "logits": 4 * 3 * 44 * 32,
+    }
+    assert plan.sampling == {
+        "weights": 4000, "optimizer state": 8000, "reference model": 4000, "key-value cache": 256 * 300 * 2 * 2 * 4 * 4
+    }  # fmt: skip
+    assert plan.fits
+    on_gpu = plan_of(config, shape, GIB * 80, engine="transformers", rows=3)
+    halved = {"activations of a micro-batch": 3 * 300 * 2 * (80 + 64) * 2}
+    assert on_gpu.updating == {
+        **plan.updating, **halved, "CUDA": CONTEXT, "bfloat16 copy of the weights": 2000
+    }  # fmt: skip
+    half = plan_of(GrpoConfig(param_dtype="bfloat16"), shape, GIB * 80, engine="transformers")
+    assert (half.updating["weights"], half.updating["optimizer state"]) == (2000, 4000)
+    assert "bfloat16 copy of the weights" not in half.updating
+
+
+def test_beside_the_trainer_vllm_gets_what_it_leaves():
+    """1.5B in float32 on 80 GB: 5.8 GiB of weights, 11.5 of moments and 1.5 of CUDA leave 60.4 of 79.2 GiB."""
+    plan = plan_of(GrpoConfig(), QWEN_15B, 79.2 * GIB)
+    assert plan.utilization == 0.76
+    assert not plan.offload_optimizer
+    held = sum(plan.sampling.values())
+    assert held == QWEN_15B["parameters"] * 12 + CONTEXT
+    assert held + plan.utilization * 79.2 * GIB <= 79.2 * GIB
+    assert plan_of(GrpoConfig(), QWEN_15B, 79.2 * GIB, 79.2 * GIB).utilization == 0.85
+
+
+def test_the_optimizer_state_makes_room_for_the_cache_of_a_batch():
+    """0.5B on 12 GiB: with the moments 5.0 GiB are left, and 256 responses of 1,280 tokens take 0.9 + 1 + 3.8."""
+    config = GrpoConfig()
+    plan = plan_of(config, QWEN_05B, 12 * GIB)
+    assert plan.offload_optimizer
+    assert "optimizer state" not in plan.sampling
+    assert "optimizer state" in plan.updating
+    assert plan.utilization == pytest.approx((12 - 494_032_768 * 4 / GIB - 1.5) / 12, abs=0.01)
+    assert not plan_of(config, QWEN_05B, 16 * GIB).offload_optimizer
+    assert not plan_of(
+        GrpoConfig(rollout_batch_size=8, train_batch_size=8, gradient_accumulation_steps=4), QWEN_05B, 12 * GIB
+    ).offload_optimizer
+    lines = memory_lines(plan, place("auto", engine="vllm", in_process=True, cuda_devices=["cuda:0"]), engine="vllm")
+    assert lines["when sampling"].endswith("the optimizer state on the host; vLLM takes 72% of cuda:0")
+
+
+def test_what_is_asked_for_is_taken_or_refused():
+    assert plan_of(GrpoConfig(gpu_memory_utilization=0.3), QWEN_15B, 79.2 * GIB).utilization == 0.3
+    assert plan_of(GrpoConfig(gpu_memory_utilization=0.9), QWEN_15B, 79.2 * GIB, 79.2 * GIB).utilization == 0.9
+    offloading = plan_of(GrpoConfig(gpu_memory_utilization=0.85), QWEN_15B, 79.2 * GIB)
+    assert (offloading.utilization, offloading.offload_optimizer) == (0.85, True)
+    with pytest.raises(RlvrError, match=r"0\.95 is more than the trainer leaves: 0\.9 of 79\.2 GiB"):
+        plan_of(GrpoConfig(gpu_memory_utilization=0.95), QWEN_15B, 79.2 * GIB)
+    with pytest.raises(RlvrError, match=r"vLLM needs 3\.9 GiB .* and gets 811 MiB of 79\.2 GiB"):
+        plan_of(GrpoConfig(gpu_memory_utilization=0.01), QWEN_15B, 79.2 * GIB, 79.2 * GIB)
+
+
+def test_a_model_that_leaves_nothing_for_vllm_is_refused():
+    with pytest.raises(RlvrError, match="vLLM needs") as caught:
+        plan_of(GrpoConfig(param_dtype="bfloat16"), QWEN_7B, 23.6 * GIB)
+    assert "--engine transformers" in caught.value.hint
+
+
+def test_without_the_sizes_vllm_takes_little_beside_the_trainer():
+    assert plan_of(GrpoConfig(), None, 80 * GIB).utilization == 0.3
+    assert plan_of(GrpoConfig(), None, 80 * GIB, 80 * GIB).utilization == 0.85
+    assert plan_of(GrpoConfig(gpu_memory_utilization=0.5), None, 80 * GIB).utilization == 0.5
+    assert memory_lines(
+        plan_of(GrpoConfig(), None), place("cpu", engine="vllm", in_process=True, cuda_devices=[]), engine="vllm"
+    ) == {"memory": "not known: the model's files are not on this machine"}
+
+
+def test_a_run_that_cannot_fit_is_refused_and_one_that_will_hardly_fit_is_noted():
+    config, gpu = GrpoConfig(), 79.2 * GIB
+    plan = plan_of(config, QWEN_7B, gpu, engine="transformers")
+    with pytest.raises(RlvrError, match=r"take 113\.5 GiB, and the device has 79\.2 GiB") as caught:
+        check_memory(plan, config, QWEN_7B, engine="transformers", rows=2)
+    assert caught.value.hint == "It should fit with --param-dtype bfloat16."
+    tight = plan_of(config, QWEN_15B, 30 * GIB, engine="transformers")
+    note = check_memory(tight, config, QWEN_15B, engine="transformers", rows=2)
+    assert note == (
+        "updates are estimated to need more memory than the 30.0 GiB of their device. It should fit with --param-dtype bfloat16."
+    )
+    assert check_memory(plan_of(config, QWEN_15B, gpu), config, QWEN_15B, engine="vllm", rows=2) == ""
+    tiny = plan_of(config, QWEN_7B, 8 * GIB, engine="transformers")
+    with pytest.raises(RlvrError) as caught:
+        check_memory(tiny, config, QWEN_7B, engine="transformers", rows=2)
+    assert caught.value.hint == "Use a larger GPU, or a smaller model."
+
+
+@pytest.mark.parametrize(
+    ("config", "option"),
+    [
+        (GrpoConfig(gradient_accumulation_steps=8), "--gradient-accumulation-steps 256"),
+        (SftConfig(), "--micro-batch-size 1"),
+        (EiConfig(), "--micro-batch-size 1"),
+    ],
+)
+def test_smaller_micro_batches_come_first(config, option):
+    assert options_that_fit(config, QWEN_15B, 40 * GIB, engine="transformers", rows=32) == option
+    assert options_that_fit(config, QWEN_15B, 80 * GIB, engine="transformers", rows=2) == ""
+    assert options_that_fit(config, QWEN_7B, 8 * GIB, engine="transformers", rows=2) is None
+
+
+def test_the_dry_run_says_which_gpus_fit():
+    assert gpus_line(GrpoConfig(), QWEN_15B, engine="vllm", rows=2) == (
+        "24 GB: with --param-dtype bfloat16; 48 GB: fits; 80 GB: fits"
+    )
+    assert gpus_line(GrpoConfig(), QWEN_7B, engine="transformers", rows=2) == (
+        "24 GB: too small; 48 GB: too small; 80 GB: with --param-dtype bfloat16"
+    )
+
+
+@given(
+    st.sampled_from([QWEN_05B, QWEN_15B, QWEN_7B]),
+    st.floats(4, 200),
+    st.sampled_from(["float32", "bfloat16"]),
+    st.sampled_from([0.0, 0.3, 0.85]),
+)
+def test_trainer_and_vllm_fit_a_shared_device_together(shape, capacity, dtype, utilization):
+    config = GrpoConfig(param_dtype=dtype, gpu_memory_utilization=utilization)
+    try:
+        plan = plan_of(config, shape, capacity * GIB)
+    except RlvrError:
+        return
+    assert sum(plan.sampling.values()) + plan.utilization * capacity * GIB <= capacity * GIB
+    assert plan.utilization * capacity * GIB >= shape["parameters"] * 2 + WORKSPACE
+    assert utilization in (0, plan.utilization)
+
+
+@pytest.mark.parametrize("shape", [QWEN_05B, QWEN_15B, QWEN_7B])
+@pytest.mark.parametrize("capacity", GPUS.values())
+def test_advice_is_true(shape, capacity):
+    """A run with the options that are named does fit."""
+    options = options_that_fit(GrpoConfig(), shape, capacity, engine="vllm", rows=2)
+    if options is not None:
+        dtype = "bfloat16" if "bfloat16" in options else "float32"
+        rows = 1 if "--gradient-accumulation-steps" in options else 2
+        assert plan_of(GrpoConfig(param_dtype=dtype), shape, capacity, rows=rows).fits

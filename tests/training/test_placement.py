@@ -1,0 +1,82 @@
+"""Which device computes what, by hand for every kind of machine, and for all of them: no device is given twice by accident."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.training.placement import Placement, place, placement_line
+
+
+def gpus(number):
+    return [f"cuda:{i}" for i in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("device", "engine", "in_process", "number", "trainer", "sampler"),
+    [
+        # No GPU: everything on the CPU, whatever the engine.
+        ("auto", "transformers", True, 0, "cpu", "cpu"),
+        ("auto", "vllm", True, 0, "cpu", "cpu"),
+        ("auto", "vllm", False, 0, "cpu", "cpu"),
+        ("mps", "transformers", True, 0, "mps", "mps"),
+        # One GPU: they take turns.
+        ("auto", "transformers", True, 1, "cuda:0", "cuda:0"),
+        ("auto", "vllm", True, 1, "cuda:0", "cuda:0"),
+        ("auto", "transformers", False, 1, "cuda:0", "cuda:0"),
+        ("cpu", "transformers", True, 1, "cpu", "cpu"),
+        ("cpu", "transformers", False, 1, "cpu", "cpu"),
+        ("cpu", "vllm", True, 1, "cpu", "cuda:0"),
+        ("cpu", "vllm", False, 1, "cpu", "cuda:0"),
+        # Two: vLLM in this process is always on the first, so the trainer takes the second.
+        ("auto", "vllm", True, 2, "cuda:1", "cuda:0"),
+        ("cuda", "vllm", True, 2, "cuda:0", "cuda:0"),
+        ("cuda:1", "vllm", True, 2, "cuda:1", "cuda:0"),
+        ("auto", "transformers", True, 2, "cuda:0", "cuda:0"),
+        ("cuda:1", "transformers", True, 2, "cuda:1", "cuda:1"),
+        # A process of its own can be anywhere: the device after the trainer's.
+        ("auto", "vllm", False, 2, "cuda:0", "cuda:1"),
+        ("cuda:1", "vllm", False, 2, "cuda:1", "cuda:0"),
+        ("cuda:1", "transformers", False, 8, "cuda:1", "cuda:2"),
+        ("cuda:7", "transformers", False, 8, "cuda:7", "cuda:0"),
+    ],
+)
+def test_by_hand(device, engine, in_process, number, trainer, sampler):
+    placed = place(device, engine=engine, in_process=in_process, cuda_devices=gpus(number))
+    assert (placed.trainer, placed.engine) == (trainer, sampler)
+    assert placed.unused == tuple(d for d in gpus(number) if d not in (trainer, sampler))
+
+
+def test_vllm_in_its_own_process_does_not_sleep_so_it_cannot_share_the_trainers_gpu():
+    with pytest.raises(RlvrError, match="cuda:0") as caught:
+        place("auto", engine="vllm", in_process=False, cuda_devices=gpus(1))
+    assert "--async-steps 0" in caught.value.hint
+
+
+@given(
+    st.sampled_from(["auto", "cpu", "cuda"]),
+    st.sampled_from(["transformers", "vllm"]),
+    st.booleans(),
+    st.integers(0, 9),
+)
+def test_on_any_machine(device, engine, in_process, number):
+    if device == "cuda" and not number:
+        return
+    try:
+        placed = place(device, engine=engine, in_process=in_process, cuda_devices=gpus(number))
+    except RlvrError:
+        assert (number, engine, in_process) == (1, "vllm", False)
+        return
+    used = {placed.trainer, placed.engine} - {"cpu"}
+    assert used <= set(gpus(number))
+    assert used | {*placed.unused} == set(gpus(number))
+    if number > 1 and device == "auto" and not (engine == "transformers" and in_process):
+        assert placed.trainer != placed.engine, "an engine with weights of its own gets a device of its own"
+    assert placed.shared == (placed.trainer == placed.engine and placed.trainer != "cpu")
+
+
+def test_the_plan_names_the_devices():
+    assert placement_line(Placement("cpu", "cpu"), engine="transformers") == "cpu, for training and transformers"
+    assert placement_line(Placement("cuda:1", "cuda:0", ("cuda:2", "cuda:3")), engine="vllm") == (
+        "cuda:1 for training, cuda:0 for vLLM; cuda:2, cuda:3 not used"
+    )
