@@ -275,6 +275,7 @@ def training_batch(
     log_probs_of = partial(
         compute_log_probs,
         micro_batch_size=config.micro_train_batch_size,
+        micro_batch_tokens=trainer.micro_batch_tokens,
         temperature=config.sampling_temperature,
         check=trainer.stop.check,
     )

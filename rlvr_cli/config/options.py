@@ -32,7 +32,7 @@ def knob(
     completes: str = "",
     argument: bool = False,
     free_on_resume: bool = False,
-    auto: bool = False,
+    auto: float | None = None,
 ) -> Any:
     """Declare a dataclass field as an option. The annotation gives its type; a Literal gives its choices.
 
@@ -43,7 +43,7 @@ def knob(
         completes: the kind of value that shell completion suggests, see `rlvr_cli.completion`; empty: the choices.
         argument: whether it is a positional argument.
         free_on_resume: whether a resumed run may change it.
-        auto: whether the word `auto` may be given for the default, a number that means that the value is chosen.
+        auto: the number for which the word `auto` may be given: it means that the value is chosen.
     """
     metadata = {
         "help": help,
@@ -123,8 +123,8 @@ def value_type(option: Field[Any]) -> ValueType:
 
 def read_value(option: Field[Any], text: str) -> Any:
     """Parse a value from the command line. Raises RlvrError if it does not fit the option's type or choices."""
-    if text == "auto" and option.metadata["auto"]:
-        return option.default
+    if text == "auto" and option.metadata["auto"] is not None:
+        return option.metadata["auto"]
     kind = value_type(option).kind
     try:
         value = kind(text)

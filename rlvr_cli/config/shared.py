@@ -59,7 +59,7 @@ class EngineOptions:
         "Share of its GPU's memory that vLLM uses. 0 or auto: 0.85, or, beside the trainer, what that leaves.",
         group="Model",
         free_on_resume=True,
-        auto=True,
+        auto=0.0,
     )
 
 
@@ -164,6 +164,21 @@ class OptimizationOptions:
     adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimization")
     weight_decay: float = knob(0.0, "AdamW's weight decay.", group="Optimization", at_least=0)
     max_grad_norm: float = knob(1.0, "Clip gradients to this norm.", group="Optimization", above=0)
+    micro_batch_tokens: int | None = knob(
+        None,
+        "Tokens per micro-batch, a shared prompt counted once, in place of a number of responses; auto: as many as fit the "
+        "device's memory. Does not change the result.",
+        group="Optimization",
+        free_on_resume=True,
+        at_least=0,
+        auto=0,
+    )
+    gradient_checkpointing: bool = knob(
+        False,
+        "Compute activations again in the backward pass instead of keeping them: less memory, more time, the same result.",
+        group="Optimization",
+        free_on_resume=True,
+    )
     max_skipped_updates: int = knob(
         3,
         "Stop the run after this many consecutive updates with non-finite gradients.",

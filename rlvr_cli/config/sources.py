@@ -141,8 +141,8 @@ def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
 
 
 def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
-    if value == "auto" and option.metadata["auto"]:
-        return option.default
+    if value == "auto" and option.metadata["auto"] is not None:
+        return option.metadata["auto"]
     kind, repeatable, *_ = value_type(option)
     items = value if repeatable and isinstance(value, list) else [value]
     right = [

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlvr_cli.models.device import autocast_context, autocast_dtype
 from rlvr_cli.models.prefixes import Prefixes, attention_function, gather, hidden_states, shares_prefixes
 from rlvr_cli.models.pretrained import read_pretrained, write_pretrained
+from rlvr_cli.models.recompute import gradient_checkpointing
 
 
 class Head(NamedTuple):
@@ -176,7 +177,7 @@ class Policy:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether `hidden_states` accepts prefixes; it does not with gradient checkpointing."""
+        """Whether `hidden_states` accepts prefixes; it does not with the gradient checkpointing of transformers."""
         return self.head() is not None and not self.model.is_gradient_checkpointing and shares_prefixes(self.model)
 
     def head(self) -> Head | None:
@@ -209,6 +210,10 @@ class Policy:
         accepted = self.model.config._attn_implementation == name
         self.model.set_attn_implementation(before or "eager")
         return accepted
+
+    def gradient_checkpointing(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the layers keep only their inputs for the backward pass, see `recompute`."""
+        return gradient_checkpointing(self.model)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

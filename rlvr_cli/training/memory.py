@@ -19,6 +19,8 @@ HEAD_LOGITS = 3 * 2**26 + 5 * 2**24
 GUESSED_PROMPT = 256  # tokens
 GUESSED_UTILIZATION = 0.3  # where vLLM shares the trainer's device and the model's sizes are not known
 CONTEXT = 1.5 * 2**30  # bytes of a GPU that no tensor has: CUDA's context and kernels, a sleeping vLLM's graphs
+ROOM = 0.9  # of a device that a micro-batch of --micro-batch-tokens auto may fill: the rest is for fragments, and for the estimate's error
+TOKENS, MOST_TOKENS = 8192, 65536  # of a micro-batch with auto: where the memory is not known, and where it is
 WORKSPACE = 2**30  # bytes that vLLM needs beside weights and cache
 GPUS = {24: 23.6 * 2**30, 48: 47.4 * 2**30, 80: 79.2 * 2**30}  # GB by name -> the bytes that torch finds on one
 
@@ -33,6 +35,7 @@ class MemoryPlan:
         capacity: the bytes of the trainer's device; None on a CPU.
         utilization: the share of its device that vLLM takes.
         offload_optimizer: whether the optimizer's state leaves the device while vLLM samples there.
+        micro_batch_tokens: the tokens of a micro-batch; None if rows are counted.
     """
 
     updating: Mapping[str, float]
@@ -40,6 +43,7 @@ class MemoryPlan:
     capacity: float | None = None
     utilization: float = UTILIZATION
     offload_optimizer: bool = False
+    micro_batch_tokens: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -75,24 +79,54 @@ def memory_plan(
     """
     capacity, of = capacities.get(placement.trainer), capacities.get(placement.engine)
     apart = engine_kind(engine).share is None  # it has memory of its own
+    asked, tokens = config.gpu_memory_utilization, config.micro_batch_tokens
     if not shape:
         guess = GUESSED_UTILIZATION if apart and placement.shared else UTILIZATION
-        return MemoryPlan({}, {}, capacity, config.gpu_memory_utilization or guess)
-    updating, sampling = _held_by_trainer(config, shape, placement, engine=engine, rows=rows)
-    plan = MemoryPlan(updating, sampling, capacity, config.gpu_memory_utilization or UTILIZATION)
+        return MemoryPlan({}, {}, capacity, asked or guess, micro_batch_tokens=TOKENS if tokens == 0 else tokens)
+    row = GUESSED_PROMPT + config.sampling_max_tokens
+    if tokens == 0:
+        tokens = _tokens_that_fit(config, shape, placement, capacity, engine=engine, row=row)
+    updating, sampling = _held_by_trainer(
+        config, shape, placement, engine=engine, tokens=rows * row if tokens is None else max(tokens, row)
+    )
+    plan = MemoryPlan(updating, sampling, capacity, asked or UTILIZATION, micro_batch_tokens=tokens)
     if not apart or of is None:
         return plan
     return _divided(plan, config, shape, of=of, shared=placement.shared)
 
 
+def _tokens_that_fit(
+    config: TrainingConfig,
+    shape: Mapping[str, int],
+    placement: Placement,
+    capacity: float | None,
+    *,
+    engine: str,
+    row: int,
+) -> int:
+    """Return how many tokens a micro-batch may have, at least one row's: a multiple of 1,024 that fits ROOM of the device."""
+    if capacity is None:
+        return max(TOKENS, row)
+    costs = [
+        sum(_held_by_trainer(config, shape, placement, engine=engine, tokens=tokens)[0].values())
+        for tokens in (MOST_TOKENS, 2 * MOST_TOKENS)
+    ]
+    per_token = (costs[1] - costs[0]) / MOST_TOKENS
+    found = MOST_TOKENS - (costs[0] - ROOM * capacity) / per_token
+    return max(min(int(found) // 1024 * 1024, MOST_TOKENS), row)
+
+
 def _held_by_trainer(
-    config: TrainingConfig, shape: Mapping[str, int], placement: Placement, *, engine: str, rows: int
+    config: TrainingConfig, shape: Mapping[str, int], placement: Placement, *, engine: str, tokens: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return what its device holds during an update, and while the engine samples."""
+    """Return what its device holds during an update on micro-batches of so many tokens, and while the engine samples."""
     on_gpu, n = placement.trainer.startswith("cuda"), float(shape["parameters"])
     width = 4 if config.param_dtype == "float32" else 2
     compute = 2 if on_gpu else width
-    tokens = GUESSED_PROMPT + config.sampling_max_tokens
+    layer = (10 * shape["hidden"] + 4 * shape["intermediate"]) * compute  # bytes that it keeps of a token
+    layers = shape["layers"] * layer
+    if config.gradient_checkpointing:
+        layers = shape["layers"] * shape["hidden"] * width + layer
     held = {"weights": n * width, "optimizer state": 2 * n * width}
     if config.kl_coef:
         held["reference model"] = n * width
@@ -103,15 +137,14 @@ def _held_by_trainer(
     copies = {"bfloat16 copy of the weights": n * compute} if compute < width else {}
     updating = held | copies | {
         "gradients": n * width,
-        "activations of a micro-batch": float(
-            rows * tokens * shape["layers"] * (10 * shape["hidden"] + 4 * shape["intermediate"]) * compute
-        ),
-        "logits": 4.0 * min(HEAD_LOGITS, rows * config.sampling_max_tokens * shape["vocabulary"]),
+        "activations of a micro-batch": float(tokens * layers),
+        "logits": 4.0 * min(HEAD_LOGITS, tokens * shape["vocabulary"]),
     }  # fmt: skip
     if engine_kind(engine).share is None or config.async_steps:
         return updating, held
     sequences = min(config.rollout_batch_size, config.max_batch_size or 256)
-    return updating, held | copies | {"key-value cache": sequences * tokens * _cached_bytes(shape, compute)}
+    cached = sequences * (GUESSED_PROMPT + config.sampling_max_tokens) * _cached_bytes(shape, compute)
+    return updating, held | copies | {"key-value cache": cached}
 
 
 def _divided(
@@ -176,8 +209,17 @@ def _smaller(config: TrainingConfig, rows: int) -> Iterator[tuple[list[str], Tra
         one_row = f"--gradient-accumulation-steps {config.train_batch_size}"
     for dtype in dict.fromkeys([config.param_dtype, "bfloat16"]):
         precision = [] if dtype == config.param_dtype else [f"--param-dtype {dtype}"]
-        for fewer in dict.fromkeys([rows, 1]):
-            yield precision + ([] if fewer == rows else [one_row]), replace(config, param_dtype=dtype), fewer
+        for fewer, again in ((rows, False), (1, False), (rows, True), (1, True)):
+            smaller = replace(config, param_dtype=dtype, gradient_checkpointing=again or config.gradient_checkpointing)
+            yield (
+                [
+                    *precision,
+                    *([one_row] if fewer < rows else []),
+                    *(["--gradient-checkpointing"] if again > config.gradient_checkpointing else []),
+                ],
+                smaller,
+                fewer,
+            )
 
 
 def check_memory(

@@ -33,7 +33,9 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs,
     more |= memory_lines(inputs.memory, inputs.placement, engine=engine)
     if config.dry_run and shape:
         more["GPUs"] = gpus_line(config, shape, engine=engine, rows=rows)
-    for name, value in (*lines.items(), *more.items()):
+    if tokens := inputs.memory.micro_batch_tokens:
+        more["micro-batches"] = f"up to {tokens:,} tokens"
+    for name, value in {**lines, **more}.items():
         console.say(f"{name:<14} {value}")
     if note := check_memory(inputs.memory, config, shape, engine=engine, rows=rows):
         console.say(f"note: {note}")

@@ -51,6 +51,7 @@ class Trainer:
         updates: optimizer updates tried so far, including skipped ones; the version of the policy.
         cursor: the data cursor: counters that the command needs to resume, kept in checkpoints.
         tensors: tensors that the command needs to resume, kept in checkpoints.
+        micro_batch_tokens: the tokens of a micro-batch; None if the command gives its rows.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Trainer:
         self._mismatch_said = False
         self._skipped_in_a_row = 0
         self._saved: tuple[int, dict[str, int]] = (0, {})
-        self._device = placement.trainer
+        self._device, self.micro_batch_tokens = placement.trainer, memory.micro_batch_tokens
         self.weights = WeightSync(config, engine=engine, placement=placement, memory=memory)
         try:
             self._load()
@@ -201,6 +202,8 @@ class Trainer:
                     schedule=self.config.lr_schedule,
                 ),
                 max_grad_norm=self.config.max_grad_norm,
+                micro_batch_tokens=self.micro_batch_tokens,
+                gradient_checkpointing=self.config.gradient_checkpointing,
                 check=self.stop.check,
                 **how,
             )

@@ -10,6 +10,7 @@ the first backward pass, and no row's result depends on its padding.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import chain, compress
 from typing import NotRequired, TypedDict
 
@@ -63,6 +64,8 @@ def train_update(
     normalization: LengthNormalization = "token_mean",
     normalize_constant: float | None = None,
     temperature: float = 1.0,
+    micro_batch_tokens: int | None = None,
+    gradient_checkpointing: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Do one optimizer update on `batch`.
@@ -88,6 +91,8 @@ def train_update(
             that go through the model: all but the units without a response token.
         normalize_constant: for `masked_normalize`.
         temperature: divides the logits.
+        micro_batch_tokens: most tokens that a micro-batch computes, in place of `micro_batch_size`; a larger unit is one by itself.
+        gradient_checkpointing: compute activations again in the backward pass, instead of keeping them.
         check: called before each micro-batch; if it raises, the update is abandoned and the weights are unchanged.
 
     Returns:
@@ -118,7 +123,7 @@ def train_update(
             "Look for empty responses in the training data.",
         )
     denominators = loss_denominators(mask, normalization=normalization, normalize_constant=normalize_constant)
-    micro_batches = _micro_batches(batch, micro_batch_size, together=policy.shares_prefixes)
+    micro_batches = _micro_batches(batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes)
     num_rows = sum(len(rows) for rows, _, _ in micro_batches)
     per_row = False
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
@@ -132,7 +137,8 @@ def train_update(
         prefixes = wanted_prefixes(policy, micro["input_ids"], wanted)
         computed += wanted.numel() if prefixes is None else len(prefixes.tokens)
         learning = learning or not skip_zero_advantage
-        with torch.set_grad_enabled(learning), policy.autocast():
+        recomputing = policy.gradient_checkpointing() if gradient_checkpointing and learning else nullcontext()
+        with torch.set_grad_enabled(learning), policy.autocast(), recomputing:
             scores = get_response_log_probs(
                 policy,
                 micro["input_ids"],
@@ -210,6 +216,7 @@ def compute_log_probs(
     batch: Batch,
     *,
     micro_batch_size: int,
+    micro_batch_tokens: int | None = None,
     temperature: float = 1.0,
     check: Callable[[], None] = lambda: None,
 ) -> Tensor:
@@ -225,7 +232,8 @@ def compute_log_probs(
     device = policy.device
     mask = batch["response_mask"].bool()
     scored: Tensor | None = None
-    for rows, width, _ in _micro_batches(batch, micro_batch_size, together=policy.shares_prefixes):
+    cuts = _micro_batches(batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes)
+    for rows, width, _ in cuts:
         check()
         micro = _cut(batch, rows, width, device)
         with torch.inference_mode(), policy.autocast():
@@ -285,10 +293,12 @@ def _cut(batch: Batch, rows: Tensor, width: int, device: torch.device) -> Batch:
     return {name: tensor[rows, :width].to(device) for name, tensor in batch.items()}
 
 
-def _micro_batches(batch: Batch, size: int, *, together: bool) -> list[tuple[Tensor, int, bool]]:
+def _micro_batches(batch: Batch, size: int, *, tokens: int | None, together: bool) -> list[tuple[Tensor, int, bool]]:
     """Row indices and width of each micro-batch, and whether it needs a backward pass; those that do come first.
 
-    Units are never split. They are sorted by their longest row, the longest first; units without a response token are left out.
+    A micro-batch has at most `size` rows or, if `tokens` is given, computes at most so many tokens: a prompt once with `together`,
+    else all rows padded to the longest. Units are never split.
+    They are sorted by their longest row, the longest first; units without a response token are left out.
     With `together`, units with the same prompt (that of their first row) are neighbors. If every row is `zero_advantage`, the first
     micro-batch still runs backward: its gradient of 0 lets AdamW's moments decay as usual.
     """
@@ -298,6 +308,16 @@ def _micro_batches(batch: Batch, size: int, *, together: bool) -> list[tuple[Ten
     lengths, starts = row_lengths(mask).tolist(), mask.int().argmax(dim=1).tolist()
     ids = batch["input_ids"].cpu().numpy()
     zero_advantage = batch["zero_advantage"].flatten().tolist() if "zero_advantage" in batch else [False] * len(lengths)
+    prompt_of = [ids[row, : start + 1].tobytes() for row, start in enumerate(starts)]
+
+    def too_large(cut: list[int]) -> bool:
+        if tokens is None:
+            return len(cut) > size
+        if not together:
+            return len(cut) * max(lengths[row] for row in cut) > tokens
+        responses = sum(max(lengths[row] - starts[row] - 1, 0) for row in cut)
+        return responses + sum(len(prompt) for prompt in {prompt_of[row] for row in cut}) // ids.itemsize > tokens
+
     units: dict[int, list[int]] = {}
     for row, unit in enumerate(batch["unit"].flatten().tolist() if "unit" in batch else range(len(lengths))):
         units.setdefault(unit, []).append(row)
@@ -308,11 +328,10 @@ def _micro_batches(batch: Batch, size: int, *, together: bool) -> list[tuple[Ten
         prompts: dict[bytes, list[list[int]]] = {}
         for rows in (units[unit] for unit in by_length):
             if all(zero_advantage[row] for row in rows) != learning:
-                prompt = ids[rows[0], : starts[rows[0]] + 1].tobytes() if together else b""
-                prompts.setdefault(prompt, []).append(rows)
+                prompts.setdefault(prompt_of[rows[0]] if together else b"", []).append(rows)
         cut: list[int] = []
         for rows in (rows for of_prompt in prompts.values() for rows in of_prompt):
-            if cut and len(cut) + len(rows) > size:
+            if cut and too_large(cut + rows):
                 cuts.append((cut, learning))
                 cut = []
             cut = cut + rows

@@ -17,12 +17,12 @@ class WideRMSNorm(Qwen2RMSNorm):
         return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
 
 
-def make_policy(dtype=torch.float64):
+def make_policy(dtype=torch.float64, *, layers=1):
     config = Qwen2Config(
         vocab_size=VOCAB,
         hidden_size=8,
         intermediate_size=12,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=64,

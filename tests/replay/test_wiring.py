@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from arrays import pairwise
 from rlvr_cli.commands import ei, grpo, sft
@@ -23,6 +24,7 @@ from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.models import recompute
 from rlvr_cli.models.policy import Policy, load_policy
 from rlvr_cli.replay import formulas
 from rlvr_cli.replay.run import GAP, TOLERANCE, replay_run
@@ -332,6 +334,30 @@ def test_weights_in_bfloat16_train_in_bfloat16(place, tiny_model_dir):
     found = replay_run(read_stored(run), most=None)
     assert found.problems == []
     assert TOLERANCE < found.difference < 0.1, "as far as rounding moves it"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_saves_memory_is_used_and_changes_no_update(command, place, tiny_model_dir, monkeypatch):
+    """Micro-batches of a token have one row; layers are computed again in the backward pass."""
+    layers = []
+
+    def counted(*args, **kwargs):
+        layers.append(1)
+        return checkpoint(*args, **kwargs)
+
+    monkeypatch.setattr(recompute, "checkpoint", counted)
+    off_policy = {"epochs_per_rollout_batch": 2, "loss_type": "grpo_clip"} if command == "grpo" else {}
+    given = {"run": f"{command}-small", "micro_batch_tokens": 1, "gradient_checkpointing": True, **off_policy}
+    stored = read_stored(make(command, given, place, tiny_model_dir))
+    found = replay_run(stored, most=None)
+    assert found.problems == []
+    assert found.weights["the final model"] <= 5 * TOLERANCE
+    assert layers
+    for update in stored.logged:
+        if "update/rows" in update:
+            assert update["update/micro_batches"] == update["update/rows"]
+    if command == "grpo":
+        assert {u["policy/ratio_max"] for u in stored.logged[::2] if "policy/ratio_max" in u} <= {1.0}
 
 
 def test_checkpoints_are_as_frequent_as_asked_for(place, tiny_model_dir):

@@ -1,5 +1,7 @@
 """The memory plan: terms by hand, a device that trainer and vLLM share, and what makes a run fit."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +50,7 @@ def test_terms_by_hand():
         "optimizer state": 8000,
         "reference model": 4000,
         "activations of a micro-batch": 3 * 300 * 2 * (80 + 64) * 4,
-        "logits": 4 * 3 * 44 * 32,
+        "logits": 4 * 3 * 300 * 32,
     }
     assert plan.sampling == {
         "weights": 4000, "optimizer state": 8000, "reference model": 4000, "key-value cache": 256 * 300 * 2 * 2 * 4 * 4
@@ -59,6 +61,8 @@ def test_terms_by_hand():
     assert on_gpu.updating == {
         **plan.updating, **halved, "CUDA": CONTEXT, "bfloat16 copy of the weights": 2000
     }  # fmt: skip
+    again = plan_of(replace(config, gradient_checkpointing=True), shape, GIB * 80, engine="transformers", rows=3)
+    assert again.updating["activations of a micro-batch"] == 3 * 300 * (2 * 8 * 4 + (80 + 64) * 2)
     half = plan_of(GrpoConfig(param_dtype="bfloat16"), shape, GIB * 80, engine="transformers")
     assert (half.updating["weights"], half.updating["optimizer state"]) == (2000, 4000)
     assert "bfloat16 copy of the weights" not in half.updating
@@ -123,10 +127,11 @@ def test_a_run_that_cannot_fit_is_refused_and_one_that_will_hardly_fit_is_noted(
     with pytest.raises(RlvrError, match=r"take 113\.5 GiB, and the device has 79\.2 GiB") as caught:
         check_memory(plan, config, QWEN_7B, engine="transformers", rows=2)
     assert caught.value.hint == "It should fit with --param-dtype bfloat16."
-    tight = plan_of(config, QWEN_15B, 30 * GIB, engine="transformers")
+    tight = plan_of(config, QWEN_15B, 32 * GIB, engine="transformers")
     note = check_memory(tight, config, QWEN_15B, engine="transformers", rows=2)
     assert note == (
-        "updates are estimated to need more memory than the 30.0 GiB of their device. It should fit with --param-dtype bfloat16."
+        "updates are estimated to need more memory than the 32.0 GiB of their device. "
+        "It should fit with --gradient-accumulation-steps 256."
     )
     assert check_memory(plan_of(config, QWEN_15B, gpu), config, QWEN_15B, engine="vllm", rows=2) == ""
     tiny = plan_of(config, QWEN_7B, 8 * GIB, engine="transformers")
@@ -158,6 +163,27 @@ def test_the_dry_run_says_which_gpus_fit():
     )
 
 
+def test_the_tokens_of_a_micro_batch_fill_the_device():
+    """1.5B on 80 GB has 43 GiB for activations at 2.7 MiB a token; the estimate of what was chosen is within a tenth of the device."""
+    config = GrpoConfig(micro_batch_tokens=0)
+    plan = plan_of(config, QWEN_15B, 79.2 * GIB, engine="transformers")
+    assert plan.micro_batch_tokens is not None
+    assert plan.micro_batch_tokens % 1024 == 0
+    assert 0.85 * 79.2 * GIB < sum(plan.updating.values()) <= 0.9 * 79.2 * GIB
+    assert (
+        plan_of(
+            replace(config, gradient_checkpointing=True), QWEN_15B, 79.2 * GIB, engine="transformers"
+        ).micro_batch_tokens
+        == 65536
+    )
+    tight = plan_of(config, QWEN_15B, 31 * GIB, engine="transformers")
+    assert tight.micro_batch_tokens == 1280, "one row at least"
+    assert plan_of(config, QWEN_15B, engine="transformers").micro_batch_tokens == 8192
+    assert plan_of(config, None, 80 * GIB).micro_batch_tokens == 8192
+    assert plan_of(replace(config, micro_batch_tokens=5000), QWEN_15B, 80 * GIB).micro_batch_tokens == 5000
+    assert plan_of(GrpoConfig(), QWEN_15B, 80 * GIB).micro_batch_tokens is None
+
+
 @given(
     st.sampled_from([QWEN_05B, QWEN_15B, QWEN_7B]),
     st.floats(4, 200),
@@ -183,4 +209,5 @@ def test_advice_is_true(shape, capacity):
     if options is not None:
         dtype = "bfloat16" if "bfloat16" in options else "float32"
         rows = 1 if "--gradient-accumulation-steps" in options else 2
-        assert plan_of(GrpoConfig(param_dtype=dtype), shape, capacity, rows=rows).fits
+        config = GrpoConfig(param_dtype=dtype, gradient_checkpointing="--gradient-checkpointing" in options)
+        assert plan_of(config, shape, capacity, rows=rows).fits

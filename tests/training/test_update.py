@@ -23,6 +23,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.handout import grpo_microbatch_train_step, sft_microbatch_train_step
 from rlvr_cli.models.device import autocast_context
 from rlvr_cli.models.log_probs import get_response_log_probs
+from rlvr_cli.models.recompute import gradient_checkpointing
 from rlvr_cli.models.tokenization import collate, tokenize_prompt_and_output
 from rlvr_cli.training.advantages import group_advantages
 from rlvr_cli.training.losses.policy_gradient import LOSSES, HandoutLoss
@@ -155,7 +156,7 @@ def test_metrics_are_exact_and_do_not_depend_on_the_cut(policy):
     assert metrics["loss/objective"] == pytest.approx(objective, rel=1e-12)
 
 
-def shapes_of_the_body(policy, batch, *, micro_batch_size):
+def shapes_of_the_body(policy, batch, **options):
     """What goes through the model's body in an update, and the update's metrics."""
     model, shapes = copy.deepcopy(policy), []
     model.base_model.register_forward_pre_hook(
@@ -164,7 +165,7 @@ def shapes_of_the_body(policy, batch, *, micro_batch_size):
     get_response_log_probs(model, batch["input_ids"], batch["labels"])
     shapes.clear()
     optimizer = torch.optim.SGD(model.parameters())
-    return shapes, train_update(model, optimizer, batch, learning_rate=0.0, micro_batch_size=micro_batch_size)
+    return shapes, train_update(model, optimizer, batch, learning_rate=0.0, **options)
 
 
 def test_rows_of_like_length_share_a_micro_batch_and_the_longest_go_first(policy):
@@ -182,6 +183,94 @@ def test_rows_of_a_prompt_share_a_micro_batch_in_which_it_is_computed_once(polic
     # 5 6 7 9 10 (its last token predicts nothing) with 5 6 7 9 inside it, and 5 6 9 13 14, of which 5 6 is the same; then 8 11 12 13 with 8.
     assert shapes == [(1, 5 + 3), (1, 4)]
     assert metrics["update/shared"] == pytest.approx(1 - 12 / (5 + 4 + 5 + 4 + 1))
+
+
+@given(cut_batches(), st.integers(1, 40))
+@settings(max_examples=25, deadline=None)
+def test_no_number_of_tokens_changes_the_gradient(policy, case, tokens):
+    batch, shuffled, _ = case
+    gradient, metrics = update_gradient(policy, shuffled, micro_batch_size=1, micro_batch_tokens=tokens)
+    assert_same(gradient, one_shot_gradient(policy, plain_loss(policy, batch, "token_mean", None)))
+    assert metrics["update/micro_batches"] <= int(batch["response_mask"].any(dim=1).sum())
+
+
+def test_a_micro_batch_computes_at_most_so_many_tokens(policy):
+    """In the order in which they are taken the rows add 3 + 2, 1, 1 + 3 and 0 tokens: a row's last one predicts nothing."""
+    prompts = [[5, 6, 7], [8], [5, 6, 7], [8], [8]]
+    responses = [[9, 10], [11, 12, 13, 14], [9, 10, 11], [12], []]
+    batch = collate(prompts, responses, pad_id=1)
+
+    def shapes(tokens):
+        return shapes_of_the_body(policy, batch, micro_batch_size=1, micro_batch_tokens=tokens)[0]
+
+    assert shapes(10) == [(1, 9)]  # 5 6 7 9 10, which is found to contain 5 6 7 9, and 8 11 12 13, which contains 8
+    assert shapes(9) == shapes(6) == [(1, 5), (1, 4)]
+    assert shapes(5) == shapes(4) == [(1, 5), (1, 4), (1, 4)]
+    assert shapes(3) == [(1, 5), (1, 4), (1, 4), (1, 1)], "a row is never split"
+
+
+def test_rows_that_share_nothing_are_counted_with_their_padding():
+    batch = make_batch([(1, 8), (1, 2), (1, 2)])
+    model = MistralForCausalLM(
+        MistralConfig(
+            vocab_size=VOCAB, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, sliding_window=4,
+        )
+    ).eval()  # fmt: skip
+    for tokens, expected in ((24, [(3, 8)]), (23, [(2, 8), (1, 2)]), (4, [(1, 8), (2, 2)])):
+        with pytest.warns(UserWarning, match="not ordinary causal attention"):
+            shapes, _ = shapes_of_the_body(model, batch, micro_batch_size=1, micro_batch_tokens=tokens)
+        assert shapes == expected
+
+
+def test_scores_are_those_of_the_same_micro_batches(policy):
+    batch = make_batch([(2, 3), (1, 7), (4, 2), (3, 5)])
+    wide = compute_log_probs(policy, batch, micro_batch_size=1, micro_batch_tokens=100)
+    narrow = compute_log_probs(policy, batch, micro_batch_size=9, micro_batch_tokens=1)
+    torch.testing.assert_close(wide, narrow, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(wide, torch.zeros_like(wide))
+
+
+def saved_bytes(policy, batch, **options):
+    """The bytes that autograd keeps for the backward pass of an update, a tensor that is kept twice counted once."""
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        update_gradient(policy, batch, micro_batch_size=8, **options)
+    return sum(kept.values())
+
+
+def test_gradient_checkpointing_changes_no_bit_and_keeps_less():
+    policy = make_policy(layers=4)
+    batch = collate([[5, 6, 7]] * 4 + [[8]], [[9] * 40, [9, 10], [11, 12, 13, 14], [15], [16, 17, 18]], pad_id=1)
+    plain, metrics = update_gradient(policy, batch, micro_batch_size=8)
+    again, same = update_gradient(policy, batch, micro_batch_size=8, gradient_checkpointing=True)
+    assert all(torch.equal(one, other) for one, other in zip(again, plain, strict=True))
+    unequal = {name for name in metrics if metrics[name] != same[name]}
+    assert unequal <= {"update/seconds"}, "prefixes are shared as before"
+    assert metrics["update/shared"] > 0
+    assert saved_bytes(policy, batch, gradient_checkpointing=True) < 0.6 * saved_bytes(policy, batch)
+
+
+def test_gradient_checkpointing_leaves_the_model_as_it_was(policy):
+    model = copy.deepcopy(policy)
+    before = [dict(vars(module)) for module in model.modules()]
+    batch = make_batch([(1, 4), (2, 3)])
+    train_update(
+        model, make_optimizer(model, learning_rate=1e-3), batch, learning_rate=1e-3, micro_batch_size=2, gradient_checkpointing=True
+    )  # fmt: skip
+    for module, attributes in zip(model.modules(), before, strict=True):
+        assert vars(module).keys() == attributes.keys()
+        assert module.training == attributes["training"]
+
+
+def test_a_model_without_layers_to_check_says_so(policy):
+    with pytest.raises(RlvrError, match="have no gradient checkpointing"), gradient_checkpointing(policy.lm_head):
+        pass
 
 
 def test_recomputation_in_the_backward_pass_goes_row_by_row(policy):
