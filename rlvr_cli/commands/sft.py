@@ -143,7 +143,7 @@ def encode_traces(
     masks: list[list[bool] | None] = [None] * len(examples)
     for row, example in enumerate(examples):
         prompt, response, mask = token_ids.get(example.id, SampledIds([], [], None))
-        if prompt and tokenizer.decode(prompt) == example.prompt:
+        if prompt and (prompt == prompts[row] or tokenizer.decode(prompt) == example.prompt):
             text = tokenizer.decode(response, skip_special_tokens=True)
             if text.startswith(example.response or ""):
                 ends = not append_eos or response[-1] == tokenizer.eos_token_id

@@ -15,6 +15,7 @@ from rlvr_cli.data.prompts import PromptTemplate, load_prompt, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.identity import model_facts
+from rlvr_cli.models.tokenization import encode_prompts
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import Advantages, sample_groups
 from rlvr_cli.rollouts.grading import grader_pool
@@ -163,7 +164,7 @@ def check_prompts(
         most = len(prompt.encode(errors="replace"))  # a prompt has no more tokens than bytes: often no need to tokenize
         if most + max_tokens <= context:
             continue
-        length = len(trainer.tokenizer(prompt).input_ids)
+        length = len(encode_prompts(trainer.tokenizer, [prompt])[0])
         if length + max_tokens > context:
             raise RlvrError(
                 f"Question {example.id} has a prompt of {length} tokens; with {max_tokens} for the response that is "
