@@ -11,7 +11,7 @@ from typing import Any
 
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
-from rlvr_cli.data.prompts import PromptTemplate, load_prompt, prompt_of
+from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.identity import model_facts
@@ -19,7 +19,7 @@ from rlvr_cli.models.tokenization import encode_prompts
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import Advantages, sample_groups
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.rollouts.inputs import input_facts, load_questions
+from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.samplers.open import Engine, choose_engine, sampler_facts
 from rlvr_cli.terminal import console
@@ -50,7 +50,7 @@ def load_inputs(
     Raises:
         RlvrError: questions cannot be read or are too few, or prompt, grader or engine are unknown.
     """
-    template = load_prompt(config.prompt)
+    template = load_template(config, model=config.model)
     dataset = load_questions(config, purpose="train")
     if dataset.rows < questions_per_batch:
         raise RlvrError(
