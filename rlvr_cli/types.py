@@ -42,6 +42,7 @@ class Turn(NamedTuple):
 
 FinishReason = Literal["stop", "length"]
 Phase = Literal["train", "eval"]
+ChatThinking = Literal["auto", "on", "off"]  # auto: as the chat template has it
 FormatRule = Literal["literal", "lenient"]  # exactly one space between </think> and <answer>, or any white space
 KEPT_CHARACTERS = 1_000  # of an extracted answer
 

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.datasets import Dataset
-from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import reference_response
 from rlvr_cli.graders.pool import GraderPool
@@ -16,7 +15,7 @@ from rlvr_cli.models.identity import model_facts
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.rollouts.inputs import input_facts, load_questions
+from rlvr_cli.rollouts.inputs import chat_line, input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.samplers.open import choose_engine, open_sampler, sampler_facts, settings_of
 from rlvr_cli.terminal import console, tables
@@ -25,7 +24,7 @@ from rlvr_cli.terminal import console, tables
 def run(config: EvalConfig) -> None:
     """Evaluate a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="eval")
-    template = load_prompt(config.prompt)
+    template = load_template(config, model=config.model)
     dataset = load_questions(config, purpose="eval", limit=config.limit)
     pool = grader_pool(config, dataset.default_grader)
     grader = pool.spec
@@ -46,6 +45,8 @@ def run(config: EvalConfig) -> None:
         for notice in run.notices:
             console.say(notice)
         console.say(f"dataset  {dataset.name}: {len(dataset.examples)} questions; grader {grader}")
+        if config.chat:
+            console.say(f"prompt   {chat_line(facts['prompt'])}")
         console.say(f"model    {facts['model']['name']}")
         console.say(f"engine   {engine.name} ({engine.reason})")
         if config.base_url:

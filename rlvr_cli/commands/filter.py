@@ -27,7 +27,7 @@ from rlvr_cli.analysis.selection import (
     select,
 )
 from rlvr_cli.config.filter import FilterConfig
-from rlvr_cli.config.options import options
+from rlvr_cli.config.options import flag, options
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import shown, utc_now, write_together
@@ -139,6 +139,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
             "model": _fact(i, "model"),
             "dataset": _fact(i, "dataset"),
             "prompt": _fact(i, "prompt"),
+            "chat": _chat_options(i),
             "grader": _fact(i, "grader"),
         }
         for i in infos
@@ -206,7 +207,7 @@ def encoded(path: Path, rows: Rows) -> tuple[bytes | memoryview, dict[str, Any]]
 
 
 def next_command(config: FilterConfig, described: Rows) -> str:
-    """The command that trains on the file; with the run's grader and prompt if they are not the defaults."""
+    """The command that trains on the file; with the run's grader, prompt and chat options if they are not the defaults."""
     words = ["rlvr", "sft" if config.emit == "traces" and "run" in described[0] else "grpo", "--dataset", config.out]
     graders = {d["grader"] for d in described}
     prompts = {d["prompt"]["name"] for d in described if isinstance(d.get("prompt"), dict)}
@@ -214,6 +215,9 @@ def next_command(config: FilterConfig, described: Rows) -> str:
         words += ["--grader", grader]
     if len(prompts) == 1 and (prompt := prompts.pop()) != "r1_zero":
         words += ["--prompt", prompt]
+    chats = [d["chat"] for d in described if d.get("chat")]
+    if len(chats) == len(described) and all(chat == chats[0] for chat in chats):
+        words += chats[0]
     return shlex.join(words)
 
 
@@ -288,6 +292,18 @@ def _trace(row: Mapping[str, Any], question: Question, *, with_question: bool) -
         "step": step,
         "run": run_id,
     }
+
+
+def _chat_options(info: RunInfo) -> list[str]:
+    """The options that put the run's prompts into a chat template, as words of a command; empty without --chat."""
+    config = info.metadata.get("config")
+    if not isinstance(config, dict) or not config.get("chat"):
+        return []
+    words = ["--chat"]
+    for name, default in (("chat_thinking", "auto"), ("chat_system", "")):
+        if (value := config.get(name, default)) != default:
+            words += [flag(name), str(value)]
+    return words
 
 
 def _fact(info: RunInfo, name: str) -> Any:

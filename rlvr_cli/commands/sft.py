@@ -11,13 +11,12 @@ from typing import Any
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import batches, epoch_order
-from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.traces import SampledIds, choose_examples, keep_correct, load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_facts
 from rlvr_cli.models.tokenization import collate, encode, pad_id_of
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.rollouts.inputs import input_facts
+from rlvr_cli.rollouts.inputs import input_facts, load_template
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.samplers.open import Engine
 from rlvr_cli.terminal import console
@@ -30,7 +29,7 @@ from rlvr_cli.types import Example
 def run(config: SftConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="sft")
-    template = load_prompt(config.prompt)
+    template = load_template(config, model=config.model)
     traces = load_traces(
         config.dataset,
         template,
@@ -42,6 +41,11 @@ def run(config: SftConfig) -> None:
     )
     for message in traces.messages:
         console.say(message)
+    own = sum(bool(e.question) and e.prompt != template.fill(e.question) for e in traces.examples)
+    if config.chat and own:
+        console.say(
+            f"note: {own} traces have a prompt of their own, which --chat leaves as it is; if it is the question: --question-field prompt"
+        )
     examples = traces.examples
     if config.correct_only:
         with grader_pool(config, traces.default_grader) as pool:
@@ -145,7 +149,7 @@ def encode_traces(
     masks: list[list[bool] | None] = [None] * len(examples)
     for row, example in enumerate(examples):
         prompt, response, mask = token_ids.get(example.id, SampledIds([], [], None))
-        if prompt and tokenizer.decode(prompt) == example.prompt:
+        if prompt and (prompt == prompts[row] or tokenizer.decode(prompt) == example.prompt):
             text = tokenizer.decode(response, skip_special_tokens=True)
             if text.startswith(example.response or ""):
                 ends = not append_eos or response[-1] == tokenizer.eos_token_id

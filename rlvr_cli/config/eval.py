@@ -13,6 +13,7 @@ from rlvr_cli.config.shared import (
     RunOptions,
     SamplingOptions,
     check_engine,
+    check_prompt,
     check_sampling,
 )
 from rlvr_cli.config.sources import is_partial
@@ -72,6 +73,7 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
             check_address(self.base_url)
         check_key_name(self.api_key_env)
         check_values(self)
+        check_prompt(self)
         check_sampling(self)
         check_engine(self)
         if self.sources.get("api_key_env") == "resumed run" and self.api_key_env != KEY_ENV:
@@ -89,5 +91,10 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
             raise RlvrError("--engine openai needs an endpoint.", "Name it: --base-url http://localhost:8000/v1")
         if self.base_url and self.engine not in ("auto", "openai"):
             raise RlvrError(f"--base-url and --engine {self.engine} cannot be combined.", "Leave one of them out.")
+        if self.base_url and self.chat:
+            raise RlvrError(
+                "--chat uses a chat template on this machine; an endpoint has its own.",
+                "Use --endpoint chat instead: it sends the prompt as the user's message.",
+            )
         if (self.base_url or self.engine == "openai") and not self.model:
             raise RlvrError("An endpoint needs the name of its model.", "Name it: --model NAME")

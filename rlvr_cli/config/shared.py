@@ -7,7 +7,7 @@ from typing import Literal
 
 from rlvr_cli.config.options import LONGEST, FileFunction, Format, Provenance, check_values, flag, knob
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.types import FormatRule, SamplingParams
+from rlvr_cli.types import ChatThinking, FormatRule, SamplingParams
 
 Engine = Literal["auto", "transformers", "vllm", "openai"]
 TrainingEngine = Literal["auto", "transformers", "vllm"]
@@ -72,6 +72,15 @@ class PromptOptions:
         common=True,
         completes="prompt",
     )
+    chat: bool = knob(
+        False, "Send the prompt as the user's message, in the model's own chat template.", group="Data", common=True
+    )
+    chat_thinking: ChatThinking = knob(
+        "auto",
+        "With --chat: the chat template's switch for thinking (Qwen3 has one). auto: as the template has it.",
+        group="Data",
+    )
+    chat_system: str = knob("", "With --chat: the system message. Empty: none but the template's own.", group="Data")
     grader: GraderChoice | FileFunction = knob(
         "", "Grader, or a function of your own. Default: chosen by dataset and prompt.", group="Grading", common=True
     )
@@ -308,6 +317,13 @@ class TrainingConfig(
     rollout_batch_size = 256
 
 
+def check_prompt(config: PromptOptions) -> None:
+    given = {"chat_thinking": config.chat_thinking != "auto", "chat_system": bool(config.chat_system)}
+    name = next((name for name, is_given in given.items() if is_given), None)
+    if name is not None and not config.chat:
+        raise RlvrError(f"{flag(name)} needs --chat.", "Add --chat, or leave it out.")
+
+
 def check_engine(config: EngineOptions | TrainingConfig) -> None:
     if not 0 <= config.gpu_memory_utilization <= 1:
         raise RlvrError(
@@ -327,6 +343,7 @@ def check_sampling(config: SamplingOptions) -> None:
 
 def check_training(config: TrainingConfig) -> None:
     check_values(config)
+    check_prompt(config)
     check_sampling(config)
     check_engine(config)
     for name in ("adam_beta1", "adam_beta2"):

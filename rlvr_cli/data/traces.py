@@ -91,15 +91,17 @@ def load_traces(
 def response_from_solution(example: Example) -> str | None:
     """Format a worked solution as a response: with r1_zero's tags if the prompt ends in <think>, else with a box.
 
-    None if the example has no worked solution.
+    It begins with a space unless the prompt ends in white space. None if the example has no worked solution.
     """
     if example.solution is None:
         return None
-    if (example.prompt or "").rstrip().endswith("<think>"):
-        return f" {example.solution} </think> <answer> {example.ground_truth} </answer>"
-    if "\\boxed" in example.solution:
-        return f" {example.solution}"
-    return f" {example.solution}\nThe answer is $\\boxed{{{example.ground_truth}}}$."
+    prompt = example.prompt or ""
+    solution = example.solution if prompt[-1:].isspace() else f" {example.solution}"
+    if prompt.rstrip().endswith("<think>"):
+        return f"{solution} </think> <answer> {example.ground_truth} </answer>"
+    if "\\boxed" in solution:
+        return solution
+    return f"{solution}\nThe answer is $\\boxed{{{example.ground_truth}}}$."
 
 
 def _from_run(path: Path) -> Traces:

@@ -63,10 +63,7 @@ def read_pretrained(
             )
         except _LOAD_ERRORS as error:
             raise load_error("model", name, directory, error) from error
-        try:
-            tokenizer = read_tokenizer(name, local=directory is not None)
-        except _LOAD_ERRORS as error:
-            raise load_error("tokenizer", name, directory, error) from error
+    tokenizer = load_tokenizer(path_or_id)
     if missing := sorted(report["missing_keys"]):
         raise RlvrError(
             f"The weights of {printable(name)} are incomplete: {missing[0]} is missing, and {len(missing) - 1} more.",
@@ -89,6 +86,17 @@ def read_pretrained(
             "Free memory on the device, or use a smaller model or bfloat16.",
         ) from error
     return model.eval(), tokenizer
+
+
+def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model: see `own_tokenizer.read_tokenizer`. Raises RlvrError if it cannot be loaded."""
+    directory = local_directory(path_or_id)
+    name = str(directory or path_or_id)
+    with _quiet():
+        try:
+            return read_tokenizer(name, local=directory is not None)
+        except _LOAD_ERRORS as error:
+            raise load_error("tokenizer", name, directory, error) from error
 
 
 def write_pretrained(

@@ -38,13 +38,26 @@ def tokenize_prompt_and_output(
     return collate(prompt_ids, output_ids, pad_id=pad_id_of(tokenizer))
 
 
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[list[int]]:
+    """Token ids of prompts, with the special tokens that the tokenizer puts in front of a text (BOS, where it has one).
+
+    A prompt that begins with them itself, as chat templates write them, does not get them a second time.
+    """
+    if not prompts:
+        return []
+    front = tokenizer("").input_ids
+    twice = [*front, *front]
+    encoded = tokenizer(list(prompts), verbose=False).input_ids
+    return [ids[len(front) :] if front and ids[: len(twice)] == twice else ids for ids in encoded]
+
+
 def encode(
     prompt_strs: list[str], output_strs: list[str], tokenizer: PreTrainedTokenizerBase, *, append_eos: bool = False
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of prompts and of outputs, each tokenized on its own.
 
-    A prompt gets the special tokens that the tokenizer adds (some add BOS; Qwen's add none), an output gets none. For
-    text data only: train on sampled responses by their sampled ids, because their text may tokenize to other ids.
+    A prompt gets its special tokens (`encode_prompts`), an output gets none. For text data only: train on sampled
+    responses by their sampled ids, because their text may tokenize to other ids.
 
     Args:
         prompt_strs: the prompts.
@@ -61,7 +74,7 @@ def encode(
     assert len(prompt_strs) == len(output_strs), (len(prompt_strs), len(output_strs))
     if not prompt_strs:
         return [], []
-    prompt_ids = tokenizer(prompt_strs).input_ids
+    prompt_ids = encode_prompts(tokenizer, prompt_strs)
     empty = [row for row, ids in enumerate(prompt_ids) if not ids]
     if empty:
         raise RlvrError(

@@ -17,6 +17,7 @@ from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.data.traces import Traces, load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_identity, model_path
+from rlvr_cli.models.tokenization import encode_prompts
 from rlvr_cli.replay import formulas
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.runs.files import shown
@@ -267,15 +268,16 @@ def _trace(example: Example, traces: Traces, tokenizer: Any, *, append_eos: bool
     prompt, response = example.prompt or "", example.response or ""
     end = tokenizer.eos_token_id
     ids = traces.token_ids.get(example.id)
+    (before,) = encode_prompts(tokenizer, [prompt])
     sampled = (
         ids is not None
-        and tokenizer.decode(ids.prompt) == prompt
+        and (ids.prompt == before or tokenizer.decode(ids.prompt) == prompt)
         and tokenizer.decode(ids.response, skip_special_tokens=True).startswith(response)
     )
     if ids is not None and sampled:
         before, tokens, learned = list(ids.prompt), list(ids.response), list(ids.mask or [True] * len(ids.response))
     else:
-        before, tokens = tokenizer(prompt).input_ids, tokenizer(response, add_special_tokens=False).input_ids
+        tokens = tokenizer(response, add_special_tokens=False).input_ids
         learned = [True] * len(tokens)
     if append_eos and (not tokens or tokens[-1] != end):
         tokens, learned = [*tokens, end], [*learned, True]

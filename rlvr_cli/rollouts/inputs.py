@@ -1,11 +1,13 @@
 """What every command that samples reads first: questions, and the facts for run.json that identify its inputs."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from rlvr_cli.config.shared import QuestionOptions
+from rlvr_cli.config.shared import PromptOptions, QuestionOptions
 from rlvr_cli.data.datasets import Dataset, load_dataset
 from rlvr_cli.data.examples import Purpose
-from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.data.prompts import PromptTemplate, load_prompt
+from rlvr_cli.models.identity import model_path
 from rlvr_cli.terminal import console
 
 
@@ -24,6 +26,25 @@ def load_questions(config: QuestionOptions, *, purpose: Purpose, limit: int | No
     for note in dataset.notes:
         console.say(note)
     return dataset
+
+
+def load_template(config: PromptOptions, *, model: str) -> PromptTemplate:
+    """Load --prompt; with --chat in the chat template of the model. Raises RlvrError as `load_prompt` and `chat_prompt` do."""
+    template = load_prompt(config.prompt)
+    if not config.chat:
+        return template
+    from rlvr_cli.models.chat import chat_prompt  # here: endpoints do without transformers
+
+    if template.name == "r1_zero":
+        console.say(
+            "note: the prompt r1_zero writes a conversation of its own; in a chat template, --prompt question_only is the question alone"
+        )
+    return chat_prompt(template, model_path(model), thinking=config.chat_thinking, system=config.chat_system)
+
+
+def chat_line(prompt: Mapping[str, str]) -> str:
+    """What --chat sends, in one line. `prompt` is of `input_facts`."""
+    return f"{prompt['name']} in the model's chat template: {prompt['text']!r}"
 
 
 def input_facts(

@@ -3,7 +3,7 @@
 Enters: prompts, sampled ids, stop strings. Leaves: prompt ids, response text, the stop string that ended it. The rules
 are vLLM's, so that one request means the same to every engine:
 
-- a prompt is tokenized with the tokenizer's special tokens (a BOS where the tokenizer has one);
+- a prompt is tokenized with the tokenizer's special tokens in front (a BOS where the tokenizer has one), once;
 - special tokens do not show in a response's text;
 - a stop string ends a response only after more than `min_tokens` tokens, and only when its last character comes after
   the text of those `min_tokens` tokens; the one that is complete first wins, and of two complete at the same place the
@@ -34,6 +34,8 @@ def prompt_token_ids(tokenizer: Any, requests: Sequence[Request], *, vocab_size:
     Raises:
         RlvrError: a prompt is not valid Unicode or has no tokens, or a request's ids are not in the vocabulary.
     """
+    from rlvr_cli.models.tokenization import encode_prompts  # here: endpoints do without torch
+
     texts = {index: request.prompt for index, request in enumerate(requests) if request.prompt_ids is None}
     for index, prompt in texts.items():
         try:
@@ -43,8 +45,7 @@ def prompt_token_ids(tokenizer: Any, requests: Sequence[Request], *, vocab_size:
                 f"Prompt {index} is not valid Unicode: a lone surrogate at character {error.start}.",
                 "Repair the text in the data set; half of a \\ud83d\\ude00 pair is a common cause.",
             ) from None
-    encoded = tokenizer(list(texts.values()), verbose=False)["input_ids"] if texts else []
-    tokenized = iter(encoded)
+    tokenized = iter(encode_prompts(tokenizer, list(texts.values())))
     given = [next(tokenized) if request.prompt_ids is None else request.prompt_ids for request in requests]
     for index, ids in enumerate(given):
         if not ids:

@@ -9,6 +9,7 @@ from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.models.identity import model_path, model_shape
+from rlvr_cli.rollouts.inputs import chat_line
 from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.policy_gradient import Loss
 from rlvr_cli.training.memory import check_memory, gpus_line, memory_lines
@@ -50,6 +51,7 @@ def sft_plan(
     return {
         "model": facts["model"]["name"],
         "examples": f"{examples} of {traces} traces of {facts['dataset']['name']}{kept}",
+        **_chat(config, facts),
         "updates": f"{num_updates} of {batch} examples, in micro-batches of {min(config.micro_batch_size, batch)}; "
         f"{num_updates / math.ceil(examples / config.train_batch_size):g} epochs",
         "objective": sft_objective(config.length_normalization, config.normalize_constant),
@@ -62,6 +64,7 @@ def ei_plan(config: EiConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     return {
         "model": facts["model"]["name"],
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
+        **_chat(config, facts),
         "rounds": f"{config.n_ei_steps}, each of {config.ei_batch_size} questions x {config.group_size} samples",
         "updates": f"{config.sft_epochs} epochs over a round's distinct correct responses, {config.train_batch_size} an update, "
         f"in micro-batches of {config.micro_batch_size}",
@@ -89,6 +92,7 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
     return {
         "model": facts["model"]["name"],
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
+        **_chat(config, facts),
         "rollouts": f"{config.n_grpo_steps} batches of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples{rounds}",
         "updates": f"{updates} per batch ({config.epochs_per_rollout_batch} epochs, {config.train_batch_size} responses each), "
         f"{config.n_grpo_steps * updates} in all; {policy}",
@@ -179,6 +183,10 @@ def grpo_objective(config: GrpoConfig, loss: Loss) -> str:
     if config.length_normalization == "token_mean" and not loss.per_row:
         terms.append("T the response tokens of the update")
     return f"{sign}{f'(1/{size}) sum_i' if loss.per_row else scale} {term};  {', '.join(terms)}"
+
+
+def _chat(config: TrainingConfig, facts: Mapping[str, Any]) -> dict[str, str]:
+    return {"prompt": chat_line(facts["prompt"])} if config.chat else {}
 
 
 def _sampling(config: TrainingConfig) -> str:

@@ -11,15 +11,16 @@ from typing import Any
 
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
-from rlvr_cli.data.prompts import PromptTemplate, load_prompt, prompt_of
+from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.device import cuda_devices, resolve_device
 from rlvr_cli.models.identity import model_facts, model_path, model_shape
+from rlvr_cli.models.tokenization import encode_prompts
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import Advantages, sample_groups
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.rollouts.inputs import input_facts, load_questions
+from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.samplers.open import Engine, choose_engine, sampler_facts
 from rlvr_cli.terminal import console
@@ -56,7 +57,7 @@ def load_inputs(
         RlvrError: questions cannot be read or are too few, prompt, grader or engine are unknown, or a device is missing or
             too small.
     """
-    template = load_prompt(config.prompt)
+    template = load_template(config, model=config.model)
     dataset = load_questions(config, purpose="train")
     if dataset.rows < questions_per_batch:
         raise RlvrError(
@@ -196,7 +197,7 @@ def check_prompts(
         most = len(prompt.encode(errors="replace"))  # a prompt has no more tokens than bytes: often no need to tokenize
         if most + max_tokens <= context:
             continue
-        length = len(trainer.tokenizer(prompt).input_ids)
+        length = len(encode_prompts(trainer.tokenizer, [prompt])[0])
         if length + max_tokens > context:
             raise RlvrError(
                 f"Question {example.id} has a prompt of {length} tokens; with {max_tokens} for the response that is "

@@ -1,6 +1,7 @@
 """The named queries, each on a small run whose answer is worked out by hand."""
 
 import random
+from hashlib import sha256
 from itertools import groupby
 
 import pytest
@@ -440,17 +441,25 @@ def test_grade_errors(ask):
 
 
 def test_config_diff(ask):
-    def metadata(weights, **config):
-        return {"config": config, "facts": {"model": {"name": "m", "sha256": weights}}}
+    def metadata(weights, prompt="Q: {question}", **config):
+        facts = {"model": {"name": "m", "sha256": weights}, "prompt": {"name": "p", "text": prompt}}
+        return {"config": config, "facts": facts}
 
     facts = {
         "base": metadata("a" * 64, seed=0, run="base", stop=["x"], lr=0.1, only_here=None),
         "same": metadata("a" * 64, seed=0, run="same", stop=["x"], lr=0.1),
-        "other": metadata("b" * 64, seed=1, run="other", stop=["x", "y"], lr=0.1, new="v"),
+        "other": metadata("b" * 64, "{question}", seed=1, run="other", stop=["x", "y"], lr=0.1, new="v"),
     }
     found = ask("config_diff", {"base": [], "same": [], "other": []}, metadata=facts)
     assert columns(found, "option", "first_run", "first_value", "run_id", "value") == [
         ("(model sha256)", "base", "a" * 16, "other", "b" * 16),
+        (
+            "(prompt sha256)",
+            "base",
+            sha256(b"Q: {question}").hexdigest()[:16],
+            "other",
+            sha256(b"{question}").hexdigest()[:16],
+        ),
         ("new", "base", None, "other", "v"),
         ("seed", "base", "0", "other", "1"),
         ("stop", "base", '["x"]', "other", '["x","y"]'),

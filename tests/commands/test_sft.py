@@ -6,6 +6,7 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from factories import a_rollout
+from llamas import write_chat_llama
 from rlvr_cli.commands import sft
 from rlvr_cli.commands.sft import check_lengths, encode_traces
 from rlvr_cli.config.sft import SftConfig
@@ -13,6 +14,7 @@ from rlvr_cli.data.traces import SampledIds
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -47,6 +49,16 @@ def test_ids_of_another_tokenizer_are_not_taken(tokenizer):
     expected = ([tokenizer("Q").input_ids], [[*tokenizer(" 9").input_ids, tokenizer.eos_token_id]], [None])
     assert encode_traces([example], foreign, tokenizer, append_eos=True) == expected
     assert encode_traces([example], {}, tokenizer, append_eos=True) == expected
+
+
+def test_sampled_ids_with_bos_are_this_tokenizers(tmp_path):
+    tokenizer = load_tokenizer(write_chat_llama(tmp_path / "llama"))
+    spelled = [i for character in "3 + 3" for i in tokenizer(character, add_special_tokens=False).input_ids]
+    plain = tokenizer("Q", add_special_tokens=False).input_ids
+    for text in ("Q", "<s>Q"):  # BOS of the tokenizer's own, and as a chat template writes it
+        ids = {"a": SampledIds([1, *plain], spelled, None)}
+        example = Example("a", "Q", "9", prompt=text, response="3 + 3")
+        assert encode_traces([example], ids, tokenizer, append_eos=False) == ([[1, *plain]], [spelled], [None])
 
 
 def test_what_the_policy_did_not_write_stays_marked(tokenizer):

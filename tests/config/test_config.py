@@ -307,6 +307,21 @@ def test_two_options_that_contradict_each_other_come_with_a_way_out(config, valu
     assert error.value.hint
 
 
+@pytest.mark.parametrize(
+    ("config", "values", "hint"),
+    [
+        (EvalConfig, {"chat_thinking": "off"}, "Add --chat"),
+        (GrpoConfig, {"chat_system": "Be brief."}, "Add --chat"),
+        (EvalConfig, {"chat": True, "base_url": "http://localhost:8000/v1", "model": "m"}, "--endpoint chat"),
+    ],
+)
+def test_chat_options_that_would_do_nothing_are_refused(config, values, hint):
+    with pytest.raises(RlvrError, match="--chat") as error:
+        config(**values)
+    assert hint in error.value.hint
+    config(**{"chat": True} | {name: value for name, value in values.items() if name != "base_url"})
+
+
 def test_a_rejected_key_is_not_suggested(tmp_path):
     file = tmp_path / "c.toml"
     file.write_text('config = "x"')

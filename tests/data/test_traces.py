@@ -7,7 +7,7 @@ import pytest
 
 from factories import a_rollout
 from rlvr_cli.data.order import epoch_order
-from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.data.prompts import PromptTemplate, load_prompt
 from rlvr_cli.data.traces import choose_examples, keep_correct, load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
@@ -133,6 +133,8 @@ def test_a_worked_solution_becomes_a_response_in_the_prompts_format(tmp_path, ro
     boxed = load_traces(str(tmp_path / "d.jsonl"), load_prompt("question_only")).examples[0].response
     assert boxed.startswith(f" {solution}")
     assert f"\\boxed{{{truth}}}" in boxed
+    chat = load_traces(str(tmp_path / "d.jsonl"), PromptTemplate("chat", "<user>{question}<assistant>\n")).examples[0]
+    assert chat.response == boxed.removeprefix(" ")
     with GraderPool("r1_zero", workers=1) as pool:
         assert keep_correct(tagged.examples, pool)
 

@@ -1,4 +1,4 @@
--- What differs between runs: options, the command, the model's weights and the data, each beside the first run's.
+-- What differs between runs: options, the command, the model's weights, the data and the prompt, each beside the first run's.
 
 WITH given AS (
     SELECT
@@ -13,6 +13,8 @@ WITH given AS (
     SELECT place, run_id, '(model sha256)', left(metadata ->> '$.facts.model.sha256', 16) FROM given
     UNION ALL
     SELECT place, run_id, '(dataset fingerprint)', left(metadata ->> '$.facts.dataset.fingerprint', 16) FROM given
+    UNION ALL
+    SELECT place, run_id, '(prompt sha256)', left(sha256(metadata ->> '$.facts.prompt.text'), 16) FROM given
 ), first AS (
     SELECT * FROM given WHERE place = 0
 ), pairs AS (
