@@ -13,6 +13,7 @@ Engine = Literal["auto", "transformers", "vllm", "openai"]
 TrainingEngine = Literal["auto", "transformers", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ParamDtype = Literal["float32", "bfloat16"]
+OptimizerKind = Literal["adamw", "adamw_kahan"]
 Schedule = Literal["constant", "cosine"]
 LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
 
@@ -165,6 +166,11 @@ class QuestionOptions:
 @dataclass(frozen=True)
 class OptimizationOptions:
     learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimization", common=True, above=0)
+    optimizer: OptimizerKind = knob(
+        "adamw",
+        "adamw, or adamw_kahan: with --param-dtype bfloat16, keeps what rounding takes from the weights and adds it later.",
+        group="Optimization",
+    )
     warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimization", at_least=0)
     lr_schedule: Schedule = knob(
         "constant", "After warm-up: constant, or cosine decay to a tenth of the peak.", group="Optimization"
@@ -196,7 +202,8 @@ class OptimizationOptions:
     )
     param_dtype: ParamDtype = knob(
         "float32",
-        "Precision of the weights and of AdamW's state; bfloat16 halves the memory but rounds away most small updates.",
+        "Precision of the weights and of AdamW's state; bfloat16 halves the memory, but rounds away most small updates unless with "
+        "--optimizer adamw_kahan.",
         group="Optimization",
     )
 
@@ -346,6 +353,11 @@ def check_training(config: TrainingConfig) -> None:
     check_prompt(config)
     check_sampling(config)
     check_engine(config)
+    if config.optimizer == "adamw_kahan" and config.param_dtype != "bfloat16":
+        raise RlvrError(
+            "--optimizer adamw_kahan keeps what bfloat16 weights round away, and these are float32.",
+            "Add --param-dtype bfloat16, or leave --optimizer out.",
+        )
     for name in ("adam_beta1", "adam_beta2"):
         if not 0 <= getattr(config, name) < 1:
             raise RlvrError(f"{flag(name)} is {getattr(config, name)}.", "It must be at least 0 and below 1.")

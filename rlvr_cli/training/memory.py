@@ -7,6 +7,8 @@ Leaves: a `MemoryPlan`, as numbers and as lines of the plan; or an RlvrError if 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.shared import TrainingConfig
@@ -127,7 +129,7 @@ def _held_by_trainer(
     layers = shape["layers"] * layer
     if config.gradient_checkpointing:
         layers = shape["layers"] * shape["hidden"] * width + layer
-    held = {"weights": n * width, "optimizer state": 2 * n * width}
+    held = {"weights": n * width, "optimizer state": (3 if config.optimizer == "adamw_kahan" else 2) * n * width}
     if config.kl_coef:
         held["reference model"] = n * width
     if on_gpu:
@@ -207,19 +209,19 @@ def _smaller(config: TrainingConfig, rows: int) -> Iterator[tuple[list[str], Tra
     one_row = "--micro-batch-size 1"
     if isinstance(config, GrpoConfig):
         one_row = f"--gradient-accumulation-steps {config.train_batch_size}"
-    for dtype in dict.fromkeys([config.param_dtype, "bfloat16"]):
-        precision = [] if dtype == config.param_dtype else [f"--param-dtype {dtype}"]
-        for fewer, again in ((rows, False), (1, False), (rows, True), (1, True)):
-            smaller = replace(config, param_dtype=dtype, gradient_checkpointing=again or config.gradient_checkpointing)
-            yield (
-                [
-                    *precision,
-                    *([one_row] if fewer < rows else []),
-                    *(["--gradient-checkpointing"] if again > config.gradient_checkpointing else []),
-                ],
-                smaller,
-                fewer,
-            )
+    for halve, recompute, cut in product((False, True), repeat=3):
+        if (
+            halve > (config.param_dtype == "float32")
+            or (recompute and config.gradient_checkpointing)
+            or (cut and rows == 1)
+        ):
+            continue
+        changes: dict[str, Any] = {"param_dtype": "bfloat16", "optimizer": "adamw_kahan"} if halve else {}
+        if recompute:
+            changes["gradient_checkpointing"] = True
+        options = ["--param-dtype bfloat16 --optimizer adamw_kahan"] * halve
+        options += ["--gradient-checkpointing"] * recompute + [one_row] * cut
+        yield options, replace(config, **changes), 1 if cut else rows
 
 
 def check_memory(

@@ -5,8 +5,9 @@ import math
 import torch
 from transformers import PreTrainedModel
 
-from rlvr_cli.config.shared import Schedule
+from rlvr_cli.config.shared import OptimizerKind, Schedule
 from rlvr_cli.models.policy import Policy, as_policy
+from rlvr_cli.training.adamw_kahan import AdamWKahan
 
 
 def make_optimizer(
@@ -15,13 +16,19 @@ def make_optimizer(
     learning_rate: float,
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.0,
-) -> torch.optim.AdamW:
+    kind: OptimizerKind = "adamw",
+) -> torch.optim.Optimizer:
     """AdamW over the trainable parameters; its state has the parameters' precision.
 
-    Load the policy in float32: bfloat16 has 8 significant bits, so most steps at a learning rate of 1e-6 to 1e-5 would be
-    rounded away.
+    With "adamw" load the policy in float32: bfloat16 has 8 significant bits, so most steps at a learning rate of 1e-6 to 1e-5
+    would be rounded away.
+
+    Args:
+        kind: "adamw", or "adamw_kahan", which loses no step of bfloat16 weights.
     """
     parameters = list(as_policy(policy).trainable_parameters().values())
+    if kind == "adamw_kahan":
+        return AdamWKahan(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
     fused = parameters[0].device.type in ("cuda", "cpu")
     return torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused)
 

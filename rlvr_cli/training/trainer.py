@@ -119,6 +119,7 @@ class Trainer:
             learning_rate=config.learning_rate,
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
+            kind=config.optimizer,
         )
         self.weights.attach(self.policy, self.optimizer)
         if self.evaluator is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.utils.checkpoint import checkpoint
 
 from arrays import pairwise
@@ -334,6 +335,17 @@ def test_weights_in_bfloat16_train_in_bfloat16(place, tiny_model_dir):
     found = replay_run(read_stored(run), most=None)
     assert found.problems == []
     assert TOLERANCE < found.difference < 0.1, "as far as rounding moves it"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_kahan_summation_is_part_of_the_optimizer_that_is_used(command, place, tiny_model_dir):
+    given = {"param_dtype": "bfloat16", "optimizer": "adamw_kahan", "run": f"{command}-kahan"}
+    run = make(command, given, place, tiny_model_dir)
+    (last,) = list((run / "checkpoints").iterdir())[-1:]
+    state = load_file(last / "optimizer.safetensors")
+    assert {name.rpartition("/")[2] for name in state} == {"step", "exp_avg", "exp_avg_sq", "compensation"}
+    assert any(tensor.any() for name, tensor in state.items() if name.endswith("/compensation"))
+    assert replay_run(read_stored(run), most=None).problems == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -63,6 +63,8 @@ def test_terms_by_hand():
     }  # fmt: skip
     again = plan_of(replace(config, gradient_checkpointing=True), shape, GIB * 80, engine="transformers", rows=3)
     assert again.updating["activations of a micro-batch"] == 3 * 300 * (2 * 8 * 4 + (80 + 64) * 2)
+    kahan = plan_of(GrpoConfig(param_dtype="bfloat16", optimizer="adamw_kahan"), shape, engine="transformers")
+    assert kahan.updating["optimizer state"] == 3 * 2000
     half = plan_of(GrpoConfig(param_dtype="bfloat16"), shape, GIB * 80, engine="transformers")
     assert (half.updating["weights"], half.updating["optimizer state"]) == (2000, 4000)
     assert "bfloat16 copy of the weights" not in half.updating
@@ -126,7 +128,9 @@ def test_a_run_that_cannot_fit_is_refused_and_one_that_will_hardly_fit_is_noted(
     plan = plan_of(config, QWEN_7B, gpu, engine="transformers")
     with pytest.raises(RlvrError, match=r"take 113\.5 GiB, and the device has 79\.2 GiB") as caught:
         check_memory(plan, config, QWEN_7B, engine="transformers", rows=2)
-    assert caught.value.hint == "It should fit with --param-dtype bfloat16."
+    assert caught.value.hint == (
+        "It should fit with --param-dtype bfloat16 --optimizer adamw_kahan --gradient-checkpointing."
+    )
     tight = plan_of(config, QWEN_15B, 32 * GIB, engine="transformers")
     note = check_memory(tight, config, QWEN_15B, engine="transformers", rows=2)
     assert note == (
@@ -156,10 +160,11 @@ def test_smaller_micro_batches_come_first(config, option):
 
 def test_the_dry_run_says_which_gpus_fit():
     assert gpus_line(GrpoConfig(), QWEN_15B, engine="vllm", rows=2) == (
-        "24 GB: with --param-dtype bfloat16; 48 GB: fits; 80 GB: fits"
+        "24 GB: with --param-dtype bfloat16 --optimizer adamw_kahan --gradient-accumulation-steps 256; 48 GB: fits; 80 GB: fits"
     )
     assert gpus_line(GrpoConfig(), QWEN_7B, engine="transformers", rows=2) == (
-        "24 GB: too small; 48 GB: too small; 80 GB: with --param-dtype bfloat16"
+        "24 GB: too small; 48 GB: too small; "
+        "80 GB: with --param-dtype bfloat16 --optimizer adamw_kahan --gradient-checkpointing"
     )
 
 
@@ -209,5 +214,8 @@ def test_advice_is_true(shape, capacity):
     if options is not None:
         dtype = "bfloat16" if "bfloat16" in options else "float32"
         rows = 1 if "--gradient-accumulation-steps" in options else 2
-        config = GrpoConfig(param_dtype=dtype, gradient_checkpointing="--gradient-checkpointing" in options)
+        optimizer = "adamw_kahan" if "adamw_kahan" in options else "adamw"
+        config = GrpoConfig(
+            param_dtype=dtype, optimizer=optimizer, gradient_checkpointing="--gradient-checkpointing" in options
+        )
         assert plan_of(config, shape, capacity, rows=rows).fits
