@@ -22,7 +22,8 @@ from rlvr_cli.types import ChatThinking
 
 logger = logging.getLogger(__name__)
 
-TODAY = date(2024, 7, 26)  # to templates that write the date, so that a run has the same prompts on every day
+# To templates that write the date, so that prompts are the same on every day; Llama 3's own fallback.
+TODAY = date(2024, 7, 26)
 _PROBE = "What is \"{x}\" if 'é' < 2 & 3 > \\frac{1}{2}?\n\n<b>数</b>"
 
 
