@@ -4,17 +4,19 @@ Enters: options to open an engine there; requests; new weights of the policy. Le
 they finish, sampled from weights that are verified to be the policy's.
 
 The process is `python -m rlvr_cli.samplers.serve`, which opens the engine and calls `serve`. Parent and child exchange
-JSON, and the bytes of weights, over a socket pair. The child handles messages one at a time, in order: it answers
-requests, or loads weights.
+JSON over a socket pair, and weights in memory that both map. The child handles messages one at a time, in order: it
+answers requests, or loads weights.
 """
 
 import json
+import mmap
 import os
 import queue
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -34,7 +36,8 @@ from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, verify_weights
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
-_DROP = re.compile(rb"drop ([0-9]{1,20})")  # is not JSON, and not the bytes of a tensor of any model
+_DROP = re.compile(rb"drop ([0-9]{1,20})")  # is not JSON
+_ALIGNMENT = 64  # bytes, of each tensor in the shared memory
 
 
 @dataclass
@@ -75,6 +78,7 @@ class SamplingProcess:
         self._jobs_sent = 0  # number of jobs so far
         self._last_probe: Probe | None = None
         self._facts: dict[str, Any] | None = None  # seeding and notes of the engine, sent once it is open
+        self._shared = SharedTensors()
         self._connection, theirs = Pipe()
         root = str(Path(rlvr_cli.__file__).parents[1])
         environment = os.environ | {
@@ -83,11 +87,14 @@ class SamplingProcess:
         }
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rlvr_cli.samplers.serve", str(theirs.fileno()), str(os.getpid())],
+                [
+                    *(sys.executable, "-P", "-m", "rlvr_cli.samplers.serve"),
+                    *map(str, (theirs.fileno(), self._shared.descriptor, os.getpid())),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # stdout is for results
                 env=environment,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), self._shared.descriptor],
                 start_new_session=True,  # gets no Ctrl-C, and can be killed together with its children
             )
         self._send(["open", {"engine": engine, **engine_options}])
@@ -153,10 +160,8 @@ class SamplingProcess:
         while any(job.seconds is None for job in self._jobs):
             self._receive()
         weights = distinct_tensors(policy.weights_for_engine())
+        self._shared.write(weights)
         self._send(["load", policy_version, _sizes(weights)])
-        with _connection_errors_as_user_errors(self._process):
-            for tensor in weights.values():
-                self._connection.send_bytes(_bytes_of(tensor))
         probe = Probe((), self._receive(), fixed_logprobs(policy))
         verify_weights(
             probe,
@@ -177,6 +182,7 @@ class SamplingProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._connection.close()
+        self._shared.close()
 
     def _begin(self, requests: Sequence[Request], params: SamplingParams) -> _Job:
         job = _Job(list(requests), params)
@@ -228,10 +234,63 @@ def _connection_errors_as_user_errors(process: "subprocess.Popen[bytes]") -> Ite
         ) from error
 
 
-def serve(connection: Connection, open_engine: Callable[..., tuple[Sampler, Policy]]) -> None:
+class SharedTensors:
+    """Memory that two processes map, for tensors of which both know the sizes; it grows with what is written.
+
+    Args:
+        descriptor: of the memory, inherited from the process that made it; None: make it.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        if descriptor is not None:
+            self.descriptor = descriptor
+        elif hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("rlvr-weights")
+        else:  # not on Linux
+            with tempfile.TemporaryFile() as file:
+                self.descriptor = os.dup(file.fileno())
+        self._map: mmap.mmap | None = None
+
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy the tensors into the memory."""
+        size = sum(_aligned(tensor) for tensor in tensors.values())
+        if os.fstat(self.descriptor).st_size < size:
+            os.ftruncate(self.descriptor, size)
+        for tensor, place in zip(tensors.values(), self._places(tensors), strict=True):
+            place.copy_(tensor.detach())
+
+    def read(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy the memory into these tensors, in place: they must have the sizes and dtypes of those that were written."""
+        for tensor, place in zip(tensors.values(), self._places(tensors), strict=True):
+            tensor.copy_(place)
+
+    def _places(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+        size = os.fstat(self.descriptor).st_size
+        if self._map is None or len(self._map) != size:
+            self._map = mmap.mmap(self.descriptor, size)
+        offset = 0
+        for tensor in tensors.values():
+            flat = torch.frombuffer(self._map, dtype=torch.uint8, count=tensor.nbytes, offset=offset)
+            yield flat.view(tensor.dtype).view(tensor.shape)
+            offset += _aligned(tensor)
+
+    def close(self) -> None:
+        """Give this process's share of the memory back; closing twice is allowed."""
+        self._map = None
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _aligned(tensor: torch.Tensor) -> int:
+    return tensor.nbytes + -tensor.nbytes % _ALIGNMENT
+
+
+def serve(connection: Connection, shared: SharedTensors, open_engine: Callable[..., tuple[Sampler, Policy]]) -> None:
     """The child's end: open the engine that the parent names, and serve it until the parent is gone.
 
     Args:
+        shared: where the parent writes new weights.
         open_engine: returns the engine and the policy through which it receives new weights.
     """
     channel = _Channel(connection)
@@ -240,7 +299,7 @@ def serve(connection: Connection, open_engine: Callable[..., tuple[Sampler, Poli
         sampler, policy = open_engine(**engine_options)
         channel.answers.put(["ready", {"notes": list(sampler.notes), "seeding": sampler.seeding}])
         while True:
-            _answer(channel, sampler, policy)
+            _answer(channel, shared, sampler, policy)
     except RlvrError as error:
         channel.answers.put(["error", [error.problem, error.hint]])
         with suppress(EOFError):
@@ -291,7 +350,7 @@ class _Channel:
                 _write(self._connection, self.answers.get())
 
 
-def _answer(channel: _Channel, sampler: Sampler, policy: Policy) -> None:
+def _answer(channel: _Channel, shared: SharedTensors, sampler: Sampler, policy: Policy) -> None:
     match channel.receive():
         case "sample", number, requests, params:
             started = time.perf_counter()
@@ -306,19 +365,13 @@ def _answer(channel: _Channel, sampler: Sampler, policy: Policy) -> None:
             if _sizes(weights) != sizes:
                 raise RlvrError("The policy's weights do not fit the model in the sampling process.")
             with torch.no_grad():
-                for tensor in weights.values():
-                    received = torch.frombuffer(bytearray(channel.receive_bytes()), dtype=torch.uint8)
-                    tensor.copy_(received.view(tensor.dtype).view(tensor.shape))
+                shared.read(weights)
             sampler.load_weights(policy, version)
             channel.answers.put(["loaded", fixed_logprobs(policy)])
 
 
 def _sizes(weights: Mapping[str, torch.Tensor]) -> list[list[Any]]:
     return [[name, tensor.nbytes] for name, tensor in weights.items()]
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def _completion(fields: dict[str, Any]) -> Completion:

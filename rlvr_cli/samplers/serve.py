@@ -45,17 +45,22 @@ def open_engine(engine: str, *, param_dtype: str, **settings: Any) -> "tuple[Sam
     return kind.share(policy, opened_with), policy
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Run a sampling process: open the engine that the parent names, and serve it."""
+def main(connection: int, weights: int, parent: int) -> None:
+    """Run a sampling process: open the engine that the parent names, and serve it.
+
+    Args:
+        connection, weights: descriptors of the connection to the parent, and of the memory with new weights.
+        parent: the parent's process id.
+    """
     for number in STOP_SIGNALS:  # the parent handles them
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(parent)
 
     from multiprocessing.connection import Connection
 
-    from rlvr_cli.samplers.process import serve
+    from rlvr_cli.samplers.process import SharedTensors, serve
 
-    serve(Connection(descriptor), open_engine)
+    serve(Connection(connection), SharedTensors(weights), open_engine)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class WeightSync:
     def snapshot_policy(self, version: int) -> None:
         """Keep a copy of the current weights: the next rollouts use it while the policy is trained, also after a resume."""
         weights = distinct_tensors(self.policy.weights())
-        self.snapshot = Snapshot(version, {n: t.detach().cpu().clone() for n, t in weights.items()})
+        self.snapshot = Snapshot(version, {n: t.detach().to("cpu", copy=True) for n, t in weights.items()})
 
     def close(self) -> None:
         """Close the engine, if it was opened."""

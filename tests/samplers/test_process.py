@@ -11,7 +11,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy
 from rlvr_cli.samplers import process
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.samplers.process import SamplingProcess
+from rlvr_cli.samplers.process import SamplingProcess, SharedTensors
 from rlvr_cli.types import Request, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, min_tokens=0, stop=())
@@ -166,3 +166,22 @@ def test_tied_weights_are_sent_once(tiny_model):
     assert set(distinct_tensors(Policy(tiny_model).weights_for_engine())) == {
         name for name, _ in tiny_model.named_parameters()
     }
+
+
+def test_shared_tensors_arrive_bit_for_bit_and_the_memory_grows():
+    """Odd sizes, other precisions, a scalar, a view that is not contiguous; then more of them, and fewer."""
+    few = {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16(), "c": torch.tensor(2.5, dtype=torch.float64)}
+    many = few | {"d": torch.randn(64, 33).T, "e": torch.arange(5)}
+    here = SharedTensors()
+    there = SharedTensors(os.dup(here.descriptor))
+    for written in (few, many, few):
+        here.write(written)
+        received = {name: torch.zeros_like(tensor) for name, tensor in written.items()}
+        there.read(received)
+        assert all(torch.equal(received[name], tensor) for name, tensor in written.items())
+    here.close()
+    here.close()
+    received = {name: torch.zeros_like(tensor) for name, tensor in few.items()}
+    there.read(received)
+    assert torch.equal(received["a"], few["a"])
+    there.close()
