@@ -35,6 +35,7 @@ COMMANDS = {
     "filter": "Make a dataset from a run's rollouts or another dataset.",
     "analyze": "Analyze runs with SQL, named queries or an HTML report.",
     "check": "Verify a run: every file against its sha256.",
+    "doctor": "Say whether this machine can do what rlvr does.",
 }
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 COMPLETE = "_RLVR_COMPLETE"  # environment variable that a shell's completion script sets (Typer's protocol)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType, TracebackType
 
 from rlvr_cli.errors import Interrupted
@@ -196,3 +197,42 @@ def _data_bytes() -> int:
     with suppress(OSError, ValueError, IndexError), open("/proc/self/statm") as file:
         return int(file.read().split()[5]) * resource.getpagesize()
     return 0
+
+
+def memory_limit() -> int:
+    """Return the bytes that this process may use: the machine's memory, or a container's limit if that is lower."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        total = min(total, int(text))
+    return total
+
+
+_IMPORT = """
+import sys
+sys.path[:] = {path!r}
+try:
+    import {module}
+except Exception as error:
+    first = (str(error).strip().splitlines() or [""])[0]
+    sys.exit(f"{{type(error).__name__}}: {{first}}")
+"""
+
+
+def import_error(module: str, *, seconds: float = 120.0) -> str:
+    """Import a module in a process of its own, where it can neither crash this one nor hang it.
+
+    Returns:
+        Why it cannot be imported, on one line; empty if it can.
+    """
+    import subprocess
+
+    command = [sys.executable, "-c", _IMPORT.format(path=sys.path, module=module)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"its import takes more than {seconds:.0f} s"
+    if done.returncode < 0:
+        return f"its import ends with {signal.Signals(-done.returncode).name}"
+    lines = done.stderr.strip().splitlines() or [f"its import ends with status {done.returncode}"]
+    return lines[-1] if done.returncode else ""

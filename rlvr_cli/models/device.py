@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,38 @@ TINY_PARAMETERS = 10_000_000
 def cuda_devices() -> dict[str, int]:
     """Return the bytes of memory of each visible CUDA device, by its name: cuda:0, cuda:1, ..."""
     return {f"cuda:{i}": torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())}
+
+
+def nvidia_devices() -> list[str]:
+    """Return what the NVIDIA driver lists, without torch: a line of `nvidia-smi -L` per device, else the device files."""
+    import subprocess
+
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, errors="replace", timeout=30)
+        if lines := [line.partition(" (UUID")[0] for line in listed.stdout.splitlines() if line.startswith("GPU ")]:
+            return lines
+    return sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+
+
+def cuda_error() -> str:
+    """Return why torch cannot use a CUDA device, on one line; empty if it can."""
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:  # the first for a build without CUDA
+        return str(error).splitlines()[0]
+    return ""
+
+
+def describe_cuda(device: str) -> str:
+    """Return a CUDA device's name, memory, compute capability, and whether it computes in bfloat16 without emulation."""
+    found = torch.cuda.get_device_properties(device)
+    free, total = torch.cuda.mem_get_info(device)
+    with torch.cuda.device(device):
+        bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return (
+        f"{found.name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free, compute capability {found.major}.{found.minor}, "
+        f"{'bfloat16' if bfloat16 else 'no bfloat16: it is emulated, and slow'}"
+    )
 
 
 def visible_as_only(device: str) -> str:

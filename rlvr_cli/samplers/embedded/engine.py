@@ -12,13 +12,11 @@ why.
 
 import logging
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -27,6 +25,7 @@ from transformers.cache_utils import DynamicLayer
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
+from rlvr_cli.process import memory_limit
 from rlvr_cli.samplers.embedded.batch import ATTENTION, Batch, Prefix, Question, Slots, make_slots
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, unsupported_reason
 from rlvr_cli.samplers.stop_strings import StopStrings, prompt_token_ids
@@ -417,8 +416,4 @@ def _memory_budget(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // 2
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")  # a container's limit, if there is one
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        total = min(total, int(text))
-    return total // 4
+    return memory_limit() // 4
