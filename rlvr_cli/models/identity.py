@@ -57,8 +57,11 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
     """
     from transformers import AutoConfig
 
+    from rlvr_cli.models.pretrained import quiet
+
     try:
-        config = AutoConfig.from_pretrained(path_or_id, local_files_only=True)
+        with quiet():
+            config = AutoConfig.from_pretrained(path_or_id, local_files_only=True)
         heads, head_size = config.num_attention_heads, getattr(config, "head_dim", None)
         return {
             "parameters": model_identity(path_or_id)["parameters"],

@@ -6,6 +6,9 @@ What transformers loads may differ: tokenizer_config.json names a class, and som
 byte-level checkpoint that calls itself LlamaTokenizerFast (deepseek-math-7b, R1-Distill-Llama from a directory) loses
 its spaces that way, in its prompts and in its responses, without a word. So the two are compared, and the file wins.
 
+BOS is also lost: for many such checkpoints (all of DeepSeek's) only `add_bos_token` in tokenizer_config.json asks for it, and
+transformers no longer reads that. Here it begins every prompt, as in the model's training.
+
 Where the tags that graders look for are special tokens, they would not show in a response's text. They become ordinary
 ones here: their ids stay the same.
 """
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlvr_cli.text import printable
@@ -25,7 +28,7 @@ from rlvr_cli.text import printable
 logger = logging.getLogger(__name__)
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-_FILE = "tokenizer.json"
+_FILE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _PROBES = (
     "What is 1 + 2?\nAssistant: <think> It is\t12,345.6  </think> <answer> \\frac{1}{2} </answer>",
     "  naïve 数学 😀 ½×π\r\n\ndef f(x):\n    return x**2",
@@ -61,12 +64,12 @@ def corrected_copy(name: str) -> "tempfile.TemporaryDirectory[str] | None":
 
 
 def corrected(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer that the model's tokenizer.json describes, if the one that transformers loaded is another one.
+    """Return the tokenizer that the model's files describe, if the one that transformers loaded is another one.
 
-    None if it is the same, and where there is no such file.
+    None if it is the same, and where there is no tokenizer.json.
     """
-    file = Path(name, _FILE) if Path(name).is_dir() else try_to_load_from_cache(name, _FILE)
-    if not isinstance(file, str | Path) or not Path(file).is_file():
+    file = _find(name, _FILE)
+    if file is None:
         return None
     own = Tokenizer.from_file(str(file))
     own.no_truncation()
@@ -74,7 +77,8 @@ def corrected(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokeni
     differing = next((text for text in _PROBES if _reads(tokenizer, text) != _reads_own(own, text)), None)
     content: dict[str, Any] = json.loads(own.to_str())
     tags = [token for token in content["added_tokens"] if token["special"] and token["content"] in TAGS]
-    if differing is None and not tags:
+    bos = _missing_bos(tokenizer, own, name)
+    if differing is None and not tags and bos is None:
         return None
     if differing is not None:
         (ids, text), (own_ids, _) = _reads(tokenizer, differing), _reads_own(own, differing)
@@ -85,10 +89,19 @@ def corrected(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokeni
         )
     for token in tags:
         token["special"] = False
+    described = Tokenizer.from_str(json.dumps(content))
+    if bos is not None:
+        logger.warning(
+            f"Prompts begin with {printable(bos)}: the {_SETTINGS} of {printable(name)} asks for it (add_bos_token), which "
+            "transformers does not read."
+        )
+        front = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, own.token_to_id(bos))])
+        before = own.post_processor
+        described.post_processor = front if before is None else processors.Sequence([before, front])
     given = {key: getattr(tokenizer, key) for key in _SPECIAL if getattr(tokenizer, key) is not None}
     more = [text for text in tokenizer.all_special_tokens if text not in TAGS and text not in given.values()]
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(content)),
+        tokenizer_object=described,
         **given,
         additional_special_tokens=more,
         model_max_length=tokenizer.model_max_length,
@@ -96,6 +109,20 @@ def corrected(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokeni
         chat_template=tokenizer.chat_template,
         clean_up_tokenization_spaces=False,
     )
+
+
+def _find(name: str, file: str) -> Path | None:
+    """The path of a file of a model; None if it has none."""
+    path = Path(name, file) if Path(name).is_dir() else try_to_load_from_cache(name, file)
+    return Path(path) if isinstance(path, str | Path) and Path(path).is_file() else None
+
+
+def _missing_bos(tokenizer: PreTrainedTokenizerBase, own: Tokenizer, name: str) -> str | None:
+    """The BOS that tokenizer_config.json asks for, if tokenizer.json does not put it in front of a text; else None."""
+    path, bos = _find(name, _SETTINGS), tokenizer.bos_token
+    if path is None or not isinstance(bos, str) or json.loads(path.read_text()).get("add_bos_token") is not True:
+        return None
+    return None if own.token_to_id(bos) in own.encode("").ids[:1] else bos
 
 
 def _reads(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], str]:

@@ -50,7 +50,7 @@ def read_pretrained(
     options: dict[str, Any] = {"local_files_only": directory is not None, "trust_remote_code": False}
     half = dtype != "float32"
     attention = "flash_attention_2" if target.type == "cuda" and half and find_spec("flash_attn") else "sdpa"
-    with _quiet():
+    with quiet():
         try:
             model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore (output_loading_info makes it a pair)
                 name,
@@ -92,7 +92,7 @@ def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model: see `own_tokenizer.read_tokenizer`. Raises RlvrError if it cannot be loaded."""
     directory = local_directory(path_or_id)
     name = str(directory or path_or_id)
-    with _quiet():
+    with quiet():
         try:
             return read_tokenizer(name, local=directory is not None)
         except _LOAD_ERRORS as error:
@@ -119,7 +119,7 @@ def write_pretrained(
     directory.parent.mkdir(parents=True, exist_ok=True)
     fresh.mkdir()
     try:
-        with _quiet(), _valid_generation_config(model), _without_peft(model):
+        with quiet(), _valid_generation_config(model), _without_peft(model):
             model.save_pretrained(fresh, state_dict=dict(weights))  # save_pretrained empties this dict
             tokenizer.save_pretrained(fresh)
         for path in (*fresh.rglob("*"), fresh):
@@ -136,7 +136,7 @@ def write_pretrained(
 def fetch_model(model_id: str) -> None:
     from huggingface_hub import snapshot_download
 
-    with _quiet():
+    with quiet():
         try:
             snapshot_download(model_id, allow_patterns=["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"])
         except (*_LOAD_ERRORS, HfHubHTTPError) as error:
@@ -190,7 +190,7 @@ def _fit_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Turn off the progress bars and load reports of transformers, which would break up our own output."""
     shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()

@@ -1,5 +1,6 @@
 """A tokenizer is the one of its tokenizer.json, and the tags that graders look for show in what it decodes."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -8,10 +9,12 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from llamas import CHAT_TEMPLATE, write_byte_level_llama
+from real_configurations import CONFIGURATIONS, write_model
 from rlvr_cli.graders.r1_zero import r1_zero_reward_fn
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.own_tokenizer import TAGS, corrected, read_tokenizer
 from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.tokenization import encode_prompts
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.stop_strings import StopStrings, response_text
 from rlvr_cli.types import Request, SamplingParams
@@ -48,6 +51,28 @@ def test_what_was_corrected_is_saved_so(misnamed: Path, tmp_path: Path):
     again = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert again(TEXT, add_special_tokens=False).input_ids == own_ids(misnamed, TEXT)
     assert corrected(again, str(tmp_path / "saved")) is None
+
+
+@pytest.mark.parametrize("name", ["R1-Distill-Qwen-1.5B", "deepseek-math-7b"])
+def test_bos_begins_prompts_where_only_tokenizer_config_json_asks_for_it(name, tmp_path: Path, caplog):
+    directory = write_model(name, tmp_path / "m")
+    assert AutoTokenizer.from_pretrained(directory)("").input_ids == []
+    with caplog.at_level(logging.WARNING):
+        policy = load_policy(directory, device="cpu")
+    bos = CONFIGURATIONS[name].special["bos"]
+    assert f"Prompts begin with {bos}" in caplog.text
+    expected = [policy.tokenizer.bos_token_id, *own_ids(directory, TEXT)]
+    assert encode_prompts(policy.tokenizer, [TEXT, bos + TEXT]) == [expected, expected]
+    policy.save(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved")(TEXT).input_ids == expected
+
+
+@pytest.mark.parametrize("asks", [False, None])
+def test_bos_that_nobody_asks_for_is_not_added(asks, tmp_path: Path):
+    directory = write_model("R1-Distill-Qwen-1.5B", tmp_path / "m")
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"add_bos_token": asks}))
+    assert corrected(AutoTokenizer.from_pretrained(directory), str(directory)) is None
 
 
 def test_a_prompt_is_sampled_from_with_the_ids_of_its_own_file(misnamed: Path):
