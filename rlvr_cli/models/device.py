@@ -100,17 +100,25 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def current_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a CUDA device is the current one, on which streams, graphs and some kernels run.
+
+    Only while computing: another engine in this process may compute on another device.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
-def out_of_memory_as_user_error() -> Iterator[None]:
-    """Turn an out-of-memory error of the device into a user error."""
+def out_of_memory_as_user_error(
+    problem: str = "The device has too little memory for this micro-batch.",
+    hint: str = "Use smaller micro-batches, which give the same result: raise --gradient-accumulation-steps or lower "
+    "--micro-batch-size. If vLLM shares the device, lower --gpu-memory-utilization.",
+) -> Iterator[None]:
+    """Turn an out-of-memory error of the device into a user error, by default that of an update or of scoring."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise RlvrError(
-            "The device has too little memory for this micro-batch.",
-            "Use smaller micro-batches, which give the same result: raise --gradient-accumulation-steps or lower "
-            "--micro-batch-size. If vLLM shares the device, lower --gpu-memory-utilization.",
-        ) from error
+        raise RlvrError(problem, hint) from error
 
 
 def autocast_context(model: PreTrainedModel) -> contextlib.AbstractContextManager[object]:

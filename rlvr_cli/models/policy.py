@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlvr_cli.models.device import autocast_context, autocast_dtype
+from rlvr_cli.models.device import autocast_context, autocast_dtype, current_device
 from rlvr_cli.models.prefixes import Prefixes, attention_function, gather, hidden_states, shares_prefixes
 from rlvr_cli.models.pretrained import read_pretrained, write_pretrained
 from rlvr_cli.models.recompute import gradient_checkpointing
@@ -198,6 +198,10 @@ class Policy:
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return a context that computes in `autocast_dtype`, for training and scoring alike."""
         return autocast_context(self.model)
+
+    def on_its_device(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context in which the policy's device is the current one: see `device.current_device`."""
+        return current_device(self.device)
 
     def attention_function(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the model uses the attention function registered under `name`."""

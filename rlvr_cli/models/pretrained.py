@@ -48,6 +48,8 @@ def read_pretrained(
     directory = local_directory(path_or_id)
     name = str(directory or path_or_id)
     options: dict[str, Any] = {"local_files_only": directory is not None, "trust_remote_code": False}
+    if target.type == "cuda":  # cuDNN plans each new shape of attention for 23 to 400 ms, and most shapes here are new
+        torch.backends.cuda.enable_cudnn_sdp(False)
     half = dtype != "float32"
     attention = "flash_attention_2" if target.type == "cuda" and half and find_spec("flash_attn") else "sdpa"
     with quiet():

@@ -402,11 +402,12 @@ def _torch_threads() -> int:
 
 @contextlib.contextmanager
 def _trainer_state_preserved(*, threads: int | None = None) -> Iterator[None]:
-    """Run vLLM code, with that many torch threads; restore the trainer's random state and threads on exit.
+    """Run vLLM code, with that many torch threads, on its device; restore the trainer's random state, threads and device.
 
     vLLM draws from the global generators even if every request has its own, but a resumed run, which replays stored
     rollouts instead of sampling them, must end with the same weights. vLLM also sets torch's thread count and replaces
-    the function that sets it. Deprecation warnings of its libraries are hidden: users cannot act on them.
+    the function that sets it, and expects its device, the first visible one, to be the current one. Deprecation
+    warnings of its libraries are hidden: users cannot act on them.
     """
     import numpy
     import torch
@@ -416,7 +417,8 @@ def _trainer_state_preserved(*, threads: int | None = None) -> Iterator[None]:
     if threads is not None:
         set_num_threads(threads)
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), warnings.catch_warnings():
+        device = torch.cuda.device(0 if torch.cuda.is_available() else -1)  # -1: no device
+        with device, torch.random.fork_rng(devices=range(torch.cuda.device_count())), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -83,9 +83,9 @@ def _logprobs(
     """Return the log-probabilities of ids[:, start:], row after row."""
     autocast = torch.autocast(policy.device.type, autocast_dtype, enabled=autocast_dtype is not None)
     # Not `no_grad`: if the caller has autocast on, that would read the stale copies of weights in autocast's cache.
-    with policy.evaluating(), torch.inference_mode(), autocast:
+    with policy.on_its_device(), policy.evaluating(), torch.inference_mode(), autocast:
         logits = policy.forward(input_ids=ids, use_cache=False).logits[:, start - 1 : -1]  # (rows, tokens, vocabulary)
-    return tuple(logits.float().log_softmax(-1).gather(-1, ids[:, start:, None]).flatten().tolist())
+        return tuple(logits.float().log_softmax(-1).gather(-1, ids[:, start:, None]).flatten().tolist())
 
 
 def fixed_logprobs(policy: "Policy") -> tuple[float, ...]:

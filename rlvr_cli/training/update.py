@@ -123,57 +123,61 @@ def train_update(
             "Look for empty responses in the training data.",
         )
     denominators = loss_denominators(mask, normalization=normalization, normalize_constant=normalize_constant)
-    micro_batches = _micro_batches(batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes)
-    num_rows = sum(len(rows) for rows, _, _ in micro_batches)
-    per_row = False
-    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
-    collected: dict[str, list[Tensor]] = {}
-    computed = 0  # tokens that go through the model's body
-    optimizer.zero_grad(set_to_none=True)
-    for rows, width, learning in micro_batches:
-        check()
-        micro = _cut(batch, rows, width, device)
-        wanted = micro["response_mask"]
-        prefixes = wanted_prefixes(policy, micro["input_ids"], wanted)
-        computed += wanted.numel() if prefixes is None else len(prefixes.tokens)
-        learning = learning or not skip_zero_advantage
-        recomputing = policy.gradient_checkpointing() if gradient_checkpointing and learning else nullcontext()
-        with torch.set_grad_enabled(learning), policy.autocast(), recomputing:
-            scores = get_response_log_probs(
-                policy,
-                micro["input_ids"],
-                micro["labels"],
-                return_token_entropy=True,
-                response_mask=wanted,
-                temperature=temperature,
-                prefixes=prefixes,
-            )
-        log_probs, entropy = scores["log_probs"], scores["token_entropy"]
-        outputs = objective(loss_inputs(micro, log_probs=log_probs, entropy=entropy, values=scores.get("values")))
-        loss = reduced_loss(outputs.loss, wanted, denominators=denominators[rows], num_rows=num_rows)
-        per_row = outputs.loss.dim() == 1
-        if learning:
-            fault_point("backward")
-            loss.backward()
-        with torch.no_grad():  # both sums are 0 outside the mask
-            sums += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
-        for name, values in masked_statistics(outputs.statistics, wanted.bool()).items():
-            collected.setdefault(name, []).append(values)
-    grad_norm = torch.nn.utils.clip_grad_norm_(policy.trainable_parameters().values(), max_grad_norm)
-    objective_value, nll, entropy_sum, norm = [*sums.tolist(), float(grad_norm)]
-    skipped = not (math.isfinite(objective_value) and math.isfinite(norm))
-    if not skipped:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    with policy.on_its_device():
+        micro_batches = _micro_batches(
+            batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes
+        )
+        num_rows = sum(len(rows) for rows, _, _ in micro_batches)
+        per_row = False
+        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
+        collected: dict[str, list[Tensor]] = {}
+        computed = 0  # tokens that go through the model's body
+        optimizer.zero_grad(set_to_none=True)
+        for rows, width, learning in micro_batches:
+            check()
+            micro = _cut(batch, rows, width, device)
+            wanted = micro["response_mask"]
+            prefixes = wanted_prefixes(policy, micro["input_ids"], wanted)
+            computed += wanted.numel() if prefixes is None else len(prefixes.tokens)
+            learning = learning or not skip_zero_advantage
+            recomputing = policy.gradient_checkpointing() if gradient_checkpointing and learning else nullcontext()
+            with torch.set_grad_enabled(learning), policy.autocast(), recomputing:
+                scores = get_response_log_probs(
+                    policy,
+                    micro["input_ids"],
+                    micro["labels"],
+                    return_token_entropy=True,
+                    response_mask=wanted,
+                    temperature=temperature,
+                    prefixes=prefixes,
+                )
+            log_probs, entropy = scores["log_probs"], scores["token_entropy"]
+            outputs = objective(loss_inputs(micro, log_probs=log_probs, entropy=entropy, values=scores.get("values")))
+            loss = reduced_loss(outputs.loss, wanted, denominators=denominators[rows], num_rows=num_rows)
+            per_row = outputs.loss.dim() == 1
+            if learning:
+                fault_point("backward")
+                loss.backward()
+            with torch.no_grad():  # both sums are 0 outside the mask
+                sums += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
+            for name, values in masked_statistics(outputs.statistics, wanted.bool()).items():
+                collected.setdefault(name, []).append(values)
+        grad_norm = torch.nn.utils.clip_grad_norm_(policy.trainable_parameters().values(), max_grad_norm)
+        objective_value, nll, entropy_sum, norm = [*sums.tolist(), float(grad_norm)]
+        skipped = not (math.isfinite(objective_value) and math.isfinite(norm))
+        if not skipped:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        of_tokens = token_metrics({name: torch.cat(values) for name, values in collected.items()})
     real = int(row_lengths(mask).sum())
     return {
         "loss/objective": objective_value,
         "loss/denominator": float(num_rows) if per_row else float((denominators * mask).sum() / num_tokens),
         "loss/nll": nll / num_tokens,
         "policy/entropy": entropy_sum / num_tokens,
-        **token_metrics({name: torch.cat(values) for name, values in collected.items()}),
+        **of_tokens,
         "optimizer/grad_norm": norm,
         "optimizer/learning_rate": learning_rate,
         "update/skipped": float(skipped),
@@ -235,8 +239,8 @@ def compute_log_probs(
     cuts = _micro_batches(batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes)
     for rows, width, _ in cuts:
         check()
-        micro = _cut(batch, rows, width, device)
-        with torch.inference_mode(), policy.autocast():
+        with policy.on_its_device(), torch.inference_mode(), policy.autocast():
+            micro = _cut(batch, rows, width, device)
             log_probs = get_response_log_probs(
                 policy,
                 micro["input_ids"],

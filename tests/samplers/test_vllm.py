@@ -14,12 +14,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from fake_cuda import fake_cuda
 from llamas import write_byte_level_llama
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy, load_policy
 from rlvr_cli.samplers.open import EngineSettings, open_sampler
 from rlvr_cli.samplers.stop_strings import response_text
-from rlvr_cli.samplers.vllm import VllmSampler
+from rlvr_cli.samplers.vllm import VllmSampler, _trainer_state_preserved
 from rlvr_cli.types import Request, SamplingParams
 
 # vLLM's libraries use deprecated functions of Python and torch, at import and while it runs.
@@ -289,6 +290,17 @@ def test_the_trainers_random_numbers_and_threads_are_left_alone(sampler, model):
     torch.set_num_threads(threads + 1)
     assert torch.get_num_threads() == threads + 1, "vLLM replaced torch.set_num_threads"
     torch.set_num_threads(threads)
+
+
+def test_vllm_runs_on_the_first_device_and_the_trainers_is_the_current_one_again():
+    with fake_cuda():
+        torch.cuda.set_device(1)
+        with _trainer_state_preserved():
+            assert torch.cuda.current_device() == 0
+        assert torch.cuda.current_device() == 1
+        with pytest.raises(ZeroDivisionError), _trainer_state_preserved():
+            raise ZeroDivisionError
+        assert torch.cuda.current_device() == 1
 
 
 # --- streaming --------------------------------------------------------------------------------------------------------

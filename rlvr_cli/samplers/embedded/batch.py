@@ -181,6 +181,11 @@ class Batch:
     def free(self) -> int:
         return len(self.alive) - int(self.alive.sum())
 
+    @property
+    def recording_failure(self) -> str:
+        """Why a step could not be recorded as a CUDA graph, and runs without; empty if all could that should."""
+        return "" if self._fixed_step is None else self._fixed_step.failure
+
     def seat(self, question: Question) -> None:
         """Assign free rows to the question's samples until either run out."""
         w, length = self.window, len(question.prompt_ids) - 1

@@ -3,7 +3,8 @@
 Enters: a `DecodeStep` and the tensors that a batch keeps in place from step to step. Leaves: logits, in place too.
 
 Rows and columns are rounded outward to a shape that many steps share, and the column to write is read from device
-memory. Results of rows that are not in use are ignored. On a CPU the same shapes are computed without recording.
+memory. Results of rows that are not in use are ignored. On a CPU, and where recording fails, the same shapes are
+computed without recording.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ class FixedShapeStep:
         tokens, positions: (rows, 1), of every row's newest token.
         mask: (rows, 1, 1, columns), added to attention scores; columns after the newest one are masked in any case.
         cache: keys and values of each layer, (rows, key-value heads, columns, head size).
+
+    Attributes:
+        failure: why a shape could not be recorded, in a few words; empty if all could.
     """
 
     def __init__(
@@ -38,8 +42,11 @@ class FixedShapeStep:
         self._newest = torch.zeros(1, dtype=torch.int64, device=device)
         self._columns = torch.arange(mask.shape[-1], device=device)
         self._logits = torch.empty(len(tokens), step.vocab_size, device=device)
+        # Of this device: by default torch records on the one that was current at the process's first recording.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._graphs: dict[Window, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[Window, torch.cuda.CUDAGraph | None] = {}  # None for a shape that could not be recorded
+        self.failure = ""
 
     def __call__(self, window: Window) -> torch.Tensor:
         """Run a step on at least this window, whose last column is the one to write.
@@ -53,12 +60,12 @@ class FixedShapeStep:
             window.low // _COLUMNS * _COLUMNS,
             min(window.high + -window.high % _COLUMNS, len(self._columns)),
         )
-        if self._pool is None:
-            self._take(shape)
+        if self._stream is not None and shape not in self._graphs:
+            self._graphs[shape] = self._recorded(shape, self._stream)
+        if graph := self._graphs.get(shape):
+            graph.replay()
         else:
-            if shape not in self._graphs:
-                self._graphs[shape] = self._recorded(shape)
-            self._graphs[shape].replay()
+            self._take(shape)
         return self._logits[: window.rows]
 
     def _take(self, shape: Window) -> None:
@@ -74,14 +81,26 @@ class FixedShapeStep:
             at=self._newest - shape.low,
         )
 
-    def _recorded(self, shape: Window) -> torch.cuda.CUDAGraph:
-        """Record a step of this shape, after a first run that loads the kernels; repeating a step changes nothing."""
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            self._take(shape)
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._take(shape)
+    def _recorded(self, shape: Window, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
+        """Record a step of this shape, after a first run that loads the kernels; repeating a step changes nothing.
+
+        None if that fails.
+        """
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(stream.device)
+        stream.wait_stream(before)
+        try:
+            with torch.cuda.stream(stream):  # left even if ending a failed recording fails too
+                self._take(shape)
+                with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                    self._take(shape)
+        except RuntimeError as error:  # such as too little memory for another graph
+            self.failure = self.failure or first_sentence(error)
+            return None
+        finally:
+            before.wait_stream(stream)
         return graph
+
+
+def first_sentence(error: RuntimeError) -> str:
+    """The first sentence of torch's message; numbers and advice follow."""
+    return str(error).partition("\n")[0].partition(". ")[0].removesuffix(".")

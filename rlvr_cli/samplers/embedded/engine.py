@@ -24,9 +24,11 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.device import out_of_memory_as_user_error
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import memory_limit
 from rlvr_cli.samplers.embedded.batch import ATTENTION, Batch, Prefix, Question, Slots, make_slots
+from rlvr_cli.samplers.embedded.cuda_graphs import first_sentence
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, unsupported_reason
 from rlvr_cli.samplers.stop_strings import StopStrings, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, take_probe, verify_weights
@@ -212,6 +214,8 @@ class TransformersSampler:
                         done += batch.advance()
                         if done and due == math.inf:  # those that finish at almost the same time are yielded together
                             due = time.monotonic() + _GATHER_SECONDS
+                if batch.recording_failure:
+                    self._note(f"Some steps run without CUDA graphs, which is slower: {batch.recording_failure}.")
                 yield from done
                 assert self.policy_version == version, "the weights changed while completions were being consumed"
             del batch  # frees its memory before the next batch is planned
@@ -312,16 +316,20 @@ class TransformersSampler:
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        """Run the model without gradients and dropout; restore its state on exit."""
+        """Run the model without gradients and dropout, on its device; restore its state and the current device on exit."""
         policy = self._policy
         autocast = torch.autocast(policy.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
-        with policy.evaluating(), torch.inference_mode(), autocast:
+        with policy.on_its_device(), policy.evaluating(), torch.inference_mode(), autocast:
             yield
 
     @contextmanager
     def _sampling(self) -> Iterator[None]:
-        """Like `_inference`, with this engine's attention."""
-        with self._policy.attention_function(ATTENTION), self._inference():
+        """Like `_inference`, with this engine's attention; too little memory on the device is a user error."""
+        memory = out_of_memory_as_user_error(
+            "The device ran out of memory while sampling.",
+            "Lower --max-batch-size or --sampling-max-tokens, or free memory on the device.",
+        )
+        with memory, self._policy.attention_function(ATTENTION), self._inference():
             yield
 
     def _step(self, columns: int) -> DecodeStep | None:
@@ -342,7 +350,7 @@ class TransformersSampler:
             logger.warning(note)
 
     def _check(self) -> tuple[int, Prefix]:
-        """Compare the logits of two short prompts through the cache with those of a plain forward pass.
+        """Compare the logits after two short prompts and one more token, step by step, with those of a plain forward pass.
 
         Returns:
             The vocabulary size of the logits, and an empty prefix with the shapes and dtypes of the model's keys and
@@ -365,24 +373,33 @@ class TransformersSampler:
         with self._inference():
             plain = torch.stack(
                 [
-                    self._policy.forward(input_ids=torch.tensor([prompt], device=device)).logits[0, -1].float()
+                    self._policy.forward(input_ids=torch.tensor([prompt], device=device)).logits[0, -2:].float()
                     for prompt in prompts
-                ]
-            )
+                ],
+                dim=1,
+            )  # (steps, prompts, vocabulary)
         with self._sampling():
-            prefixes = self._prefixes([prompt[:-1] for prompt in prompts])
+            prefixes = self._prefixes([prompt[:-2] for prompt in prompts])
             like = [(keys[:, :0].clone(), values[:, :0].clone()) for keys, values in prefixes[0]]
-            stops = StopStrings(self._tokenizer, (), vocab_size=plain.shape[1])
+            stops = StopStrings(self._tokenizer, (), vocab_size=plain.shape[-1])
 
             def gap(step: DecodeStep | None, *, fixed: bool = False) -> float:
-                """Return the largest difference from the plain logits, relative to the largest plain logit."""
+                """Return the largest difference from the plain logits, relative to the largest plain logit.
+
+                Both steps have the same shape, so that the second one is a replay where steps are recorded.
+                """
                 options: dict[str, Any] = {"params": SamplingParams(), "eos": (), "stops": stops}
                 slots = make_slots(like, rows=2, columns=8, value=1.0)  # ones would show if the mask were ignored
                 batch = Batch(self._policy, slots, step=step, fixed=fixed, **options)
                 for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
-                    batch.make_room(len(prompt) - 1)
-                    batch.seat(Question(index, prompt, deque([(0, 0)]), prefix))
-                return float((batch.forward() - plain).abs().max() / plain.abs().max())
+                    batch.make_room(len(prompt) - 2)
+                    batch.seat(Question(index, prompt[:-1], deque([(0, 0)]), prefix))
+                first = batch.forward().clone()
+                if batch.recording_failure:
+                    raise RuntimeError(batch.recording_failure)
+                batch.inputs.copy_(torch.tensor([prompt[-1:] for prompt in prompts]))
+                batch.positions += 1
+                return float((torch.stack((first, batch.forward())) - plain).abs().max() / plain.abs().max())
 
             exact = self._policy.dtype.itemsize >= 4 and self._autocast_dtype is None
             if gap(None) > (1e-2 if exact else 1e-1):
@@ -394,12 +411,12 @@ class TransformersSampler:
             if step is not None and self._fixed:
                 try:
                     failure = "they give different logits" if gap(step, fixed=True) > bound else ""
-                except RuntimeError as e:
-                    failure = str(e).partition("\n")[0]
+                except RuntimeError as error:
+                    failure = first_sentence(error)
                 if failure:
                     self._fixed = False
                     self._note(f"Sampling is slower than it could be, since CUDA graphs do not work here: {failure}.")
-        return plain.shape[1], like
+        return plain.shape[-1], like
 
 
 def _is_supported(policy: Policy) -> bool:

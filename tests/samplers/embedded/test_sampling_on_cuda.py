@@ -1,0 +1,72 @@
+"""The embedded engine on a CUDA device, with the shapes of Qwen2.5-Math-1.5B: types, kernels, and what the host waits for."""
+
+import pytest
+import torch
+
+from fake_cuda import fake_cuda
+from rlvr_cli.models.policy import Policy
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.types import Request, SamplingParams
+from shapes import math_1_5b
+
+HALF = torch.bfloat16
+PARAMS = SamplingParams(max_tokens=16, min_tokens=4, stop=())
+
+
+def sampled(cuda, tokenizer, dtype, *, rows, samples):
+    """Answer six questions; return the number of steps."""
+    model = math_1_5b(layers=2, dtype=dtype).to("cuda:1")
+    autocast = HALF if dtype == torch.float32 else None
+    sampler = TransformersSampler(Policy(model, tokenizer), autocast_dtype=autocast, max_batch_size=rows)
+    assert sampler.notes == ()
+    before = cuda.replayed.total()
+    cuda.forget()
+    asked = [Request("What is 12 + 30? " * (i + 1), tuple(range(samples))) for i in range(6)]
+    completions = list(sampler.sample(asked, PARAMS))
+    assert len(completions) == 6 * samples
+    assert {c.num_tokens for c in completions} == {16}
+    return cuda.replayed.total() - before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_a_step_waits_only_for_what_it_drew_and_multiplies_in_half_precision(tiny_tokenizer, dtype):
+    with fake_cuda(compute=False) as cuda:
+        steps = sampled(cuda, tiny_tokenizer, dtype, rows=64, samples=16)
+    assert steps == 32  # 96 samples in 64 rows
+    assert cuda.waits == {("copy", "batch.py:advance"): 3 * steps}  # tokens, log-probabilities, entropies
+    del cuda.uploads["policy.py:body"]  # those of transformers, for each prefill
+    assert cuda.uploads == {
+        "engine.py:_prefixes": 2,  # token ids, for each prefill
+        "batch.py:__init__": 1,  # EOS ids
+        "batch.py:advance": steps + 2,  # uniform numbers; the rows that ended, twice
+        "batch.py:_barred": 2 * PARAMS.min_tokens,  # the rows that may not end yet
+    }
+    assert set(cuda.captured) == {"cuda:1"}
+    assert not cuda.astray
+    assert {types for name in ("mm", "addmm", "bmm") for types in cuda.types[name]} <= {(HALF,) * 2, (HALF,) * 3}
+    assert cuda.types["_log_softmax"] == {(torch.float32,)}
+    assert cuda.types["searchsorted"] == {(torch.float64,) * 2}
+    assert {call.dtype for call in cuda.attentions} == {HALF}
+    prefills = [call for call in cuda.attentions if call.query[2] > 6]
+    assert {(call.kernel, call.mask) for call in prefills} == {("flash", None)}
+    steps_taken = [call for call in cuda.attentions if call not in prefills]
+    for call in steps_taken:
+        assert call.kernel == "efficient"
+        assert call.query[1:] == (
+            2,
+            6,
+            128,
+        )  # the six heads of a key-value head are six queries to it: nothing is copied
+        assert call.mask[1:3] == (1, 1)
+        assert call.mask[3] % 8 == 0
+    lengths = {call.query[2] for call in prefills}
+    assert not {shape for shape in cuda.shapes if len(shape) > 1 and shape[-1] == shape[-2] and shape[-1] in lengths}
+
+
+def test_more_rows_take_no_more_kernels(tiny_tokenizer):
+    counts = []
+    for rows in (6, 24):
+        with fake_cuda(compute=False) as cuda:
+            assert sampled(cuda, tiny_tokenizer, HALF, rows=rows, samples=rows // 6) == 16
+        counts.append(cuda.kernels)
+    assert counts[0] == counts[1]

@@ -1,0 +1,168 @@
+"""An update on a CUDA device: its numbers, and with the shapes of Qwen2.5-Math-1.5B its types, memory and waits."""
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from fake_cuda import fake_cuda
+from policies import make_batch, make_policy
+from rlvr_cli.models import log_probs
+from rlvr_cli.models.tokenization import collate
+from rlvr_cli.training.losses.policy_gradient import LOSSES
+from rlvr_cli.training.objectives import policy_gradient
+from rlvr_cli.training.optimizer import make_optimizer
+from rlvr_cli.training.update import compute_log_probs, train_update
+from shapes import math_1_5b
+
+HALF, WIDE = torch.bfloat16, torch.float32
+OBJECTIVE = partial(policy_gradient, loss=partial(LOSSES["grpo_clip"].function, cliprange=0.2))
+
+
+def with_columns(batch):
+    """The batch, with what the objective reads."""
+    rows = len(batch["labels"])
+    sampled = torch.full(batch["labels"].shape, -2.0)
+    advantages = torch.linspace(-1, 1, rows)[:, None]
+    return batch | {"advantages": advantages, "sampled_log_probs": sampled, "old_log_probs": sampled - 0.1}
+
+
+def update(model, batch, *, micro_batch_size=2, seen=lambda: None):
+    """Its metrics; `seen` is called before AdamW's step."""
+    optimizer = make_optimizer(model, learning_rate=0.01)
+    optimizer.register_step_pre_hook(lambda *_: seen())
+    options = {"learning_rate": 0.01, "micro_batch_size": micro_batch_size, "objective": OBJECTIVE}
+    return train_update(model, optimizer, batch, **options)
+
+
+def update_and_score(model, batch):
+    """The metrics of an update, its gradients, and the log-probabilities after it."""
+    gradients = {}
+
+    def see():
+        gradients.update({name: p.grad.cpu() for name, p in model.named_parameters()})
+
+    metrics = update(model, batch, seen=see)
+    return metrics, gradients | {"log-probabilities": compute_log_probs(model, batch, micro_batch_size=2)}
+
+
+def weights_of(model):
+    return {name: p.detach().cpu() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, WIDE])
+def test_an_update_is_that_of_a_cpu(dtype, monkeypatch):
+    """To the last digits in float64; float32 weights compute in bfloat16. The head works in chunks, and keeps some of them."""
+    for name in ("_LOGITS_ON_CUDA", "_LOGITS_ON_CPU"):
+        monkeypatch.setattr(log_probs, name, 1)
+    monkeypatch.setattr(log_probs, "_MIN_CHUNK", 8)
+    monkeypatch.setattr(log_probs, "_KEPT_LOGITS", 600)
+    batch = with_columns(make_batch([(3, 9), (3, 5), (6, 7), (2, 11)]))
+    model = make_policy(dtype)
+    there, before = copy.deepcopy(model), weights_of(model)
+    expected_metrics, expected = update_and_score(model, batch)
+    with fake_cuda() as cuda:
+        there.to("cuda:1")
+        cuda.forget()
+        metrics, found = update_and_score(there, batch)
+        assert not cuda.astray
+        assert torch.cuda.current_device() == 0
+        after = weights_of(there)
+    assert sum(not weight.equal(before[name]) for name, weight in after.items()) > len(after) // 2
+    assert metrics.keys() == expected_metrics.keys()
+    if dtype == torch.float64:
+        torch.testing.assert_close(found | after, expected | weights_of(model), rtol=1e-9, atol=1e-11)
+        for name in metrics.keys() - {"update/seconds"}:
+            assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-6), name
+        return
+    assert metrics["optimizer/grad_norm"] == pytest.approx(expected_metrics["optimizer/grad_norm"], rel=0.05)
+    for name, tensor in expected.items():
+        assert found[name].dtype == WIDE
+        assert 0 < (found[name] - tensor).norm() < 0.15 * tensor.norm(), name
+
+
+def large_batch(rows=4):
+    """Rows of about 700 tokens, with two prompts."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count):
+        return torch.randint(151_000, (count,), generator=generator).tolist()
+
+    one, other = draw(180), draw(160)
+    prompts = [one, one, other, other] * (rows // 4)
+    return with_columns(collate(prompts, [draw(n) for n in (500, 300, 400, 600)] * (rows // 4), pad_id=0))
+
+
+@pytest.fixture
+def measured():
+    """A model of two layers on cuda:1, which one update has tested, and the devices, which begin to count."""
+    with fake_cuda(compute=False) as cuda:
+        model = math_1_5b(layers=2).to("cuda:1")
+        update(model, large_batch())
+        cuda.forget()
+        yield model, cuda
+
+
+def test_an_update_multiplies_in_half_precision_and_keeps_what_must_be_exact(measured):
+    model, cuda = measured
+    update(model, large_batch())
+    assert not cuda.astray
+    products = cuda.types["mm"] | cuda.types["addmm"] | cuda.types["bmm"]
+    assert products <= {(HALF,) * 2, (HALF,) * 3}
+    assert {dtype for types in cuda.types["_fused_adamw_"] | cuda.types["_foreach_norm"] for dtype in types} == {WIDE}
+    assert cuda.types["exp"] == {(WIDE,)}  # of logits, ratios and entropies
+    assert cuda.types["index_add_"] == {(WIDE, torch.int64, WIDE)}  # the gradients of rows that share a prefix
+    assert {(p.dtype, str(p.device)) for p in model.parameters()} == {(WIDE, "cuda:1")}
+
+
+def test_an_update_holds_neither_a_mask_of_all_pairs_nor_all_logits(measured):
+    model, cuda = measured
+    update(model, large_batch())
+    assert {(call.kernel, call.dtype, call.mask) for call in cuda.attentions} == {("flash", HALF, None)}
+    widths = {call.query[2] for call in cuda.attentions}
+    assert widths == {679, 759}
+    assert not {shape for shape in cuda.shapes if len(shape) > 1 and shape[-1] in widths and shape[-2] in widths}
+    responses = {500 + 300, 400 + 600}  # tokens of each micro-batch
+    logits = {math.prod(shape) for shape in cuda.shapes if len(shape) > 1 and responses & {*shape[:-1]}}
+    assert max(logits) <= log_probs._KEPT_LOGITS < min(responses) * 151_936
+
+
+def test_the_host_waits_for_the_device_only_where_it_must(measured):
+    model, cuda = measured
+    update(model, large_batch())
+    assert cuda.waits == {
+        # in each of the two micro-batches
+        ("copy", "prefixes.py:distinct_prefixes"): 2 * 2,  # token ids, lengths
+        ("length", "log_probs.py:get_response_log_probs"): 2,  # labels of the response tokens
+        ("length", "policy.py:hidden_states"): 2,
+        ("length", "objectives.py:masked_statistics"): 2 * 7,  # of the statistics
+        # at the end
+        ("copy", "update.py:train_update"): 1,  # sums
+        ("number", "update.py:train_update"): 1,  # the gradient's norm
+        ("number", "objectives.py:token_metrics"): 5,
+        ("number", "objectives.py:_spread"): 2 * 5,  # mean and four quantiles
+        (
+            "number",
+            "objectives.py:_means_by_size",
+        ): 33,  # largest size, then for each bucket whether it has tokens, and the mean
+        ("length", "objectives.py:_means_by_size"): 7,
+    }
+    assert cuda.uploads == {
+        "update.py:_cut": 2 * 6,  # the columns of a micro-batch
+        "prefixes.py:distinct_prefixes": 2 * 5,
+        "objectives.py:reduced_loss": 2,  # denominators
+    }
+
+
+def test_more_rows_in_a_micro_batch_take_no_more_kernels(measured, monkeypatch):
+    model, cuda = measured
+    counts = []
+    for rows in (4, 16):
+        monkeypatch.setattr(log_probs, "_LOGITS_ON_CUDA", rows * 2**24)  # as many chunks
+        monkeypatch.setattr(log_probs, "_KEPT_LOGITS", rows * 2**25)
+        cuda.forget()
+        update(model, large_batch(rows), micro_batch_size=rows)
+        counts.append(cuda.kernels)
+    assert counts[0] == counts[1]
