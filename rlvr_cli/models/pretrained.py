@@ -65,6 +65,8 @@ def read_pretrained(
             )
         except _LOAD_ERRORS as error:
             raise load_error("model", name, directory, error) from error
+    if attention == "sdpa" and getattr(model.config, "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")  # sdpa leaves out Gemma 2's soft capping of attention scores, silently
     tokenizer = load_tokenizer(path_or_id)
     if missing := sorted(report["missing_keys"]):
         raise RlvrError(

@@ -59,7 +59,7 @@ def test_a_published_model_goes_through_the_whole_tool(name, tmp_path: Path, for
 
     def check_rollouts(name: str, weights: Path) -> None:
         """Prompts are those of tokenizer.json, EOS ends, and transformers gives sampled tokens the same probabilities."""
-        scorer = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
+        scorer = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32, attn_implementation="eager")
         rows = read_rollouts(tmp_path / "runs" / name).to_pylist()
         assert rows
         for row in rows:
@@ -91,7 +91,10 @@ def test_a_published_model_goes_through_the_whole_tool(name, tmp_path: Path, for
         shown = metrics(command)
         assert len(shown["optimizer/grad_norm"]) == 2
         assert min(shown["optimizer/grad_norm"]) > 0
-        before, after = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (model, saved))
+        before, after = (
+            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+            for path in (model, saved)
+        )
         assert (after.config.tie_word_embeddings, after.dtype) == (before.config.tie_word_embeddings, torch.float32)
         with safe_open(saved / "model.safetensors", framework="pt") as tensors:
             assert ("lm_head.weight" in tensors.keys()) == (not before.config.tie_word_embeddings)  # noqa: SIM118

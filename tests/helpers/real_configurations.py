@@ -154,7 +154,7 @@ CONFIGURATIONS = {
     "gemma-2-2b": Configuration(
         _GEMMA | {
             "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh",
-            "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "rope_theta": 10000.0, "sliding_window": 16,
+            "attn_logit_softcapping": 0.5, "final_logit_softcapping": 3.0, "rope_theta": 10000.0, "sliding_window": 16,
         },
         _GEMMA_TOKENS, _GEMMA_TOKENIZER, kind="spaces", template=True, adds_bos=True, samples=False, own_step=False, shares=False,
     ),
