@@ -310,12 +310,13 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "training/update.py",
-        ("no clipping", "clip_grad_norm_(policy.trainable_parameters().values(), max_grad_norm)", "clip_grad_norm_(policy.trainable_parameters().values(), float('inf'))", f"{UPDATE} -k clipped_to_the_norm"),
+        ("no clipping", "clip_grad_norm_(parameters, max_grad_norm)", "clip_grad_norm_(parameters, float('inf'))", f"{UPDATE} -k clipped_to_the_norm"),
         ("non-finite updates are made", "if not skipped:", "if True:", f"{UPDATE} -k non_finite"),
         ("log-probabilities at temperature 1 in the update", "temperature=temperature,\n                prefixes=prefixes,", "temperature=1.0,\n                prefixes=prefixes,", replays("grpo-on-policy")),
         ("score() at temperature 1", "response_mask=micro[\"response_mask\"],\n                temperature=temperature,", "response_mask=micro[\"response_mask\"],\n                temperature=1.0,", f"{UPDATE} -k score_is_the_log_softmax"),
         ("denominators per micro-batch", "denominators=denominators[rows]", "denominators=loss_denominators(wanted, normalization=normalization, normalize_constant=normalize_constant)", f"{UPDATE} -k no_cut_order_or_padding_changes_the_gradient"),
         ("every row is as if it had no advantage", "zero = (batch[\"advantages\"] == 0)", "zero = (batch[\"advantages\"] < 9)", replays("grpo-on-policy")),
+        ("gradients of bfloat16 weights are summed in bfloat16", "p.dtype.itemsize < 4 and", "False and", f"{UPDATE} -k summed_in_float32", "param_dtype"),
         ("the learning rate is the optimizer's own", 'group["lr"] = learning_rate', "pass", replays("grpo-clip")),
     ),
     *mutations_of(

@@ -303,6 +303,17 @@ def test_a_cpu_computes_in_the_precision_of_the_weights(policy):
         assert not torch.is_autocast_enabled("cpu")
 
 
+def test_gradients_of_bfloat16_weights_are_summed_in_float32():
+    """512 equal rows have the mean loss of one: 1/512 of its gradient, 512 times. In bfloat16 the sum would stop at 256."""
+    model = make_policy(torch.bfloat16)
+    alone, _ = update_gradient(model, make_batch([(3, 5)]), micro_batch_size=1)
+    batch = rows_of(make_batch([(3, 5)]), [0] * 512)
+    together, metrics = update_gradient(model, batch, micro_batch_size=1)
+    assert metrics["update/micro_batches"] == 512
+    assert {gradient.dtype for gradient in together} == {torch.bfloat16}
+    assert_same(together, alone, 0)
+
+
 def test_ten_updates_follow_an_independent_loop_and_the_tiny_model_overfits(tiny_model, tiny_tokenizer):
     """Golden trajectory: the same ten updates written the plain way, without any of our functions."""
     prompts = ["What is 12 + 30?", "Natalia sold 48 clips.", "Solve x^2 = 9."]
