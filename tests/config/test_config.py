@@ -122,6 +122,16 @@ def test_resume_takes_the_stored_config_and_names_what_differs():
         resume(resolve(EvalConfig, flags={"resume": "r", "num_samples": 4, "seed": 1}, command="eval"), stored, run="r")
 
 
+def test_a_run_that_is_older_than_an_option_was_started_with_its_default():
+    stored = {**vars(GrpoConfig()), "stop": ["</answer>"]}
+    del stored["sources"], stored["importance_cap"]
+    for flags in ({}, {"importance_cap": 2.0}):
+        again = resume(resolve(GrpoConfig, flags=flags | {"resume": "r"}, command="grpo"), stored, run="r")
+        assert again.importance_cap == 2.0
+    with pytest.raises(RlvrError, match=r"--importance-cap 2\.0, not 3\.0"):
+        resume(resolve(GrpoConfig, flags={"resume": "r", "importance_cap": 3.0}, command="grpo"), stored, run="r")
+
+
 @pytest.mark.parametrize(
     ("config", "values"),
     [
