@@ -73,7 +73,7 @@ def train_update(
     The model is neither switched to train nor to eval mode. Its dropout must be off, or the log-probabilities are not the policy's.
 
     Args:
-        model: the policy; float32 weights, which compute in bfloat16 on a CUDA device (`Policy.autocast`).
+        model: the policy; its matrix products are in its `compute_dtype`.
         optimizer: over the model's parameters; gradients left in them are discarded.
         batch: on any device: a `tokenization.Batch` and the columns that the objective reads (`loss_inputs`), (batch, seq) or
             (batch, 1) each. Rows marked in `zero_advantage`, (batch, 1) bool, go through the model after the others. Rows with the same

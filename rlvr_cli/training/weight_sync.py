@@ -81,7 +81,8 @@ class WeightSync:
         config = self.config
         apart = other_cuda_device(config.device)
         settings = self._settings if apart is None else replace(self._settings, device="cuda")
-        return SamplingProcess(engine, asdict(settings) | {"param_dtype": config.param_dtype}, visible_devices=apart)
+        precisions = {"param_dtype": config.param_dtype, "compute_dtype": config.compute_dtype}
+        return SamplingProcess(engine, asdict(settings) | precisions, visible_devices=apart)
 
     def attach(self, policy: Policy) -> None:
         """Use this policy's weights from now on. The embedded engine samples from the policy's model itself, without a copy."""

@@ -153,6 +153,14 @@ def test_infinite_and_huge_numbers_are_rejected(config, values):
         config(**values)
 
 
+@pytest.mark.parametrize("config", [SftConfig, EiConfig, GrpoConfig])
+def test_rounded_weights_do_not_compute_in_float32(config):
+    with pytest.raises(RlvrError, match="--compute-dtype is float32, but --param-dtype bfloat16"):
+        config(param_dtype="bfloat16", compute_dtype="float32")
+    for compute_dtype in ("auto", "bfloat16"):
+        assert config(param_dtype="bfloat16", compute_dtype=compute_dtype).compute_dtype == compute_dtype
+
+
 def test_training_options_that_runs_were_started_with_stay_valid():
     """Otherwise such a run could not be resumed. Training limits prompts to --max-model-len with every engine."""
     assert GrpoConfig(engine="transformers", max_model_len=64).max_model_len == 64
