@@ -87,6 +87,7 @@ LOSSES = "tests/training/losses/test_losses.py"
 UPDATE = "tests/training/test_update.py"
 GRPO = "tests/commands/test_grpo.py"
 ENGINE = "tests/samplers/embedded/test_engine.py"
+IN_BFLOAT16 = "tests/replay/test_wiring.py -k in_bfloat16"
 
 WIRING = [
     *mutations_of(
@@ -205,10 +206,11 @@ WIRING = [
         ("no weight decay", "weight_decay=config.weight_decay,", "weight_decay=0.0,", replays("grpo-on-policy"), "weight_decay"),
         ("gradients are clipped to 1", "max_grad_norm=self.config.max_grad_norm,", "max_grad_norm=1.0,", replays("grpo-on-policy"), "max_grad_norm"),
         ("weights in float32 whatever is asked", "dtype=config.param_dtype,", 'dtype="float32",', "tests/replay/test_wiring.py -k bfloat16", "param_dtype"),
+        ("a precision that is lost", "compute_dtype=config.compute_dtype,", "", IN_BFLOAT16, "compute_dtype"),
         ("skipped updates never stop a run", ">= self.config.max_skipped_updates:", ">= 10**9:", "tests/training/test_resume.py -k not_finite_end_the_run", "max_skipped_updates"),
         ("no checkpoint but the last", "if every and self.updates - self._saved[0] >= every:", "if False:", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_every"),
         ("no time limit", "TimeLimit(config.time_limit_seconds,", "TimeLimit(float('inf'),", f"{GRPO} -k out_of_time", "time_limit"),
-        ("the built-in model always", "load_policy(model_path(config.model),", 'load_policy(model_path(""),', replays("ei-once"), "sft.model ei.model grpo.model"),
+        ("the built-in model always", "model_path(config.model),", 'model_path(""),', replays("ei-once"), "sft.model ei.model grpo.model"),
         ("the last evaluation is of an earlier policy", "self.weights.sync(self.updates)  # before", "pass  # before", replays("grpo-ahead"), "async_steps"),
     ),
     *mutations_of(
@@ -247,7 +249,7 @@ WIRING = [
     *mutations_of(
         "samplers/open.py",
         ("settings of an engine are lost", "if hasattr(config, f.name)]", "if False]", EVALUATED, "eval.model"),
-        ("rows at once are chosen always", "policy,\n        max_batch_size=settings.max_batch_size,", "policy,\n        max_batch_size=None,", "tests/replay/test_wiring.py -k rows_at_once", "max_batch_size"),
+        ("rows at once are chosen always", "policy, max_batch_size=settings.max_batch_size,", "policy, max_batch_size=None,", "tests/replay/test_wiring.py -k rows_at_once", "max_batch_size"),
         ("one engine whatever is asked", 'if engine != "auto":', "if False:", "tests/samplers/test_open.py", "engine"),
     ),
     *mutations_of(
@@ -255,6 +257,7 @@ WIRING = [
         ("async: the sampler gets current weights, not lagging ones", "with self.snapshot.loaded_into(self.policy):\n                self.sampler.load_weights(self.policy, self.snapshot.version)", "self.sampler.load_weights(self.policy, self.snapshot.version)", replays("grpo-ahead"), "async_steps"),
         ("async: the lagging snapshot is an alias", "t.detach().cpu().clone()", "t.detach().cpu()", "tests/training/test_weight_sync.py", "async_steps"),
         ("async: the policy keeps the lagging weights", "policy.load_weights(kept)", "pass", "tests/training/test_weight_sync.py", "async_steps"),
+        ("async: the process computes in the precision of the weights", '"compute_dtype": config.compute_dtype', '"compute_dtype": config.param_dtype', IN_BFLOAT16, "compute_dtype"),
         ("async: the engine is the trainer's", "if config.async_steps:", "if False:", replays("grpo-ahead"), "async_steps"),
         ("a version is loaded once for all", "if self._synced != version:", "if self._synced < 0:", replays("ei-once")),
     ),
@@ -310,12 +313,15 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "training/update.py",
-        ("no clipping", "clip_grad_norm_(policy.trainable_parameters().values(), max_grad_norm)", "clip_grad_norm_(policy.trainable_parameters().values(), float('inf'))", f"{UPDATE} -k clipped_to_the_norm"),
+        ("no clipping", "clip_grad_norm_(parameters, max_grad_norm)", "clip_grad_norm_(parameters, float('inf'))", f"{UPDATE} -k clipped_to_the_norm"),
         ("non-finite updates are made", "if not skipped:", "if True:", f"{UPDATE} -k non_finite"),
         ("log-probabilities at temperature 1 in the update", "temperature=temperature,\n                prefixes=prefixes,", "temperature=1.0,\n                prefixes=prefixes,", replays("grpo-on-policy")),
         ("score() at temperature 1", "response_mask=micro[\"response_mask\"],\n                temperature=temperature,", "response_mask=micro[\"response_mask\"],\n                temperature=1.0,", f"{UPDATE} -k score_is_the_log_softmax"),
         ("denominators per micro-batch", "denominators=denominators[rows]", "denominators=loss_denominators(wanted, normalization=normalization, normalize_constant=normalize_constant)", f"{UPDATE} -k no_cut_order_or_padding_changes_the_gradient"),
         ("every row is as if it had no advantage", "zero = (batch[\"advantages\"] == 0)", "zero = (batch[\"advantages\"] < 9)", replays("grpo-on-policy")),
+        ("an update in the precision of the weights", "torch.set_grad_enabled(learning), policy.autocast():", "torch.set_grad_enabled(learning):", IN_BFLOAT16, "compute_dtype"),
+        ("scores in the precision of the weights", "torch.inference_mode(), policy.autocast():", "torch.inference_mode():", f"{UPDATE} -k own_scores", "compute_dtype"),
+        ("gradients of bfloat16 weights are summed in bfloat16", "p.dtype.itemsize < 4 and", "False and", f"{UPDATE} -k summed_in_float32", "param_dtype"),
         ("the learning rate is the optimizer's own", 'group["lr"] = learning_rate', "pass", replays("grpo-clip")),
     ),
     *mutations_of(
@@ -323,6 +329,31 @@ MATHEMATICS = [
         ("warm-up is off by one", "return peak * (step + 1) / warmup_steps", "return peak * step / warmup_steps", "tests/training/test_optimizer.py"),
         ("the cosine falls to 0", "(0.1 + 0.9 * 0.5 *", "(0.0 + 1.0 * 0.5 *", "tests/training/test_optimizer.py"),
         ("the cosine starts before warm-up ends", "(step - warmup_steps) / max(num_steps", "step / max(num_steps", "tests/training/test_optimizer.py"),
+    ),
+    *mutations_of(
+        "models/policy.py",
+        ("a reference in the precision of the weights", "compute_dtype=self._compute_dtype,", "", IN_BFLOAT16, "compute_dtype"),
+    ),
+    *mutations_of(
+        "models/device.py",
+        ("operands that are not rounded", "rounded = tensor.to(dtype)", "rounded = tensor", "tests/models/test_log_probs.py -k under_autocast", "compute_dtype"),
+        ("bfloat16 only on CUDA", 'device.type == "cuda" and weights == torch.float32', "False", "tests/models/test_policy.py -k precision_of_matrix", "compute_dtype"),
+    ),
+    *mutations_of(
+        "models/prefixes.py",
+        ("attention of operands that are not rounded", "as_operand(states, dtype)", "states", "tests/models/test_prefixes.py -k bfloat16", "compute_dtype"),
+    ),
+    *mutations_of(
+        "samplers/serve.py",
+        ("the process's policy computes in the precision of its weights", "compute_dtype=compute_dtype, ", "", IN_BFLOAT16, "compute_dtype"),
+    ),
+    *mutations_of(
+        "samplers/embedded/engine.py",
+        ("the sampler computes in the precision of the weights", "torch.inference_mode(), policy.autocast():", "torch.inference_mode():", IN_BFLOAT16, "compute_dtype"),
+    ),
+    *mutations_of(
+        "samplers/embedded/decode_step.py",
+        ("logits are rounded to bfloat16", "self._head.weight.T).float()", "self._head.weight.T).to(self._dtype).float()", f"{ENGINE} -k sampler_and_trainer_agree", "compute_dtype"),
     ),
     *mutations_of(
         "models/tokenization.py",

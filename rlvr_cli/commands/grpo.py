@@ -301,7 +301,7 @@ def check_first_update(config: GrpoConfig, trainer: Trainer, update: dict[str, f
     differs.
     """
     if config.loss_type in LOSSES:  # a loss of the user's own may report another ratio
-        check_ratios(update, dtype=trainer.policy.autocast_dtype or trainer.policy.dtype)
+        check_ratios(update, dtype=trainer.policy.compute_dtype)
     gaps = {int(name.rpartition("/")[2]): gap for name, gap in update.items() if name.startswith("mismatch/position/")}
     if not config.async_steps:  # otherwise an older policy sampled, and they differ
         trainer.check_mismatch(

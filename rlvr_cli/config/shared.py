@@ -14,6 +14,7 @@ TrainingEngine = Literal["auto", "transformers", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ParamDtype = Literal["float32", "bfloat16"]
 OptimizerKind = Literal["adamw", "adamw_kahan"]
+ComputeDtype = Literal["auto", "float32", "bfloat16"]
 Schedule = Literal["constant", "cosine"]
 LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
 
@@ -206,6 +207,12 @@ class OptimizationOptions:
         "--optimizer adamw_kahan.",
         group="Optimization",
     )
+    compute_dtype: ComputeDtype = knob(
+        "auto",
+        "Precision of the matrix products of training, and of sampling with transformers; the weights keep theirs. "
+        "auto: bfloat16 on CUDA, float32 on CPU.",
+        group="Optimization",
+    )
 
 
 @dataclass(frozen=True)
@@ -297,7 +304,7 @@ class TrainingEngineOptions(EngineOptions):
     )
     dtype: Dtype = knob(
         "auto",
-        "Precision of vLLM. auto: bfloat16 on CUDA, float32 on CPU. (transformers uses the trainer's precision.)",
+        "Precision of vLLM. auto: bfloat16 on CUDA, float32 on CPU. (transformers has that of --compute-dtype.)",
         group="Model",
     )
 
@@ -361,6 +368,11 @@ def check_training(config: TrainingConfig) -> None:
     for name in ("adam_beta1", "adam_beta2"):
         if not 0 <= getattr(config, name) < 1:
             raise RlvrError(f"{flag(name)} is {getattr(config, name)}.", "It must be at least 0 and below 1.")
+    if (config.param_dtype, config.compute_dtype) == ("bfloat16", "float32"):
+        raise RlvrError(
+            "--compute-dtype is float32, but --param-dtype bfloat16 rounds the weights to 8 significant bits.",
+            "Leave --compute-dtype out, or use --param-dtype float32.",
+        )
     if config.time_limit:
         _seconds(config.time_limit)
     if isinstance(config, EvaluationSamplingOptions):

@@ -84,11 +84,12 @@ def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
     }
     given = {k for k, source in config.sources.items() if source != "default"}
     free = {k for k, f in known.items() if f.metadata["free_on_resume"]}
-    differing = sorted(k for k in given - free if k in values and getattr(config, k) != values[k])
+    started = {k: values.get(k, f.default) for k, f in known.items()}  # without an option that is newer than the run
+    differing = sorted(k for k in given - free if getattr(config, k) != started[k])
     if differing:
         raise RlvrError(
             f"{run} was started with other options: "
-            + ", ".join(f"{flag(k)} {values[k]!r}, not {getattr(config, k)!r}" for k in differing),
+            + ", ".join(f"{flag(k)} {started[k]!r}, not {getattr(config, k)!r}" for k in differing),
             "Leave these options out (the run's own are used), or start a new run.",
         )
     if values.get("lr_schedule", "constant") != "constant":

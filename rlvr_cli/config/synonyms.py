@@ -49,6 +49,8 @@ SYNONYMS = {
     "clip_range": ("cliprange",),
     "epsilon": ("cliprange",),
     "epsilon_high": ("cliprange_high",),
+    "bf16": ("compute_dtype",),
+    "mixed_precision": ("compute_dtype",),
     "std_normalization": ("use_std_normalization",),
     "data": ("dataset",),
     "train_dataset": ("dataset",),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.text import printable
@@ -78,10 +77,49 @@ def on_cuda(device: str) -> bool:
     return torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
 
 
-def autocast_dtype(model: PreTrainedModel) -> torch.dtype | None:
-    """Return the dtype to compute in if it is not that of the weights (bfloat16 for float32 on CUDA), else None."""
-    parameter = next(model.parameters())
-    return torch.bfloat16 if parameter.is_cuda and parameter.dtype == torch.float32 else None
+def resolve_compute_dtype(name: str, *, weights: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the precision of matrix products. `auto`: bfloat16 for float32 weights on CUDA, else that of the weights.
+
+    Raises:
+        RlvrError: another precision than that of the weights, and not bfloat16 for float32 weights.
+    """
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" and weights == torch.float32 else weights
+    allowed = [torch.float32, torch.bfloat16] if weights == torch.float32 else [weights]
+    for dtype in allowed:
+        if dtype_name(dtype) == name:
+            return dtype
+    raise RlvrError(
+        f"Weights in {dtype_name(weights)} do not compute in {printable(name)!r}.",
+        f"Choose one of auto, {', '.join(map(dtype_name, allowed))}.",
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a precision as options have it, such as `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def operand_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Return the precision of matrix products with this tensor here: that of autocast if it is on, else its own."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+
+
+def as_operand(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Round a tensor to `dtype`, for `product`.
+
+    A CPU has no half-precision product with a float32 result, so that float32 holds the rounded numbers there.
+    """
+    rounded = tensor.to(dtype)
+    return rounded.float() if dtype.itemsize < 4 and not rounded.is_cuda else rounded
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b of two results of `as_operand`, not rounded to half precision: near 20, bfloat16 logits are 0.125 apart."""
+    if a.dtype.itemsize < 4:
+        return torch.mm(a, b, out_dtype=torch.float32)  # type: ignore[call-overload]
+    return a @ b
 
 
 def resolve_device(name: str) -> torch.device:
@@ -119,9 +157,3 @@ def out_of_memory_as_user_error(
         yield
     except torch.OutOfMemoryError as error:
         raise RlvrError(problem, hint) from error
-
-
-def autocast_context(model: PreTrainedModel) -> contextlib.AbstractContextManager[object]:
-    """Return a context that computes in `autocast_dtype`, for training and scoring alike."""
-    dtype = autocast_dtype(model)
-    return contextlib.nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from rlvr_cli.models.device import as_operand, operand_dtype, product
 from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.models.prefixes import Prefixes, distinct_prefixes
 from rlvr_cli.models.tokenization import row_lengths
@@ -140,17 +141,12 @@ def _linear_log_probs(
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probabilities of `labels`, and entropies, under softmax((hidden @ weight.T + bias) / temperature)."""
-    dtype = hidden.dtype
-    if torch.is_autocast_enabled(hidden.device.type):
-        dtype = torch.get_autocast_dtype(hidden.device.type)
-    if not hidden.is_cuda:
-        dtype = _accumulation_dtype(dtype)  # CPUs have no half-precision matmul with a float32 result
     if chunk_size is None:
         logits_at_once = _LOGITS_ON_CUDA if hidden.is_cuda else _LOGITS_ON_CPU
         chunk_size = max(logits_at_once // max(len(labels), 1), _MIN_CHUNK)
     chunk_size = min(chunk_size, len(weight))
     return _LinearLogProbs.apply(  # type: ignore[return-value]
-        hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype
+        hidden, weight, bias, labels, temperature, with_entropy, chunk_size, operand_dtype(hidden)
     )
 
 
@@ -166,7 +162,7 @@ class _LinearLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype):
         wide = _accumulation_dtype(dtype)
-        inputs = hidden.to(dtype)
+        inputs = as_operand(hidden, dtype)
         picked = torch.zeros(len(labels), dtype=wide, device=hidden.device)  # the labels' z
         normalizer = torch.full_like(picked, torch.finfo(wide).min)
         entropy = torch.zeros_like(picked) if with_entropy else None
@@ -177,7 +173,7 @@ class _LinearLogProbs(torch.autograd.Function):
         kept, tops = picked.new_empty(room, len(labels), chunk_size), picked.new_empty(room, len(labels))
         with torch.autocast(hidden.device.type, enabled=False):
             for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
-                z = _scaled_logits(inputs, weight[chunk].to(dtype), bias, chunk, temperature)  # (positions, chunk)
+                z = _scaled_logits(inputs, as_operand(weight[chunk], dtype), bias, chunk, temperature)
                 inside, place = _places(labels, chunk)
                 picked = torch.where(inside, z.gather(-1, place).squeeze(-1), picked)
                 if bias is not None:  # a bias may be -inf
@@ -206,14 +202,14 @@ class _LinearLogProbs(torch.autograd.Function):
     def backward(ctx, grad_log_probs, grad_entropy):  # type: ignore[override]
         hidden, weight, bias, labels, normalizer, entropy, kept, tops = ctx.saved_tensors
         temperature, chunk_size, dtype = ctx.constants
-        inputs = hidden.to(dtype)
+        inputs = as_operand(hidden, dtype)
         upstream = torch.zeros_like(normalizer) if grad_log_probs is None else grad_log_probs / temperature
         grad_hidden = torch.zeros_like(hidden, dtype=_accumulation_dtype(dtype)) if ctx.needs_input_grad[0] else None
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
         with torch.autocast(hidden.device.type, enabled=False):
             for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
-                operand = weight[chunk].to(dtype)
+                operand = as_operand(weight[chunk], dtype)
                 inside, place = _places(labels, chunk)
                 if number < len(kept):
                     z = kept[number] - (normalizer - tops[number])[:, None]
@@ -228,13 +224,13 @@ class _LinearLogProbs(torch.autograd.Function):
                 grad.scatter_add_(-1, place, torch.where(inside, upstream, 0.0)[:, None])
                 if grad_bias is not None:
                     grad_bias[chunk] = grad.sum(dim=0)
-                grad = grad.to(dtype)
+                grad = as_operand(grad, dtype)
                 if grad_hidden is not None and grad.dtype == grad_hidden.dtype:
                     grad_hidden.addmm_(grad, operand)  # in place: no other (positions, hidden) tensor
                 elif grad_hidden is not None:
-                    grad_hidden += _product(grad, operand)
+                    grad_hidden += product(grad, operand)
                 if grad_weight is not None:
-                    grad_weight[chunk] = _product(grad.T, inputs)
+                    grad_weight[chunk] = product(grad.T, inputs)
         grad_hidden = None if grad_hidden is None else grad_hidden.to(hidden.dtype)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
 
@@ -252,14 +248,7 @@ def _places(labels: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
 
 def _scaled_logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, chunk: slice, temperature: float) -> Tensor:
     """(positions, hidden) inputs, (chunk, hidden) weight -> (positions, chunk) scaled logits, float32 or float64."""
-    logits = _product(inputs, weight.T)
+    logits = product(inputs, weight.T)
     if bias is not None:
         logits += bias[chunk]
     return logits if temperature == 1 else logits.div_(temperature)
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, not rounded to half precision: near 20, bfloat16 logits are 0.125 apart."""
-    if a.dtype in (torch.bfloat16, torch.float16):
-        return torch.mm(a, b, out_dtype=torch.float32)  # type: ignore[call-overload]
-    return a @ b

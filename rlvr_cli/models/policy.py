@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlvr_cli.models.device import autocast_context, autocast_dtype, current_device
+from rlvr_cli.models.device import current_device, dtype_name, resolve_compute_dtype
 from rlvr_cli.models.prefixes import Prefixes, attention_function, gather, hidden_states, shares_prefixes
 from rlvr_cli.models.pretrained import read_pretrained, write_pretrained
 from rlvr_cli.models.recompute import gradient_checkpointing
@@ -56,9 +56,13 @@ class Policy:
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         source: Source | None = None,
+        compute_dtype: str = "auto",
     ) -> None:
+        """Wrap a model; `compute_dtype` as in `load_policy`."""
         self.model, self.source = model, source
-        self._tokenizer = tokenizer
+        self._tokenizer, self._compute_dtype = tokenizer, compute_dtype
+        if compute_dtype != "auto":
+            resolve_compute_dtype(compute_dtype, weights=self.dtype, device=self.device)  # or raise an error
 
     # Properties
 
@@ -74,7 +78,7 @@ class Policy:
 
     @property
     def attention(self) -> str:
-        """The attention implementation in use, for run.json: `flash_attention_2` or `sdpa`."""
+        """The attention implementation in use: `flash_attention_2` or `sdpa`."""
         return str(self.model.config._attn_implementation)
 
     @property
@@ -87,9 +91,19 @@ class Policy:
         return self.model.dtype
 
     @property
-    def autocast_dtype(self) -> torch.dtype | None:
-        """The dtype to compute in if it is not that of the weights (bfloat16 for float32 on CUDA), else None."""
-        return autocast_dtype(self.model)
+    def compute_dtype(self) -> torch.dtype:
+        """The precision of matrix products, in training, scoring and sampling alike."""
+        return resolve_compute_dtype(self._compute_dtype, weights=self.dtype, device=self.device)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What run.json stores about how the policy computes."""
+        return {
+            "device": str(self.device),
+            "attention": self.attention,
+            "param_dtype": dtype_name(self.dtype),
+            "compute_dtype": dtype_name(self.compute_dtype),
+        }
 
     @property
     def num_parameters(self) -> int:
@@ -195,9 +209,10 @@ class Policy:
         """Return a function from hidden states, (positions, hidden), to their values, (positions,); None without one."""
         return None
 
-    def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context that computes in `autocast_dtype`, for training and scoring alike."""
-        return autocast_context(self.model)
+    def autocast(self, *, enabled: bool = True) -> contextlib.AbstractContextManager[object]:
+        """Return a context that computes in `compute_dtype`; if not `enabled`, in the precision of the weights."""
+        cast = enabled and self.compute_dtype != self.dtype
+        return torch.autocast(self.device.type, self.compute_dtype if cast else None, enabled=cast)
 
     def on_its_device(self) -> contextlib.AbstractContextManager[object]:
         """Return a context in which the policy's device is the current one: see `device.current_device`."""
@@ -285,7 +300,12 @@ class Policy:
     def reference(self) -> "Policy":
         """Load the initial policy again, frozen, as the reference of a KL penalty: a second copy of the weights."""
         assert self.source is not None, "a model from memory cannot be loaded again"
-        frozen = load_policy(self.source.path_or_id, dtype=self.source.dtype, device=str(self.device))
+        frozen = load_policy(
+            self.source.path_or_id,
+            dtype=self.source.dtype,
+            compute_dtype=self._compute_dtype,
+            device=str(self.device),
+        )
         frozen.model.requires_grad_(False)
         return frozen
 
@@ -302,7 +322,9 @@ def as_policy(model: PreTrainedModel | Policy) -> Policy:
     return model if isinstance(model, Policy) else Policy(model)
 
 
-def load_policy(path_or_id: str | Path, *, dtype: str = "float32", device: str = "auto") -> Policy:
+def load_policy(
+    path_or_id: str | Path, *, dtype: str = "float32", compute_dtype: str = "auto", device: str = "auto"
+) -> Policy:
     """Load a causal language model, in eval mode, and its tokenizer.
 
     Attention is flash-attention 2 where it can run (CUDA, the package installed, weights in half precision), else
@@ -311,14 +333,16 @@ def load_policy(path_or_id: str | Path, *, dtype: str = "float32", device: str =
     Args:
         path_or_id: a model directory, or else a Hugging Face Hub id. A directory is read without any network access.
         dtype: of the parameters: float32, bfloat16 or float16.
+        compute_dtype: of matrix products: that of the parameters, or bfloat16 for float32 parameters, by autocast.
+            `auto`: bfloat16 for float32 parameters on CUDA, else that of the parameters.
         device: `auto` (CUDA if there is one), `cpu`, `cuda`, `cuda:N` or `mps`.
 
     Raises:
         RlvrError: no such model, no safetensors in it, a part of it missing or damaged, a tokenizer that does not
-            belong to it, or no such device.
+            belong to it, no such device, or parameters that cannot compute in `compute_dtype`.
     """
     model, tokenizer = read_pretrained(path_or_id, dtype=dtype, device=device)
-    return Policy(model, tokenizer, source=Source(path_or_id, dtype))
+    return Policy(model, tokenizer, source=Source(path_or_id, dtype), compute_dtype=compute_dtype)
 
 
 def distinct_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -152,7 +152,12 @@ def _replay(
         kept: the weights that are compared with those of the run are put here.
         nudged_from: what an earlier replay has kept: start from nudged weights, compare with these, look at no rollouts.
     """
-    policy = load_policy(model_path(run.options["model"]), dtype=_param_dtype(run), device=run.options["device"])
+    policy = load_policy(
+        model_path(run.options["model"]),
+        dtype=_param_dtype(run),
+        compute_dtype=run.compute_dtype,
+        device=run.options["device"],
+    )
     if policy.value_head() is not None or policy.extra_weights():
         raise RlvrError("A policy with a value head or an adapter cannot be replayed.", "Leave --replay out.")
     updates: list[Update] = []
@@ -199,7 +204,7 @@ def _replay(
 def _nudge(policy: Policy) -> None:
     """Move each weight up or down by the last bit of the precision that the policy computes in."""
     generator = torch.Generator().manual_seed(0)
-    bit = torch.finfo(policy.autocast_dtype or policy.dtype).eps
+    bit = torch.finfo(policy.compute_dtype).eps
     for weight in distinct_tensors(policy.weights()).values():
         signs = torch.randint(0, 2, weight.shape, generator=generator).to(weight.device) * 2 - 1
         weight.mul_(1 + bit * signs)
@@ -346,12 +351,12 @@ def row_logits(policy: Policy, prompt: list[int], tokens: list[int]) -> Tensor:
     """(tokens, vocab) float64: the logits that each token of a response was drawn from."""
     ids = torch.tensor([prompt + tokens], device=policy.device)[:, :-1]
     head = policy.head()
-    if head is None or (policy.dtype == torch.float32 and policy.autocast_dtype is None):
+    if head is None or policy.compute_dtype == torch.float32:
         with policy.autocast():
             return policy.forward(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].double()
     with policy.autocast():  # in half precision, logits would be rounded: near 20, bfloat16 numbers are 0.125 apart
-        hidden = policy.body(input_ids=ids, use_cache=False).last_hidden_state[0, len(prompt) - 1 :].double()
-    logits = hidden @ head.weight.to(policy.autocast_dtype or policy.dtype).double().T
+        hidden = policy.body(input_ids=ids, use_cache=False).last_hidden_state[0, len(prompt) - 1 :]
+    logits = hidden.to(policy.compute_dtype).double() @ head.weight.to(policy.compute_dtype).double().T
     return logits if head.bias is None else logits + head.bias.double()
 
 

@@ -55,6 +55,7 @@ class StoredRun:
     path: Path
     command: str
     options: dict[str, Any]  # of the command, by field name
+    compute_dtype: str  # of matrix products; `auto` if it was not recorded
     facts: dict[str, Any]
     logged: list[dict[str, float]]  # per update, its metrics by name
     steps: dict[int, list[tuple[Phase, int]]]  # policy version -> the (phase, step) of rollouts that it sampled
@@ -90,6 +91,7 @@ def read_stored(path: Path) -> StoredRun:
         path=path,
         command=command,
         options=values,
+        compute_dtype=str(metadata.get("policy", {}).get("compute_dtype", "auto")),
         facts=facts,
         logged=_logged(path),
         steps={version: sorted(set(found)) for version, found in steps.items()},

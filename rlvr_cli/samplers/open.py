@@ -61,22 +61,17 @@ class EngineKind:
 def _open_transformers(settings: EngineSettings) -> Sampler:
     from rlvr_cli.models.device import use_few_threads
     from rlvr_cli.models.policy import load_policy
-    from rlvr_cli.samplers.embedded.engine import TransformersSampler
 
-    policy = load_policy(model_path(settings.model), dtype=_resolved_dtype(settings), device=settings.device)
+    dtype = _resolved_dtype(settings)
+    policy = load_policy(model_path(settings.model), dtype=dtype, compute_dtype=dtype, device=settings.device)
     use_few_threads(policy)
-    return TransformersSampler(policy, max_batch_size=settings.max_batch_size, cuda_graphs=settings.cuda_graphs)
+    return _share_transformers(policy, settings)
 
 
 def _share_transformers(policy: "Policy", settings: EngineSettings) -> Sampler:
     from rlvr_cli.samplers.embedded.engine import TransformersSampler
 
-    return TransformersSampler(
-        policy,
-        max_batch_size=settings.max_batch_size,
-        cuda_graphs=settings.cuda_graphs,
-        autocast_dtype=policy.autocast_dtype,
-    )
+    return TransformersSampler(policy, max_batch_size=settings.max_batch_size, cuda_graphs=settings.cuda_graphs)
 
 
 def _open_vllm(settings: EngineSettings) -> Sampler:

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from rlvr_cli.types import Sampler
 
 
-def open_engine(engine: str, *, param_dtype: str, **settings: Any) -> "tuple[Sampler, Policy]":
+def open_engine(engine: str, *, param_dtype: str, compute_dtype: str, **settings: Any) -> "tuple[Sampler, Policy]":
     """Open an engine with its own copy of the weights, and the policy through which it receives new ones.
 
     Args:
         param_dtype: of the policy's weights, as the parent sends them.
+        compute_dtype: of an engine that shares the policy's model.
         settings: the fields of `EngineSettings`. Its `device` is for an engine that shares the policy's model; others use
             the first visible one.
 
@@ -40,7 +41,7 @@ def open_engine(engine: str, *, param_dtype: str, **settings: Any) -> "tuple[Sam
     if kind.share is None:
         sampler = kind.open(replace(opened_with, device="auto"))
         return sampler, load_policy(path, dtype=param_dtype, device="cpu")
-    policy = load_policy(path, dtype=param_dtype, device=opened_with.device)
+    policy = load_policy(path, dtype=param_dtype, compute_dtype=compute_dtype, device=opened_with.device)
     use_few_threads(policy)
     return kind.share(policy, opened_with), policy
 

@@ -60,12 +60,12 @@ def probe_prompts(policy: "Policy", tokenizer: Any, *, count: int, length: int) 
     return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 
 
-def take_probe(policy: "Policy", answers: Iterable[Completion], *, autocast_dtype: torch.dtype | None = None) -> Probe:
+def take_probe(policy: "Policy", answers: Iterable[Completion], *, autocast: bool = False) -> Probe:
     """Score an engine's answers, in any order, by one forward pass of `policy` without a cache.
 
     Args:
         answers: all of the same length, to prompts of the same length.
-        autocast_dtype: run the model under `torch.autocast` in this precision.
+        autocast: compute in the `compute_dtype` of the policy, instead of the precision of its weights.
     """
     answers = sorted(answers, key=lambda c: c.request_index)
     ids = torch.tensor([c.prompt_ids + c.token_ids for c in answers], device=policy.device)  # (prompts, tokens)
@@ -73,17 +73,14 @@ def take_probe(policy: "Policy", answers: Iterable[Completion], *, autocast_dtyp
     return Probe(
         tokens=tuple(c.token_ids for c in answers),
         engine_logprobs=tuple(x for c in answers for x in c.logprobs),
-        torch_logprobs=_logprobs(policy, ids, start=start, autocast_dtype=autocast_dtype),
+        torch_logprobs=_logprobs(policy, ids, start=start, autocast=autocast),
     )
 
 
-def _logprobs(
-    policy: "Policy", ids: torch.Tensor, *, start: int, autocast_dtype: torch.dtype | None
-) -> tuple[float, ...]:
+def _logprobs(policy: "Policy", ids: torch.Tensor, *, start: int, autocast: bool) -> tuple[float, ...]:
     """Return the log-probabilities of ids[:, start:], row after row."""
-    autocast = torch.autocast(policy.device.type, autocast_dtype, enabled=autocast_dtype is not None)
     # Not `no_grad`: if the caller has autocast on, that would read the stale copies of weights in autocast's cache.
-    with policy.on_its_device(), policy.evaluating(), torch.inference_mode(), autocast:
+    with policy.on_its_device(), policy.evaluating(), torch.inference_mode(), policy.autocast(enabled=autocast):
         logits = policy.forward(input_ids=ids, use_cache=False).logits[:, start - 1 : -1]  # (rows, tokens, vocabulary)
         return tuple(logits.float().log_softmax(-1).gather(-1, ids[:, start:, None]).flatten().tolist())
 
@@ -92,7 +89,7 @@ def fixed_logprobs(policy: "Policy") -> tuple[float, ...]:
     """Score fixed token ids by a plain forward pass without autocast, in nats; equal weights give equal values."""
     draw = random.Random(0)
     ids = tuple(tuple(draw.randrange(policy.vocabulary_size) for _ in range(_FIXED[1])) for _ in range(_FIXED[0]))
-    return _logprobs(policy, torch.tensor(ids, device=policy.device), start=1, autocast_dtype=None)
+    return _logprobs(policy, torch.tensor(ids, device=policy.device), start=1, autocast=False)
 
 
 def verify_weights(

@@ -124,7 +124,8 @@ def _held_by_trainer(
     """Return what its device holds during an update on micro-batches of so many tokens, and while the engine samples."""
     on_gpu, n = placement.trainer.startswith("cuda"), float(shape["parameters"])
     width = 4 if config.param_dtype == "float32" else 2
-    compute = 2 if on_gpu else width
+    half = width == 2 or config.compute_dtype == "bfloat16" or (config.compute_dtype == "auto" and on_gpu)
+    compute = 2 if half else 4
     layer = (10 * shape["hidden"] + 4 * shape["intermediate"]) * compute  # bytes that it keeps of a token
     layers = shape["layers"] * layer
     if config.gradient_checkpointing:
@@ -138,7 +139,7 @@ def _held_by_trainer(
         held["the sampling process's weights, and the snapshot it samples from"] = 2 * n * width
     copies = {"bfloat16 copy of the weights": n * compute} if compute < width else {}
     updating = held | copies | {
-        "gradients": n * width,
+        "gradients": n * (4 if width == 4 else 2 + 4),  # those of bfloat16 weights are summed in float32
         "activations of a micro-batch": float(tokens * layers),
         "logits": 4.0 * min(HEAD_LOGITS, tokens * shape["vocabulary"]),
     }  # fmt: skip

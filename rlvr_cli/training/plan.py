@@ -8,6 +8,7 @@ from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.models.device import on_cuda
 from rlvr_cli.models.identity import model_path, model_shape
 from rlvr_cli.rollouts.inputs import chat_line
 from rlvr_cli.terminal import console
@@ -199,6 +200,13 @@ def _sampling(config: TrainingConfig) -> str:
     return line(train) + (f"; evaluations: {line(held_out)}" if held_out != train else "")
 
 
+def compute_dtype(config: TrainingConfig) -> str:
+    """The precision of matrix products, for a device that may not be here."""
+    if config.compute_dtype != "auto":
+        return config.compute_dtype
+    return "bfloat16" if on_cuda(config.device) else config.param_dtype
+
+
 def _common(config: TrainingConfig, facts: Mapping[str, Any], *, unit: str = "updates") -> dict[str, str]:
     questions = facts["eval_dataset"]
     every = f", every {config.eval_every} {unit}" if config.eval_every else ""
@@ -209,9 +217,7 @@ def _common(config: TrainingConfig, facts: Mapping[str, Any], *, unit: str = "up
     )
     return {
         "learning rate": f"{config.learning_rate:g}: {config.warmup_steps} updates of warm-up, then {config.lr_schedule}",
-        "precision": "float32 weights and optimizer state; bfloat16 autocast on CUDA"
-        if config.param_dtype == "float32"
-        else "bfloat16 weights and optimizer state",
+        "precision": f"{config.param_dtype} weights and optimizer state; computes in {compute_dtype(config)}",
         "evaluation": f"{min(questions['rows'], config.eval_examples)} questions of {questions['name']}, before, after{every}"
         if questions
         else "none: name questions with --eval-dataset",

@@ -127,7 +127,7 @@ def load_eval_dataset(config: TrainingConfig) -> Dataset | None:
 
 @contextmanager
 def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_updates: int) -> Iterator[Trainer]:
-    """Open a new run, or the one to resume, and its trainer, until the block ends.
+    """Open a new run, or the one to resume, and its trainer, until the block ends. The run stores how its policy computes.
 
     A command that samples its own training data also stores facts about its sampler, and all prompts must fit the context.
     """
@@ -148,6 +148,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             stop=stop,
         ) as trainer,
     ):
+        run.update(policy=trainer.policy.facts)
         if inputs.questions:
             run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine.reason))
             for examples, params in (

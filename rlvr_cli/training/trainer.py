@@ -109,7 +109,12 @@ class Trainer:
     def _load(self) -> None:
         """Load model and optimizer, and restore the last checkpoint."""
         config = self.config
-        self.policy = load_policy(model_path(config.model), dtype=config.param_dtype, device=self._device)
+        self.policy = load_policy(
+            model_path(config.model),
+            dtype=config.param_dtype,
+            compute_dtype=config.compute_dtype,
+            device=self._device,
+        )
         self.tokenizer = self.policy.tokenizer
         if self.policy.device.type == "mps":
             raise RlvrError("Training does not run on mps: it needs float64, which mps lacks.", "Use --device cpu.")

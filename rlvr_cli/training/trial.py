@@ -14,7 +14,7 @@ from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import reference_response
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.models.device import use_few_threads, visible_as_only
+from rlvr_cli.models.device import dtype_name, use_few_threads, visible_as_only
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.policy import Policy, load_policy
 from rlvr_cli.models.tokenization import collate, pad_id_of, tokenize_prompt_and_output
@@ -52,8 +52,7 @@ def _updated_policy(device: str) -> tuple[Policy, dict[str, float]]:
 def precision(device: str, *, dtype: str) -> str:
     """Load weights in this precision. Returns that in which they compute, and the attention implementation."""
     policy = load_policy(model_path(""), dtype=dtype, device=device)
-    computes = str(policy.autocast_dtype or policy.dtype).removeprefix("torch.")
-    return f"computes in {computes}, attention {policy.attention}"
+    return f"computes in {dtype_name(policy.compute_dtype)}, attention {policy.attention}"
 
 
 def update(device: str) -> str:
@@ -122,7 +121,7 @@ class EngineTrial:
         seconds = time.perf_counter() - started
         tokens = sum(c.num_tokens for c in answers)
         gap = mean_gap(policy, answers)
-        precision = "bfloat16" if policy.autocast_dtype is not None else "float32"
+        precision = dtype_name(policy.compute_dtype)
         if not gap <= PROBE_BOUND[precision]:  # NaN fails too
             raise RlvrError(
                 f"The engine's log-probabilities differ from the trainer's by {gap:.2g} nats on average, and the bound for "

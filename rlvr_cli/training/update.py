@@ -76,7 +76,7 @@ def train_update(
     The model is neither switched to train nor to eval mode. Its dropout must be off, or the log-probabilities are not the policy's.
 
     Args:
-        model: the policy; float32 weights, which compute in bfloat16 on a CUDA device (`Policy.autocast`).
+        model: the policy; its matrix products are in its `compute_dtype`.
         optimizer: over the model's parameters; gradients left in them are discarded.
         batch: on any device: a `tokenization.Batch` and the columns that the objective reads (`loss_inputs`), (batch, seq) or
             (batch, 1) each. Rows marked in `zero_advantage`, (batch, 1) bool, go through the model after the others. Rows with the same
@@ -132,6 +132,9 @@ def train_update(
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
         collected: dict[str, list[Tensor]] = {}
         computed = 0  # tokens that go through the model's body
+        parameters = policy.trainable_parameters().values()
+        narrow = [p for p in parameters if p.dtype.itemsize < 4 and len(micro_batches) > 1]
+        gradients: dict[Tensor, Tensor] = {}  # of the narrow ones, summed in float32: in bfloat16, 256 + 1 is 256
         optimizer.zero_grad(set_to_none=True)
         for rows, width, learning in micro_batches:
             check()
@@ -158,11 +161,16 @@ def train_update(
             if learning:
                 fault_point("backward")
                 loss.backward()
+                for parameter in narrow:
+                    _move_gradient(parameter, gradients)
             with torch.no_grad():  # both sums are 0 outside the mask
                 sums += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
             for name, values in masked_statistics(outputs.statistics, wanted.bool()).items():
                 collected.setdefault(name, []).append(values)
-        grad_norm = torch.nn.utils.clip_grad_norm_(policy.trainable_parameters().values(), max_grad_norm)
+        for parameter in narrow:
+            if parameter in gradients:
+                parameter.grad = gradients.pop(parameter).to(parameter.dtype)
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
         objective_value, nll, entropy_sum, norm = [*sums.tolist(), float(grad_norm)]
         skipped = not (math.isfinite(objective_value) and math.isfinite(norm))
         if not skipped:
@@ -291,6 +299,14 @@ def zero_advantage_rows(batch: Batch) -> Tensor:
 def select_rows(batch: Batch, rows: Sequence[int]) -> Batch:
     """Select rows of a batch, in the given order."""
     return {name: tensor[list(rows)] for name, tensor in batch.items()}
+
+
+def _move_gradient(parameter: Tensor, gradients: dict[Tensor, Tensor]) -> None:
+    """Add the gradient of a parameter to its sum in `gradients`, and remove it from the parameter."""
+    if parameter.grad is not None:
+        earlier = gradients.get(parameter)
+        gradients[parameter] = parameter.grad.float() if earlier is None else earlier.add_(parameter.grad)
+        parameter.grad = None
 
 
 def _cut(batch: Batch, rows: Tensor, width: int, device: torch.device) -> Batch:

@@ -91,8 +91,8 @@ class WeightSync:
         settings, only = self._settings, None
         if settings.device.startswith("cuda"):
             settings, only = replace(settings, device="cuda"), visible_as_only(settings.device)
-        options = asdict(settings) | {"param_dtype": self.config.param_dtype}
-        return SamplingProcess(engine, options, visible_devices=only)
+        precisions = {"param_dtype": self.config.param_dtype, "compute_dtype": self.config.compute_dtype}
+        return SamplingProcess(engine, asdict(settings) | precisions, visible_devices=only)
 
     def attach(self, policy: Policy, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Use this policy's weights from now on. The embedded engine samples from the policy's model itself, without a copy.

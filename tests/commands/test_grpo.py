@@ -463,6 +463,22 @@ def test_a_dry_run_says_the_objective_and_does_nothing(tmp_path, capsys, loss_ty
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("given", "precision"),
+    [
+        ({}, "float32 weights and optimizer state; computes in float32"),
+        ({"compute_dtype": "bfloat16"}, "float32 weights and optimizer state; computes in bfloat16"),
+        ({"device": "cuda:1"}, "float32 weights and optimizer state; computes in bfloat16"),
+        ({"device": "cuda:1", "compute_dtype": "float32"}, "float32 weights and optimizer state; computes in float32"),
+        ({"param_dtype": "bfloat16"}, "bfloat16 weights and optimizer state; computes in bfloat16"),
+    ],
+)
+def test_a_dry_run_says_the_precision(tmp_path, capsys, given, precision):
+    given = {"device": "cpu"} | given
+    grpo.run(GrpoConfig(**given, engine="transformers", runs_dir=str(tmp_path), dry_run=True))
+    assert f"precision      {precision}\n" in capsys.readouterr().err
+
+
 def notes_of(capsys, tmp_path, **given):
     """The notes of a dry run."""
     grpo.run(GrpoConfig(**given, runs_dir=str(tmp_path / "runs"), dry_run=True))

@@ -140,6 +140,16 @@ def test_auto_is_a_word_for_a_number_that_is_chosen(tmp_path):
     assert resume(given, {"gpu_memory_utilization": 0.85}, run="r").gpu_memory_utilization == 0.0
 
 
+def test_a_run_that_is_older_than_an_option_was_started_with_its_default():
+    stored = {**vars(GrpoConfig()), "stop": ["</answer>"]}
+    del stored["sources"], stored["importance_cap"]
+    for flags in ({}, {"importance_cap": 2.0}):
+        again = resume(resolve(GrpoConfig, flags=flags | {"resume": "r"}, command="grpo"), stored, run="r")
+        assert again.importance_cap == 2.0
+    with pytest.raises(RlvrError, match=r"--importance-cap 2\.0, not 3\.0"):
+        resume(resolve(GrpoConfig, flags={"resume": "r", "importance_cap": 3.0}, command="grpo"), stored, run="r")
+
+
 @pytest.mark.parametrize(
     ("config", "values"),
     [
@@ -159,6 +169,14 @@ def test_auto_is_a_word_for_a_number_that_is_chosen(tmp_path):
 def test_infinite_and_huge_numbers_are_rejected(config, values):
     with pytest.raises(RlvrError, match="--"):
         config(**values)
+
+
+@pytest.mark.parametrize("config", [SftConfig, EiConfig, GrpoConfig])
+def test_rounded_weights_do_not_compute_in_float32(config):
+    with pytest.raises(RlvrError, match="--compute-dtype is float32, but --param-dtype bfloat16"):
+        config(param_dtype="bfloat16", compute_dtype="float32")
+    for compute_dtype in ("auto", "bfloat16"):
+        assert config(param_dtype="bfloat16", compute_dtype=compute_dtype).compute_dtype == compute_dtype
 
 
 def test_training_options_that_runs_were_started_with_stay_valid():

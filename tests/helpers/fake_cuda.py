@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -445,6 +446,7 @@ def fake_cuda(*, compute: bool = True, count: int = 2) -> Iterator[FakeCuda]:
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
         "mem_get_info": lambda *_: (MEMORY, MEMORY),
+        "get_device_properties": lambda *_: SimpleNamespace(total_memory=MEMORY),
         "memory_reserved": lambda *_: 0,
         "memory_allocated": lambda *_: 0,
         "get_rng_state": lambda *_: torch.zeros(0, dtype=torch.uint8),

@@ -27,7 +27,13 @@ from transformers import (
 )
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.log_probs import _linear_log_probs, compute_entropy, get_response_log_probs
+from rlvr_cli.models.log_probs import (
+    _linear_log_probs,
+    compute_entropy,
+    get_response_log_probs,
+    wanted_prefixes,
+)
+from rlvr_cli.models.policy import as_policy
 from rlvr_cli.models.tokenization import collate, encode, pad_id_of, tokenize_prompt_and_output
 
 SMALL = {
@@ -520,7 +526,7 @@ def test_log_probs_of_a_half_precision_model_are_not_rounded_to_it():
     model, batch = make_model(ONE_LINEAR_HEAD["qwen2 untied"], torch.bfloat16), make_batch()
     with torch.no_grad():
         scores = get_response_log_probs(model, batch["input_ids"], batch["labels"], True)
-        hidden = model.model(batch["input_ids"]).last_hidden_state
+        hidden = hidden_states_of(model, batch["input_ids"])
         logits = hidden.float() @ model.lm_head.weight.float().T
         expected = logits.log_softmax(-1).gather(-1, batch["labels"][..., None]).squeeze(-1)
     assert scores["log_probs"].dtype == scores["token_entropy"].dtype == torch.float32
@@ -541,14 +547,23 @@ def test_autocast_keeps_float32_results_and_gradients():
     assert not torch.equal(scores["log_probs"], expected)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_bfloat16_products_are_kept_in_float32():
-    model, batch = make_model(ONE_LINEAR_HEAD["qwen2 tied"], torch.float32).cuda(), make_batch()
-    ids, labels = batch["input_ids"].cuda(), batch["labels"].cuda()
-    with torch.autocast("cuda", dtype=torch.bfloat16):
+def hidden_states_of(model, ids):
+    """The policy's last hidden states at all positions, which differ from the model's own by rounding in bfloat16."""
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    return as_policy(model).hidden_states(ids, mask, wanted_prefixes(model, ids, mask)).view(*ids.shape, -1)
+
+
+CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_bfloat16_products_are_kept_in_float32(device):
+    model, batch = make_model(ONE_LINEAR_HEAD["qwen2 tied"], torch.float32).to(device), make_batch()
+    ids, labels = batch["input_ids"].to(device), batch["labels"].to(device)
+    with torch.autocast(device, dtype=torch.bfloat16):
         scores = get_response_log_probs(model, ids, labels, True, chunk_size=5)
-        hidden = model.model(ids).last_hidden_state
+        hidden = hidden_states_of(model, ids)
     leaf = hidden.detach().requires_grad_()
     weight = model.lm_head.weight.detach().clone().requires_grad_()
     logits = leaf.bfloat16().float() @ weight.bfloat16().float().T
@@ -558,3 +573,29 @@ def test_on_a_gpu_bfloat16_products_are_kept_in_float32():
     torch.testing.assert_close(scores["token_entropy"], compute_entropy(logits), rtol=1e-4, atol=1e-4)
     scores["log_probs"].sum().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("chunk_size", [61, 7])
+def test_under_autocast_the_head_rounds_its_operands_and_not_its_results(device, chunk_size):
+    """Logits and gradients are sums, in float32, of products of bfloat16 numbers; here they are summed in float64."""
+    generator, temperature = torch.Generator().manual_seed(3), 0.7
+    hidden, weight, upstream = (torch.randn(*s, generator=generator) for s in ((9, 16), (61, 16), (2, 9)))
+    labels = torch.randint(61, (9,), generator=generator)
+    leaves = hidden.to(device).requires_grad_(), weight.to(device).requires_grad_()
+    with torch.autocast(device, torch.bfloat16):
+        ours = _linear_log_probs(
+            *leaves, None, labels.to(device), temperature=temperature, with_entropy=True, chunk_size=chunk_size
+        )
+    grad_hidden, grad_weight = torch.autograd.grad(ours, leaves, [*upstream.to(device)])
+
+    h, w = hidden.bfloat16().double(), weight.bfloat16().double()
+    z = (h @ w.T).requires_grad_()
+    log_probs = (z / temperature).log_softmax(-1)
+    expected = log_probs.gather(-1, labels[:, None])[:, 0], -(log_probs.exp() * log_probs).sum(-1)
+    (unrounded,) = torch.autograd.grad(expected, z, [*upstream.double()])
+    grad = unrounded.bfloat16().double()
+    found = [ours[0], ours[1], grad_hidden, grad_weight]
+    for one, other in zip(found, [*expected, grad @ w, grad.T @ h], strict=True):
+        torch.testing.assert_close(one.detach().cpu().double(), other.detach(), rtol=1e-5, atol=1e-5)
+    assert (grad @ w - unrounded @ w).abs().max() > 1e-4, "the test would not see a gradient that is not rounded"

@@ -20,6 +20,7 @@ from transformers import (
 
 from rlvr_cli.commands.sft import check_lengths
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.device import resolve_compute_dtype
 from rlvr_cli.models.identity import builtin_model_path, model_identity
 from rlvr_cli.models.log_probs import get_response_log_probs
 from rlvr_cli.models.policy import Policy, as_policy, distinct_tensors, load_policy
@@ -63,7 +64,54 @@ def test_load_from_a_path(tiny_model_dir, tiny_model):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_load_in_another_precision(tiny_model_dir, dtype):
-    assert load_policy(tiny_model_dir, dtype=dtype, device="cpu").model.dtype == getattr(torch, dtype)
+    policy = load_policy(tiny_model_dir, dtype=dtype, device="cpu")
+    assert policy.model.dtype == policy.compute_dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "device", "expected"),
+    [
+        ("auto", torch.float32, "cpu", torch.float32),
+        ("auto", torch.float32, "mps", torch.float32),
+        ("auto", torch.float32, "cuda:1", torch.bfloat16),
+        ("auto", torch.bfloat16, "cuda", torch.bfloat16),
+        ("auto", torch.float16, "cuda", torch.float16),
+        ("auto", torch.float64, "cuda", torch.float64),
+        ("float32", torch.float32, "cuda", torch.float32),
+        ("bfloat16", torch.float32, "cpu", torch.bfloat16),
+        ("bfloat16", torch.bfloat16, "cpu", torch.bfloat16),
+    ],
+)
+def test_the_precision_of_matrix_products(name, weights, device, expected):
+    assert resolve_compute_dtype(name, weights=weights, device=torch.device(device)) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compute_dtype"),
+    [("bfloat16", "float32"), ("float16", "bfloat16"), ("float32", "float16"), ("float32", "int8")],
+)
+def test_a_precision_that_weights_do_not_compute_in_is_refused(tiny_model_dir, dtype, compute_dtype):
+    error = refusal(tiny_model_dir, dtype=dtype, compute_dtype=compute_dtype)
+    assert f"{dtype} do not compute in {compute_dtype!r}" in error.problem
+    assert dtype in error.hint
+
+
+def test_a_policy_and_its_reference_compute_as_asked_for(tiny_model_dir):
+    matrix = torch.ones(2, 2)
+    policy = load_policy(tiny_model_dir, compute_dtype="bfloat16")
+    for each in (policy, policy.reference()):
+        assert each.facts == {
+            "device": "cpu",
+            "attention": "sdpa",
+            "param_dtype": "float32",
+            "compute_dtype": "bfloat16",
+        }
+        with each.autocast():
+            assert (matrix @ matrix).dtype == torch.bfloat16
+            with each.autocast(enabled=False):
+                assert (matrix @ matrix).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16), load_policy(tiny_model_dir).autocast():
+        assert (matrix @ matrix).dtype == torch.float32
 
 
 def test_a_tokenizer_without_padding_pads_with_eos(broken):
@@ -478,8 +526,8 @@ def test_an_engine_that_shares_the_model_takes_its_fast_step_with_merged_weights
 
 def test_merged_weights_reach_a_sampling_process(adapted, tiny_model_dir):
     how = {
-        "dtype": "auto", "param_dtype": "float32", "device": "cpu", "max_batch_size": None, "cuda_graphs": True, "max_model_len": None,
-        "gpu_memory_utilization": 0.3, "seed": 0,
+        "dtype": "auto", "param_dtype": "float32", "compute_dtype": "auto", "device": "cpu", "max_batch_size": None,
+        "cuda_graphs": True, "max_model_len": None, "gpu_memory_utilization": 0.3, "seed": 0,
     }  # fmt: skip
     there = SamplingProcess("transformers", {"model": str(tiny_model_dir), **how})
     try:

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from rlvr_cli.models.prefixes import distinct_prefixes, gather, hidden_states, shares_prefixes
+from rlvr_cli.models.prefixes import causal_attention, distinct_prefixes, gather, hidden_states, shares_prefixes
 
 SMALL = {
     "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -129,3 +129,23 @@ def test_gradients_of_shared_states_are_summed_in_float32():
     shared.sum().backward()
     assert states.grad is not None
     assert states.grad.item() == 1000  # in bfloat16 a sum of ones stops at 256
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_attention_in_bfloat16_rounds_its_operands_and_its_result(autocast):
+    generator = torch.Generator().manual_seed(4)
+    states = [torch.randn(3, heads, 7, 8, generator=generator) for heads in (4, 2, 2)]
+    query, key, value = (tensor.bfloat16().double() for tensor in states)
+    future = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    scores = query @ key.repeat_interleave(2, dim=1).transpose(2, 3) / 8**0.5
+    weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+    expected = (weights @ value.repeat_interleave(2, dim=1)).transpose(1, 2).bfloat16()
+
+    module = torch.nn.Module()
+    module.num_key_value_groups = 2
+    given = states if autocast else [tensor.bfloat16() for tensor in states]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = causal_attention(module, *given, is_causal=True)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, expected)
+    assert (out == expected).float().mean() > 0.99  # the others are on the edge of two bfloat16 numbers

@@ -31,9 +31,11 @@ from rlvr_cli.replay import formulas
 from rlvr_cli.replay.run import GAP, TOLERANCE, replay_run
 from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.rollouts.grading import grader_pool
+from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.training.session import load_inputs
+from rlvr_cli.training.update import compute_log_probs, rollout_tensors
 
 COMMANDS = {"grpo": (GrpoConfig, grpo.run), "ei": (EiConfig, ei.run), "sft": (SftConfig, sft.run)}
 
@@ -370,6 +372,27 @@ def test_what_saves_memory_is_used_and_changes_no_update(command, place, tiny_mo
             assert update["update/micro_batches"] == update["update/rows"]
     if command == "grpo":
         assert {u["policy/ratio_max"] for u in stored.logged[::2] if "policy/ratio_max" in u} <= {1.0}
+
+
+@pytest.mark.parametrize("async_steps", [0, 1])
+def test_a_run_in_bfloat16_computes_in_bfloat16(async_steps, place, tiny_model_dir):
+    """Sampler, update and reference: each is compared with the one before."""
+    given = {"compute_dtype": "bfloat16", "kl_coef": 0.5, "sampling_min_tokens": 0, "async_steps": async_steps}
+    run = make("grpo", given | {"run": f"computes-in-half-{async_steps}"}, place, tiny_model_dir)
+    assert json.loads((run / "run.json").read_text())["policy"]["compute_dtype"] == "bfloat16"
+    assert load_policy(run / "model").model.config.dtype == torch.float32
+    rollouts = to_rollouts(read_rollouts(run, phase="train", step=0))
+    batch, gaps = rollout_tensors(rollouts, pad_id=1), {}
+    for name in ("float32", "bfloat16"):
+        scored = compute_log_probs(load_policy(tiny_model_dir, compute_dtype=name), batch, micro_batch_size=16)
+        gaps[name] = float((scored - batch["sampled_log_probs"])[batch["response_mask"]].abs().mean())
+    assert gaps["bfloat16"] < 1e-3 < 1e-2 < gaps["float32"], "the sampler"
+    stored = read_stored(run)
+    first = stored.logged[0]
+    assert first["mismatch/logprob_mean_abs"] < 1e-3, "the update"
+    assert first["policy/kl"] == 0, "the reference"
+    assert replay_run(stored, most=None).problems == []
+    assert replay_run(replace(stored, compute_dtype="float32"), most=None).problems != []
 
 
 def test_checkpoints_are_as_frequent_as_asked_for(place, tiny_model_dir):

@@ -101,13 +101,13 @@ def test_an_engine_gets_the_options_of_the_command(config):
 def test_a_sampling_process_opens_no_engine_but_the_one_that_is_named(monkeypatch):
     opened = []
     monkeypatch.setitem(ENGINES, "third", EngineKind("Third", lambda settings: opened.append(settings) or "sampler"))
-    sampler, policy = open_engine("third", param_dtype="float32", model="", device="cpu", seed=5)
+    sampler, policy = open_engine("third", param_dtype="float32", compute_dtype="auto", model="", device="cpu", seed=5)
     assert (sampler, opened) == ("sampler", [EngineSettings("", seed=5)])  # on the first device, not the trainer's
     assert policy.device.type == "cpu"
     with pytest.raises(RlvrError, match="openai cannot load the trainer's weights"):
-        open_engine("openai", param_dtype="float32", model="")
+        open_engine("openai", param_dtype="float32", compute_dtype="auto", model="")
     with pytest.raises(RlvrError, match="no engine 'tgi'"):
-        open_engine("tgi", param_dtype="float32", model="")
+        open_engine("tgi", param_dtype="float32", compute_dtype="auto", model="")
 
 
 def test_endpoints_need_neither_torch_nor_transformers():

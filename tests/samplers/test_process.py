@@ -25,8 +25,8 @@ def start(tiny_model_dir):
 
     def start(**given):
         how = {
-            "dtype": "auto", "param_dtype": "float32", "device": "cpu", "max_batch_size": None, "cuda_graphs": True, "max_model_len": None,
-            "gpu_memory_utilization": 0.3, "seed": 0,
+            "dtype": "auto", "param_dtype": "float32", "compute_dtype": "auto", "device": "cpu", "max_batch_size": None,
+            "cuda_graphs": True, "max_model_len": None, "gpu_memory_utilization": 0.3, "seed": 0,
         } | given  # fmt: skip
         opened.append(SamplingProcess("transformers", {"model": str(tiny_model_dir), **how}))
         return opened[-1]
@@ -56,6 +56,14 @@ def test_completions_equal_those_of_a_sampler_in_this_process(start, tiny_model_
     for requests, params in asked:
         assert list(there.sample(requests, params)) == list(here.sample(requests, params))
     assert there.worked_seconds > 0
+
+
+def test_the_process_computes_as_the_trainer_does(start, tiny_model_dir):
+    policy, there = load_policy(tiny_model_dir, compute_dtype="bfloat16"), start(compute_dtype="bfloat16")
+    there.load_weights(policy, 1)
+    done = list(there.sample(REQUESTS, PARAMS))
+    assert done == list(TransformersSampler(policy, policy_version=1).sample(REQUESTS, PARAMS))
+    assert done != list(TransformersSampler(load_policy(tiny_model_dir), policy_version=1).sample(REQUESTS, PARAMS))
 
 
 def test_token_ids_of_a_request_reach_the_process(start, tiny_model, tiny_tokenizer):

@@ -80,11 +80,21 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
         [*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"],
         [*GRPO, "--param-dtype", "bfloat16", "--optimizer", "adamw_kahan", "--gradient-checkpointing"],
         [*GRPO, "--async-steps", "1"],
+        [*GRPO, "--compute-dtype", "bfloat16", "--kl-coef", "0.1"],
         pytest.param(
             [*GRPO, "--async-steps", "1", "--dynamic-sampling", "--max-sampling-rounds", "4"], marks=pytest.mark.slow
         ),
     ],
-    ids=["ei", "sft", "dynamic-sampling", "kl-and-importance-correction", "kahan", "async", "async-dynamic-sampling"],
+    ids=[
+        "ei",
+        "sft",
+        "dynamic-sampling",
+        "kl-and-importance-correction",
+        "kahan",
+        "async",
+        "bfloat16",
+        "async-dynamic-sampling",
+    ],
 )
 def test_other_training_killed_at_some_points_ends_the_same(forks: Forks, tmp_path: Path, command: list[str]):
     whole, run = tmp_path / "runs/whole", tmp_path / "runs/cut"

@@ -21,8 +21,8 @@ from policies import VOCAB, make_batch, make_policy
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.handout import grpo_microbatch_train_step, sft_microbatch_train_step
-from rlvr_cli.models.device import autocast_context
 from rlvr_cli.models.log_probs import get_response_log_probs
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.recompute import gradient_checkpointing
 from rlvr_cli.models.tokenization import collate, tokenize_prompt_and_output
 from rlvr_cli.training.advantages import group_advantages
@@ -61,13 +61,14 @@ def plain_loss(model, batch, normalization, constant, temperature=1.0):
     return torch.stack([loss.sum() / constant for loss in losses]).mean()
 
 
-def update_gradient(model, batch, **options):
+def update_gradient(model, batch, *, compute_dtype="auto", **options):
     """The gradient that `train_update` hands to the optimizer, and its metrics; the model is left as it was."""
     model = copy.deepcopy(model)
+    policy = Policy(model, compute_dtype=compute_dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     seen = []
     optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in model.parameters()))
-    metrics = train_update(model, optimizer, batch, **{"learning_rate": 0.0, "max_grad_norm": math.inf, **options})
+    metrics = train_update(policy, optimizer, batch, **{"learning_rate": 0.0, "max_grad_norm": math.inf, **options})
     return seen, metrics
 
 
@@ -82,6 +83,11 @@ def assert_same(left, right, tolerance=1e-10):
 
 def norm_of(gradients):
     return math.sqrt(sum(float((g * g).sum()) for g in gradients))
+
+
+def distance(gradients, others):
+    """The norm of the difference, relative to the norm of the others."""
+    return norm_of([one - other for one, other in zip(gradients, others, strict=True)]) / norm_of(others)
 
 
 def bytes_of(model, optimizer):
@@ -376,20 +382,42 @@ def test_a_batch_may_carry_more_tensors(policy):
     assert_same(update_gradient(policy, batch, micro_batch_size=2)[0], plain, 0)
 
 
-def test_weights_and_optimizer_state_stay_float32_and_the_mode_stays(tiny_model, tiny_tokenizer):
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+def test_weights_and_optimizer_state_stay_float32_and_the_mode_stays(tiny_model, tiny_tokenizer, compute_dtype):
+    policy = Policy(tiny_model, compute_dtype=compute_dtype)
     optimizer = make_optimizer(tiny_model, learning_rate=1e-3)
     batch = tokenize_prompt_and_output(["What is 12 + 30?"], [" 42 </answer>"], tiny_tokenizer)
     for training in (True, False):
         tiny_model.train(training)
-        train_update(tiny_model, optimizer, batch, learning_rate=1e-3, micro_batch_size=1)
+        train_update(policy, optimizer, batch, learning_rate=1e-3, micro_batch_size=1)
         assert tiny_model.training is training
     assert {parameter.dtype for parameter in tiny_model.parameters()} == {torch.float32}
     assert {value.dtype for entry in optimizer.state.values() for value in entry.values()} == {torch.float32}
 
 
-def test_a_cpu_computes_in_the_precision_of_the_weights(policy):
-    with autocast_context(policy):
-        assert not torch.is_autocast_enabled("cpu")
+def test_an_update_in_bfloat16_is_near_that_in_float32_however_it_is_cut():
+    """Near for this policy, whose weights are so wide that it triples the rounding of 2^-9 in every layer."""
+    model, lengths = make_policy(torch.float32), [(2, 5), (1, 3), (2, 2), (4, 6), (3, 3), (2, 7), (1, 1), (3, 4)]
+    batch = make_batch(lengths)
+    exact, expected = update_gradient(model, batch, micro_batch_size=8, compute_dtype="float32")
+    rounded, metrics = update_gradient(model, batch, micro_batch_size=8, compute_dtype="bfloat16")
+    assert {gradient.dtype for gradient in rounded} == {torch.float32}
+    assert 0.01 < distance(rounded, exact) < 0.05
+    assert 1e-5 < abs(metrics["loss/nll"] - expected["loss/nll"]) < 1e-2
+    for size in (1, 3):
+        cut, _ = update_gradient(model, batch, micro_batch_size=size, compute_dtype="bfloat16")
+        assert distance(cut, rounded) < 2**-8
+
+
+def test_gradients_of_bfloat16_weights_are_summed_in_float32():
+    """512 equal rows have the mean loss of one: 1/512 of its gradient, 512 times. In bfloat16 the sum would stop at 256."""
+    model = make_policy(torch.bfloat16)
+    alone, _ = update_gradient(model, make_batch([(3, 5)]), micro_batch_size=1)
+    batch = rows_of(make_batch([(3, 5)]), [0] * 512)
+    together, metrics = update_gradient(model, batch, micro_batch_size=1)
+    assert metrics["update/micro_batches"] == 512
+    assert {gradient.dtype for gradient in together} == {torch.bfloat16}
+    assert_same(together, alone, 0)
 
 
 def test_ten_updates_follow_an_independent_loop_and_the_tiny_model_overfits(tiny_model, tiny_tokenizer):
@@ -829,11 +857,16 @@ def test_scores_are_ordinary_tensors_and_the_model_is_left_alone():
     assert_same(model.state_dict().values(), before, 0)
 
 
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kl_coef", [0.1, 0.0])
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_from_its_own_scores_the_first_update_has_ratios_of_exactly_one(loss_type, micro_batch_size, kl_coef):
-    model = make_policy(torch.float32)  # its first forward pass is that of compute_log_probs
+def test_from_its_own_scores_the_first_update_has_ratios_of_exactly_one(
+    loss_type, micro_batch_size, kl_coef, compute_dtype
+):
+    model = Policy(
+        make_policy(torch.float32), compute_dtype=compute_dtype
+    )  # its first forward pass is that of compute_log_probs
     batch = make_batch([*LENGTHS, (1, 1), (2, 7), (3, 0)])
     options = update_options(loss_type, kl_coef=kl_coef, importance_cap=2.0)
     how = {"micro_batch_size": micro_batch_size, "temperature": 0.9}

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, Cache
 from transformers.cache_utils import CacheLayerMixin
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
+from rlvr_cli.models.prefixes import causal_attention
 from rlvr_cli.samplers.embedded.cuda_graphs import FixedShapeStep
 from rlvr_cli.samplers.embedded.decode_step import BLOCK, DecodeStep, Window, attend
 from rlvr_cli.samplers.embedded.draw import draw_tokens, uniforms
@@ -84,8 +84,9 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Attention for a prefill (causal, no mask) and for a step (one query per row, additive mask)."""
     rows, heads, length, size = query.shape
-    if length > 1 or attention_mask is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    if attention_mask is None:
+        return causal_attention(module, query, key, value, scaling=scaling, **kwargs), None
+    assert length == 1, length
     out = attend(query[:, :, 0], key, value, attention_mask, scaling=scaling or size**-0.5)
     return out.view(rows, 1, heads, size), None
 

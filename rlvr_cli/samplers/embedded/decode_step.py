@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
+from rlvr_cli.models.device import as_operand, product
 from rlvr_cli.models.policy import Policy
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type`
@@ -59,13 +60,14 @@ def attend(
     """
     rows, heads, size = query.shape
     kv_heads = keys.shape[1]
-    if (
-        query.device.type == "cpu" and query.dtype == torch.float32
-    ):  # so few queries do not fill the fused kernel's blocks
-        queries = (query * scaling).reshape(rows * kv_heads, heads // kv_heads, size)
-        scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2)).view(rows, heads, -1).add_(mask[:, 0])
-        weights = scores.softmax(-1).view(rows * kv_heads, heads // kv_heads, -1)
-        return torch.bmm(weights, values.flatten(0, 1)).view(rows, heads * size)
+    if query.device.type == "cpu" and query.dtype != torch.float64:
+        # So few queries do not fill the fused kernel's blocks. In half precision, only the operands are rounded.
+        queries, all_keys, all_values = (as_operand(states, keys.dtype) for states in (query, keys, values))
+        with torch.autocast("cpu", enabled=False):
+            queries = (queries * scaling).reshape(rows * kv_heads, heads // kv_heads, size)
+            scores = torch.bmm(queries, all_keys.flatten(0, 1).transpose(1, 2)).view(rows, heads, -1).add_(mask[:, 0])
+            weights = scores.softmax(-1).view(rows * kv_heads, heads // kv_heads, -1)
+            return torch.bmm(weights, all_values.flatten(0, 1)).view(rows, heads * size).to(query.dtype)
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, size)
     out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
     return out.reshape(rows, heads * size)
@@ -117,7 +119,8 @@ class DecodeStep:
     def __init__(self, policy: Policy, *, dtype: torch.dtype, positions: int) -> None:
         inner, config, weights = policy.backbone, policy.config, policy.weights_for_engine()
         self._embedding = weights["model.embed_tokens.weight"]
-        self._head = _cast(weights, "lm_head", dtype)
+        self._dtype = dtype
+        self._head = _Linear(as_operand(weights["lm_head.weight"], dtype), weights.get("lm_head.bias"))
         self.vocab_size = len(self._head.weight)
         self._norm = weights["model.norm.weight"]
         self._epsilon: float = config.rms_norm_eps
@@ -183,7 +186,9 @@ class DecodeStep:
             x = x + F.linear(attended, *layer.attended)
             gate, up = _applied(layer.gate_up, self._normed(x, layer.before_mlp)).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, *layer.down)
-        return F.linear(self._normed(x, self._norm), *self._head).float()
+        with torch.autocast(x.device.type, enabled=False):
+            logits = product(as_operand(self._normed(x, self._norm), self._dtype), self._head.weight.T).float()
+        return logits if self._head.bias is None else logits + self._head.bias
 
     def _attended(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, window: Window

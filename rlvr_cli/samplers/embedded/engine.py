@@ -24,7 +24,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.device import out_of_memory_as_user_error
+from rlvr_cli.models.device import dtype_name, out_of_memory_as_user_error
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import memory_limit
 from rlvr_cli.samplers.embedded.batch import ATTENTION, Batch, Prefix, Question, Slots, make_slots
@@ -67,18 +67,16 @@ class TransformersSampler:
         *,
         max_batch_size: int | None = None,
         kv_memory_bytes: int | None = None,
-        autocast_dtype: torch.dtype | None = None,
         cuda_graphs: bool = True,
         policy_version: int = 0,
     ) -> None:
         """Check on a few tokens that the model gives the same logits through the engine's cache as without it.
 
         Args:
-            policy: on the device to sample on. It is shared, not copied.
+            policy: on the device to sample on. It is shared, not copied, and computes in its `compute_dtype`.
             max_batch_size: samples in the batch at once, by default 256; fewer if memory limits them.
             kv_memory_bytes: memory for the keys, values and logits of a batch; by default a quarter of the memory that
                 this process may use (CPU), or half of what is free (CUDA) when `sample` is called.
-            autocast_dtype: run the model under `torch.autocast` in this precision, as its training does.
             cuda_graphs: on CUDA, run steps in fixed shapes, each recorded once and replayed (`cuda_graphs.py`).
 
         Raises:
@@ -89,7 +87,6 @@ class TransformersSampler:
         self._policy, self._tokenizer = policy, policy.tokenizer
         self._max_rows = max_batch_size or _MAX_ROWS
         self._kv_memory_bytes = kv_memory_bytes
-        self._autocast_dtype = autocast_dtype
         self._eos = policy.eos_token_ids
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._weights_error = ""  # why the weights of the model are unknown; empty if they are known
@@ -162,12 +159,11 @@ class TransformersSampler:
         prompts = probe_prompts(policy, self._tokenizer, count=_PROBE_PROMPTS, length=_PROBE_LENGTH)
         questions = deque(Question(i, ids, deque([(0, 0)])) for i, ids in enumerate(prompts))
         answers = self._stream(questions, probe_params(_PROBE_TOKENS), eos=(), stops=self._stop_strings(()))
-        probe = take_probe(policy, answers, autocast_dtype=self._autocast_dtype)
-        dtypes = self._autocast_dtype or self._policy.dtype, self._autocast_dtype or policy.dtype
+        probe = take_probe(policy, answers, autocast=True)
         verify_weights(
             probe,
             self._last_probe,
-            precisions=[str(dtype).removeprefix("torch.") for dtype in dtypes],
+            precisions=[dtype_name(self._policy.compute_dtype), dtype_name(policy.compute_dtype)],
             version=policy_version,
             served_version=self.policy_version,
             hint="Something keeps old weights, or changes the model when it reads one token at a time: a hook, a "
@@ -306,7 +302,7 @@ class TransformersSampler:
         cache = DynamicCache(config=self._policy.config)
         ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self._policy.device)
         self._policy.body(input_ids=ids, past_key_values=cache, use_cache=True)
-        dtype = self._autocast_dtype or self._policy.dtype
+        dtype = self._policy.compute_dtype
         states: list[tuple[torch.Tensor, torch.Tensor]] = [(keys, values) for keys, values, *_ in cache]  # type: ignore
         pairs = [(keys.to(dtype), values.to(dtype)) for keys, values in states]
         return [
@@ -318,8 +314,7 @@ class TransformersSampler:
     def _inference(self) -> Iterator[None]:
         """Run the model without gradients and dropout, on its device; restore its state and the current device on exit."""
         policy = self._policy
-        autocast = torch.autocast(policy.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
-        with policy.on_its_device(), policy.evaluating(), torch.inference_mode(), autocast:
+        with policy.on_its_device(), policy.evaluating(), torch.inference_mode(), policy.autocast():
             yield
 
     @contextmanager
@@ -335,10 +330,10 @@ class TransformersSampler:
     def _step(self, columns: int) -> DecodeStep | None:
         """Return the `DecodeStep` for a batch; None, with a note, if the model itself has to run the steps."""
         reason = self._step_rejection or unsupported_reason(self._policy)
-        dtype = self._autocast_dtype or self._policy.dtype
+        dtype = self._policy.compute_dtype
         copies = self._policy.num_parameters * dtype.itemsize if dtype != self._policy.dtype else 0
         if not reason and copies > _memory_budget(self._policy.device) // 2:
-            reason = f"{copies / 2**30:.1f} GiB for its weights in {str(dtype).removeprefix('torch.')} leave too little memory"
+            reason = f"{copies / 2**30:.1f} GiB for its weights in {dtype_name(dtype)} leave too little memory"
         if not reason:
             return DecodeStep(self._policy, dtype=dtype, positions=columns)
         self._note(f"Sampling is slower than it could be, since the model's own code runs each step: {reason}.")
@@ -401,7 +396,7 @@ class TransformersSampler:
                 batch.positions += 1
                 return float((torch.stack((first, batch.forward())) - plain).abs().max() / plain.abs().max())
 
-            exact = self._policy.dtype.itemsize >= 4 and self._autocast_dtype is None
+            exact = self._policy.compute_dtype.itemsize >= 4
             if gap(None) > (1e-2 if exact else 1e-1):
                 raise unsupported
             bound = 1e-4 if exact else 5e-2
