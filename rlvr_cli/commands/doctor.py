@@ -16,7 +16,7 @@ from typing import Any
 from rlvr_cli.config.doctor import DoctorConfig
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.process import import_error, memory_limit
-from rlvr_cli.runs.files import shown
+from rlvr_cli.runs.files import os_errors_as_user_errors, shown
 from rlvr_cli.runs.provenance import EXTRA_PACKAGES, PACKAGES, environment
 from rlvr_cli.samplers.open import choose_engine, engine_kind
 from rlvr_cli.terminal import console, tables
@@ -129,7 +129,8 @@ def devices(config: DoctorConfig, facts: dict[str, Any], *, with_torch: bool) ->
 
 def free_space(directory: Path) -> str:
     """Describe the disk of a directory that may not exist yet. Raises RlvrError if it cannot be written."""
-    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    with os_errors_as_user_errors(directory, "look for"):
+        there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise RlvrError(f"{shown(there)} cannot be written.", "Name another directory with --runs-dir.")
     return f"{shutil.disk_usage(there).free / 2**30:.1f} GiB free in {shown(there)}"

@@ -17,6 +17,7 @@ from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.policy import load_policy
 from rlvr_cli.process import import_error
 from rlvr_cli.runs.provenance import EXTRA_PACKAGES, environment
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.open import ENGINES, EngineKind, EngineSettings
 from rlvr_cli.training import trial
 from rlvr_cli.training.placement import Placement
@@ -159,17 +160,22 @@ def test_an_engine_that_does_not_start(monkeypatch):
 
 
 def test_an_engine_that_samples_from_another_distribution(monkeypatch):
+    class Lying(TransformersSampler):
+        def sample(self, requests, params):
+            for completion in super().sample(requests, params):
+                yield replace(completion, logprobs=tuple(x - 1 for x in completion.logprobs))
+
     def lying(settings: EngineSettings):
-        sampler = ENGINES["transformers"].share(load_policy(model_path(""), device="cpu"), settings)
-        sample = sampler.sample
-        sampler.sample = lambda *asked: (replace(c, logprobs=tuple(x - 1 for x in c.logprobs)) for c in sample(*asked))
-        return sampler
+        return Lying(load_policy(model_path(""), device="cpu"))
 
     monkeypatch.setitem(ENGINES, "transformers", replace(ENGINES["transformers"], open=lying))
     found = doctor.tries("transformers", ON_CPU)
     assert found.problems == ["cpu, transformers: sampling", "cpu, transformers: weights"]
     for what in found.problems:
-        assert "differ from the trainer's by 1 nats" in row(found, what)["found"]
+        assert row(found, what)["found"].startswith(
+            "The engine's log-probabilities differ from the trainer's by 1 nats"
+        )
+        assert row(found, what)["to do"].startswith("Engine and trainer do not compute the same model")
 
 
 def test_an_update_that_fails(monkeypatch):
@@ -203,7 +209,7 @@ def test_an_engine_in_a_process_of_its_own(monkeypatch):
 
 def test_the_gap_between_engine_and_trainer():
     policy = load_policy(model_path(""), device="cpu")
-    sampler = ENGINES["transformers"].share(policy, EngineSettings(""))
+    sampler = TransformersSampler(policy)
     answers = list(sampler.sample([Request("1 + 1 =", (0,)), Request("What is 12 + 30?", (0,))], trial.GREEDY))
     assert trial.mean_gap(policy, answers) < 1e-5
     shifted = [replace(c, logprobs=tuple(x + 0.5 for x in c.logprobs)) for c in answers]
