@@ -1,9 +1,11 @@
 """What the sft command decides before and beside the loop: which ids are trained on, who grades, what the plan says."""
 
+import json
+import shutil
+
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from factories import a_rollout
 from llamas import write_chat_llama
@@ -117,28 +119,23 @@ def test_the_plan_says_what_is_minimized():
 
 
 @pytest.fixture
-def gemma(tiny_tokenizer, tmp_path):
+def windowed(tiny_model_dir, tmp_path):
     """A directory with a model whose attention has a sliding window, which the embedded engine refuses."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = Gemma2Config(
-            vocab_size=len(tiny_tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=1, head_dim=8, sliding_window=32, max_position_embeddings=256,
-            eos_token_id=tiny_tokenizer.eos_token_id, pad_token_id=tiny_tokenizer.pad_token_id,
-        )  # fmt: skip
-        Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma")
-    tiny_tokenizer.save_pretrained(tmp_path / "gemma")
-    return tmp_path / "gemma"
+    shutil.copytree(tiny_model_dir, tmp_path / "windowed")
+    path = tmp_path / "windowed/config.json"
+    windows = {"use_sliding_window": True, "sliding_window": 32, "layer_types": ["sliding_attention"] * 2}
+    path.write_text(json.dumps(json.loads(path.read_text()) | windows))
+    return path.parent
 
 
-def test_a_model_with_a_sliding_window_trains_without_evaluations(gemma, tmp_path, forks):
+def test_a_model_with_a_sliding_window_trains_without_evaluations(windowed, tmp_path, forks):
     rows = [f'{{"prompt": "{i} + {i}?", "response": " {2 * i}", "answer": "{2 * i}"}}\n' for i in range(8)]
     (tmp_path / "t.jsonl").write_text("".join(rows))
-    command = ["sft", "--model", gemma, "--dataset", "t.jsonl", "--train-batch-size", 4, "--learning-rate", 1e-2]
+    command = ["sft", "--model", windowed, "--dataset", "t.jsonl", "--train-batch-size", 4, "--learning-rate", 1e-2]
     forks.run(*command, "--run", "s", cwd=tmp_path, status=0)
-    before, after = (load_policy(path).weights() for path in (gemma, tmp_path / "runs/s/model"))
+    before, after = (load_policy(path).weights() for path in (windowed, tmp_path / "runs/s/model"))
     assert any(not torch.equal(before[name], after[name]) for name in before)
     assert read_run(tmp_path / "runs/s").metadata["updates"] == 2
     done = forks.run(*command, "--eval-dataset", "arithmetic:4", "--run", "e", cwd=tmp_path, status=1)
-    assert "The embedded engine cannot sample from Gemma2ForCausalLM" in done.err
+    assert "The embedded engine cannot sample from Qwen2ForCausalLM" in done.err
     assert "without --eval-dataset" in done.err

@@ -44,7 +44,6 @@ class Configuration:
         template: whether its tokenizer.json puts BOS in front.
         adds_bos: whether its prompts begin with BOS.
         tokenizer: fields of its tokenizer_config.json.
-        samples: whether the embedded engine samples from it.
         own_step: whether the engine has its own decoding step for it.
         shares: whether an update computes shared prompts once.
     """
@@ -56,7 +55,6 @@ class Configuration:
     kind: str = "bytes"
     template: bool = False
     adds_bos: bool = False
-    samples: bool = True
     own_step: bool = True
     shares: bool = True
     more: tuple[str, ...] = field(default=())  # further special tokens
@@ -156,7 +154,7 @@ CONFIGURATIONS = {
             "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh",
             "attn_logit_softcapping": 0.5, "final_logit_softcapping": 3.0, "rope_theta": 10000.0, "sliding_window": 16,
         },
-        _GEMMA_TOKENS, _GEMMA_TOKENIZER, kind="spaces", template=True, adds_bos=True, samples=False, own_step=False, shares=False,
+        _GEMMA_TOKENS, _GEMMA_TOKENIZER, kind="spaces", template=True, adds_bos=True, own_step=False, shares=False,
     ),
     "gemma-3-1b": Configuration(
         _GEMMA | {
@@ -164,19 +162,19 @@ CONFIGURATIONS = {
             "final_logit_softcapping": None, "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000,
             "sliding_window": 16, "sliding_window_pattern": 2, "num_key_value_heads": 1,
         },
-        _GEMMA_TOKENS, _GEMMA_TOKENIZER, kind="spaces", template=True, adds_bos=True, samples=False, own_step=False, shares=False,
+        _GEMMA_TOKENS, _GEMMA_TOKENIZER, kind="spaces", template=True, adds_bos=True, own_step=False, shares=False,
         ends=("<eos>", "<end_of_turn>"),
     ),
     "Phi-3-mini-4k": Configuration(
         _PHI3 | {"original_max_position_embeddings": 512, "rope_scaling": None, "sliding_window": 16},
-        _PHI3_TOKENS, _PHI3_TOKENIZER, ends=_PHI3_ENDS, kind="metaspace", samples=False, own_step=False, shares=False,
+        _PHI3_TOKENS, _PHI3_TOKENIZER, ends=_PHI3_ENDS, kind="metaspace", own_step=False, shares=False,
     ),
     "Phi-3-mini-128k": Configuration(
         _PHI3 | {
             "original_max_position_embeddings": 256, "sliding_window": 1024,
             "rope_scaling": {"long_factor": [1.0, 1.5, 2.0, 4.0], "short_factor": [1.0, 1.0, 1.1, 1.2], "type": "longrope"},
         },
-        _PHI3_TOKENS, _PHI3_TOKENIZER, ends=_PHI3_ENDS, kind="metaspace", samples=False, own_step=False, shares=False,
+        _PHI3_TOKENS, _PHI3_TOKENIZER, ends=_PHI3_ENDS, kind="metaspace", own_step=False, shares=False,
     ),
     "OLMo-2-1B": Configuration(
         {

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from rlvr_cli.models.device import as_operand, product
 from rlvr_cli.models.policy import Policy
@@ -99,6 +101,8 @@ def unsupported_reason(policy: Policy) -> str:
         return f"model type {config.model_type} is none of {', '.join(SUPPORTED_MODEL_TYPES)}"
     if config.hidden_act != "silu" or config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
         return "its activation or position embedding is not supported"
+    if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=config).layers):
+        return "its attention has a sliding window"
     for name, module in policy.plain_modules():
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return f"{name or 'the model'} has a hook or a patch"

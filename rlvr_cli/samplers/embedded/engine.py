@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import dtype_name, out_of_memory_as_user_error
@@ -36,6 +36,7 @@ from rlvr_cli.types import Completion, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
 
+_WINDOWED = ("gemma2", "gemma3_text", "mistral", "phi3")  # model types that tell `batch._attend` their sliding window
 _MAX_ROWS = 256  # more rows hardly raise the rate: the fixed cost of a step is small by then
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
 _GATHER_SECONDS = 0.03  # how long a completion waits for others before it is yielded
@@ -299,7 +300,7 @@ class TransformersSampler:
         length = max(map(len, prompts))
         if length == 0:
             return [self._empty_prefix for _ in prompts]
-        cache = DynamicCache(config=self._policy.config)
+        cache = DynamicCache()  # without the config it keeps what lies before a sliding window, as the batch does
         ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self._policy.device)
         self._policy.body(input_ids=ids, past_key_values=cache, use_cache=True)
         dtype = self._policy.compute_dtype
@@ -357,7 +358,7 @@ class TransformersSampler:
         name = type(self._policy.model).__name__
         unsupported = RlvrError(
             f"The embedded engine cannot sample from {name}: it runs decoder-only models with ordinary attention (no "
-            "encoder, sliding window, or recurrent state).",
+            f"encoder or recurrent state; a sliding window only in {', '.join(_WINDOWED)}).",
             "Use --engine vllm. rlvr sft trains it on a file of traces without --eval-dataset; rlvr eval --engine vllm then "
             "evaluates what it has saved.",
         )
@@ -415,12 +416,14 @@ class TransformersSampler:
 
 
 def _is_supported(policy: Policy) -> bool:
-    """Return whether the model declares ordinary causal attention in all its layers and accepts `position_ids`."""
+    """Return whether the model declares causal attention that `batch` computes in all its layers and accepts `position_ids`."""
     if not policy.is_decoder:
         return False
     if not {"position_ids", "past_key_values"} <= set(signature(policy.model.forward).parameters):
         return False
-    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=policy.config).layers)
+    kinds = {type(layer) for layer in DynamicCache(config=policy.config).layers}
+    windows = {DynamicSlidingWindowLayer} if policy.config.model_type in _WINDOWED else set()
+    return kinds <= {DynamicLayer, *windows}
 
 
 def _memory_budget(device: torch.device) -> int:

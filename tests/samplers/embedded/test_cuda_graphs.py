@@ -20,7 +20,7 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a to
 
 
 def sampler_on(device, directory):
-    return TransformersSampler(load_policy(directory, device=device), max_batch_size=5)
+    return TransformersSampler(load_policy(directory, compute_dtype="float32", device=device), max_batch_size=5)
 
 
 def tokens_of(sampler):
@@ -38,7 +38,7 @@ def test_recorded_steps_give_the_cpus_tokens_on_any_device(tiny_model_dir, expec
     """Whichever device is the current one, and whichever one torch first recorded on."""
     with fake_cuda() as cuda:
         torch.cuda.graph.default_capture_stream = torch.cuda.Stream(first)
-        policy = load_policy(tiny_model_dir, device=device)
+        policy = load_policy(tiny_model_dir, compute_dtype="float32", device=device)
         cuda.forget()
         sampler = TransformersSampler(policy, max_batch_size=5)
         assert sampler.notes == ()
@@ -137,7 +137,7 @@ def test_too_little_memory_without_recording_is_a_user_error(tiny_model_dir, gra
             raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
     with fake_cuda() as cuda:
-        policy = load_policy(tiny_model_dir, device="cuda:1")
+        policy = load_policy(tiny_model_dir, compute_dtype="float32", device="cuda:1")
         sampler = TransformersSampler(policy, max_batch_size=5, cuda_graphs=graphs)
         stream = sampler.sample(REQUESTS, PARAMS)
         cuda.before_kernel = fail

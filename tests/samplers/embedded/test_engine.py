@@ -236,7 +236,13 @@ ARCHITECTURES = {
     "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
     "Granite": {**LLAMA_SHAPE, "num_key_value_heads": 2, "logits_scaling": 4.0, "attention_multiplier": 0.5},
     "OPT": {**LLAMA_SHAPE, "ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0, "init_std": 0.3},
-}
+    "Mistral": {**LLAMA_SHAPE, "num_key_value_heads": 2, "sliding_window": 8},
+    "Phi3": {**LLAMA_SHAPE, "num_key_value_heads": 4, "sliding_window": 5},
+    "Gemma2": {
+        **LLAMA_SHAPE, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8,
+        "attn_logit_softcapping": 0.5, "final_logit_softcapping": 3.0, "attn_implementation": "eager",
+    },
+}  # fmt: skip
 
 
 def small_model(architecture, **extra):
@@ -783,7 +789,7 @@ def test_the_bound_of_the_weight_check_is_that_of_the_precision(tiny_model, tiny
 
 
 UNSUPPORTED = {
-    "Mistral": {**LLAMA_SHAPE, "num_key_value_heads": 2, "sliding_window": 8},
+    "Qwen2": {**LLAMA_SHAPE, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
     "Mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
     "Bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "Falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
