@@ -52,8 +52,18 @@ def test_sft_and_the_evaluation_of_its_model(tmp_path):
     with fake_cuda() as cuda:
         sft.run(SftConfig(**SHARED, dataset="arithmetic:64", n_sft_steps=2, runs_dir=str(tmp_path), device="auto"))
         assert set(cuda.captured) == {"cuda:0"}
-        options = {"dataset": "arithmetic:4", "sampling_max_tokens": 16, "run": "e", "engine": "transformers"}
-        evaluate.run(EvalConfig(**options, model=str(tmp_path / "r/model"), runs_dir=str(tmp_path), device="cuda:1"))
-        assert set(cuda.captured) == {"cuda:0", "cuda:1"}
-    assert len(tokens_of(tmp_path / "e")) == 4
-    assert read_run(tmp_path / "e").metadata["status"] == "finished"
+        cuda.captured.clear()
+        options = {
+            "dataset": "arithmetic:4",
+            "sampling_max_tokens": 16,
+            "engine": "transformers",
+            "runs_dir": str(tmp_path),
+        }
+        options |= {"model": str(tmp_path / "r/model"), "device": "cuda:1"}
+        evaluate.run(EvalConfig(**options, run="without", cuda_graphs=False))
+        assert not cuda.captured
+        evaluate.run(EvalConfig(**options, run="with"))
+        assert set(cuda.captured) == {"cuda:1"}
+    assert len(tokens_of(tmp_path / "with")) == 4
+    assert tokens_of(tmp_path / "with") == tokens_of(tmp_path / "without")
+    assert read_run(tmp_path / "with").metadata["status"] == "finished"
