@@ -315,7 +315,7 @@ MATHEMATICS = [
         "training/update.py",
         ("no clipping", "clip_grad_norm_(parameters, max_grad_norm)", "clip_grad_norm_(parameters, float('inf'))", f"{UPDATE} -k clipped_to_the_norm"),
         ("non-finite updates are made", "if not skipped:", "if True:", f"{UPDATE} -k non_finite"),
-        ("log-probabilities at temperature 1 in the update", "temperature=temperature,\n                prefixes=prefixes,", "temperature=1.0,\n                prefixes=prefixes,", replays("grpo-on-policy")),
+        ("log-probabilities at temperature 1 in the update", "temperature=temperature,\n                    prefixes=prefixes,", "temperature=1.0,\n                    prefixes=prefixes,", replays("grpo-on-policy")),
         ("score() at temperature 1", "response_mask=micro[\"response_mask\"],\n                temperature=temperature,", "response_mask=micro[\"response_mask\"],\n                temperature=1.0,", f"{UPDATE} -k score_is_the_log_softmax"),
         ("denominators per micro-batch", "denominators=denominators[rows]", "denominators=loss_denominators(wanted, normalization=normalization, normalize_constant=normalize_constant)", f"{UPDATE} -k no_cut_order_or_padding_changes_the_gradient"),
         ("every row is as if it had no advantage", "zero = (batch[\"advantages\"] == 0)", "zero = (batch[\"advantages\"] < 9)", replays("grpo-on-policy")),

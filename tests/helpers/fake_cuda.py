@@ -40,7 +40,7 @@ _READ_BY_THE_HOST = {  # what of the result: a number, or its length
     aten.nonzero.default: "length",
     aten.masked_select.default: "length",
 }
-MEMORY = 2**36  # bytes of a device, all of them free
+NAME, MEMORY = "Emulated", 2**36  # of a device; all bytes are free
 
 
 class CudaTensor(torch.Tensor):
@@ -431,8 +431,10 @@ def fake_cuda(*, compute: bool = True, count: int = 2) -> Iterator[FakeCuda]:
     devices: dict[str, Any] = {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
-        "is_bf16_supported": lambda *_: True,
+        "is_bf16_supported": lambda *_, **__: True,
         "device_count": lambda: count,
+        "get_device_name": lambda *_: NAME,
+        "get_device_properties": lambda *_: SimpleNamespace(name=NAME, total_memory=MEMORY, major=9, minor=0),
         "current_device": lambda: cuda.current,
         "set_device": lambda device: cuda.exchange_device(cuda.device(device).index),
         "_exchange_device": cuda.exchange_device,
