@@ -11,6 +11,7 @@ kernel, autograd's threads. `tests/test_fake_cuda.py` compares it with a real de
 """
 
 import ctypes
+import itertools
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -427,7 +428,7 @@ def fake_cuda(*, compute: bool = True, count: int = 2) -> Iterator[FakeCuda]:
     _device_constructors()  # caches `torch.tensor` itself, which is about to be replaced
     cuda = FakeCuda(compute=compute, count=count)
     attention, backward = torch.nn.functional.scaled_dot_product_attention, torch.Tensor.backward
-    to = torch.Tensor.to
+    to, tasks = torch.Tensor.to, itertools.count()
     devices: dict[str, Any] = {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
@@ -448,7 +449,6 @@ def fake_cuda(*, compute: bool = True, count: int = 2) -> Iterator[FakeCuda]:
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
         "mem_get_info": lambda *_: (MEMORY, MEMORY),
-        "get_device_properties": lambda *_: SimpleNamespace(total_memory=MEMORY),
         "memory_reserved": lambda *_: 0,
         "memory_allocated": lambda *_: 0,
         "get_rng_state": lambda *_: torch.zeros(0, dtype=torch.uint8),
@@ -459,7 +459,11 @@ def fake_cuda(*, compute: bool = True, count: int = 2) -> Iterator[FakeCuda]:
         return (cuda.attention if isinstance(query, CudaTensor) else attention)(query, *args, **kwargs)
 
     def differentiate(tensor, *args, **kwargs):
-        return (_backward if isinstance(tensor, CudaTensor) else backward)(tensor, *args, **kwargs)
+        if not isinstance(tensor, CudaTensor):
+            return backward(tensor, *args, **kwargs)
+        task = next(tasks)
+        with patch.object(torch._C, "_current_graph_task_id", lambda: task):  # gradient checkpointing asks
+            return _backward(tensor)
 
     def move(tensor, *args, **kwargs):  # torch asks the guard for the index
         return to(

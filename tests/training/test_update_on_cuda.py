@@ -29,22 +29,22 @@ def with_columns(batch):
     return batch | {"advantages": advantages, "sampled_log_probs": sampled, "old_log_probs": sampled - 0.1}
 
 
-def update(model, batch, *, micro_batch_size=2, seen=lambda: None):
+def update(model, batch, *, micro_batch_size=2, seen=lambda: None, **how):
     """Its metrics; `seen` is called before AdamW's step."""
     optimizer = make_optimizer(model, learning_rate=0.01)
     optimizer.register_step_pre_hook(lambda *_: seen())
-    options = {"learning_rate": 0.01, "micro_batch_size": micro_batch_size, "objective": OBJECTIVE}
+    options = {"learning_rate": 0.01, "micro_batch_size": micro_batch_size, "objective": OBJECTIVE, **how}
     return train_update(model, optimizer, batch, **options)
 
 
-def update_and_score(model, batch):
+def update_and_score(model, batch, **how):
     """The metrics of an update, its gradients, and the log-probabilities after it."""
     gradients = {}
 
     def see():
         gradients.update({name: p.grad.cpu() for name, p in model.named_parameters()})
 
-    metrics = update(model, batch, seen=see)
+    metrics = update(model, batch, seen=see, **how)
     return metrics, gradients | {"log-probabilities": compute_log_probs(model, batch, micro_batch_size=2)}
 
 
@@ -52,8 +52,9 @@ def weights_of(model):
     return {name: p.detach().cpu() for name, p in model.named_parameters()}
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, WIDE])
-def test_an_update_is_that_of_a_cpu(dtype, monkeypatch):
+def test_an_update_is_that_of_a_cpu(dtype, checkpointing, monkeypatch):
     """To the last digits in float64; float32 weights compute in bfloat16. The head works in chunks, and keeps some of them."""
     for name in ("_LOGITS_ON_CUDA", "_LOGITS_ON_CPU"):
         monkeypatch.setattr(log_probs, name, 1)
@@ -66,7 +67,7 @@ def test_an_update_is_that_of_a_cpu(dtype, monkeypatch):
     with fake_cuda() as cuda:
         there.to("cuda:1")
         cuda.forget()
-        metrics, found = update_and_score(there, batch)
+        metrics, found = update_and_score(there, batch, gradient_checkpointing=checkpointing)
         assert not cuda.astray
         assert torch.cuda.current_device() == 0
         after = weights_of(there)
