@@ -319,7 +319,7 @@ MATHEMATICS = [
         ("score() at temperature 1", "response_mask=micro[\"response_mask\"],\n                temperature=temperature,", "response_mask=micro[\"response_mask\"],\n                temperature=1.0,", f"{UPDATE} -k score_is_the_log_softmax"),
         ("denominators per micro-batch", "denominators=denominators[rows]", "denominators=loss_denominators(wanted, normalization=normalization, normalize_constant=normalize_constant)", f"{UPDATE} -k no_cut_order_or_padding_changes_the_gradient"),
         ("every row is as if it had no advantage", "zero = (batch[\"advantages\"] == 0)", "zero = (batch[\"advantages\"] < 9)", replays("grpo-on-policy")),
-        ("an update in the precision of the weights", "torch.set_grad_enabled(learning), policy.autocast():", "torch.set_grad_enabled(learning):", IN_BFLOAT16, "compute_dtype"),
+        ("an update in the precision of the weights", "torch.set_grad_enabled(learning), policy.autocast(), recomputing:", "torch.set_grad_enabled(learning), recomputing:", IN_BFLOAT16, "compute_dtype"),
         ("scores in the precision of the weights", "torch.inference_mode(), policy.autocast():", "torch.inference_mode():", f"{UPDATE} -k own_scores", "compute_dtype"),
         ("gradients of bfloat16 weights are summed in bfloat16", "p.dtype.itemsize < 4 and", "False and", f"{UPDATE} -k summed_in_float32", "param_dtype"),
         ("the learning rate is the optimizer's own", 'group["lr"] = learning_rate', "pass", replays("grpo-clip")),
