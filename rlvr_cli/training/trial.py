@@ -91,7 +91,7 @@ class EngineTrial:
             self._sampler = kind.open(self._settings)
         else:
             only = visible_as_only(self._device) if self._device.startswith("cuda") else None
-            settings = asdict(self._settings) | {"param_dtype": "float32"}
+            settings = asdict(self._settings) | {"param_dtype": "float32", "compute_dtype": "auto"}
             self._sampler = SamplingProcess(self._engine, settings, visible_devices=only)
         return " ".join(self._sampler.notes) or "started"
 

@@ -25,6 +25,7 @@ from rlvr_cli.models.policy import load_policy
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.losses.policy_gradient import LOSSES
+from rlvr_cli.training.plan import compute_dtype
 from rlvr_cli.training.update import compute_log_probs
 
 SMALL = {
@@ -468,8 +469,6 @@ def test_a_dry_run_says_the_objective_and_does_nothing(tmp_path, capsys, loss_ty
     [
         ({}, "float32 weights and optimizer state; computes in float32"),
         ({"compute_dtype": "bfloat16"}, "float32 weights and optimizer state; computes in bfloat16"),
-        ({"device": "cuda:1"}, "float32 weights and optimizer state; computes in bfloat16"),
-        ({"device": "cuda:1", "compute_dtype": "float32"}, "float32 weights and optimizer state; computes in float32"),
         ({"param_dtype": "bfloat16"}, "bfloat16 weights and optimizer state; computes in bfloat16"),
     ],
 )
@@ -477,6 +476,12 @@ def test_a_dry_run_says_the_precision(tmp_path, capsys, given, precision):
     given = {"device": "cpu"} | given
     grpo.run(GrpoConfig(**given, engine="transformers", runs_dir=str(tmp_path), dry_run=True))
     assert f"precision      {precision}\n" in capsys.readouterr().err
+
+
+def test_on_a_gpu_products_are_in_bfloat16_unless_asked_for():
+    assert compute_dtype(GrpoConfig(device="cuda:1")) == "bfloat16"
+    assert compute_dtype(GrpoConfig(device="cuda:1", compute_dtype="float32")) == "float32"
+    assert compute_dtype(GrpoConfig(device="cpu")) == "float32"
 
 
 def notes_of(capsys, tmp_path, **given):

@@ -71,7 +71,8 @@ class Forks:
     def __enter__(self) -> "Forks":
         root = Path(__file__).parents[2]
         environment = os.environ | {
-            "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"
+            "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+            "HF_DEACTIVATE_ASYNC_LOAD": "1",  # torch cannot compute in a thread that a forked process starts
         }  # fmt: skip
         self._process = subprocess.Popen(
             [sys.executable, __file__, *self._modules],

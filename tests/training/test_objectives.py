@@ -262,7 +262,7 @@ def test_no_unit_is_cut_and_every_row_goes_once(case):
     batch, size, together = case
     units = batch["unit"].flatten().tolist()
     lengths = row_lengths(batch["response_mask"].bool()).tolist()
-    cuts = _micro_batches(batch, size, together=together)
+    cuts = _micro_batches(batch, size, tokens=None, together=together)
     seen = [row for rows, _, _ in cuts for row in rows.tolist()]
     alive = {unit for unit, length in zip(units, lengths, strict=True) if length}
     assert sorted(seen) == [row for row, unit in enumerate(units) if unit in alive]
@@ -338,7 +338,9 @@ def rows_by_length(batch, size, *, together):
 def test_without_units_rows_are_cut_by_length_alone(case):
     batch, size, together = case
     del batch["unit"]
-    cuts = [(rows.tolist(), width, on) for rows, width, on in _micro_batches(batch, size, together=together)]
+    cuts = [
+        (rows.tolist(), width, on) for rows, width, on in _micro_batches(batch, size, tokens=None, together=together)
+    ]
     assert cuts == rows_by_length(batch, size, together=together)
 
 
