@@ -480,7 +480,7 @@ def test_a_run_that_ran_out_of_time_goes_on_with_more(forks: Forks, whole: Whole
         *("write:1", "write:5", "checkpoint.torn:2"),
         *(
             pytest.param(p, marks=pytest.mark.slow)
-            for p in ("write:4", "write:7", "write.torn:9", "manifest.torn:2", "checkpoint:1")
+            for p in ("write:6", "write:7", "write.torn:9", "manifest.torn:2", "checkpoint:1")
         ),
     ],
 )
