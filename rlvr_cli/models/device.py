@@ -118,7 +118,7 @@ def as_operand(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a @ b of two results of `as_operand`, not rounded to half precision: near 20, bfloat16 logits are 0.125 apart."""
     if a.dtype.itemsize < 4:
-        return torch.mm(a, b, out_dtype=torch.float32)  # type: ignore[call-overload]
+        return torch.mm(a, b, out_dtype=torch.float32)  # type: ignore[call-overload]  (its stubs lack out_dtype)
     return a @ b
 
 

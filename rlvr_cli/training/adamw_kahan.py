@@ -38,7 +38,7 @@ class AdamWKahan(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  (torch's may return a loss)
         """Update every parameter that has a gradient. A closure is not supported."""
         assert closure is None
         for group in self.param_groups:

@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+import torch
+
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.device import resolve_compute_dtype
 from rlvr_cli.samplers.open import UTILIZATION, engine_kind
 from rlvr_cli.training.placement import Placement, place
 
@@ -21,7 +24,7 @@ HEAD_LOGITS = 3 * 2**26 + 5 * 2**24
 GUESSED_PROMPT = 256  # tokens
 GUESSED_UTILIZATION = 0.3  # where vLLM shares the trainer's device and the model's sizes are not known
 CONTEXT = 1.5 * 2**30  # bytes of a GPU that no tensor has: CUDA's context and kernels, a sleeping vLLM's graphs
-ROOM = 0.9  # of a device that a micro-batch of --micro-batch-tokens auto may fill: the rest is for fragments, and for the estimate's error
+ROOM = 0.9  # of a device that --micro-batch-tokens auto fills: the rest is for fragments, and for the estimate's error
 TOKENS, MOST_TOKENS = 8192, 65536  # of a micro-batch with auto: where the memory is not known, and where it is
 WORKSPACE = 2**30  # bytes that vLLM needs beside weights and cache
 GPUS = {24: 23.6 * 2**30, 48: 47.4 * 2**30, 80: 79.2 * 2**30}  # GB by name -> the bytes that torch finds on one
@@ -109,13 +112,16 @@ def _tokens_that_fit(
     """Return how many tokens a micro-batch may have, at least one row's: a multiple of 1,024 that fits ROOM of the device."""
     if capacity is None:
         return max(TOKENS, row)
-    costs = [
-        sum(_held_by_trainer(config, shape, placement, engine=engine, tokens=tokens)[0].values())
-        for tokens in (MOST_TOKENS, 2 * MOST_TOKENS)
-    ]
-    per_token = (costs[1] - costs[0]) / MOST_TOKENS
-    found = MOST_TOKENS - (costs[0] - ROOM * capacity) / per_token
+    updating, _ = _held_by_trainer(config, shape, placement, engine=engine, tokens=MOST_TOKENS)
+    per_token = updating["activations of a micro-batch"] / MOST_TOKENS
+    found = MOST_TOKENS - (sum(updating.values()) - ROOM * capacity) / per_token
     return max(min(int(found) // 1024 * 1024, MOST_TOKENS), row)
+
+
+def compute_dtype(config: TrainingConfig, device: str) -> torch.dtype:
+    """Return the precision of matrix products on a device, which need not be on this machine."""
+    weights = getattr(torch, config.param_dtype)
+    return resolve_compute_dtype(config.compute_dtype, weights=weights, device=torch.device(device))
 
 
 def _held_by_trainer(
@@ -124,8 +130,7 @@ def _held_by_trainer(
     """Return what its device holds during an update on micro-batches of so many tokens, and while the engine samples."""
     on_gpu, n = placement.trainer.startswith("cuda"), float(shape["parameters"])
     width = 4 if config.param_dtype == "float32" else 2
-    half = width == 2 or config.compute_dtype == "bfloat16" or (config.compute_dtype == "auto" and on_gpu)
-    compute = 2 if half else 4
+    compute = compute_dtype(config, placement.trainer).itemsize
     layer = (10 * shape["hidden"] + 4 * shape["intermediate"]) * compute  # bytes that it keeps of a token
     layers = shape["layers"] * layer
     if config.gradient_checkpointing:

@@ -8,12 +8,12 @@ from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared import TrainingConfig
-from rlvr_cli.models.device import on_cuda
+from rlvr_cli.models.device import dtype_name
 from rlvr_cli.models.identity import model_path, model_shape
 from rlvr_cli.rollouts.inputs import chat_line
 from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.policy_gradient import Loss
-from rlvr_cli.training.memory import check_memory, gpus_line, memory_lines
+from rlvr_cli.training.memory import check_memory, compute_dtype, gpus_line, memory_lines
 from rlvr_cli.training.placement import placement_line
 from rlvr_cli.training.session import Inputs
 from rlvr_cli.types import SamplingParams
@@ -31,7 +31,11 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs,
         RlvrError: the run cannot fit its device.
     """
     engine, shape = inputs.engine.name, model_shape(model_path(config.model))
-    more = {"devices": placement_line(inputs.placement, engine=engine)}
+    computes = dtype_name(compute_dtype(config, inputs.placement.trainer))
+    more = {
+        "precision": f"{config.param_dtype} weights and optimizer state; computes in {computes}",
+        "devices": placement_line(inputs.placement, engine=engine),
+    }
     more |= memory_lines(inputs.memory, inputs.placement, engine=engine)
     if config.dry_run and shape:
         more["GPUs"] = gpus_line(config, shape, engine=engine, rows=rows)
@@ -200,13 +204,6 @@ def _sampling(config: TrainingConfig) -> str:
     return line(train) + (f"; evaluations: {line(held_out)}" if held_out != train else "")
 
 
-def compute_dtype(config: TrainingConfig) -> str:
-    """The precision of matrix products, for a device that may not be here."""
-    if config.compute_dtype != "auto":
-        return config.compute_dtype
-    return "bfloat16" if on_cuda(config.device) else config.param_dtype
-
-
 def _common(config: TrainingConfig, facts: Mapping[str, Any], *, unit: str = "updates") -> dict[str, str]:
     questions = facts["eval_dataset"]
     every = f", every {config.eval_every} {unit}" if config.eval_every else ""
@@ -217,7 +214,6 @@ def _common(config: TrainingConfig, facts: Mapping[str, Any], *, unit: str = "up
     )
     return {
         "learning rate": f"{config.learning_rate:g}: {config.warmup_steps} updates of warm-up, then {config.lr_schedule}",
-        "precision": f"{config.param_dtype} weights and optimizer state; computes in {compute_dtype(config)}",
         "evaluation": f"{min(questions['rows'], config.eval_examples)} questions of {questions['name']}, before, after{every}"
         if questions
         else "none: name questions with --eval-dataset",

@@ -75,6 +75,7 @@ class WeightSync:
             settings_of(config),
             device=placement.engine,
             gpu_memory_utilization=memory.utilization,
+            # On a CPU too: there the engine notes that it cannot sleep.
             sleep_mode=kind.share is None and not config.async_steps and placement.trainer == placement.engine,
         )
         self._offload = memory.offload_optimizer

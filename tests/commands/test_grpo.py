@@ -25,7 +25,7 @@ from rlvr_cli.models.policy import load_policy
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.losses.policy_gradient import LOSSES
-from rlvr_cli.training.plan import compute_dtype
+from rlvr_cli.training.memory import compute_dtype
 from rlvr_cli.training.update import compute_log_probs
 
 SMALL = {
@@ -479,9 +479,9 @@ def test_a_dry_run_says_the_precision(tmp_path, capsys, given, precision):
 
 
 def test_on_a_gpu_products_are_in_bfloat16_unless_asked_for():
-    assert compute_dtype(GrpoConfig(device="cuda:1")) == "bfloat16"
-    assert compute_dtype(GrpoConfig(device="cuda:1", compute_dtype="float32")) == "float32"
-    assert compute_dtype(GrpoConfig(device="cpu")) == "float32"
+    assert compute_dtype(GrpoConfig(), "cuda:1") == torch.bfloat16
+    assert compute_dtype(GrpoConfig(compute_dtype="float32"), "cuda:1") == torch.float32
+    assert compute_dtype(GrpoConfig(), "cpu") == torch.float32
 
 
 def notes_of(capsys, tmp_path, **given):

@@ -89,7 +89,7 @@ def test_a_published_model_goes_through_the_whole_tool(name, tmp_path: Path, for
         )
         assert (after.config.tie_word_embeddings, after.dtype) == (before.config.tie_word_embeddings, torch.float32)
         with safe_open(saved / "model.safetensors", framework="pt") as tensors:
-            assert ("lm_head.weight" in tensors.keys()) == (not before.config.tie_word_embeddings)  # noqa: SIM118
+            assert ("lm_head.weight" in tensors.keys()) == (not before.config.tie_word_embeddings)  # noqa: SIM118 (it is no mapping)
         assert set(load_policy(saved, device="cpu").eos_token_ids) == {*ends}
         if command == "grpo":
             check_rollouts("grpo", model)
