@@ -28,7 +28,7 @@ from rlvr_cli.rollouts import collect, grading
 from rlvr_cli.runs import metrics_log, run_dir
 from rlvr_cli.samplers.embedded import batch, engine
 from rlvr_cli.terminal.console import Progress
-from rlvr_cli.training import trainer, update, weight_sync
+from rlvr_cli.training import replica, trainer, update, weight_sync
 
 WARM_UP = 2
 STEP = "the step's rest"
@@ -68,7 +68,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "update: forward, body": [(update, "get_response_log_probs")],
     "update: forward, output layer": [(log_probs, "_linear_log_probs")],
     "update: backward": [(torch.Tensor, "backward")],
-    "update: rest": [(trainer, "train_update")],
+    "update: rest": [(replica, "train_update")],
     "checkpoint": [(trainer, "save_checkpoint")],
 }
 

@@ -46,6 +46,15 @@ def fault_point(name: str) -> None:
     os.kill(os.getpid(), SIGNALS[action])
 
 
+def environment_of(child: str) -> dict[str, str]:
+    """Return the environment for a child process, in which only points of the name `CHILD.point` take effect, as `point`."""
+    environment = dict(os.environ)
+    specification = environment.pop(VARIABLE, "")
+    if specification.startswith(f"{child}."):
+        environment[VARIABLE] = specification.removeprefix(f"{child}.")
+    return environment
+
+
 def _parse(specification: str) -> tuple[str, int, str]:
     point, _, rest = specification.partition(":")
     count, _, action = rest.partition(":")

@@ -15,8 +15,6 @@ from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.data.order import batches, next_indices
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.device import out_of_memory_as_user_error
-from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokenization import Batch, pad_id_of
 from rlvr_cli.rollouts.collect import stored_stats
 from rlvr_cli.rollouts.metrics import rollout_metrics
@@ -30,7 +28,7 @@ from rlvr_cli.training.objectives import policy_gradient
 from rlvr_cli.training.plan import grpo_notes, grpo_plan, print_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import check_ratios, compute_log_probs, rollout_tensors, select_rows, zero_advantage_rows
+from rlvr_cli.training.update import check_ratios, rollout_tensors, select_rows, zero_advantage_rows
 from rlvr_cli.types import Rollout
 
 
@@ -90,7 +88,6 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
         kl_coef=config.kl_coef,
         importance_cap=config.importance_truncation,
     )
-    reference = trainer.policy.reference() if config.kl_coef else None
     steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
     with console.progress("steps", config.n_grpo_steps - steps, running_mean=False) as bar:
         while steps < config.n_grpo_steps and trainer.has_time():
@@ -106,7 +103,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                     trainer.weights.snapshot_policy(trainer.updates)
                 if steps + 1 < config.n_grpo_steps:
                     sample_ahead(config, trainer, inputs, step=sampled_at + len(minibatches), asked=asked_after)
-            batch = training_batch(config, trainer, rollouts, minibatches, reference=reference)
+            batch = training_batch(config, trainer, rollouts, minibatches)
             kept = {name: batch[name] for name in batch if name == "old_log_probs"}
             after = {"steps": steps + 1, "asked": asked_after, "updates_of_batch": 0}
             for number, rows in enumerate(minibatches[done:], start=done + 1):
@@ -253,8 +250,6 @@ def training_batch(
     trainer: Trainer,
     rollouts: Sequence[Rollout],
     minibatches: list[list[int]],
-    *,
-    reference: Policy | None,
 ) -> Batch:
     """Turn rollouts into tensors, with their groups and the log-probabilities that the objective needs.
 
@@ -272,23 +267,19 @@ def training_batch(
     batch["group"] = torch.arange(len(rollouts))[:, None] // config.group_size
     if not config.kl_coef:
         batch["zero_advantage"] = zero_advantage_rows(batch)
-    log_probs_of = partial(
-        compute_log_probs,
+    log_probs = partial(
+        trainer.log_probs,
         micro_batch_size=config.micro_train_batch_size,
-        micro_batch_tokens=trainer.micro_batch_tokens,
         temperature=config.sampling_temperature,
-        check=trainer.stop.check,
     )
-    if reference is not None:
-        with out_of_memory_as_user_error():
-            batch["reference_log_probs"] = log_probs_of(reference, batch)
+    if config.kl_coef:
+        batch["reference_log_probs"] = log_probs(batch, of="reference")
     if len(minibatches) > 1:
         old = trainer.tensors.get("old_log_probs")
         if old is None:
             old = torch.zeros(batch["response_mask"].shape)
-            with out_of_memory_as_user_error():
-                for rows in minibatches[: len(minibatches) // config.epochs_per_rollout_batch]:
-                    old[rows] = log_probs_of(trainer.policy, select_rows(batch, rows))
+            for rows in minibatches[: len(minibatches) // config.epochs_per_rollout_batch]:
+                old[rows] = log_probs(select_rows(batch, rows))
         batch["old_log_probs"] = old
     trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
     return batch

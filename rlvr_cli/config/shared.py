@@ -287,6 +287,14 @@ class TrainingRunOptions(RunOptions):
         common=True,
         free_on_resume=True,
     )
+    trainers: int = knob(
+        1,
+        "Trainer processes that divide each update, one per GPU, or on the CPU; the embedded engine samples on all of them.",
+        group="Run",
+        common=True,
+        free_on_resume=True,
+        at_least=1,
+    )
     dry_run: bool = knob(False, "Print the plan and stop.", group="Run", common=True, free_on_resume=True)
 
     @property

@@ -122,8 +122,11 @@ class Engine:
     reason: str
 
 
-def choose_engine(engine: str, *, base_url: str, api_key_env: str = KEY_ENV) -> Engine:
+def choose_engine(engine: str, *, base_url: str, api_key_env: str = KEY_ENV, embedded: bool = False) -> Engine:
     """Resolve `auto`: an endpoint when one is named, vLLM where it is installed with a CUDA device, else transformers.
+
+    Args:
+        embedded: `auto` is transformers, because there are several trainers.
 
     Raises:
         RlvrError: the package of the engine that was asked for is not installed, or the endpoint's key is missing.
@@ -132,6 +135,8 @@ def choose_engine(engine: str, *, base_url: str, api_key_env: str = KEY_ENV) -> 
         chosen = Engine(engine, "asked for with --engine")
     elif base_url:
         chosen = Engine("openai", "--base-url names an endpoint")
+    elif embedded:
+        return Engine("transformers", "every trainer samples a share with its own weights")
     else:
         return _automatic()
     kind = engine_kind(chosen.name)

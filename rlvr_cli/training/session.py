@@ -71,7 +71,7 @@ def load_inputs(
             f"{dataset.name} is graded by {pool.spec}, and {eval_dataset.name} by {eval_dataset.default_grader}.",
             "Set one grader for both with --grader, or evaluate on questions of the same kind.",
         )
-    engine = choose_engine(config.engine, base_url="")
+    engine = choose_engine(config.engine, base_url="", embedded=config.trainers > 1 and not config.async_steps)
     facts = input_facts(
         {"dataset": dataset.facts, "eval_dataset": eval_dataset and eval_dataset.facts},
         model=model_facts(config.model, fetch=not config.dry_run),
@@ -101,7 +101,13 @@ def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[P
     """
     resolve_device(config.device)
     capacities = cuda_devices()
-    placement = place(config.device, engine=engine, in_process=not config.async_steps, cuda_devices=[*capacities])
+    placement = place(
+        config.device,
+        engine=engine,
+        in_process=not config.async_steps,
+        cuda_devices=[*capacities],
+        trainers=config.trainers,
+    )
     shape = model_shape(model_path(config.model))
     return placement, memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=capacities)
 
@@ -148,7 +154,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             stop=stop,
         ) as trainer,
     ):
-        run.update(policy=trainer.policy.facts)
+        run.update(policy=trainer.policy.facts | {"trainers": trainer.trainers.size})
         if inputs.questions:
             run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine.reason))
             for examples, params in (

@@ -8,9 +8,9 @@ optimizer, and writes the run's metrics, checkpoints and final model. It uses `w
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import Unpack
+from typing import Literal, Unpack
 
 from torch import Tensor
 
@@ -20,9 +20,7 @@ from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.models.device import out_of_memory_as_user_error, use_few_threads
-from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.device import out_of_memory_as_user_error
 from rlvr_cli.process import StopRequest
 from rlvr_cli.runs.metrics_log import MetricsLog
 from rlvr_cli.runs.run_dir import RunDir
@@ -31,10 +29,11 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.checkpoints import check_space_for_training, load_checkpoint, save_checkpoint
 from rlvr_cli.training.evaluation import Evaluator
 from rlvr_cli.training.memory import MemoryPlan
-from rlvr_cli.training.optimizer import learning_rate_at, make_optimizer
+from rlvr_cli.training.optimizer import learning_rate_at
 from rlvr_cli.training.placement import Placement
 from rlvr_cli.training.time_limit import TimeLimit
-from rlvr_cli.training.update import UpdateOptions, train_update
+from rlvr_cli.training.trainers import Trainers
+from rlvr_cli.training.update import UpdateOptions
 from rlvr_cli.training.weight_sync import Snapshot, WeightSync
 from rlvr_cli.types import Sampler
 
@@ -98,35 +97,23 @@ class Trainer:
         self._mismatch_said = False
         self._skipped_in_a_row = 0
         self._saved: tuple[int, dict[str, int]] = (0, {})
-        self._device, self.micro_batch_tokens = placement.trainer, memory.micro_batch_tokens
+        self.micro_batch_tokens = memory.micro_batch_tokens
         self.weights = WeightSync(config, engine=engine, placement=placement, memory=memory)
-        try:
+        self._ending = ExitStack()
+        self._ending.callback(self.weights.close)
+        with ExitStack() as failed:
+            failed.push(self._ending)
+            self.trainers = Trainers(config, devices=placement.trainers)
+            self._ending.callback(self.trainers.close)
             self._load()
-        except BaseException:
-            self.weights.close()
-            raise
+            failed.pop_all()
 
     def _load(self) -> None:
-        """Load model and optimizer, and restore the last checkpoint."""
-        config = self.config
-        self.policy = load_policy(
-            model_path(config.model),
-            dtype=config.param_dtype,
-            compute_dtype=config.compute_dtype,
-            device=self._device,
-        )
-        self.tokenizer = self.policy.tokenizer
-        if self.policy.device.type == "mps":
-            raise RlvrError("Training does not run on mps: it needs float64, which mps lacks.", "Use --device cpu.")
-        use_few_threads(self.policy)
-        self.optimizer = make_optimizer(
-            self.policy,
-            learning_rate=config.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            weight_decay=config.weight_decay,
-            kind=config.optimizer,
-        )
-        self.weights.attach(self.policy, self.optimizer)
+        """Restore the last checkpoint."""
+        config, replica = self.config, self.trainers.replica
+        replica.check = self.stop.check
+        self.policy, self.optimizer, self.tokenizer = replica.policy, replica.optimizer, replica.policy.tokenizer
+        self.weights.attach(self.policy, self.optimizer, trainers=self.trainers)
         if self.evaluator is not None:
             _ = self.sampler  # an engine that cannot sample from this model says so now
         checkpoint, self.notices = load_checkpoint(self.run.path, policy=self.policy, optimizer=self.optimizer)
@@ -141,6 +128,7 @@ class Trainer:
             longest_step = state["longest_step"]
             if self.evaluator is not None:
                 self.evaluator.seconds_per_question = state["evaluation_seconds"]
+            self.trainers.do("copy_rank_0")
         check_space_for_training(
             self.run.path,
             self.policy,
@@ -155,6 +143,12 @@ class Trainer:
             console.say(notice)
         if self.updates:
             console.say(f"resumes after  {self.updates} updates")
+        before, now = self.run.metadata.get("policy", {}).get("trainers", 1), self.trainers.size
+        if self.updates and now != before:
+            console.say(
+                f"note: it goes on with {now} trainer{'s' * (now > 1)} instead of {before}: gradients are the same but for rounding, so "
+                "that the run is no longer, to the last bit, what it would have been"
+            )
         return self
 
     def __exit__(
@@ -167,7 +161,7 @@ class Trainer:
                 with suppress(RlvrError):  # such as a full disk: the user must see `error` instead
                     self.metrics.flush()
         finally:
-            self.weights.close()
+            self._ending.close()
 
     @property
     def sampler(self) -> Sampler:
@@ -196,9 +190,8 @@ class Trainer:
         self.weights.sleep()
         fault_point("update")
         with out_of_memory_as_user_error():
-            metrics = train_update(
-                self.policy,
-                self.optimizer,
+            metrics = self.trainers.do(
+                "update",
                 dict(batch),
                 learning_rate=learning_rate_at(
                     self.updates,
@@ -210,7 +203,6 @@ class Trainer:
                 max_grad_norm=self.config.max_grad_norm,
                 micro_batch_tokens=self.micro_batch_tokens,
                 gradient_checkpointing=self.config.gradient_checkpointing,
-                check=self.stop.check,
                 **how,
             )
         fault_point("updated")
@@ -227,6 +219,29 @@ class Trainer:
             )
         self._advance_cursor(cursor, tensors)
         return metrics
+
+    def log_probs(
+        self,
+        batch: Mapping[str, Tensor],
+        *,
+        of: Literal["policy", "reference"] = "policy",
+        micro_batch_size: int,
+        temperature: float,
+    ) -> Tensor:
+        """Compute the log-probabilities of the responses, (batch, seq), see `compute_log_probs`.
+
+        Args:
+            of: `reference` is the initial policy, with --kl-coef.
+        """
+        with out_of_memory_as_user_error():
+            return self.trainers.do(
+                "log_probs",
+                dict(batch),
+                of=of,
+                micro_batch_size=micro_batch_size,
+                micro_batch_tokens=self.micro_batch_tokens,
+                temperature=temperature,
+            )
 
     def skip(self, cursor: dict[str, int], tensors: dict[str, Tensor] | None = None) -> dict[str, float]:
         """Count an update that has no token to train on as skipped."""

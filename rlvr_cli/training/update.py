@@ -9,7 +9,7 @@ the first backward pass, and no row's result depends on its padding.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain, compress
 from typing import NotRequired, TypedDict
@@ -32,6 +32,7 @@ from rlvr_cli.training.objectives import (
     reduced_loss,
     token_metrics,
 )
+from rlvr_cli.training.ranks import ALONE, Ranks
 from rlvr_cli.types import Rollout
 
 # How far, in nats, log-probabilities of the same tokens and weights may differ when they are computed twice. On a CPU they do
@@ -67,6 +68,7 @@ def train_update(
     micro_batch_tokens: int | None = None,
     gradient_checkpointing: bool = False,
     check: Callable[[], None] = lambda: None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """Do one optimizer update on `batch`.
 
@@ -94,8 +96,11 @@ def train_update(
         micro_batch_tokens: most tokens that a micro-batch computes, in place of `micro_batch_size`; a larger unit is one by itself.
         gradient_checkpointing: compute activations again in the backward pass, instead of keeping them.
         check: called before each micro-batch; if it raises, the update is abandoned and the weights are unchanged.
+        ranks: the processes that do this update together, each with the same weights, optimizer state and batch. They divide the
+            micro-batches; all do the same step.
 
     Returns:
+        On rank 0 (the metrics per token are only there):
         `loss/objective`      the value of the objective
         `loss/denominator`    the mean divisor of a response token's loss; for a loss per row, the divisor of a row's loss
         `loss/nll`            mean over the response tokens of -log p, nats
@@ -129,19 +134,20 @@ def train_update(
         )
         num_rows = sum(len(rows) for rows, _, _ in micro_batches)
         per_row = False
-        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
+        # loss, -log p, entropy, and tokens that go through the model's body
+        sums = torch.zeros(4, dtype=torch.float64, device=device)
         collected: dict[str, list[Tensor]] = {}
-        computed = 0  # tokens that go through the model's body
-        parameters = policy.trainable_parameters().values()
+        parameters = [*policy.trainable_parameters().values()]
         narrow = [p for p in parameters if p.dtype.itemsize < 4 and len(micro_batches) > 1]
         gradients: dict[Tensor, Tensor] = {}  # of the narrow ones, summed in float32: in bfloat16, 256 + 1 is 256
         optimizer.zero_grad(set_to_none=True)
-        for rows, width, learning in micro_batches:
+        costs = [len(rows) * width * (3 if learning else 1) for rows, width, learning in micro_batches]
+        for rows, width, learning in (micro_batches[number] for number in ranks.deal(costs)):
             check()
             micro = _cut(batch, rows, width, device)
             wanted = micro["response_mask"]
             prefixes = wanted_prefixes(policy, micro["input_ids"], wanted)
-            computed += wanted.numel() if prefixes is None else len(prefixes.tokens)
+            computed = wanted.numel() if prefixes is None else len(prefixes.tokens)
             learning = learning or not skip_zero_advantage
             recomputing = policy.gradient_checkpointing() if gradient_checkpointing and learning else nullcontext()
             with torch.set_grad_enabled(learning), policy.autocast(), recomputing:
@@ -164,21 +170,24 @@ def train_update(
                 for parameter in narrow:
                     _move_gradient(parameter, gradients)
             with torch.no_grad():  # both sums are 0 outside the mask
-                sums += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
+                sums[:3] += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
+                sums[3] += computed
             for name, values in masked_statistics(outputs.statistics, wanted.bool()).items():
                 collected.setdefault(name, []).append(values)
+        ranks.sum([sums])
+        _sum_gradients(parameters, gradients, narrow=set(narrow), ranks=ranks)
         for parameter in narrow:
             if parameter in gradients:
                 parameter.grad = gradients.pop(parameter).to(parameter.dtype)
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
-        objective_value, nll, entropy_sum, norm = [*sums.tolist(), float(grad_norm)]
+        objective_value, nll, entropy_sum, computed, norm = [*sums.tolist(), float(grad_norm)]
         skipped = not (math.isfinite(objective_value) and math.isfinite(norm))
         if not skipped:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        of_tokens = token_metrics({name: torch.cat(values) for name, values in collected.items()})
+        of_tokens = token_metrics(_joined_statistics(collected, ranks=ranks))
     real = int(row_lengths(mask).sum())
     return {
         "loss/objective": objective_value,
@@ -192,7 +201,7 @@ def train_update(
         "update/rows": float(len(mask)),
         "update/tokens": float(num_tokens),
         "update/micro_batches": float(len(micro_batches)),
-        "update/computed": float(computed),
+        "update/computed": computed,
         "update/padding": max(1 - real / computed, 0.0),
         "update/shared": max(1 - computed / real, 0.0),
         "update/seconds": time.perf_counter() - started,
@@ -231,11 +240,12 @@ def compute_log_probs(
     micro_batch_tokens: int | None = None,
     temperature: float = 1.0,
     check: Callable[[], None] = lambda: None,
+    ranks: Ranks = ALONE,
 ) -> Tensor:
     """Compute the log-probabilities of the batch's responses, without a gradient.
 
     Micro-batches are those of `train_update`: for the same batch and weights the results are, on a CPU to the last bit, the
-    log-probabilities of its forward pass. `check` is called before each micro-batch.
+    log-probabilities of its forward pass. `check` is called before each micro-batch. The `ranks` divide them.
 
     Returns:
         (batch, seq) on the CPU, nats; 0 outside the responses.
@@ -243,9 +253,10 @@ def compute_log_probs(
     policy = as_policy(model)
     device = policy.device
     mask = batch["response_mask"].bool()
-    scored: Tensor | None = None
+    wide = torch.float64 if policy.dtype == torch.float64 else torch.float32
+    scored = torch.zeros(mask.shape, dtype=wide)
     cuts = _micro_batches(batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes)
-    for rows, width, _ in cuts:
+    for rows, width, _ in (cuts[number] for number in ranks.deal([len(rows) * width for rows, width, _ in cuts])):
         check()
         with policy.on_its_device(), torch.inference_mode(), policy.autocast():
             micro = _cut(batch, rows, width, device)
@@ -256,10 +267,9 @@ def compute_log_probs(
                 response_mask=micro["response_mask"],
                 temperature=temperature,
             )["log_probs"].cpu()
-        if scored is None:
-            scored = torch.zeros(mask.shape, dtype=log_probs.dtype)
         scored[rows.cpu(), :width] = log_probs
-    return torch.zeros(mask.shape) if scored is None else scored
+    ranks.sum([scored])
+    return scored
 
 
 def rollout_tensors(rollouts: Sequence[Rollout], *, pad_id: int) -> Batch:
@@ -299,6 +309,36 @@ def zero_advantage_rows(batch: Batch) -> Tensor:
 def select_rows(batch: Batch, rows: Sequence[int]) -> Batch:
     """Select rows of a batch, in the given order."""
     return {name: tensor[list(rows)] for name, tensor in batch.items()}
+
+
+def _joined_statistics(collected: Mapping[str, Sequence[Tensor]], *, ranks: Ranks) -> dict[str, Tensor]:
+    """Join the statistics of all micro-batches and ranks, (tokens,) or (rows,) each; on other ranks than 0 there are none."""
+    own = {name: torch.cat([*values]) for name, values in collected.items()}
+    if ranks.size == 1:
+        return own
+    parts = ranks.gather({name: values.cpu() for name, values in own.items()})
+    return {name: torch.cat([part[name] for part in parts if name in part]) for name in own if parts}
+
+
+def _sum_gradients(
+    parameters: Sequence[Tensor], wide: dict[Tensor, Tensor], *, narrow: Collection[Tensor], ranks: Ranks
+) -> None:
+    """Add up the gradients of all ranks: of the `narrow` parameters those in `wide`, of the others their own.
+
+    A parameter without a gradient on every rank has none afterwards.
+    """
+    if ranks.size == 1:
+        return
+    found = ranks.anywhere([p in wide or p.grad is not None for p in parameters])
+    summed: list[Tensor] = []
+    for parameter in compress(parameters, found):
+        if parameter in narrow:
+            summed.append(wide.setdefault(parameter, torch.zeros_like(parameter, dtype=torch.float32)))
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        summed.append(parameter.grad)
+    ranks.sum(summed)
 
 
 def _move_gradient(parameter: Tensor, gradients: dict[Tensor, Tensor]) -> None:

@@ -20,6 +20,7 @@ from rlvr_cli.samplers.process import SamplingProcess
 from rlvr_cli.training.memory import MemoryPlan
 from rlvr_cli.training.optimizer import move_state
 from rlvr_cli.training.placement import Placement
+from rlvr_cli.training.trainers import DividedSampler, Trainers
 from rlvr_cli.types import Sampler
 
 _LAGGING = "lagging/"  # prefix of a `Snapshot`'s weights in a checkpoint's tensors
@@ -95,19 +96,24 @@ class WeightSync:
         precisions = {"param_dtype": self.config.param_dtype, "compute_dtype": self.config.compute_dtype}
         return SamplingProcess(engine, asdict(settings) | precisions, visible_devices=only)
 
-    def attach(self, policy: Policy, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def attach(
+        self, policy: Policy, optimizer: torch.optim.Optimizer | None = None, *, trainers: Trainers | None = None
+    ) -> None:
         """Use this policy's weights from now on. The embedded engine samples from the policy's model itself, without a copy.
 
         Args:
             optimizer: its state is moved out of the way of an engine that needs the room (`MemoryPlan.offload_optimizer`).
+            trainers: if there are several, each samples a share with the embedded engine.
         """
-        self.policy, self._optimizer = policy, optimizer
+        self.policy, self._optimizer, self._trainers = policy, optimizer, trainers
 
     @property
     def sampler(self) -> Sampler:
         if self._sampler is None:
             assert self._share is not None
             self._sampler = self._share(self.policy, self._settings)
+            if self._trainers is not None and self._trainers.size > 1:
+                self._sampler = DividedSampler(self._sampler, self._trainers)
         return self._sampler
 
     def sleep(self) -> None:

@@ -80,3 +80,41 @@ def test_the_plan_names_the_devices():
     assert placement_line(Placement("cuda:1", "cuda:0", ("cuda:2", "cuda:3")), engine="vllm") == (
         "cuda:1 for training, cuda:0 for vLLM; cuda:2, cuda:3 not used"
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "trainers", "in_process", "expected"),
+    [
+        (0, 3, True, Placement("cpu", "cpu", (), ("cpu", "cpu"))),
+        (4, 2, True, Placement("cuda:0", "cuda:0", ("cuda:2", "cuda:3"), ("cuda:1",))),
+        (4, 3, False, Placement("cuda:0", "cuda:3", (), ("cuda:1", "cuda:2"))),
+        (8, 8, True, Placement("cuda:0", "cuda:0", (), tuple(f"cuda:{i}" for i in range(1, 8)))),
+    ],
+)
+def test_several_trainers_take_a_gpu_each(number, trainers, in_process, expected):
+    placed = place("auto", engine="transformers", in_process=in_process, cuda_devices=gpus(number), trainers=trainers)
+    assert placed == expected
+    assert len(placed.trainers) == trainers
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"number": 1, "trainers": 2}, "--trainers 1"),
+        ({"number": 2, "trainers": 2, "in_process": False}, "one for sampling meanwhile"),
+        ({"number": 4, "trainers": 2, "engine": "vllm"}, "--engine transformers"),
+        ({"number": 4, "trainers": 2, "device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_trainers_that_have_no_place(how, said):
+    how = {"device": "auto", "engine": "transformers", "in_process": True} | how
+    with pytest.raises(RlvrError) as raised:
+        place(how.pop("device"), cuda_devices=gpus(how.pop("number")), **how)
+    assert said in f"{raised.value.problem} {raised.value.hint}"
+
+
+def test_the_line_names_every_trainer():
+    placed = Placement("cuda:0", "cuda:0", ("cuda:2",), ("cuda:1",))
+    assert placement_line(placed, engine="transformers") == (
+        "cuda:0, cuda:1 (2 trainers), for training and transformers; cuda:2 not used"
+    )

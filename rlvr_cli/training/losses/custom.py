@@ -39,26 +39,38 @@ def load_loss(spec: str, *, with_reference: bool) -> Loss:
         RlvrError: see `user_code.load`; or the function raises an exception, or its return value is not a loss, is not finite,
             or does not depend on the log-probabilities. Names the file and line.
     """
-    function = user_code.load(spec, LOSS)
-
-    def loss(inputs: LossInputs) -> LossOutputs:
-        try:
-            returned = function(inputs)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            at = user_code.location(spec, function, error=error)
-            raise RlvrError(
-                f"{at}: the loss raised {type(error).__name__}: {error}",
-                "Correct it. Inputs that this run does not have are None, such as reference_log_probs without --kl-coef.",
-            ) from error
-        return _outputs(returned, inputs, at=user_code.location(spec, function))
-
-    at = user_code.location(spec, function)
+    loss = UserLoss(spec)
+    at = loss.location()
     first, later = (_try(loss, _tiny_batch(before, with_reference=with_reference), at=at) for before in (True, False))
     if first.loss.dim() != later.loss.dim():
         raise RlvrError(f"{at}: the loss is sometimes per token and sometimes per row.", _RETURNS)
     return Loss(loss, lambda: spec, per_row=first.loss.dim() == 1, uses_ratio=None)
+
+
+class UserLoss:
+    """A user's loss, whose errors name its file and line. Another process loads the file again (it is pickled as its name)."""
+
+    def __init__(self, spec: str) -> None:
+        self._spec, self._function = spec, user_code.load(spec, LOSS)
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return UserLoss, (self._spec,)
+
+    def location(self, *, error: BaseException | None = None) -> str:
+        """FILE:LINE of the error, else of the function."""
+        return user_code.location(self._spec, self._function, error=error)
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        try:
+            returned = self._function(inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise RlvrError(
+                f"{self.location(error=error)}: the loss raised {type(error).__name__}: {error}",
+                "Correct it. Inputs that this run does not have are None, such as reference_log_probs without --kl-coef.",
+            ) from error
+        return _outputs(returned, inputs, at=self.location())
 
 
 def _outputs(returned: Any, inputs: LossInputs, *, at: str) -> LossOutputs:

@@ -1,0 +1,223 @@
+"""The trainer processes of a run, each with an equal copy of the policy: its rank among them, and what they do together.
+
+Rank 0 is the process of the command: it has the run, samples, grades and saves. The others compute their share of each
+update, so that all copies stay equal: gradients are summed over the ranks, and each makes the same step.
+
+Enters: a rank, how many there are, and where rank 0 listens. Leaves: `Ranks`, whose methods all ranks must call in the same
+order (torch.distributed: gloo between CPUs, NCCL between GPUs).
+"""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[reportPrivateImportUsage]  # they are public
+
+WITHIN_AN_UPDATE = timedelta(minutes=30)  # a rank that is this much later than another one hangs
+BETWEEN_UPDATES = timedelta(days=365)  # rank 0 may sample, grade or evaluate for hours while the others wait
+BUCKET = 2**25  # numbers that are summed over the ranks at a time
+LOOPBACK = "127.0.0.1"
+
+
+class RankLost(Exception):
+    """Another rank has ended, or did not answer in time."""
+
+
+class Ranks:
+    """This process among the trainers of a run. `Ranks()` is the only one.
+
+    Attributes:
+        rank: from 0.
+        size: how many there are.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, *, store: TCPStore | None = None, control: Any = None) -> None:
+        """Use `join` where there are others.
+
+        Args:
+            store: shared by all ranks.
+            control: the process group of `broadcast` and `gather`, on which a rank waits as long as it takes.
+        """
+        self.rank, self.size = rank, size
+        self._store, self._control = store, control
+
+    def deal(self, costs: Sequence[float]) -> list[int]:
+        """Divide pieces of work among the ranks, each to the one that has least to do so far.
+
+        Args:
+            costs: of each piece, the same on all ranks.
+
+        Returns:
+            The numbers of this rank's pieces, ascending.
+        """
+        loads = [0.0] * self.size
+        own = []
+        for number, cost in enumerate(costs):
+            least = loads.index(min(loads))
+            loads[least] += cost
+            if least == self.rank:
+                own.append(number)
+        return own
+
+    def sum(self, tensors: Iterable[Tensor]) -> None:
+        """Add up each tensor over the ranks, in place. All ranks have the same bits afterwards."""
+        if self.size > 1:
+            with self._together():
+                for bucket in _buckets(tensors):
+                    flat = torch.cat([tensor.flatten() for tensor in bucket])
+                    dist.all_reduce(flat)
+                    for tensor, total in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+                        tensor.copy_(total.view(tensor.shape))
+
+    def anywhere(self, here: Sequence[bool]) -> list[bool]:
+        """Return for each of the conditions whether it holds on any rank."""
+        if self.size == 1:
+            return list(here)
+        counts = torch.tensor(here, dtype=torch.int32)
+        self.sum([counts])
+        return [count > 0 for count in counts.tolist()]
+
+    def broadcast(self, value: Any = None) -> Any:
+        """Return the value of rank 0, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        with self._together():
+            dist.broadcast_object_list(box, src=0, group=self._control)
+        return box[0]
+
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the tensors of rank 0 into those of the other ranks."""
+        if self.size > 1:
+            with self._together():
+                for tensor in tensors:
+                    flat = tensor.contiguous()
+                    dist.broadcast(flat, src=0)
+                    if flat is not tensor:
+                        tensor.copy_(flat)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks on rank 0; an empty list on the others."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        with self._together():
+            dist.gather_object(value, found, dst=0, group=self._control)
+        return found or []
+
+    def post(self, key: str) -> None:
+        """Leave a note that `posted` finds on every rank, without waiting for them."""
+        if self._store is not None:
+            self._store.set(key, "1")
+
+    def posted(self, key: str) -> bool:
+        """Return whether a rank has left this note."""
+        return self._store is not None and self._store.check([key])
+
+    def leave(self) -> None:
+        """End the connections to the other ranks."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # gloo's and NCCL's errors are no class of their own
+            raise RankLost(str(error)) from error
+
+
+ALONE = Ranks()
+
+
+def listen(host: str = LOOPBACK, port: int = 0) -> tuple[TCPStore, str]:
+    """Begin to listen for the other ranks, as rank 0.
+
+    Args:
+        host: an address of this machine.
+        port: 0: any free one.
+
+    Returns:
+        The store for `join`, and HOST:PORT for the other ranks.
+
+    Raises:
+        OSError: the address is not this machine's, or the port is taken.
+    """
+    server = socket.create_server((host, port))
+    port = server.getsockname()[1]
+    store = TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=WITHIN_AN_UPDATE, master_listen_fd=server.detach()
+    )
+    return store, f"{host}:{port}"
+
+
+def connect(address: str) -> TCPStore:
+    """Connect to rank 0, which listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    return TCPStore(host, int(port), is_master=False, timeout=WITHIN_AN_UPDATE)
+
+
+def announce(store: TCPStore, rank: int) -> None:
+    """Let rank 0 know that this rank is about to join."""
+    store.set(f"here/{rank}", "1")
+
+
+def await_others(store: TCPStore, size: int, *, check: Callable[[], None]) -> None:
+    """Wait, as rank 0, until the other ranks are about to join; `check` is called meanwhile, and ends it if it raises."""
+    for rank in range(1, size):
+        while not store.check([f"here/{rank}"]):
+            check()
+            time.sleep(0.05)
+
+
+def join(store: TCPStore, *, rank: int, size: int, device: torch.device) -> Ranks:
+    """Join the other ranks: all must call it.
+
+    Args:
+        device: on which this rank computes.
+    """
+    if sys.platform == "linux" and os.environ.get("MASTER_ADDR", LOOPBACK) == LOOPBACK:
+        os.environ.setdefault(
+            "GLOO_SOCKET_IFNAME", "lo"
+        )  # else gloo looks up the machine's name, which may have no address
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+        store=PrefixStore("ranks", store),
+        rank=rank,
+        world_size=size,
+        timeout=WITHIN_AN_UPDATE,
+        device_id=device if on_cuda else None,
+    )
+    control = dist.new_group(backend="gloo", timeout=BETWEEN_UPDATES)
+    return Ranks(rank, size, store=store, control=control)
+
+
+def bits(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return a number for each tensor that changes when one of its bits does (the sum of its values, read as integers)."""
+    as_integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = [t.detach().view(as_integers[t.dtype.itemsize]).sum(dtype=torch.int64) for t in tensors.values()]
+    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True)) if sums else {}
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Group neighbors of one dtype and device, up to `BUCKET` numbers unless one alone has more."""
+    for _, alike in groupby(tensors, key=lambda tensor: (tensor.dtype, tensor.device)):
+        bucket: list[Tensor] = []
+        for tensor in alike:
+            if bucket and sum(t.numel() for t in bucket) + tensor.numel() > BUCKET:
+                yield bucket
+                bucket = []
+            bucket.append(tensor)
+        yield bucket

@@ -1,0 +1,149 @@
+"""One trainer's copy of the policy with its optimizer, and what all ranks do with theirs at the same time.
+
+Enters: the options of a training command, a device, the ranks. Leaves: a `Replica`. The methods that say so are called on
+every rank, in the same order (`trainers.Trainers`); rank 0 uses what they return.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.faults import fault_point
+from rlvr_cli.models.device import TINY_PARAMETERS, use_few_threads
+from rlvr_cli.models.identity import model_path
+from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy
+from rlvr_cli.samplers.open import engine_kind, settings_of
+from rlvr_cli.training.optimizer import make_optimizer
+from rlvr_cli.training.ranks import ALONE, Ranks, bits
+from rlvr_cli.training.update import compute_log_probs, train_update
+from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
+
+
+class Replica:
+    """A copy of the policy, its optimizer and, with a KL penalty, the reference policy.
+
+    Attributes:
+        check: called before each micro-batch; it ends the update by raising an error.
+    """
+
+    def __init__(self, config: TrainingConfig, *, device: str, ranks: Ranks = ALONE) -> None:
+        self.config, self.ranks = config, ranks
+        self.policy = load_policy(
+            model_path(config.model),
+            dtype=config.param_dtype,
+            compute_dtype=config.compute_dtype,
+            device=device,
+        )
+        if self.policy.device.type == "mps":
+            raise RlvrError("Training does not run on mps: it needs float64, which mps lacks.", "Use --device cpu.")
+        use_few_threads(self.policy)
+        if self.ranks.size > 1 and self.policy.device.type == "cpu" and self.policy.num_parameters >= TINY_PARAMETERS:
+            torch.set_num_threads(max((os.cpu_count() or 1) // self.ranks.size, 1))
+        self.optimizer = make_optimizer(
+            self.policy,
+            learning_rate=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.weight_decay,
+            kind=config.optimizer,
+        )
+        self.reference: Policy | None = self.policy.reference() if config.kl_coef else None
+        self.check: Callable[[], None] = lambda: None
+        self._sampler: Sampler | None = None
+
+    # On every rank at the same time
+
+    def update(self, batch: Mapping[str, Tensor], **how: Any) -> dict[str, float]:
+        """Do one update on a batch, see `train_update`; afterwards the weights of all ranks are the same, to the last bit.
+
+        Raises:
+            RlvrError: they are not.
+        """
+        metrics = train_update(self.policy, self.optimizer, dict(batch), check=self.check, ranks=self.ranks, **how)
+        if self.ranks.size > 1:
+            self._check_weights()
+        return metrics
+
+    def _check_weights(self) -> None:
+        own, *others = self.ranks.gather(bits(self.policy.trainable_parameters())) or [{}]
+        for rank, other in enumerate(others, start=1):
+            for name in own:
+                if own[name] != other[name]:
+                    raise RlvrError(
+                        f"After an update the weights of trainer {rank} differ from those of trainer 0, first in {name}.",
+                        "The checkpoints before this step are sound. Look for a faulty device, or devices of different kinds.",
+                    )
+
+    def log_probs(self, batch: Mapping[str, Tensor], *, of: Literal["policy", "reference"], **how: Any) -> Tensor:
+        """Compute the log-probabilities of the responses, see `compute_log_probs`."""
+        model = self.policy if of == "policy" else self.reference
+        assert model is not None, "there is a reference only with --kl-coef"
+        return compute_log_probs(model, dict(batch), check=self.check, ranks=self.ranks, **how)
+
+    def copy_rank_0(self) -> None:
+        """Copy weights and optimizer state of rank 0."""
+        with torch.no_grad():
+            self.ranks.broadcast_tensors(distinct_tensors(self.policy.weights()).values())
+            own = self.optimizer.state_dict()
+            layout = self.ranks.broadcast(
+                {
+                    index: {
+                        key: (value.shape, value.dtype, value.device.type) if isinstance(value, Tensor) else (value,)
+                        for key, value in state.items()
+                    }
+                    for index, state in own["state"].items()
+                }
+            )
+            device, state = self.policy.device, own["state"]
+            if self.ranks.rank:
+                state = {
+                    index: {key: _empty(what, device=device) for key, what in keys.items()}
+                    for index, keys in layout.items()
+                }
+            tensors = [value for keys in state.values() for value in keys.values() if isinstance(value, Tensor)]
+            self.ranks.broadcast_tensors(tensors)
+            if self.ranks.rank:
+                self.optimizer.load_state_dict({"state": state, "param_groups": own["param_groups"]})
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams, *, version: int, canceled: str) -> None:
+        """Answer this rank's share of the requests with the embedded engine, and give rank 0 the completions.
+
+        On rank 0 `DividedSampler` answers its own share.
+
+        Args:
+            version: of the weights.
+            canceled: the note (`Ranks.post`) after which nobody waits for the answers.
+        """
+        if self._sampler is None:
+            kind = engine_kind("transformers")
+            assert kind.share is not None
+            settings = replace(settings_of(self.config), device=str(self.policy.device))
+            self._sampler = kind.share(self.policy, settings)
+        if self._sampler.policy_version != version:
+            self._sampler.load_weights(self.policy, version)
+        found: list[Completion] = []
+        completions = self._sampler.sample(share(requests, self.ranks), params)
+        for completion in completions:
+            found.append(completion)
+            fault_point("sampled")
+            if self.ranks.posted(canceled):
+                break
+        completions.close()
+        self.ranks.gather(found)
+
+
+def share(requests: Sequence[Request], ranks: Ranks, *, rank: int | None = None) -> list[Request]:
+    """Return the requests that a rank answers, by default this one."""
+    return list(requests[ranks.rank if rank is None else rank :: ranks.size])
+
+
+def _empty(what: tuple[Any, ...], *, device: torch.device) -> Any:
+    if len(what) == 1:
+        return what[0]
+    shape, dtype, kind = what
+    return torch.empty(shape, dtype=dtype, device="cpu" if kind == "cpu" else device)

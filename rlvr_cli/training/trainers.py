@@ -1,0 +1,206 @@
+"""The trainer processes of a run, as the command sees them: they are started, told what to do, and ended.
+
+Enters: the options of a training command and a device for each trainer. Leaves: a `Trainers`. Each other trainer is
+`python -m rlvr_cli.training.follow`; it has a `Replica` of its own and calls the methods that this process calls.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rlvr_cli
+from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.faults import environment_of
+from rlvr_cli.training.ranks import ALONE, RankLost, Ranks, await_others, join, listen
+from rlvr_cli.training.replica import Replica, share
+from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
+
+_PATIENCE = 5.0  # seconds in which a trainer that was lost also ends
+
+
+class Trainers:
+    """All trainers of a run, of which this process is rank 0. Close it in the end.
+
+    Attributes:
+        replica: this process's own.
+    """
+
+    def __init__(self, config: TrainingConfig, *, devices: Sequence[str]) -> None:
+        """Start the other trainers, and load the model in all of them.
+
+        Args:
+            devices: of each trainer, this process first.
+
+        Raises:
+            RlvrError: as `load_policy`; or another trainer has ended.
+        """
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ranks = ALONE
+        try:
+            if len(devices) > 1:
+                self._start(config, devices)
+            with self._losses_as_user_errors():
+                self.replica = Replica(config, device=devices[0], ranks=self._ranks)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, config: TrainingConfig, devices: Sequence[str]) -> None:
+        store, address = listen()
+        root = str(Path(rlvr_cli.__file__).parents[1])
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+        for rank, device in enumerate(devices[1:], start=1):
+            self._processes.append(
+                subprocess.Popen(
+                    [
+                        *(sys.executable, "-P", "-m", "rlvr_cli.training.follow"),
+                        *map(str, (rank, len(devices), address, device, os.getpid())),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,  # stdout is for results
+                    env=environment_of(f"trainer{rank}") | path,
+                    start_new_session=True,  # gets no Ctrl-C
+                )
+            )
+        await_others(store, len(devices), check=self._check)
+        with self._losses_as_user_errors():
+            self._ranks = join(store, rank=0, size=len(devices), device=torch.device(devices[0]))
+            self._ranks.broadcast(config)
+
+    @property
+    def size(self) -> int:
+        """How many trainers there are."""
+        return self._ranks.size
+
+    def do(self, method: str, /, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the replica on every rank. Returns what this one's returns.
+
+        Raises:
+            RlvrError: that of this rank's method; or another trainer has ended.
+        """
+        self.tell(method, *arguments, **options)
+        with self._losses_as_user_errors():
+            return getattr(self.replica, method)(*arguments, **options)
+
+    def tell(self, method: str, /, *arguments: Any, **options: Any) -> None:
+        """Call a method of the replica on every other rank. This one must take part in what it does together with them."""
+        with self._losses_as_user_errors():
+            self._ranks.broadcast((method, arguments, options) if self.size > 1 else None)
+
+    def gathered(self) -> list[Any]:
+        """Return what the ranks `gather` at the end of a method that was told to the others; this one gives nothing."""
+        with self._losses_as_user_errors():
+            return self._ranks.gather([])
+
+    def close(self) -> None:
+        """End the other trainers; closing twice is allowed."""
+        for process in self._processes:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._processes.clear()
+        self._ranks.leave()
+        self._ranks = ALONE
+
+    def _check(self) -> None:
+        """Raise RlvrError if another trainer has ended."""
+        for rank, process in enumerate(self._processes, start=1):
+            if process.poll() is not None:
+                raise RlvrError(
+                    f"Trainer {rank} ended with status {process.returncode}.",
+                    "Its own messages are above. Status -9 usually means that memory ran out. What was committed is kept: "
+                    "resume with --resume, also with another number of --trainers.",
+                )
+
+    @contextmanager
+    def _losses_as_user_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except RankLost as error:
+            until = time.monotonic() + _PATIENCE
+            while time.monotonic() < until:
+                self._check()
+                time.sleep(0.05)
+            raise RlvrError(
+                f"The trainers lost each other: {str(error).splitlines()[0]}", "Resume with --resume."
+            ) from error
+
+
+class DividedSampler:
+    """The embedded engine of every trainer: each answers its share of the requests.
+
+    Args:
+        own: this process's engine.
+    """
+
+    def __init__(self, own: Sampler, trainers: Trainers) -> None:
+        self._own, self._trainers, self._calls = own, trainers, count()
+        self.worked_seconds: float | None = None
+        self.arrived = ()
+
+    @property
+    def engine(self) -> str:
+        return self._own.engine
+
+    @property
+    def policy_version(self) -> int:
+        return self._own.policy_version
+
+    @property
+    def seeding(self) -> str:
+        return self._own.seeding
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return self._own.notes
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+        """Answer every seed of every request; this process's share comes first.
+
+        A response does not depend on the number of trainers, beyond how batches of other rows round.
+        """
+        started = time.perf_counter()
+        trainers, ranks = self._trainers, self._trainers.replica.ranks
+        canceled = f"canceled/{next(self._calls)}"
+        trainers.tell("sample", list(requests), params, version=self.policy_version, canceled=canceled)
+        completions = self._own.sample(share(requests, ranks), params)
+        gathered: list[list[Completion]] | None = None
+        try:
+            for completion in completions:
+                yield _at(completion, 0, ranks)
+            gathered = trainers.gathered()
+            for rank, found in enumerate(gathered):
+                for completion in found:
+                    yield _at(completion, rank, ranks)
+            self.worked_seconds = time.perf_counter() - started
+        finally:
+            completions.close()
+            if gathered is None:  # closed early: the others must not wait
+                ranks.post(canceled)
+                trainers.gathered()
+
+    def load_weights(self, policy: Any, policy_version: int) -> None:
+        """Load and verify this process's weights; the others do so when they sample."""
+        self._own.load_weights(policy, policy_version)
+
+    def sleep(self) -> None:
+        self._own.sleep()
+
+    def close(self) -> None:
+        self._own.close()
+
+
+def _at(completion: Completion, rank: int, ranks: Ranks) -> Completion:
+    """Give a completion of a rank's share its place among all requests."""
+    return replace(completion, request_index=rank + ranks.size * completion.request_index)

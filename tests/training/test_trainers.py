@@ -1,0 +1,169 @@
+"""Several trainers, as a user runs them: `--trainers 2` gives what one gives, is exact, and ends or goes on when one dies."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from forks import Forks, processes_in
+from killed import (
+    EI,
+    GRPO,
+    SFT,
+    assert_ended_as,
+    assert_readable,
+    begin_or_resume,
+    go_on,
+    metrics_of,
+    rows_of,
+    weights_of,
+)
+from rlvr_cli.runs.readers import read_run
+
+TWO = ("--trainers", "2")
+GRPO_2 = [*GRPO, *TWO, "--kl-coef", "0.01"]
+
+
+@pytest.fixture(scope="module")
+def whole(forks: Forks, tmp_path_factory) -> Path:
+    """A run of two trainers that nothing disturbed."""
+    root = tmp_path_factory.mktemp("whole")
+    forks.run(*GRPO_2, "--run", "whole", cwd=root, status=0)
+    return root / "runs/whole"
+
+
+def assert_same_but_for_rounding(run: Path, other: Path) -> None:
+    """What two runs have in common whose sums were added up in another order; later policies sample other tokens."""
+    for phase in ("eval", "train"):
+        for a, b in zip(rows_of(run, phase=phase), rows_of(other, phase=phase), strict=True):
+            if a["step"] == 0:
+                assert a["response_ids"] == b["response_ids"]
+                assert a["sampled_logprobs"] == pytest.approx(b["sampled_logprobs"], abs=1e-5)
+    ours, theirs = metrics_of(run), metrics_of(other)
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        if key[1] == 0 and key[2] != "step/seconds":
+            assert theirs[key] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), key
+
+
+def test_two_trainers_do_what_one_does(forks: Forks, whole: Path, tmp_path: Path):
+    forks.run(*GRPO, "--kl-coef", "0.01", "--run", "one", cwd=tmp_path, status=0)
+    assert_same_but_for_rounding(whole, tmp_path / "runs/one")
+    assert read_run(tmp_path / "runs/one").metadata["policy"]["trainers"] == 1
+    checked = forks.run("check", str(whole), "--replay", "4", cwd=tmp_path, status=0)
+    assert "to 1e-6" in checked.said
+
+
+def test_two_runs_have_the_same_bytes(forks: Forks, whole: Path, tmp_path: Path):
+    forks.run(*GRPO_2, "--run", "again", cwd=tmp_path, status=0)
+    assert read_run(whole).metadata["policy"]["trainers"] == 2
+    assert weights_of(tmp_path / "runs/again") == weights_of(whole)
+    assert rows_of(tmp_path / "runs/again", phase="train") == rows_of(whole, phase="train")
+
+
+# What is killed. `trainer1.POINT` is a point of the other trainer.
+SLOW = [
+    pytest.param(fault, marks=pytest.mark.slow) for fault in ("update:3", "trainer1.sampled:3", "trainer1.joined:1")
+]
+
+
+@pytest.mark.parametrize("fault", ["trainer1.backward:5", "checkpoint.rename:2", *SLOW])
+def test_a_killed_trainer_ends_the_run_which_goes_on_to_the_same_bytes(
+    forks: Forks, whole: Path, tmp_path: Path, fault: str
+):
+    run = tmp_path / "runs/cut"
+    others = fault.startswith("trainer1.")
+    done = go_on(forks, run, GRPO_2, fault=fault, status=1 if others else -signal.SIGKILL)
+    if others:
+        assert "Trainer 1 ended with status -9" in done.err
+    assert_nothing_runs_in(tmp_path)
+    assert_readable(run)
+    go_on(forks, run, GRPO_2)
+    assert_ended_as(whole, run)
+
+
+def assert_nothing_runs_in(folder: Path) -> None:
+    """A trainer dies with its parent: the kernel's signal takes a moment."""
+    until = time.monotonic() + 10
+    while (left := processes_in(folder)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert left == {}
+
+
+def test_a_signal_ends_all_trainers_and_the_run_goes_on_to_the_same_bytes(forks: Forks, whole: Path, tmp_path: Path):
+    run = tmp_path / "runs/cut"
+    for fault in ("backward:9:int", "sampled:30:term"):
+        go_on(forks, run, GRPO_2, fault=fault, status=130)
+        assert_nothing_runs_in(tmp_path)
+    go_on(forks, run, GRPO_2)
+    assert_ended_as(whole, run)
+
+
+def test_a_run_goes_on_with_another_number_of_trainers_and_says_so(forks: Forks, tmp_path: Path):
+    run = tmp_path / "runs/cut"
+    go_on(forks, run, GRPO_2, fault="update:6", status=-signal.SIGKILL)
+    done = forks.run("grpo", "--resume", str(run), "--trainers", "1", cwd=tmp_path, status=0)
+    assert "with 1 trainer instead of 2" in done.err
+    assert read_run(run).metadata["policy"]["trainers"] == 1
+    assert read_run(run).metadata["status"] == "finished"
+    assert_readable(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["first", "second"])
+def test_trainers_killed_at_20_random_moments_end_the_same(forks: Forks, whole: Path, tmp_path: Path, victim: str):
+    """After each kill the run goes on, and is killed again somewhere in what is left."""
+    random_moments = random.Random(victim)
+    run, kills = tmp_path / "runs/cut", 0
+    while kills < 20:
+        call = forks.start(*begin_or_resume(run, GRPO_2), cwd=tmp_path)
+        time.sleep(random_moments.uniform(0.5, 8))
+        others = [pid for pid, command in processes_in(tmp_path).items() if "training.follow" in command]
+        with suppress(ProcessLookupError):
+            os.kill(others[0] if victim == "second" and others else call.pid, signal.SIGKILL)
+        done = forks.wait(call)
+        assert not done.hung
+        assert "Traceback" not in done.said, done.said
+        assert_nothing_runs_in(tmp_path)
+        assert_readable(run)
+        kills += 1
+        if done.status == 0 or (run.exists() and read_run(run).metadata["status"] == "finished"):
+            assert_ended_as(whole, run)
+            shutil.rmtree(run)
+    go_on(forks, run, GRPO_2)
+    assert_ended_as(whole, run)
+
+
+@pytest.mark.parametrize("command", [SFT, pytest.param(EI, marks=pytest.mark.slow)], ids=["sft", "ei"])
+def test_sft_and_expert_iteration_too(forks: Forks, tmp_path: Path, command: list[str]):
+    forks.run(*command, "--run", "one", cwd=tmp_path, status=0)
+    forks.run(*command, *TWO, "--run", "two", cwd=tmp_path, status=0)
+    assert_same_but_for_rounding(tmp_path / "runs/one", tmp_path / "runs/two")
+
+
+def test_a_loss_of_ones_own_and_sampling_meanwhile(forks: Forks, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "def loss(inputs):\n    return -inputs.advantages * (inputs.log_probs - inputs.old_log_probs).exp()\n"
+    )
+    command = [*GRPO, "--loss-type", "mine.py:loss", "--async-steps", "1"]
+    forks.run(*command, "--run", "one", cwd=tmp_path, status=0)
+    forks.run(*command, *TWO, "--run", "two", cwd=tmp_path, status=0)
+    assert_same_but_for_rounding(tmp_path / "runs/one", tmp_path / "runs/two")
+
+
+def test_an_error_of_another_trainer_is_told(forks: Forks, tmp_path: Path):
+    """The file of the loss is there for the first trainer, and gone when the second one reads it."""
+    (tmp_path / "mine.py").write_text(
+        "import os, sys\n"
+        "if 'rlvr_cli.training.follow' in ' '.join(sys.orig_argv):\n    raise OSError('not on this machine')\n"
+        "def loss(inputs):\n    return -inputs.advantages * inputs.log_probs\n"
+    )
+    done = forks.run(*GRPO, *TWO, "--loss-type", "mine.py:loss", cwd=tmp_path, status=1)
+    assert "error: trainer 1: mine.py could not be loaded: OSError: not on this machine" in done.err
+    assert "Trainer 1 ended with status 1" in done.err
+    assert_nothing_runs_in(tmp_path)
