@@ -202,6 +202,7 @@ WIRING = [
         ("AdamW's first beta is 0.9", "betas=(config.adam_beta1,", "betas=(0.9,", replays("grpo-clip"), "adam_beta1"),
         ("AdamW's second beta is 0.95", "config.adam_beta2),", "0.95),", replays("grpo-clip"), "adam_beta2"),
         ("plain AdamW always", "kind=config.optimizer,", "", "tests/replay/test_wiring.py -k kahan", "optimizer"),
+        ("an optimizer that is never offloaded", "offload=config.offload_optimizer,", "", "tests/replay/test_wiring.py -k on_the_host", "offload_optimizer"),
         ("micro-batches count rows always", "micro_batch_tokens=self.micro_batch_tokens,", "", "tests/replay/test_wiring.py -k saves_memory", "micro_batch_tokens"),
         ("activations are kept always", "gradient_checkpointing=self.config.gradient_checkpointing,", "", "tests/replay/test_wiring.py -k saves_memory", "gradient_checkpointing"),
         ("no weight decay", "weight_decay=config.weight_decay,", "weight_decay=0.0,", replays("grpo-on-policy"), "weight_decay"),
@@ -327,6 +328,17 @@ MATHEMATICS = [
         ("scores in the precision of the weights", "torch.inference_mode(), policy.autocast():", "torch.inference_mode():", f"{UPDATE} -k own_scores", "compute_dtype"),
         ("gradients of bfloat16 weights are summed in bfloat16", "p.dtype.itemsize < 4 and", "False and", f"{UPDATE} -k summed_in_float32", "param_dtype"),
         ("the learning rate is the optimizer's own", 'group["lr"] = learning_rate', "pass", replays("grpo-clip")),
+    ),
+    *mutations_of(
+        "training/offload.py",
+        ("weights on the host that are rounded", "wide = torch.promote_types(parameter.dtype, torch.float32)", "wide = parameter.dtype", "tests/training/test_offload.py -k rounded", "offload_optimizer"),
+        ("weights on the host that start at 0", 'if "weight" in state:\n                state', 'if False:\n                state', "tests/training/test_offload.py -k rounded", "offload_optimizer"),
+        ("state on the device", "device=_HOST))", "device=None))", "tests/training/test_offload.py -k on_a_cuda_device", "offload_optimizer"),
+    ),
+    *mutations_of(
+        "training/optimizer_state.py",
+        ("state that stays where it was saved", "optimizer.state.clear()\n    for", "for", "tests/training/test_checkpoints.py -k made_no_step_yet"),
+        ("the state on the host is moved to the device", "tensor.to(slots[name].device, non", "tensor.to(parameter.device, non", "tests/training/test_offload.py -k on_a_cuda_device", "offload_optimizer"),
     ),
     *mutations_of(
         "training/optimizer.py",

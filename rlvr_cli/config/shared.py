@@ -172,6 +172,12 @@ class OptimizationOptions:
         "adamw, or adamw_kahan: with --param-dtype bfloat16, keeps what rounding takes from the weights and adds it later.",
         group="Optimization",
     )
+    offload_optimizer: bool = knob(
+        False,
+        "With --optimizer adamw: compute its steps on the host, from float32 weights and moments in the host's memory. "
+        "The device then holds weights and gradients only.",
+        group="Optimization",
+    )
     warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimization", at_least=0)
     lr_schedule: Schedule = knob(
         "constant", "After warm-up: constant, or cosine decay to a tenth of the peak.", group="Optimization"
@@ -364,6 +370,11 @@ def check_training(config: TrainingConfig) -> None:
         raise RlvrError(
             "--optimizer adamw_kahan keeps what bfloat16 weights round away, and these are float32.",
             "Add --param-dtype bfloat16, or leave --optimizer out.",
+        )
+    if config.offload_optimizer and config.optimizer != "adamw":
+        raise RlvrError(
+            f"--offload-optimizer keeps float32 weights and moments on the host: --optimizer {config.optimizer} has no use there.",
+            "Leave --optimizer out, or --offload-optimizer.",
         )
     for name in ("adam_beta1", "adam_beta2"):
         if not 0 <= getattr(config, name) < 1:

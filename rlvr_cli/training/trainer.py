@@ -125,6 +125,7 @@ class Trainer:
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
             kind=config.optimizer,
+            offload=config.offload_optimizer,
         )
         self.weights.attach(self.policy, self.optimizer)
         if self.evaluator is not None:
@@ -144,6 +145,7 @@ class Trainer:
         check_space_for_training(
             self.run.path,
             self.policy,
+            self.optimizer,
             updates=max(self.num_updates - self.updates, 0),
             every=config.checkpoint_every,
         )

@@ -351,6 +351,19 @@ def test_kahan_summation_is_part_of_the_optimizer_that_is_used(command, place, t
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_the_state_on_the_host_is_that_of_the_optimizer_that_is_used(command, place, tiny_model_dir):
+    given = {"param_dtype": "bfloat16", "offload_optimizer": True, "run": f"{command}-offload"}
+    run = make(command, given, place, tiny_model_dir)
+    (last,) = list((run / "checkpoints").iterdir())[-1:]
+    weights, state = load_file(last / "model/model.safetensors"), load_file(last / "optimizer.safetensors")
+    assert {name.rpartition("/")[2] for name in state} == {"step", "exp_avg", "exp_avg_sq", "weight"}
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    for name, weight in weights.items():
+        assert weight.equal(state[f"{name}/weight"].bfloat16())
+    assert replay_run(read_stored(run), most=None).problems == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_what_saves_memory_is_used_and_changes_no_update(command, place, tiny_model_dir, monkeypatch):
     """Micro-batches of a token have one row; layers are computed again in the backward pass."""
     layers = []
