@@ -341,7 +341,14 @@ MATHEMATICS = [
         ("the state on the host is moved to the device", "tensor.to(slots[name].device, non", "tensor.to(parameter.device, non", "tests/training/test_offload.py -k on_a_cuda_device", "offload_optimizer"),
     ),
     *mutations_of(
+        "training/adamw_8bit.py",
+        ("steps that bfloat16 rounds away are lost", "lost.copy_(wide.sub_(weight))", "pass", "tests/training/test_adamw_8bit.py -k no_small_step", "optimizer"),
+        ("moments of 32 bits always", "small = count < SMALLEST", "small = True", "tests/training/test_adamw_8bit.py -k bitsandbytes", "optimizer"),
+        ("each chunk has the first one's scales", "sizes = {key: _CHUNK // _BLOCK if key", "sizes = {key: _CHUNK if key", "tests/training/test_adamw_8bit.py -k no_small_step", "optimizer"),
+    ),
+    *mutations_of(
         "training/optimizer.py",
+        ("moments of the weights' precision always", '"adamw_8bit": AdamW8bit', '"adamw_8bit": AdamWKahan', "tests/replay/test_wiring.py -k 8_bits", "optimizer"),
         ("warm-up is off by one", "return peak * (step + 1) / warmup_steps", "return peak * step / warmup_steps", "tests/training/test_optimizer.py"),
         ("the cosine falls to 0", "(0.1 + 0.9 * 0.5 *", "(0.0 + 1.0 * 0.5 *", "tests/training/test_optimizer.py"),
         ("the cosine starts before warm-up ends", "(step - warmup_steps) / max(num_steps", "step / max(num_steps", "tests/training/test_optimizer.py"),

@@ -13,7 +13,7 @@ Engine = Literal["auto", "transformers", "vllm", "openai"]
 TrainingEngine = Literal["auto", "transformers", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ParamDtype = Literal["float32", "bfloat16"]
-OptimizerKind = Literal["adamw", "adamw_kahan"]
+OptimizerKind = Literal["adamw", "adamw_kahan", "adamw_8bit"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 Schedule = Literal["constant", "cosine"]
 LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
@@ -169,7 +169,8 @@ class OptimizationOptions:
     learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimization", common=True, above=0)
     optimizer: OptimizerKind = knob(
         "adamw",
-        "adamw, or adamw_kahan: with --param-dtype bfloat16, keeps what rounding takes from the weights and adds it later.",
+        "adamw; adamw_kahan: with --param-dtype bfloat16, keeps what rounding takes from the weights and adds it later; "
+        "adamw_8bit: moments of 8 bits (needs bitsandbytes), and with bfloat16 weights keeps the same.",
         group="Optimization",
     )
     offload_optimizer: bool = knob(
@@ -210,7 +211,7 @@ class OptimizationOptions:
     param_dtype: ParamDtype = knob(
         "float32",
         "Precision of the weights and of AdamW's state; bfloat16 halves the memory, but rounds away most small updates unless with "
-        "--optimizer adamw_kahan.",
+        "--optimizer adamw_kahan, adamw_8bit, or --offload-optimizer.",
         group="Optimization",
     )
     compute_dtype: ComputeDtype = knob(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rlvr_cli.config.grpo import GrpoConfig
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared import OptimizerKind, TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import resolve_compute_dtype
 from rlvr_cli.samplers.open import UTILIZATION, engine_kind
@@ -148,7 +148,7 @@ def _held_by_trainer(
         layers = shape["layers"] * shape["hidden"] * width + layer
     held = {"weights": n * width}
     if not config.offload_optimizer:
-        held["optimizer state"] = (3 if config.optimizer == "adamw_kahan" else 2) * n * width
+        held["optimizer state"] = n * _state_bytes(config.optimizer, width)
     if config.kl_coef:
         held["reference model"] = n * width
     if on_gpu:
@@ -166,6 +166,17 @@ def _held_by_trainer(
     sequences = min(config.rollout_batch_size, config.max_batch_size or 256)
     cached = sequences * (GUESSED_PROMPT + config.sampling_max_tokens) * _cached_bytes(shape, compute)
     return updating, held | copies | {"key-value cache": cached}
+
+
+def _state_bytes(optimizer: OptimizerKind, width: int) -> float:
+    """Bytes of the optimizer's state for a parameter of `width` bytes."""
+    match optimizer:
+        case "adamw":
+            return 2 * width
+        case "adamw_kahan":
+            return 3 * width
+        case "adamw_8bit":  # with two scales for 256 parameters, and a compensation
+            return 2 + 2 * 4 / 256 + (2 if width == 2 else 0)
 
 
 def _held_by_host(config: TrainingConfig, shape: Mapping[str, int]) -> dict[str, float]:

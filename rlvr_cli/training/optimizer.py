@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from rlvr_cli.config.shared import OptimizerKind, Schedule
 from rlvr_cli.models.policy import Policy, as_policy
+from rlvr_cli.training.adamw_8bit import AdamW8bit
 from rlvr_cli.training.adamw_kahan import AdamWKahan
 from rlvr_cli.training.offload import OffloadedAdamW
 
@@ -20,21 +21,22 @@ def make_optimizer(
     kind: OptimizerKind = "adamw",
     offload: bool = False,
 ) -> torch.optim.Optimizer:
-    """AdamW over the trainable parameters; its state has the parameters' precision, unless it is offloaded.
+    """AdamW over the trainable parameters; its state has the parameters' precision, unless it is offloaded or has 8 bits.
 
     With "adamw" load the policy in float32: bfloat16 has 8 significant bits, so most steps at a learning rate of 1e-6 to 1e-5
     would be rounded away.
 
     Args:
-        kind: "adamw", or "adamw_kahan", which loses no step of bfloat16 weights.
+        kind: "adamw"; "adamw_kahan", which loses no step of bfloat16 weights; "adamw_8bit", whose moments have 8 bits.
         offload: with "adamw": compute on the host, from float32 weights and moments there.
     """
     parameters = list(as_policy(policy).trainable_parameters().values())
     if offload:
         assert kind == "adamw", f"{kind} is not offloaded"
         return OffloadedAdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
-    if kind == "adamw_kahan":
-        return AdamWKahan(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+    if kind != "adamw":
+        ours = {"adamw_kahan": AdamWKahan, "adamw_8bit": AdamW8bit}[kind]
+        return ours(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
     fused = parameters[0].device.type in ("cuda", "cpu")
     return torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused)
 

@@ -75,6 +75,7 @@ def move_state(optimizer: torch.optim.Optimizer, *, to_host: bool) -> None:
             if not to_host:
                 state[name] = tensor.to(slots[name].device, non_blocking=True)
             elif tensor.device.type != "cpu":  # pinned memory is copied faster
-                state[name] = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+                pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                state[name] = pinned.copy_(tensor, non_blocking=True)
     if torch.cuda.is_available():
         torch.cuda.synchronize()

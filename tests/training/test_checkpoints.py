@@ -165,6 +165,7 @@ def test_an_optimizer_that_made_no_step_yet(tiny_model_dir: Path, trainer: Train
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {},
     "adamw_kahan": {"kind": "adamw_kahan"},
+    "adamw_8bit": {"kind": "adamw_8bit"},
     "offloaded": {"offload": True},
 }
 
