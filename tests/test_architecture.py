@@ -45,6 +45,7 @@ HEAVY = {
     "rich",
     "pydantic",
     "vllm",
+    "bitsandbytes",
     "openai",
     "math_verify",
     "sympy",
@@ -61,6 +62,7 @@ HOMES = {
     "click": set(),  # use typer instead, which bundles it
     "openai": {"samplers/openai"},
     "vllm": {"samplers/vllm"},
+    "bitsandbytes": {"models/bitsandbytes"},
     "datasets": {"data/datasets"},
     "math_verify": {"graders"},
     "mpmath": {"graders/answers"},

@@ -13,7 +13,7 @@ Engine = Literal["auto", "transformers", "vllm", "openai"]
 TrainingEngine = Literal["auto", "transformers", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ParamDtype = Literal["float32", "bfloat16"]
-OptimizerKind = Literal["adamw", "adamw_kahan"]
+OptimizerKind = Literal["adamw", "adamw_kahan", "adamw_8bit"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 Schedule = Literal["constant", "cosine"]
 LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
@@ -169,7 +169,14 @@ class OptimizationOptions:
     learning_rate: float = knob(1e-5, "Peak learning rate of AdamW.", group="Optimization", common=True, above=0)
     optimizer: OptimizerKind = knob(
         "adamw",
-        "adamw, or adamw_kahan: with --param-dtype bfloat16, keeps what rounding takes from the weights and adds it later.",
+        "adamw; adamw_kahan: with --param-dtype bfloat16, keeps what rounding takes from the weights and adds it later; "
+        "adamw_8bit: moments of 8 bits (needs bitsandbytes), and with bfloat16 weights keeps the same.",
+        group="Optimization",
+    )
+    offload_optimizer: bool = knob(
+        False,
+        "With --optimizer adamw: compute its steps on the host, from float32 weights and moments in the host's memory. "
+        "The device then holds weights and gradients only.",
         group="Optimization",
     )
     warmup_steps: int = knob(0, "Updates of linear warm-up.", group="Optimization", at_least=0)
@@ -204,7 +211,7 @@ class OptimizationOptions:
     param_dtype: ParamDtype = knob(
         "float32",
         "Precision of the weights and of AdamW's state; bfloat16 halves the memory, but rounds away most small updates unless with "
-        "--optimizer adamw_kahan.",
+        "--optimizer adamw_kahan, adamw_8bit, or --offload-optimizer.",
         group="Optimization",
     )
     compute_dtype: ComputeDtype = knob(
@@ -372,6 +379,11 @@ def check_training(config: TrainingConfig) -> None:
         raise RlvrError(
             "--optimizer adamw_kahan keeps what bfloat16 weights round away, and these are float32.",
             "Add --param-dtype bfloat16, or leave --optimizer out.",
+        )
+    if config.offload_optimizer and config.optimizer != "adamw":
+        raise RlvrError(
+            f"--offload-optimizer keeps float32 weights and moments on the host: --optimizer {config.optimizer} has no use there.",
+            "Leave --optimizer out, or --offload-optimizer.",
         )
     for name in ("adam_beta1", "adam_beta2"):
         if not 0 <= getattr(config, name) < 1:

@@ -1,7 +1,7 @@
 """Replay a run: the same updates from the same first weights, by a plain loop, and what differs from what the run logged.
 
-Row by row and without padding, the whole model computes all logits of one response; losses and sums are float64; torch's AdamW
-moves the weights. Nothing here is shared with the room `training`, which stands below and so cannot be imported.
+Row by row and without padding, the whole model computes all logits of one response; losses and sums are float64; torch's AdamW,
+or the 8-bit one of bitsandbytes, moves the weights. Nothing here is shared with the room `training`, which stands below and so cannot be imported.
 
 Enters: a run directory. Leaves: a `Replay`.
 """
@@ -9,11 +9,14 @@ Enters: a run directory. Leaves: a `Replay`.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.bitsandbytes import import_bitsandbytes
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy
 from rlvr_cli.replay import formulas
@@ -219,13 +222,14 @@ def _replayed(run: StoredRun, policy: Policy, *, wanted: int, before_update: Cal
     if not wanted:
         return
     own = run.options
-    optimizer = torch.optim.AdamW(
+    make: Any = partial(torch.optim.AdamW, foreach=False, fused=False)
+    if own.get("optimizer") == "adamw_8bit":
+        make = import_bitsandbytes().optim.AdamW8bit
+    optimizer = make(
         policy.trainable_parameters().values(),
         lr=own["learning_rate"],
         betas=(own["adam_beta1"], own["adam_beta2"]),
         weight_decay=own["weight_decay"],
-        foreach=False,
-        fused=False,
     )
     schedule = num_updates(run)
     reference = policy.reference() if own.get("kl_coef") else None
@@ -269,7 +273,7 @@ def _temperature(run: StoredRun) -> float:
 def _update(
     run: StoredRun,
     policy: Policy,
-    optimizer: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
     responses: list[Response],
     known: list[Known],
     rate: float,

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlvr_cli.training.optimizer_state import Slot, slot_like, step_slot
+
 _CHUNK = 2**24  # parameters computed at once, in float32
 
 
@@ -15,7 +17,7 @@ class AdamWKahan(torch.optim.Optimizer):
 
     A bfloat16 weight has 8 significant bits, so that steps below 1/512 of it are rounded away. Here each weight has a
     `compensation`, the part of its steps so far that it could not hold, so that both together have 16 bits. The moments are
-    in the weights' precision too: 10 bytes a parameter with the gradient, where float32 takes 16. Nothing is drawn at
+    in the weights' precision too: 8 bytes a parameter with the weight, where float32 takes 12. Nothing is drawn at
     random. For float32 weights it is AdamW up to rounding.
 
     Args:
@@ -37,6 +39,11 @@ class AdamWKahan(torch.optim.Optimizer):
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
+    def layout(self, parameter: Tensor) -> dict[str, Slot]:
+        """Return what is kept of a parameter."""
+        kept = ("exp_avg", "exp_avg_sq", "compensation")
+        return {"step": step_slot()} | dict.fromkeys(kept, slot_like(parameter))
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  (torch's may return a loss)
         """Update every parameter that has a gradient. A closure is not supported."""
@@ -49,9 +56,7 @@ class AdamWKahan(torch.optim.Optimizer):
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros(())
-            for name in ("exp_avg", "exp_avg_sq", "compensation"):
-                state[name] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+            state.update({key: slot.zeros() for key, slot in self.layout(parameter).items()})
         state["step"] += 1
         steps, (beta1, beta2) = float(state["step"]), group["betas"]
         corrections = 1 - beta1**steps, math.sqrt(1 - beta2**steps)

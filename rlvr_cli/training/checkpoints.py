@@ -5,7 +5,7 @@ Enters: a policy, its optimizer, and the caller's own state: JSON (cursors, coun
     RUN/checkpoints/step-000050/
       model/                 the policy as `Policy.save` writes it; ``rlvr eval --model`` can load it
       policy.safetensors     `Policy.extra_weights`; absent when there are none
-      optimizer.safetensors  the optimizer's state, as PARAMETER/KEY (exp_avg, exp_avg_sq, step)
+      optimizer.safetensors  the optimizer's state, as PARAMETER/KEY (exp_avg, exp_avg_sq, step, ...)
       tensors.safetensors    the caller's tensors; absent when there are none
       state.json             the step, the caller's JSON, bytes and sha256 of the files above, and its own sha256
 
@@ -45,6 +45,7 @@ from rlvr_cli.runs.files import (
     shown,
 )
 from rlvr_cli.runs.schemas import NewerVersion, newer_version
+from rlvr_cli.training.optimizer_state import layout, load_state, state_bytes
 
 SCHEMA_VERSION = 1
 
@@ -65,13 +66,12 @@ class Checkpoint(NamedTuple):
     tensors: dict[str, Tensor]  # on the CPU
 
 
-def checkpoint_bytes(policy: Policy) -> int:
-    """Estimate a checkpoint's size on disk: weights, two AdamW moments per trained weight, tokenizer."""
+def checkpoint_bytes(policy: Policy, optimizer: torch.optim.Optimizer) -> int:
+    """Estimate a checkpoint's size on disk: weights, the optimizer's state, tokenizer."""
     weights = sum(tensor.nbytes for tensor in distinct_tensors(policy.weights_for_engine()).values())
     extra = sum(tensor.nbytes for tensor in policy.extra_weights().values())
-    moments = 2 * sum(parameter.nbytes for parameter in policy.trainable_parameters().values())
     tokenizer = 128 * policy.vocabulary_size  # tokenizer.json of Qwen, Llama and Gemma: 75 to 135 bytes per id
-    return weights + extra + moments + tokenizer + 2**16
+    return weights + extra + state_bytes(optimizer) + tokenizer + 2**16
 
 
 def save_checkpoint(
@@ -122,7 +122,7 @@ def save_checkpoint(
             folder.mkdir()
             fsync_directory(run)
         _finish_interrupted(folder)
-        _check_space(path, needed=checkpoint_bytes(policy) + sum(tensor.nbytes for tensor in extra.values()))
+        _check_space(path, needed=checkpoint_bytes(policy, optimizer) + sum(tensor.nbytes for tensor in extra.values()))
         try:
             temporary.mkdir()
             with _rust_errors_as_os_errors():
@@ -184,7 +184,7 @@ def load_checkpoint(
     weights = _fitting_weights(path, policy, extra=_read_tensors(path / _EXTRA) if _EXTRA in record["files"] else {})
     moments = _fitting_moments(path, policy, optimizer)
     policy.load_weights(weights)
-    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    load_state(optimizer, moments)
     tensors = _read_tensors(path / _TENSORS) if _TENSORS in record["files"] else {}
     if not problems:  # otherwise keep the damaged ones until the next save
         with os_errors_as_user_errors(folder):
@@ -234,7 +234,9 @@ def _check_finite(run: Path, *, step: int, weights: Mapping[str, Tensor], moment
                 )
 
 
-def check_space_for_training(run: Path, policy: Policy, *, updates: int, every: int) -> None:
+def check_space_for_training(
+    run: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, updates: int, every: int
+) -> None:
     """Raise RlvrError if the disk lacks space for the checkpoints and the final model of a run that is about to train.
 
     Args:
@@ -243,7 +245,7 @@ def check_space_for_training(run: Path, policy: Policy, *, updates: int, every: 
     """
     present = len(_steps(run / _FOLDER)) if (run / _FOLDER).is_dir() else 0
     most = min(KEEP + 1, present + -(-updates // every)) if every else present  # one more than are kept, for a moment
-    checkpoint = checkpoint_bytes(policy)
+    checkpoint = checkpoint_bytes(policy, optimizer)
     model = sum(tensor.nbytes for tensor in distinct_tensors(policy.weights_for_engine()).values())
     needed = max(most - present, 0) * checkpoint + (0 if (run / _MODEL).is_dir() else model)
     with os_errors_as_user_errors(run, "read"):
@@ -279,7 +281,7 @@ def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict
 
 
 def _optimized(policy: Policy, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.nn.Parameter]]:
-    """The optimizer's parameters with their names in the policy, in the order of the optimizer's state indices."""
+    """The optimizer's parameters with their names in the policy."""
     names = {parameter: name for name, parameter in policy.trainable_parameters().items()}
     return [(names[parameter], parameter) for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -334,20 +336,34 @@ def _fitting_weights(path: Path, policy: Policy, *, extra: Mapping[str, Tensor])
     return fitting
 
 
-def _fitting_moments(path: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
-    """The checkpoint's optimizer state, by the parameter's index in the optimizer."""
-    places = {name: (index, parameter) for index, (name, parameter) in enumerate(_optimized(policy, optimizer))}
-    fitting: dict[int, dict[str, Tensor]] = {}
+def _fitting_moments(path: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Tensor]]:
+    """The checkpoint's optimizer state, by the parameter."""
+    parameters = dict(_optimized(policy, optimizer))
+    fitting: dict[Tensor, dict[str, Tensor]] = {}
     for stored_name, tensor in _read_tensors(path / _OPTIMIZER).items():
         name, _, key = stored_name.rpartition("/")
-        if name not in places:
+        if name not in parameters:
             raise _misfit(path, stored_name, "is the state of a parameter that the optimizer does not have")
-        index, parameter = places[name]
-        found, wanted = (tuple(tensor.shape), tensor.dtype), (tuple(parameter.shape), parameter.dtype)
-        if key != "step" and found != wanted:  # "step" is always a scalar
-            raise _misfit(path, stored_name, f"is {found} in it, and its parameter is {wanted}")
-        fitting.setdefault(index, {})[key] = tensor
+        wanted = layout(optimizer, parameters[name]).get(key)
+        if wanted is None:
+            raise _other_optimizer(path, stored_name, "is in it, and not in the state of this optimizer")
+        found = (tuple(tensor.shape), tensor.dtype)
+        if found != (tuple(wanted.shape), wanted.dtype):
+            raise _misfit(
+                path, stored_name, f"is {found} in it, and {(tuple(wanted.shape), wanted.dtype)} in the optimizer"
+            )
+        fitting.setdefault(parameters[name], {})[key] = tensor
+    for name, parameter in parameters.items():
+        for key in layout(optimizer, parameter).keys() - fitting.get(parameter, layout(optimizer, parameter)).keys():
+            raise _other_optimizer(path, f"{name}/{key}", "is in the state of this optimizer, and not in it")
     return fitting
+
+
+def _other_optimizer(path: Path, name: str, what: str) -> RlvrError:
+    return RlvrError(
+        f"{shown(path)} was written by another optimizer: {shown(name)} {what}.",
+        "Resume with the --optimizer and the --offload-optimizer that the run was started with.",
+    )
 
 
 def _misfit(path: Path, name: str, what: str) -> RlvrError:

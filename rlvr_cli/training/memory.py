@@ -6,14 +6,14 @@ Leaves: a `MemoryPlan`, as numbers and as lines of the plan; or an RlvrError if 
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import torch
 
 from rlvr_cli.config.grpo import GrpoConfig
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared import OptimizerKind, TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import resolve_compute_dtype
 from rlvr_cli.samplers.open import UTILIZATION, engine_kind
@@ -37,17 +37,19 @@ class MemoryPlan:
     Attributes:
         updating: during an update; empty if the sizes of the model are not known.
         sampling: while the engine samples, without vLLM's share.
+        host: what the host's memory holds of the optimizer.
         capacity: the bytes of the trainer's device; None on a CPU.
         utilization: the share of its device that vLLM takes.
-        offload_optimizer: whether the optimizer's state leaves the device while vLLM samples there.
+        moves_state: whether the optimizer's state leaves the device while vLLM samples there.
         micro_batch_tokens: the tokens of a micro-batch; None if rows are counted.
     """
 
     updating: Mapping[str, float]
     sampling: Mapping[str, float]
+    host: Mapping[str, float] = field(default_factory=dict)
     capacity: float | None = None
     utilization: float = UTILIZATION
-    offload_optimizer: bool = False
+    moves_state: bool = False
     micro_batch_tokens: int | None = None
 
     @property
@@ -87,14 +89,23 @@ def memory_plan(
     asked, tokens = config.gpu_memory_utilization, config.micro_batch_tokens
     if not shape:
         guess = GUESSED_UTILIZATION if apart and placement.shared else UTILIZATION
-        return MemoryPlan({}, {}, capacity, asked or guess, micro_batch_tokens=TOKENS if tokens == 0 else tokens)
+        return MemoryPlan(
+            {}, {}, capacity=capacity, utilization=asked or guess, micro_batch_tokens=TOKENS if tokens == 0 else tokens
+        )
     row = GUESSED_PROMPT + config.sampling_max_tokens
     if tokens == 0:
         tokens = _tokens_that_fit(config, shape, placement, capacity, engine=engine, row=row)
     updating, sampling = _held_by_trainer(
         config, shape, placement, engine=engine, tokens=rows * row if tokens is None else max(tokens, row)
     )
-    plan = MemoryPlan(updating, sampling, capacity, asked or UTILIZATION, micro_batch_tokens=tokens)
+    plan = MemoryPlan(
+        updating,
+        sampling,
+        _held_by_host(config, shape),
+        capacity=capacity,
+        utilization=asked or UTILIZATION,
+        micro_batch_tokens=tokens,
+    )
     if not apart or of is None:
         return plan
     return _divided(plan, config, shape, of=of, shared=placement.shared)
@@ -135,7 +146,9 @@ def _held_by_trainer(
     layers = shape["layers"] * layer
     if config.gradient_checkpointing:
         layers = shape["layers"] * shape["hidden"] * width + layer
-    held = {"weights": n * width, "optimizer state": (3 if config.optimizer == "adamw_kahan" else 2) * n * width}
+    held = {"weights": n * width}
+    if not config.offload_optimizer:
+        held["optimizer state"] = n * _state_bytes(config.optimizer, width)
     if config.kl_coef:
         held["reference model"] = n * width
     if on_gpu:
@@ -144,7 +157,7 @@ def _held_by_trainer(
         held["the sampling process's weights, and the snapshot it samples from"] = 2 * n * width
     copies = {"bfloat16 copy of the weights": n * compute} if compute < width else {}
     updating = held | copies | {
-        "gradients": n * (4 if width == 4 else 2 + 4),  # those of bfloat16 weights are summed in float32
+        "gradients": 4 * n + (shape["vocabulary"] * shape["hidden"] * 2 if width == 2 else 0),  # sums, in float32, and one tensor
         "activations of a micro-batch": float(tokens * layers),
         "logits": 4.0 * min(HEAD_LOGITS, tokens * shape["vocabulary"]),
     }  # fmt: skip
@@ -153,6 +166,24 @@ def _held_by_trainer(
     sequences = min(config.rollout_batch_size, config.max_batch_size or 256)
     cached = sequences * (GUESSED_PROMPT + config.sampling_max_tokens) * _cached_bytes(shape, compute)
     return updating, held | copies | {"key-value cache": cached}
+
+
+def _state_bytes(optimizer: OptimizerKind, width: int) -> float:
+    """Bytes of the optimizer's state for a parameter of `width` bytes."""
+    match optimizer:
+        case "adamw":
+            return 2 * width
+        case "adamw_kahan":
+            return 3 * width
+        case "adamw_8bit":  # with two scales for 256 parameters, and a compensation
+            return 2 + 2 * 4 / 256 + (2 if width == 2 else 0)
+
+
+def _held_by_host(config: TrainingConfig, shape: Mapping[str, int]) -> dict[str, float]:
+    if not config.offload_optimizer:
+        return {}
+    weights = {"float32 weights": 4.0 * shape["parameters"]} if config.param_dtype == "bfloat16" else {}
+    return weights | {"optimizer state": 8.0 * shape["parameters"]}
 
 
 def _divided(
@@ -168,10 +199,9 @@ def _divided(
     wanted = config.gpu_memory_utilization or None
     enough = least + (min(config.rollout_batch_size, 256) - 1) * response if wanted is None else wanted * of
     room = of - sum(plan.sampling.values()) if shared else of
-    offload = shared and room < enough
-    if offload:
+    if shared and room < enough and "optimizer state" in plan.sampling:
         held = {name: bytes for name, bytes in plan.sampling.items() if name != "optimizer state"}
-        plan, room = replace(plan, sampling=held, offload_optimizer=True), of - sum(held.values())
+        plan, room = replace(plan, sampling=held, moves_state=True), of - sum(held.values())
     most = max(math.floor(100 * room / of), 0) / 100
     if wanted is not None and wanted > most:
         raise RlvrError(
@@ -256,8 +286,10 @@ def memory_lines(plan: MemoryPlan, placement: Placement, *, engine: str) -> dict
         return {"memory": "not known: the model's files are not on this machine"}
     of = "" if plan.capacity is None else f" of the {_size(plan.capacity)} of {placement.trainer}"
     lines = {"memory": f"about {_total(plan.updating, of)}"}
+    if plan.host:
+        lines["on the host"] = f"about {_total(plan.host)}"
     sampling = f"about {_total(plan.sampling)}"
-    if plan.offload_optimizer:
+    if plan.moves_state:
         sampling += ", the optimizer state on the host"
     if engine_kind(engine).share is None and placement.engine.startswith("cuda"):
         sampling += f"; {engine_kind(engine).title} takes {plan.utilization:.0%} of {placement.engine}"

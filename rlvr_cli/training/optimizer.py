@@ -7,7 +7,9 @@ from transformers import PreTrainedModel
 
 from rlvr_cli.config.shared import OptimizerKind, Schedule
 from rlvr_cli.models.policy import Policy, as_policy
+from rlvr_cli.training.adamw_8bit import AdamW8bit
 from rlvr_cli.training.adamw_kahan import AdamWKahan
+from rlvr_cli.training.offload import OffloadedAdamW
 
 
 def make_optimizer(
@@ -17,35 +19,26 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.0,
     kind: OptimizerKind = "adamw",
+    offload: bool = False,
 ) -> torch.optim.Optimizer:
-    """AdamW over the trainable parameters; its state has the parameters' precision.
+    """AdamW over the trainable parameters; its state has the parameters' precision, unless it is offloaded or has 8 bits.
 
     With "adamw" load the policy in float32: bfloat16 has 8 significant bits, so most steps at a learning rate of 1e-6 to 1e-5
     would be rounded away.
 
     Args:
-        kind: "adamw", or "adamw_kahan", which loses no step of bfloat16 weights.
+        kind: "adamw"; "adamw_kahan", which loses no step of bfloat16 weights; "adamw_8bit", whose moments have 8 bits.
+        offload: with "adamw": compute on the host, from float32 weights and moments there.
     """
     parameters = list(as_policy(policy).trainable_parameters().values())
-    if kind == "adamw_kahan":
-        return AdamWKahan(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+    if offload:
+        assert kind == "adamw", f"{kind} is not offloaded"
+        return OffloadedAdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+    if kind != "adamw":
+        ours = {"adamw_kahan": AdamWKahan, "adamw_8bit": AdamW8bit}[kind]
+        return ours(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
     fused = parameters[0].device.type in ("cuda", "cpu")
     return torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused)
-
-
-@torch.no_grad()
-def move_state(optimizer: torch.optim.Optimizer, *, to_host: bool) -> None:
-    """Move the optimizer's state to the host's memory, or back to the devices of its parameters; values stay the same."""
-    for parameter, state in optimizer.state.items():
-        for name, tensor in state.items():
-            if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:  # the number of steps
-                continue
-            if not to_host:
-                state[name] = tensor.to(parameter.device, non_blocking=True)
-            elif tensor.device.type != "cpu":  # pinned memory is copied faster
-                state[name] = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def learning_rate_at(

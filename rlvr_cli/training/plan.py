@@ -134,10 +134,10 @@ def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
         notes.append(
             "with --sampling-top-p below 1, responses are sampled from another distribution than the one that is trained"
         )
-    if config.param_dtype == "bfloat16" and config.optimizer == "adamw":
+    if config.param_dtype == "bfloat16" and config.optimizer == "adamw" and not config.offload_optimizer:
         notes.append(
             "bfloat16 weights have 8 significant bits: most steps at a learning rate of 1e-6 to 1e-5 are rounded away, "
-            "but not with --optimizer adamw_kahan"
+            "but not with --optimizer adamw_kahan, adamw_8bit, or --offload-optimizer"
         )
     if loss.raw_rewards and config.dynamic_sampling:
         notes.append(

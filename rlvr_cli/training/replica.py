@@ -7,6 +7,7 @@ every rank, in the same order (`trainers.Trainers`); rank 0 uses what they retur
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.training.optimizer import make_optimizer
+from rlvr_cli.training.optimizer_state import layout, load_state
 from rlvr_cli.training.ranks import ALONE, Ranks, bits
 from rlvr_cli.training.update import compute_log_probs, train_update
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
@@ -51,6 +53,7 @@ class Replica:
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
             kind=config.optimizer,
+            offload=config.offload_optimizer,
         )
         self.reference: Policy | None = self.policy.reference() if config.kl_coef else None
         self.check: Callable[[], None] = lambda: None
@@ -85,30 +88,22 @@ class Replica:
         assert model is not None, "there is a reference only with --kl-coef"
         return compute_log_probs(model, dict(batch), check=self.check, ranks=self.ranks, **how)
 
+    @torch.no_grad()
     def copy_rank_0(self) -> None:
         """Copy weights and optimizer state of rank 0."""
-        with torch.no_grad():
-            self.ranks.broadcast_tensors(distinct_tensors(self.policy.weights()).values())
-            own = self.optimizer.state_dict()
-            layout = self.ranks.broadcast(
-                {
-                    index: {
-                        key: (value.shape, value.dtype, value.device.type) if isinstance(value, Tensor) else (value,)
-                        for key, value in state.items()
-                    }
-                    for index, state in own["state"].items()
-                }
-            )
-            device, state = self.policy.device, own["state"]
-            if self.ranks.rank:
-                state = {
-                    index: {key: _empty(what, device=device) for key, what in keys.items()}
-                    for index, keys in layout.items()
-                }
-            tensors = [value for keys in state.values() for value in keys.values() if isinstance(value, Tensor)]
-            self.ranks.broadcast_tensors(tensors)
-            if self.ranks.rank:
-                self.optimizer.load_state_dict({"state": state, "param_groups": own["param_groups"]})
+        self.ranks.broadcast_tensors(distinct_tensors(self.policy.weights()).values())
+        parameters: list[Tensor] = [*self.policy.trainable_parameters().values()]
+        stepped = self.ranks.broadcast([parameter in self.optimizer.state for parameter in parameters])
+        state: Mapping[Tensor, Mapping[str, Tensor]] = self.optimizer.state
+        if self.ranks.rank:
+            state = {
+                parameter: {key: slot.zeros() for key, slot in layout(self.optimizer, parameter).items()}
+                for parameter in compress(parameters, stepped)
+            }
+        for parameter in compress(parameters, stepped):
+            self.ranks.broadcast_tensors(state[parameter][key] for key in layout(self.optimizer, parameter))
+        if self.ranks.rank:
+            load_state(self.optimizer, state)
 
     def sample(self, requests: Sequence[Request], params: SamplingParams, *, version: int, canceled: str) -> None:
         """Answer this rank's share of the requests with the embedded engine, and give rank 0 the completions.
@@ -140,10 +135,3 @@ class Replica:
 def share(requests: Sequence[Request], ranks: Ranks, *, rank: int | None = None) -> list[Request]:
     """Return the requests that a rank answers, by default this one."""
     return list(requests[ranks.rank if rank is None else rank :: ranks.size])
-
-
-def _empty(what: tuple[Any, ...], *, device: torch.device) -> Any:
-    if len(what) == 1:
-        return what[0]
-    shape, dtype, kind = what
-    return torch.empty(shape, dtype=dtype, device="cpu" if kind == "cpu" else device)

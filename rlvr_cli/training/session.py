@@ -14,6 +14,7 @@ from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.models.bitsandbytes import check_bitsandbytes
 from rlvr_cli.models.device import cuda_devices, resolve_device
 from rlvr_cli.models.identity import model_facts, model_path, model_shape
 from rlvr_cli.models.tokenization import encode_prompts
@@ -97,8 +98,10 @@ def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[P
         rows: responses in a micro-batch.
 
     Raises:
-        RlvrError: there is no such device, or it is too small.
+        RlvrError: there is no such device, or it is too small; or the package of the optimizer is not installed.
     """
+    if config.optimizer == "adamw_8bit":
+        check_bitsandbytes()
     resolve_device(config.device)
     capacities = cuda_devices()
     placement = place(

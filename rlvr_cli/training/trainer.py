@@ -132,6 +132,7 @@ class Trainer:
         check_space_for_training(
             self.run.path,
             self.policy,
+            self.optimizer,
             updates=max(self.num_updates - self.updates, 0),
             every=config.checkpoint_every,
         )

@@ -9,8 +9,8 @@ the first backward pass, and no row's result depends on its padding.
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import chain, compress
 from typing import NotRequired, TypedDict
 
@@ -166,9 +166,8 @@ def train_update(
             per_row = outputs.loss.dim() == 1
             if learning:
                 fault_point("backward")
-                loss.backward()
-                for parameter in narrow:
-                    _move_gradient(parameter, gradients)
+                with _moving_gradients(narrow, gradients):
+                    loss.backward()
             with torch.no_grad():  # both sums are 0 outside the mask
                 sums[:3] += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
                 sums[3] += computed
@@ -341,12 +340,25 @@ def _sum_gradients(
     ranks.sum(summed)
 
 
-def _move_gradient(parameter: Tensor, gradients: dict[Tensor, Tensor]) -> None:
-    """Add the gradient of a parameter to its sum in `gradients`, and remove it from the parameter."""
-    if parameter.grad is not None:
+@contextmanager
+def _moving_gradients(parameters: Sequence[Tensor], gradients: dict[Tensor, Tensor]) -> Iterator[None]:
+    """Within the block, add each parameter's gradient to its float32 sum in `gradients` as soon as the backward pass has it.
+
+    Moved after the whole backward pass, the gradients of all parameters would be in memory at once beside their sums.
+    """
+
+    def move(parameter: Tensor) -> None:
+        assert parameter.grad is not None
         earlier = gradients.get(parameter)
         gradients[parameter] = parameter.grad.float() if earlier is None else earlier.add_(parameter.grad)
         parameter.grad = None
+
+    hooks = [parameter.register_post_accumulate_grad_hook(move) for parameter in parameters]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _cut(batch: Batch, rows: Tensor, width: int, device: torch.device) -> Batch:

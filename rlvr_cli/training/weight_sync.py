@@ -18,7 +18,7 @@ from rlvr_cli.models.policy import Policy, distinct_tensors
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.samplers.process import SamplingProcess
 from rlvr_cli.training.memory import MemoryPlan
-from rlvr_cli.training.optimizer import move_state
+from rlvr_cli.training.optimizer_state import move_state
 from rlvr_cli.training.placement import Placement
 from rlvr_cli.training.trainers import DividedSampler, Trainers
 from rlvr_cli.types import Sampler
@@ -79,7 +79,7 @@ class WeightSync:
             # On a CPU too: there the engine notes that it cannot sleep.
             sleep_mode=kind.share is None and not config.async_steps and placement.trainer == placement.engine,
         )
-        self._offload = memory.offload_optimizer
+        self._moves_state = memory.moves_state
         self._optimizer: torch.optim.Optimizer | None = None
         self._share = None if config.async_steps else kind.share
         self._synced = -1  # the version that the sampler serves
@@ -102,7 +102,7 @@ class WeightSync:
         """Use this policy's weights from now on. The embedded engine samples from the policy's model itself, without a copy.
 
         Args:
-            optimizer: its state is moved out of the way of an engine that needs the room (`MemoryPlan.offload_optimizer`).
+            optimizer: its state is moved out of the way of an engine that needs the room (`MemoryPlan.moves_state`).
             trainers: if there are several, each samples a share with the embedded engine.
         """
         self.policy, self._optimizer, self._trainers = policy, optimizer, trainers
@@ -125,7 +125,7 @@ class WeightSync:
         self._move_optimizer_state(to_host=False)
 
     def _move_optimizer_state(self, *, to_host: bool) -> None:
-        if self._offload and self._optimizer is not None:
+        if self._moves_state and self._optimizer is not None:
             move_state(self._optimizer, to_host=to_host)
 
     def sync(self, version: int) -> float:

@@ -179,6 +179,13 @@ def test_rounded_weights_do_not_compute_in_float32(config):
         assert config(param_dtype="bfloat16", compute_dtype=compute_dtype).compute_dtype == compute_dtype
 
 
+@pytest.mark.parametrize("config", [SftConfig, EiConfig, GrpoConfig])
+def test_only_adamw_is_offloaded(config):
+    with pytest.raises(RlvrError, match="--optimizer adamw_kahan has no use there"):
+        config(param_dtype="bfloat16", optimizer="adamw_kahan", offload_optimizer=True)
+    assert config(offload_optimizer=True).offload_optimizer
+
+
 def test_training_options_that_runs_were_started_with_stay_valid():
     """Otherwise such a run could not be resumed. Training limits prompts to --max-model-len with every engine."""
     assert GrpoConfig(engine="transformers", max_model_len=64).max_model_len == 64

@@ -208,6 +208,8 @@ class FakeCuda(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         ours = [tensor for tensor in tensors if isinstance(tensor, CudaTensor)]
         wanted = self.with_index(kwargs.get("device"))
+        if kwargs.get("pin_memory"):  # the host's memory is what it is
+            kwargs = {**kwargs, "pin_memory": False}
         if not ours and (wanted is None or wanted.type != "cuda"):
             return func(*args, **kwargs)
         with self:

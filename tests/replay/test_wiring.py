@@ -351,6 +351,34 @@ def test_kahan_summation_is_part_of_the_optimizer_that_is_used(command, place, t
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_the_state_on_the_host_is_that_of_the_optimizer_that_is_used(command, place, tiny_model_dir):
+    given = {"param_dtype": "bfloat16", "offload_optimizer": True, "run": f"{command}-offload"}
+    run = make(command, given, place, tiny_model_dir)
+    (last,) = list((run / "checkpoints").iterdir())[-1:]
+    weights, state = load_file(last / "model/model.safetensors"), load_file(last / "optimizer.safetensors")
+    assert {name.rpartition("/")[2] for name in state} == {"step", "exp_avg", "exp_avg_sq", "weight"}
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    for name, weight in weights.items():
+        assert weight.equal(state[f"{name}/weight"].bfloat16())
+    assert replay_run(read_stored(run), most=None).problems == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
+def test_moments_of_8_bits_are_those_of_the_optimizer_that_is_used(param_dtype, command, place, tiny_model_dir):
+    given = {"optimizer": "adamw_8bit", "param_dtype": param_dtype, "run": f"{command}-8bit-{param_dtype}"}
+    run = make(command, given, place, tiny_model_dir)
+    (last,) = list((run / "checkpoints").iterdir())[-1:]
+    state = load_file(last / "optimizer.safetensors")
+    assert {tensor.dtype for name, tensor in state.items() if name.endswith("/exp_avg")} == {torch.uint8, torch.float32}
+    stored = read_stored(run)
+    assert replay_run(stored, most=None).problems == []
+    if param_dtype == "float32":
+        exact = replace(stored, options=stored.options | {"optimizer": "adamw"})
+        assert replay_run(exact, most=None).problems != []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_what_saves_memory_is_used_and_changes_no_update(command, place, tiny_model_dir, monkeypatch):
     """Micro-batches of a token have one row; layers are computed again in the backward pass."""
     layers = []

@@ -6,6 +6,7 @@ stdin, forks a child for each, which goes on from the newest checkpoint and save
 
 import copy
 import hashlib
+import itertools
 import json
 import os
 import resource
@@ -61,8 +62,8 @@ class Trainer(NamedTuple):
     def digest(self) -> str:
         """Of every bit of the weights and of the optimizer's state."""
         tensors = dict(self.model.state_dict())
-        for index, entry in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"{index}/{key}": tensor for key, tensor in entry.items()}
+        for index, parameter in enumerate(self.model.parameters()):
+            tensors |= {f"{index}/{key}": tensor for key, tensor in self.optimizer.state.get(parameter, {}).items()}
         return digest_of(tensors)
 
 
@@ -74,10 +75,10 @@ def digest_of(tensors: dict[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def trainer_of(directory: Path, dtype: torch.dtype = torch.float32) -> Trainer:
+def trainer_of(directory: Path, dtype: torch.dtype = torch.float32, **optimizer: Any) -> Trainer:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    return Trainer(model, make_optimizer(model, learning_rate=1e-2), tokenizer)
+    return Trainer(model, make_optimizer(model, learning_rate=1e-2, **optimizer), tokenizer)
 
 
 def names_in(run: Path) -> list[str]:
@@ -161,15 +162,37 @@ def test_an_optimizer_that_made_no_step_yet(tiny_model_dir: Path, trainer: Train
     assert other.digest() == history[1]
 
 
-def test_bfloat16_comes_back_to_the_bit(tiny_model_dir: Path, tmp_path: Path):
-    first, second = (trainer_of(tiny_model_dir, torch.bfloat16) for _ in range(2))
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "adamw_kahan": {"kind": "adamw_kahan"},
+    "adamw_8bit": {"kind": "adamw_8bit"},
+    "offloaded": {"offload": True},
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_optimizer_comes_back_to_the_bit(tiny_model_dir: Path, tmp_path: Path, dtype, optimizer):
+    first, second = (trainer_of(tiny_model_dir, dtype, **optimizer) for _ in range(2))
     first.train(1)
-    first.save(tmp_path, 1)
+    path = first.save(tmp_path, 1)
+    taken = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+    assert taken <= checkpoint_bytes(Policy(first.model), first.optimizer)
     second.load(tmp_path)
-    assert second.model.dtype == torch.bfloat16
+    assert second.model.dtype == dtype
+    assert first.digest() == second.digest()
     for trainer in (first, second):
         trainer.train(2)
     assert first.digest() == second.digest()
+
+
+@pytest.mark.parametrize(("writer", "reader"), [*itertools.permutations(OPTIMIZERS, 2)])
+def test_the_state_of_another_optimizer_is_refused(tiny_model_dir: Path, tmp_path: Path, writer: str, reader: str):
+    one, other = (trainer_of(tiny_model_dir, torch.bfloat16, **OPTIMIZERS[name]) for name in (writer, reader))
+    one.train(1)
+    one.save(tmp_path, 1)
+    problem = refusal(other, tmp_path)
+    assert "optimizer" in problem
 
 
 def test_a_mixture_of_experts_whose_files_name_its_weights_otherwise(trainer: Trainer, tmp_path: Path):
@@ -512,14 +535,17 @@ def test_too_little_space_is_noticed_before_anything_is_written(run: Path, train
     huge = torch.zeros(1).expand(2**50)
     with pytest.raises(RlvrError) as caught:
         trainer.save(run, 3, tensors={"huge": huge})
-    assert f"takes {huge.nbytes + checkpoint_bytes(Policy(trainer.model)):,} bytes" in caught.value.problem
+    assert (
+        f"takes {huge.nbytes + checkpoint_bytes(Policy(trainer.model), trainer.optimizer):,} bytes"
+        in caught.value.problem
+    )
     assert " are free" in caught.value.problem
     assert tree_of(run) == before
 
 
 def test_the_space_that_a_checkpoint_takes(run: Path, trainer: Trainer):
     taken = sum(p.stat().st_size for p in (run / "checkpoints/step-000002").rglob("*") if p.is_file())
-    assert taken <= checkpoint_bytes(Policy(trainer.model)) <= 2 * taken
+    assert taken <= checkpoint_bytes(Policy(trainer.model), trainer.optimizer) <= 2 * taken
 
 
 @pytest.mark.parametrize(
@@ -537,27 +563,29 @@ def test_space_for_all_of_a_run_is_asked_for_before_it_starts(
 ):
     policy = Policy(trainer.model)
     model = sum(p.nbytes for p in trainer.model.parameters())  # tied weights once
-    needed = checkpoints * checkpoint_bytes(policy) + models * model
+    needed = checkpoints * checkpoint_bytes(policy, trainer.optimizer) + models * model
     if model_is_there:
         (tmp_path / "model").mkdir()
     for free in (needed, needed - 1):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         if free >= needed:
-            check_space_for_training(tmp_path, policy, updates=updates, every=every)
+            check_space_for_training(tmp_path, policy, trainer.optimizer, updates=updates, every=every)
         else:
             with pytest.raises(
                 RlvrError, match=f"needs {needed:,} bytes for checkpoints .*, and {free:,} are free"
             ) as caught:
-                check_space_for_training(tmp_path, policy, updates=updates, every=every)
+                check_space_for_training(tmp_path, policy, trainer.optimizer, updates=updates, every=every)
             assert "--runs-dir" in caught.value.hint
 
 
 def test_the_space_of_checkpoints_that_are_there_is_not_asked_for_again(run: Path, trainer: Trainer, monkeypatch):
     policy = Policy(trainer.model)
     (run / "model").mkdir()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=checkpoint_bytes(policy)))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: SimpleNamespace(free=checkpoint_bytes(policy, trainer.optimizer))
+    )
     assert names_in(run) == ["step-000001", "step-000002"]
-    check_space_for_training(run, policy, updates=100, every=1)
+    check_space_for_training(run, policy, trainer.optimizer, updates=100, every=1)
 
 
 # --- faults

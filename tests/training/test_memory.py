@@ -74,7 +74,7 @@ def test_beside_the_trainer_vllm_gets_what_it_leaves():
     """1.5B in float32 on 80 GB: 5.8 GiB of weights, 11.5 of moments and 1.5 of CUDA leave 60.4 of 79.2 GiB."""
     plan = plan_of(GrpoConfig(), QWEN_15B, 79.2 * GIB)
     assert plan.utilization == 0.76
-    assert not plan.offload_optimizer
+    assert not plan.moves_state
     held = sum(plan.sampling.values())
     assert held == QWEN_15B["parameters"] * 12 + CONTEXT
     assert held + plan.utilization * 79.2 * GIB <= 79.2 * GIB
@@ -85,14 +85,14 @@ def test_the_optimizer_state_makes_room_for_the_cache_of_a_batch():
     """0.5B on 12 GiB: with the moments 5.0 GiB are left, and 256 responses of 1,280 tokens take 0.9 + 1 + 3.8."""
     config = GrpoConfig()
     plan = plan_of(config, QWEN_05B, 12 * GIB)
-    assert plan.offload_optimizer
+    assert plan.moves_state
     assert "optimizer state" not in plan.sampling
     assert "optimizer state" in plan.updating
     assert plan.utilization == pytest.approx((12 - 494_032_768 * 4 / GIB - 1.5) / 12, abs=0.01)
-    assert not plan_of(config, QWEN_05B, 16 * GIB).offload_optimizer
+    assert not plan_of(config, QWEN_05B, 16 * GIB).moves_state
     assert not plan_of(
         GrpoConfig(rollout_batch_size=8, train_batch_size=8, gradient_accumulation_steps=4), QWEN_05B, 12 * GIB
-    ).offload_optimizer
+    ).moves_state
     lines = memory_lines(plan, place("auto", engine="vllm", in_process=True, cuda_devices=["cuda:0"]), engine="vllm")
     assert lines["when sampling"].endswith("the optimizer state on the host; vLLM takes 72% of cuda:0")
 
@@ -101,7 +101,7 @@ def test_what_is_asked_for_is_taken_or_refused():
     assert plan_of(GrpoConfig(gpu_memory_utilization=0.3), QWEN_15B, 79.2 * GIB).utilization == 0.3
     assert plan_of(GrpoConfig(gpu_memory_utilization=0.9), QWEN_15B, 79.2 * GIB, 79.2 * GIB).utilization == 0.9
     offloading = plan_of(GrpoConfig(gpu_memory_utilization=0.85), QWEN_15B, 79.2 * GIB)
-    assert (offloading.utilization, offloading.offload_optimizer) == (0.85, True)
+    assert (offloading.utilization, offloading.moves_state) == (0.85, True)
     with pytest.raises(RlvrError, match=r"0\.95 is more than the trainer leaves: 0\.9 of 79\.2 GiB"):
         plan_of(GrpoConfig(gpu_memory_utilization=0.95), QWEN_15B, 79.2 * GIB)
     with pytest.raises(RlvrError, match=r"vLLM needs 3\.9 GiB .* and gets 811 MiB of 79\.2 GiB"):
@@ -132,9 +132,7 @@ def test_a_run_that_cannot_fit_is_refused_and_one_that_will_hardly_fit_is_noted(
     large = plan_of(config, QWEN_7B, 110 * GIB, engine="transformers")
     with pytest.raises(RlvrError, match=r"take 113\.5 GiB, and the device has 110\.0 GiB") as caught:
         check_memory(large, config, QWEN_7B, engine="transformers", rows=2)
-    assert caught.value.hint == (
-        "It should fit with --param-dtype bfloat16 --optimizer adamw_kahan --gradient-accumulation-steps 256."
-    )
+    assert caught.value.hint == ("It should fit with --param-dtype bfloat16 --optimizer adamw_kahan.")
     tight = plan_of(config, QWEN_15B, 32 * GIB, engine="transformers")
     note = check_memory(tight, config, QWEN_15B, engine="transformers", rows=2)
     assert note == (
@@ -162,9 +160,27 @@ def test_smaller_micro_batches_come_first(config, option):
     assert options_that_fit(config, QWEN_7B, 8 * GIB, engine="transformers", rows=2) is None
 
 
+def test_what_the_host_holds_is_not_on_the_device():
+    config = GrpoConfig(param_dtype="bfloat16", offload_optimizer=True)
+    plan = plan_of(config, QWEN_7B, 79.2 * GIB, engine="transformers")
+    n = QWEN_7B["parameters"]
+    assert plan.host == {"float32 weights": 4 * n, "optimizer state": 8 * n}
+    assert "optimizer state" not in {*plan.updating, *plan.sampling}
+    assert plan.updating["gradients"] == 4 * n + 2 * QWEN_7B["vocabulary"] * QWEN_7B["hidden"]
+    assert plan_of(replace(config, param_dtype="float32"), QWEN_7B, GIB, engine="transformers").host == {
+        "optimizer state": 8 * n
+    }
+    placement = place("auto", engine="transformers", in_process=True, cuda_devices=["cuda:0"])
+    lines = memory_lines(plan, placement, engine="transformers")
+    assert lines["on the host"] == "about 85.1 GiB: optimizer state 56.7 GiB, float32 weights 28.4 GiB"
+    assert plan_of(GrpoConfig(), QWEN_7B, GIB, engine="transformers").host == {}
+    beside = plan_of(GrpoConfig(offload_optimizer=True), QWEN_05B, 12 * GIB)
+    assert not beside.moves_state, "there is nothing to move while vLLM samples"
+
+
 def test_the_dry_run_says_which_gpus_fit():
     assert gpus_line(GrpoConfig(), QWEN_15B, engine="vllm", rows=2) == (
-        "24 GB: with --param-dtype bfloat16 --optimizer adamw_kahan --gradient-checkpointing; 48 GB: fits; 80 GB: fits"
+        "24 GB: with --param-dtype bfloat16 --optimizer adamw_kahan --gradient-accumulation-steps 256; 48 GB: fits; 80 GB: fits"
     )
     assert gpus_line(GrpoConfig(), QWEN_7B, engine="transformers", rows=2) == (
         "24 GB: too small; 48 GB: too small; 80 GB: too small"

@@ -79,6 +79,8 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
         [*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"],
         [*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"],
         [*GRPO, "--param-dtype", "bfloat16", "--optimizer", "adamw_kahan", "--gradient-checkpointing"],
+        [*GRPO, "--param-dtype", "bfloat16", "--offload-optimizer"],
+        [*GRPO, "--optimizer", "adamw_8bit"],
         [*GRPO, "--async-steps", "1"],
         [*GRPO, "--compute-dtype", "bfloat16", "--kl-coef", "0.1"],
         pytest.param(
@@ -91,6 +93,8 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
         "dynamic-sampling",
         "kl-and-importance-correction",
         "kahan",
+        "offload",
+        "8bit",
         "async",
         "bfloat16",
         "async-dynamic-sampling",

@@ -420,6 +420,28 @@ def test_gradients_of_bfloat16_weights_are_summed_in_float32():
     assert_same(together, alone, 0)
 
 
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_gradients_of_bfloat16_weights_are_not_all_in_memory_beside_their_sums(gradient_checkpointing):
+    model = make_policy(torch.bfloat16, layers=2)
+    parameters = list(model.parameters())
+    at_once, sums, found = [], {}, []
+
+    def see(parameter):
+        at_once.append(sum(p.grad is not None for p in parameters))
+        sums[parameter] = sums.get(parameter, 0) + parameter.grad.float()
+
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(see)
+    optimizer = torch.optim.SGD(parameters)
+    optimizer.register_step_pre_hook(lambda *_: found.extend(p.grad.clone() for p in parameters))
+    options = {"learning_rate": 0.1, "max_grad_norm": math.inf, "gradient_checkpointing": gradient_checkpointing}
+    for _ in range(2):  # nothing is left over for another update
+        train_update(model, optimizer, make_batch([(3, 5), (2, 4), (4, 3)]), micro_batch_size=1, **options)
+        assert at_once == [1] * 3 * len(parameters)
+        assert_same(found, [sums[parameter].bfloat16() for parameter in parameters], 0)
+        at_once.clear(), sums.clear(), found.clear()
+
+
 def test_ten_updates_follow_an_independent_loop_and_the_tiny_model_overfits(tiny_model, tiny_tokenizer):
     """Golden trajectory: the same ten updates written the plain way, without any of our functions."""
     prompts = ["What is 12 + 30?", "Natalia sold 48 clips.", "Solve x^2 = 9."]

@@ -8,7 +8,8 @@ from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.models.policy import Policy, distinct_tensors
 from rlvr_cli.samplers.open import ENGINES, EngineKind
 from rlvr_cli.training.memory import MemoryPlan
-from rlvr_cli.training.optimizer import make_optimizer, move_state
+from rlvr_cli.training.optimizer import make_optimizer
+from rlvr_cli.training.optimizer_state import move_state
 from rlvr_cli.training.placement import Placement
 from rlvr_cli.training.weight_sync import Snapshot, WeightSync
 
@@ -121,7 +122,7 @@ def test_an_engine_on_its_own_device_never_sleeps_and_keeps_its_weights(policy, 
 def test_the_optimizer_state_is_on_the_host_while_the_engine_samples(own_engine, policy):
     """On fake CUDA tensors, which have a device and no values."""
     sync = WeightSync(
-        GrpoConfig(), engine=own_engine, placement=Placement("cuda:0", "cuda:0"), memory=MemoryPlan({}, {}, offload_optimizer=True)
+        GrpoConfig(), engine=own_engine, placement=Placement("cuda:0", "cuda:0"), memory=MemoryPlan({}, {}, moves_state=True)
     )  # fmt: skip
     engine = sync.sampler
     with FakeTensorMode():
