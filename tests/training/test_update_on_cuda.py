@@ -133,7 +133,13 @@ def test_an_update_holds_neither_a_mask_of_all_pairs_nor_all_logits(measured):
 def test_the_host_waits_for_the_device_only_where_it_must(measured):
     model, cuda = measured
     update(model, large_batch())
-    assert cuda.waits == {
+    uploads = {
+        "update.py:_cut": 2 * 6,  # the columns of a micro-batch
+        "prefixes.py:distinct_prefixes": 2 * 5,
+        "objectives.py:reduced_loss": 2,  # denominators
+    }
+    assert cuda.uploads == uploads
+    assert cuda.waits == {("upload", place): number for place, number in uploads.items()} | {
         # in each of the two micro-batches
         ("copy", "prefixes.py:distinct_prefixes"): 2 * 2,  # token ids, lengths
         ("length", "log_probs.py:get_response_log_probs"): 2,  # labels of the response tokens
@@ -149,11 +155,6 @@ def test_the_host_waits_for_the_device_only_where_it_must(measured):
             "objectives.py:_means_by_size",
         ): 33,  # largest size, then for each bucket whether it has tokens, and the mean
         ("length", "objectives.py:_means_by_size"): 7,
-    }
-    assert cuda.uploads == {
-        "update.py:_cut": 2 * 6,  # the columns of a micro-batch
-        "prefixes.py:distinct_prefixes": 2 * 5,
-        "objectives.py:reduced_loss": 2,  # denominators
     }
 
 
