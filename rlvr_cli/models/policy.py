@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlvr_cli.models.device import current_device, dtype_name, resolve_compute_dtype
-from rlvr_cli.models.prefixes import Prefixes, attention_function, gather, hidden_states, shares_prefixes
+from rlvr_cli.models.prefixes import Wanted, attention_function, gather, hidden_states, shares_prefixes
 from rlvr_cli.models.pretrained import read_pretrained, write_pretrained
 from rlvr_cli.models.recompute import gradient_checkpointing
 
@@ -173,21 +173,22 @@ class Policy:
         """Run the model without its head; arguments are those of transformers, the output has `last_hidden_state`."""
         return self.model.base_model(**inputs)
 
-    def hidden_states(self, input_ids: Tensor, mask: Tensor, prefixes: Prefixes | None = None) -> Tensor:
-        """Compute the last hidden states of the body at the positions in `mask`.
+    def hidden_states(self, input_ids: Tensor, wanted: Wanted) -> Tensor:
+        """Compute the last hidden states of the body.
 
         Args:
             input_ids: (batch, seq), padded on the right.
-            mask: (batch, seq), bool: the positions to return.
-            prefixes: the distinct prefixes of the rows, if `shares_prefixes`; None computes every row in full, with its
-                padding.
+            wanted: the positions to return, and the distinct prefixes of the rows, if `shares_prefixes`; without them
+                every row is computed in full, with its padding.
 
         Returns:
             (positions, hidden).
         """
-        if prefixes is None:
-            return self.body(input_ids=input_ids, use_cache=False).last_hidden_state[mask]
-        return gather(hidden_states(self.model, prefixes), prefixes.places[mask])
+        if wanted.prefixes is None:
+            states = self.body(input_ids=input_ids, use_cache=False).last_hidden_state.flatten(0, 1)
+        else:
+            states = hidden_states(self.model, wanted.prefixes)
+        return gather(states, wanted.ends)
 
     @property
     def shares_prefixes(self) -> bool:

@@ -20,16 +20,17 @@ from transformers import PreTrainedModel
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.models.log_probs import get_response_log_probs, wanted_prefixes
+from rlvr_cli.models.device import to_device, to_host
+from rlvr_cli.models.log_probs import get_response_log_probs, wanted_in
 from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.models.tokenization import Batch, collate, row_lengths
 from rlvr_cli.training.losses.inputs import loss_inputs
 from rlvr_cli.training.losses.normalization import LengthNormalization, loss_denominators
 from rlvr_cli.training.objectives import (
     Objective,
-    masked_statistics,
     negative_log_likelihood,
     reduced_loss,
+    statistics_at,
     token_metrics,
 )
 from rlvr_cli.types import Rollout
@@ -38,6 +39,7 @@ from rlvr_cli.types import Rollout
 # not; on other devices kernels round differently, and the bound is for the worst of a million tokens, whose logits may be
 # above 32, where bfloat16's numbers are 0.25 apart. Rows that were mixed up differ by more.
 SAME_LOG_PROBS = {torch.float64: 1e-6, torch.float32: 0.01, torch.float16: 1.0, torch.bfloat16: 2.0}
+_SCORED = ("input_ids", "labels", "response_mask")  # the columns that log-probabilities depend on
 
 
 class UpdateOptions(TypedDict):
@@ -115,6 +117,7 @@ def train_update(
     started = time.perf_counter()
     policy = as_policy(model)
     device = policy.device
+    batch = {name: tensor.cpu() for name, tensor in batch.items()}
     mask = batch["response_mask"].bool()
     num_tokens = int(mask.sum())
     if num_tokens == 0:
@@ -130,7 +133,7 @@ def train_update(
         num_rows = sum(len(rows) for rows, _, _ in micro_batches)
         per_row = False
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
-        collected: dict[str, list[Tensor]] = {}
+        statistics: dict[str, list[Tensor]] = {}
         computed = 0  # tokens that go through the model's body
         parameters = policy.trainable_parameters().values()
         narrow = [p for p in parameters if p.dtype.itemsize < 4 and len(micro_batches) > 1]
@@ -138,10 +141,12 @@ def train_update(
         optimizer.zero_grad(set_to_none=True)
         for rows, width, learning in micro_batches:
             check()
-            micro = _cut(batch, rows, width, device)
-            wanted = micro["response_mask"]
-            prefixes = wanted_prefixes(policy, micro["input_ids"], wanted)
-            computed += wanted.numel() if prefixes is None else len(prefixes.tokens)
+            # From here to the next micro-batch the host does not wait for the device.
+            micro = _cut(batch, rows, width)
+            wanted = wanted_in(policy, micro["input_ids"], micro["response_mask"])
+            computed += micro["labels"].numel() if wanted.prefixes is None else len(wanted.prefixes.tokens)
+            micro, wanted = _moved(micro, device), wanted.to(device)
+            divisors = to_device(denominators[rows], device)
             learning = learning or not skip_zero_advantage
             recomputing = policy.gradient_checkpointing() if gradient_checkpointing and learning else nullcontext()
             with torch.set_grad_enabled(learning), policy.autocast(), recomputing:
@@ -150,13 +155,13 @@ def train_update(
                     micro["input_ids"],
                     micro["labels"],
                     return_token_entropy=True,
-                    response_mask=wanted,
+                    response_mask=micro["response_mask"],
                     temperature=temperature,
-                    prefixes=prefixes,
+                    wanted=wanted,
                 )
             log_probs, entropy = scores["log_probs"], scores["token_entropy"]
             outputs = objective(loss_inputs(micro, log_probs=log_probs, entropy=entropy, values=scores.get("values")))
-            loss = reduced_loss(outputs.loss, wanted, denominators=denominators[rows], num_rows=num_rows)
+            loss = reduced_loss(outputs.loss, micro["response_mask"], denominators=divisors, num_rows=num_rows)
             per_row = outputs.loss.dim() == 1
             if learning:
                 fault_point("backward")
@@ -165,27 +170,27 @@ def train_update(
                     _move_gradient(parameter, gradients)
             with torch.no_grad():  # both sums are 0 outside the mask
                 sums += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
-            for name, values in masked_statistics(outputs.statistics, wanted.bool()).items():
-                collected.setdefault(name, []).append(values)
+            for name, values in statistics_at(outputs.statistics, wanted.positions).items():
+                statistics.setdefault(name, []).append(values)
         for parameter in narrow:
             if parameter in gradients:
                 parameter.grad = gradients.pop(parameter).to(parameter.dtype)
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
-        objective_value, nll, entropy_sum, norm = [*sums.tolist(), float(grad_norm)]
+        found, *values = to_host([torch.stack([*sums, grad_norm.to(sums)]), *map(torch.cat, statistics.values())])
+        objective_value, nll, entropy_sum, norm = found.tolist()
         skipped = not (math.isfinite(objective_value) and math.isfinite(norm))
         if not skipped:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        of_tokens = token_metrics({name: torch.cat(values) for name, values in collected.items()})
     real = int(row_lengths(mask).sum())
     return {
         "loss/objective": objective_value,
         "loss/denominator": float(num_rows) if per_row else float((denominators * mask).sum() / num_tokens),
         "loss/nll": nll / num_tokens,
         "policy/entropy": entropy_sum / num_tokens,
-        **of_tokens,
+        **token_metrics(dict(zip(statistics, values, strict=True))),
         "optimizer/grad_norm": norm,
         "optimizer/learning_rate": learning_rate,
         "update/skipped": float(skipped),
@@ -242,24 +247,28 @@ def compute_log_probs(
     """
     policy = as_policy(model)
     device = policy.device
-    mask = batch["response_mask"].bool()
-    scored: Tensor | None = None
+    batch = {name: batch[name].cpu() for name in batch if name in (*_SCORED, "unit", "zero_advantage")}
     cuts = _micro_batches(batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes)
+    found: list[Tensor] = []
     for rows, width, _ in cuts:
         check()
+        micro = _cut({name: batch[name] for name in _SCORED}, rows, width)
+        wanted = wanted_in(policy, micro["input_ids"], micro["response_mask"])
         with policy.on_its_device(), torch.inference_mode(), policy.autocast():
-            micro = _cut(batch, rows, width, device)
-            log_probs = get_response_log_probs(
+            micro, wanted = _moved(micro, device), wanted.to(device)
+            scores = get_response_log_probs(
                 policy,
                 micro["input_ids"],
                 micro["labels"],
                 response_mask=micro["response_mask"],
                 temperature=temperature,
-            )["log_probs"].cpu()
-        if scored is None:
-            scored = torch.zeros(mask.shape, dtype=log_probs.dtype)
-        scored[rows.cpu(), :width] = log_probs
-    return torch.zeros(mask.shape) if scored is None else scored
+                wanted=wanted,
+            )
+            found.append(scores["log_probs"])
+    scored = torch.zeros(batch["labels"].shape, dtype=found[0].dtype if found else torch.float32)
+    for (rows, width, _), log_probs in zip(cuts, to_host(found), strict=True):
+        scored[rows, :width] = log_probs
+    return scored
 
 
 def rollout_tensors(rollouts: Sequence[Rollout], *, pad_id: int) -> Batch:
@@ -309,8 +318,12 @@ def _move_gradient(parameter: Tensor, gradients: dict[Tensor, Tensor]) -> None:
         parameter.grad = None
 
 
-def _cut(batch: Batch, rows: Tensor, width: int, device: torch.device) -> Batch:
-    return {name: tensor[rows, :width].to(device) for name, tensor in batch.items()}
+def _cut(batch: Batch, rows: Tensor, width: int) -> Batch:
+    return {name: tensor[rows, :width] for name, tensor in batch.items()}
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    return {name: to_device(tensor, device) for name, tensor in batch.items()}
 
 
 def _micro_batches(batch: Batch, size: int, *, tokens: int | None, together: bool) -> list[tuple[Tensor, int, bool]]:
