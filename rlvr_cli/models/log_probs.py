@@ -93,6 +93,7 @@ def get_response_log_probs(
             head.weight,
             head.bias,
             targets,
+            rounded=head.rounded,
             temperature=temperature,
             with_entropy=return_token_entropy,
             chunk_size=chunk_size,
@@ -133,6 +134,7 @@ def _linear_log_probs(
     labels: Tensor,
     *,
     temperature: float,
+    rounded: Tensor | None = None,
     with_entropy: bool = True,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -142,7 +144,7 @@ def _linear_log_probs(
         chunk_size = max(logits_at_once // max(len(labels), 1), _MIN_CHUNK)
     chunk_size = min(chunk_size, len(weight))
     return _LinearLogProbs.apply(  # type: ignore[return-value]
-        hidden, weight, bias, labels, temperature, with_entropy, chunk_size, operand_dtype(hidden)
+        hidden, weight, bias, labels, temperature, with_entropy, chunk_size, operand_dtype(hidden), rounded
     )
 
 
@@ -156,9 +158,10 @@ class _LinearLogProbs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype):
+    def forward(ctx, hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype, rounded=None):
         wide = _accumulation_dtype(dtype)
         inputs = as_operand(hidden, dtype)
+        multiplied = weight if rounded is None else rounded
         picked = torch.zeros(len(labels), dtype=wide, device=hidden.device)  # the labels' z
         normalizer = torch.full_like(picked, torch.finfo(wide).min)
         entropy = torch.zeros_like(picked) if with_entropy else None
@@ -169,7 +172,7 @@ class _LinearLogProbs(torch.autograd.Function):
         kept, tops = picked.new_empty(room, len(labels), chunk_size), picked.new_empty(room, len(labels))
         with torch.autocast(hidden.device.type, enabled=False):
             for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
-                z = _scaled_logits(inputs, as_operand(weight[chunk], dtype), bias, chunk, temperature)
+                z = _scaled_logits(inputs, as_operand(multiplied[chunk], dtype), bias, chunk, temperature)
                 inside, place = _places(labels, chunk)
                 picked = torch.where(inside, z.gather(-1, place).squeeze(-1), picked)
                 if bias is not None:  # a bias may be -inf
@@ -189,7 +192,7 @@ class _LinearLogProbs(torch.autograd.Function):
                     entropy = log_before.exp() * (entropy - log_before) + log_here.exp() * (entropy_here - log_here)
                 normalizer = merged
         ctx.save_for_backward(hidden, weight, bias, labels, normalizer, entropy, kept, tops)
-        ctx.constants = temperature, chunk_size, dtype
+        ctx.constants, ctx.rounded = (temperature, chunk_size, dtype), rounded
         ctx.set_materialize_grads(False)
         return picked - normalizer, entropy
 
@@ -205,7 +208,7 @@ class _LinearLogProbs(torch.autograd.Function):
         grad_bias = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
         with torch.autocast(hidden.device.type, enabled=False):
             for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
-                operand = as_operand(weight[chunk], dtype)
+                operand = as_operand((weight if ctx.rounded is None else ctx.rounded)[chunk], dtype)
                 inside, place = _places(labels, chunk)
                 if number < len(kept):
                     z = kept[number] - (normalizer - tops[number])[:, None]
@@ -228,7 +231,7 @@ class _LinearLogProbs(torch.autograd.Function):
                 if grad_weight is not None:
                     grad_weight[chunk] = product(grad.T, inputs)
         grad_hidden = None if grad_hidden is None else grad_hidden.to(hidden.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None
 
 
 def _chunks(length: int, size: int) -> Iterator[slice]:

@@ -23,6 +23,7 @@ from rlvr_cli.models.device import current_device, dtype_name, resolve_compute_d
 from rlvr_cli.models.prefixes import Wanted, attention_function, gather, hidden_states, shares_prefixes
 from rlvr_cli.models.pretrained import read_pretrained, write_pretrained
 from rlvr_cli.models.recompute import gradient_checkpointing
+from rlvr_cli.models.rounded import rounded_weights
 
 
 class Head(NamedTuple):
@@ -30,6 +31,7 @@ class Head(NamedTuple):
 
     weight: Tensor  # (vocabulary, hidden)
     bias: Tensor | None  # (vocabulary,)
+    rounded: Tensor | None = None  # the weight in the precision of matrix products, within `Policy.rounded_weights`
 
 
 class Source(NamedTuple):
@@ -61,6 +63,7 @@ class Policy:
         """Wrap a model; `compute_dtype` as in `load_policy`."""
         self.model, self.source = model, source
         self._tokenizer, self._compute_dtype = tokenizer, compute_dtype
+        self._rounded_head: Tensor | None = None
         if compute_dtype != "auto":
             resolve_compute_dtype(compute_dtype, weights=self.dtype, device=self.device)  # or raise an error
 
@@ -204,7 +207,7 @@ class Policy:
         if not _has_linear_head(self.model):
             return None
         layer: Any = self.model.get_output_embeddings()
-        return Head(layer.weight, layer.bias)
+        return Head(layer.weight, layer.bias, self._rounded_head)
 
     def value_head(self) -> Callable[[Tensor], Tensor] | None:
         """Return a function from hidden states, (positions, hidden), to their values, (positions,); None without one."""
@@ -214,6 +217,25 @@ class Policy:
         """Return a context that computes in `compute_dtype`; if not `enabled`, in the precision of the weights."""
         cast = enabled and self.compute_dtype != self.dtype
         return torch.autocast(self.device.type, self.compute_dtype if cast else None, enabled=cast)
+
+    @contextmanager
+    def rounded_weights(self) -> Iterator[None]:
+        """Round the weights to `compute_dtype` once for all passes within the block; they must not change meanwhile.
+
+        Their gradients are added in the precision of the weights. Results are those without it.
+        """
+        dtype, head = self.compute_dtype, self.head()
+        if dtype == self.dtype:
+            yield
+            return
+        _ = self.shares_prefixes  # a model is tested with the weights that it has
+        output: Any = self.model.get_output_embeddings()  # its gradient is not rounded, and may be the embedding's too
+        try:
+            with rounded_weights(self.model, dtype, but=output):
+                self._rounded_head = None if head is None else head.weight.detach().to(dtype)
+                yield
+        finally:
+            self._rounded_head = None
 
     def on_its_device(self) -> contextlib.AbstractContextManager[object]:
         """Return a context in which the policy's device is the current one: see `device.current_device`."""

@@ -10,7 +10,7 @@ the first backward pass, and no row's result depends on its padding.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from itertools import chain, compress
 from typing import NotRequired, TypedDict
 
@@ -126,7 +126,7 @@ def train_update(
             "Look for empty responses in the training data.",
         )
     denominators = loss_denominators(mask, normalization=normalization, normalize_constant=normalize_constant)
-    with policy.on_its_device():
+    with policy.on_its_device(), ExitStack() as rounded:
         micro_batches = _micro_batches(
             batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes
         )
@@ -139,6 +139,7 @@ def train_update(
         narrow = [p for p in parameters if p.dtype.itemsize < 4 and len(micro_batches) > 1]
         gradients: dict[Tensor, Tensor] = {}  # of the narrow ones, summed in float32: in bfloat16, 256 + 1 is 256
         optimizer.zero_grad(set_to_none=True)
+        rounded.enter_context(policy.rounded_weights())
         for rows, width, learning in micro_batches:
             check()
             # From here to the next micro-batch the host does not wait for the device.
@@ -172,6 +173,7 @@ def train_update(
                 sums += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
             for name, values in statistics_at(outputs.statistics, wanted.positions).items():
                 statistics.setdefault(name, []).append(values)
+        rounded.close()
         for parameter in narrow:
             if parameter in gradients:
                 parameter.grad = gradients.pop(parameter).to(parameter.dtype)
@@ -250,11 +252,11 @@ def compute_log_probs(
     batch = {name: batch[name].cpu() for name in batch if name in (*_SCORED, "unit", "zero_advantage")}
     cuts = _micro_batches(batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes)
     found: list[Tensor] = []
-    for rows, width, _ in cuts:
-        check()
-        micro = _cut({name: batch[name] for name in _SCORED}, rows, width)
-        wanted = wanted_in(policy, micro["input_ids"], micro["response_mask"])
-        with policy.on_its_device(), torch.inference_mode(), policy.autocast():
+    with policy.on_its_device(), policy.rounded_weights(), torch.inference_mode(), policy.autocast():
+        for rows, width, _ in cuts:
+            check()
+            micro = _cut({name: batch[name] for name in _SCORED}, rows, width)
+            wanted = wanted_in(policy, micro["input_ids"], micro["response_mask"])
             micro, wanted = _moved(micro, device), wanted.to(device)
             scores = get_response_log_probs(
                 policy,

@@ -149,6 +149,19 @@ def test_the_host_waits_once_for_all_log_probabilities(measured):
     assert cuda.waits == {("stream", "device.py:to_host"): 1}
 
 
+def test_weights_are_rounded_once_in_an_update_however_it_is_cut(measured):
+    """And so are the first gradients widened; later ones are added as they are."""
+    model, cuda = measured
+    for rows in (2, 1):
+        cuda.forget()
+        update(model, large_batch(), micro_batch_size=rows)
+        layer = model.model.layers[0].mlp.down_proj.weight.numel()
+        of_the_mlps = [one for one in cuda.work if one.name == "_to_copy" and one.bytes == (4 + 2) * layer]
+        assert len(of_the_mlps) == 2 * (2 * 3)
+        assert cuda.types["add_"] >= {(WIDE, HALF)}
+        assert {one.bytes for one in cuda.work if one.name == "_to_copy"} & {(4 + 2) * 151_936 * 1536}
+
+
 def test_more_rows_in_a_micro_batch_take_no_more_kernels(measured, monkeypatch):
     model, cuda = measured
     counts = []
