@@ -24,7 +24,7 @@ from rows import Row, write
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.traces import load_traces
 from rlvr_cli.models.identity import builtin_model_path
-from rlvr_cli.models.log_probs import wanted_prefixes
+from rlvr_cli.models.log_probs import wanted_in
 from rlvr_cli.models.policy import load_policy
 from rlvr_cli.models.tokenization import row_lengths, tokenize_prompt_and_output
 from rlvr_cli.training.update import _cut, _micro_batches
@@ -52,11 +52,11 @@ def main() -> None:
         lengths = row_lengths(batch["response_mask"])
         real = int(lengths.sum())
         for size in args.micro_batches:
-            cut = _micro_batches(batch, size, together=True)
+            cut = _micro_batches(batch, size, tokens=None, together=True)
             computed = 0
             for rows, width, _ in cut:
-                micro = _cut(batch, rows, width, policy.device)
-                prefixes = wanted_prefixes(policy, micro["input_ids"], micro["response_mask"])
+                micro = _cut(batch, rows, width)
+                prefixes = wanted_in(policy, micro["input_ids"], micro["response_mask"]).prefixes
                 computed += micro["input_ids"].numel() if prefixes is None else len(prefixes.tokens)
             drawn = sum(len(rows) * int(rows.max()) for rows in lengths.split(size))
             for name, tokens in (

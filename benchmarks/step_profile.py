@@ -63,7 +63,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
         (grpo, "select_rows"),
         (update, "_micro_batches"),
         (update, "_cut"),
-        (update, "wanted_prefixes"),
+        (update, "wanted_in"),
     ],
     "update: forward, body": [(update, "get_response_log_probs")],
     "update: forward, output layer": [(log_probs, "_linear_log_probs")],

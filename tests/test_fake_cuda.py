@@ -47,6 +47,11 @@ WAITS = {
     "set by a mask": (False, lambda x, mask: x.__setitem__(mask, 0.0)),
     "where": (False, lambda x, mask: torch.where(mask, x, 0.0)),
     "column": (False, lambda x, mask: x[:, 1]),
+    "upload": (True, lambda x, mask: torch.ones(3).to(x.device)),
+    "upload, not to wait": (False, lambda x, mask: torch.ones(3).pin_memory().to(x.device, non_blocking=True)),
+    "index of the host": (True, lambda x, mask: x[torch.tensor([1])]),
+    "download, not to wait": (False, lambda x, mask: x.to("cpu", non_blocking=True)),
+    "synchronize": (True, lambda x, mask: torch.cuda.current_stream().synchronize()),
     "sort": (False, lambda x, mask: x.sort()),
 }
 

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,6 +136,21 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise RlvrError("There is no device mps: this PyTorch sees no Apple GPU.", "Use --device cpu.")
     return device
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor of the host to a device. On CUDA the host does not wait: only copies of pinned memory let it go on."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy tensors to the CPU, for which the host waits once for each of their CUDA devices."""
+    copies = [tensor.to("cpu", non_blocking=tensor.is_cuda) for tensor in tensors]
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
 
 
 def current_device(device: torch.device) -> contextlib.AbstractContextManager[object]:

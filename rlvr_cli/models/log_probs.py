@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from rlvr_cli.models.device import as_operand, operand_dtype, product
 from rlvr_cli.models.policy import Policy, as_policy
-from rlvr_cli.models.prefixes import Prefixes, distinct_prefixes
-from rlvr_cli.models.tokenization import row_lengths
+from rlvr_cli.models.prefixes import Wanted, wanted_positions
 
 # The number of logits held at once: the fewest that keep the matrix products fast. On a CPU they then stay in its
 # cache; on a GPU each operator still does enough work to be worth its launch.
@@ -49,7 +48,7 @@ def get_response_log_probs(
     response_mask: Tensor | None = None,
     temperature: float = 1.0,
     chunk_size: int | None = None,
-    prefixes: Prefixes | None = None,
+    wanted: Wanted | None = None,
 ) -> dict[str, Tensor]:
     """Compute the log-probabilities of `labels` under the model, and optionally the entropies of their distributions.
 
@@ -75,55 +74,53 @@ def get_response_log_probs(
         chunk_size: vocabulary entries per chunk; at the peak, two or three (positions, chunk_size) float32 tensors are
             held. None chooses a size at which each is a few MB (on a GPU a few hundred), or the whole vocabulary if it
             is small.
-        prefixes: the result of `wanted_prefixes` for this batch, if it is known already.
+        wanted: the result of `wanted_in` for this batch, on its device, if it is known already.
 
     Returns:
         `log_probs`, `token_entropy` when asked for, and `values` if the policy has a value head; each (batch, seq).
     """
     assert temperature > 0, f"temperature {temperature}: a greedy policy has no log-probabilities"
     mask = torch.ones_like(labels, dtype=torch.bool) if response_mask is None else response_mask.bool()
-    targets = labels[mask]  # (positions,)
     policy = as_policy(model)
+    wanted = wanted or wanted_in(policy, input_ids, mask).to(labels.device)
+    targets = labels.flatten()[wanted.positions]  # (positions,)
     head, value_head, hidden = policy.head(), policy.value_head(), None
     if head is not None or value_head is not None:
-        prefixes = prefixes or wanted_prefixes(policy, input_ids, mask)
-        hidden = policy.hidden_states(input_ids, mask, prefixes)
+        hidden = policy.hidden_states(input_ids, wanted)
     if head is not None and hidden is not None:
         log_probs, entropy = _linear_log_probs(
             hidden,
             head.weight,
             head.bias,
             targets,
+            rounded=head.rounded,
             temperature=temperature,
             with_entropy=return_token_entropy,
             chunk_size=chunk_size,
         )
     else:
-        logits = policy.forward(input_ids=input_ids).logits[mask]  # (positions, vocab)
+        logits = policy.forward(input_ids=input_ids).logits.flatten(0, 1)
+        logits = logits.index_select(0, wanted.positions)  # (positions, vocab)
         logits = logits.to(_accumulation_dtype(logits.dtype)) / temperature
         log_probs = torch.log_softmax(logits, dim=-1).gather(-1, targets[:, None]).squeeze(-1)
         entropy = compute_entropy(logits) if return_token_entropy else None
-    result = {"log_probs": _unmask(log_probs, mask)}
+
+    def placed(values: Tensor) -> Tensor:
+        """(positions,) -> (batch, seq), 0 elsewhere."""
+        return values.new_zeros(mask.numel()).index_copy(0, wanted.positions, values).view(mask.shape)
+
+    result = {"log_probs": placed(log_probs)}
     if entropy is not None:
-        result["token_entropy"] = _unmask(entropy, mask)
+        result["token_entropy"] = placed(entropy)
     if value_head is not None and hidden is not None:
         values = value_head(hidden)  # (positions,)
-        result["values"] = _unmask(values.to(_accumulation_dtype(values.dtype)), mask)
+        result["values"] = placed(values.to(_accumulation_dtype(values.dtype)))
     return result
 
 
-def wanted_prefixes(model: PreTrainedModel | Policy, input_ids: Tensor, response_mask: Tensor) -> Prefixes | None:
-    """Find the prefixes that `get_response_log_probs` computes; None if the model computes every row in full."""
-    if not as_policy(model).shares_prefixes:
-        return None
-    lengths = row_lengths(response_mask)
-    lengths[:1].clamp_(min=1)  # a model needs at least one token
-    return distinct_prefixes(input_ids, lengths)
-
-
-def _unmask(values: Tensor, mask: Tensor) -> Tensor:
-    """(positions,) -> the shape of the mask, 0 outside it."""
-    return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
+def wanted_in(model: PreTrainedModel | Policy, input_ids: Tensor, response_mask: Tensor) -> Wanted:
+    """Find, on the CPU, what `get_response_log_probs` computes for a batch; one on the CPU makes it wait for no device."""
+    return wanted_positions(input_ids, response_mask, shared=as_policy(model).shares_prefixes)
 
 
 def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -137,6 +134,7 @@ def _linear_log_probs(
     labels: Tensor,
     *,
     temperature: float,
+    rounded: Tensor | None = None,
     with_entropy: bool = True,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -146,7 +144,7 @@ def _linear_log_probs(
         chunk_size = max(logits_at_once // max(len(labels), 1), _MIN_CHUNK)
     chunk_size = min(chunk_size, len(weight))
     return _LinearLogProbs.apply(  # type: ignore[return-value]
-        hidden, weight, bias, labels, temperature, with_entropy, chunk_size, operand_dtype(hidden)
+        hidden, weight, bias, labels, temperature, with_entropy, chunk_size, operand_dtype(hidden), rounded
     )
 
 
@@ -160,9 +158,10 @@ class _LinearLogProbs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype):
+    def forward(ctx, hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype, rounded=None):
         wide = _accumulation_dtype(dtype)
         inputs = as_operand(hidden, dtype)
+        multiplied = weight if rounded is None else rounded
         picked = torch.zeros(len(labels), dtype=wide, device=hidden.device)  # the labels' z
         normalizer = torch.full_like(picked, torch.finfo(wide).min)
         entropy = torch.zeros_like(picked) if with_entropy else None
@@ -173,7 +172,7 @@ class _LinearLogProbs(torch.autograd.Function):
         kept, tops = picked.new_empty(room, len(labels), chunk_size), picked.new_empty(room, len(labels))
         with torch.autocast(hidden.device.type, enabled=False):
             for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
-                z = _scaled_logits(inputs, as_operand(weight[chunk], dtype), bias, chunk, temperature)
+                z = _scaled_logits(inputs, as_operand(multiplied[chunk], dtype), bias, chunk, temperature)
                 inside, place = _places(labels, chunk)
                 picked = torch.where(inside, z.gather(-1, place).squeeze(-1), picked)
                 if bias is not None:  # a bias may be -inf
@@ -193,7 +192,7 @@ class _LinearLogProbs(torch.autograd.Function):
                     entropy = log_before.exp() * (entropy - log_before) + log_here.exp() * (entropy_here - log_here)
                 normalizer = merged
         ctx.save_for_backward(hidden, weight, bias, labels, normalizer, entropy, kept, tops)
-        ctx.constants = temperature, chunk_size, dtype
+        ctx.constants, ctx.rounded = (temperature, chunk_size, dtype), rounded
         ctx.set_materialize_grads(False)
         return picked - normalizer, entropy
 
@@ -209,7 +208,7 @@ class _LinearLogProbs(torch.autograd.Function):
         grad_bias = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
         with torch.autocast(hidden.device.type, enabled=False):
             for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
-                operand = as_operand(weight[chunk], dtype)
+                operand = as_operand((weight if ctx.rounded is None else ctx.rounded)[chunk], dtype)
                 inside, place = _places(labels, chunk)
                 if number < len(kept):
                     z = kept[number] - (normalizer - tops[number])[:, None]
@@ -232,7 +231,7 @@ class _LinearLogProbs(torch.autograd.Function):
                 if grad_weight is not None:
                     grad_weight[chunk] = product(grad.T, inputs)
         grad_hidden = None if grad_hidden is None else grad_hidden.to(hidden.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None
 
 
 def _chunks(length: int, size: int) -> Iterator[slice]:

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlvr_cli.models.device import current_device, dtype_name, resolve_compute_dtype
-from rlvr_cli.models.prefixes import Prefixes, attention_function, gather, hidden_states, shares_prefixes
+from rlvr_cli.models.prefixes import Wanted, attention_function, gather, hidden_states, shares_prefixes
 from rlvr_cli.models.pretrained import read_pretrained, write_pretrained
 from rlvr_cli.models.recompute import gradient_checkpointing
+from rlvr_cli.models.rounded import rounded_weights
 
 
 class Head(NamedTuple):
@@ -30,6 +31,7 @@ class Head(NamedTuple):
 
     weight: Tensor  # (vocabulary, hidden)
     bias: Tensor | None  # (vocabulary,)
+    rounded: Tensor | None = None  # the weight in the precision of matrix products, within `Policy.rounded_weights`
 
 
 class Source(NamedTuple):
@@ -61,6 +63,7 @@ class Policy:
         """Wrap a model; `compute_dtype` as in `load_policy`."""
         self.model, self.source = model, source
         self._tokenizer, self._compute_dtype = tokenizer, compute_dtype
+        self._rounded_head: Tensor | None = None
         if compute_dtype != "auto":
             resolve_compute_dtype(compute_dtype, weights=self.dtype, device=self.device)  # or raise an error
 
@@ -173,21 +176,22 @@ class Policy:
         """Run the model without its head; arguments are those of transformers, the output has `last_hidden_state`."""
         return self.model.base_model(**inputs)
 
-    def hidden_states(self, input_ids: Tensor, mask: Tensor, prefixes: Prefixes | None = None) -> Tensor:
-        """Compute the last hidden states of the body at the positions in `mask`.
+    def hidden_states(self, input_ids: Tensor, wanted: Wanted) -> Tensor:
+        """Compute the last hidden states of the body.
 
         Args:
             input_ids: (batch, seq), padded on the right.
-            mask: (batch, seq), bool: the positions to return.
-            prefixes: the distinct prefixes of the rows, if `shares_prefixes`; None computes every row in full, with its
-                padding.
+            wanted: the positions to return, and the distinct prefixes of the rows, if `shares_prefixes`; without them
+                every row is computed in full, with its padding.
 
         Returns:
             (positions, hidden).
         """
-        if prefixes is None:
-            return self.body(input_ids=input_ids, use_cache=False).last_hidden_state[mask]
-        return gather(hidden_states(self.model, prefixes), prefixes.places[mask])
+        if wanted.prefixes is None:
+            states = self.body(input_ids=input_ids, use_cache=False).last_hidden_state.flatten(0, 1)
+        else:
+            states = hidden_states(self.model, wanted.prefixes)
+        return gather(states, wanted.ends)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -203,7 +207,7 @@ class Policy:
         if not _has_linear_head(self.model):
             return None
         layer: Any = self.model.get_output_embeddings()
-        return Head(layer.weight, layer.bias)
+        return Head(layer.weight, layer.bias, self._rounded_head)
 
     def value_head(self) -> Callable[[Tensor], Tensor] | None:
         """Return a function from hidden states, (positions, hidden), to their values, (positions,); None without one."""
@@ -213,6 +217,25 @@ class Policy:
         """Return a context that computes in `compute_dtype`; if not `enabled`, in the precision of the weights."""
         cast = enabled and self.compute_dtype != self.dtype
         return torch.autocast(self.device.type, self.compute_dtype if cast else None, enabled=cast)
+
+    @contextmanager
+    def rounded_weights(self) -> Iterator[None]:
+        """Round the weights to `compute_dtype` once for all passes within the block; they must not change meanwhile.
+
+        Their gradients are added in the precision of the weights. Results are those without it.
+        """
+        dtype, head = self.compute_dtype, self.head()
+        if dtype == self.dtype:
+            yield
+            return
+        _ = self.shares_prefixes  # a model is tested with the weights that it has
+        output: Any = self.model.get_output_embeddings()  # its gradient is not rounded, and may be the embedding's too
+        try:
+            with rounded_weights(self.model, dtype, but=output):
+                self._rounded_head = None if head is None else head.weight.detach().to(dtype)
+                yield
+        finally:
+            self._rounded_head = None
 
     def on_its_device(self) -> contextlib.AbstractContextManager[object]:
         """Return a context in which the policy's device is the current one: see `device.current_device`."""

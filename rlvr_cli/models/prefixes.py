@@ -19,7 +19,8 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from rlvr_cli.models.device import as_operand, operand_dtype
+from rlvr_cli.models.device import as_operand, operand_dtype, to_device
+from rlvr_cli.models.tokenization import row_lengths
 
 _ATTENTION = "rlvr_prefixes"
 _PROBE = (
@@ -38,6 +39,37 @@ class Prefixes(NamedTuple):
     places: Tensor  # (rows, width) -> index of the prefix that ends there; arbitrary in the padding
     spread: Tensor  # (rows x width,) the same indices, with the rows sorted so that neighbors share the most
     origin: Tensor  # (prefixes,) -> index into `spread` where the prefix first occurs
+
+
+class Wanted(NamedTuple):
+    """The positions of a batch whose hidden states are wanted, and what the body computes for them."""
+
+    positions: Tensor  # (positions,) index into rows x width, ascending
+    ends: Tensor  # (positions,) index into what the body computes: the prefixes or, without them, rows x width
+    prefixes: Prefixes | None  # None: the body computes every row in full
+
+    def to(self, device: torch.device) -> "Wanted":
+        """Copy it to a device, for which the host does not wait."""
+        prefixes = self.prefixes and Prefixes(*(to_device(tensor, device) for tensor in self.prefixes))
+        return Wanted(to_device(self.positions, device), to_device(self.ends, device), prefixes)
+
+
+def wanted_positions(ids: Tensor, mask: Tensor, *, shared: bool) -> Wanted:
+    """Find what the hidden states at the positions in `mask` need, on the CPU.
+
+    Args:
+        ids: (rows, width), padded on the right.
+        mask: (rows, width).
+        shared: whether the model `shares_prefixes`.
+    """
+    ids, mask = ids.cpu(), mask.cpu()
+    positions = mask.flatten().nonzero()[:, 0]
+    if not shared:
+        return Wanted(positions, positions, None)
+    lengths = row_lengths(mask)
+    lengths[:1].clamp_(min=1)  # a model needs at least one token
+    prefixes = distinct_prefixes(ids, lengths)
+    return Wanted(positions, prefixes.places.flatten()[positions], prefixes)
 
 
 def distinct_prefixes(ids: Tensor, lengths: Tensor) -> Prefixes:

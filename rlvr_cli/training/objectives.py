@@ -71,10 +71,11 @@ def reduced_loss(loss: Tensor, mask: Tensor, *, denominators: Tensor, num_rows: 
     return masked_loss(loss, mask, denominators.to(loss.device))
 
 
-def masked_statistics(statistics: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
-    """Detached values of statistics: those of the mask's tokens, flat, for a statistic per token; all rows for one per row."""
+def statistics_at(statistics: Mapping[str, Tensor], positions: Tensor) -> dict[str, Tensor]:
+    """Detached values of statistics: for one per token those at `positions`, indices into rows x width; for one per row all."""
     return {
-        name: values.detach()[mask] if values.dim() == 2 else values.detach() for name, values in statistics.items()
+        name: values.detach().flatten()[positions] if values.dim() == 2 else values.detach()
+        for name, values in statistics.items()
     }
 
 

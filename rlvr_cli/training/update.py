@@ -10,7 +10,7 @@ the first backward pass, and no row's result depends on its padding.
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import chain, compress
 from typing import NotRequired, TypedDict
 
@@ -20,16 +20,17 @@ from transformers import PreTrainedModel
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.models.log_probs import get_response_log_probs, wanted_prefixes
+from rlvr_cli.models.device import to_device, to_host
+from rlvr_cli.models.log_probs import get_response_log_probs, wanted_in
 from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.models.tokenization import Batch, collate, row_lengths
 from rlvr_cli.training.losses.inputs import loss_inputs
 from rlvr_cli.training.losses.normalization import LengthNormalization, loss_denominators
 from rlvr_cli.training.objectives import (
     Objective,
-    masked_statistics,
     negative_log_likelihood,
     reduced_loss,
+    statistics_at,
     token_metrics,
 )
 from rlvr_cli.training.ranks import ALONE, Ranks
@@ -39,6 +40,7 @@ from rlvr_cli.types import Rollout
 # not; on other devices kernels round differently, and the bound is for the worst of a million tokens, whose logits may be
 # above 32, where bfloat16's numbers are 0.25 apart. Rows that were mixed up differ by more.
 SAME_LOG_PROBS = {torch.float64: 1e-6, torch.float32: 0.01, torch.float16: 1.0, torch.bfloat16: 2.0}
+_SCORED = ("input_ids", "labels", "response_mask")  # the columns that log-probabilities depend on
 
 
 class UpdateOptions(TypedDict):
@@ -100,7 +102,7 @@ def train_update(
             micro-batches; all do the same step.
 
     Returns:
-        On rank 0 (the metrics per token are only there):
+        Nothing on other ranks than 0. There:
         `loss/objective`      the value of the objective
         `loss/denominator`    the mean divisor of a response token's loss; for a loss per row, the divisor of a row's loss
         `loss/nll`            mean over the response tokens of -log p, nats
@@ -120,6 +122,7 @@ def train_update(
     started = time.perf_counter()
     policy = as_policy(model)
     device = policy.device
+    batch = {name: tensor.cpu() for name, tensor in batch.items()}
     mask = batch["response_mask"].bool()
     num_tokens = int(mask.sum())
     if num_tokens == 0:
@@ -128,26 +131,29 @@ def train_update(
             "Look for empty responses in the training data.",
         )
     denominators = loss_denominators(mask, normalization=normalization, normalize_constant=normalize_constant)
-    with policy.on_its_device():
+    with policy.on_its_device(), ExitStack() as rounded:
         micro_batches = _micro_batches(
             batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes
         )
         num_rows = sum(len(rows) for rows, _, _ in micro_batches)
         per_row = False
-        # loss, -log p, entropy, and tokens that go through the model's body
-        sums = torch.zeros(4, dtype=torch.float64, device=device)
-        collected: dict[str, list[Tensor]] = {}
+        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
+        statistics: dict[str, list[Tensor]] = {}
+        computed = 0  # tokens that go through the model's body
         parameters = [*policy.trainable_parameters().values()]
         narrow = [p for p in parameters if p.dtype.itemsize < 4 and len(micro_batches) > 1]
         gradients: dict[Tensor, Tensor] = {}  # of the narrow ones, summed in float32: in bfloat16, 256 + 1 is 256
         optimizer.zero_grad(set_to_none=True)
+        rounded.enter_context(policy.rounded_weights())
         costs = [len(rows) * width * (3 if learning else 1) for rows, width, learning in micro_batches]
         for rows, width, learning in (micro_batches[number] for number in ranks.deal(costs)):
             check()
-            micro = _cut(batch, rows, width, device)
-            wanted = micro["response_mask"]
-            prefixes = wanted_prefixes(policy, micro["input_ids"], wanted)
-            computed = wanted.numel() if prefixes is None else len(prefixes.tokens)
+            # From here to the next micro-batch the host does not wait for the device.
+            micro = _cut(batch, rows, width)
+            wanted = wanted_in(policy, micro["input_ids"], micro["response_mask"])
+            computed += micro["labels"].numel() if wanted.prefixes is None else len(wanted.prefixes.tokens)
+            micro, wanted = _moved(micro, device), wanted.to(device)
+            divisors = to_device(denominators[rows], device)
             learning = learning or not skip_zero_advantage
             recomputing = policy.gradient_checkpointing() if gradient_checkpointing and learning else nullcontext()
             with torch.set_grad_enabled(learning), policy.autocast(), recomputing:
@@ -156,51 +162,55 @@ def train_update(
                     micro["input_ids"],
                     micro["labels"],
                     return_token_entropy=True,
-                    response_mask=wanted,
+                    response_mask=micro["response_mask"],
                     temperature=temperature,
-                    prefixes=prefixes,
+                    wanted=wanted,
                 )
             log_probs, entropy = scores["log_probs"], scores["token_entropy"]
             outputs = objective(loss_inputs(micro, log_probs=log_probs, entropy=entropy, values=scores.get("values")))
-            loss = reduced_loss(outputs.loss, wanted, denominators=denominators[rows], num_rows=num_rows)
+            loss = reduced_loss(outputs.loss, micro["response_mask"], denominators=divisors, num_rows=num_rows)
             per_row = outputs.loss.dim() == 1
             if learning:
                 fault_point("backward")
                 with _moving_gradients(narrow, gradients):
                     loss.backward()
             with torch.no_grad():  # both sums are 0 outside the mask
-                sums[:3] += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
-                sums[3] += computed
-            for name, values in masked_statistics(outputs.statistics, wanted.bool()).items():
-                collected.setdefault(name, []).append(values)
+                sums += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
+            for name, values in statistics_at(outputs.statistics, wanted.positions).items():
+                statistics.setdefault(name, []).append(values)
+        rounded.close()
         ranks.sum([sums])
         _sum_gradients(parameters, gradients, narrow=set(narrow), ranks=ranks)
         for parameter in narrow:
             if parameter in gradients:
                 parameter.grad = gradients.pop(parameter).to(parameter.dtype)
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
-        objective_value, nll, entropy_sum, computed, norm = [*sums.tolist(), float(grad_norm)]
+        found, *values = to_host([torch.stack([*sums, grad_norm.to(sums)]), *map(torch.cat, statistics.values())])
+        objective_value, nll, entropy_sum, norm = found.tolist()
         skipped = not (math.isfinite(objective_value) and math.isfinite(norm))
         if not skipped:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        of_tokens = token_metrics(_joined_statistics(collected, ranks=ranks))
+        parts = ranks.gather((computed, dict(zip(statistics, values, strict=True))))
+    if ranks.rank:
+        return {}
+    computed, of_tokens = _joined(parts)
     real = int(row_lengths(mask).sum())
     return {
         "loss/objective": objective_value,
         "loss/denominator": float(num_rows) if per_row else float((denominators * mask).sum() / num_tokens),
         "loss/nll": nll / num_tokens,
         "policy/entropy": entropy_sum / num_tokens,
-        **of_tokens,
+        **token_metrics(of_tokens),
         "optimizer/grad_norm": norm,
         "optimizer/learning_rate": learning_rate,
         "update/skipped": float(skipped),
         "update/rows": float(len(mask)),
         "update/tokens": float(num_tokens),
         "update/micro_batches": float(len(micro_batches)),
-        "update/computed": computed,
+        "update/computed": float(computed),
         "update/padding": max(1 - real / computed, 0.0),
         "update/shared": max(1 - computed / real, 0.0),
         "update/seconds": time.perf_counter() - started,
@@ -251,22 +261,28 @@ def compute_log_probs(
     """
     policy = as_policy(model)
     device = policy.device
-    mask = batch["response_mask"].bool()
-    wide = torch.float64 if policy.dtype == torch.float64 else torch.float32
-    scored = torch.zeros(mask.shape, dtype=wide)
+    batch = {name: batch[name].cpu() for name in batch if name in (*_SCORED, "unit", "zero_advantage")}
     cuts = _micro_batches(batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes)
-    for rows, width, _ in (cuts[number] for number in ranks.deal([len(rows) * width for rows, width, _ in cuts])):
-        check()
-        with policy.on_its_device(), torch.inference_mode(), policy.autocast():
-            micro = _cut(batch, rows, width, device)
-            log_probs = get_response_log_probs(
+    own = [cuts[number] for number in ranks.deal([len(rows) * width for rows, width, _ in cuts])]
+    found: list[Tensor] = []
+    with policy.on_its_device(), policy.rounded_weights(), torch.inference_mode(), policy.autocast():
+        for rows, width, _ in own:
+            check()
+            micro = _cut({name: batch[name] for name in _SCORED}, rows, width)
+            wanted = wanted_in(policy, micro["input_ids"], micro["response_mask"])
+            micro, wanted = _moved(micro, device), wanted.to(device)
+            scores = get_response_log_probs(
                 policy,
                 micro["input_ids"],
                 micro["labels"],
                 response_mask=micro["response_mask"],
                 temperature=temperature,
-            )["log_probs"].cpu()
-        scored[rows.cpu(), :width] = log_probs
+                wanted=wanted,
+            )
+            found.append(scores["log_probs"])
+    scored = torch.zeros(batch["labels"].shape, dtype=torch.float64 if policy.dtype == torch.float64 else torch.float32)
+    for (rows, width, _), log_probs in zip(own, to_host(found), strict=True):
+        scored[rows, :width] = log_probs
     ranks.sum([scored])
     return scored
 
@@ -310,13 +326,13 @@ def select_rows(batch: Batch, rows: Sequence[int]) -> Batch:
     return {name: tensor[list(rows)] for name, tensor in batch.items()}
 
 
-def _joined_statistics(collected: Mapping[str, Sequence[Tensor]], *, ranks: Ranks) -> dict[str, Tensor]:
-    """Join the statistics of all micro-batches and ranks, (tokens,) or (rows,) each; on other ranks than 0 there are none."""
-    own = {name: torch.cat([*values]) for name, values in collected.items()}
-    if ranks.size == 1:
-        return own
-    parts = ranks.gather({name: values.cpu() for name, values in own.items()})
-    return {name: torch.cat([part[name] for part in parts if name in part]) for name in own if parts}
+def _joined(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> tuple[int, dict[str, Tensor]]:
+    """Add up the computed tokens of all ranks, and join their statistics, (tokens,) or (rows,) each."""
+    names = {name: None for _, statistics in parts for name in statistics}
+    return (
+        sum(computed for computed, _ in parts),
+        {name: torch.cat([statistics[name] for _, statistics in parts if name in statistics]) for name in names},
+    )
 
 
 def _sum_gradients(
@@ -361,8 +377,12 @@ def _moving_gradients(parameters: Sequence[Tensor], gradients: dict[Tensor, Tens
             hook.remove()
 
 
-def _cut(batch: Batch, rows: Tensor, width: int, device: torch.device) -> Batch:
-    return {name: tensor[rows, :width].to(device) for name, tensor in batch.items()}
+def _cut(batch: Batch, rows: Tensor, width: int) -> Batch:
+    return {name: tensor[rows, :width] for name, tensor in batch.items()}
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    return {name: to_device(tensor, device) for name, tensor in batch.items()}
 
 
 def _micro_batches(batch: Batch, size: int, *, tokens: int | None, together: bool) -> list[tuple[Tensor, int, bool]]:

@@ -2,7 +2,7 @@
 
 Tensors say that they are on `cuda:0` or `cuda:1`, and hold their numbers on the CPU. Operators on them check what CUDA checks:
 all tensors on one device, and no wait for a stream that is captured. A graph holds the kernels of the stream that it captured,
-and no others. What happens is counted: kernels, attention, copies, waits of the host for a device.
+and no others. What happens is counted: kernels, their work, attention, copies, waits of the host for a device.
 
 With ``compute=False`` floating-point numbers are not computed, only shapes and types, so that real models take seconds.
 
@@ -12,6 +12,7 @@ kernel, autograd's threads. `tests/test_fake_cuda.py` compares it with a real de
 
 import ctypes
 import itertools
+import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from torch.utils import _foreach_utils
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry
 
 import rlvr_cli
 
@@ -41,6 +43,19 @@ _READ_BY_THE_HOST = {  # what of the result: a number, or its length
     aten.nonzero.default: "length",
     aten.masked_select.default: "length",
 }
+_NO_KERNEL = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "_unsafe_view",
+    "detach",
+    "lift_fresh",
+}
+_READ_IN_PART = {"embedding", "gather", "index", "index_select"}  # as much of the first operand as of the result
+_WRITTEN_IN_PART = {"_index_put_impl_", "index_add_", "index_copy_", "index_put_", "scatter_", "scatter_add_"}
+_ONLY_WRITTEN = {"copy_", "fill_", "zero_"}  # the first operand is not read
 NAME, MEMORY = "Emulated", 2**36  # of a device; all bytes are free
 
 
@@ -95,6 +110,14 @@ class Attention(NamedTuple):
     mask: torch.Size | None
 
 
+class Work(NamedTuple):
+    """What a kernel does: the bytes that it must read and write, and its floating-point operations in products."""
+
+    name: str
+    bytes: int
+    flops: int
+
+
 class Stream:
     """A `torch.cuda.Stream`."""
 
@@ -106,6 +129,9 @@ class Stream:
     def wait_stream(self, other: "Stream") -> None:
         assert isinstance(other, Stream)
 
+    def synchronize(self) -> None:
+        self.cuda.waits["stream", _place()] += 1
+
 
 class Graph:
     """A `torch.cuda.CUDAGraph`: the kernels of one stream, which run again, on the same memory, when it is replayed."""
@@ -114,6 +140,7 @@ class Graph:
 
     def __init__(self, **options: object) -> None:
         self.kernels: list[tuple[Callable[[], Any], Any]] = []
+        self.work: list[Work] = []
 
     def capture_begin(self, *pool: object, **options: object) -> None:
         self.stream = self.cuda.stream()
@@ -136,6 +163,7 @@ class Graph:
 
     def replay(self) -> None:
         self.cuda.replayed[str(self.stream.device)] += 1
+        self.cuda.replayed_work += self.work
         for kernel, results in self.kernels:
             new = kernel()
             if results is not None:
@@ -150,10 +178,12 @@ class FakeCuda(TorchDispatchMode):
     Attributes:
         current: the index of the current device.
         kernels: operators other than views, by name.
+        work, replayed_work: of the kernels that were launched, and of those that graphs ran.
         types: those of their operands, by name.
         shapes: of all results.
         attentions: calls of attention.
-        waits: how often the host waited for a device, by (why, "module.py:function" of the package that made it wait).
+        waits: how often the host waited for a device, by (why, "module.py:function" of the package that made it wait). Copies
+            wait, except those of pinned memory that are asked not to.
         uploads: copies from the host's memory, by that function.
         astray: kernels on a device that is not the current one, by that function.
         captured, replayed: graphs, by device.
@@ -170,11 +200,14 @@ class FakeCuda(TorchDispatchMode):
         self.before_kernel: Callable[[str], None] = lambda name: None
         self.captured: Counter[str] = Counter()
         self.replayed: Counter[str] = Counter()
+        self.pinned: dict[int, torch.Tensor] = {}  # by the address of their memory
         self.forget()
 
     def forget(self) -> None:
         """Begin to count anew."""
         self.kernels: Counter[str] = Counter()
+        self.work: list[Work] = []
+        self.replayed_work: list[Work] = []
         self.types: dict[str, set[tuple[torch.dtype, ...]]] = defaultdict(set)
         self.shapes: set[torch.Size] = set()
         self.attentions: list[Attention] = []
@@ -186,6 +219,13 @@ class FakeCuda(TorchDispatchMode):
         """The device that a function of `torch.cuda` means; without an index, the current one."""
         index = device if isinstance(device, int | None) else torch.device(device).index
         return torch.device("cuda", self.current if index is None else index)
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`Tensor.pin_memory`"""
+        assert not isinstance(tensor, CudaTensor), "only memory of the host can be pinned"
+        copy = tensor.clone()
+        self.pinned[copy.untyped_storage().data_ptr()] = copy
+        return copy
 
     def stream(self, device: Any = None) -> Stream:
         return self.streams[self.device(device).index]
@@ -250,6 +290,7 @@ class FakeCuda(TorchDispatchMode):
             elsewhere = [tensor for tensor in elsewhere if not any(tensor is index for index in on_host)]
             if on_host:
                 self._note(device, upload=True)
+                self._note(device, why="upload")
             masked = any(index.dtype == torch.bool for index in indices)
             if masked and (func is aten.index.Tensor or args[2].numel() != 1):  # else it is a `masked_fill`
                 self._note(device, why="length")
@@ -265,10 +306,15 @@ class FakeCuda(TorchDispatchMode):
         """Copy within a device, between devices, or between a device and the host."""
         onto, source = args[:2] if func is aten.copy_.default else (None, args[0])
         device = onto.device if onto is not None else self.with_index(kwargs.get("device")) or source.device
+        at_once = kwargs.get("non_blocking", args[2] if func is aten.copy_.default and len(args) > 2 else False)
         if device.type == "cpu":
-            self._note(source.device, why="copy")
-        elif source.device.type == "cpu" and source.dim() > 0:
-            self._note(device, upload=True)
+            if not at_once or onto is not None:  # for a new tensor, torch takes pinned memory
+                self._note(source.device, why="copy")
+        elif source.device.type == "cpu":
+            if source.dim() > 0:
+                self._note(device, upload=True)
+            if not (at_once and source.untyped_storage().data_ptr() in self.pinned):
+                self._note(device, why="upload")
         value = source.value if isinstance(source, CudaTensor) else source
         if onto is None:
             new = self._launch(func, partial(func, value, **{**kwargs, "device": None}), device, [source])
@@ -290,8 +336,11 @@ class FakeCuda(TorchDispatchMode):
             if device.index != self.current:
                 self.astray[_place()] += 1
             self.before_kernel(name)
-            if self._captures(device):
-                return self.graph.add(kernel, in_place=func._schema.is_mutable)
+            captures = self._captures(device)
+            results = self.graph.add(kernel, in_place=func._schema.is_mutable) if captures else kernel()
+            if name not in _NO_KERNEL:
+                (self.graph.work if captures else self.work).append(_work_of(func, name, kernel, operands, results))
+            return results
         return kernel()
 
     def _captures(self, device: torch.device) -> bool:
@@ -347,6 +396,31 @@ def _place() -> str:
     while frame and (frame.f_code.co_name[0] == "<" or not frame.f_code.co_filename.startswith(_PACKAGE)):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}" if frame else ""
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    """The bytes that its elements take in memory; expanded ones share theirs."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.element_size() * math.prod(size for size, stride in pairs if stride or not size)
+
+
+def _work_of(func, name: str, kernel: partial, operands: list[torch.Tensor], results: Any) -> Work:
+    given = [_bytes_of(tensor) for tensor in operands]
+    made = sum(_bytes_of(leaf) for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor))
+    if name in _READ_IN_PART:
+        moved = sum(given[1:]) + 2 * made
+    elif name in _WRITTEN_IN_PART:
+        moved = sum(given[1:]) + (3 if "add" in name else 2) * (given[-1] if len(given) > 1 else 0)
+    elif name == "_fused_adamw_":
+        moved = sum(given) * 7 // 4  # of parameter, gradient and two moments, the gradient is not written
+    elif name.startswith("_foreach") and func._schema.is_mutable:
+        moved = 2 * sum(given)
+    elif func._schema.is_mutable:
+        moved = sum(given) + (0 if name in _ONLY_WRITTEN else given[0])
+    else:
+        moved = sum(given) + made
+    count = flop_registry.get(func.overloadpacket)
+    return Work(name, moved, 0 if count is None else count(*kernel.args, **kernel.keywords, out_val=results))
 
 
 def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -448,7 +522,7 @@ def fake_cuda(*, compute: bool = True, count: int = 2) -> Iterator[FakeCuda]:
         "CUDAGraph": cuda.Graph,
         "graph_pool_handle": lambda: (0, 1),
         "is_current_stream_capturing": lambda: cuda.graph is not None,
-        "synchronize": lambda *_: None,
+        "synchronize": lambda device=None: cuda.stream(device).synchronize(),
         "empty_cache": lambda: None,
         "mem_get_info": lambda *_: (MEMORY, MEMORY),
         "memory_reserved": lambda *_: 0,
@@ -481,6 +555,7 @@ def fake_cuda(*, compute: bool = True, count: int = 2) -> Iterator[FakeCuda]:
         (torch.nn.functional, "scaled_dot_product_attention", attend),
         (torch.Tensor, "backward", differentiate),
         (torch.Tensor, "to", move),
+        (torch.Tensor, "pin_memory", lambda tensor: cuda.pin(tensor)),
         (torch, "tensor", then_moved(torch.tensor)),
         (torch, "as_tensor", then_moved(torch.as_tensor)),
         (_foreach_utils, "_foreach_supported_types", [torch.Tensor, CudaTensor]),

@@ -31,7 +31,7 @@ from rlvr_cli.models.log_probs import (
     _linear_log_probs,
     compute_entropy,
     get_response_log_probs,
-    wanted_prefixes,
+    wanted_in,
 )
 from rlvr_cli.models.policy import as_policy
 from rlvr_cli.models.tokenization import collate, encode, pad_id_of, tokenize_prompt_and_output
@@ -550,7 +550,7 @@ def test_autocast_keeps_float32_results_and_gradients():
 def hidden_states_of(model, ids):
     """The policy's last hidden states at all positions, which differ from the model's own by rounding in bfloat16."""
     mask = torch.ones_like(ids, dtype=torch.bool)
-    return as_policy(model).hidden_states(ids, mask, wanted_prefixes(model, ids, mask)).view(*ids.shape, -1)
+    return as_policy(model).hidden_states(ids, wanted_in(model, ids, mask)).view(*ids.shape, -1)
 
 
 CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

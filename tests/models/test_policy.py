@@ -22,7 +22,7 @@ from rlvr_cli.commands.sft import check_lengths
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import resolve_compute_dtype
 from rlvr_cli.models.identity import builtin_model_path, model_identity
-from rlvr_cli.models.log_probs import get_response_log_probs
+from rlvr_cli.models.log_probs import get_response_log_probs, wanted_in
 from rlvr_cli.models.policy import Policy, as_policy, distinct_tensors, load_policy
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
@@ -419,7 +419,7 @@ def test_the_head_of_the_hidden_states_gives_the_logits(tiny_model):
     mask = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 0, 0, 0, 0, 1]]).bool()
     head = policy.head()
     assert head.bias is None
-    logits = policy.hidden_states(ids, mask) @ head.weight.T
+    logits = policy.hidden_states(ids, wanted_in(policy, ids, mask)) @ head.weight.T
     torch.testing.assert_close(logits, tiny_model(input_ids=ids).logits[mask])
 
 

@@ -130,31 +130,36 @@ def test_an_update_holds_neither_a_mask_of_all_pairs_nor_all_logits(measured):
     assert max(logits) <= log_probs._KEPT_LOGITS < min(responses) * 151_936
 
 
-def test_the_host_waits_for_the_device_only_where_it_must(measured):
+@pytest.mark.parametrize(("name", "checkpointing"), [*((name, False) for name in LOSSES), ("grpo_clip", True)])
+def test_the_host_waits_for_the_device_once_in_an_update(measured, name, checkpointing):
+    """For the norm of the gradient and all statistics, after the last micro-batch; never within one."""
     model, cuda = measured
-    update(model, large_batch())
-    assert cuda.waits == {
-        # in each of the two micro-batches
-        ("copy", "prefixes.py:distinct_prefixes"): 2 * 2,  # token ids, lengths
-        ("length", "log_probs.py:get_response_log_probs"): 2,  # labels of the response tokens
-        ("length", "policy.py:hidden_states"): 2,
-        ("length", "objectives.py:masked_statistics"): 2 * 7,  # of the statistics
-        # at the end
-        ("copy", "update.py:train_update"): 1,  # sums
-        ("number", "update.py:train_update"): 1,  # the gradient's norm
-        ("number", "objectives.py:token_metrics"): 5,
-        ("number", "objectives.py:_spread"): 2 * 5,  # mean and four quantiles
-        (
-            "number",
-            "objectives.py:_means_by_size",
-        ): 33,  # largest size, then for each bucket whether it has tokens, and the mean
-        ("length", "objectives.py:_means_by_size"): 7,
-    }
-    assert cuda.uploads == {
-        "update.py:_cut": 2 * 6,  # the columns of a micro-batch
-        "prefixes.py:distinct_prefixes": 2 * 5,
-        "objectives.py:reduced_loss": 2,  # denominators
-    }
+    loss = LOSSES[name]
+    objective = partial(policy_gradient, loss=partial(loss.function, **dict.fromkeys(loss.options, 0.2)), kl_coef=0.1)
+    batch = large_batch()
+    batch |= {"reference_log_probs": batch["sampled_log_probs"], "group": torch.tensor([[0], [0], [1], [1]])}
+    update(model, batch, objective=objective, gradient_checkpointing=checkpointing)
+    assert cuda.waits == {("stream", "device.py:to_host"): 1}
+    assert cuda.uploads == {"device.py:to_device": 2 * (8 + 2 + 5 + 1)}  # columns, positions, prefixes, denominators
+
+
+def test_the_host_waits_once_for_all_log_probabilities(measured):
+    model, cuda = measured
+    compute_log_probs(model, large_batch(), micro_batch_size=2)
+    assert cuda.waits == {("stream", "device.py:to_host"): 1}
+
+
+def test_weights_are_rounded_once_in_an_update_however_it_is_cut(measured):
+    """And so are the first gradients widened; later ones are added as they are."""
+    model, cuda = measured
+    for rows in (2, 1):
+        cuda.forget()
+        update(model, large_batch(), micro_batch_size=rows)
+        layer = model.model.layers[0].mlp.down_proj.weight.numel()
+        of_the_mlps = [one for one in cuda.work if one.name == "_to_copy" and one.bytes == (4 + 2) * layer]
+        assert len(of_the_mlps) == 2 * (2 * 3)
+        assert cuda.types["add_"] >= {(WIDE, HALF)}
+        assert {one.bytes for one in cuda.work if one.name == "_to_copy"} & {(4 + 2) * 151_936 * 1536}
 
 
 def test_more_rows_in_a_micro_batch_take_no_more_kernels(measured, monkeypatch):

@@ -32,7 +32,11 @@ def test_a_step_waits_only_for_what_it_drew_and_multiplies_in_half_precision(tin
     with fake_cuda(compute=False) as cuda:
         steps = sampled(cuda, tiny_tokenizer, dtype, rows=64, samples=16)
     assert steps == 32  # 96 samples in 64 rows
-    assert cuda.waits == {("copy", "batch.py:advance"): 3 * steps}  # tokens, log-probabilities, entropies
+    uploads = {("upload", place): number for place, number in cuda.uploads.items()}
+    assert cuda.waits == uploads | {
+        ("copy", "batch.py:advance"): 3 * steps,  # tokens, log-probabilities, entropies
+        ("stream", "cuda_graphs.py:_recorded"): cuda.captured.total() - 1,  # one was captured before
+    }
     del cuda.uploads["policy.py:body"]  # those of transformers, for each prefill
     assert cuda.uploads == {
         "engine.py:_prefixes": 2,  # token ids, for each prefill

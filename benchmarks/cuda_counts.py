@@ -1,0 +1,179 @@
+"""A GRPO step of Qwen2.5-Math-1.5B on an H100, counted without one: kernels, waits of the host, bytes, operations.
+
+    python benchmarks/cuda_counts.py [--layers 28] [--rows 2 8] [--json FILE]
+
+Enters: nothing; the update and the embedded sampler run on the emulated devices of `tests/helpers/fake_cuda.py`, with real
+shapes and no numbers. Leaves: a table, and JSON for a comparison of two versions of the code.
+
+The work: 256 rows of a prompt of 180 tokens and a response of 500, those of a micro-batch with the same prompt; the weights are
+float32 and compute in bfloat16. A sampling step is one in the middle of a response: 256 rows, 430 tokens before the new one.
+
+Times follow from published rates alone, as if each kernel took the longest of its launch, its bytes and its operations, and
+each wait of the host, after which the device has nothing to do, took as long as a few launches. They are a lower bound, not a
+forecast: no kernel reaches the published rates. The floor is what the products take at the published rate or, for a sampling
+step, the reading of weights and cache, nothing else.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
+
+import torch
+
+from fake_cuda import FakeCuda, Work, fake_cuda
+from rlvr_cli.models.policy import Policy
+from rlvr_cli.models.tiny import new_tokenizer
+from rlvr_cli.models.tokenization import collate
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.training.losses.policy_gradient import LOSSES
+from rlvr_cli.training.objectives import policy_gradient
+from rlvr_cli.training.optimizer import make_optimizer
+from rlvr_cli.training.update import train_update
+from rlvr_cli.types import Request, SamplingParams
+from shapes import math_1_5b
+
+PRODUCTS, MEMORY = 989e12, 3.35e12  # operations in bfloat16 and bytes a second, of an H100 SXM
+LAUNCH, IN_GRAPH, WAIT = 5e-6, 1.5e-6, 20e-6  # seconds: of a kernel's launch from Python, within a graph, of a wait
+ROWS, PROMPT, RESPONSE, MIDDLE = 256, 180, 500, 430
+
+
+class Count(NamedTuple):
+    """What happened; counts of the same work can be subtracted and multiplied."""
+
+    kernels: float
+    in_graphs: float
+    captures: float
+    waits: float
+    bytes: float
+    flops: float
+    seconds: float
+
+    def minus(self, other: "Count", times: float = 1) -> "Count":
+        return Count(*(a - times * b for a, b in zip(self, other, strict=True)))
+
+    def times(self, factor: float) -> "Count":
+        return Count(*(factor * value for value in self))
+
+
+def counted(cuda: FakeCuda) -> Count:
+    """Return what happened since the last call, and begin anew."""
+
+    def seconds(work: list[Work], least: float) -> float:
+        return sum(max(least, one.bytes / MEMORY, one.flops / PRODUCTS) for one in work)
+
+    done = cuda.work + cuda.replayed_work
+    count = Count(
+        len(cuda.work),
+        len(cuda.replayed_work),
+        cuda.captured.total(),
+        cuda.waits.total(),
+        sum(one.bytes for one in done),
+        sum(one.flops for one in done),
+        seconds(cuda.work, LAUNCH) + seconds(cuda.replayed_work, IN_GRAPH) + WAIT * cuda.waits.total(),
+    )
+    cuda.captured.clear()
+    cuda.forget()
+    return count
+
+
+def update_counts(cuda: FakeCuda, model: Any, rows: int) -> tuple[Count, Count, Counter[tuple[str, str]]]:
+    """Return what a micro-batch of so many rows takes, what the rest of an update takes, and the waits of a micro-batch."""
+    policy, generator = Policy(model), torch.Generator().manual_seed(0)
+    optimizer = make_optimizer(model, learning_rate=1e-5)
+    loss = LOSSES["grpo_clip"].function
+
+    def objective(inputs: Any) -> Any:
+        return policy_gradient(inputs, loss=lambda inputs: loss(inputs, cliprange=0.2))
+
+    def draw(count: int) -> list[int]:
+        return torch.randint(151_000, (count,), generator=generator).tolist()
+
+    def update(micro_batches: int) -> tuple[Count, Counter[tuple[str, str]]]:
+        prompts = [prompt for _ in range(micro_batches) for prompt in [draw(PROMPT)] * rows]
+        batch = collate(prompts, [draw(RESPONSE) for _ in prompts], pad_id=0)
+        sampled = torch.full(batch["labels"].shape, -2.0)
+        batch |= {"advantages": torch.linspace(-1, 1, len(prompts))[:, None], "sampled_log_probs": sampled}
+        cuda.forget()
+        train_update(
+            policy,
+            optimizer,
+            batch | {"old_log_probs": sampled},
+            learning_rate=1e-5,
+            micro_batch_size=rows,
+            objective=objective,
+        )
+        waits = cuda.waits
+        return counted(cuda), waits
+
+    update(1)  # creates the optimizer's state, and tests the model
+    (two, waits_of_two), (three, waits_of_three) = update(2), update(3)
+    one = three.minus(two)
+    return one, three.minus(one, 3), waits_of_three - waits_of_two
+
+
+def sampler_counts(cuda: FakeCuda, model: Any) -> tuple[Count, Count]:
+    """Return what one step takes, and what a call of the sampler takes before and after its steps, from the second call on."""
+    tokenizer = new_tokenizer(["What is 1 + 2?"])
+    sampler = TransformersSampler(Policy(model, tokenizer), kv_memory_bytes=2**40)
+    assert not sampler.notes, sampler.notes
+    ids = tuple(range(3, 13)) * (MIDDLE // 10)
+    asked = [Request("", tuple(range(8)), prompt_ids=ids) for _ in range(ROWS // 8)]
+
+    def sample(steps: int) -> Count:
+        cuda.captured.clear()
+        cuda.forget()
+        assert len(list(sampler.sample(asked, SamplingParams(max_tokens=steps, min_tokens=0, stop=())))) == ROWS
+        return counted(cuda)
+
+    sample(8)
+    short, long = sample(8), sample(12)
+    step = long.minus(short).times(1 / 4)
+    return step, long.minus(step, 12)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=28, help="of the model; fewer take less time")
+    parser.add_argument("--rows", type=int, nargs="+", default=[2, 8], help="of a micro-batch")
+    parser.add_argument("--json", help="write the counts to this file")
+    arguments = parser.parse_args()
+    found: dict[str, tuple[Count, float]] = {}  # with the floor, in seconds
+    with fake_cuda(compute=False) as cuda:
+        model = math_1_5b(layers=arguments.layers).to("cuda")
+        parameters = sum(p.numel() for p in model.parameters())
+        config = model.config
+        heads = config.num_key_value_heads * config.hidden_size // config.num_attention_heads
+        cache = 2 * 2 * config.num_hidden_layers * heads * ROWS * MIDDLE
+        waits: Counter[tuple[str, str]] = Counter()
+        updates = []
+        for rows in arguments.rows:
+            micro, rest, waits = update_counts(cuda, model, rows)
+            found[f"micro-batch of {rows}"] = micro, micro.flops / PRODUCTS
+            found[f"update, {rows} at a time"] = (whole := rest.minus(micro, -ROWS / rows)), whole.flops / PRODUCTS
+            updates.append(whole)
+        step, call = sampler_counts(cuda, model)
+        found["sampling step"] = step, (2 * parameters + cache) / MEMORY
+        found["sampler's call, without steps"] = call, call.flops / PRODUCTS
+    sampling = call.minus(step, -RESPONSE)
+    floor = RESPONSE * found["sampling step"][1] + call.flops / PRODUCTS
+    found["step, with the last update"] = updates[-1].minus(sampling, -1), updates[-1].flops / PRODUCTS + floor
+    print(f"{'':<30} {'kernels':>8} {'in graphs':>9} {'waits':>7} {'GB':>9} {'TFLOP':>9} {'ms':>9} {'floor':>8}")
+    for name, (count, least) in found.items():
+        print(
+            f"{name:<30} {count.kernels:8,.0f} {count.in_graphs:9,.0f} {count.waits:7,.0f} {count.bytes / 1e9:9,.1f} "
+            f"{count.flops / 1e12:9,.2f} {1e3 * count.seconds:9,.1f} {1e3 * least:8,.1f}"
+        )
+    print(f"\ngraphs captured in a call: {call.captures:.0f}")
+    print(f"waits in a micro-batch: {dict(waits) or 'none'}")
+    if arguments.json:
+        rows = {name: count._asdict() | {"floor": least} for name, (count, least) in found.items()}
+        Path(arguments.json).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
