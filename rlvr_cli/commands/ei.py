@@ -11,6 +11,7 @@ from rlvr_cli.rollouts.collect import stored_stats
 from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
+from rlvr_cli.training.nodes import lend_trainers
 from rlvr_cli.training.plan import ei_plan, print_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
 from rlvr_cli.training.trainer import Trainer
@@ -20,6 +21,8 @@ from rlvr_cli.types import Rollout
 
 def run(config: EiConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
+    if lend_trainers(config):
+        return
     config = resumed_config(config, command="ei")
     rows = config.micro_batch_size
     inputs = load_inputs(config, questions_per_batch=config.ei_batch_size, rows=rows)

@@ -24,6 +24,7 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.advantages import group_advantages, has_signal, soft_overlong_penalty
 from rlvr_cli.training.losses.custom import load_loss
 from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
+from rlvr_cli.training.nodes import lend_trainers
 from rlvr_cli.training.objectives import policy_gradient
 from rlvr_cli.training.plan import grpo_notes, grpo_plan, print_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
@@ -34,6 +35,8 @@ from rlvr_cli.types import Rollout
 
 def run(config: GrpoConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
+    if lend_trainers(config):
+        return
     config = resumed_config(config, command="grpo")
     loss = resolve_loss(config)
     rows = config.micro_train_batch_size

@@ -20,6 +20,7 @@ from rlvr_cli.rollouts.inputs import input_facts, load_template
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.samplers.open import Engine
 from rlvr_cli.terminal import console
+from rlvr_cli.training.nodes import lend_trainers
 from rlvr_cli.training.plan import FEW_UPDATES, print_plan, sft_plan
 from rlvr_cli.training.session import Inputs, divide_devices, load_eval_dataset, open_trainer
 from rlvr_cli.training.trainer import Trainer
@@ -28,6 +29,8 @@ from rlvr_cli.types import Example
 
 def run(config: SftConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
+    if lend_trainers(config):
+        return
     config = resumed_config(config, command="sft")
     template = load_template(config, model=config.model)
     traces = load_traces(

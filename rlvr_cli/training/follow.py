@@ -1,12 +1,49 @@
-"""A trainer that follows rank 0, which starts it (`trainers.Trainers`): `python -m rlvr_cli.training.follow`.
+"""A trainer that follows rank 0: `python -m rlvr_cli.training.follow`, which `start` starts.
 
 What takes long to import is imported in a function: before that, `main` sees to it that the process dies with its parent.
 """
 
+import os
 import signal
+import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
+import rlvr_cli
+from rlvr_cli.faults import environment_of
 from rlvr_cli.process import STOP_SIGNALS, die_with_parent
+
+
+def start(rank: int, *, size: int, address: str, device: str) -> "subprocess.Popen[bytes]":
+    """Start a trainer on this machine, in a session of its own, so that it gets no Ctrl-C.
+
+    Args:
+        size: how many trainers there are.
+        address: where rank 0 listens, HOST:PORT.
+        device: of the trainer.
+    """
+    root = str(Path(rlvr_cli.__file__).parents[1])
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "rlvr_cli.training.follow"),
+            *map(str, (rank, size, address, device, os.getpid())),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # stdout is for results
+        env=environment_of(f"trainer{rank}") | path,
+        start_new_session=True,
+    )
+
+
+def end(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    """Kill these trainers, if they have not ended."""
+    for process in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def main(rank: int, size: int, address: str, device: str, parent: int) -> None:
@@ -27,17 +64,17 @@ def main(rank: int, size: int, address: str, device: str, parent: int) -> None:
     from rlvr_cli.faults import fault_point
     from rlvr_cli.models.device import out_of_memory_as_user_error
     from rlvr_cli.terminal import console
-    from rlvr_cli.training.ranks import RankLost, announce, connect, join
+    from rlvr_cli.training.ranks import LOOPBACK, RankLost, announce, connect, join
     from rlvr_cli.training.replica import Replica
 
     try:
         store = connect(address)
         announce(store, rank)
-        ranks = join(store, rank=rank, size=size, device=torch.device(device))
+        ranks = join(store, rank=rank, size=size, device=torch.device(device), loopback=address.startswith(LOOPBACK))
         fault_point("joined")
         replica = Replica(ranks.broadcast(), device=device, ranks=ranks)
-        while True:
-            method, arguments, options = ranks.broadcast()
+        while (call := ranks.broadcast()) is not None:
+            method, arguments, options = call
             with out_of_memory_as_user_error():
                 getattr(replica, method)(*arguments, **options)
     except RankLost:

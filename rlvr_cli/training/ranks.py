@@ -179,13 +179,14 @@ def await_others(store: TCPStore, size: int, *, check: Callable[[], None]) -> No
             time.sleep(0.05)
 
 
-def join(store: TCPStore, *, rank: int, size: int, device: torch.device) -> Ranks:
+def join(store: TCPStore, *, rank: int, size: int, device: torch.device, loopback: bool) -> Ranks:
     """Join the other ranks: all must call it.
 
     Args:
         device: on which this rank computes.
+        loopback: whether all are on this machine.
     """
-    if sys.platform == "linux" and os.environ.get("MASTER_ADDR", LOOPBACK) == LOOPBACK:
+    if loopback and sys.platform == "linux":
         os.environ.setdefault(
             "GLOO_SOCKET_IFNAME", "lo"
         )  # else gloo looks up the machine's name, which may have no address

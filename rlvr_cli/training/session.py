@@ -109,7 +109,7 @@ def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[P
         engine=engine,
         in_process=not config.async_steps,
         cuda_devices=[*capacities],
-        trainers=config.trainers,
+        trainers=config.trainers // config.nodes,
     )
     shape = model_shape(model_path(config.model))
     return placement, memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=capacities)

@@ -103,7 +103,7 @@ class Trainer:
         self._ending.callback(self.weights.close)
         with ExitStack() as failed:
             failed.push(self._ending)
-            self.trainers = Trainers(config, devices=placement.trainers)
+            self.trainers = Trainers(config, devices=placement.trainers, check=stop.check)
             self._ending.callback(self.trainers.close)
             self._load()
             failed.pop_all()
@@ -156,7 +156,9 @@ class Trainer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if isinstance(error, Interrupted):
+            if error is None:
+                self.trainers.dismiss()
+            elif isinstance(error, Interrupted):
                 self.save()
             else:
                 with suppress(RlvrError):  # such as a full disk: the user must see `error` instead

@@ -1,28 +1,26 @@
 """The trainer processes of a run, as the command sees them: they are started, told what to do, and ended.
 
-Enters: the options of a training command and a device for each trainer. Leaves: a `Trainers`. Each other trainer is
-`python -m rlvr_cli.training.follow`; it has a `Replica` of its own and calls the methods that this process calls.
+Enters: the options of a training command and a device for each trainer of this machine. Leaves: a `Trainers`. The other
+trainers (`follow`) have a `Replica` of their own and call the methods that this process calls.
 """
 
 import os
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import rlvr_cli
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.faults import environment_of
-from rlvr_cli.training.ranks import ALONE, RankLost, Ranks, await_others, join, listen
+from rlvr_cli.terminal import console
+from rlvr_cli.training import follow
+from rlvr_cli.training.nodes import rendezvous
+from rlvr_cli.training.ranks import ALONE, LOOPBACK, RankLost, Ranks, await_others, join, listen
 from rlvr_cli.training.replica import Replica, share
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
@@ -36,11 +34,12 @@ class Trainers:
         replica: this process's own.
     """
 
-    def __init__(self, config: TrainingConfig, *, devices: Sequence[str]) -> None:
-        """Start the other trainers, and load the model in all of them.
+    def __init__(self, config: TrainingConfig, *, devices: Sequence[str], check: Callable[[], None]) -> None:
+        """Start the other trainers of this machine, wait for those of others, and load the model in all of them.
 
         Args:
-            devices: of each trainer, this process first.
+            devices: of each trainer of this machine, this process first.
+            check: called while this process waits; it ends that by raising an error.
 
         Raises:
             RlvrError: as `load_policy`; or another trainer has ended.
@@ -48,34 +47,41 @@ class Trainers:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ranks = ALONE
         try:
-            if len(devices) > 1:
-                self._start(config, devices)
+            if config.trainers > 1:
+                self._start(config, devices, check=check)
             with self._losses_as_user_errors():
                 self.replica = Replica(config, device=devices[0], ranks=self._ranks)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, config: TrainingConfig, devices: Sequence[str]) -> None:
-        store, address = listen()
-        root = str(Path(rlvr_cli.__file__).parents[1])
-        path = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
-        for rank, device in enumerate(devices[1:], start=1):
-            self._processes.append(
-                subprocess.Popen(
-                    [
-                        *(sys.executable, "-P", "-m", "rlvr_cli.training.follow"),
-                        *map(str, (rank, len(devices), address, device, os.getpid())),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,  # stdout is for results
-                    env=environment_of(f"trainer{rank}") | path,
-                    start_new_session=True,  # gets no Ctrl-C
-                )
+    def _start(self, config: TrainingConfig, devices: Sequence[str], *, check: Callable[[], None]) -> None:
+        host, port = rendezvous(config) if config.nodes > 1 else (LOOPBACK, 0)
+        try:
+            store, address = listen(host, port)
+        except OSError as error:
+            raise RlvrError(
+                f"The trainers cannot meet at {host}:{port}: {os.strerror(error.errno or 0)}.",
+                "--rendezvous names an address of the first machine, and a free port there.",
+            ) from error
+        size = config.trainers
+        self._processes += [
+            follow.start(rank, size=size, address=address, device=device)
+            for rank, device in enumerate(devices[1:], start=1)
+        ]
+
+        def wait() -> None:
+            check()
+            self._check()
+
+        if config.nodes > 1:
+            console.say(
+                f"machine        1 of {config.nodes}: waits at {address} for {size - len(devices)} trainers of the others"
             )
-        await_others(store, len(devices), check=self._check)
+        await_others(store, size, check=wait)
         with self._losses_as_user_errors():
-            self._ranks = join(store, rank=0, size=len(devices), device=torch.device(devices[0]))
+            device = torch.device(devices[0])
+            self._ranks = join(store, rank=0, size=size, device=device, loopback=address.startswith(LOOPBACK))
             self._ranks.broadcast(config)
 
     @property
@@ -103,12 +109,15 @@ class Trainers:
         with self._losses_as_user_errors():
             return self._ranks.gather([])
 
+    def dismiss(self) -> None:
+        """Let the other trainers end by themselves, with status 0."""
+        if self.size > 1:
+            with self._losses_as_user_errors():
+                self._ranks.broadcast(None)
+
     def close(self) -> None:
-        """End the other trainers; closing twice is allowed."""
-        for process in self._processes:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        """End the other trainers of this machine; those of others notice it. Closing twice is allowed."""
+        follow.end(self._processes)
         self._processes.clear()
         self._ranks.leave()
         self._ranks = ALONE

@@ -68,7 +68,7 @@ def main(port: int, parent: int) -> None:
         connection.send(address)
     else:
         store = connect(address)
-    ranks = join(store, rank=rank, size=size, device=torch.device("cpu"))
+    ranks = join(store, rank=rank, size=size, device=torch.device("cpu"), loopback=True)
     while True:
         try:
             module, name, arguments = pickle.loads(connection.recv_bytes())
