@@ -71,7 +71,12 @@ def _open_transformers(settings: EngineSettings) -> Sampler:
 def _share_transformers(policy: "Policy", settings: EngineSettings) -> Sampler:
     from rlvr_cli.samplers.embedded.engine import TransformersSampler
 
-    return TransformersSampler(policy, max_batch_size=settings.max_batch_size, cuda_graphs=settings.cuda_graphs)
+    return TransformersSampler(
+        policy,
+        max_batch_size=settings.max_batch_size,
+        cuda_graphs=settings.cuda_graphs,
+        sleep_mode=settings.sleep_mode,
+    )
 
 
 def _open_vllm(settings: EngineSettings) -> Sampler:

@@ -27,6 +27,8 @@ CONTEXT = 1.5 * 2**30  # bytes of a GPU that no tensor has: CUDA's context and k
 ROOM = 0.9  # of a device that --micro-batch-tokens auto fills: the rest is for fragments, and for the estimate's error
 TOKENS, MOST_TOKENS = 8192, 65536  # of a micro-batch with auto: where the memory is not known, and where it is
 WORKSPACE = 2**30  # bytes that vLLM needs beside weights and cache
+_COPIES, _CACHE = "bfloat16 copy of the weights", "key-value cache"
+_KEPT = (_COPIES, _CACHE)  # of the embedded engine
 GPUS = {24: 23.6 * 2**30, 48: 47.4 * 2**30, 80: 79.2 * 2**30}  # GB by name -> the bytes that torch finds on one
 
 
@@ -42,6 +44,7 @@ class MemoryPlan:
         utilization: the share of its device that vLLM takes.
         moves_state: whether the optimizer's state leaves the device while vLLM samples there.
         micro_batch_tokens: the tokens of a micro-batch; None if rows are counted.
+        keeps_workspace: whether the embedded engine keeps its cache, its copies of weights and its graphs during updates.
     """
 
     updating: Mapping[str, float]
@@ -51,6 +54,7 @@ class MemoryPlan:
     utilization: float = UTILIZATION
     moves_state: bool = False
     micro_batch_tokens: int | None = None
+    keeps_workspace: bool = False
 
     @property
     def fits(self) -> bool:
@@ -106,9 +110,19 @@ def memory_plan(
         utilization=asked or UTILIZATION,
         micro_batch_tokens=tokens,
     )
-    if not apart or of is None:
+    if not apart:
+        return _keeping(plan)
+    if of is None:
         return plan
     return _divided(plan, config, shape, of=of, shared=placement.shared)
+
+
+def _keeping(plan: MemoryPlan) -> MemoryPlan:
+    """Let the embedded engine keep during updates what it samples with, if there is room: it then need not be made again."""
+    kept = sum(plan.sampling.get(name, 0.0) for name in _KEPT)
+    if plan.capacity is None or sum(plan.updating.values()) + kept > ROOM * plan.capacity:
+        return plan
+    return replace(plan, updating={**plan.updating, "what the sampler keeps": kept}, keeps_workspace=True)
 
 
 def _tokens_that_fit(
@@ -123,10 +137,15 @@ def _tokens_that_fit(
     """Return how many tokens a micro-batch may have, at least one row's: a multiple of 1,024 that fits ROOM of the device."""
     if capacity is None:
         return max(TOKENS, row)
-    updating, _ = _held_by_trainer(config, shape, placement, engine=engine, tokens=MOST_TOKENS)
+    updating, sampling = _held_by_trainer(config, shape, placement, engine=engine, tokens=MOST_TOKENS)
     per_token = updating["activations of a micro-batch"] / MOST_TOKENS
-    found = MOST_TOKENS - (sum(updating.values()) - ROOM * capacity) / per_token
-    return max(min(int(found) // 1024 * 1024, MOST_TOKENS), row)
+
+    def fit(kept: float) -> int:
+        found = MOST_TOKENS - (sum(updating.values()) + kept - ROOM * capacity) / per_token
+        return max(min(int(found) // 1024 * 1024, MOST_TOKENS), row)
+
+    beside = fit(sum(sampling.get(name, 0.0) for name in _KEPT))
+    return beside if beside >= TOKENS else fit(0)
 
 
 def compute_dtype(config: TrainingConfig, device: str) -> torch.dtype:
@@ -155,7 +174,7 @@ def _held_by_trainer(
         held["CUDA"] = CONTEXT
     if config.async_steps and placement.trainer == placement.engine:
         held["the sampling process's weights, and the snapshot it samples from"] = 2 * n * width
-    copies = {"bfloat16 copy of the weights": n * compute} if compute < width else {}
+    copies = {_COPIES: n * compute} if compute < width else {}
     updating = held | copies | {
         "gradients": 4 * n + (shape["vocabulary"] * shape["hidden"] * 2 if width == 2 else 0),  # sums, in float32, and one tensor
         "activations of a micro-batch": float(tokens * layers),
@@ -165,7 +184,7 @@ def _held_by_trainer(
         return updating, held
     sequences = min(config.rollout_batch_size, config.max_batch_size or 256)
     cached = sequences * (GUESSED_PROMPT + config.sampling_max_tokens) * _cached_bytes(shape, compute)
-    return updating, held | copies | {"key-value cache": cached}
+    return updating, held | copies | {_CACHE: cached}
 
 
 def _state_bytes(optimizer: OptimizerKind, width: int) -> float:

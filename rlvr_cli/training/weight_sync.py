@@ -77,7 +77,7 @@ class WeightSync:
             device=placement.engine,
             gpu_memory_utilization=memory.utilization,
             # On a CPU too: there the engine notes that it cannot sleep.
-            sleep_mode=kind.share is None and not config.async_steps and placement.trainer == placement.engine,
+            sleep_mode=not config.async_steps and placement.trainer == placement.engine and not memory.keeps_workspace,
         )
         self._moves_state = memory.moves_state
         self._optimizer: torch.optim.Optimizer | None = None
@@ -120,7 +120,7 @@ class WeightSync:
         """Let the engine, if it is open, release its device memory until it is needed again: before the trainer computes."""
         if self._sampler is not None:
             self._sampler.sleep()
-        if self._settings.sleep_mode:
+        if self._settings.sleep_mode and self._share is None:
             self._synced = -1  # the engine has no weights when it wakes
         self._move_optimizer_state(to_host=False)
 

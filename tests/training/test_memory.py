@@ -40,6 +40,25 @@ def plan_of(config, shape, *capacities, engine="vllm", rows=2):
     return memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=devices)
 
 
+def test_the_sampler_keeps_its_workspace_where_there_is_room():
+    large, small, none = (
+        plan_of(GrpoConfig(), QWEN_15B, *of, engine="transformers") for of in ([80 * GIB], [36 * GIB], [])
+    )
+    assert (large.keeps_workspace, small.keeps_workspace, none.keeps_workspace) == (True, False, False)
+    assert small.fits, "it is given back instead"
+    kept = sum(large.sampling[name] for name in ("key-value cache", "bfloat16 copy of the weights"))
+    assert large.updating == {**small.updating, "what the sampler keeps": kept}
+    assert not plan_of(GrpoConfig(), QWEN_15B, 80 * GIB).keeps_workspace, "vLLM has memory of its own"
+    auto = GrpoConfig(micro_batch_tokens=0)
+    beside, alone = (plan_of(auto, QWEN_15B, of * GIB, engine="transformers") for of in (80, 40))
+    assert beside.keeps_workspace
+    assert beside.micro_batch_tokens > 8192, "large enough micro-batches leave it its room"
+    assert not alone.keeps_workspace
+    for plan in (beside, alone):
+        assert plan.capacity is not None
+        assert 0.83 * plan.capacity < sum(plan.updating.values()) <= 0.9 * plan.capacity
+
+
 def test_terms_by_hand():
     shape = {"parameters": 1000, "layers": 2, "hidden": 8, "intermediate": 16, "kv_width": 4, "vocabulary": 32}
     config = GrpoConfig(sampling_max_tokens=44, rollout_batch_size=256, kl_coef=0.1)
@@ -59,7 +78,8 @@ def test_terms_by_hand():
     on_gpu = plan_of(config, shape, GIB * 80, engine="transformers", rows=3)
     halved = {"activations of a micro-batch": 3 * 300 * 2 * (80 + 64) * 2}
     assert on_gpu.updating == {
-        **plan.updating, **halved, "CUDA": CONTEXT, "bfloat16 copy of the weights": 2000
+        **plan.updating, **halved, "CUDA": CONTEXT, "bfloat16 copy of the weights": 2000,
+        "what the sampler keeps": 2000 + 256 * 300 * 2 * 2 * 4 * 2,
     }  # fmt: skip
     again = plan_of(replace(config, gradient_checkpointing=True), shape, GIB * 80, engine="transformers", rows=3)
     assert again.updating["activations of a micro-batch"] == 3 * 300 * (2 * 8 * 4 + (80 + 64) * 2)

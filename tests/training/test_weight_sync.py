@@ -57,6 +57,18 @@ def test_a_loaded_snapshot_gives_the_policy_back(policy):
     assert same(weights_of(policy), current), "after an error, too"
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_embedded_engine_sleeps_where_the_plan_has_no_room_for_what_it_keeps(policy, keeps):
+    memory = MemoryPlan({}, {}, keeps_workspace=keeps)
+    placement = Placement("cuda:0", "cuda:0")
+    sync = WeightSync(GrpoConfig(), engine="transformers", placement=placement, memory=memory)
+    sync.attach(policy)
+    assert sync._settings.sleep_mode is not keeps
+    sync.sync(0)
+    sync.sleep()
+    assert sync._synced == 0, "it has the weights still: they are the trainer's"
+
+
 class Engine:
     """An engine with memory of its own that writes down what is asked of it."""
 

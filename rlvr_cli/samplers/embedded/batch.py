@@ -19,6 +19,7 @@ from transformers.cache_utils import CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.device import to_device, to_host
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.prefixes import causal_attention
 from rlvr_cli.samplers.embedded.cuda_graphs import FixedShapeStep
@@ -139,6 +140,40 @@ def make_slots(
     return [(room(keys), room(values)) for keys, values in like]
 
 
+class Workspace:
+    """What stays in place from step to step on the device; later batches of no more rows and columns may use it again.
+
+    Attributes:
+        slots: memory for the cache; it may hold any finite numbers.
+        mask: (rows, 1, 1, columns), added to attention scores.
+        inputs, positions: (rows, 1), of every row's newest token.
+        step: runs the decoding steps; None: the model runs them.
+        fixed_step: runs them in a few fixed shapes, on a CUDA device as recorded graphs; None: each in its own.
+    """
+
+    def __init__(self, slots: Slots, *, step: DecodeStep | None = None, fixed: bool = False) -> None:
+        keys = slots[0][0]
+        self.rows, _, self.columns, _ = keys.shape
+        self.device = keys.device
+        self.slots = slots
+        self.mask = torch.full((self.rows, 1, 1, self.columns), -torch.inf, dtype=keys.dtype, device=self.device)
+        self.inputs = torch.zeros(self.rows, 1, dtype=torch.int64, device=self.device)
+        self.positions = torch.zeros(self.rows, 1, dtype=torch.int64, device=self.device)
+        self.take(step, fixed=fixed)
+
+    def take(self, step: DecodeStep | None, *, fixed: bool = False) -> None:
+        """Replace the step, and forget the graphs of the one before."""
+        self.step, self.fixed_step = step, None
+        if step is not None and fixed:
+            still = {"tokens": self.inputs, "positions": self.positions, "mask": self.mask, "cache": self.slots}
+            self.fixed_step = FixedShapeStep(step, **still)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the cache and of the step's copies of weights."""
+        return sum(t.nbytes for pair in self.slots for t in pair) + (self.step.nbytes if self.step else 0)
+
+
 @dataclass(slots=True)
 class Question:
     """A request in progress: its prompt, and those of its samples that have no row in the batch yet."""
@@ -158,37 +193,32 @@ class Batch:
     def __init__(
         self,
         policy: Policy,
-        slots: Slots,
+        workspace: Workspace,
         *,
         params: SamplingParams,
         eos: Sequence[int],
         stops: StopStrings,
-        step: DecodeStep | None = None,
-        fixed: bool = False,
+        rows: int | None = None,
+        columns: int | None = None,
     ) -> None:
-        """Create a batch with as many free rows as `slots` has.
+        """Create a batch of free rows.
 
         Args:
-            slots: memory for the cache; it may hold any finite numbers.
-            step: runs the decoding steps; None: the model runs them.
-            fixed: run `step` in a few fixed shapes, on a CUDA device as recorded graphs.
+            workspace: no other batch uses it meanwhile.
+            rows, columns: the part of it to use; by default all. What is computed does not depend on the rest.
         """
-        self._policy, self._params, self._stops, self._step = policy, params, stops, step
-        device = policy.device
+        self._policy, self._params, self._stops = policy, params, stops
+        self._step, self._fixed_step = workspace.step, workspace.fixed_step
+        rows, columns = rows or workspace.rows, columns or workspace.columns
         self.window = _Window()
-        rows, _, columns, _ = slots[0][0].shape
-        self._slots = slots
-        self.layers = [_SlotLayer(self.window, *pair) for pair in slots]
+        self._slots = [(keys[:rows, :, :columns], values[:rows, :, :columns]) for keys, values in workspace.slots]
+        self.layers = [_SlotLayer(self.window, *pair) for pair in self._slots]
         self.cache = Cache(layers=list(self.layers))
         self.columns = columns
-        self.mask = torch.full((rows, 1, 1, columns), -torch.inf, dtype=slots[0][0].dtype, device=device)
-        self.inputs = torch.zeros(rows, 1, dtype=torch.int64, device=device)
-        self.positions = torch.zeros(rows, 1, dtype=torch.int64, device=device)
-        self._fixed_step = None
-        if step is not None and fixed:
-            still = {"tokens": self.inputs, "positions": self.positions, "mask": self.mask, "cache": self._slots}
-            self._fixed_step = FixedShapeStep(step, **still)
-        self.eos = torch.tensor(eos, dtype=torch.int64, device=device)
+        self.mask = workspace.mask[:rows, :, :, :columns].fill_(-torch.inf)
+        self.inputs = workspace.inputs[:rows].zero_()
+        self.positions = workspace.positions[:rows].zero_()
+        self.eos = self._on_device(torch.tensor(eos, dtype=torch.int64))
         self._is_eos = np.zeros(len(stops.candidates), dtype=bool)
         self._is_eos[list(eos)] = True
         self._may_end = self._is_eos | stops.candidates
@@ -215,6 +245,9 @@ class Batch:
         """Why a step could not be recorded as a CUDA graph, and runs without; empty if all could that should."""
         return "" if self._fixed_step is None else self._fixed_step.failure
 
+    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return to_device(tensor, self.inputs.device)
+
     def seat(self, question: Question) -> None:
         """Assign free rows to the question's samples until either run out."""
         w, length = self.window, len(question.prompt_ids) - 1
@@ -222,7 +255,7 @@ class Batch:
         assert question.prefix is not None
         assert w.column >= length, (w.column, length)
         together = rows[-1] - rows[0] == len(rows) - 1  # contiguous, as at the start
-        at = slice(rows[0], rows[-1] + 1) if together else torch.as_tensor(rows, device=self.inputs.device)
+        at = slice(rows[0], rows[-1] + 1) if together else self._on_device(torch.from_numpy(rows))
         for layer, (keys, values) in zip(self.layers, question.prefix, strict=True):
             layer.keys[at, :, w.column - length : w.column] = keys
             layer.values[at, :, w.column - length : w.column] = values
@@ -252,7 +285,7 @@ class Batch:
         mask = self.mask[: w.rows, :, :, w.low : w.column + 1]
         window = Window(w.rows, w.low, w.column + 1, w.lows)
         if self._fixed_step is not None:
-            logits = self._fixed_step(window)
+            logits = self._fixed_step(window, rows=len(self.alive), columns=self.columns)
         elif self._step is not None:
             logits = self._step(inputs[:, 0], positions[:, 0], mask=mask, cache=self._slots, window=window)
         else:
@@ -272,7 +305,7 @@ class Batch:
         rows, params = self.window.rows, self._params
         logits = self.forward()
         age = self.step - self.born[:rows]
-        u = torch.from_numpy(uniforms(self.seed[:rows], age)).to(logits.device)
+        u = self._on_device(torch.from_numpy(uniforms(self.seed[:rows], age)))
         with torch.autocast(logits.device.type, enabled=False):  # drawing is float32 whatever the model ran in
             draw = draw_tokens(
                 logits,
@@ -283,8 +316,7 @@ class Batch:
             )
         self.inputs[:rows, 0] = draw.tokens
         self.positions[:rows] += 1
-        tokens = draw.tokens.cpu().numpy()
-        entropy = draw.entropy.cpu().numpy()
+        tokens, logprobs, entropy = (drawn.numpy() for drawn in to_host(draw))
         if not np.isfinite(entropy).all():
             raise RlvrError(
                 f"The model's logits are not finite (token {int(age[~np.isfinite(entropy)][0])} of a response).",
@@ -293,13 +325,13 @@ class Batch:
             )
         slot = self.step % params.max_tokens
         self.tokens[:rows, slot] = tokens
-        self.logprobs[:rows, slot] = draw.logprobs.cpu().numpy()
+        self.logprobs[:rows, slot] = logprobs
         self.entropy[:rows, slot] = entropy
         self.step += 1
         may_end = self.alive[:rows] & (self._may_end[tokens] | (age + 1 == params.max_tokens))
         completions = [c for row in np.flatnonzero(may_end) if (c := self._finish(int(row))) is not None]
         if completions:
-            self.positions[:rows][torch.as_tensor(~self.alive[:rows], device=self.positions.device)] = 0
+            self.positions[:rows][self._on_device(torch.from_numpy(~self.alive[:rows]))] = 0
             self._changed = True
         return completions
 
@@ -311,7 +343,7 @@ class Batch:
         movers = np.flatnonzero(self.alive[live:]) + live
         w = self.window
         if len(holes):
-            to, of = (torch.as_tensor(rows, device=self.inputs.device) for rows in (holes, movers))
+            to, of = (self._on_device(torch.from_numpy(rows)) for rows in (holes, movers))
             for layer in self.layers:
                 for slots in (layer.keys, layer.values):
                     slots[:, :, w.low : w.column][to] = slots[:, :, w.low : w.column][of]
@@ -329,7 +361,7 @@ class Batch:
         """Return (rows, tokens) that must not be drawn: EOS in the rows that are `young`, shorter than `min_tokens`."""
         if not len(self.eos) or not young.any():
             return None
-        return torch.as_tensor(np.flatnonzero(young), device=self.eos.device), self.eos
+        return self._on_device(torch.from_numpy(np.flatnonzero(young))), self.eos
 
     def _finish(self, row: int) -> Completion | None:
         """Return the completion of a row if its newest token ended it, else None."""

@@ -13,7 +13,7 @@ import torch
 
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, Window
 
-_ROWS, _COLUMNS = 32, 128  # rounding: coarser takes fewer recordings, finer wastes less computation
+ROWS, COLUMNS = 32, 128  # rounding: coarser takes fewer recordings, finer wastes less computation
 
 
 class FixedShapeStep:
@@ -48,17 +48,21 @@ class FixedShapeStep:
         self._graphs: dict[Window, torch.cuda.CUDAGraph | None] = {}  # None for a shape that could not be recorded
         self.failure = ""
 
-    def __call__(self, window: Window) -> torch.Tensor:
+    def __call__(self, window: Window, *, rows: int | None = None, columns: int | None = None) -> torch.Tensor:
         """Run a step on at least this window, whose last column is the one to write.
+
+        Args:
+            rows, columns: that the batch uses, at most those of the tensors; by default all of them. Shapes do not go beyond
+                these, so that they do not depend on the batches before.
 
         Returns:
             (window.rows, vocab) float32, overwritten by the next step.
         """
         self._newest.fill_(window.high - 1)
         shape = Window(
-            min(window.rows + -window.rows % _ROWS, len(self._tokens)),
-            window.low // _COLUMNS * _COLUMNS,
-            min(window.high + -window.high % _COLUMNS, len(self._columns)),
+            min(window.rows + -window.rows % ROWS, rows or len(self._tokens)),
+            window.low // COLUMNS * COLUMNS,
+            min(window.high + -window.high % COLUMNS, columns or len(self._columns)),
         )
         if self._stream is not None and shape not in self._graphs:
             self._graphs[shape] = self._recorded(shape, self._stream)

@@ -6,8 +6,7 @@ it without Python. It supports unmodified Llama, Mistral, Qwen2 and Qwen3 models
 Callers must compare its logits with the model's own before they use it.
 
 Weights may be copies: in a small model, those that are read together are joined, and those in another precision than
-the matrix products are cast once. A step therefore keeps the weights that it was made from: make a new one for every
-batch.
+the matrix products are cast once. A step therefore keeps the weights that it was made from: `refresh` it for every batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,6 +93,61 @@ class _Layer:
     down: _Linear
 
 
+class _Held:
+    """Weights of a policy by their names, as they are or in a copy, and how to copy them again."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self._weights = weights
+        self._held: list[tuple[torch.Tensor, Sequence[str], torch.dtype | None]] = []
+
+    def tensor(self, *names: str, dtype: torch.dtype | None = None, operand: torch.dtype | None = None) -> torch.Tensor:
+        """Return these weights below one another, in `dtype`, or as operands of products in `operand`.
+
+        There is no copy of a weight that is alone and has this precision already.
+        """
+        parts = [self._weights[name] if dtype is None else self._weights[name].to(dtype) for name in names]
+        parts = parts if operand is None else [as_operand(part, operand) for part in parts]
+        found = parts[0] if len(parts) == 1 else torch.cat(parts)
+        self._held.append((found, names, operand))
+        return found
+
+    def optional(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+        return self.tensor(name, dtype=dtype) if name in self._weights else None
+
+    def linear(self, layer: str, dtype: torch.dtype) -> _Linear:
+        return _Linear(self.tensor(f"{layer}.weight", dtype=dtype), self.optional(f"{layer}.bias", dtype))
+
+    def side_by_side(self, layers: Sequence[str], dtype: torch.dtype, *, join: bool) -> list[_Linear]:
+        """Return layers that have the same input, and either all or none a bias; `join` concatenates them into one."""
+        if not join:
+            return [self.linear(layer, dtype) for layer in layers]
+        biases = [f"{layer}.bias" for layer in layers if f"{layer}.bias" in self._weights]
+        weight = self.tensor(*(f"{layer}.weight" for layer in layers), dtype=dtype)
+        return [_Linear(weight, self.tensor(*biases, dtype=dtype) if biases else None)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(held.nbytes for held, names, _ in self._held if not self._is_shared(held, names))
+
+    def refresh(self, weights: Mapping[str, torch.Tensor]) -> bool:
+        """Copy weights again; False, with nothing copied, if one that is not copied has moved."""
+        shared = [self._is_shared(held, names) for held, names, _ in self._held]
+        before, self._weights = self._weights, weights
+        if shared != [self._is_shared(held, names) for held, names, _ in self._held]:
+            self._weights = before
+            return False
+        for (held, names, operand), as_they_are in zip(self._held, shared, strict=True):
+            if not as_they_are:
+                parts = [weights[name] for name in names]
+                for place, part in zip(held.split([len(part) for part in parts]), parts, strict=True):
+                    place.copy_(part if operand is None else as_operand(part, operand))
+        return True
+
+    def _is_shared(self, held: torch.Tensor, names: Sequence[str]) -> bool:
+        weight = self._weights[names[0]]
+        return len(names) == 1 and held.dtype == weight.dtype and held.data_ptr() == weight.data_ptr()
+
+
 def unsupported_reason(policy: Policy) -> str:
     """Return why `DecodeStep` does not support this policy; empty if it does."""
     config = policy.config
@@ -121,24 +175,25 @@ class DecodeStep:
     """
 
     def __init__(self, policy: Policy, *, dtype: torch.dtype, positions: int) -> None:
-        inner, config, weights = policy.backbone, policy.config, policy.weights_for_engine()
-        self._embedding = weights["model.embed_tokens.weight"]
+        inner, config, held = policy.backbone, policy.config, _Held(policy.weights_for_engine())
+        self._held = held
+        self._embedding = held.tensor("model.embed_tokens.weight")
         self._dtype = dtype
-        self._head = _Linear(as_operand(weights["lm_head.weight"], dtype), weights.get("lm_head.bias"))
+        self._head = _Linear(held.tensor("lm_head.weight", operand=dtype), held.optional("lm_head.bias"))
         self.vocab_size = len(self._head.weight)
-        self._norm = weights["model.norm.weight"]
+        self._norm = held.tensor("model.norm.weight")
         self._epsilon: float = config.rms_norm_eps
         join = policy.num_parameters < _JOINED_BELOW
         self._layers = [
             _Layer(
-                before_attention=weights[f"{layer}.input_layernorm.weight"],
-                heads=_side_by_side(weights, [f"{layer}.self_attn.{name}_proj" for name in "qkv"], dtype, join=join),
-                query_norm=weights.get(f"{layer}.self_attn.q_norm.weight"),
-                key_norm=weights.get(f"{layer}.self_attn.k_norm.weight"),
-                attended=_cast(weights, f"{layer}.self_attn.o_proj", dtype),
-                before_mlp=weights[f"{layer}.post_attention_layernorm.weight"],
-                gate_up=_side_by_side(weights, [f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], dtype, join=join),
-                down=_cast(weights, f"{layer}.mlp.down_proj", dtype),
+                before_attention=held.tensor(f"{layer}.input_layernorm.weight"),
+                heads=held.side_by_side([f"{layer}.self_attn.{name}_proj" for name in "qkv"], dtype, join=join),
+                query_norm=held.optional(f"{layer}.self_attn.q_norm.weight"),
+                key_norm=held.optional(f"{layer}.self_attn.k_norm.weight"),
+                attended=held.linear(f"{layer}.self_attn.o_proj", dtype),
+                before_mlp=held.tensor(f"{layer}.post_attention_layernorm.weight"),
+                gate_up=held.side_by_side([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], dtype, join=join),
+                down=held.linear(f"{layer}.mlp.down_proj", dtype),
             )
             for layer in (f"model.layers.{number}" for number in range(config.num_hidden_layers))
         ]
@@ -152,6 +207,15 @@ class DecodeStep:
         half = self._size // 2
         self._cos = cos[0, :, None]  # (positions, 1, head size)
         self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)[:, None]  # with the signs of the rotation
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its copies."""
+        return self._held.nbytes
+
+    def refresh(self, policy: Policy) -> bool:
+        """Copy the policy's weights into the copies, in place; False if it reads weights that are elsewhere now."""
+        return self._held.refresh(policy.weights_for_engine())
 
     def __call__(
         self,
@@ -210,23 +274,6 @@ class DecodeStep:
         if x.dtype == torch.float64:  # as in transformers, the norm is computed in float32
             return weight * F.rms_norm(x.float(), weight.shape, None, self._epsilon).to(x.dtype)
         return F.rms_norm(x.to(weight.dtype), weight.shape, weight, self._epsilon)
-
-
-def _cast(weights: Mapping[str, torch.Tensor], layer: str, dtype: torch.dtype) -> _Linear:
-    """Return a layer's weights in this precision, without a copy if they already have it."""
-    bias = weights.get(f"{layer}.bias")
-    return _Linear(weights[f"{layer}.weight"].to(dtype), None if bias is None else bias.to(dtype))
-
-
-def _side_by_side(
-    weights: Mapping[str, torch.Tensor], layers: Sequence[str], dtype: torch.dtype, *, join: bool
-) -> list[_Linear]:
-    """Return layers that have the same input, and either all or none a bias; `join` concatenates them into one."""
-    parts = [_cast(weights, layer, dtype) for layer in layers]
-    if not join:
-        return parts
-    biases = [part.bias for part in parts if part.bias is not None]
-    return [_Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)]
 
 
 def _applied(linears: Sequence[_Linear], x: torch.Tensor) -> torch.Tensor:

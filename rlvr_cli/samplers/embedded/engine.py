@@ -24,11 +24,11 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.device import dtype_name, out_of_memory_as_user_error
+from rlvr_cli.models.device import dtype_name, out_of_memory_as_user_error, to_device
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import memory_limit
-from rlvr_cli.samplers.embedded.batch import ATTENTION, Batch, Prefix, Question, Slots, make_slots
-from rlvr_cli.samplers.embedded.cuda_graphs import first_sentence
+from rlvr_cli.samplers.embedded.batch import ATTENTION, Batch, Prefix, Question, Workspace, make_slots
+from rlvr_cli.samplers.embedded.cuda_graphs import COLUMNS, first_sentence
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, unsupported_reason
 from rlvr_cli.samplers.stop_strings import StopStrings, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, take_probe, verify_weights
@@ -41,7 +41,7 @@ _MAX_ROWS = 256  # more rows hardly raise the rate: the fixed cost of a step is 
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
 _GATHER_SECONDS = 0.03  # how long a completion waits for others before it is yielded
 _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
-_KEPT_BYTES = 128 * 2**20  # the largest cache that is kept for the next call
+_KEPT_BYTES = 128 * 2**20  # the largest workspace that is kept for the next call on a CPU
 _PROBE_PROMPTS, _PROBE_LENGTH, _PROBE_TOKENS = 2, 8, 4  # few, since the probe runs after every update
 
 
@@ -50,7 +50,7 @@ class TransformersSampler:
 
     While completions are being consumed the model may be used for other things (its mode and its attention are restored
     before each one is yielded), but its weights must not change. Between calls only tables of the tokenizer and the
-    memory of a small cache are kept, and no results.
+    workspace of the last batch are kept (on a CPU if it is small), with the graphs recorded on it, and no results.
 
     Attributes:
         seeding: a sample's tokens do not depend on what else is in the batch. For run.json.
@@ -69,6 +69,7 @@ class TransformersSampler:
         max_batch_size: int | None = None,
         kv_memory_bytes: int | None = None,
         cuda_graphs: bool = True,
+        sleep_mode: bool = False,
         policy_version: int = 0,
     ) -> None:
         """Check on a few tokens that the model gives the same logits through the engine's cache as without it.
@@ -79,6 +80,8 @@ class TransformersSampler:
             kv_memory_bytes: memory for the keys, values and logits of a batch; by default a quarter of the memory that
                 this process may use (CPU), or half of what is free (CUDA) when `sample` is called.
             cuda_graphs: on CUDA, run steps in fixed shapes, each recorded once and replayed (`cuda_graphs.py`).
+
+            sleep_mode: on CUDA, give the workspace back in `sleep`.
 
         Raises:
             RlvrError: the model is of a kind that this engine cannot run.
@@ -92,7 +95,8 @@ class TransformersSampler:
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._weights_error = ""  # why the weights of the model are unknown; empty if they are known
         self._last_probe: Probe | None = None
-        self._spare: Slots = []  # cache memory of the last batch, for the next one to use
+        self._spare: Workspace | None = None  # of the last batch, for the next one to use
+        self._sleep_mode = sleep_mode and policy.device.type == "cuda"
         self._step_rejection = ""  # why `DecodeStep` must not replace the model; empty if it may
         self._fixed = cuda_graphs and policy.device.type == "cuda"  # whether steps run in fixed shapes
         self.notes: tuple[str, ...] = ()
@@ -173,11 +177,13 @@ class TransformersSampler:
         self._last_probe, self._weights_error, self.policy_version = probe, "", policy_version
 
     def sleep(self) -> None:
-        """Do nothing: the weights belong to the trainer, and only a small cache is kept between calls of `sample`."""
+        """Give the workspace back if so asked. The weights belong to the trainer."""
+        if self._sleep_mode:
+            self._spare = None
 
     def close(self) -> None:
-        """Free the small cache that is kept between calls of `sample`; the model belongs to the caller."""
-        self._spare = []
+        """Free the workspace that is kept between calls of `sample`; the model belongs to the caller."""
+        self._spare = None
 
     def _stop_strings(self, stop: tuple[str, ...]) -> StopStrings:
         if stop not in self._stops:
@@ -192,16 +198,8 @@ class TransformersSampler:
             rows, columns, upcoming = self._plan(waiting, params)
             ready: deque[Question] = deque()
             with self._sampling():
-                slots = self._allocate_slots(rows, columns)
-                batch = Batch(
-                    self._policy,
-                    [(keys[:rows, :, :columns], values[:rows, :, :columns]) for keys, values in slots],
-                    params=params,
-                    eos=eos,
-                    stops=stops,
-                    step=self._step(columns),
-                    fixed=self._fixed,
-                )
+                workspace = self._workspace(rows, columns)
+                batch = Batch(self._policy, workspace, params=params, eos=eos, stops=stops, rows=rows, columns=columns)
             while upcoming or ready or batch.alive.any():
                 done: list[Completion] = []
                 due = math.inf
@@ -216,9 +214,12 @@ class TransformersSampler:
                 yield from done
                 assert self.policy_version == version, "the weights changed while completions were being consumed"
             del batch  # frees its memory before the next batch is planned
-            if self._policy.device.type == "cpu" and sum(t.nbytes for pair in slots for t in pair) <= _KEPT_BYTES:
-                self._spare = slots
-            del slots
+            on_cuda = workspace.device.type == "cuda"
+            if not on_cuda and workspace.nbytes > _KEPT_BYTES:
+                workspace.take(None)
+            if on_cuda or workspace.nbytes <= _KEPT_BYTES:
+                self._spare = workspace
+            del workspace
 
     def _plan(self, waiting: deque[Question], params: SamplingParams) -> tuple[int, int, deque[Question]]:
         """Return the rows and columns of the next batch's cache, and its questions, which are removed from `waiting`.
@@ -228,10 +229,10 @@ class TransformersSampler:
         """
         longest = len(waiting[0].prompt_ids) + params.max_tokens
         columns = longest + max(16, longest // 8)  # spare ones, so that moving back to the beginning is rare
-        columns += -columns % 8  # CUDA kernels want masks aligned
+        columns += -columns % (COLUMNS if self._fixed else 8)  # CUDA kernels want masks aligned
         cache = sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._empty_prefix for t in pair)
         row_bytes = columns * cache + 5 * 4 * self._vocab_size  # logits, and the memory to draw from them
-        budget = self._kv_memory_bytes or _memory_budget(self._policy.device)
+        budget = self._kv_memory_bytes or self._memory_budget()
         affordable = budget // row_bytes
         if affordable == 0:
             raise RlvrError(
@@ -247,21 +248,27 @@ class TransformersSampler:
         samples = sum(len(question.samples) for question in upcoming)
         return min(self._max_rows, affordable, samples), columns, upcoming
 
-    def _allocate_slots(self, rows: int, columns: int) -> Slots:
-        """Return cache memory with at least this many rows and columns.
+    def _workspace(self, rows: int, columns: int) -> Workspace:
+        """Return a workspace with at least this many rows and columns, whose step has the policy's weights.
 
-        The last batch's memory is used again if it is large enough, since new pages from the operating system cost a
-        short call a tenth of its time. The memory always holds finite numbers: a masked column still enters the
-        weighted sum, with weight 0, and 0 x NaN is NaN.
+        The last batch's is used again if it is large enough: new pages from the operating system cost a short call a
+        tenth of its time, and recording graphs on CUDA costs seconds. Its memory always holds finite numbers: a masked
+        column still enters the weighted sum, with weight 0, and 0 x NaN is NaN.
         """
         device = self._policy.device
-        spare, self._spare = self._spare, []
-        if spare:
-            keys, _ = spare[0]
-            if keys.shape[0] >= rows and keys.shape[2] >= columns and keys.device == device:
-                return spare
-        del spare
-        return make_slots(self._empty_prefix, rows=rows, columns=columns, device=device)
+        may_step = self._may_step()
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.rows >= rows and spare.columns >= columns and spare.device == device:
+            if not may_step:
+                spare.take(None)
+            elif spare.step is None or not spare.step.refresh(self._policy):
+                spare.take(self._new_step(spare.columns), fixed=self._fixed)
+            elif (spare.fixed_step is not None) != self._fixed:
+                spare.take(spare.step, fixed=self._fixed)
+            return spare
+        del spare  # frees its memory before more is taken
+        slots = make_slots(self._empty_prefix, rows=rows, columns=columns, device=device)
+        return Workspace(slots, step=self._new_step(columns) if may_step else None, fixed=self._fixed)
 
     def _admit(self, batch: Batch, ready: deque[Question], upcoming: deque[Question]) -> None:
         """Once a fifth of the rows is free, assign them to waiting samples; if too few wait, compact the live rows."""
@@ -301,7 +308,8 @@ class TransformersSampler:
         if length == 0:
             return [self._empty_prefix for _ in prompts]
         cache = DynamicCache()  # without the config it keeps what lies before a sliding window, as the batch does
-        ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self._policy.device)
+        padded = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts])
+        ids = to_device(padded, self._policy.device)
         self._policy.body(input_ids=ids, past_key_values=cache, use_cache=True)
         dtype = self._policy.compute_dtype
         states: list[tuple[torch.Tensor, torch.Tensor]] = [(keys, values) for keys, values, *_ in cache]  # type: ignore
@@ -328,17 +336,31 @@ class TransformersSampler:
         with memory, self._policy.attention_function(ATTENTION), self._inference():
             yield
 
-    def _step(self, columns: int) -> DecodeStep | None:
-        """Return the `DecodeStep` for a batch; None, with a note, if the model itself has to run the steps."""
+    def _may_step(self) -> bool:
+        """Return whether a `DecodeStep` runs the steps; if not, the model itself has to, and a note says why."""
         reason = self._step_rejection or unsupported_reason(self._policy)
         dtype = self._policy.compute_dtype
         copies = self._policy.num_parameters * dtype.itemsize if dtype != self._policy.dtype else 0
-        if not reason and copies > _memory_budget(self._policy.device) // 2:
+        if not reason and copies > self._memory_budget() // 2:
             reason = f"{copies / 2**30:.1f} GiB for its weights in {dtype_name(dtype)} leave too little memory"
-        if not reason:
-            return DecodeStep(self._policy, dtype=dtype, positions=columns)
-        self._note(f"Sampling is slower than it could be, since the model's own code runs each step: {reason}.")
-        return None
+        if reason:
+            self._note(f"Sampling is slower than it could be, since the model's own code runs each step: {reason}.")
+        return not reason
+
+    def _new_step(self, columns: int) -> DecodeStep:
+        return DecodeStep(self._policy, dtype=self._policy.compute_dtype, positions=columns)
+
+    def _memory_budget(self) -> int:
+        """Return the bytes that a batch may take: half of a CUDA device's free memory, else a quarter of this process's.
+
+        What is kept from the last batch counts as free, so that a batch does not depend on those before it.
+        """
+        device = self._policy.device
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            return (free + (self._spare.nbytes if self._spare is not None else 0)) // 2
+        return memory_limit() // 4
 
     def _note(self, note: str) -> None:
         if note not in self.notes:
@@ -386,7 +408,7 @@ class TransformersSampler:
                 """
                 options: dict[str, Any] = {"params": SamplingParams(), "eos": (), "stops": stops}
                 slots = make_slots(like, rows=2, columns=8, value=1.0)  # ones would show if the mask were ignored
-                batch = Batch(self._policy, slots, step=step, fixed=fixed, **options)
+                batch = Batch(self._policy, Workspace(slots, step=step, fixed=fixed), **options)
                 for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
                     batch.make_room(len(prompt) - 2)
                     batch.seat(Question(index, prompt[:-1], deque([(0, 0)]), prefix))
@@ -401,9 +423,10 @@ class TransformersSampler:
             if gap(None) > (1e-2 if exact else 1e-1):
                 raise unsupported
             bound = 1e-4 if exact else 5e-2
-            if (step := self._step(8)) is not None and gap(step) > bound:
-                self._step_rejection = "the faster one gives different logits"
-                step = self._step(8)
+            step = self._new_step(8) if self._may_step() else None
+            if step is not None and gap(step) > bound:
+                self._step_rejection, step = "the faster one gives different logits", None
+                self._may_step()  # notes it
             if step is not None and self._fixed:
                 try:
                     failure = "they give different logits" if gap(step, fixed=True) > bound else ""
@@ -424,11 +447,3 @@ def _is_supported(policy: Policy) -> bool:
     kinds = {type(layer) for layer in DynamicCache(config=policy.config).layers}
     windows = {DynamicSlidingWindowLayer} if policy.config.model_type in _WINDOWED else set()
     return kinds <= {DynamicLayer, *windows}
-
-
-def _memory_budget(device: torch.device) -> int:
-    """Return the bytes that a batch may take: half of a CUDA device's free memory, else a quarter of this process's."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // 2
-    return memory_limit() // 4

@@ -52,6 +52,48 @@ def test_recorded_steps_give_the_cpus_tokens_on_any_device(tiny_model_dir, expec
         assert cuda.replayed[device] > 20
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_later_calls_replay_the_graphs_with_the_weights_of_the_time(tiny_model_dir, dtype):
+    """Whether the step copies the weights or reads those of the policy, and whatever was sampled before."""
+
+    def fresh(policy):
+        return tokens_of(TransformersSampler(policy, max_batch_size=5))
+
+    long = [Request("one two three " * 8, (1, 2))]
+    with fake_cuda() as cuda:
+        policy = load_policy(tiny_model_dir, compute_dtype=dtype, device="cuda:1")
+        sampler = TransformersSampler(policy, max_batch_size=5)
+        first = tokens_of(sampler)
+        captured, workspace = cuda.captured.total(), sampler._spare
+        assert tokens_of(sampler) == first
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.mul_(1.1)
+        second = tokens_of(sampler)
+        assert cuda.captured.total() == captured
+        assert second != first
+        assert second == fresh(policy)
+        list(sampler.sample(long, PARAMS))
+        assert sampler._spare is not workspace, "it was too small"
+        captured = cuda.captured.total()
+        assert tokens_of(sampler) == second, "the larger memory changes no token"
+        assert cuda.captured.total() > captured, "in shapes of its own"
+        policy.model.model.embed_tokens.weight = torch.nn.Parameter(policy.model.model.embed_tokens.weight.detach() * 2)
+        assert tokens_of(sampler) == fresh(policy), "weights that moved are found"
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_sleep_gives_the_workspace_back_if_so_asked(tiny_model_dir, expected, sleeps):
+    with fake_cuda() as cuda:
+        policy = load_policy(tiny_model_dir, compute_dtype="float32", device="cuda:0")
+        sampler = TransformersSampler(policy, max_batch_size=5, sleep_mode=sleeps)
+        assert tokens_of(sampler) == expected
+        captured = cuda.captured.total()
+        sampler.sleep()
+        assert tokens_of(sampler) == expected
+        assert (cuda.captured.total() > captured) == sleeps
+
+
 def test_graphs_that_do_nothing_are_found(tiny_model_dir, expected, monkeypatch):
     with fake_cuda() as cuda:
         monkeypatch.setattr(Graph, "replay", lambda self: None)
@@ -87,8 +129,8 @@ def test_graphs_that_cannot_be_recorded_at_the_start_are_not_used(tiny_model_dir
 @pytest.mark.parametrize("ending_fails", [False, True])
 def test_a_recording_that_fails_later_costs_no_token(tiny_model_dir, expected, caplog, monkeypatch, ending_fails):
     """Every second shape fails; it runs without a graph from then on, and the others with one."""
-    monkeypatch.setattr(cuda_graphs, "_COLUMNS", 8)
-    monkeypatch.setattr(cuda_graphs, "_ROWS", 2)
+    monkeypatch.setattr(cuda_graphs, "COLUMNS", 8)
+    monkeypatch.setattr(cuda_graphs, "ROWS", 2)
     begun, failed, tried = [], set(), []
     recorded, ended = FixedShapeStep._recorded, Graph.capture_end
 

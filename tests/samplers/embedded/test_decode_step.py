@@ -8,7 +8,7 @@ import transformers
 
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded import cuda_graphs, decode_step
-from rlvr_cli.samplers.embedded.batch import Batch, Question, make_slots
+from rlvr_cli.samplers.embedded.batch import Batch, Question, Workspace, make_slots
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, Window, unsupported_reason
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.stop_strings import StopStrings
@@ -120,10 +120,9 @@ def test_a_note_says_what_a_decode_step_does_not_support(architecture, extra, re
 
 def test_copies_that_do_not_fit_are_not_made(tiny_model, tiny_tokenizer, monkeypatch):
     sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer, compute_dtype="bfloat16"))
-    monkeypatch.setattr(
-        "rlvr_cli.samplers.embedded.engine._memory_budget", lambda device: 4 * tiny_model.num_parameters() - 1
-    )
-    assert sampler._step(16) is None
+    limit = 4 * (4 * tiny_model.num_parameters() - 1)
+    monkeypatch.setattr("rlvr_cli.samplers.embedded.engine.memory_limit", lambda: limit)
+    assert not sampler._may_step()
     assert sampler.notes == (f"{SLOWER}0.0 GiB for its weights in bfloat16 leave too little memory.",)
     sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))  # nothing is cast, nothing needs to fit
     assert sampler.notes == ()
@@ -159,8 +158,8 @@ def test_a_decode_step_that_differs_from_the_model_is_not_used(tiny_tokenizer):
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 8), (32, 128)])
 def test_fixed_shapes_give_the_same_tokens(tiny_model, tiny_tokenizer, rows, columns, compute_dtype, monkeypatch):
     """Rows leave, others take their place, and the window moves, with fine, medium and coarse rounding of shapes."""
-    monkeypatch.setattr(cuda_graphs, "_ROWS", rows)
-    monkeypatch.setattr(cuda_graphs, "_COLUMNS", columns)
+    monkeypatch.setattr(cuda_graphs, "ROWS", rows)
+    monkeypatch.setattr(cuda_graphs, "COLUMNS", columns)
     tiny_model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, *range(288, 312)]
     sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer, compute_dtype=compute_dtype), max_batch_size=5)
     params = SamplingParams(max_tokens=24, min_tokens=2, stop=("a",))
@@ -204,12 +203,10 @@ def test_unused_rows_do_not_change_other_rows(tiny_model, tiny_tokenizer):
     with sampler._sampling():
         batch = Batch(
             Policy(tiny_model),
-            make_slots(sampler._empty_prefix, rows=3, columns=40),
+            Workspace(make_slots(sampler._empty_prefix, rows=3, columns=40), step=sampler._new_step(40), fixed=True),
             params=params,
             eos=(),
             stops=stops,
-            step=sampler._step(40),
-            fixed=True,
         )
         for index, prompt in enumerate((first, second)):
             (prefix,) = sampler._prefixes([prompt[:-1]])
@@ -230,7 +227,7 @@ def test_unused_rows_do_not_change_other_rows(tiny_model, tiny_tokenizer):
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
 def test_recorded_steps_give_the_same_tokens(tiny_model, tiny_tokenizer, compute_dtype, monkeypatch):
     """All of them in float32, most of them in bfloat16."""
-    monkeypatch.setattr(cuda_graphs, "_COLUMNS", 8)
+    monkeypatch.setattr(cuda_graphs, "COLUMNS", 8)
     tiny_model.to("cuda")
     sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer, compute_dtype=compute_dtype), max_batch_size=40)
     assert sampler._fixed

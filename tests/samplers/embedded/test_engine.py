@@ -18,7 +18,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.samplers.embedded import draw, engine
-from rlvr_cli.samplers.embedded.batch import Batch, Question, make_slots
+from rlvr_cli.samplers.embedded.batch import Batch, Question, Workspace, make_slots
 from rlvr_cli.samplers.embedded.draw import draw_tokens, inverse_cdf, nucleus, uniforms
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.stop_strings import StopStrings, first_stop, response_text
@@ -643,8 +643,8 @@ def test_sleep_changes_nothing(tiny_model, sampler):
 
 def test_cache_memory_is_reused_but_not_its_contents(sampler):
     before = collect(sampler, requests(), FREE)
-    slots = sampler._spare
-    assert slots
+    workspace = sampler._spare
+    slots = workspace.slots
     assert any(t.count_nonzero() for pair in slots for t in pair), (
         "the call left nothing behind: this test proves nothing"
     )
@@ -652,10 +652,10 @@ def test_cache_memory_is_reused_but_not_its_contents(sampler):
         for t in (t for pair in slots for t in pair):
             t.fill_(1e30)
     assert collect(sampler, requests(), FREE) == before
-    assert sampler._spare is slots
+    assert sampler._spare is workspace
     wider = SamplingParams(max_tokens=FREE.max_tokens + 50, min_tokens=0, stop=())
     collect(sampler, requests(), wider)
-    assert sampler._spare[0][0].shape[2] > slots[0][0].shape[2]
+    assert sampler._spare.columns > workspace.columns
     assert collect(sampler, requests(), FREE) == before  # in a part of the larger memory
     sampler.close()
     assert not sampler._spare
@@ -683,8 +683,8 @@ def test_a_longer_prompt_joins_rows_that_are_under_way(tiny_model, tiny_tokenize
     short, middle, long = [7, 8, 9], [60, 61, 62, 63, 64], list(range(20, 40))
     stops = StopStrings(tiny_tokenizer, (), vocab_size=320)
     with sampler._sampling():
-        slots = make_slots(sampler._empty_prefix, rows=3, columns=24)
-        batch = Batch(Policy(tiny_model), slots, params=FREE, eos=sampler._eos, stops=stops)
+        workspace = Workspace(make_slots(sampler._empty_prefix, rows=3, columns=24))
+        batch = Batch(Policy(tiny_model), workspace, params=FREE, eos=sampler._eos, stops=stops)
         expected = []
         for prompt in (short, middle, long):  # a call of `sample` would start with the longest
             (prefix,) = sampler._prefixes([prompt[:-1]])
