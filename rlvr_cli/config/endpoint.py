@@ -19,9 +19,10 @@ _USUAL_NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")  # of a variable; most 
 _WHERE_KEYS_BELONG = "Put the key into an environment variable, and name that with --api-key-env."
 
 
-def check_address(base_url: str) -> None:
+def check_address(base_url: str, *, option: str = "--base-url") -> None:
     """Raise RlvrError if it is not an address, or holds a user name, a password, parameters or what looks like a key."""
-    problem = RlvrError("--base-url is not the address of an endpoint.", "Give one such as http://localhost:8000/v1")
+    example = "http://localhost:8000" + ("/v1" if option == "--base-url" else "")
+    problem = RlvrError(f"{option} is not the address of an endpoint.", f"Give one such as {example}")
     if not (base_url.isascii() and base_url.isprintable() and " " not in base_url):
         raise problem
     try:

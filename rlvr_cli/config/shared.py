@@ -3,8 +3,10 @@
 import math
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
+from rlvr_cli.config.endpoint import check_address
 from rlvr_cli.config.options import LONGEST, FileFunction, Format, Provenance, check_values, flag, knob
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import ChatThinking, FormatRule, SamplingParams
@@ -339,6 +341,18 @@ class TrainingEngineOptions(EngineOptions):
         "Precision of vLLM. auto: bfloat16 on CUDA, float32 on CPU. (transformers has that of --compute-dtype.)",
         group="Model",
     )
+    sampler_urls: str = knob(
+        "",
+        "Sample from vLLM servers that you started, such as http://a:8000,http://b:8000, in place of an --engine.",
+        group="Model",
+        free_on_resume=True,
+    )
+    weights_dir: str = knob(
+        "",
+        "Directory through which new weights go to the servers, which they must see too. Empty: that of temporary files.",
+        group="Model",
+        free_on_resume=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -357,6 +371,7 @@ class TrainingConfig(
     engine = "transformers"
     dtype = "auto"
     max_model_len = None
+    sampler_urls = ""
     gpu_memory_utilization = 0.0
     async_steps = 0
     kl_coef = 0.0
@@ -387,6 +402,23 @@ def check_sampling(config: SamplingOptions) -> None:
         )
 
 
+def check_servers(config: TrainingEngineOptions) -> None:
+    if config.weights_dir and not config.sampler_urls:
+        raise RlvrError("--weights-dir needs --sampler-urls.", "Add --sampler-urls, or leave it out.")
+    if not config.sampler_urls:
+        return
+    if config.engine != "auto":
+        raise RlvrError(f"--engine {config.engine} and --sampler-urls exclude each other.", "Leave one of them out.")
+    for url in config.sampler_urls.split(","):
+        check_address(url.strip(), option="--sampler-urls")
+        if url.strip().rstrip("/").endswith("/v1"):
+            raise RlvrError(f"--sampler-urls names {url.strip()}.", "Leave /v1 out: weights are loaded beside it.")
+    if config.weights_dir and not Path(config.weights_dir).is_dir():
+        raise RlvrError(
+            f"--weights-dir {config.weights_dir} is not a directory.", "Make it, where the servers see it too."
+        )
+
+
 def check_nodes(config: TrainingRunOptions) -> None:
     if config.nodes == 1:
         given = {"rendezvous": bool(config.rendezvous), "node_rank": config.node_rank is not None}
@@ -412,6 +444,8 @@ def check_training(config: TrainingConfig) -> None:
     check_sampling(config)
     check_engine(config)
     check_nodes(config)
+    if isinstance(config, TrainingEngineOptions):
+        check_servers(config)
     if config.optimizer == "adamw_kahan" and config.param_dtype != "bfloat16":
         raise RlvrError(
             "--optimizer adamw_kahan keeps what bfloat16 weights round away, and these are float32.",

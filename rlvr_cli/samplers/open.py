@@ -37,6 +37,8 @@ class EngineSettings:
     endpoint: str = "completions"
     api_key_env: str = KEY_ENV
     request_timeout: float = 600.0
+    sampler_urls: str = ""  # of vLLM servers, separated by commas
+    weights_dir: str = ""
     sleep_mode: bool = False  # make the engine's `sleep` give the device's memory back
 
 
@@ -54,6 +56,7 @@ class EngineKind:
     open: Callable[[EngineSettings], Sampler]  # with its own copy of the weights
     package: str = ""  # that it imports, which is also the name of its extra; empty: nothing beside rlvr's own
     trains: bool = True  # whether it can load the trainer's weights: --engine of the training commands
+    elsewhere: bool = False  # whether it computes on devices of its own, which are not ours to place
     # Sample from the trainer's own model, without a copy of it; None: the engine cannot, and takes memory of its own.
     share: "Callable[[Policy, EngineSettings], Sampler] | None" = None
 
@@ -111,11 +114,28 @@ def _open_openai(settings: EngineSettings) -> Sampler:
     )
 
 
+def _open_servers(settings: EngineSettings) -> Sampler:
+    from rlvr_cli.models.pretrained import load_tokenizer
+    from rlvr_cli.samplers.servers import ServersSampler
+
+    urls = [url.strip().rstrip("/") for url in settings.sampler_urls.split(",")]
+    return ServersSampler(
+        urls,
+        load_tokenizer(model_path(settings.model)),
+        weights_dir=settings.weights_dir,
+        timeout=settings.request_timeout,
+    )
+
+
+SERVERS = "vllm-servers"  # the engine of --sampler-urls, which is not a choice of --engine
+
+
 # The choices of --engine are these names: `Engine` in config/shared.py, and `TrainingEngine` those that train.
 ENGINES = {
     "transformers": EngineKind("transformers", _open_transformers, share=_share_transformers),
     "vllm": EngineKind("vLLM", _open_vllm, package="vllm"),
     "openai": EngineKind("openai", _open_openai, package="openai", trains=False),
+    SERVERS: EngineKind("vLLM servers", _open_servers, package="openai", elsewhere=True),
 }
 
 
@@ -127,16 +147,21 @@ class Engine:
     reason: str
 
 
-def choose_engine(engine: str, *, base_url: str, api_key_env: str = KEY_ENV, embedded: bool = False) -> Engine:
+def choose_engine(
+    engine: str, *, base_url: str, api_key_env: str = KEY_ENV, embedded: bool = False, sampler_urls: str = ""
+) -> Engine:
     """Resolve `auto`: an endpoint when one is named, vLLM where it is installed with a CUDA device, else transformers.
 
     Args:
         embedded: `auto` is transformers, because there are several trainers.
+        sampler_urls: --sampler-urls.
 
     Raises:
         RlvrError: the package of the engine that was asked for is not installed, or the endpoint's key is missing.
     """
-    if engine != "auto":
+    if sampler_urls:
+        chosen = Engine(SERVERS, "--sampler-urls names them")
+    elif engine != "auto":
         chosen = Engine(engine, "asked for with --engine")
     elif base_url:
         chosen = Engine("openai", "--base-url names an endpoint")

@@ -92,6 +92,8 @@ class OpenAISampler:
         timeout: seconds that one sample may take, waiting and retrying included.
         max_retries: tries after the first, on 408, 409, 429, 5xx, broken connections and unreadable answers. The openai
             package waits between them, for as long as the endpoint asks (``Retry-After``), else longer each time.
+        processed_logprobs: it is a vLLM server that takes all that we ask, and whose log-probabilities are of the distribution that
+            it samples from, at any temperature: they are always requested, and no sample is requested alone at first.
 
     Attributes:
         seeding: "endpoint": each sample's seed is sent, folded to the 31 bits that all endpoints accept; the
@@ -117,6 +119,7 @@ class OpenAISampler:
         timeout: float = 600.0,
         max_retries: int = 6,
         policy_version: int = 0,
+        processed_logprobs: bool = False,
     ) -> None:
         if importlib.util.find_spec("openai") is None:
             raise missing_extra("openai", "openai")
@@ -127,6 +130,7 @@ class OpenAISampler:
         self.model, self.base_url, self.endpoint, self.api_key_env = model, base_url, endpoint, api_key_env
         self.max_concurrency, self.timeout, self.max_retries = max_concurrency, timeout, max_retries
         self.policy_version = policy_version
+        self._processed_logprobs = processed_logprobs
         self.notes: tuple[str, ...] = ()
         self.arrived: tuple[Completion, ...] = ()
         self._refused: frozenset[str] = frozenset()  # of OPTIONAL_FIELDS
@@ -234,7 +238,8 @@ class OpenAISampler:
             timeout=self.timeout,
             http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [read]}),
         ) as client:
-            await work(1)
+            if not self._processed_logprobs:
+                await work(1)
             await asyncio.gather(*(work(len(items)) for _ in range(min(self.max_concurrency, len(waiting)))))
         if failures:
             item, failure = failures[0]
@@ -346,7 +351,7 @@ class OpenAISampler:
             fields["messages"] = [{"role": "user", "content": item.prompt}]
         else:
             fields["prompt"] = item.prompt
-        if params.temperature in (0, 1) and params.top_p == 1:
+        if self._processed_logprobs or (params.temperature in (0, 1) and params.top_p == 1):
             fields["logprobs"] = True if chat else 1
         extra: dict[str, Any] = {"min_tokens": min(params.min_tokens, params.max_tokens), "return_token_ids": True}
         if params.stop and self._sends_stop:

@@ -4,10 +4,12 @@ Enters: --device, the engine, and the CUDA devices that are visible. Leaves: a `
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.open import engine_kind
+
+ELSEWHERE = "other machines"  # or devices, of servers that we did not start
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ def place(device: str, *, engine: str, in_process: bool, cuda_devices: Sequence[
     Raises:
         RlvrError: vLLM in its own process would have to share the trainer's device, or there are fewer devices than trainers.
     """
+    if engine_kind(engine).elsewhere:
+        alone = place(device, engine="transformers", in_process=True, cuda_devices=cuda_devices, trainers=trainers)
+        return replace(alone, engine=ELSEWHERE)
     shares_model = engine_kind(engine).share is not None
     if trainers > 1:
         return _place_several(

@@ -72,7 +72,12 @@ def load_inputs(
             f"{dataset.name} is graded by {pool.spec}, and {eval_dataset.name} by {eval_dataset.default_grader}.",
             "Set one grader for both with --grader, or evaluate on questions of the same kind.",
         )
-    engine = choose_engine(config.engine, base_url="", embedded=config.trainers > 1 and not config.async_steps)
+    engine = choose_engine(
+        config.engine,
+        base_url="",
+        embedded=config.trainers > 1 and not config.async_steps,
+        sampler_urls=config.sampler_urls,
+    )
     facts = input_facts(
         {"dataset": dataset.facts, "eval_dataset": eval_dataset and eval_dataset.facts},
         model=model_facts(config.model, fetch=not config.dry_run),

@@ -54,7 +54,7 @@ def serving(answer: Callable[[dict], Reply]) -> Iterator[Endpoint]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
             with lock:
                 served.bodies.append(body)
                 served.paths.append(self.path)

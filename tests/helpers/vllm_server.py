@@ -1,0 +1,97 @@
+"""What answers as a vLLM server does: the same routes, over the embedded engine and a model of its own. It can also be at fault."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from endpoint import Reply, error, serving
+from rlvr_cli.models.policy import load_policy
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.types import Request, SamplingParams
+
+
+@dataclass
+class StandIn:
+    """Attributes may be set at any time.
+
+    Attributes:
+        raw_logprobs: give log-probabilities before temperature.
+        stale: say that new weights are loaded, and keep the old ones.
+        dies_after: completions after which each request fails; None: never.
+    """
+
+    url: str
+    raw_logprobs: bool = False
+    stale: bool = False
+    dies_after: int | None = None
+    answered: int = 0
+    loads: list[str] = field(default_factory=list)
+    endpoint: Any = None
+
+
+@contextmanager
+def vllm_servers(model: Path, count: int) -> Iterator[list[StandIn]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(_one(model)) for _ in range(count)]
+
+
+@contextmanager
+def _one(model: Path) -> Iterator[StandIn]:
+    policy = load_policy(model, device="cpu")
+    engine, lock = TransformersSampler(policy), threading.Lock()
+
+    def completion(body: dict) -> Reply:
+        if server.dies_after is not None and server.answered >= server.dies_after:
+            return Reply(status=0)
+        server.answered += 1
+        most = body["max_tokens"]
+        least = most if body.get("ignore_eos") else body.get("min_tokens", 0)
+        params = SamplingParams(
+            temperature=body["temperature"], top_p=body.get("top_p", 1.0), max_tokens=most, min_tokens=least,
+            stop=tuple(body.get("stop", ())),
+        )  # fmt: skip
+        asked = Request(prompt="", seeds=(body["seed"],), prompt_ids=tuple(body["prompt"]))
+        (found,) = engine.sample([asked], params)
+        logprobs = list(found.logprobs)
+        # The engine bars EOS where it may not end; vLLM, which goes on after it, does not.
+        if server.raw_logprobs or (body.get("ignore_eos") and not params.temperature):
+            ids = torch.tensor([found.prompt_ids + found.token_ids])
+            with torch.inference_mode():
+                logits = policy.forward(input_ids=ids).logits[0, len(found.prompt_ids) - 1 : -1]
+            scores = logits.log_softmax(-1)
+            logprobs = scores.gather(-1, ids[0, len(found.prompt_ids) :, None]).flatten().tolist()
+        choice = {
+            "index": 0, "text": found.text, "finish_reason": found.finish_reason,
+            "stop_reason": None if found.stop_reason == "eos" else found.stop_reason,
+            "token_ids": list(found.token_ids), "prompt_token_ids": list(found.prompt_ids),
+            "logprobs": {"tokens": [""] * len(logprobs), "token_logprobs": logprobs},
+        }  # fmt: skip
+        return Reply({"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": len(logprobs)}})
+
+    def answer(body: dict) -> Reply:
+        with lock:
+            path = served.paths[-1]
+            if path == "/v1/models":
+                return Reply({"data": [{"id": "the-model"}]})
+            if path == "/collective_rpc":
+                folder = Path(body["kwargs"]["weights_path"])
+                server.loads.append(str(folder))
+                if not folder.is_dir():
+                    return error(500, f"no such directory: {folder}")
+                if not server.stale:
+                    policy.load_weights(load_file(folder / "model.safetensors"))
+                    engine.load_weights(policy, engine.policy_version + 1)
+                return Reply({"results": [None]})
+            if path == "/reset_prefix_cache":
+                return Reply("")
+            return completion(body)
+
+    with serving(answer) as served:
+        server = StandIn(served.url.removesuffix("/v1"), endpoint=served)
+        yield server
