@@ -62,6 +62,7 @@ HOMES = {
     "openai": {"samplers/openai"},
     "vllm": {"samplers/vllm"},
     "datasets": {"data/datasets"},
+    "peft": {"models/adapter"},
     "math_verify": {"graders"},
     "mpmath": {"graders/answers"},
     "pyarrow": {"runs", "data/files", "analysis/database"},

@@ -22,8 +22,9 @@ from rlvr_cli.faults import fault_point
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.device import out_of_memory_as_user_error, use_few_threads
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.policy import load_policy, trained_adapter
 from rlvr_cli.process import StopRequest
+from rlvr_cli.runs.check import MODELS
 from rlvr_cli.runs.metrics_log import MetricsLog
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.sums import sums_of
@@ -114,6 +115,7 @@ class Trainer:
             dtype=config.param_dtype,
             compute_dtype=config.compute_dtype,
             device=self._device,
+            lora=trained_adapter(config),
         )
         self.tokenizer = self.policy.tokenizer
         if self.policy.device.type == "mps":
@@ -146,6 +148,7 @@ class Trainer:
             self.policy,
             updates=max(self.num_updates - self.updates, 0),
             every=config.checkpoint_every,
+            merged=config.lora_merge,
         )
         self.clock = TimeLimit(config.time_limit_seconds, updates=self.updates, longest_step=longest_step)
 
@@ -315,10 +318,13 @@ class Trainer:
         """Save the final model in the run's `model/`, then do the last evaluation: if that fails, the model is saved."""
         if self.config.checkpoint_every:
             self.save()
-        self.run.update(model_files={})  # the sums of a model that is being replaced would be wrong
-        self.policy.save(self.run.path / "model")
-        self.run.update(model_files=sums_of(self.run.path / "model"))
-        for leftover in self.run.path.glob(".model.*"):  # from a process that was killed while saving it
+        for folder, key in MODELS.items():
+            if folder == "model-merged" and not self.config.lora_merge:
+                continue
+            self.run.update(**{key: {}})  # the sums of a model that is being replaced would be wrong
+            self.policy.save(self.run.path / folder, merged=folder == "model-merged")
+            self.run.update(**{key: sums_of(self.run.path / folder)})
+        for leftover in self.run.path.glob(".model*.*"):  # from a process that was killed while saving it
             shutil.rmtree(leftover, ignore_errors=True)
         self.evaluate(last=True)
         self.metrics.flush()

@@ -6,8 +6,9 @@ it without Python. It supports unmodified Llama, Mistral, Qwen2 and Qwen3 models
 Callers must compare its logits with the model's own before they use it.
 
 Weights may be copies: in a small model, those that are read together are joined, and those in another precision than
-the matrix products are cast once. A step therefore keeps the weights that it was made from: make a new one for every
-batch.
+the matrix products are cast once. What an adapter adds stays apart from them, since half precision would round it away.
+
+A step therefore keeps the weights that it was made from: make a new one for every batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rlvr_cli.models.device import as_operand, product
-from rlvr_cli.models.policy import Policy
+from rlvr_cli.models.policy import LowRank, Policy
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type`
 BLOCK = 32  # rows
@@ -78,6 +79,7 @@ def attend(
 class _Linear(NamedTuple):
     weight: torch.Tensor
     bias: torch.Tensor | None
+    added: LowRank | None = None  # to the weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +90,10 @@ class _Layer:
     heads: list[_Linear]  # query, key, value
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
-    attended: _Linear
+    attended: list[_Linear]
     before_mlp: torch.Tensor  # weight of the norm
     gate_up: list[_Linear]
-    down: _Linear
+    down: list[_Linear]
 
 
 def unsupported_reason(policy: Policy) -> str:
@@ -121,7 +123,7 @@ class DecodeStep:
     """
 
     def __init__(self, policy: Policy, *, dtype: torch.dtype, positions: int) -> None:
-        inner, config, weights = policy.backbone, policy.config, policy.weights_for_engine()
+        inner, config, (weights, added) = policy.backbone, policy.config, policy.factored_weights()
         self._embedding = weights["model.embed_tokens.weight"]
         self._dtype = dtype
         self._head = _Linear(as_operand(weights["lm_head.weight"], dtype), weights.get("lm_head.bias"))
@@ -129,16 +131,20 @@ class DecodeStep:
         self._norm = weights["model.norm.weight"]
         self._epsilon: float = config.rms_norm_eps
         join = policy.num_parameters < _JOINED_BELOW
+
+        def linears(layer: str, *names: str) -> list[_Linear]:
+            return _side_by_side([_cast(weights, added, f"{layer}.{name}_proj", dtype) for name in names], join=join)
+
         self._layers = [
             _Layer(
                 before_attention=weights[f"{layer}.input_layernorm.weight"],
-                heads=_side_by_side(weights, [f"{layer}.self_attn.{name}_proj" for name in "qkv"], dtype, join=join),
+                heads=linears(f"{layer}.self_attn", *"qkv"),
                 query_norm=weights.get(f"{layer}.self_attn.q_norm.weight"),
                 key_norm=weights.get(f"{layer}.self_attn.k_norm.weight"),
-                attended=_cast(weights, f"{layer}.self_attn.o_proj", dtype),
+                attended=linears(f"{layer}.self_attn", "o"),
                 before_mlp=weights[f"{layer}.post_attention_layernorm.weight"],
-                gate_up=_side_by_side(weights, [f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], dtype, join=join),
-                down=_cast(weights, f"{layer}.mlp.down_proj", dtype),
+                gate_up=linears(f"{layer}.mlp", "gate", "up"),
+                down=linears(f"{layer}.mlp", "down"),
             )
             for layer in (f"model.layers.{number}" for number in range(config.num_hidden_layers))
         ]
@@ -187,9 +193,9 @@ class DecodeStep:
             query, key = turning.split((self._heads, self._kv_heads), 1)
             keys, values = _written(window.select(all_keys), key, at), _written(window.select(all_values), value, at)
             attended = self._attended(query.to(keys.dtype), keys, values, mask, window)
-            x = x + F.linear(attended, *layer.attended)
+            x = x + _applied(layer.attended, attended)
             gate, up = _applied(layer.gate_up, self._normed(x, layer.before_mlp)).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, *layer.down)
+            x = x + _applied(layer.down, F.silu(gate) * up)
         with torch.autocast(x.device.type, enabled=False):
             logits = product(as_operand(self._normed(x, self._norm), self._dtype), self._head.weight.T).float()
         return logits if self._head.bias is None else logits + self._head.bias
@@ -212,26 +218,37 @@ class DecodeStep:
         return F.rms_norm(x.to(weight.dtype), weight.shape, weight, self._epsilon)
 
 
-def _cast(weights: Mapping[str, torch.Tensor], layer: str, dtype: torch.dtype) -> _Linear:
+def _cast(weights: Mapping[str, torch.Tensor], added: Mapping[str, LowRank], layer: str, dtype: torch.dtype) -> _Linear:
     """Return a layer's weights in this precision, without a copy if they already have it."""
-    bias = weights.get(f"{layer}.bias")
-    return _Linear(weights[f"{layer}.weight"].to(dtype), None if bias is None else bias.to(dtype))
+    bias, more = weights.get(f"{layer}.bias"), added.get(layer)
+    return _Linear(
+        weights[f"{layer}.weight"].to(dtype),
+        None if bias is None else bias.to(dtype),
+        None if more is None else LowRank(*(matrix.to(dtype) for matrix in more)),
+    )
 
 
-def _side_by_side(
-    weights: Mapping[str, torch.Tensor], layers: Sequence[str], dtype: torch.dtype, *, join: bool
-) -> list[_Linear]:
+def _side_by_side(parts: list[_Linear], *, join: bool) -> list[_Linear]:
     """Return layers that have the same input, and either all or none a bias; `join` concatenates them into one."""
-    parts = [_cast(weights, layer, dtype) for layer in layers]
-    if not join:
+    if not join or len(parts) == 1:
         return parts
     biases = [part.bias for part in parts if part.bias is not None]
-    return [_Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)]
+    added = [part.added for part in parts if part.added is not None]
+    return [
+        _Linear(
+            torch.cat([part.weight for part in parts]),
+            torch.cat(biases) if biases else None,
+            LowRank(torch.cat([a.down for a in added]), torch.block_diag(*(a.up for a in added))) if added else None,
+        )
+    ]
 
 
 def _applied(linears: Sequence[_Linear], x: torch.Tensor) -> torch.Tensor:
     """Return the concatenated outputs of the layers."""
-    outputs = [F.linear(x, *linear) for linear in linears]
+    outputs = []
+    for weight, bias, added in linears:
+        output = F.linear(x, weight, bias)
+        outputs.append(output if added is None else output + F.linear(F.linear(x, added.down), added.up))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 
