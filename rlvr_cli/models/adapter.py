@@ -146,7 +146,6 @@ class AdaptedPolicy(Policy):
                 self.tokenizer.save_pretrained(fresh)
 
     def write_adapter(self, directory: Path) -> None:
-        """Write the adapter's two files into a directory, in peft's layout."""
         peft_config: dict[str, Any] = self.model.peft_config  # type: ignore[assignment]
         config = copy.copy(peft_config[_NAME])
         config.base_model_name_or_path, config.inference_mode = self.base, True
@@ -160,7 +159,7 @@ class _Reference(Policy):
     """The initial policy of an adapted one, with the same model: it computes only while the other does not."""
 
     def __init__(self, policy: AdaptedPolicy) -> None:
-        super().__init__(policy.model, source=policy.source)
+        super().__init__(policy.model, policy._tokenizer, source=policy.source)
         self._policy = policy
 
     @property

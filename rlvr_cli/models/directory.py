@@ -75,6 +75,13 @@ def base_of(path_or_id: str | Path) -> str | None:
     return base
 
 
+def tokenizer_of(path_or_id: str | Path) -> str | Path:
+    """Return where a model's tokenizer is: beside its weights, or beside the base of an adapter that has none of its own."""
+    base = base_of(path_or_id)
+    own = base is None or Path(os.path.expanduser(path_or_id), "tokenizer_config.json").is_file()
+    return path_or_id if base is None or own else base
+
+
 def local_directory(path_or_id: str | Path) -> Path | None:
     """Return the directory that `path_or_id` names, or None for a Hub id.
 

@@ -358,6 +358,10 @@ class Policy:
         frozen.model.requires_grad_(False)
         return frozen
 
+    def write_adapter(self, directory: Path) -> None:
+        """Write the adapter, of a policy that has one, into a directory, in peft's layout and without a tokenizer."""
+        raise AssertionError("this policy has no adapter")
+
     def save(self, directory: str | Path, *, merged: bool = False) -> None:
         """Save model and tokenizer in a form that transformers and vLLM can load, all or nothing.
 

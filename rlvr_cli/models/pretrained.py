@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import dtype_name, resolve_device
-from rlvr_cli.models.directory import CONVERT, base_of, local_directory
+from rlvr_cli.models.directory import CONVERT, base_of, local_directory, tokenizer_of
 from rlvr_cli.models.own_tokenizer import read_tokenizer
 from rlvr_cli.text import printable
 
@@ -108,9 +108,7 @@ def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
     Raises:
         RlvrError: it cannot be loaded.
     """
-    base = base_of(path_or_id)
-    if base is not None and not (Path(path_or_id) / "tokenizer_config.json").is_file():
-        path_or_id = base
+    path_or_id = tokenizer_of(path_or_id)
     directory = local_directory(path_or_id)
     name = str(directory or path_or_id)
     with quiet():

@@ -93,6 +93,7 @@ def _open_vllm(settings: EngineSettings) -> Sampler:
         gpu_memory_utilization=settings.gpu_memory_utilization or UTILIZATION,
         seed=settings.seed,
         enable_sleep_mode=settings.sleep_mode,
+        lora_rank=settings.lora_rank,
     )
 
 

@@ -103,8 +103,6 @@ def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[P
         RlvrError: there is no such device, or it is too small; or as `check_adapter`.
     """
     check_adapter(config)
-    if config.lora_rank and engine == "vllm":
-        raise RlvrError("--lora-rank does not go with --engine vllm yet.", "Use --engine transformers.")
     resolve_device(config.device)
     capacities = cuda_devices()
     placement = place(config.device, engine=engine, in_process=not config.async_steps, cuda_devices=[*capacities])
