@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from real_configurations import CONFIGURATIONS, write_model
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
 from rlvr_cli.models.identity import model_identity, model_shape
@@ -253,6 +254,25 @@ def test_an_adapter_reaches_a_sampling_process(tiny_model_dir):
 
 
 # Saved and loaded
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.filterwarnings("ignore:The (logits|attention) of:UserWarning")  # what a model does not have
+def test_published_models_take_an_adapter(name, tmp_path):
+    """Those with joined projections, windows or other norms too: trained, sampled from, saved, loaded and merged."""
+    base = write_model(name, tmp_path / "base")
+    policy = load_policy(base, lora=LORA)
+    assert log_probs_of(policy).equal(log_probs_of(load_policy(base)))
+    train(policy)
+    moved = log_probs_of(policy)
+    assert not moved.equal(log_probs_of(policy.reference()))
+    sampler = TransformersSampler(policy)
+    sampler.load_weights(policy, 1)
+    assert mean_gap(policy, list(sampler.sample(REQUESTS[:1], PARAMS))) < 5e-6
+    policy.save(tmp_path / "adapter")
+    assert log_probs_of(load_policy(tmp_path / "adapter")).equal(moved)
+    policy.save(tmp_path / "merged", merged=True)
+    torch.testing.assert_close(log_probs_of(load_policy(tmp_path / "merged")), moved, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
