@@ -410,6 +410,7 @@ MATHEMATICS = [
     *mutations_of(
         "samplers/embedded/decode_step.py",
         ("logits are rounded to bfloat16", "self._head.weight.T).float()", "self._head.weight.T).to(self._dtype).float()", f"{ENGINE} -k sampler_and_trainer_agree", "compute_dtype"),
+        ("a step that is kept has the old adapter", "place.copy_(matrix)", "pass", "tests/models/test_adapter.py -k that_is_kept"),
     ),
     *mutations_of(
         "models/tokenization.py",

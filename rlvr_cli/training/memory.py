@@ -188,7 +188,8 @@ def _held_by_trainer(
     if on_gpu:
         held["CUDA"] = CONTEXT
     if config.async_steps and placement.trainer == placement.engine:
-        held["the sampling process's weights, and the snapshot it samples from"] = 2 * n * width
+        copies_of_all = 1 if config.lora_rank else 2  # of an adapter, the snapshot is small
+        held["the sampling process's weights, and the snapshot it samples from"] = copies_of_all * n * width
     copies = {_COPIES: n * compute} if compute < width else {}
     updating = held | copies | {
         # Sums, in float32, and one tensor of those of bfloat16 weights.

@@ -131,7 +131,7 @@ def check_adapter(config: TrainingConfig) -> None:
     if not config.lora_rank:
         raise RlvrError(
             f"{printable(config.model)} holds a LoRA adapter, and without --lora-rank the weights of a model are trained.",
-            f"Go on training the adapter with {own}, or give a model into which it is merged (--lora-merge saves it).",
+            f"Go on training the adapter with {own}, or start from a merged model: resume its run with --lora-merge.",
         )
     if (config.lora_rank, config.lora_alpha) != (settings["r"], settings["lora_alpha"]):
         raise RlvrError(f"The LoRA adapter in {printable(config.model)} has {own}.", f"Use {own}.")

@@ -13,6 +13,7 @@ from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.config.sources import resolve
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
@@ -60,8 +61,13 @@ def test_an_adapter_learns_from_traces(runs):
 
 def test_without_lora_merge_only_the_adapter_is_saved(runs):
     sft.run(SftConfig(**SFT, n_sft_steps=1, run="adapter-alone", runs_dir=str(runs)))
-    assert not (runs / "adapter-alone/model-merged").exists()
-    assert "merged_model_files" not in read_run(runs / "adapter-alone").metadata
+    run = runs / "adapter-alone"
+    assert not (run / "model-merged").exists()
+    assert "merged_model_files" not in read_run(run).metadata
+    given = {"resume": "adapter-alone", "lora_merge": True, "runs_dir": str(runs)}
+    sft.run(resolve(SftConfig, flags=given, command="sft"))  # a finished run does nothing else when it goes on
+    assert (run / "model-merged/model.safetensors").is_file()
+    assert "model.safetensors" in read_run(run).metadata["merged_model_files"]
 
 
 def test_the_adapter_and_the_merged_model_evaluate_alike(runs):

@@ -3,13 +3,15 @@
 import copy
 import json
 import shutil
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from real_configurations import CONFIGURATIONS, write_model
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
 from rlvr_cli.models.identity import model_identity, model_shape
@@ -128,11 +130,11 @@ def test_an_adapter_is_multiplied_in_the_precision_of_half_weights(tiny_model_di
     assert layer.cast_input_dtype_enabled  # as it was: outside of `autocast` peft casts
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw_kahan"])
+@pytest.mark.parametrize("optimizer", [{}, {"kind": "adamw_kahan"}, {"kind": "adamw_8bit"}, {"offload": True}], ids=str)
 def test_an_update_moves_the_adapter_alone(tiny_model_dir, optimizer):
     policy = load_policy(tiny_model_dir, dtype="bfloat16", lora=LORA)
     before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
-    optimizer = make_optimizer(policy, learning_rate=1e-2, kind=optimizer)
+    optimizer = make_optimizer(policy, learning_rate=1e-2, **optimizer)
     for _ in range(2):
         train_update(policy, optimizer, BATCH, learning_rate=1e-2, micro_batch_size=2)
     moved = {name for name, tensor in policy.model.state_dict().items() if not tensor.equal(before[name])}
@@ -235,6 +237,81 @@ def test_the_decode_step_keeps_what_bfloat16_would_round_away(tiny_model_dir):
     assert (ours - delta).norm() < 0.01 * delta.norm()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "compute"), [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")]
+)
+def test_a_step_that_is_kept_has_the_adapter_of_now(tiny_model_dir, dtype, compute):
+    policy = load_policy(tiny_model_dir, dtype=dtype, compute_dtype=compute, lora=LORA)
+    train(policy)
+    step = DecodeStep(policy, dtype=policy.compute_dtype, positions=8)
+    before = [tensor.data_ptr() for tensor in low_rank_of(step)]
+    train(policy)
+    new = DecodeStep(policy, dtype=policy.compute_dtype, positions=8)
+    assert not all(map(torch.equal, low_rank_of(step), low_rank_of(new))), "it reads the weights: this proves nothing"
+    assert step.refresh(policy)
+    assert all(map(torch.equal, low_rank_of(step), low_rank_of(new)))
+    assert [tensor.data_ptr() for tensor in low_rank_of(step)] == before, "a recorded graph reads the same memory"
+    assert step.nbytes == new.nbytes
+
+
+def low_rank_of(step):
+    """The matrices of all layers' adapters."""
+    linears = [x for layer in step._layers for x in (*layer.heads, *layer.attended, *layer.gate_up, *layer.down)]
+    return [matrix for linear in linears for matrix in linear.added]
+
+
+def test_a_sampler_that_is_kept_samples_with_the_adapter_of_now(tiny_model_dir):
+    policy = load_policy(tiny_model_dir, lora=LORA)
+    sampler = TransformersSampler(policy)
+    for version in range(1, 4):
+        train(policy)
+        sampler.load_weights(policy, version)
+        assert mean_gap(policy, list(sampler.sample(REQUESTS, PARAMS))) < 1e-5
+
+
+def test_the_decode_step_takes_an_adapter_of_some_layers(tiny_model_dir, tmp_path):
+    """Joined with layers that have none: their share of what is added is 0."""
+    policy = load_policy(tiny_model_dir, lora=LORA)
+    train(policy)
+    policy.save(tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    config["target_modules"] = ["q_proj", "v_proj", "up_proj"]
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
+    stored = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    some = {name: t for name, t in stored.items() if any(f".{layer}." in name for layer in config["target_modules"])}
+    save_file(some, tmp_path / "adapter/adapter_model.safetensors", metadata={"format": "pt"})
+    policy = load_policy(tmp_path / "adapter")
+    sampler = TransformersSampler(policy)
+    assert sampler.notes == ()
+    assert mean_gap(policy, list(sampler.sample(REQUESTS, PARAMS))) < 1e-5
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_rounded_once_the_adapter_gives_the_same_update(tiny_model_dir, tmp_path, monkeypatch, loaded):
+    """The base's and the adapter's weights are rounded once for all micro-batches; gradients stay in float32."""
+    source = tiny_model_dir
+    if loaded:
+        first = load_policy(tiny_model_dir, lora=LORA)
+        train(first)
+        first.save(tmp_path / "adapter")
+        source = tmp_path / "adapter"
+
+    def results():
+        policy = load_policy(source, compute_dtype="bfloat16", lora=LORA)
+        metrics, _ = train(policy)
+        return policy.weights(), metrics, log_probs_of(policy), log_probs_of(policy.reference())
+
+    weights, metrics, scores, reference = results()
+    monkeypatch.setattr(Policy, "rounded_weights", lambda self: nullcontext())
+    expected = results()
+    assert all(tensor.equal(expected[0][name]) for name, tensor in weights.items())
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert metrics["optimizer/grad_norm"] == expected[1]["optimizer/grad_norm"]
+    assert scores.equal(expected[2])
+    assert reference.equal(expected[3])
+    assert not scores.equal(reference)
+
+
 def test_an_adapter_reaches_a_sampling_process(tiny_model_dir):
     policy = load_policy(tiny_model_dir, lora=LORA._replace(seed=7))
     train(policy)
@@ -253,6 +330,25 @@ def test_an_adapter_reaches_a_sampling_process(tiny_model_dir):
 
 
 # Saved and loaded
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.filterwarnings("ignore:The (logits|attention) of:UserWarning")  # what a model does not have
+def test_published_models_take_an_adapter(name, tmp_path):
+    """Those with joined projections, windows or other norms too: trained, sampled from, saved, loaded and merged."""
+    base = write_model(name, tmp_path / "base")
+    policy = load_policy(base, lora=LORA)
+    assert log_probs_of(policy).equal(log_probs_of(load_policy(base)))
+    train(policy)
+    moved = log_probs_of(policy)
+    assert not moved.equal(log_probs_of(policy.reference()))
+    sampler = TransformersSampler(policy)
+    sampler.load_weights(policy, 1)
+    assert mean_gap(policy, list(sampler.sample(REQUESTS[:1], PARAMS))) < 5e-6
+    policy.save(tmp_path / "adapter")
+    assert log_probs_of(load_policy(tmp_path / "adapter")).equal(moved)
+    policy.save(tmp_path / "merged", merged=True)
+    torch.testing.assert_close(log_probs_of(load_policy(tmp_path / "merged")), moved, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

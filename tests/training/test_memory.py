@@ -75,6 +75,12 @@ def test_an_adapter_takes_16_bytes_a_parameter_and_no_reference():
             "activations of a micro-batch": 3 * 300 * 2 * (80 + 64 + 21) * width,
             "logits": 4 * 3 * 300 * 32,
         }
+    offloaded = plan_of(replace(config, offload_optimizer=True), shape, engine="transformers", rows=3)
+    assert offloaded.host == {"optimizer state": 8 * adapter}
+    assert "optimizer state" not in offloaded.updating
+    small = plan_of(replace(config, optimizer="adamw_8bit"), shape, engine="transformers", rows=3)
+    assert small.updating["optimizer state"] == (2 + 2 * 4 / 256) * adapter
+    assert plan.state == 2000 + 16 * adapter
     config = GrpoConfig(lora_rank=32)
     assert options_that_fit(config, QWEN_7B, GPUS[24], engine="transformers", rows=2) == (
         "--param-dtype bfloat16 --gradient-checkpointing"
