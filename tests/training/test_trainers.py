@@ -64,7 +64,7 @@ def test_two_trainers_do_what_one_does(forks: Forks, whole: Path, tmp_path: Path
 
 
 def test_two_trainers_of_an_adapter_do_what_one_does(forks: Forks, tmp_path: Path):
-    adapter = [*GRPO, "--lora-rank", "4", "--learning-rate", "5e-3", "--kl-coef", "0.01"]
+    adapter = [*GRPO, "--lora-rank", "4", "--kl-coef", "0.01"]
     for name, more in (("one", ()), ("two", TWO)):
         forks.run(*adapter, *more, "--run", name, cwd=tmp_path, status=0)
     run = tmp_path / "runs/two"
