@@ -202,6 +202,8 @@ WIRING = [
         ("the schedule is one update too long", "num_steps=self.num_updates,", "num_steps=self.num_updates + 1,", replays("grpo-clip"), "lr_schedule"),
         ("the schedule is one update ahead", "self.updates,\n                    peak", "self.updates + 1,\n                    peak", replays("grpo-clip"), "lr_schedule warmup_steps"),
         ("micro-batches count rows always", "micro_batch_tokens=self.micro_batch_tokens,\n                gradient", "gradient", "tests/replay/test_wiring.py -k saves_memory", "micro_batch_tokens"),
+        ("no merged model", 'folder == "model-merged" and not self.config.lora_merge', 'folder == "model-merged"', "tests/commands/test_lora.py -k learns_from_traces", "lora_merge"),
+        ("a merged model always", 'folder == "model-merged" and not self.config.lora_merge', "False", "tests/commands/test_lora.py -k without_lora_merge", "lora_merge"),
         ("activations are kept always", "gradient_checkpointing=self.config.gradient_checkpointing,", "", "tests/replay/test_wiring.py -k saves_memory", "gradient_checkpointing"),
         ("gradients are clipped to 1", "max_grad_norm=self.config.max_grad_norm,", "max_grad_norm=1.0,", replays("grpo-on-policy"), "max_grad_norm"),
         ("skipped updates never stop a run", ">= self.config.max_skipped_updates:", ">= 10**9:", "tests/training/test_resume.py -k not_finite_end_the_run", "max_skipped_updates"),
@@ -213,6 +215,7 @@ WIRING = [
         "training/replica.py",
         ("AdamW's first beta is 0.9", "betas=(config.adam_beta1,", "betas=(0.9,", replays("grpo-clip"), "adam_beta1"),
         ("AdamW's second beta is 0.95", "config.adam_beta2),", "0.95),", replays("grpo-clip"), "adam_beta2"),
+        ("no adapter", "lora=trained_adapter(config),", "", replays("grpo-adapter"), "lora_rank"),
         ("an optimizer that is never offloaded", "offload=config.offload_optimizer,", "", "tests/replay/test_wiring.py -k on_the_host", "offload_optimizer"),
         ("plain AdamW always", "kind=config.optimizer,", "", "tests/replay/test_wiring.py -k kahan", "optimizer"),
         ("no weight decay", "weight_decay=config.weight_decay,", "weight_decay=0.0,", replays("grpo-on-policy"), "weight_decay"),
@@ -270,7 +273,7 @@ WIRING = [
     *mutations_of(
         "samplers/open.py",
         ("settings of an engine are lost", "if hasattr(config, f.name)]", "if False]", EVALUATED, "eval.model"),
-        ("rows at once are chosen always", "policy, max_batch_size=settings.max_batch_size,", "policy, max_batch_size=None,", "tests/replay/test_wiring.py -k rows_at_once", "max_batch_size"),
+        ("rows at once are chosen always", "max_batch_size=settings.max_batch_size,", "max_batch_size=None,", "tests/replay/test_wiring.py -k rows_at_once", "max_batch_size"),
         ("one engine whatever is asked", 'if engine != "auto":', "if False:", "tests/samplers/test_open.py", "engine"),
     ),
     *mutations_of(
@@ -363,6 +366,20 @@ MATHEMATICS = [
         ("each chunk has the first one's scales", "sizes = {key: _CHUNK // _BLOCK if key", "sizes = {key: _CHUNK if key", "tests/training/test_adamw_8bit.py -k no_small_step", "optimizer"),
     ),
     *mutations_of(
+        "models/policy.py",
+        ("an adapter of rank 1 always", "Lora(options.lora_rank, options", "Lora(1, options", replays("grpo-adapter"), "lora_rank"),
+        ("an adapter's alpha is 32 always", "options.lora_alpha, options.seed)", "32, options.seed)", replays("grpo-adapter"), "lora_alpha"),
+        ("an adapter's seed is 0 always", "options.lora_alpha, options.seed)", "options.lora_alpha, 0)", replays("grpo-adapter"), "seed"),
+    ),
+    *mutations_of(
+        "models/adapter.py",
+        ("the reference has the adapter", "self._use_adapter(bool(initial))", "self._use_adapter(True)", "tests/models/test_adapter.py -k reference_is_the_base"),
+        ("the reference of an adapter that goes on is its base", "self._use_adapter(bool(initial))", "self._use_adapter(False)", "tests/models/test_adapter.py -k reference_of_an_adapter"),
+        ("the decode step's adapter without its scaling", "layer.lora_B[_NAME].weight.detach() * layer.scaling[_NAME]", "layer.lora_B[_NAME].weight.detach()", "tests/models/test_adapter.py -k alpha_over_rank"),
+        ("a policy of half-precision weights multiplies its adapter in float32", "cast = enabled and self.compute_dtype.itemsize < 4", "cast = enabled and self.compute_dtype != self.dtype", "tests/models/test_adapter.py -k multiplied_in"),
+        ("an adapter's files differ from process to process", "config.target_modules = sorted(config.target_modules)", "config.target_modules = list(config.target_modules)", "tests/models/test_adapter.py -k save_and_load"),
+    ),
+    *mutations_of(
         "training/optimizer.py",
         ("moments of the weights' precision always", '"adamw_8bit": AdamW8bit', '"adamw_8bit": AdamWKahan', "tests/replay/test_wiring.py -k 8_bits", "optimizer"),
         ("warm-up is off by one", "return peak * (step + 1) / warmup_steps", "return peak * step / warmup_steps", "tests/training/test_optimizer.py"),
@@ -393,6 +410,7 @@ MATHEMATICS = [
     *mutations_of(
         "samplers/embedded/decode_step.py",
         ("logits are rounded to bfloat16", "self._head.weight.T).float()", "self._head.weight.T).to(self._dtype).float()", f"{ENGINE} -k sampler_and_trainer_agree", "compute_dtype"),
+        ("a step that is kept has the old adapter", "place.copy_(matrix)", "pass", "tests/models/test_adapter.py -k that_is_kept"),
     ),
     *mutations_of(
         "models/tokenization.py",

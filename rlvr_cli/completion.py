@@ -88,8 +88,8 @@ def _datasets() -> Candidates:
 
 def _models(runs_dir: Path, typed: str) -> Candidates:
     """Yield the models of runs and matching directories; if the only match is not a model, also its subdirectories."""
-    for path in sorted(runs_dir.glob("*/model/config.json")):
-        yield str(path.parent), "model of a run"
+    for path in sorted(path for path in runs_dir.glob("*/model*") if _is_model(path)):
+        yield str(path), "model of a run"
     name = typed.rpartition(os.sep)[2]
     inside = Path(typed[: len(typed) - len(name)] or ".")
     folders = [p for p in sorted(inside.iterdir()) if p.name.startswith(name) and p.is_dir() and _shown(p, name)]
@@ -100,7 +100,9 @@ def _models(runs_dir: Path, typed: str) -> Candidates:
 
 
 def _is_model(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
+    from rlvr_cli.models.directory import holds_model
+
+    return holds_model(folder)
 
 
 def _shown(path: Path, typed: str) -> bool:

@@ -64,6 +64,7 @@ HOMES = {
     "vllm": {"samplers/vllm"},
     "bitsandbytes": {"models/bitsandbytes"},
     "datasets": {"data/datasets"},
+    "peft": {"models/adapter"},
     "math_verify": {"graders"},
     "mpmath": {"graders/answers"},
     "pyarrow": {"runs", "data/files", "analysis/database"},

@@ -23,7 +23,14 @@ from rlvr_cli.terminal import console, tables
 from rlvr_cli.training.placement import Placement, place, placement_line
 from rlvr_cli.types import Table
 
-EXTRAS = {"vllm": "vllm", "flash-attn": "gpu", "bitsandbytes": "bitsandbytes", "openai": "openai", "datasets": "hub"}
+EXTRAS = {
+    "vllm": "vllm",
+    "flash-attn": "gpu",
+    "bitsandbytes": "bitsandbytes",
+    "openai": "openai",
+    "datasets": "hub",
+    "peft": "lora",
+}
 REINSTALL = "Install it again, in a version that rlvr's pyproject.toml allows."
 GET_TORCH = "Install PyTorch's build for CUDA, or a driver that is new enough for it: see Get Started on pytorch.org."
 LOOK = "Look at the versions, the driver and the device above."

@@ -187,6 +187,22 @@ class OptimizationOptions:
     )
     adam_beta1: float = knob(0.9, "AdamW's first beta.", group="Optimization")
     adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimization")
+    lora_rank: int = knob(
+        0,
+        "Train a LoRA adapter of this rank on all linear layers but the head, and freeze the model; 0 trains the model itself.",
+        group="Optimization",
+        common=True,
+        at_least=0,
+    )
+    lora_alpha: int = knob(
+        32, "With --lora-rank: what the adapter adds is multiplied by this / rank.", group="Optimization", at_least=1
+    )
+    lora_merge: bool = knob(
+        False,
+        "With --lora-rank: save the final model also with the adapter merged into it, in float32, as model-merged/.",
+        group="Optimization",
+        free_on_resume=True,
+    )
     weight_decay: float = knob(0.0, "AdamW's weight decay.", group="Optimization", at_least=0)
     max_grad_norm: float = knob(1.0, "Clip gradients to this norm.", group="Optimization", above=0)
     micro_batch_tokens: int | None = knob(
@@ -385,6 +401,13 @@ def check_prompt(config: PromptOptions) -> None:
         raise RlvrError(f"{flag(name)} needs --chat.", "Add --chat, or leave it out.")
 
 
+def check_lora(config: OptimizationOptions) -> None:
+    given = {"lora_alpha": config.lora_alpha != 32, "lora_merge": config.lora_merge}
+    name = next((name for name, is_given in given.items() if is_given), None)
+    if name is not None and not config.lora_rank:
+        raise RlvrError(f"{flag(name)} needs --lora-rank.", "Add --lora-rank 32, or leave it out.")
+
+
 def check_engine(config: EngineOptions | TrainingConfig) -> None:
     if not 0 <= config.gpu_memory_utilization <= 1:
         raise RlvrError(
@@ -407,6 +430,11 @@ def check_servers(config: TrainingEngineOptions) -> None:
         raise RlvrError("--weights-dir needs --sampler-urls.", "Add --sampler-urls, or leave it out.")
     if not config.sampler_urls:
         return
+    if getattr(config, "lora_rank", 0):
+        raise RlvrError(
+            "--sampler-urls sends whole models to the servers, not the adapter of --lora-rank.",
+            "Leave --lora-rank out, or sample with --engine transformers or vllm.",
+        )
     if config.engine != "auto":
         raise RlvrError(f"--engine {config.engine} and --sampler-urls exclude each other.", "Leave one of them out.")
     for url in config.sampler_urls.split(","):
@@ -444,6 +472,7 @@ def check_training(config: TrainingConfig) -> None:
     check_sampling(config)
     check_engine(config)
     check_nodes(config)
+    check_lora(config)
     if isinstance(config, TrainingEngineOptions):
         check_servers(config)
     if config.optimizer == "adamw_kahan" and config.param_dtype != "bfloat16":

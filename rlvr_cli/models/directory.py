@@ -1,10 +1,13 @@
 """Whether a model's name is a directory on this machine, and whether that directory can hold a model.
 
-Enters: a path or a Hub id. Leaves: the directory, or an RlvrError that says what it lacks. Imports neither torch nor transformers.
+Enters: a path or a Hub id. Leaves: the directory, or an RlvrError that says what it lacks; of an adapter, its base. Imports
+neither torch nor transformers.
 """
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.text import printable
@@ -13,6 +16,70 @@ CONVERT = (
     'If you trust it, convert it once: python -c "from transformers import AutoModelForCausalLM as M; '
     "M.from_pretrained('OLD').save_pretrained('NEW')\", and copy its tokenizer files."
 )
+
+
+ADAPTER = "adapter_config.json"  # in a directory that holds an adapter, in peft's layout, instead of a whole model
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+def holds_model(path: Path) -> bool:
+    """Return whether a directory has the configuration of a model or of an adapter."""
+    return (path / "config.json").is_file() or (path / ADAPTER).is_file()
+
+
+def adapter_settings(path_or_id: str | Path) -> dict[str, Any] | None:
+    """Return what the adapter_config.json of an adapter's directory says; None for everything else.
+
+    Raises:
+        RlvrError: it is not readable, or not that of a LoRA adapter with a base.
+    """
+    file = Path(os.path.expanduser(path_or_id), ADAPTER)
+    if not str(path_or_id) or not file.is_file():
+        return None
+    try:
+        settings = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RlvrError(f"{printable(str(file))} cannot be read.", "Copy the adapter again.") from error
+    kinds = {"base_model_name_or_path": str, "r": int, "lora_alpha": int | float}
+    plain = isinstance(settings, dict) and settings.get("peft_type") == "LORA"
+    if not plain or any(not isinstance(settings.get(key), kind) for key, kind in kinds.items()):
+        raise RlvrError(
+            f"{printable(str(file))} is not that of a LoRA adapter which names its base.",
+            "Use an adapter that rlvr or peft has saved, with base_model_name_or_path.",
+        )
+    return settings
+
+
+def base_of(path_or_id: str | Path) -> str | None:
+    """Return the model, a directory or a Hub id, that the adapter in a directory belongs to; None if it holds no adapter.
+
+    Raises:
+        RlvrError: the base is a directory that is not there, or is no model.
+    """
+    settings = adapter_settings(path_or_id)
+    if settings is None:
+        return None
+    base: str = settings["base_model_name_or_path"]
+    try:
+        directory = local_directory(base)
+    except RlvrError as error:
+        raise RlvrError(
+            f"The adapter in {printable(str(path_or_id))} needs its base: {error.problem}",
+            f"Put the base back there, or write where it is into {ADAPTER}: base_model_name_or_path.",
+        ) from error
+    if directory is not None and (directory / ADAPTER).is_file():
+        raise RlvrError(
+            f"The adapter in {printable(str(path_or_id))} has another adapter as its base: {printable(base)}.",
+            "Merge that one into its own base first (--lora-merge).",
+        )
+    return base
+
+
+def tokenizer_of(path_or_id: str | Path) -> str | Path:
+    """Return where a model's tokenizer is: beside its weights, or beside the base of an adapter that has none of its own."""
+    base = base_of(path_or_id)
+    own = base is None or Path(os.path.expanduser(path_or_id), "tokenizer_config.json").is_file()
+    return path_or_id if base is None or own else base
 
 
 def local_directory(path_or_id: str | Path) -> Path | None:
@@ -32,8 +99,8 @@ def local_directory(path_or_id: str | Path) -> Path | None:
             f"{shown} is a file; a model is a directory with config.json and *.safetensors.",
             "Give the directory that contains it." if path.suffix == ".safetensors" else CONVERT,
         )
-    if not (path / "config.json").is_file():
-        inner = next((p for p in (path / "model", path / "final") if (p / "config.json").is_file()), None)
+    if not holds_model(path):
+        inner = next((p for p in (path / "model", path / "final") if holds_model(p)), None)
         raise RlvrError(
             f"{shown} is not a model directory: it has no config.json.",
             f"Did you mean {inner}?" if inner else "Give a directory that save_pretrained wrote, or a Hub id.",

@@ -8,9 +8,11 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.models.directory import local_directory
-from rlvr_cli.runs.check import check_trained_model
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.directory import base_of, local_directory
+from rlvr_cli.runs.check import base_sha256, check_trained_model
 from rlvr_cli.runs.provenance import tokenizer_digest
+from rlvr_cli.text import printable
 
 
 def builtin_model_path() -> Path:
@@ -27,15 +29,18 @@ def model_identity(path_or_id: str | Path, *, fetch: bool = False) -> dict[str, 
     Returns:
         `path` or `id` (with the Hub's `revision`), and, if its weights are on this machine, `sha256` (of the list of
         weight files with their SHA-256), `bytes`, `parameters` (stored ones: tied weights count once), and the
-        tokenizer's `tokenizer_sha256`.
+        tokenizer's `tokenizer_sha256`. Of an adapter these are its own, and `base` and `base_sha256` its base's.
 
     Raises:
-        RlvrError: a path with no model in it, or a damaged one.
+        RlvrError: a path with no model in it, or a damaged one; an adapter whose base is not there, or is not the one that a
+            run trained it on.
     """
     check_trained_model(Path(path_or_id).absolute())  # first: it names the file that is missing or damaged
     directory = local_directory(path_or_id)
     if directory is not None:
-        return {"path": str(directory.resolve()), **_weights_identity(directory)}
+        identity = {"path": str(directory.resolve()), **_weights_identity(directory)}
+        base = base_of(directory)
+        return identity if base is None else identity | _base_identity(directory, base, fetch=fetch)
     from huggingface_hub import try_to_load_from_cache
 
     if fetch:
@@ -49,16 +54,29 @@ def model_identity(path_or_id: str | Path, *, fetch: bool = False) -> dict[str, 
     return {"id": str(path_or_id), "revision": snapshot.name, **_weights_identity(snapshot)}
 
 
+def _base_identity(adapter: Path, base: str, *, fetch: bool) -> dict[str, Any]:
+    found = model_identity(base, fetch=fetch).get("sha256")
+    trained_on = base_sha256(adapter.absolute())
+    if None not in (found, trained_on) and found != trained_on:
+        raise RlvrError(
+            f"The adapter in {printable(str(adapter))} was trained on other weights than those that are now in {printable(base)}.",
+            "Put these weights back.",
+        )
+    return {"base": base, "base_sha256": found}
+
+
 def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
     """Return the sizes of a model on this machine, for memory estimates.
 
-    The keys are parameters, layers, hidden, intermediate, kv_width (key-value heads times head size) and vocabulary.
-    None if its files are not here or its config has other names for these sizes.
+    The keys are parameters, layers, hidden, intermediate, query_width and kv_width (heads and key-value heads times head size)
+    and vocabulary.
+    None if its files are not here or its config has other names for these sizes. Of an adapter, those of its base.
     """
     from transformers import AutoConfig
 
     from rlvr_cli.models.pretrained import quiet
 
+    path_or_id = base_of(path_or_id) or path_or_id
     try:
         with quiet():
             config = AutoConfig.from_pretrained(path_or_id, local_files_only=True)
@@ -68,6 +86,7 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
             "layers": config.num_hidden_layers,
             "hidden": config.hidden_size,
             "intermediate": config.intermediate_size,
+            "query_width": heads * (head_size or config.hidden_size // heads),
             "kv_width": config.num_key_value_heads * (head_size or config.hidden_size // heads),
             "vocabulary": config.vocab_size,
         }

@@ -51,15 +51,23 @@ def read_tokenizer(name: str, *, local: bool) -> PreTrainedTokenizerBase:
     return corrected(tokenizer, name) or tokenizer
 
 
-def corrected_copy(name: str) -> "tempfile.TemporaryDirectory[str] | None":
-    """Return a directory with the tokenizer of a model, for an engine that would load another one; None if it would not."""
-    options: dict[str, Any] = {"local_files_only": Path(name).is_dir(), "trust_remote_code": False}
-    own = corrected(AutoTokenizer.from_pretrained(name, **options), name)
-    if own is None:
+def corrected_copy(name: str, *, model: str) -> "tempfile.TemporaryDirectory[str] | None":
+    """Return a directory with a tokenizer, for an engine that would load another one with the model; None if it would not.
+
+    Args:
+        name: where the tokenizer is; elsewhere than the model if it came with an adapter.
+    """
+
+    def options(place: str) -> dict[str, Any]:
+        return {"local_files_only": Path(place).is_dir(), "trust_remote_code": False}
+
+    tokenizer = AutoTokenizer.from_pretrained(name, **options(name))
+    own = corrected(tokenizer, name)
+    if own is None and name == model:
         return None
     folder = tempfile.TemporaryDirectory(prefix="rlvr-tokenizer-")
-    own.save_pretrained(folder.name)
-    AutoConfig.from_pretrained(name, **options).save_pretrained(folder.name)  # without one vLLM complains
+    (own or tokenizer).save_pretrained(folder.name)
+    AutoConfig.from_pretrained(model, **options(model)).save_pretrained(folder.name)  # without one vLLM complains
     return folder
 
 

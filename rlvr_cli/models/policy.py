@@ -4,7 +4,8 @@ Enters: a model and its tokenizer, from disk (`load_policy`) or from memory (`Po
 states, the head that maps them to logits, parameters for an optimizer, weights for an inference engine, a frozen
 reference policy, a saved model.
 
-An adapter, a second head or sharded weights belong here: they change what these methods return, and no other code.
+A second head or sharded weights belong here: they change what these methods return, and no other code. `adapter.py` has
+the policy with a LoRA adapter.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlvr_cli.models.device import current_device, dtype_name, resolve_compute_dtype
+from rlvr_cli.models.directory import base_of
 from rlvr_cli.models.prefixes import Wanted, attention_function, gather, hidden_states, shares_prefixes
 from rlvr_cli.models.pretrained import read_pretrained, write_pretrained
 from rlvr_cli.models.recompute import gradient_checkpointing
@@ -32,6 +34,26 @@ class Head(NamedTuple):
     weight: Tensor  # (vocabulary, hidden)
     bias: Tensor | None  # (vocabulary,)
     rounded: Tensor | None = None  # the weight in the precision of matrix products, within `Policy.rounded_weights`
+
+
+class LowRank(NamedTuple):
+    """What an adapter adds to a layer's weight: `up @ down`."""
+
+    down: Tensor  # (rank, in)
+    up: Tensor  # (out, rank), the adapter's scaling included
+
+
+class Lora(NamedTuple):
+    """A LoRA adapter to train: of all linear layers but the head."""
+
+    rank: int
+    alpha: int  # what the adapter adds is multiplied by alpha / rank
+    seed: int  # of its first weights
+
+
+def trained_adapter(options: Any) -> Lora | None:
+    """Return the adapter that options with `lora_rank`, `lora_alpha` and `seed` ask for; None with rank 0."""
+    return Lora(options.lora_rank, options.lora_alpha, options.seed) if options.lora_rank else None
 
 
 class Source(NamedTuple):
@@ -276,7 +298,10 @@ class Policy:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def weights(self) -> dict[str, Tensor]:
-        """Return all tensors by name, tied ones under each of their names; they share memory with the policy."""
+        """Return the tensors that training can change, tied ones under each of their names; they share memory with the policy.
+
+        With those of `weights`, a policy that was loaded from the same place becomes equal to this one.
+        """
         return self.model.state_dict()
 
     @torch.no_grad()
@@ -290,6 +315,22 @@ class Policy:
         saved = self.weights_for_engine()
         return {n: tensor for n, tensor in self.weights().items() if n not in saved or not saved[n].is_set_to(tensor)}
 
+    def saved_weights(self) -> Mapping[str, Tensor]:
+        """Return the tensors that `save` writes, by their names in `weights` where they have one; tied ones under each name."""
+        return self.weights_for_engine()
+
+    def read_saved(self, directory: str | Path) -> dict[str, Tensor]:
+        """Read what `save` wrote, on the CPU, by the names of `saved_weights`; no bit is lost.
+
+        It is loaded as a model: for some architectures (mixtures of experts), names and shapes in the files differ from those in
+        the module. float32 holds every value of all precisions that are saved.
+        """
+        return load_policy(directory, dtype="float32", device="cpu").weights()
+
+    def weights_for_process(self) -> dict[str, Tensor]:
+        """Return the weights that a policy of this kind in another process takes over, tied ones only under their first name."""
+        return distinct_tensors(self.weights_for_engine())
+
     def weights_for_engine(self) -> Mapping[str, Tensor]:
         """Return the weights for an inference engine: those of the plain architecture, by their transformers names.
 
@@ -297,6 +338,14 @@ class Policy:
         keeps, or read them again after each update.
         """
         return self.weights()
+
+    def factored_weights(self) -> tuple[Mapping[str, Tensor], Mapping[str, LowRank]]:
+        """Return the weights of the plain architecture, and what is added to those of some layers, by the layer's name.
+
+        Both together are `weights_for_engine`. An engine that computes in half precision must not add them up: most of what
+        an adapter has learned would be rounded away.
+        """
+        return self.weights_for_engine(), {}
 
     def load_engine_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load a copy of the `weights_for_engine` of another policy of this architecture.
@@ -332,12 +381,23 @@ class Policy:
         frozen.model.requires_grad_(False)
         return frozen
 
-    def save(self, directory: str | Path) -> None:
+    def write_adapter(self, directory: Path) -> None:
+        """Write the adapter, of a policy that has one, into a directory, in peft's layout and without a tokenizer."""
+        raise AssertionError("this policy has no adapter")
+
+    def save(self, directory: str | Path, *, merged: bool = False) -> None:
         """Save model and tokenizer in a form that transformers and vLLM can load, all or nothing.
 
         An existing model is replaced; see `pretrained.write_pretrained`.
+
+        Args:
+            merged: save all weights, in float32, of a policy that otherwise saves only an adapter.
         """
-        write_pretrained(self.model, self.tokenizer, directory, weights=self.weights_for_engine())
+        weights = self.weights_for_engine()
+        if merged:
+            wide = {tensor.data_ptr(): tensor.float().cpu() for tensor in distinct_tensors(weights).values()}
+            weights = {name: wide[tensor.data_ptr()] for name, tensor in weights.items()}  # tied ones stay tied
+        write_pretrained(self.model, self.tokenizer, directory, weights=weights)
 
 
 def as_policy(model: PreTrainedModel | Policy) -> Policy:
@@ -346,7 +406,12 @@ def as_policy(model: PreTrainedModel | Policy) -> Policy:
 
 
 def load_policy(
-    path_or_id: str | Path, *, dtype: str = "float32", compute_dtype: str = "auto", device: str = "auto"
+    path_or_id: str | Path,
+    *,
+    dtype: str = "float32",
+    compute_dtype: str = "auto",
+    device: str = "auto",
+    lora: Lora | None = None,
 ) -> Policy:
     """Load a causal language model, in eval mode, and its tokenizer.
 
@@ -354,16 +419,22 @@ def load_policy(
     PyTorch's own; `Policy.attention` says which. A tokenizer without a padding token pads with EOS.
 
     Args:
-        path_or_id: a model directory, or else a Hugging Face Hub id. A directory is read without any network access.
+        path_or_id: a model directory, or else a Hugging Face Hub id. A directory is read without any network access. A
+            directory may hold an adapter: then its base is loaded with it.
         dtype: of the parameters: float32, bfloat16 or float16.
         compute_dtype: of matrix products: that of the parameters, or bfloat16 for float32 parameters, by autocast.
             `auto`: bfloat16 for float32 parameters on CUDA, else that of the parameters.
         device: `auto` (CUDA if there is one), `cpu`, `cuda`, `cuda:N` or `mps`.
+        lora: train an adapter, and freeze the model: a new one, or the one in the directory, which must be of this rank.
 
     Raises:
         RlvrError: no such model, no safetensors in it, a part of it missing or damaged, a tokenizer that does not
             belong to it, no such device, or parameters that cannot compute in `compute_dtype`.
     """
+    if lora is not None or base_of(path_or_id) is not None:
+        from rlvr_cli.models.adapter import load_adapted  # needs peft, which is optional
+
+        return load_adapted(path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=device, lora=lora)
     model, tokenizer = read_pretrained(path_or_id, dtype=dtype, device=device)
     return Policy(model, tokenizer, source=Source(path_or_id, dtype), compute_dtype=compute_dtype)
 

@@ -4,6 +4,7 @@ Weights are read from safetensors only, and no code that a model repository brin
 """
 
 import copy
+import json
 import os
 import secrets
 import shutil
@@ -20,8 +21,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.device import resolve_device
-from rlvr_cli.models.directory import CONVERT, local_directory
+from rlvr_cli.models.device import dtype_name, resolve_device
+from rlvr_cli.models.directory import CONVERT, base_of, local_directory, tokenizer_of
 from rlvr_cli.models.own_tokenizer import read_tokenizer
 from rlvr_cli.text import printable
 
@@ -41,12 +42,16 @@ _LOAD_ERRORS = (
 def read_pretrained(
     path_or_id: str | Path, *, dtype: str, device: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal language model, in eval mode, and its tokenizer: see `policy.load_policy`."""
+    """Load a causal language model, in eval mode, and its tokenizer: see `policy.load_policy`.
+
+    Of a directory with an adapter: the base of the adapter, and the tokenizer of `load_tokenizer`.
+    """
     if dtype not in _DTYPES:
         raise RlvrError(f"Unknown parameter precision {printable(dtype)!r}.", f"Choose one of {', '.join(_DTYPES)}.")
     target = resolve_device(device)
-    directory = local_directory(path_or_id)
-    name = str(directory or path_or_id)
+    weights_of = base_of(path_or_id) or path_or_id
+    directory = local_directory(weights_of)
+    name = str(directory or weights_of)
     options: dict[str, Any] = {"local_files_only": directory is not None, "trust_remote_code": False}
     if target.type == "cuda":  # cuDNN plans each new shape of attention for 23 to 400 ms, and most shapes here are new
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -65,6 +70,11 @@ def read_pretrained(
             )
         except _LOAD_ERRORS as error:
             raise load_error("model", name, directory, error) from error
+    if getattr(model, "_hf_peft_config_loaded", False):  # transformers has loaded it together with its base
+        raise RlvrError(
+            f"{printable(name)} on the Hub is an adapter, and only one in a directory is loaded.",
+            f"Download it: hf download {printable(name)} --local-dir DIR, and use --model DIR.",
+        )
     if attention == "sdpa" and getattr(model.config, "attn_logit_softcapping", None) is not None:
         model.set_attn_implementation("eager")  # sdpa leaves out Gemma 2's soft capping of attention scores, silently
     tokenizer = load_tokenizer(path_or_id)
@@ -93,7 +103,12 @@ def read_pretrained(
 
 
 def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model: see `own_tokenizer.read_tokenizer`. Raises RlvrError if it cannot be loaded."""
+    """Load the tokenizer of a model: see `own_tokenizer.read_tokenizer`. An adapter without one has that of its base.
+
+    Raises:
+        RlvrError: it cannot be loaded.
+    """
+    path_or_id = tokenizer_of(path_or_id)
     directory = local_directory(path_or_id)
     name = str(directory or path_or_id)
     with quiet():
@@ -112,9 +127,24 @@ def write_pretrained(
 ) -> None:
     """Write a model with these weights, and its tokenizer, in a form that `transformers` and vLLM can load.
 
-    Everything is written and flushed under a temporary name and then renamed, so `directory` never holds half a model.
-    An existing directory is replaced; for an instant, between the two renames, neither the old nor the new one is
-    there.
+    All or nothing: see `replaced`.
+    """
+    with replaced(directory) as fresh:
+        with quiet(), _valid_generation_config(model), _without_peft(model):
+            model.save_pretrained(fresh, state_dict=dict(weights))  # save_pretrained empties this dict
+            tokenizer.save_pretrained(fresh)
+        precisions = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
+        if model.dtype not in precisions and len(precisions) == 1:  # config.json names the model's own
+            config, dtype = fresh / "config.json", dtype_name(*precisions)
+            config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": dtype}, indent=2) + "\n")
+
+
+@contextmanager
+def replaced(directory: str | Path) -> Iterator[Path]:
+    """Give an empty directory to write into, which then takes the place of `directory`.
+
+    Everything is written and flushed under a temporary name and then renamed, so `directory` is never half written. An
+    existing one is replaced; for an instant, between the two renames, neither the old nor the new one is there.
     """
     directory = Path(directory)
     mark = secrets.token_hex(4)
@@ -123,9 +153,7 @@ def write_pretrained(
     directory.parent.mkdir(parents=True, exist_ok=True)
     fresh.mkdir()
     try:
-        with quiet(), _valid_generation_config(model), _without_peft(model):
-            model.save_pretrained(fresh, state_dict=dict(weights))  # save_pretrained empties this dict
-            tokenizer.save_pretrained(fresh)
+        yield fresh
         for path in (*fresh.rglob("*"), fresh):
             _flush(path)
         if directory.exists():

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.bitsandbytes import import_bitsandbytes
+from rlvr_cli.models.directory import holds_model
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy
+from rlvr_cli.models.policy import Lora, Policy, distinct_tensors, load_policy
 from rlvr_cli.replay import formulas
 from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps
 from rlvr_cli.replay.stored import Batch, Response, StoredRun, batches, num_updates, rows_of, sampling_params
@@ -160,9 +161,10 @@ def _replay(
         dtype=_param_dtype(run),
         compute_dtype=run.compute_dtype,
         device=run.options["device"],
+        lora=_trained_adapter(run),
     )
     if policy.value_head() is not None or policy.extra_weights():
-        raise RlvrError("A policy with a value head or an adapter cannot be replayed.", "Leave --replay out.")
+        raise RlvrError("A policy with a value head cannot be replayed.", "Leave --replay out.")
     updates: list[Update] = []
     weights: dict[str, float] = {}
     gaps: list[float] = []
@@ -188,7 +190,7 @@ def _replay(
         if len(updates) == len(run.logged):
             names["the final model"] = run.path / "model"
         for name, folder in names.items():
-            if (folder / "config.json").is_file():
+            if holds_model(folder):
                 stored = load_policy(folder, dtype=_param_dtype(run), device="cpu")
                 weights[name] = weight_difference(distinct_tensors(stored.weights()), policy.weights())
                 if kept is not None:
@@ -211,6 +213,11 @@ def _nudge(policy: Policy) -> None:
     for weight in distinct_tensors(policy.weights()).values():
         signs = torch.randint(0, 2, weight.shape, generator=generator).to(weight.device) * 2 - 1
         weight.mul_(1 + bit * signs)
+
+
+def _trained_adapter(run: StoredRun) -> Lora | None:
+    own = run.options
+    return Lora(own["lora_rank"], own["lora_alpha"], own["seed"]) if own.get("lora_rank") else None
 
 
 def _param_dtype(run: StoredRun) -> str:

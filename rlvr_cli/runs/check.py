@@ -22,7 +22,10 @@ from rlvr_cli.types import Metric
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MODEL = "model"  # the folder of the final model
+MODELS = {
+    "model": "model_files",
+    "model-merged": "merged_model_files",
+}  # folders of the final model -> keys of run.json
 SeedOf = Callable[..., int]  # `rollouts.requests.request_seed`
 
 
@@ -83,10 +86,10 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
                 f"{shown(path)} has grades by {grader} of {phase} step {step} for rollouts that are not in it, first for "
                 f"{shown(missing[0])}."
             )
-    trained = metadata.get("model_files") or {}
-    for name, sha256 in trained.items():
+    trained = [(folder, *file) for folder, key in MODELS.items() for file in (metadata.get(key) or {}).items()]
+    for folder, name, sha256 in trained:
         try:
-            check_model_file(path, name, sha256)
+            check_model_file(path, name, sha256, folder=folder)
         except RlvrError as error:
             problems.append(error.problem)
     rows = sum(e.rows for e in entries if (n := part_name(e.path)) and not n.grader)
@@ -96,19 +99,27 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
 def check_trained_model(directory: Path) -> None:
     """If a directory is the final model of a run that recorded its sums, compare it with them. Raises RlvrError."""
     run = directory.parent
-    if directory.name == MODEL and (run / RUN_FILE).is_file():
-        refuse_links(run, MODEL)
-        sums = read_metadata(run).get("model_files") or {}
-        check_sums(run, {f"{MODEL}/{_plain(run, name)}": sha256 for name, sha256 in sums.items()})
+    if directory.name in MODELS and (run / RUN_FILE).is_file():
+        refuse_links(run, directory.name)
+        sums = read_metadata(run).get(MODELS[directory.name]) or {}
+        check_sums(run, {f"{directory.name}/{_plain(run, name)}": sha256 for name, sha256 in sums.items()})
 
 
-def check_model_file(run: Path, name: str, sha256: str) -> None:
+def base_sha256(directory: Path) -> str | None:
+    """Return the sha256 of the weights that the adapter in a folder of a run was trained on; None if no run says so."""
+    run = next((folder for folder in directory.parents[:3] if (folder / RUN_FILE).is_file()), None)
+    model = (read_metadata(run).get("facts") or {}).get("model") if run is not None else None
+    found = model.get("base_sha256") or model.get("sha256") if isinstance(model, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def check_model_file(run: Path, name: str, sha256: str, *, folder: str) -> None:
     """Read a file of the final model and compare it with its sum. Raises RlvrError."""
     import hashlib
 
-    data = read_regular(run, f"{MODEL}/{_plain(run, name)}")
+    data = read_regular(run, f"{folder}/{_plain(run, name)}")
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise RlvrError(f"{shown(run / MODEL / name)} is damaged: its sha256 is not the one in {RUN_FILE}.")
+        raise RlvrError(f"{shown(run / folder / name)} is damaged: its sha256 is not the one in {RUN_FILE}.")
 
 
 def _plain(run: Path, name: str) -> str:

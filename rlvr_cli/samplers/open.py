@@ -33,6 +33,8 @@ class EngineSettings:
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.0  # 0: `UTILIZATION`
     seed: int = 0
+    lora_rank: int = 0
+    lora_alpha: int = 32
     base_url: str = ""
     endpoint: str = "completions"
     api_key_env: str = KEY_ENV
@@ -99,6 +101,7 @@ def _open_vllm(settings: EngineSettings) -> Sampler:
         gpu_memory_utilization=settings.gpu_memory_utilization or UTILIZATION,
         seed=settings.seed,
         enable_sleep_mode=settings.sleep_mode,
+        lora_rank=settings.lora_rank,
     )
 
 

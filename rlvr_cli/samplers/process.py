@@ -31,7 +31,7 @@ import torch
 
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import Policy, distinct_tensors
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, verify_weights
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
@@ -159,7 +159,7 @@ class SamplingProcess:
         assert self._greeting  # waits for the greeting: below, `_receive` must return the reply to the weights
         while any(job.seconds is None for job in self._jobs):
             self._receive()
-        weights = distinct_tensors(policy.weights_for_engine())
+        weights = policy.weights_for_process()
         self._shared.write(weights)
         self._send(["load", policy_version, _sizes(weights)])
         probe = Probe((), self._receive(), fixed_logprobs(policy))
@@ -361,7 +361,7 @@ def _answer(channel: _Channel, shared: SharedTensors, sampler: Sampler, policy: 
             completions.close()
             channel.answers.put(["done", time.perf_counter() - started])
         case "load", version, sizes:
-            weights = distinct_tensors(policy.weights())  # a plain policy: these are also its weights for an engine
+            weights = policy.weights_for_process()
             if _sizes(weights) != sizes:
                 raise RlvrError("The policy's weights do not fit the model in the sampling process.")
             with torch.no_grad():

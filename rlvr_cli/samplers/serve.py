@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 def open_engine(engine: str, *, param_dtype: str, compute_dtype: str, **settings: Any) -> "tuple[Sampler, Policy]":
     """Open an engine with its own copy of the weights, and the policy through which it receives new ones.
 
+    The policy has an adapter if the parent trains one, and receives only that.
+
     Args:
         param_dtype: of the policy's weights, as the parent sends them.
         compute_dtype: of an engine that shares the policy's model.
@@ -31,17 +33,18 @@ def open_engine(engine: str, *, param_dtype: str, compute_dtype: str, **settings
     from rlvr_cli.errors import RlvrError
     from rlvr_cli.models.device import use_few_threads
     from rlvr_cli.models.identity import model_path
-    from rlvr_cli.models.policy import load_policy
+    from rlvr_cli.models.policy import load_policy, trained_adapter
     from rlvr_cli.samplers.open import EngineSettings, engine_kind
 
     kind, opened_with = engine_kind(engine), EngineSettings(**settings)
+    lora = trained_adapter(opened_with)
     if not kind.trains:
         raise RlvrError(f"{kind.title} cannot load the trainer's weights.", "Choose another --engine.")
     path = model_path(opened_with.model)
     if kind.share is None:
         sampler = kind.open(replace(opened_with, device="auto"))
-        return sampler, load_policy(path, dtype=param_dtype, device="cpu")
-    policy = load_policy(path, dtype=param_dtype, compute_dtype=compute_dtype, device=opened_with.device)
+        return sampler, load_policy(path, dtype=param_dtype, device="cpu", lora=lora)
+    policy = load_policy(path, dtype=param_dtype, compute_dtype=compute_dtype, device=opened_with.device, lora=lora)
     use_few_threads(policy)
     return kind.share(policy, opened_with), policy
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError, missing_extra
-from rlvr_cli.models.directory import local_directory
+from rlvr_cli.models.directory import adapter_settings, base_of, local_directory, tokenizer_of
 from rlvr_cli.samplers.stop_strings import first_stop, prompt_token_ids, response_text
 from rlvr_cli.samplers.weight_check import PROBE_BOUND, Probe, probe_params, probe_prompts, take_probe, verify_weights
 from rlvr_cli.types import Completion, Request, SamplingParams
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS_AND_CACHE = ("weights", "kv_cache")  # vLLM's tags of the memory that it gives back when it sleeps
 CPU_MEMORY_SHARE = 0.3  # of the free memory; the trainer and the graders of a CPU run need the rest
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM makes room
 
 PROBE_PROMPTS = 4
 PROBE_TOKENS = 8  # of each answer
@@ -46,7 +48,8 @@ class VllmSampler:
     Tested on the CPU. The code for CUDA, sleep mode included, follows vLLM's documentation and has not been run yet.
 
     Args:
-        model_path: a directory in the Hugging Face layout with safetensors weights, or a hub id.
+        model_path: a directory in the Hugging Face layout with safetensors weights, or a hub id; or the directory of an
+            adapter, which is served with its base, and never merged into it.
         dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 on an accelerator, float32 on the CPU.
         max_model_len: prompt plus response, in tokens; None takes the model's own.
         gpu_memory_utilization: share of the GPU's memory for weights and cache. On the CPU it is the cache's share of
@@ -56,6 +59,7 @@ class VllmSampler:
         enforce_eager: False captures CUDA graphs, True starts faster; None is False on an accelerator, True on the CPU.
         enable_sleep_mode: let `sleep` free the device's memory. Otherwise, and where vLLM cannot sleep (on the CPU;
             `notes` then says so), `sleep` does nothing.
+        lora_rank: of the adapters that `load_weights` takes, in place of weights; 0: it takes weights.
 
     Attributes:
         seeding: "per-request": a sample's tokens do not depend on what else is in the batch. For run.json.
@@ -81,8 +85,16 @@ class VllmSampler:
         policy_version: int = 0,
         enforce_eager: bool | None = None,
         enable_sleep_mode: bool = False,
+        lora_rank: int = 0,
     ) -> None:
-        model = str(local_directory(model_path) or model_path)
+        adapter = adapter_settings(model_path)
+        weights_of, tokenizer = base_of(model_path) or model_path, tokenizer_of(model_path)
+        model = str(local_directory(weights_of) or weights_of)
+        rank = max(lora_rank, adapter["r"] if adapter is not None else 0)
+        if rank > LORA_RANKS[-1]:
+            raise RlvrError(
+                f"vLLM takes adapters up to rank {LORA_RANKS[-1]}, not of rank {rank}.", "Use --engine transformers."
+            )
         with _trainer_state_preserved():
             llm_class = _import_vllm()
         from vllm.platforms import current_platform
@@ -92,6 +104,10 @@ class VllmSampler:
         self._tokenizer_folder: tempfile.TemporaryDirectory[str] | None = None
         self.notes: tuple[str, ...] = ()
         self._on_cpu = on_cpu = current_platform.is_cpu()
+        self._takes_adapters = lora_rank > 0
+        self._adapters = 0  # loaded so far
+        self._adapter: Any = None  # vLLM's request for the adapter that is served
+        self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None  # of a version that the trainer gave
         options: dict[str, Any] = {"gpu_memory_utilization": gpu_memory_utilization}
         if on_cpu:
             share = min(gpu_memory_utilization, CPU_MEMORY_SHARE)
@@ -102,6 +118,8 @@ class VllmSampler:
             note = f"vLLM runs on the CPU: its cache takes {cache / 2**30:.1f} GiB, {share:.0%} of the free memory."
             self.notes = (note,)
             logger.warning(note)
+        if rank:
+            options |= {"enable_lora": True, "max_lora_rank": min(r for r in LORA_RANKS if r >= rank)}
         self._can_sleep = (
             enable_sleep_mode
             and current_platform.is_sleep_mode_available()
@@ -118,7 +136,7 @@ class VllmSampler:
             with _trainer_state_preserved():
                 from rlvr_cli.models.own_tokenizer import corrected_copy
 
-                self._tokenizer_folder = corrected_copy(model)
+                self._tokenizer_folder = corrected_copy(str(local_directory(tokenizer) or tokenizer), model=model)
                 if self._tokenizer_folder is not None:
                     options["tokenizer"] = self._tokenizer_folder.name
                 self.llm: Any = llm_class(
@@ -143,6 +161,8 @@ class VllmSampler:
         self._asleep: tuple[str, ...] = ()  # what of the engine's memory is not mapped: vLLM's tags
         self._weights_error = ""  # why the weights of the engine are unknown; empty if they are known
         self._last_probe: Probe | None = None
+        if adapter is not None:
+            self._serve_adapter(str(local_directory(model_path)))
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
@@ -190,11 +210,14 @@ class VllmSampler:
         self._wake("weights")
         self._weights_error = "the last load failed midway."
         with _trainer_state_preserved():
-            # With tied embeddings the output layer is passed under its own name too: the CPU build keeps a packed copy
-            # of it, which stays stale if only the embeddings are passed (as it does when vLLM reads a saved model).
-            weights = list(policy.weights_for_engine().items())
             try:
-                self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+                if self._takes_adapters:
+                    self._load_adapter(policy)
+                else:
+                    # With tied embeddings the output layer is passed under its own name too: the CPU build keeps a packed
+                    # copy of it, which stays stale if only the embeddings are passed (as when vLLM reads a saved model).
+                    weights = list(policy.weights_for_engine().items())
+                    self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             except (ValueError, RuntimeError, KeyError, AttributeError, AssertionError) as e:
                 raise RlvrError(
                     f"These weights do not fit the engine's model: {_first_lines(e)}",
@@ -218,13 +241,14 @@ class VllmSampler:
     def sleep(self) -> None:
         """Free the device's memory until the next `load_weights`; cancel unfinished samples.
 
-        The weights are discarded (vLLM's level 2): the trainer has newer ones.
+        The weights are discarded (vLLM's level 2): the trainer has newer ones. If it gives adapters only, they wait in the
+        host's memory (level 1).
         """
         if not self._can_sleep or self._asleep or self.llm is None:
             return
         self._drop_pending()
         with _trainer_state_preserved():
-            self.llm.sleep(level=2)
+            self.llm.sleep(level=1 if self._takes_adapters else 2)
         self._asleep = WEIGHTS_AND_CACHE
         self._weights_error = "it slept, and its weights were discarded."
 
@@ -236,6 +260,28 @@ class VllmSampler:
         self.llm.llm_engine.engine_core.shutdown()
         self.llm, self._asleep = None, ()
         self._remove_tokenizer()
+        if self._adapter_folder is not None:
+            self._adapter_folder.cleanup()
+
+    def _load_adapter(self, policy: "Policy") -> None:
+        """Serve the adapter of `policy` from now on, and forget the one before."""
+        folder = tempfile.TemporaryDirectory(prefix="rlvr-adapter-")
+        policy.write_adapter(Path(folder.name))
+        self._serve_adapter(folder.name)
+        before, self._adapter_folder = self._adapter_folder, folder
+        if before is not None:
+            before.cleanup()
+
+    def _serve_adapter(self, directory: str) -> None:
+        """Load the adapter in a directory, under a name that no other had: vLLM knows adapters, and cached keys, by their names."""
+        from vllm.lora.request import LoRARequest
+
+        engine, before = self.llm.llm_engine, self._adapter
+        self._adapters += 1
+        self._adapter = LoRARequest(f"policy-{self._adapters}", self._adapters, directory)
+        if before is not None:
+            engine.remove_lora(before.lora_int_id)
+        engine.add_lora(self._adapter)
 
     def _remove_tokenizer(self) -> None:
         if self._tokenizer_folder is not None:
@@ -261,7 +307,10 @@ class VllmSampler:
                     name = f"{call}-{i}-{j}"
                     self._pending[name] = (i, j)
                     engine.add_request(
-                        name, tokens_input(prompt), _vllm_params(params, self._fold(seed), ignore_eos=ignore_eos)
+                        name,
+                        tokens_input(prompt),
+                        _vllm_params(params, self._fold(seed), ignore_eos=ignore_eos),
+                        lora_request=self._adapter,
                     )
             while self._pending and call == self._calls:
                 with _trainer_state_preserved(threads=self._threads):

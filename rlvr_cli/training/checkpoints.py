@@ -35,7 +35,7 @@ from torch import Tensor
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy
+from rlvr_cli.models.policy import Policy, distinct_tensors
 from rlvr_cli.runs.files import (
     atomic_write,
     fsync_directory,
@@ -68,7 +68,7 @@ class Checkpoint(NamedTuple):
 
 def checkpoint_bytes(policy: Policy, optimizer: torch.optim.Optimizer) -> int:
     """Estimate a checkpoint's size on disk: weights, the optimizer's state, tokenizer."""
-    weights = sum(tensor.nbytes for tensor in distinct_tensors(policy.weights_for_engine()).values())
+    weights = sum(tensor.nbytes for tensor in distinct_tensors(policy.saved_weights()).values())
     extra = sum(tensor.nbytes for tensor in policy.extra_weights().values())
     tokenizer = 128 * policy.vocabulary_size  # tokenizer.json of Qwen, Llama and Gemma: 75 to 135 bytes per id
     return weights + extra + state_bytes(optimizer) + tokenizer + 2**16
@@ -235,18 +235,27 @@ def _check_finite(run: Path, *, step: int, weights: Mapping[str, Tensor], moment
 
 
 def check_space_for_training(
-    run: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, updates: int, every: int
+    run: Path,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    *,
+    updates: int,
+    every: int,
+    merged: bool = False,
 ) -> None:
     """Raise RlvrError if the disk lacks space for the checkpoints and the final model of a run that is about to train.
 
     Args:
         updates: how many updates are still to be done.
         every: updates between two checkpoints; 0: none are written.
+        merged: whether the final model is also saved with its adapter merged, in float32.
     """
     present = len(_steps(run / _FOLDER)) if (run / _FOLDER).is_dir() else 0
     most = min(KEEP + 1, present + -(-updates // every)) if every else present  # one more than are kept, for a moment
     checkpoint = checkpoint_bytes(policy, optimizer)
-    model = sum(tensor.nbytes for tensor in distinct_tensors(policy.weights_for_engine()).values())
+    model = sum(tensor.nbytes for tensor in distinct_tensors(policy.saved_weights()).values())
+    if merged:
+        model += 4 * policy.num_parameters
     needed = max(most - present, 0) * checkpoint + (0 if (run / _MODEL).is_dir() else model)
     with os_errors_as_user_errors(run, "read"):
         free = shutil.disk_usage(run).free
@@ -318,11 +327,10 @@ def _rust_errors_as_os_errors() -> Iterator[None]:
 def _fitting_weights(path: Path, policy: Policy, *, extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Read the checkpoint's weights, on the CPU, with the names and precisions of `policy`'s weights.
 
-    All but the `extra` ones are loaded as a model: for some architectures (mixtures of experts), names and shapes in the
-    files differ from those in the module. float32 holds every value of all `_PRECISIONS`.
+    All but the `extra` ones are those of the saved model.
     """
-    model = load_policy(path / _MODEL, dtype="float32", device="cpu").weights()
-    for stored, wanted in ((extra, policy.extra_weights()), (model, policy.weights_for_engine())):
+    model = policy.read_saved(path / _MODEL)
+    for stored, wanted in ((extra, policy.extra_weights()), (model, policy.saved_weights())):
         for name in sorted(stored.keys() ^ wanted.keys()):
             raise _misfit(path, name, "is not in it" if name in wanted else "is in it and not in the model")
     fitting = {}

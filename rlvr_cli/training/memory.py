@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.options import flag
 from rlvr_cli.config.shared import OptimizerKind, TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import resolve_compute_dtype
@@ -64,7 +65,8 @@ class MemoryPlan:
     @property
     def state(self) -> float:
         """The bytes of weights, gradients and optimizer state, which no choice of micro-batches changes."""
-        return sum(self.updating.get(name, 0.0) for name in ("weights", "gradients", "optimizer state"))
+        kept = ("weights", "adapter", "gradients", "optimizer state")
+        return sum(self.updating.get(name, 0.0) for name in kept)
 
 
 def memory_plan(
@@ -154,6 +156,14 @@ def compute_dtype(config: TrainingConfig, device: str) -> torch.dtype:
     return resolve_compute_dtype(config.compute_dtype, weights=weights, device=torch.device(device))
 
 
+def adapter_parameters(shape: Mapping[str, int], rank: int) -> int:
+    """Return the parameters of a LoRA adapter of all linear layers but the head: a Llama's, as `model_shape` describes it."""
+    hidden, intermediate, kv = shape["hidden"], shape["intermediate"], shape["kv_width"]
+    query = shape.get("query_width", hidden)
+    attention = 2 * (hidden + query) + 2 * (hidden + kv)  # in and out of query and output, of key and value
+    return shape["layers"] * rank * (attention + 3 * (hidden + intermediate))
+
+
 def _held_by_trainer(
     config: TrainingConfig, shape: Mapping[str, int], placement: Placement, *, engine: str, tokens: int
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -162,21 +172,28 @@ def _held_by_trainer(
     width = 4 if config.param_dtype == "float32" else 2
     compute = compute_dtype(config, placement.trainer).itemsize
     layer = (10 * shape["hidden"] + 4 * shape["intermediate"]) * compute  # bytes that it keeps of a token
+    layer += 7 * config.lora_rank * compute  # what the adapter keeps, between its two matrices
     layers = shape["layers"] * layer
     if config.gradient_checkpointing:
         layers = shape["layers"] * shape["hidden"] * width + layer
     held = {"weights": n * width}
+    trained, trained_width = n, width
+    if config.lora_rank:
+        trained, trained_width = float(adapter_parameters(shape, config.lora_rank)), 4
+        held["adapter"] = 4 * trained
     if not config.offload_optimizer:
-        held["optimizer state"] = n * _state_bytes(config.optimizer, width)
-    if config.kl_coef:
+        held["optimizer state"] = trained * _state_bytes(config.optimizer, trained_width)
+    if config.kl_coef and not config.lora_rank:  # without its adapter, an adapted policy is its own reference
         held["reference model"] = n * width
     if on_gpu:
         held["CUDA"] = CONTEXT
     if config.async_steps and placement.trainer == placement.engine:
-        held["the sampling process's weights, and the snapshot it samples from"] = 2 * n * width
+        copies_of_all = 1 if config.lora_rank else 2  # of an adapter, the snapshot is small
+        held["the sampling process's weights, and the snapshot it samples from"] = copies_of_all * n * width
     copies = {_COPIES: n * compute} if compute < width else {}
     updating = held | copies | {
-        "gradients": 4 * n + (shape["vocabulary"] * shape["hidden"] * 2 if width == 2 else 0),  # sums, in float32, and one tensor
+        # Sums, in float32, and one tensor of those of bfloat16 weights.
+        "gradients": 4 * trained + (shape["vocabulary"] * shape["hidden"] * 2 if trained_width == 2 else 0),
         "activations of a micro-batch": float(tokens * layers),
         "logits": 4.0 * min(HEAD_LOGITS, tokens * shape["vocabulary"]),
     }  # fmt: skip
@@ -201,6 +218,8 @@ def _state_bytes(optimizer: OptimizerKind, width: int) -> float:
 def _held_by_host(config: TrainingConfig, shape: Mapping[str, int]) -> dict[str, float]:
     if not config.offload_optimizer:
         return {}
+    if config.lora_rank:
+        return {"optimizer state": 8.0 * adapter_parameters(shape, config.lora_rank)}
     weights = {"float32 weights": 4.0 * shape["parameters"]} if config.param_dtype == "bfloat16" else {}
     return weights | {"optimizer state": 8.0 * shape["parameters"]}
 
@@ -271,10 +290,11 @@ def _smaller(config: TrainingConfig, rows: int) -> Iterator[tuple[list[str], Tra
             or (cut and rows == 1)
         ):
             continue
-        changes: dict[str, Any] = {"param_dtype": "bfloat16", "optimizer": "adamw_kahan"} if halve else {}
+        halved = {"param_dtype": "bfloat16"} | ({} if config.lora_rank else {"optimizer": "adamw_kahan"})
+        changes: dict[str, Any] = {**halved} if halve else {}
+        options = [" ".join(f"{flag(name)} {value}" for name, value in changes.items())] * halve
         if recompute:
             changes["gradient_checkpointing"] = True
-        options = ["--param-dtype bfloat16 --optimizer adamw_kahan"] * halve
         options += ["--gradient-checkpointing"] * recompute + [one_row] * cut
         yield options, replace(config, **changes), 1 if cut else rows
 

@@ -13,7 +13,7 @@ from rlvr_cli.models.identity import model_path, model_shape
 from rlvr_cli.rollouts.inputs import chat_line
 from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.policy_gradient import Loss
-from rlvr_cli.training.memory import check_memory, compute_dtype, gpus_line, memory_lines
+from rlvr_cli.training.memory import adapter_parameters, check_memory, compute_dtype, gpus_line, memory_lines
 from rlvr_cli.training.placement import placement_line
 from rlvr_cli.training.session import Inputs
 from rlvr_cli.types import SamplingParams
@@ -32,8 +32,12 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs,
     """
     engine, shape = inputs.engine.name, model_shape(model_path(config.model))
     computes = dtype_name(compute_dtype(config, inputs.placement.trainer))
+    stored = f"{config.param_dtype} weights"
+    stored += ", float32 adapter and optimizer state" if config.lora_rank else " and optimizer state"
+    if config.lora_rank:
+        lines = {**lines, "adapter": adapter_line(config, shape)}
     more = {
-        "precision": f"{config.param_dtype} weights and optimizer state; computes in {computes}",
+        "precision": f"{stored}; computes in {computes}",
         "devices": placement_line(inputs.placement, engine=engine),
     }
     more |= memory_lines(inputs.memory, inputs.placement, engine=engine)
@@ -45,6 +49,18 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs,
         console.say(f"{name:<14} {value}")
     if note := check_memory(inputs.memory, config, shape, engine=engine, rows=rows):
         console.say(f"note: {note}")
+
+
+def adapter_line(config: TrainingConfig, shape: Mapping[str, int] | None) -> str:
+    """The LoRA adapter on one line of the plan."""
+    share = ""
+    if shape:
+        trained = adapter_parameters(shape, config.lora_rank)
+        share = f": {trained:,} parameters, {trained / shape['parameters']:.1%} of the model's"
+    return (
+        f"LoRA of rank {config.lora_rank}, alpha {config.lora_alpha}, on all linear layers but the head{share}; "
+        "its learning rate is usually about 10 times that of full fine-tuning"
+    )
 
 
 def sft_plan(
@@ -134,7 +150,8 @@ def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
         notes.append(
             "with --sampling-top-p below 1, responses are sampled from another distribution than the one that is trained"
         )
-    if config.param_dtype == "bfloat16" and config.optimizer == "adamw" and not config.offload_optimizer:
+    rounds = config.param_dtype == "bfloat16" and config.optimizer == "adamw"
+    if rounds and not config.offload_optimizer and not config.lora_rank:
         notes.append(
             "bfloat16 weights have 8 significant bits: most steps at a learning rate of 1e-6 to 1e-5 are rounded away, "
             "but not with --optimizer adamw_kahan, adamw_8bit, or --offload-optimizer"

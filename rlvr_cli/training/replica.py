@@ -18,7 +18,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.device import TINY_PARAMETERS, use_few_threads
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy
+from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy, trained_adapter
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.training.optimizer import make_optimizer
 from rlvr_cli.training.optimizer_state import layout, load_state
@@ -41,6 +41,7 @@ class Replica:
             dtype=config.param_dtype,
             compute_dtype=config.compute_dtype,
             device=device,
+            lora=trained_adapter(config),
         )
         if self.policy.device.type == "mps":
             raise RlvrError("Training does not run on mps: it needs float64, which mps lacks.", "Use --device cpu.")

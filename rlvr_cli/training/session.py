@@ -7,15 +7,17 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.bitsandbytes import check_bitsandbytes
 from rlvr_cli.models.device import cuda_devices, resolve_device
+from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_facts, model_path, model_shape
 from rlvr_cli.models.tokenization import encode_prompts
 from rlvr_cli.process import StopRequest
@@ -25,6 +27,7 @@ from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.samplers.open import Engine, choose_engine, sampler_facts
 from rlvr_cli.terminal import console
+from rlvr_cli.text import printable
 from rlvr_cli.training.memory import MemoryPlan, memory_plan
 from rlvr_cli.training.placement import Placement, place
 from rlvr_cli.training.trainer import Trainer
@@ -103,8 +106,10 @@ def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[P
         rows: responses in a micro-batch.
 
     Raises:
-        RlvrError: there is no such device, or it is too small; or the package of the optimizer is not installed.
+        RlvrError: there is no such device, or it is too small; the package of the optimizer is not installed; or as
+            `check_adapter`.
     """
+    check_adapter(config)
     if config.optimizer == "adamw_8bit":
         check_bitsandbytes()
     resolve_device(config.device)
@@ -118,6 +123,23 @@ def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[P
     )
     shape = model_shape(model_path(config.model))
     return placement, memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=capacities)
+
+
+def check_adapter(config: TrainingConfig) -> None:
+    """Raise RlvrError if peft is missing, or --model holds an adapter that these options do not go on training."""
+    settings = adapter_settings(config.model)
+    if (config.lora_rank or settings is not None) and find_spec("peft") is None:
+        raise missing_extra("peft", "lora")
+    if settings is None:
+        return
+    own = f"--lora-rank {settings['r']} --lora-alpha {settings['lora_alpha']:g}"
+    if not config.lora_rank:
+        raise RlvrError(
+            f"{printable(config.model)} holds a LoRA adapter, and without --lora-rank the weights of a model are trained.",
+            f"Go on training the adapter with {own}, or start from a merged model: resume its run with --lora-merge.",
+        )
+    if (config.lora_rank, config.lora_alpha) != (settings["r"], settings["lora_alpha"]):
+        raise RlvrError(f"The LoRA adapter in {printable(config.model)} has {own}.", f"Use {own}.")
 
 
 def load_eval_dataset(config: TrainingConfig) -> Dataset | None:

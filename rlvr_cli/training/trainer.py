@@ -22,6 +22,7 @@ from rlvr_cli.faults import fault_point
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.device import out_of_memory_as_user_error
 from rlvr_cli.process import StopRequest
+from rlvr_cli.runs.check import MODELS
 from rlvr_cli.runs.metrics_log import MetricsLog
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.sums import sums_of
@@ -135,6 +136,7 @@ class Trainer:
             self.optimizer,
             updates=max(self.num_updates - self.updates, 0),
             every=config.checkpoint_every,
+            merged=config.lora_merge,
         )
         self.clock = TimeLimit(config.time_limit_seconds, updates=self.updates, longest_step=longest_step)
 
@@ -333,10 +335,13 @@ class Trainer:
         """Save the final model in the run's `model/`, then do the last evaluation: if that fails, the model is saved."""
         if self.config.checkpoint_every:
             self.save()
-        self.run.update(model_files={})  # the sums of a model that is being replaced would be wrong
-        self.policy.save(self.run.path / "model")
-        self.run.update(model_files=sums_of(self.run.path / "model"))
-        for leftover in self.run.path.glob(".model.*"):  # from a process that was killed while saving it
+        for folder, key in MODELS.items():
+            if folder == "model-merged" and not self.config.lora_merge:
+                continue
+            self.run.update(**{key: {}})  # the sums of a model that is being replaced would be wrong
+            self.policy.save(self.run.path / folder, merged=folder == "model-merged")
+            self.run.update(**{key: sums_of(self.run.path / folder)})
+        for leftover in self.run.path.glob(".model*.*"):  # from a process that was killed while saving it
             shutil.rmtree(leftover, ignore_errors=True)
         self.evaluate(last=True)
         self.metrics.flush()

@@ -587,11 +587,12 @@ def test_fields_are_named_for_both_files(tmp_path):
 
 @pytest.mark.vllm
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
-def test_on_vllm_reward_rises_too_and_a_resumed_run_ends_the_same(tmp_path):
+@pytest.mark.parametrize("adapter", [{}, {"lora_rank": 16, "learning_rate": 4e-3}], ids=["weights", "adapter"])
+def test_on_vllm_reward_rises_too_and_a_resumed_run_ends_the_same(tmp_path, adapter):
     options = {
         **SMALL, "engine": "vllm", "max_model_len": 128, "dataset": "arithmetic:2000", "rollout_batch_size": 128, "group_size": 8,
         "train_batch_size": 64, "epochs_per_rollout_batch": 2, "loss_type": "grpo_clip", "n_grpo_steps": 5, "learning_rate": 4e-4,
-        "eval_every": 0, "eval_examples": 128, "runs_dir": str(tmp_path),
+        "eval_every": 0, "eval_examples": 128, "runs_dir": str(tmp_path), **adapter,
     }  # fmt: skip
     grpo.run(GrpoConfig(**options))
     metrics = metrics_of(tmp_path / "r")
@@ -605,14 +606,16 @@ def test_on_vllm_reward_rises_too_and_a_resumed_run_ends_the_same(tmp_path):
     grpo.run(GrpoConfig(**{**options, "run": "cut", "n_grpo_steps": 2}))
     given = {"resume": "cut", "n_grpo_steps": 5, "runs_dir": str(tmp_path)}
     grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
-    weights = [(tmp_path / run / "model/model.safetensors").read_bytes() for run in ("r", "cut")]
+    name = "adapter_model.safetensors" if adapter else "model.safetensors"
+    weights = [(tmp_path / run / "model" / name).read_bytes() for run in ("r", "cut")]
     assert weights[0] == weights[1]
 
 
 @pytest.mark.vllm
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
-def test_vllm_samples_ahead_in_a_process_of_its_own(train):
-    _, metrics = train(async_steps=1, engine="vllm", max_model_len=128, n_grpo_steps=3)
+@pytest.mark.parametrize("adapter", [{}, {"lora_rank": 16, "learning_rate": 1e-2}], ids=["weights", "adapter"])
+def test_vllm_samples_ahead_in_a_process_of_its_own(train, adapter):
+    _, metrics = train(async_steps=1, engine="vllm", max_model_len=128, n_grpo_steps=3, **adapter)
     assert metrics["train", "sampling/lag"] == {0: 0, 1: 1, 2: 1}
     gaps = metrics["train", "mismatch/logprob_mean_abs"]
     assert gaps[0] < 1e-3 < min(gaps[1], gaps[2])

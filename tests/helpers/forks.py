@@ -27,7 +27,14 @@ from typing import Any
 LIMIT = 120.0  # seconds after which a call counts as hung
 SIGNALED = "RLVR_TEST_SIGNALED"  # names a file that gets the moment at which a fault point signals the process
 LIGHT = ("rlvr_cli.commands.eval", "rlvr_cli.commands.analyze", "rlvr_cli.commands.filter", "rlvr_cli.commands.grade")
-HEAVY = (*LIGHT, "rlvr_cli.commands.grpo", "rlvr_cli.commands.ei", "rlvr_cli.commands.sft", "rlvr_cli.models.policy")
+HEAVY = (
+    *LIGHT,
+    "rlvr_cli.commands.grpo",
+    "rlvr_cli.commands.ei",
+    "rlvr_cli.commands.sft",
+    "rlvr_cli.models.policy",
+    "peft",
+)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,8 @@ def rows_of(run: Path, *, phase: str) -> list[dict]:
 
 
 def weights_of(run: Path) -> bytes:
-    return (run / "model/model.safetensors").read_bytes()
+    """The bytes of all weights of the final model; with an adapter, also of the model into which it is merged."""
+    return b"".join(path.read_bytes() for path in sorted(run.glob("model*/*.safetensors")))
 
 
 def checkpoints_of(run: Path) -> list[str]:

@@ -124,6 +124,7 @@ CASES = [
     ("grpo", "no baseline", {"loss_type": "no_baseline", "sampling_min_tokens": 0, "epochs_per_rollout_batch": 2}),
     ("grpo", "ahead", {"n_grpo_steps": 3, "async_steps": 1, "dynamic_sampling": True, "train_batch_size": 8, "group_size": 2,
       "eval_every": 1, "learning_rate": 3e-4}),
+    ("grpo", "adapter", {"n_grpo_steps": 3, "lora_rank": 2, "lora_alpha": 8, "kl_coef": 0.5, "learning_rate": 3e-4, "seed": 3}),
     ("ei", "once", {"sampling_temperature": 0.7, "train_batch_size": 5, "weight_decay": 0.3, "max_grad_norm": 100.0,
       "eval_every": 2, "eval_temperature": 0.0, "eval_max_tokens": 5, "final_eval_examples": 4, "stop": ("a", "1"),
       "sampling_max_tokens": 9, "sampling_min_tokens": 0, "n_ei_steps": 3, "ei_batch_size": 3, "group_size": 2}),

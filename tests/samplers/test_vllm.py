@@ -17,10 +17,11 @@ from tokenizers import Tokenizer
 from fake_cuda import fake_cuda
 from llamas import write_byte_level_llama
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import Policy, load_policy
+from rlvr_cli.models.policy import Lora, Policy, load_policy
 from rlvr_cli.samplers.open import EngineSettings, open_sampler
 from rlvr_cli.samplers.stop_strings import response_text
 from rlvr_cli.samplers.vllm import VllmSampler, _trainer_state_preserved
+from rlvr_cli.training.trial import mean_gap
 from rlvr_cli.types import Request, SamplingParams
 
 # vLLM's libraries use deprecated functions of Python and torch, at import and while it runs.
@@ -627,3 +628,72 @@ def test_closing_frees_the_engine_and_may_be_repeated(engines):
     assert sampler.llm is None
     with pytest.raises(RlvrError, match="closed"):
         next(sampler.sample([Request("a", (1,))], SamplingParams()))
+
+
+# --- adapters
+
+
+LORA = {"rank": 4, "alpha": 8, "seed": 0}
+
+
+def adapt(directory, *, moved: float, dtype: str = "float32"):
+    """A policy with an adapter that a few steps have moved."""
+    policy = load_policy(directory, dtype=dtype, device="cpu", lora=Lora(**LORA))
+    move(policy, moved)
+    return policy
+
+
+def move(policy, size: float, seed: int = 1) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in policy.weights().values():
+        tensor.add_(torch.randn(tensor.shape, generator=generator) * size)
+
+
+@vllm
+@pytest.mark.parametrize(("kind", "dtype", "bound"), [("tied", "float32", 2e-5), ("untied", "bfloat16", 0.1)])
+def test_adapters_are_served_by_version_and_never_merged(engines, model_dirs, kind, dtype, bound):
+    engines().close()  # a process has room for one engine
+    policy = adapt(model_dirs[kind], moved=0.05, dtype=dtype)
+    start = policy.reference()
+    with closing(VllmSampler(model_dirs[kind], dtype=dtype, gpu_memory_utilization=0.05, lora_rank=4)) as sampler:
+        requests = [Request(prompt, (0, 1)) for prompt in PROMPTS[:8]]
+        params = SamplingParams(max_tokens=16, min_tokens=0, stop=())
+        assert mean_gap(start, list(sampler.sample(requests, params))) < bound  # before the first load it is the base
+        earlier = None
+        for version in (1, 2, 3):
+            move(policy, 0.02, seed=version)
+            sampler.load_weights(policy, version)
+            answers = list(sampler.sample(requests, params))
+            assert mean_gap(policy, answers) < bound
+            assert mean_gap(start, answers) > 0.2
+            logprobs = [c.logprobs for c in answers]
+            assert logprobs != earlier
+            earlier = logprobs
+            assert sampler.llm.llm_engine.list_loras() == {version}  # the versions before are gone
+        assert sampler.policy_version == 3
+        folder = Path(sampler._adapter_folder.name)
+        assert folder.exists()
+    assert not folder.exists()
+
+
+@vllm
+def test_an_adapter_that_is_not_served_is_noticed(engines, model_dirs):
+    engines().close()
+    policy = adapt(model_dirs["tied"], moved=0.05)
+    with closing(VllmSampler(model_dirs["tied"], dtype="float32", gpu_memory_utilization=0.05, lora_rank=4)) as sampler:
+        sampler._serve_adapter = lambda _directory: None
+        with pytest.raises(RlvrError, match="does not serve the model's weights"):
+            sampler.load_weights(policy, 1)
+
+
+@vllm
+def test_a_saved_adapter_is_evaluated_with_its_base(engines, model_dirs, tmp_path):
+    engines().close()
+    policy = adapt(model_dirs["tied"], moved=0.05)
+    policy.save(tmp_path / "adapter")
+    settings = EngineSettings(str(tmp_path / "adapter"), dtype="float32", gpu_memory_utilization=0.05)
+    with closing(open_sampler("vllm", settings)) as sampler:
+        params = SamplingParams(max_tokens=16, min_tokens=0, stop=())
+        assert mean_gap(policy, list(sampler.sample([Request(PROMPTS[0], (0, 1))], params))) < 2e-5
+    with pytest.raises(RlvrError, match="up to rank 512"):
+        VllmSampler(model_dirs["tied"], lora_rank=513)

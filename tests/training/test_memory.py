@@ -59,6 +59,35 @@ def test_the_sampler_keeps_its_workspace_where_there_is_room():
         assert 0.83 * plan.capacity < sum(plan.updating.values()) <= 0.9 * plan.capacity
 
 
+def test_an_adapter_takes_16_bytes_a_parameter_and_no_reference():
+    shape = {
+        "parameters": 1000, "layers": 2, "hidden": 8, "intermediate": 16, "query_width": 12, "kv_width": 4, "vocabulary": 32
+    }  # fmt: skip
+    adapter = 2 * 3 * ((8 + 12) + 2 * (8 + 4) + (12 + 8) + 3 * (8 + 16))
+    for dtype, width in (("float32", 4), ("bfloat16", 2)):
+        config = GrpoConfig(sampling_max_tokens=44, kl_coef=0.1, lora_rank=3, param_dtype=dtype)
+        plan = plan_of(config, shape, engine="transformers", rows=3)
+        assert plan.updating == {
+            "weights": 1000 * width,
+            "adapter": 4 * adapter,
+            "gradients": 4 * adapter,
+            "optimizer state": 8 * adapter,
+            "activations of a micro-batch": 3 * 300 * 2 * (80 + 64 + 21) * width,
+            "logits": 4 * 3 * 300 * 32,
+        }
+    offloaded = plan_of(replace(config, offload_optimizer=True), shape, engine="transformers", rows=3)
+    assert offloaded.host == {"optimizer state": 8 * adapter}
+    assert "optimizer state" not in offloaded.updating
+    small = plan_of(replace(config, optimizer="adamw_8bit"), shape, engine="transformers", rows=3)
+    assert small.updating["optimizer state"] == (2 + 2 * 4 / 256) * adapter
+    assert plan.state == 2000 + 16 * adapter
+    config = GrpoConfig(lora_rank=32)
+    assert options_that_fit(config, QWEN_7B, GPUS[24], engine="transformers", rows=2) == (
+        "--param-dtype bfloat16 --gradient-checkpointing"
+    )
+    assert options_that_fit(replace(config, lora_rank=0), QWEN_7B, GPUS[24], engine="transformers", rows=2) is None
+
+
 def test_terms_by_hand():
     shape = {"parameters": 1000, "layers": 2, "hidden": 8, "intermediate": 16, "kv_width": 4, "vocabulary": 32}
     config = GrpoConfig(sampling_max_tokens=44, rollout_batch_size=256, kl_coef=0.1)

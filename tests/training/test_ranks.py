@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import make_batch, make_policy
+from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
+from rlvr_cli.models.policy import Lora, Policy
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.objectives import negative_log_likelihood, policy_gradient
 from rlvr_cli.training.optimizer import make_optimizer
@@ -32,6 +34,20 @@ def untied(model):
     model.config.tie_word_embeddings = False
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 1.5)
     return model
+
+
+def adapted(model):
+    """A policy with an adapter; of a new one half the gradients are 0, so its second matrices are drawn."""
+    add_adapter(model, Lora(rank=2, alpha=4, seed=0))
+    policy = AdaptedPolicy(model, base="nowhere")
+    draw = torch.Generator().manual_seed(1)
+    for name, tensor in policy.weights().items():
+        if ".lora_B." in name:
+            tensor.copy_(torch.randn(tensor.shape, generator=draw, dtype=torch.float64) / 10)
+    return policy
+
+
+MODELS = {"tied": Policy, "untied": lambda model: Policy(untied(model)), "adapter": adapted}
 
 
 def a_batch(*, seed=0):
@@ -61,10 +77,11 @@ def objective_of(loss_type):
     return partial(policy_gradient, loss=partial(loss.function, **options), kl_coef=0.1)
 
 
-def updated(ranks: Ranks, loss_type: str, tied: bool, batch, how):
+def updated(ranks: Ranks, loss_type: str, kind: str, batch, how):
     """The gradient of an update, its metrics and the weights after AdamW's step."""
-    model = make_policy() if tied else untied(make_policy())
-    optimizer = make_optimizer(model, learning_rate=1e-3)
+    policy = MODELS[kind](make_policy())
+    model = policy.model
+    optimizer = make_optimizer(policy, learning_rate=1e-3)
     gradient = {}
 
     def see(*_):
@@ -72,7 +89,7 @@ def updated(ranks: Ranks, loss_type: str, tied: bool, batch, how):
 
     optimizer.register_step_pre_hook(see)
     metrics = train_update(
-        model, optimizer, batch, objective=objective_of(loss_type), learning_rate=1e-3, ranks=ranks, **how
+        policy, optimizer, batch, objective=objective_of(loss_type), learning_rate=1e-3, ranks=ranks, **how
     )
     return gradient, metrics, {name: p.detach() for name, p in model.named_parameters()}
 
@@ -91,12 +108,12 @@ def assert_same_update(together: Together, *case):
             assert found[0][1][name] == pytest.approx(value, rel=1e-9, abs=1e-9, nan_ok=True), name
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("loss_type", ["sft", *LOSSES])
-def test_every_loss_has_the_gradient_of_one_process(together: Together, loss_type: str, tied: bool):
+def test_every_loss_has_the_gradient_of_one_process(together: Together, loss_type: str, kind: str):
     for normalization, constant in NORMALIZATIONS:
         how = {"micro_batch_size": 2, "normalization": normalization, "normalize_constant": constant}
-        assert_same_update(together, loss_type, tied, a_batch(), how)
+        assert_same_update(together, loss_type, kind, a_batch(), how)
 
 
 @given(
@@ -109,19 +126,19 @@ def test_every_loss_has_the_gradient_of_one_process(together: Together, loss_typ
 @settings(max_examples=10, deadline=None)
 def test_no_cut_changes_the_gradient(together: Together, seed, size, tokens, clip, skip):
     how = {"micro_batch_size": size, "micro_batch_tokens": tokens, "max_grad_norm": clip, "skip_zero_advantage": skip}
-    assert_same_update(together, "grpo_clip", True, a_batch(seed=seed), how)
+    assert_same_update(together, "grpo_clip", "tied", a_batch(seed=seed), how)
 
 
 def test_a_batch_without_advantage_has_a_gradient_of_0_on_every_rank(together: Together):
     batch = a_batch()
     batch["advantages"] = torch.zeros_like(batch["advantages"])
     batch["zero_advantage"] = torch.ones_like(batch["zero_advantage"])
-    assert_same_update(together, "reinforce_with_baseline", True, batch, {"micro_batch_size": 1})
+    assert_same_update(together, "reinforce_with_baseline", "tied", batch, {"micro_batch_size": 1})
 
 
 def test_fewer_rows_than_ranks(together: Together):
     batch = {name: tensor[:1] for name, tensor in a_batch().items()}
-    assert_same_update(together, "grpo_clip", True, batch, {"micro_batch_size": 4})
+    assert_same_update(together, "grpo_clip", "tied", batch, {"micro_batch_size": 4})
 
 
 def bfloat16_gradient(ranks: Ranks, batch):

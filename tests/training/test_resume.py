@@ -83,6 +83,12 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
         [*GRPO, "--optimizer", "adamw_8bit"],
         [*GRPO, "--async-steps", "1"],
         [*GRPO, "--compute-dtype", "bfloat16", "--kl-coef", "0.1"],
+        [*GRPO, "--lora-rank", "4", "--learning-rate", "5e-3", "--kl-coef", "0.1", "--lora-merge"],
+        pytest.param(
+            [*GRPO, "--lora-rank", "4", "--param-dtype", "bfloat16", "--async-steps", "1"], marks=pytest.mark.slow
+        ),
+        [*SFT, "--lora-rank", "4", "--gradient-checkpointing"],
+        pytest.param([*EI, "--lora-rank", "4"], marks=pytest.mark.slow),
         pytest.param(
             [*GRPO, "--async-steps", "1", "--dynamic-sampling", "--max-sampling-rounds", "4"], marks=pytest.mark.slow
         ),
@@ -97,6 +103,10 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
         "8bit",
         "async",
         "bfloat16",
+        "lora",
+        "lora-async",
+        "lora-sft",
+        "lora-ei",
         "async-dynamic-sampling",
     ],
 )

@@ -63,6 +63,17 @@ def test_two_trainers_do_what_one_does(forks: Forks, whole: Path, tmp_path: Path
     assert "to 1e-6" in checked.said
 
 
+def test_two_trainers_of_an_adapter_do_what_one_does(forks: Forks, tmp_path: Path):
+    adapter = [*GRPO, "--lora-rank", "4", "--kl-coef", "0.01"]
+    for name, more in (("one", ()), ("two", TWO)):
+        forks.run(*adapter, *more, "--run", name, cwd=tmp_path, status=0)
+    run = tmp_path / "runs/two"
+    assert_same_but_for_rounding(run, tmp_path / "runs/one")
+    assert (run / "model/adapter_model.safetensors").is_file()
+    assert read_run(run).metadata["policy"]["trainers"] == 2
+    assert "to 1e-6" in forks.run("check", str(run), "--replay", "4", cwd=tmp_path, status=0).said
+
+
 def test_two_runs_have_the_same_bytes(forks: Forks, whole: Path, tmp_path: Path):
     forks.run(*GRPO_2, "--run", "again", cwd=tmp_path, status=0)
     assert read_run(whole).metadata["policy"]["trainers"] == 2

@@ -6,7 +6,9 @@ it without Python. It supports unmodified Llama, Mistral, Qwen2 and Qwen3 models
 Callers must compare its logits with the model's own before they use it.
 
 Weights may be copies: in a small model, those that are read together are joined, and those in another precision than
-the matrix products are cast once. A step therefore keeps the weights that it was made from: `refresh` it for every batch.
+the matrix products are cast once. What an adapter adds stays apart from them, since half precision would round it away.
+
+A step therefore keeps the weights that it was made from: `refresh` it for every batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rlvr_cli.models.device import as_operand, product
-from rlvr_cli.models.policy import Policy
+from rlvr_cli.models.policy import LowRank, Policy
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type`
 BLOCK = 32  # rows
@@ -77,6 +79,7 @@ def attend(
 class _Linear(NamedTuple):
     weight: torch.Tensor
     bias: torch.Tensor | None
+    added: LowRank | None = None  # to the weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +90,20 @@ class _Layer:
     heads: list[_Linear]  # query, key, value
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
-    attended: _Linear
+    attended: list[_Linear]
     before_mlp: torch.Tensor  # weight of the norm
     gate_up: list[_Linear]
-    down: _Linear
+    down: list[_Linear]
 
 
 class _Held:
     """Weights of a policy by their names, as they are or in a copy, and how to copy them again."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._weights = weights
+    def __init__(self, weights: Mapping[str, torch.Tensor], added: Mapping[str, LowRank]) -> None:
+        """Take what `Policy.factored_weights` returns."""
+        self._weights, self._added = weights, added
         self._held: list[tuple[torch.Tensor, Sequence[str], torch.dtype | None]] = []
+        self._low_rank: list[tuple[LowRank, Sequence[str]]] = []
 
     def tensor(self, *names: str, dtype: torch.dtype | None = None, operand: torch.dtype | None = None) -> torch.Tensor:
         """Return these weights below one another, in `dtype`, or as operands of products in `operand`.
@@ -115,7 +120,8 @@ class _Held:
         return self.tensor(name, dtype=dtype) if name in self._weights else None
 
     def linear(self, layer: str, dtype: torch.dtype) -> _Linear:
-        return _Linear(self.tensor(f"{layer}.weight", dtype=dtype), self.optional(f"{layer}.bias", dtype))
+        bias = self.optional(f"{layer}.bias", dtype)
+        return _Linear(self.tensor(f"{layer}.weight", dtype=dtype), bias, self.low_rank([layer], dtype))
 
     def side_by_side(self, layers: Sequence[str], dtype: torch.dtype, *, join: bool) -> list[_Linear]:
         """Return layers that have the same input, and either all or none a bias; `join` concatenates them into one."""
@@ -123,24 +129,46 @@ class _Held:
             return [self.linear(layer, dtype) for layer in layers]
         biases = [f"{layer}.bias" for layer in layers if f"{layer}.bias" in self._weights]
         weight = self.tensor(*(f"{layer}.weight" for layer in layers), dtype=dtype)
-        return [_Linear(weight, self.tensor(*biases, dtype=dtype) if biases else None)]
+        bias = self.tensor(*biases, dtype=dtype) if biases else None
+        return [_Linear(weight, bias, self.low_rank(layers, dtype))]
+
+    def low_rank(self, layers: Sequence[str], dtype: torch.dtype) -> LowRank | None:
+        """Return a copy of what an adapter adds to the weights of these layers, below one another; None if nothing."""
+        if not any(layer in self._added for layer in layers):
+            return None
+        found = LowRank(*(matrix.to(dtype) for matrix in self._joined(layers)))
+        self._low_rank.append((found, layers))
+        return found
+
+    def _joined(self, layers: Sequence[str]) -> LowRank:
+        parts = [self._added.get(layer) or self._nothing(layer) for layer in layers]
+        return LowRank(torch.cat([part.down for part in parts]), torch.block_diag(*(part.up for part in parts)))
+
+    def _nothing(self, layer: str) -> LowRank:
+        weight = self._weights[f"{layer}.weight"]
+        return LowRank(weight.new_zeros((0, weight.shape[1])), weight.new_zeros((weight.shape[0], 0)))
 
     @property
     def nbytes(self) -> int:
-        return sum(held.nbytes for held, names, _ in self._held if not self._is_shared(held, names))
+        copies = [held for held, names, _ in self._held if not self._is_shared(held, names)]
+        return sum(held.nbytes for held in [*copies, *(matrix for held, _ in self._low_rank for matrix in held)])
 
-    def refresh(self, weights: Mapping[str, torch.Tensor]) -> bool:
+    def refresh(self, weights: Mapping[str, torch.Tensor], added: Mapping[str, LowRank]) -> bool:
         """Copy weights again; False, with nothing copied, if one that is not copied has moved."""
         shared = [self._is_shared(held, names) for held, names, _ in self._held]
         before, self._weights = self._weights, weights
         if shared != [self._is_shared(held, names) for held, names, _ in self._held]:
             self._weights = before
             return False
+        self._added = added
         for (held, names, operand), as_they_are in zip(self._held, shared, strict=True):
             if not as_they_are:
                 parts = [weights[name] for name in names]
                 for place, part in zip(held.split([len(part) for part in parts]), parts, strict=True):
                     place.copy_(part if operand is None else as_operand(part, operand))
+        for held, layers in self._low_rank:
+            for place, matrix in zip(held, self._joined(layers), strict=True):
+                place.copy_(matrix)
         return True
 
     def _is_shared(self, held: torch.Tensor, names: Sequence[str]) -> bool:
@@ -175,7 +203,8 @@ class DecodeStep:
     """
 
     def __init__(self, policy: Policy, *, dtype: torch.dtype, positions: int) -> None:
-        inner, config, held = policy.backbone, policy.config, _Held(policy.weights_for_engine())
+        inner, config = policy.backbone, policy.config
+        held = _Held(*policy.factored_weights())
         self._held = held
         self._embedding = held.tensor("model.embed_tokens.weight")
         self._dtype = dtype
@@ -190,10 +219,10 @@ class DecodeStep:
                 heads=held.side_by_side([f"{layer}.self_attn.{name}_proj" for name in "qkv"], dtype, join=join),
                 query_norm=held.optional(f"{layer}.self_attn.q_norm.weight"),
                 key_norm=held.optional(f"{layer}.self_attn.k_norm.weight"),
-                attended=held.linear(f"{layer}.self_attn.o_proj", dtype),
+                attended=[held.linear(f"{layer}.self_attn.o_proj", dtype)],
                 before_mlp=held.tensor(f"{layer}.post_attention_layernorm.weight"),
                 gate_up=held.side_by_side([f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"], dtype, join=join),
-                down=held.linear(f"{layer}.mlp.down_proj", dtype),
+                down=[held.linear(f"{layer}.mlp.down_proj", dtype)],
             )
             for layer in (f"model.layers.{number}" for number in range(config.num_hidden_layers))
         ]
@@ -215,7 +244,7 @@ class DecodeStep:
 
     def refresh(self, policy: Policy) -> bool:
         """Copy the policy's weights into the copies, in place; False if it reads weights that are elsewhere now."""
-        return self._held.refresh(policy.weights_for_engine())
+        return self._held.refresh(*policy.factored_weights())
 
     def __call__(
         self,
@@ -251,9 +280,9 @@ class DecodeStep:
             query, key = turning.split((self._heads, self._kv_heads), 1)
             keys, values = _written(window.select(all_keys), key, at), _written(window.select(all_values), value, at)
             attended = self._attended(query.to(keys.dtype), keys, values, mask, window)
-            x = x + F.linear(attended, *layer.attended)
+            x = x + _applied(layer.attended, attended)
             gate, up = _applied(layer.gate_up, self._normed(x, layer.before_mlp)).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, *layer.down)
+            x = x + _applied(layer.down, F.silu(gate) * up)
         with torch.autocast(x.device.type, enabled=False):
             logits = product(as_operand(self._normed(x, self._norm), self._dtype), self._head.weight.T).float()
         return logits if self._head.bias is None else logits + self._head.bias
@@ -278,7 +307,10 @@ class DecodeStep:
 
 def _applied(linears: Sequence[_Linear], x: torch.Tensor) -> torch.Tensor:
     """Return the concatenated outputs of the layers."""
-    outputs = [F.linear(x, *linear) for linear in linears]
+    outputs = []
+    for weight, bias, added in linears:
+        output = F.linear(x, weight, bias)
+        outputs.append(output if added is None else output + F.linear(F.linear(x, added.down), added.up))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 
