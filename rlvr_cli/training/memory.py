@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.options import flag
 from rlvr_cli.config.shared import OptimizerKind, TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import resolve_compute_dtype
@@ -21,6 +22,9 @@ from rlvr_cli.training.placement import Placement, place
 
 # The most logits held at once on a GPU (models/log_probs.py): three chunks, and those kept.
 HEAD_LOGITS = 3 * 2**26 + 5 * 2**24
+# Bytes that a layer keeps of each number of a token's hidden state, by the bytes of a weight and of an operand: norms work in
+# float32, and operands are rounded copies. `benchmarks/memory.py` compares the plan with traces.
+HIDDEN = {(4, 4): 40, (4, 2): 32, (2, 2): 22}
 GUESSED_PROMPT = 256  # tokens
 GUESSED_UTILIZATION = 0.3  # where vLLM shares the trainer's device and the model's sizes are not known
 CONTEXT = 1.5 * 2**30  # bytes of a GPU that no tensor has: CUDA's context and kernels, a sleeping vLLM's graphs
@@ -161,7 +165,9 @@ def _held_by_trainer(
     on_gpu, n = placement.trainer.startswith("cuda"), float(shape["parameters"])
     width = 4 if config.param_dtype == "float32" else 2
     compute = compute_dtype(config, placement.trainer).itemsize
-    layer = (10 * shape["hidden"] + 4 * shape["intermediate"]) * compute  # bytes that it keeps of a token
+    layer = (
+        HIDDEN[width, compute] * shape["hidden"] + 4 * shape["intermediate"] * compute
+    )  # bytes that it keeps of a token
     layers = shape["layers"] * layer
     if config.gradient_checkpointing:
         layers = shape["layers"] * shape["hidden"] * width + layer
@@ -255,8 +261,19 @@ def options_that_fit(
         except RlvrError:
             continue
         if plan.fits:
-            return " ".join(options)
+            host = f" ({_size(sum(plan.host.values()))} on the host)" if "--offload-optimizer" in options else ""
+            return " ".join(options) + host
     return None
+
+
+# What makes weights and optimizer state take less of the device, that which costs least first. Another policy, such as an
+# adapter, would be one more row.
+_STATES: tuple[dict[str, Any], ...] = (
+    {"param_dtype": "bfloat16", "optimizer": "adamw_kahan", "offload_optimizer": False},
+    {"param_dtype": "bfloat16", "optimizer": "adamw_8bit", "offload_optimizer": False},
+    {"optimizer": "adamw", "offload_optimizer": True},
+    {"param_dtype": "bfloat16", "optimizer": "adamw", "offload_optimizer": True},
+)
 
 
 def _smaller(config: TrainingConfig, rows: int) -> Iterator[tuple[list[str], TrainingConfig, int]]:
@@ -264,19 +281,26 @@ def _smaller(config: TrainingConfig, rows: int) -> Iterator[tuple[list[str], Tra
     one_row = "--micro-batch-size 1"
     if isinstance(config, GrpoConfig):
         one_row = f"--gradient-accumulation-steps {config.train_batch_size}"
-    for halve, recompute, cut in product((False, True), repeat=3):
-        if (
-            halve > (config.param_dtype == "float32")
-            or (recompute and config.gradient_checkpointing)
-            or (cut and rows == 1)
-        ):
+    states: list[tuple[list[str], TrainingConfig]] = [([], config)]
+    for changes in _STATES:
+        if "param_dtype" in changes and config.compute_dtype == "float32":
             continue
-        changes: dict[str, Any] = {"param_dtype": "bfloat16", "optimizer": "adamw_kahan"} if halve else {}
-        if recompute:
-            changes["gradient_checkpointing"] = True
-        options = ["--param-dtype bfloat16 --optimizer adamw_kahan"] * halve
-        options += ["--gradient-checkpointing"] * recompute + [one_row] * cut
-        yield options, replace(config, **changes), 1 if cut else rows
+        smaller = replace(config, **changes)
+        if _bytes_of(smaller) < _bytes_of(config):
+            new = {name: value for name, value in changes.items() if value != getattr(config, name)}
+            states.append(([flag(n) if value is True else f"{flag(n)} {value}" for n, value in new.items()], smaller))
+    for (options, changed), recompute, cut in product(states, (False, True), (False, True)):
+        if (recompute and config.gradient_checkpointing) or (cut and rows == 1):
+            continue
+        smaller = replace(changed, gradient_checkpointing=True) if recompute else changed
+        options = options + ["--gradient-checkpointing"] * recompute + [one_row] * cut
+        yield options, smaller, 1 if cut else rows
+
+
+def _bytes_of(config: TrainingConfig) -> float:
+    """Bytes of a weight on the device, of its bfloat16 copy, and of the optimizer's state."""
+    width = 4 if config.param_dtype == "float32" else 2
+    return width + (2 if width == 4 else 0) + (0 if config.offload_optimizer else _state_bytes(config.optimizer, width))
 
 
 def check_memory(
@@ -297,6 +321,14 @@ def check_memory(
             advice,
         )
     return f"updates are estimated to need more memory than the {_size(plan.capacity)} of their device. {advice}"
+
+
+def host_note(plan: MemoryPlan, memory: float) -> str:
+    """Return a note if the host, with so many bytes of memory, holds too little for the optimizer; else, the empty string."""
+    needed = sum(plan.host.values())
+    if needed <= memory:
+        return ""
+    return f"--offload-optimizer needs {_size(needed)} of the host's memory, and this one has {_size(memory)}"
 
 
 def memory_lines(plan: MemoryPlan, placement: Placement, *, engine: str) -> dict[str, str]:

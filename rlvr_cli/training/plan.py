@@ -1,6 +1,7 @@
 """What a training command will do: batches, the objective as a formula, memory."""
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlvr_cli.models.identity import model_path, model_shape
 from rlvr_cli.rollouts.inputs import chat_line
 from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.policy_gradient import Loss
-from rlvr_cli.training.memory import check_memory, compute_dtype, gpus_line, memory_lines
+from rlvr_cli.training.memory import check_memory, compute_dtype, gpus_line, host_note, memory_lines
 from rlvr_cli.training.placement import placement_line
 from rlvr_cli.training.session import Inputs
 from rlvr_cli.types import SamplingParams
@@ -43,8 +44,10 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs,
         more["micro-batches"] = f"up to {tokens:,} tokens"
     for name, value in {**lines, **more}.items():
         console.say(f"{name:<14} {value}")
-    if note := check_memory(inputs.memory, config, shape, engine=engine, rows=rows):
-        console.say(f"note: {note}")
+    of_host = host_note(inputs.memory, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for note in (check_memory(inputs.memory, config, shape, engine=engine, rows=rows), of_host):
+        if note:
+            console.say(f"note: {note}")
 
 
 def sft_plan(
