@@ -38,7 +38,8 @@ class Before(Exception):
 def traced(config: GrpoConfig, size: str, *, rows: int, layers: int | None = None, capacity: float = 2**60) -> Traced:
     """Trace an update of Qwen2.5 on two micro-batches of so many rows, all of the longest, after a first update.
 
-    All that the package does on the device is done, but for floating-point numbers, which are not computed. `rows` count if the config counts no tokens.
+    All that the package does on the device is done, but for floating-point numbers, which are not computed.
+    `rows` count if the config counts no tokens.
     """
     if config.optimizer == "adamw_8bit":
         import_bitsandbytes()
