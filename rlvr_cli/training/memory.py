@@ -109,7 +109,7 @@ def memory_plan(
     plan = MemoryPlan(
         updating,
         sampling,
-        _held_by_host(config, shape),
+        _held_by_host(config, shape, trainers=len(placement.trainers)),
         capacity=capacity,
         utilization=asked or UTILIZATION,
         micro_batch_tokens=tokens,
@@ -204,11 +204,12 @@ def _state_bytes(optimizer: OptimizerKind, width: int) -> float:
             return 2 + 2 * 4 / 256 + (2 if width == 2 else 0)
 
 
-def _held_by_host(config: TrainingConfig, shape: Mapping[str, int]) -> dict[str, float]:
+def _held_by_host(config: TrainingConfig, shape: Mapping[str, int], *, trainers: int) -> dict[str, float]:
+    """Return what the optimizers of so many trainers hold in the memory of this machine's host."""
     if not config.offload_optimizer:
         return {}
-    weights = {"float32 weights": 4.0 * shape["parameters"]} if config.param_dtype == "bfloat16" else {}
-    return weights | {"optimizer state": 8.0 * shape["parameters"]}
+    n = float(trainers * shape["parameters"])
+    return ({"float32 weights": 4 * n} if config.param_dtype == "bfloat16" else {}) | {"optimizer state": 8 * n}
 
 
 def _divided(

@@ -34,7 +34,7 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs,
     engine, shape = inputs.engine.name, model_shape(model_path(config.model))
     computes = dtype_name(compute_dtype(config, inputs.placement.trainer))
     more = {
-        "precision": f"{config.param_dtype} weights and optimizer state; computes in {computes}",
+        "precision": f"{_precision(config)}; computes in {computes}",
         "devices": placement_line(inputs.placement, engine=engine),
     }
     more |= memory_lines(inputs.memory, inputs.placement, engine=engine)
@@ -192,6 +192,15 @@ def grpo_objective(config: GrpoConfig, loss: Loss) -> str:
     if config.length_normalization == "token_mean" and not loss.per_row:
         terms.append("T the response tokens of the update")
     return f"{sign}{f'(1/{size}) sum_i' if loss.per_row else scale} {term};  {', '.join(terms)}"
+
+
+def _precision(config: TrainingConfig) -> str:
+    weights = f"{config.param_dtype} weights"
+    if config.offload_optimizer:
+        return (
+            f"{weights}, on the host float32 {'moments' if config.param_dtype == 'float32' else 'weights and moments'}"
+        )
+    return f"{weights}, moments of 8 bits" if config.optimizer == "adamw_8bit" else f"{weights} and optimizer state"
 
 
 def _chat(config: TrainingConfig, facts: Mapping[str, Any]) -> dict[str, str]:

@@ -203,6 +203,11 @@ def test_what_the_host_holds_is_not_on_the_device():
     assert plan_of(replace(config, param_dtype="float32"), QWEN_7B, GIB, engine="transformers").host == {
         "optimizer state": 8 * n
     }
+    three = place(
+        "auto", engine="transformers", in_process=True, cuda_devices=["cuda:0", "cuda:1", "cuda:2"], trainers=3
+    )
+    of_three = memory_plan(config, QWEN_7B, three, engine="transformers", rows=2, capacities={"cuda:0": 79.2 * GIB})
+    assert of_three.host == {name: 3 * size for name, size in plan.host.items()}
     placement = place("auto", engine="transformers", in_process=True, cuda_devices=["cuda:0"])
     lines = memory_lines(plan, placement, engine="transformers")
     assert lines["on the host"] == "about 85.1 GiB: optimizer state 56.7 GiB, float32 weights 28.4 GiB"
