@@ -168,9 +168,13 @@ def _held_by_trainer(
     layer = (
         HIDDEN[width, compute] * shape["hidden"] + 4 * shape["intermediate"] * compute
     )  # bytes that it keeps of a token
-    layers = shape["layers"] * layer
-    if config.gradient_checkpointing:
-        layers = shape["layers"] * shape["hidden"] * width + layer
+    logits = 4.0 * min(HEAD_LOGITS, tokens * shape["vocabulary"])
+    activations = float(tokens * shape["layers"] * layer)
+    if (
+        config.gradient_checkpointing
+    ):  # the layers are computed again, one at a time, when the logits are no longer needed
+        inputs = tokens * shape["layers"] * shape["hidden"] * width
+        activations = inputs + max(tokens * layer - logits, 0.0)
     held = {"weights": n * width}
     if not config.offload_optimizer:
         held["optimizer state"] = n * _state_bytes(config.optimizer, width)
@@ -183,8 +187,8 @@ def _held_by_trainer(
     copies = {_COPIES: n * compute} if compute < width else {}
     updating = held | copies | {
         "gradients": 4 * n + (shape["vocabulary"] * shape["hidden"] * 2 if width == 2 else 0),  # sums, in float32, and one tensor
-        "activations of a micro-batch": float(tokens * layers),
-        "logits": 4.0 * min(HEAD_LOGITS, tokens * shape["vocabulary"]),
+        "activations of a micro-batch": activations,
+        "logits": logits,
     }  # fmt: skip
     if engine_kind(engine).share is None or config.async_steps:
         return updating, held
