@@ -186,7 +186,7 @@ def _held_by_trainer(
         held["the sampling process's weights, and the snapshot it samples from"] = 2 * n * width
     copies = {_COPIES: n * compute} if compute < width else {}
     updating = held | copies | {
-        "gradients": 4 * n + (shape["vocabulary"] * shape["hidden"] * 2 if width == 2 else 0),  # sums, in float32, and one tensor
+        "gradients": 4 * n + shape["vocabulary"] * shape["hidden"] * width,  # sums in float32, and the head's before it is added
         "activations of a micro-batch": activations,
         "logits": logits,
     }  # fmt: skip
