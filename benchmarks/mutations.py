@@ -360,6 +360,11 @@ MATHEMATICS = [
         ("the state on the host is moved to the device", "tensor.to(slots[name].device, non", "tensor.to(parameter.device, non", "tests/training/test_offload.py -k on_a_cuda_device", "offload_optimizer"),
     ),
     *mutations_of(
+        "training/memory.py",
+        ("8-bit moments are planned as AdamW's", "return 2 + 2 * 4 / 256 +", "return 8 +", "tests/training/test_memory.py -k terms_by_hand", "optimizer"),
+        ("what is on the host is planned on the device", "if not config.offload_optimizer:\n        held", "if True:\n        held", "tests/training/test_memory.py -k not_on_the_device", "offload_optimizer"),
+    ),
+    *mutations_of(
         "training/adamw_8bit.py",
         ("steps that bfloat16 rounds away are lost", "lost.copy_(wide.sub_(weight))", "pass", "tests/training/test_adamw_8bit.py -k no_small_step", "optimizer"),
         ("moments of 32 bits always", "small = count < SMALLEST", "small = True", "tests/training/test_adamw_8bit.py -k bitsandbytes", "optimizer"),

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from fake_cuda import FakeCuda, fake_cuda
+from fake_cuda import FakeCuda, fake_cuda, freeing_as_it_goes
 from rlvr_cli.models.prefixes import gather
 
 
@@ -121,6 +121,50 @@ def test_gradients_are_autograds(cuda, autocast):
 
     for ours, expected in zip(loss("cuda"), loss("cpu"), strict=True):
         torch.testing.assert_close(ours, expected, rtol=2e-2 if autocast else 1e-5, atol=1e-3 if autocast else 1e-5)
+
+
+def test_hooks_see_each_gradient_when_it_has_been_added(cuda):
+    weight = torch.ones(3, device="cuda", requires_grad=True)
+    seen = []
+    weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.tolist()))
+    for _ in range(2):
+        (weight * 2 + weight).sum().backward()
+    assert seen == [[3.0] * 3, [6.0] * 3]
+
+
+def test_bytes_are_counted_while_a_tensor_has_them():
+    with fake_cuda(compute=False) as cuda:
+        x = torch.empty(1000, device="cuda")
+        view = x[:10]
+        assert (cuda.allocated, cuda.peak) == (4000, 4000)
+        y = x.to(torch.bfloat16)
+        assert (cuda.allocated, cuda.peak) == (6000, 6000)
+        x.add_(1)
+        del x, y
+        assert (cuda.allocated, cuda.peak) == (4000, 6000)
+        del view
+        cuda.forget()
+        assert (cuda.allocated, cuda.peak) == (0, 0)
+
+
+def test_a_backward_pass_frees_what_was_saved_as_it_goes():
+    """Each of ten layers keeps its output for its backward pass, which makes a tensor of that size and no parameter's."""
+    peaks = []
+    for free in (nullcontext, freeing_as_it_goes):
+        with fake_cuda(compute=False) as cuda, free():
+            x = torch.empty(1000, device="cuda", requires_grad=True)
+            y = x
+            for _ in range(10):
+                y = y.exp()
+            total = y.sum()
+            del y
+            kept = cuda.allocated
+            assert kept == (10 + 1) * 4000 + 4
+            cuda.forget()
+            total.backward()
+            peaks.append(cuda.peak - kept)
+            assert cuda.allocated == (kept if free is nullcontext else 4000 + 4) + 4000
+    assert peaks[1] < peaks[0]
 
 
 def test_the_process_is_left_as_it_was():

@@ -22,6 +22,9 @@ from rlvr_cli.training.placement import Placement, place
 
 # The most logits held at once on a GPU (models/log_probs.py): three chunks, and those kept.
 HEAD_LOGITS = 3 * 2**26 + 5 * 2**24
+# Bytes that a layer keeps of each number of a token's hidden state, by the bytes of a weight and of an operand: norms work in
+# float32, and operands are rounded copies. `benchmarks/memory.py` compares the plan with traces.
+HIDDEN = {(4, 4): 40, (4, 2): 32, (2, 2): 22}
 GUESSED_PROMPT = 256  # tokens
 GUESSED_UTILIZATION = 0.3  # where vLLM shares the trainer's device and the model's sizes are not known
 CONTEXT = 1.5 * 2**30  # bytes of a GPU that no tensor has: CUDA's context and kernels, a sleeping vLLM's graphs
@@ -107,7 +110,7 @@ def memory_plan(
     plan = MemoryPlan(
         updating,
         sampling,
-        _held_by_host(config, shape),
+        _held_by_host(config, shape, trainers=len(placement.trainers)),
         capacity=capacity,
         utilization=asked or UTILIZATION,
         micro_batch_tokens=tokens,
@@ -171,11 +174,13 @@ def _held_by_trainer(
     on_gpu, n = placement.trainer.startswith("cuda"), float(shape["parameters"])
     width = 4 if config.param_dtype == "float32" else 2
     compute = compute_dtype(config, placement.trainer).itemsize
-    layer = (10 * shape["hidden"] + 4 * shape["intermediate"]) * compute  # bytes that it keeps of a token
-    layer += 7 * config.lora_rank * compute  # what the adapter keeps, between its two matrices
-    layers = shape["layers"] * layer
-    if config.gradient_checkpointing:
-        layers = shape["layers"] * shape["hidden"] * width + layer
+    # bytes that a layer keeps of a token; what an adapter keeps is between its two matrices
+    layer = HIDDEN[width, compute] * shape["hidden"] + (4 * shape["intermediate"] + 7 * config.lora_rank) * compute
+    logits = 4.0 * min(HEAD_LOGITS, tokens * shape["vocabulary"])
+    activations = float(tokens * shape["layers"] * layer)
+    if config.gradient_checkpointing:  # a layer at a time is computed again, when the logits are no longer needed
+        inputs = tokens * shape["layers"] * shape["hidden"] * width
+        activations = inputs + max(tokens * layer - logits, 0.0)
     held = {"weights": n * width}
     trained, trained_width = n, width
     if config.lora_rank:
@@ -192,10 +197,10 @@ def _held_by_trainer(
         held["the sampling process's weights, and the snapshot it samples from"] = copies_of_all * n * width
     copies = {_COPIES: n * compute} if compute < width else {}
     updating = held | copies | {
-        # Sums, in float32, and one tensor of those of bfloat16 weights.
-        "gradients": 4 * trained + (shape["vocabulary"] * shape["hidden"] * 2 if trained_width == 2 else 0),
-        "activations of a micro-batch": float(tokens * layers),
-        "logits": 4.0 * min(HEAD_LOGITS, tokens * shape["vocabulary"]),
+        # sums in float32, and the head's before it is added
+        "gradients": 4 * trained + (0 if config.lora_rank else shape["vocabulary"] * shape["hidden"] * width),
+        "activations of a micro-batch": activations,
+        "logits": logits,
     }  # fmt: skip
     if engine_kind(engine).share is None or config.async_steps:
         return updating, held
@@ -215,13 +220,14 @@ def _state_bytes(optimizer: OptimizerKind, width: int) -> float:
             return 2 + 2 * 4 / 256 + (2 if width == 2 else 0)
 
 
-def _held_by_host(config: TrainingConfig, shape: Mapping[str, int]) -> dict[str, float]:
+def _held_by_host(config: TrainingConfig, shape: Mapping[str, int], *, trainers: int) -> dict[str, float]:
+    """Return what the optimizers of so many trainers hold in the memory of this machine's host."""
     if not config.offload_optimizer:
         return {}
     if config.lora_rank:
-        return {"optimizer state": 8.0 * adapter_parameters(shape, config.lora_rank)}
-    weights = {"float32 weights": 4.0 * shape["parameters"]} if config.param_dtype == "bfloat16" else {}
-    return weights | {"optimizer state": 8.0 * shape["parameters"]}
+        return {"optimizer state": 8.0 * trainers * adapter_parameters(shape, config.lora_rank)}
+    n = float(trainers * shape["parameters"])
+    return ({"float32 weights": 4 * n} if config.param_dtype == "bfloat16" else {}) | {"optimizer state": 8 * n}
 
 
 def _divided(
@@ -274,8 +280,21 @@ def options_that_fit(
         except RlvrError:
             continue
         if plan.fits:
-            return " ".join(options)
+            host = f" ({_size(sum(plan.host.values()))} on the host)" if "--offload-optimizer" in options else ""
+            return " ".join(options) + host
     return None
+
+
+# What makes weights and optimizer state take less of the device, that which costs least first.
+_STATES: tuple[dict[str, Any], ...] = (
+    {"param_dtype": "bfloat16", "optimizer": "adamw_kahan", "offload_optimizer": False},
+    {"param_dtype": "bfloat16", "optimizer": "adamw_8bit", "offload_optimizer": False},
+    {"optimizer": "adamw", "offload_optimizer": True},
+    {"param_dtype": "bfloat16", "optimizer": "adamw", "offload_optimizer": True},
+)
+
+
+_ADAPTED_STATES: tuple[dict[str, Any], ...] = ({"param_dtype": "bfloat16"},)  # the state of an adapter is small
 
 
 def _smaller(config: TrainingConfig, rows: int) -> Iterator[tuple[list[str], TrainingConfig, int]]:
@@ -283,20 +302,30 @@ def _smaller(config: TrainingConfig, rows: int) -> Iterator[tuple[list[str], Tra
     one_row = "--micro-batch-size 1"
     if isinstance(config, GrpoConfig):
         one_row = f"--gradient-accumulation-steps {config.train_batch_size}"
-    for halve, recompute, cut in product((False, True), repeat=3):
-        if (
-            halve > (config.param_dtype == "float32")
-            or (recompute and config.gradient_checkpointing)
-            or (cut and rows == 1)
-        ):
+    states: list[tuple[list[str], TrainingConfig]] = [([], config)]
+    for changes in _ADAPTED_STATES if config.lora_rank else _STATES:
+        if "param_dtype" in changes and config.compute_dtype == "float32":
             continue
-        halved = {"param_dtype": "bfloat16"} | ({} if config.lora_rank else {"optimizer": "adamw_kahan"})
-        changes: dict[str, Any] = {**halved} if halve else {}
-        options = [" ".join(f"{flag(name)} {value}" for name, value in changes.items())] * halve
-        if recompute:
-            changes["gradient_checkpointing"] = True
-        options += ["--gradient-checkpointing"] * recompute + [one_row] * cut
-        yield options, replace(config, **changes), 1 if cut else rows
+        smaller = replace(config, **changes)
+        if _bytes_of(smaller) < _bytes_of(config):
+            new = {name: value for name, value in changes.items() if value != getattr(config, name)}
+            states.append(([flag(n) if value is True else f"{flag(n)} {value}" for n, value in new.items()], smaller))
+    for (options, changed), recompute, cut in product(states, (False, True), (False, True)):
+        if (recompute and config.gradient_checkpointing) or (cut and rows == 1):
+            continue
+        smaller = replace(changed, gradient_checkpointing=True) if recompute else changed
+        options = options + ["--gradient-checkpointing"] * recompute + [one_row] * cut
+        yield options, smaller, 1 if cut else rows
+
+
+def _bytes_of(config: TrainingConfig) -> float:
+    """Bytes of a weight on the device, of its bfloat16 copy, and of the optimizer's state."""
+    width = 4 if config.param_dtype == "float32" else 2
+    return (
+        width
+        + (2 if width == 4 else 0)
+        + (0 if config.offload_optimizer or config.lora_rank else _state_bytes(config.optimizer, width))
+    )
 
 
 def check_memory(
@@ -317,6 +346,14 @@ def check_memory(
             advice,
         )
     return f"updates are estimated to need more memory than the {_size(plan.capacity)} of their device. {advice}"
+
+
+def host_note(plan: MemoryPlan, memory: float) -> str:
+    """Return a note if the host, with so many bytes of memory, holds too little for the optimizer; else, the empty string."""
+    needed = sum(plan.host.values())
+    if needed <= memory:
+        return ""
+    return f"--offload-optimizer needs {_size(needed)} of the host's memory, and this one has {_size(memory)}"
 
 
 def memory_lines(plan: MemoryPlan, placement: Placement, *, engine: str) -> dict[str, str]:

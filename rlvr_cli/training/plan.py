@@ -1,6 +1,7 @@
 """What a training command will do: batches, the objective as a formula, memory."""
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlvr_cli.models.identity import model_path, model_shape
 from rlvr_cli.rollouts.inputs import chat_line
 from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.policy_gradient import Loss
-from rlvr_cli.training.memory import adapter_parameters, check_memory, compute_dtype, gpus_line, memory_lines
+from rlvr_cli.training.memory import adapter_parameters, check_memory, compute_dtype, gpus_line, host_note, memory_lines
 from rlvr_cli.training.placement import placement_line
 from rlvr_cli.training.session import Inputs
 from rlvr_cli.types import SamplingParams
@@ -32,12 +33,10 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs,
     """
     engine, shape = inputs.engine.name, model_shape(model_path(config.model))
     computes = dtype_name(compute_dtype(config, inputs.placement.trainer))
-    stored = f"{config.param_dtype} weights"
-    stored += ", float32 adapter and optimizer state" if config.lora_rank else " and optimizer state"
     if config.lora_rank:
         lines = {**lines, "adapter": adapter_line(config, shape)}
     more = {
-        "precision": f"{stored}; computes in {computes}",
+        "precision": f"{_precision(config)}; computes in {computes}",
         "devices": placement_line(inputs.placement, engine=engine),
     }
     more |= memory_lines(inputs.memory, inputs.placement, engine=engine)
@@ -47,8 +46,10 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs,
         more["micro-batches"] = f"up to {tokens:,} tokens"
     for name, value in {**lines, **more}.items():
         console.say(f"{name:<14} {value}")
-    if note := check_memory(inputs.memory, config, shape, engine=engine, rows=rows):
-        console.say(f"note: {note}")
+    of_host = host_note(inputs.memory, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for note in (check_memory(inputs.memory, config, shape, engine=engine, rows=rows), of_host):
+        if note:
+            console.say(f"note: {note}")
 
 
 def adapter_line(config: TrainingConfig, shape: Mapping[str, int] | None) -> str:
@@ -206,6 +207,15 @@ def grpo_objective(config: GrpoConfig, loss: Loss) -> str:
     if config.length_normalization == "token_mean" and not loss.per_row:
         terms.append("T the response tokens of the update")
     return f"{sign}{f'(1/{size}) sum_i' if loss.per_row else scale} {term};  {', '.join(terms)}"
+
+
+def _precision(config: TrainingConfig) -> str:
+    weights = f"{config.param_dtype} weights" + (", float32 adapter" if config.lora_rank else "")
+    if config.offload_optimizer:
+        return (
+            f"{weights}, on the host float32 {'moments' if config.param_dtype == 'float32' else 'weights and moments'}"
+        )
+    return f"{weights}, moments of 8 bits" if config.optimizer == "adamw_8bit" else f"{weights} and optimizer state"
 
 
 def _chat(config: TrainingConfig, facts: Mapping[str, Any]) -> dict[str, str]:

@@ -470,6 +470,12 @@ def test_a_dry_run_says_the_objective_and_does_nothing(tmp_path, capsys, loss_ty
         ({}, "float32 weights and optimizer state; computes in float32"),
         ({"compute_dtype": "bfloat16"}, "float32 weights and optimizer state; computes in bfloat16"),
         ({"param_dtype": "bfloat16"}, "bfloat16 weights and optimizer state; computes in bfloat16"),
+        ({"optimizer": "adamw_8bit"}, "float32 weights, moments of 8 bits; computes in float32"),
+        ({"offload_optimizer": True}, "float32 weights, on the host float32 moments; computes in float32"),
+        (
+            {"param_dtype": "bfloat16", "offload_optimizer": True},
+            "bfloat16 weights, on the host float32 weights and moments; computes in bfloat16",
+        ),
     ],
 )
 def test_a_dry_run_says_the_precision(tmp_path, capsys, given, precision):
@@ -488,6 +494,15 @@ def notes_of(capsys, tmp_path, **given):
     """The notes of a dry run."""
     grpo.run(GrpoConfig(**given, runs_dir=str(tmp_path / "runs"), dry_run=True))
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("note:")]
+
+
+@pytest.mark.parametrize(
+    ("given", "noted"),
+    [({}, True), ({"optimizer": "adamw_kahan"}, False), ({"optimizer": "adamw_8bit"}, False), ({"offload_optimizer": True}, False)],
+)  # fmt: skip
+def test_the_plan_notes_steps_that_bfloat16_rounds_away(tmp_path, capsys, given, noted):
+    said = notes_of(capsys, tmp_path, param_dtype="bfloat16", **given)
+    assert any("rounded away" in note for note in said) is noted
 
 
 @pytest.mark.parametrize("loss_type", LOSSES)

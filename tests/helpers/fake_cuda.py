@@ -14,6 +14,7 @@ import ctypes
 import itertools
 import math
 import sys
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -188,6 +189,7 @@ class FakeCuda(TorchDispatchMode):
         astray: kernels on a device that is not the current one, by that function.
         captured, replayed: graphs, by device.
         before_kernel: called with the name of each kernel; it may raise what a device would.
+        allocated, peak: bytes of the tensors that are on a device, now and at most.
     """
 
     def __init__(self, *, compute: bool, count: int) -> None:
@@ -201,10 +203,13 @@ class FakeCuda(TorchDispatchMode):
         self.captured: Counter[str] = Counter()
         self.replayed: Counter[str] = Counter()
         self.pinned: dict[int, torch.Tensor] = {}  # by the address of their memory
+        self.allocated = self.peak = 0
+        self.storages: dict[int, int] = {}  # bytes, by the storage's address
         self.forget()
 
     def forget(self) -> None:
         """Begin to count anew."""
+        self.peak = self.allocated
         self.kernels: Counter[str] = Counter()
         self.work: list[Work] = []
         self.replayed_work: list[Work] = []
@@ -361,7 +366,20 @@ class FakeCuda(TorchDispatchMode):
         if not self.compute and value.is_floating_point():
             value = _shape_of(value)
         self.shapes.add(value.shape)
+        self._hold(value.untyped_storage())
         return CudaTensor(value, device)
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        """Count the bytes of a storage until no tensor has it any more."""
+        place, size = storage._cdata, storage.nbytes()
+        if place not in self.storages:
+            self.storages[place] = size
+            self.allocated += size
+            self.peak = max(self.peak, self.allocated)
+            weakref.finalize(storage, self._release, place)
+
+    def _release(self, place: int) -> None:
+        self.allocated -= self.storages.pop(place)
 
     def attention(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
@@ -445,6 +463,18 @@ def _wide_product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch
     return a.to(dtype) @ b.to(dtype)
 
 
+def _accumulate(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    """Add a gradient to that of a parameter, or let it be that of the parameter; and call the hooks."""
+    if gradient is None:
+        return
+    if parameter.grad is None:
+        parameter.grad = gradient.contiguous()
+    else:
+        parameter.grad.add_(gradient)
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        hook(parameter)
+
+
 @torch.no_grad()
 def _backward(root: torch.Tensor) -> None:
     """Do what autograd's engine does from a scalar: it has no thread for a device that is not there."""
@@ -461,6 +491,9 @@ def _backward(root: torch.Tensor) -> None:
     while ready:
         node = ready.pop()
         edges = node.next_functions
+        if hasattr(node, "variable"):
+            _accumulate(node.variable, *gradients.pop(node))
+            continue
         written_in_python = isinstance(node, torch.autograd.function.BackwardCFunction)
         results = (node.apply if written_in_python else node)(*gradients.pop(node))
         results = results if isinstance(results, tuple) else (results,)
@@ -478,6 +511,18 @@ def _backward(root: torch.Tensor) -> None:
             missing[target] -= 1
             if not missing[target]:
                 ready.append(target)
+        del results, gradient  # the engine keeps none
+
+
+@contextmanager
+def freeing_as_it_goes() -> Iterator[None]:
+    """Within the block, a backward pass lets go of what was saved for a node when it has computed that node, as the engine does."""
+
+    def unpack(saved: list[torch.Tensor]) -> torch.Tensor:
+        return saved.pop()
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: [tensor], unpack):
+        yield
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The memory plan: terms by hand, a device that trainer and vLLM share, and what makes a run fit."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,14 +14,18 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.training.memory import (
     CONTEXT,
     GPUS,
+    GUESSED_PROMPT,
     WORKSPACE,
     check_memory,
     gpus_line,
+    host_note,
     memory_lines,
     memory_plan,
     options_that_fit,
 )
 from rlvr_cli.training.placement import place
+from shapes import SIZES, qwen, shape_of
+from traced import traced
 
 GIB = 2**30
 QWEN_05B = {
@@ -42,7 +47,7 @@ def plan_of(config, shape, *capacities, engine="vllm", rows=2):
 
 def test_the_sampler_keeps_its_workspace_where_there_is_room():
     large, small, none = (
-        plan_of(GrpoConfig(), QWEN_15B, *of, engine="transformers") for of in ([80 * GIB], [36 * GIB], [])
+        plan_of(GrpoConfig(), QWEN_15B, *of, engine="transformers") for of in ([80 * GIB], [38 * GIB], [])
     )
     assert (large.keeps_workspace, small.keeps_workspace, none.keeps_workspace) == (True, False, False)
     assert small.fits, "it is given back instead"
@@ -94,7 +99,7 @@ def test_terms_by_hand():
     plan = plan_of(config, shape, engine="transformers", rows=3)
     assert plan.updating == {
         "weights": 4000,
-        "gradients": 4000,
+        "gradients": 4000 + 4 * 32 * 8,
         "optimizer state": 8000,
         "reference model": 4000,
         "activations of a micro-batch": 3 * 300 * 2 * (80 + 64) * 4,
@@ -105,17 +110,25 @@ def test_terms_by_hand():
     }  # fmt: skip
     assert plan.fits
     on_gpu = plan_of(config, shape, GIB * 80, engine="transformers", rows=3)
-    halved = {"activations of a micro-batch": 3 * 300 * 2 * (80 + 64) * 2}
+    halved = {"activations of a micro-batch": 3 * 300 * 2 * (32 * 8 + 4 * 16 * 2)}
     assert on_gpu.updating == {
         **plan.updating, **halved, "CUDA": CONTEXT, "bfloat16 copy of the weights": 2000,
         "what the sampler keeps": 2000 + 256 * 300 * 2 * 2 * 4 * 2,
     }  # fmt: skip
     again = plan_of(replace(config, gradient_checkpointing=True), shape, GIB * 80, engine="transformers", rows=3)
-    assert again.updating["activations of a micro-batch"] == 3 * 300 * (2 * 8 * 4 + (80 + 64) * 2)
+    assert again.updating["activations of a micro-batch"] == 3 * 300 * (2 * 8 * 4 + (32 * 8 + 4 * 16 * 2) - 4 * 32), (
+        "of one layer what is more than the logits, which it takes the place of"
+    )
     kahan = plan_of(GrpoConfig(param_dtype="bfloat16", optimizer="adamw_kahan"), shape, engine="transformers")
     assert kahan.updating["optimizer state"] == 3 * 2000
     half = plan_of(GrpoConfig(param_dtype="bfloat16"), shape, GIB * 80, engine="transformers")
     assert (half.updating["weights"], half.updating["optimizer state"]) == (2000, 4000)
+    assert half.updating["gradients"] == 4000 + 2 * 32 * 8, "sums in float32, and the largest tensor"
+    row = GUESSED_PROMPT + GrpoConfig().sampling_max_tokens
+    assert half.updating["activations of a micro-batch"] == 2 * row * 2 * (22 * 8 + 4 * 16 * 2)
+    for options, per_parameter in (({}, 2 + 1 / 32), ({"param_dtype": "bfloat16"}, 4 + 1 / 32)):
+        small = plan_of(GrpoConfig(optimizer="adamw_8bit", **options), shape, engine="transformers")
+        assert small.updating["optimizer state"] == 1000 * per_parameter
     assert "bfloat16 copy of the weights" not in half.updating
 
 
@@ -175,17 +188,19 @@ def test_without_the_sizes_vllm_takes_little_beside_the_trainer():
 def test_a_run_that_cannot_fit_is_refused_and_one_that_will_hardly_fit_is_noted():
     config, gpu = GrpoConfig(), 79.2 * GIB
     plan = plan_of(config, QWEN_7B, gpu, engine="transformers")
-    with pytest.raises(RlvrError, match=r"take 113\.5 GiB, and the device has 79\.2 GiB") as caught:
+    with pytest.raises(RlvrError, match=r"take 115\.5 GiB, and the device has 79\.2 GiB") as caught:
         check_memory(plan, config, QWEN_7B, engine="transformers", rows=2)
-    assert caught.value.hint == "Use a larger GPU, or a smaller model."
+    assert caught.value.hint == (
+        "It should fit with --param-dtype bfloat16 --optimizer adamw_8bit --gradient-checkpointing."
+    )
     large = plan_of(config, QWEN_7B, 110 * GIB, engine="transformers")
-    with pytest.raises(RlvrError, match=r"take 113\.5 GiB, and the device has 110\.0 GiB") as caught:
+    with pytest.raises(RlvrError, match=r"take 115\.5 GiB, and the device has 110\.0 GiB") as caught:
         check_memory(large, config, QWEN_7B, engine="transformers", rows=2)
     assert caught.value.hint == ("It should fit with --param-dtype bfloat16 --optimizer adamw_kahan.")
-    tight = plan_of(config, QWEN_15B, 32 * GIB, engine="transformers")
+    tight = plan_of(config, QWEN_15B, 34 * GIB, engine="transformers")
     note = check_memory(tight, config, QWEN_15B, engine="transformers", rows=2)
     assert note == (
-        "updates are estimated to need more memory than the 32.0 GiB of their device. "
+        "updates are estimated to need more memory than the 34.0 GiB of their device. "
         "It should fit with --gradient-accumulation-steps 256."
     )
     assert check_memory(plan_of(config, QWEN_15B, gpu), config, QWEN_15B, engine="vllm", rows=2) == ""
@@ -219,6 +234,11 @@ def test_what_the_host_holds_is_not_on_the_device():
     assert plan_of(replace(config, param_dtype="float32"), QWEN_7B, GIB, engine="transformers").host == {
         "optimizer state": 8 * n
     }
+    three = place(
+        "auto", engine="transformers", in_process=True, cuda_devices=["cuda:0", "cuda:1", "cuda:2"], trainers=3
+    )
+    of_three = memory_plan(config, QWEN_7B, three, engine="transformers", rows=2, capacities={"cuda:0": 79.2 * GIB})
+    assert of_three.host == {name: 3 * size for name, size in plan.host.items()}
     placement = place("auto", engine="transformers", in_process=True, cuda_devices=["cuda:0"])
     lines = memory_lines(plan, placement, engine="transformers")
     assert lines["on the host"] == "about 85.1 GiB: optimizer state 56.7 GiB, float32 weights 28.4 GiB"
@@ -227,13 +247,107 @@ def test_what_the_host_holds_is_not_on_the_device():
     assert not beside.moves_state, "there is nothing to move while vLLM samples"
 
 
-def test_the_dry_run_says_which_gpus_fit():
-    assert gpus_line(GrpoConfig(), QWEN_15B, engine="vllm", rows=2) == (
-        "24 GB: with --param-dtype bfloat16 --optimizer adamw_kahan --gradient-accumulation-steps 256; 48 GB: fits; 80 GB: fits"
+DRY_RUNS = {
+    "0.5B": {24: "fits", 48: "fits", 80: "fits"},
+    "1.5B": {
+        24: "with --param-dtype bfloat16 --optimizer adamw_kahan --gradient-accumulation-steps 256",
+        48: "fits",
+        80: "fits",
+    },
+    "3B": {
+        24: "with --param-dtype bfloat16 --offload-optimizer --gradient-checkpointing (34.5 GiB on the host)",
+        48: "with --param-dtype bfloat16 --optimizer adamw_kahan --gradient-accumulation-steps 256",
+        80: "fits",
+    },
+    "7B": {
+        24: "too small",
+        48: "with --param-dtype bfloat16 --offload-optimizer --gradient-checkpointing (85.1 GiB on the host)",
+        80: "with --param-dtype bfloat16 --optimizer adamw_8bit --gradient-checkpointing",
+    },
+}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_dry_run_says_which_gpus_fit(size, engine):
+    line = gpus_line(GrpoConfig(), shape_of(qwen(size)), engine=engine, rows=2)
+    assert line == "; ".join(f"{name} GB: {said}" for name, said in DRY_RUNS[size].items())
+
+
+def test_what_was_chosen_already_is_not_advised():
+    for options, capacity, advised in (
+        ({"param_dtype": "bfloat16"}, 47.4, "--offload-optimizer --gradient-checkpointing (85.1 GiB on the host)"),
+        ({"param_dtype": "bfloat16", "optimizer": "adamw_kahan"}, 79.2, "--optimizer adamw_8bit --gradient-checkpointing"),
+        ({"param_dtype": "bfloat16", "optimizer": "adamw_8bit"}, 79.2, "--gradient-checkpointing"),
+        (
+            {"param_dtype": "bfloat16", "optimizer": "adamw_8bit"}, 47.4,
+            "--optimizer adamw --offload-optimizer --gradient-checkpointing (85.1 GiB on the host)",
+        ),
+        ({"offload_optimizer": True}, 79.2, "--gradient-checkpointing"),
+        ({"param_dtype": "bfloat16", "offload_optimizer": True}, 47.4, "--gradient-checkpointing"),
+        ({"compute_dtype": "float32"}, 79.2, "--offload-optimizer --gradient-accumulation-steps 256 (56.7 GiB on the host)"),
+    ):  # fmt: skip
+        config = GrpoConfig(**options)
+        assert options_that_fit(config, QWEN_7B, capacity * GIB, engine="transformers", rows=2) == advised, options
+
+
+def test_a_host_with_too_little_memory_is_noted():
+    config = GrpoConfig(param_dtype="bfloat16", offload_optimizer=True)
+    plan = plan_of(config, QWEN_7B, 79.2 * GIB, engine="transformers")
+    assert host_note(plan, 86 * GIB) == ""
+    assert (
+        host_note(plan, 64 * GIB)
+        == "--offload-optimizer needs 85.1 GiB of the host's memory, and this one has 64.0 GiB"
     )
-    assert gpus_line(GrpoConfig(), QWEN_7B, engine="transformers", rows=2) == (
-        "24 GB: too small; 48 GB: too small; 80 GB: too small"
+    assert host_note(plan_of(GrpoConfig(), QWEN_7B, GIB, engine="transformers"), 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "rows", "given"),
+    [
+        ("0.5B", None, 4, {}),
+        ("1.5B", 4, 2, {"gradient_checkpointing": True}),
+        ("1.5B", 4, 8, {"param_dtype": "bfloat16", "optimizer": "adamw_8bit"}),
+        ("7B", 2, 8, {"param_dtype": "bfloat16", "offload_optimizer": True, "gradient_checkpointing": True}),
+        ("1.5B", 4, 2, {"micro_batch_tokens": 8192}),
+    ],
+)
+def test_the_plan_of_an_update_is_near_the_peak_of_its_trace(size, layers, rows, given):
+    found = traced(GrpoConfig(**given), size, rows=rows, layers=layers)
+    assert found.ratio == pytest.approx(1, abs=0.15), found
+
+
+def test_a_trace_sees_what_the_plan_would_miss():
+    """An optimizer of another size, and activations that the config says are not kept."""
+    plain, kahan = (
+        traced(GrpoConfig(param_dtype="bfloat16", optimizer=kind), "0.5B", rows=1, layers=1)
+        for kind in ("adamw", "adamw_kahan")
     )
+    assert kahan.peak - plain.peak == pytest.approx(2 * shape_of(qwen("0.5B", layers=1))["parameters"], rel=0.01)
+    kept, again = (traced(GrpoConfig(gradient_checkpointing=on), "0.5B", rows=8, layers=3) for on in (False, True))
+    saved = kept.planned["activations of a micro-batch"] - again.planned["activations of a micro-batch"]
+    assert kept.peak - again.peak > 0.9 * saved
+
+
+MEMORY_OPTIONS = [
+    {"param_dtype": "float32"},
+    {"optimizer": "adamw_8bit"},
+    {"offload_optimizer": True},
+    {"param_dtype": "bfloat16"},
+    {"param_dtype": "bfloat16", "optimizer": "adamw_kahan"},
+    {"param_dtype": "bfloat16", "optimizer": "adamw_8bit"},
+    {"param_dtype": "bfloat16", "offload_optimizer": True},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("given", MEMORY_OPTIONS, ids=lambda given: "-".join(map(str, given.values())))
+@pytest.mark.parametrize("size", SIZES)
+def test_the_plan_of_each_choice_is_near_the_peak_of_its_trace(size, given, checkpointing):
+    for rows in (2, 8):
+        found = traced(GrpoConfig(**given, gradient_checkpointing=checkpointing), size, rows=rows)
+        assert found.ratio == pytest.approx(1, abs=0.15), (rows, found)
 
 
 def test_the_tokens_of_a_micro_batch_fill_the_device():
@@ -280,10 +394,12 @@ def test_advice_is_true(shape, capacity):
     """A run with the options that are named does fit."""
     options = options_that_fit(GrpoConfig(), shape, capacity, engine="vllm", rows=2)
     if options is not None:
-        dtype = "bfloat16" if "bfloat16" in options else "float32"
-        rows = 1 if "--gradient-accumulation-steps" in options else 2
-        optimizer = "adamw_kahan" if "adamw_kahan" in options else "adamw"
+        optimizer = re.search(r"--optimizer (\w+)", options)
         config = GrpoConfig(
-            param_dtype=dtype, optimizer=optimizer, gradient_checkpointing="--gradient-checkpointing" in options
+            param_dtype="bfloat16" if "bfloat16" in options else "float32",
+            optimizer=optimizer[1] if optimizer else "adamw",
+            offload_optimizer="--offload-optimizer" in options,
+            gradient_checkpointing="--gradient-checkpointing" in options,
         )
+        rows = 1 if "--gradient-accumulation-steps" in options else 2
         assert plan_of(config, shape, capacity, rows=rows).fits
