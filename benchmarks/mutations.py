@@ -254,7 +254,7 @@ WIRING = [
     *mutations_of(
         "samplers/open.py",
         ("settings of an engine are lost", "if hasattr(config, f.name)]", "if False]", EVALUATED, "eval.model"),
-        ("rows at once are chosen always", "policy, max_batch_size=settings.max_batch_size,", "policy, max_batch_size=None,", "tests/replay/test_wiring.py -k rows_at_once", "max_batch_size"),
+        ("rows at once are chosen always", "policy,\n        max_batch_size=settings.max_batch_size,", "policy,\n        max_batch_size=None,", "tests/replay/test_wiring.py -k rows_at_once", "max_batch_size"),
         ("one engine whatever is asked", 'if engine != "auto":', "if False:", "tests/samplers/test_open.py", "engine"),
     ),
     *mutations_of(
