@@ -1,6 +1,7 @@
 """Wall seconds of one GRPO step, compared with TRL's GRPOTrainer.
 
     python benchmarks/grpo_step.py [--steps 6] [--repeats 5] [--threads 1] [--json FILE]
+    python benchmarks/grpo_step.py --sizes 0.4M 25M 100M [--questions-file gsm8k/train.jsonl] --steps 2 --repeats 1
 
 The quickstart's GRPO on both sides, on a CPU: the built-in model, the questions, prompt and reward of `rlvr grpo
 --preset quickstart`, 32 questions x 8 samples of up to 64 tokens at temperature 1, one on-policy update in 4
@@ -19,6 +20,10 @@ TRL    from the end of one step to the end of the next, generation included, in 
 TRL cannot end a response at a string (transformers needs the tokenizer for `stop_strings`, and TRL does not pass it
 on), so its rows go on to EOS. The built-in model's EOS directly follows `</answer>`, so that is one more token; "to
 EOS" is ours without the stop string, so that both do the same.
+
+With --sizes, how the step grows: random models of these sizes with the built-in model's tokenizer, 8 questions x 8 samples of
+exactly 64 tokens, one micro-batch, the rest as above. The reward is a hash of the response, so that every group has a signal.
+The prompts are the quickstart's short ones (15 tokens) and, with --questions-file, GSM8K's in r1_zero (about 140 and more).
 """
 
 import argparse
@@ -30,7 +35,8 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -41,9 +47,22 @@ from rows import Row, write
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "rlvr_cli" / "assets" / "tiny-math"
-PRESET = ROOT / "rlvr_cli" / "presets" / "quickstart.toml"
+PRESET = ROOT / "rlvr_cli" / "config" / "presets" / "quickstart.toml"
 WAYS = ("ours", "ours to EOS", "TRL")
 TURN = "turn "
+SIZES = {  # layers, hidden, intermediate, heads, key-value heads
+    "0.4M": (2, 128, 384, 4, 2),
+    "25M": (8, 512, 1536, 8, 2),
+    "100M": (14, 768, 2304, 12, 4),
+}
+GRID = {"group_size": 8, "train_batch_size": 64, "gradient_accumulation_steps": 1, "sampling_max_tokens": 64}
+GRADER = """
+import zlib
+
+def grade(response, ground_truth):
+    reward = zlib.crc32(response.encode()) / 2**32
+    return {"format_reward": 1.0, "answer_reward": reward, "reward": reward}
+"""
 
 
 def wait_for_turn(**found: float) -> None:
@@ -92,7 +111,43 @@ def workers(script: str, ways: list[str], options: list[str], *, threads: int) -
             process.wait()
 
 
-def ours(*, stop: str) -> NoReturn:
+def make_model(directory: Path, size: str) -> None:
+    """Save a random model of this size with the built-in model's tokenizer."""
+    import torch
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+    from rlvr_cli.models.policy import Policy
+
+    layers, hidden, intermediate, heads, kv_heads = SIZES[size]
+    tokenizer: Any = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    Policy(Qwen2ForCausalLM(config), tokenizer).save(directory)
+    (directory.parent / "grader.py").write_text(GRADER)
+
+
+def grid_flags(model: Path, questions: str) -> dict[str, Any]:
+    """Return the options of `rlvr grpo` for a cell of the grid."""
+    flags: dict[str, Any] = {**GRID, "rollout_batch_size": 64, "sampling_min_tokens": 64, "checkpoint_every": 0}
+    flags |= {"model": str(model), "grader": f"{model.parent / 'grader.py'}:grade", "prompt": "r1_zero"}
+    if questions:
+        flags |= {"dataset": questions, "question_field": "question", "answer_field": "answer"}
+    return flags
+
+
+def ours(*, stop: str, more: dict[str, Any]) -> NoReturn:
     """Run `rlvr grpo`; each turn gives the seconds, sampled tokens and mean reward of a step."""
     from rlvr_cli.commands import grpo
     from rlvr_cli.config.grpo import GrpoConfig
@@ -118,12 +173,12 @@ def ours(*, stop: str) -> NoReturn:
     Trainer.has_time, grpo.rollout_batch = timed, watched  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as runs:
         flags = {"preset": "quickstart", "model": str(MODEL), "stop": (stop,), "runs_dir": runs}
-        flags |= {"n_grpo_steps": 10_000, "eval_every": 0, "eval_examples": 1}
+        flags |= {"n_grpo_steps": 10_000, "eval_every": 0, "eval_examples": 1} | more
         grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
     raise AssertionError("unreachable: the process ends after its last turn")
 
 
-def of_trl(*, threads: int) -> NoReturn:
+def of_trl(*, threads: int, more: dict[str, Any]) -> NoReturn:
     """Run TRL's trainer; each turn gives the same."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -135,16 +190,20 @@ def of_trl(*, threads: int) -> NoReturn:
     from rlvr_cli.graders.r1_zero import r1_zero_reward_fn
 
     torch.set_num_threads(threads)
-    preset = tomllib.loads(PRESET.read_text())["grpo"]
-    template = load_prompt("r1_zero")
-    examples = load_dataset(preset["dataset"], purpose="train").examples
+    preset = tomllib.loads(PRESET.read_text())["grpo"] | more
+    template, model = load_prompt("r1_zero"), preset.get("model", MODEL)
+    fields = {name: preset[name] for name in ("question_field", "answer_field") if name in preset}
+    examples = load_dataset(preset["dataset"], purpose="train", **fields).examples
     rows = [{"prompt": prompt_of(e, template), "ground_truth": e.ground_truth} for e in examples]
     begun = 0.0
     step: dict[str, float] = {}
 
     def reward(completions: list[str], completion_ids: list[Any], ground_truth: list[Any], **_: Any) -> list[float]:
         pairs = zip(completions, ground_truth, strict=True)
-        given = [r1_zero_reward_fn(text, truth)["reward"] for text, truth in pairs]
+        if more:
+            given = [zlib.crc32(text.encode()) / 2**32 for text in completions]
+        else:
+            given = [r1_zero_reward_fn(text, truth)["reward"] for text, truth in pairs]
         step.update(tokens=float(sum(map(len, completion_ids))), reward=statistics.mean(given))
         return given
 
@@ -180,6 +239,7 @@ def of_trl(*, threads: int) -> NoReturn:
             bf16=False,
             use_cpu=True,
             dataloader_pin_memory=False,
+            generation_kwargs={"min_new_tokens": preset["sampling_min_tokens"]} if more else None,
             save_strategy="no",
             report_to="none",
             logging_steps=10,
@@ -187,11 +247,11 @@ def of_trl(*, threads: int) -> NoReturn:
             seed=0,
         )
         trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, local_files_only=True),
+            model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, local_files_only=True),
             reward_funcs=reward,
             args=config,
             train_dataset=datasets.Dataset.from_list(rows),
-            processing_class=AutoTokenizer.from_pretrained(MODEL, local_files_only=True),
+            processing_class=AutoTokenizer.from_pretrained(model, local_files_only=True),
             callbacks=[Clock()],
         )
         trainer.train()
@@ -204,19 +264,44 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, help="random models instead of the built-in one")
+    parser.add_argument("--questions-file", help="with --sizes: GSM8K's train.jsonl, for its prompts too")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--cell", default="{}", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    more = json.loads(args.cell)
     if args.way == "TRL":
-        of_trl(threads=args.threads)
+        of_trl(threads=args.threads, more=more)
     elif args.way:
-        ours(stop="" if args.way == "ours to EOS" else "</answer>")
+        ours(stop="" if args.way == "ours to EOS" else "</answer>", more=more)
     ways = [way for way in WAYS if way != "TRL" or find_spec("trl")]
     if "TRL" not in ways:
         print("TRL is not installed here: pip install trl")
+    if not args.sizes:
+        middle = measure(ways, [], args)
+        works = (("ours", "quickstart"), ("ours to EOS", "quickstart, both to EOS"))
+        return write(args.json, compared(middle, works, goal="<= 0.33"))
+    rows = []
+    for size in args.sizes:
+        with tempfile.TemporaryDirectory() as temporary:
+            make_model(Path(temporary) / "model", size)
+            for name, questions in {"short prompts": "", "GSM8K's prompts": args.questions_file or ""}.items():
+                if name != "short prompts" and not questions:
+                    continue
+                print(f"{size} parameters, {name}", flush=True)
+                cell = json.dumps(grid_flags(Path(temporary) / "model", questions))
+                middle = measure([way for way in ways if way != "ours"], ["--cell", cell], args)
+                works = (("ours to EOS", f"{size} parameters, {name}, 64 responses of 64 tokens"),)
+                rows += compared(middle, works, goal="<= 0.25" if questions else "<= 0.6")
+    return write(args.json, rows)
+
+
+def measure(ways: list[str], options: list[str], args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return the median of each figure by way, and print them."""
     medians: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for _ in range(args.repeats):
         steps: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-        with workers(__file__, ways, [], threads=args.threads) as turns:
+        with workers(__file__, ways, options, threads=args.threads) as turns:
             for number in range(args.steps):
                 for way in ways if number % 2 == 0 else reversed(ways):
                     steps[way].append(turns[way]())
@@ -228,16 +313,21 @@ def main() -> None:
         ratio = f", {of['seconds'] / middle['TRL']['seconds']:.3f} of TRL" if "TRL" in middle else ""
         print(
             f"{way:<12} {of['seconds']:.3f} s a step ({min(span):.3f} to {max(span):.3f}){ratio}; "
-            f"{of['tokens']:,.0f} tokens sampled, reward {of['reward']:.2f}"
+            f"{of['tokens']:,.0f} tokens sampled, reward {of['reward']:.2f}",
+            flush=True,
         )
-    rows = []
-    if "TRL" in middle:
-        beside = f"TRL {version('trl')} GRPOTrainer"
-        rows = [
-            Row("GRPO step, wall", work, beside, "s", middle[way]["seconds"], middle["TRL"]["seconds"], "<= 0.33")
-            for way, work in (("ours", "quickstart"), ("ours to EOS", "quickstart, both to EOS"))
-        ]
-    write(args.json, rows)
+    return middle
+
+
+def compared(middle: dict[str, dict[str, float]], works: Iterable[tuple[str, str]], *, goal: str) -> list[Row]:
+    """Return a row for each way and its work; none without TRL."""
+    if "TRL" not in middle:
+        return []
+    beside = f"TRL {version('trl')} GRPOTrainer"
+    return [
+        Row("GRPO step, wall", work, beside, "s", middle[way]["seconds"], middle["TRL"]["seconds"], goal)
+        for way, work in works
+    ]
 
 
 if __name__ == "__main__":

@@ -207,7 +207,8 @@ WIRING = [
         ("activations are kept always", "gradient_checkpointing=self.config.gradient_checkpointing,", "", "tests/replay/test_wiring.py -k saves_memory", "gradient_checkpointing"),
         ("gradients are clipped to 1", "max_grad_norm=self.config.max_grad_norm,", "max_grad_norm=1.0,", replays("grpo-on-policy"), "max_grad_norm"),
         ("skipped updates never stop a run", ">= self.config.max_skipped_updates:", ">= 10**9:", "tests/training/test_resume.py -k not_finite_end_the_run", "max_skipped_updates"),
-        ("no checkpoint but the last", "if every and self.updates - self._saved[0] >= every:", "if False:", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_every"),
+        ("no checkpoint but the last", "if every and self.updates - self._saved[0] >= every and minutes", "if False and minutes", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_every"),
+        ("checkpoints without a pause", "and minutes >= self.config.checkpoint_minutes:", "and minutes >= 0:", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_minutes"),
         ("no time limit", "TimeLimit(config.time_limit_seconds,", "TimeLimit(float('inf'),", f"{GRPO} -k out_of_time", "time_limit"),
         ("the last evaluation is of an earlier policy", "self.weights.sync(self.updates)  # before", "pass  # before", replays("grpo-ahead"), "async_steps"),
     ),
@@ -274,7 +275,7 @@ WIRING = [
         "samplers/open.py",
         ("settings of an engine are lost", "if hasattr(config, f.name)]", "if False]", EVALUATED, "eval.model"),
         ("rows at once are chosen always", "max_batch_size=settings.max_batch_size,", "max_batch_size=None,", "tests/replay/test_wiring.py -k rows_at_once", "max_batch_size"),
-        ("one engine whatever is asked", 'if engine != "auto":', "if False:", "tests/samplers/test_open.py", "engine"),
+        ("one engine whatever is asked", 'elif engine != "auto":', "elif False:", "tests/samplers/test_open.py", "engine"),
     ),
     *mutations_of(
         "training/weight_sync.py",

@@ -305,6 +305,9 @@ class TrainingRunOptions(RunOptions):
     checkpoint_every: int = knob(
         10, "Updates between checkpoints; the last two are kept. 0: only when interrupted.", group="Run", free_on_resume=True, at_least=0,
     )  # fmt: skip
+    checkpoint_minutes: float = knob(
+        0.0, "Least minutes between checkpoints; one that is due earlier waits.", group="Run", free_on_resume=True, at_least=0,
+    )  # fmt: skip
     time_limit: str = knob(
         "",
         "Time limit for the whole run, including the last evaluation, such as 4h or 90m.",

@@ -25,6 +25,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,14 +126,18 @@ def save_checkpoint(
         _check_space(path, needed=checkpoint_bytes(policy, optimizer) + sum(tensor.nbytes for tensor in extra.values()))
         try:
             temporary.mkdir()
-            with _rust_errors_as_os_errors():
-                policy.save(temporary / _MODEL)
-            fault_point("checkpoint.torn")
-            _write_tensors(temporary / _OPTIMIZER, moments)
-            for name, some in ((_EXTRA, policy.extra_weights()), (_TENSORS, extra)):
-                if some:
-                    _write_tensors(temporary / name, {key: _cpu_copy(tensor) for key, tensor in some.items()})
-            files = {name: _size_and_sha256(temporary, name) for name in _names_in(temporary)}
+            with ThreadPoolExecutor() as sums:  # the files' sums are computed while others are written
+                with _rust_errors_as_os_errors():
+                    policy.save(temporary / _MODEL)
+                found = {name: sums.submit(_size_and_sha256, temporary, name) for name in _names_in(temporary)}
+                fault_point("checkpoint.torn")
+                _write_tensors(temporary / _OPTIMIZER, moments)
+                for name, some in ((_EXTRA, policy.extra_weights()), (_TENSORS, extra)):
+                    if some:
+                        _write_tensors(temporary / name, {key: _cpu_copy(tensor) for key, tensor in some.items()})
+                new = [name for name in _names_in(temporary) if name not in found]
+                found |= {name: sums.submit(_size_and_sha256, temporary, name) for name in new}
+                files = {name: found[name].result() for name in sorted(found)}
             record = {"schema_version": SCHEMA_VERSION, "step": step, "state": dict(state), "files": files}
             atomic_write(temporary / _STATE, _encoded(record))  # flushes the directory, too
             fault_point("checkpoint.rename")

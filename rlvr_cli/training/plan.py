@@ -234,8 +234,9 @@ def _sampling(config: TrainingConfig) -> str:
 def _common(config: TrainingConfig, facts: Mapping[str, Any], *, unit: str = "updates") -> dict[str, str]:
     questions = facts["eval_dataset"]
     every = f", every {config.eval_every} {unit}" if config.eval_every else ""
+    apart = f", {config.checkpoint_minutes:g} minutes apart at least" if config.checkpoint_minutes else ""
     save = (
-        f"every {config.checkpoint_every} updates, the last two kept"
+        f"every {config.checkpoint_every} updates{apart}, the last two kept"
         if config.checkpoint_every
         else "only when interrupted"
     )

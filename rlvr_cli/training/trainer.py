@@ -98,6 +98,7 @@ class Trainer:
         self._mismatch_said = False
         self._skipped_in_a_row = 0
         self._saved: tuple[int, dict[str, int]] = (0, {})
+        self._saved_at = time.monotonic()
         self.micro_batch_tokens = memory.micro_batch_tokens
         self.weights = WeightSync(config, engine=engine, placement=placement, memory=memory)
         self._ending = ExitStack()
@@ -264,7 +265,8 @@ class Trainer:
             self.cursor = cursor | {"lagging": snapshot.version}
             self.tensors = self.tensors | snapshot.tensors
         every = self.config.checkpoint_every
-        if every and self.updates - self._saved[0] >= every:
+        minutes = (time.monotonic() - self._saved_at) / 60
+        if every and self.updates - self._saved[0] >= every and minutes >= self.config.checkpoint_minutes:
             self.save()
 
     def check_mismatch(self, mean_gap: float) -> None:
@@ -327,7 +329,7 @@ class Trainer:
             },
             tensors=self.tensors,
         )
-        self._saved = (self.updates, self.cursor)
+        self._saved, self._saved_at = (self.updates, self.cursor), time.monotonic()
         self.metrics.add(self.updates, {"checkpoint/seconds": time.perf_counter() - started})
         self.metrics.flush()  # this update is not repeated when the run resumes
 

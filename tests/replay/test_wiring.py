@@ -432,6 +432,9 @@ def test_checkpoints_are_as_frequent_as_asked_for(place, tiny_model_dir):
     assert [p.name for p in sorted((run / "checkpoints").iterdir())] == ["step-000004", "step-000006"]
     found = replay_run(read_stored(run), most=4)
     assert (found.problems, list(found.weights)) == ([], ["checkpoint 4"])
+    rarely = {"checkpoint_every": 2, "checkpoint_minutes": 1000.0, "sft_epochs": 2, "run": "saved-late"}
+    run = make("sft", rarely, place, tiny_model_dir)
+    assert [p.name for p in sorted((run / "checkpoints").iterdir())] == ["step-000006"], "the last one does not wait"
 
 
 def test_questions_are_read_as_the_options_say(tmp_path):
