@@ -95,7 +95,8 @@ def test_an_engine_gets_the_options_of_the_command(config):
     assert settings_of(changed) == replace(settings_of(config), model="m", max_batch_size=3, cuda_graphs=False, seed=7)
     missing = {f.name for f in fields(EngineSettings) if not hasattr(config, f.name)}
     endpoints = set() if isinstance(config, EvalConfig) else {"base_url", "endpoint", "api_key_env", "request_timeout"}
-    assert missing == {"sleep_mode"} | endpoints
+    adapters = {"lora_rank", "lora_alpha"} if isinstance(config, EvalConfig) else set()
+    assert missing == {"sleep_mode"} | endpoints | adapters
 
 
 def test_a_sampling_process_opens_no_engine_but_the_one_that_is_named(monkeypatch):
