@@ -46,6 +46,8 @@ WITHOUT_EFFECT = dict.fromkeys(
     "max_model_len": "of vLLM; needs it installed",
     "gpu_memory_utilization": "of vLLM; needs it installed",
     "cuda_graphs": "needs a CUDA device",
+    "sampler_urls": "where vLLM is; tests/samplers/test_servers.py",
+    "weights_dir": "where vLLM is; tests/samplers/test_servers.py",
     "nodes": "where the trainers are; tests/training/test_trainers.py",
     "rendezvous": "where the trainers are; tests/training/test_trainers.py",
     "node_rank": "where the trainers are; tests/training/test_trainers.py",

@@ -197,7 +197,7 @@ def _replay(
                     ours = distinct_tensors(policy.weights())
                     kept[str(len(updates))] = {n: w.detach().cpu().clone() for n, w in ours.items()}
 
-    for update in _replayed(run, policy, wanted=wanted, before_update=look_at_rollouts):
+    for update in _replayed(run, policy, wanted=wanted, before_update=look_at_rollouts, nudged=nudged_from is not None):
         updates.append(update)
         look_at_weights()
         advance(1)
@@ -208,11 +208,18 @@ def _replay(
 @torch.no_grad()
 def _nudge(policy: Policy) -> None:
     """Move each weight up or down by the last bit of the precision that the policy computes in."""
-    generator = torch.Generator().manual_seed(0)
-    bit = torch.finfo(policy.compute_dtype).eps
-    for weight in distinct_tensors(policy.weights()).values():
-        signs = torch.randint(0, 2, weight.shape, generator=generator).to(weight.device) * 2 - 1
-        weight.mul_(1 + bit * signs)
+    for number, weight in enumerate(distinct_tensors(policy.weights()).values()):
+        weight.mul_(1 + _last_bit(policy) * _signs(weight, seed=number))
+
+
+def _last_bit(policy: Policy) -> float:
+    return torch.finfo(policy.compute_dtype).eps
+
+
+def _signs(like: Tensor, *, seed: int = 0) -> Tensor:
+    """1 and -1 at random, in a tensor's shape."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(0, 2, like.shape, generator=generator) * 2 - 1).to(like)
 
 
 def _trained_adapter(run: StoredRun) -> Lora | None:
@@ -224,8 +231,10 @@ def _param_dtype(run: StoredRun) -> str:
     return run.options.get("param_dtype", "float32")
 
 
-def _replayed(run: StoredRun, policy: Policy, *, wanted: int, before_update: Callable[[], None]) -> Iterator[Update]:
-    """Make the updates, and yield each after the weights have moved."""
+def _replayed(
+    run: StoredRun, policy: Policy, *, wanted: int, before_update: Callable[[], None], nudged: bool
+) -> Iterator[Update]:
+    """Make the updates, and yield each after the weights have moved; `nudged` as in `_update`."""
     if not wanted:
         return
     own = run.options
@@ -247,7 +256,13 @@ def _replayed(run: StoredRun, policy: Policy, *, wanted: int, before_update: Cal
             before_update()
             rate = formulas.learning_rate(number, own, num_updates=schedule)
             objective, norm = _update(
-                run, policy, optimizer, [batch.responses[i] for i in rows], [known[i] for i in rows], rate
+                run,
+                policy,
+                optimizer,
+                [batch.responses[i] for i in rows],
+                [known[i] for i in rows],
+                rate,
+                nudged=nudged,
             )
             tokens = sum(sum(batch.responses[i].learned) for i in rows)
             yield _compared(number, run.logged[number], objective=objective, norm=norm, rate=rate, tokens=tokens)
@@ -284,8 +299,15 @@ def _update(
     responses: list[Response],
     known: list[Known],
     rate: float,
+    *,
+    nudged: bool,
 ) -> tuple[float | None, float | None]:
-    """One update. Returns objective and gradient norm; None and None if there is no token to train on."""
+    """One update. Returns objective and gradient norm; None and None if there is no token to train on.
+
+    Args:
+        nudged: move each gradient as its rounding may: terms that cancel leave a rest of the last bit of the row's
+            largest gradient.
+    """
     own = run.options
     counts = [sum(response.learned) for response in responses]
     if not any(counts):
@@ -320,6 +342,9 @@ def _update(
     if math.isfinite(objective) and math.isfinite(norm):
         for gradient in gradients:
             gradient.mul_(min(1.0, own["max_grad_norm"] / (norm + 1e-6)))
+            if nudged:
+                rest = _last_bit(policy) * gradient.abs().amax(dim=-1, keepdim=True)
+                gradient.add_(rest * _signs(gradient) * (gradient != 0))
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()

@@ -312,6 +312,23 @@ def test_rounded_once_the_adapter_gives_the_same_update(tiny_model_dir, tmp_path
     assert not scores.equal(reference)
 
 
+def test_an_adapter_of_some_layers_by_peft_is_sampled_from(tiny_model_dir, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False, use_rslora=True
+    )
+    theirs = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model_dir), config)
+    theirs.save_pretrained(tmp_path / "adapter")
+    policy = load_policy(tmp_path / "adapter")  # it has the tokenizer of its base
+    ids = torch.arange(20).view(2, 10)
+    with torch.no_grad():
+        torch.testing.assert_close(policy.forward(input_ids=ids).logits, theirs.eval()(input_ids=ids).logits)
+    sampler = TransformersSampler(policy)
+    assert sampler.notes == ()
+    assert mean_gap(policy, list(sampler.sample(REQUESTS, PARAMS))) < 5e-6
+
+
 def test_an_adapter_reaches_a_sampling_process(tiny_model_dir):
     policy = load_policy(tiny_model_dir, lora=LORA._replace(seed=7))
     train(policy)

@@ -73,6 +73,18 @@ def test_rounding_alone_is_no_difference(run):
     assert all(u.difference <= TOLERANCE for u in found.updates[:1])
 
 
+def test_steps_that_adamw_makes_of_rounding_are_no_difference(tmp_path):
+    """Gradients that cancel leave rests of 1e-9, which the root of the second moment makes steps of a tenth of the rate."""
+    options = {"n_grpo_steps": 3, "rollout_batch_size": 32, "group_size": 4, "train_batch_size": 32}
+    options |= {"gradient_accumulation_steps": 8, "sampling_temperature": 0.8, "learning_rate": 2e-4}
+    grpo.run(
+        GrpoConfig(
+            **options, dataset="arithmetic:64", sampling_max_tokens=32, eval_examples=8, run="r", runs_dir=str(tmp_path)
+        )
+    )
+    assert replay_run(read_stored(tmp_path / "r"), most=None).problems == []
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
