@@ -106,19 +106,22 @@ class Replica:
         if self.ranks.rank:
             load_state(self.optimizer, state)
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams, *, version: int, canceled: str) -> None:
+    def sample(
+        self, requests: Sequence[Request], params: SamplingParams, *, version: int, sleep_mode: bool, canceled: str
+    ) -> None:
         """Answer this rank's share of the requests with the embedded engine, and give rank 0 the completions.
 
         On rank 0 `DividedSampler` answers its own share.
 
         Args:
             version: of the weights.
+            sleep_mode: give the engine's memory back afterwards.
             canceled: the note (`Ranks.post`) after which nobody waits for the answers.
         """
         if self._sampler is None:
             kind = engine_kind("transformers")
             assert kind.share is not None
-            settings = replace(settings_of(self.config), device=str(self.policy.device))
+            settings = replace(settings_of(self.config), device=str(self.policy.device), sleep_mode=sleep_mode)
             self._sampler = kind.share(self.policy, settings)
         if self._sampler.policy_version != version:
             self._sampler.load_weights(self.policy, version)
@@ -130,6 +133,7 @@ class Replica:
             if self.ranks.posted(canceled):
                 break
         completions.close()
+        self._sampler.sleep()
         self.ranks.gather(found)
 
 

@@ -151,10 +151,11 @@ class DividedSampler:
 
     Args:
         own: this process's engine.
+        sleep_mode: whether the others' engines give their memory back after sampling, as this one's does when it is asked to.
     """
 
-    def __init__(self, own: Sampler, trainers: Trainers) -> None:
-        self._own, self._trainers, self._calls = own, trainers, count()
+    def __init__(self, own: Sampler, trainers: Trainers, *, sleep_mode: bool) -> None:
+        self._own, self._trainers, self._sleep_mode, self._calls = own, trainers, sleep_mode, count()
         self.worked_seconds: float | None = None
         self.arrived = ()
 
@@ -182,7 +183,8 @@ class DividedSampler:
         started = time.perf_counter()
         trainers, ranks = self._trainers, self._trainers.replica.ranks
         canceled = f"canceled/{next(self._calls)}"
-        trainers.tell("sample", list(requests), params, version=self.policy_version, canceled=canceled)
+        how = {"version": self.policy_version, "sleep_mode": self._sleep_mode, "canceled": canceled}
+        trainers.tell("sample", list(requests), params, **how)
         completions = self._own.sample(share(requests, ranks), params)
         gathered: list[list[Completion]] | None = None
         try:

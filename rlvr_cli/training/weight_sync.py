@@ -113,7 +113,7 @@ class WeightSync:
             assert self._share is not None
             self._sampler = self._share(self.policy, self._settings)
             if self._trainers is not None and self._trainers.size > 1:
-                self._sampler = DividedSampler(self._sampler, self._trainers)
+                self._sampler = DividedSampler(self._sampler, self._trainers, sleep_mode=self._settings.sleep_mode)
         return self._sampler
 
     def sleep(self) -> None:

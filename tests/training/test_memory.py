@@ -340,7 +340,7 @@ MEMORY_OPTIONS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("given", MEMORY_OPTIONS, ids=lambda given: "-".join(map(str, given.values())))
 @pytest.mark.parametrize("size", SIZES)
