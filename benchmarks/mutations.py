@@ -226,7 +226,7 @@ WIRING = [
         ("a precision that is lost", "compute_dtype=config.compute_dtype,", "", IN_BFLOAT16, "compute_dtype"),
         ("the built-in model always", "model_path(config.model),", 'model_path(""),', replays("ei-once"), "sft.model ei.model grpo.model"),
         ("the reference is the policy itself", "self.policy.reference() if config.kl_coef", "self.policy if config.kl_coef", replays("grpo-clip"), "kl_coef"),
-        ("the second trainer starts from other moments", "load_state(self.optimizer, state)", "pass", "tests/training/test_trainers.py -k checkpoint.rename", "trainers"),
+        ("the second trainer starts from other moments", "load_state(self.optimizer, state)", "pass", "tests/training/test_trainers.py -k backward", "trainers"),
     ),
     *mutations_of(
         "training/placement.py",

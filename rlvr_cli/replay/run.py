@@ -208,17 +208,17 @@ def _replay(
 @torch.no_grad()
 def _nudge(policy: Policy) -> None:
     """Move each weight up or down by the last bit of the precision that the policy computes in."""
-    for number, weight in enumerate(distinct_tensors(policy.weights()).values()):
-        weight.mul_(1 + _last_bit(policy) * _signs(weight, seed=number))
+    generator = torch.Generator().manual_seed(0)
+    for weight in distinct_tensors(policy.weights()).values():
+        weight.mul_(1 + _last_bit(policy) * _signs(weight, generator))
 
 
 def _last_bit(policy: Policy) -> float:
     return torch.finfo(policy.compute_dtype).eps
 
 
-def _signs(like: Tensor, *, seed: int = 0) -> Tensor:
+def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
     """1 and -1 at random, in a tensor's shape."""
-    generator = torch.Generator().manual_seed(seed)
     return (torch.randint(0, 2, like.shape, generator=generator) * 2 - 1).to(like)
 
 
@@ -344,7 +344,7 @@ def _update(
             gradient.mul_(min(1.0, own["max_grad_norm"] / (norm + 1e-6)))
             if nudged:
                 rest = _last_bit(policy) * gradient.abs().amax(dim=-1, keepdim=True)
-                gradient.add_(rest * _signs(gradient) * (gradient != 0))
+                gradient.add_(rest * _signs(gradient, torch.Generator().manual_seed(0)) * (gradient != 0))
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()

@@ -79,8 +79,11 @@ def test_an_unknown_engine_is_refused():
 
 
 def test_the_options_the_table_and_the_extras_name_the_same_engines():
-    assert get_args(config.Engine) == ("auto", *ENGINES)
-    assert get_args(config.TrainingEngine) == ("auto", *(name for name, kind in ENGINES.items() if kind.trains))
+    named = {
+        name: kind for name, kind in ENGINES.items() if not kind.elsewhere
+    }  # the others are named by their addresses
+    assert get_args(config.Engine) == ("auto", *named)
+    assert get_args(config.TrainingEngine) == ("auto", *(name for name, kind in named.items() if kind.trains))
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
@@ -96,7 +99,8 @@ def test_an_engine_gets_the_options_of_the_command(config):
     missing = {f.name for f in fields(EngineSettings) if not hasattr(config, f.name)}
     endpoints = set() if isinstance(config, EvalConfig) else {"base_url", "endpoint", "api_key_env", "request_timeout"}
     adapters = {"lora_rank", "lora_alpha"} if isinstance(config, EvalConfig) else set()
-    assert missing == {"sleep_mode"} | endpoints | adapters
+    servers = {EvalConfig: {"sampler_urls", "weights_dir"}, SftConfig: {"weights_dir"}}.get(type(config), set())
+    assert missing == {"sleep_mode"} | endpoints | adapters | servers
 
 
 def test_a_sampling_process_opens_no_engine_but_the_one_that_is_named(monkeypatch):

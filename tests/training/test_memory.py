@@ -15,6 +15,7 @@ from rlvr_cli.training.memory import (
     CONTEXT,
     GPUS,
     GUESSED_PROMPT,
+    HIDDEN,
     WORKSPACE,
     check_memory,
     gpus_line,
@@ -77,7 +78,7 @@ def test_an_adapter_takes_16_bytes_a_parameter_and_no_reference():
             "adapter": 4 * adapter,
             "gradients": 4 * adapter,
             "optimizer state": 8 * adapter,
-            "activations of a micro-batch": 3 * 300 * 2 * (80 + 64 + 21) * width,
+            "activations of a micro-batch": 3 * 300 * 2 * (HIDDEN[width, width] * 8 + (64 + 21) * width),
             "logits": 4 * 3 * 300 * 32,
         }
     offloaded = plan_of(replace(config, offload_optimizer=True), shape, engine="transformers", rows=3)

@@ -83,11 +83,12 @@ def test_two_runs_have_the_same_bytes(forks: Forks, whole: Path, tmp_path: Path)
 
 # What is killed. `trainer1.POINT` is a point of the other trainer.
 SLOW = [
-    pytest.param(fault, marks=pytest.mark.slow) for fault in ("update:3", "trainer1.sampled:3", "trainer1.joined:1")
+    pytest.param(fault, marks=pytest.mark.slow)
+    for fault in ("update:3", "checkpoint.rename:2", "trainer1.sampled:3", "trainer1.joined:1")
 ]
 
 
-@pytest.mark.parametrize("fault", ["trainer1.backward:5", "checkpoint.rename:2", *SLOW])
+@pytest.mark.parametrize("fault", ["trainer1.backward:5", *SLOW])
 def test_a_killed_trainer_ends_the_run_which_goes_on_to_the_same_bytes(
     forks: Forks, whole: Path, tmp_path: Path, fault: str
 ):
@@ -110,6 +111,7 @@ def assert_nothing_runs_in(folder: Path) -> None:
     assert left == {}
 
 
+@pytest.mark.slow
 def test_a_signal_ends_all_trainers_and_the_run_goes_on_to_the_same_bytes(forks: Forks, whole: Path, tmp_path: Path):
     run = tmp_path / "runs/cut"
     for fault in ("backward:9:int", "sampled:30:term"):
@@ -119,6 +121,7 @@ def test_a_signal_ends_all_trainers_and_the_run_goes_on_to_the_same_bytes(forks:
     assert_ended_as(whole, run)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_trainers_and_says_so(forks: Forks, tmp_path: Path):
     run = tmp_path / "runs/cut"
     go_on(forks, run, GRPO_2, fault="update:6", status=-signal.SIGKILL)
@@ -161,6 +164,7 @@ def test_sft_and_expert_iteration_too(forks: Forks, tmp_path: Path, command: lis
     assert_same_but_for_rounding(tmp_path / "runs/one", tmp_path / "runs/two")
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_and_sampling_meanwhile(forks: Forks, tmp_path: Path):
     (tmp_path / "mine.py").write_text(
         "def loss(inputs):\n    return -inputs.advantages * (inputs.log_probs - inputs.old_log_probs).exp()\n"
@@ -211,7 +215,7 @@ def test_two_machines_give_the_bytes_of_one_with_two_trainers(forks: Forks, whol
 
 
 @pytest.mark.parametrize(
-    "victim", ["first", *[pytest.param(v, marks=pytest.mark.slow) for v in ("second", "interrupted")]]
+    "victim", [pytest.param(v, marks=pytest.mark.slow) for v in ("first", "second", "interrupted")]
 )
 def test_a_machine_that_is_lost_ends_all_and_the_run_goes_on(forks: Forks, whole: Path, tmp_path: Path, victim: str):
     run, folder = tmp_path / "one/runs/cut", tmp_path / "other"
