@@ -174,7 +174,7 @@ def choose_engine(
         return _automatic()
     kind = engine_kind(chosen.name)
     if kind.package and importlib.util.find_spec(kind.package) is None:
-        raise missing_extra(kind.title, kind.package)
+        raise missing_extra(kind.package if kind.elsewhere else kind.title, kind.package)
     if base_url:
         endpoint_key(base_url, api_key_env)
     return chosen
