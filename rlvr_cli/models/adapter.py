@@ -146,7 +146,7 @@ class AdaptedPolicy(Policy):
                 self.tokenizer.save_pretrained(fresh)
 
     def write_adapter(self, directory: Path) -> None:
-        peft_config: dict[str, Any] = self.model.peft_config  # type: ignore[assignment]
+        peft_config: dict[str, Any] = self.model.peft_config  # type: ignore[assignment]  (peft adds it)
         config = copy.copy(peft_config[_NAME])
         config.base_model_name_or_path, config.inference_mode = self.base, True
         config.target_modules = sorted(config.target_modules)  # a set, whose order differs from process to process
@@ -231,7 +231,7 @@ def add_adapter(model: PreTrainedModel, lora: Lora | None, *, directory: Path | 
     except (ValueError, TypeError, KeyError) as error:
         raise load_error("adapter", str(directory or type(model).__name__), directory, error) from error
     cast_adapter_dtype(model, _NAME)
-    model.eval()
+    model.eval()  # new layers are in train mode
     if directory is not None:
         _check_kind(model, directory)
         stored, wanted = _read_weights(directory), _adapter_weights(model)

@@ -25,7 +25,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.openai import OpenAISampler
 from rlvr_cli.samplers.stop_strings import first_stop, prompt_token_ids, response_text
-from rlvr_cli.samplers.weight_check import PROBE_BOUND, Probe, probe_prompts, take_probe, verify_weights
+from rlvr_cli.samplers.weight_check import Probe, probe_prompts, take_probe, verify_weights
 from rlvr_cli.text import printable
 from rlvr_cli.types import Completion, Request, SamplingParams
 
@@ -41,6 +41,10 @@ CONCURRENCY = 256  # requests that a server is asked at once: vLLM batches them
 PROBE_PROMPTS, PROBE_TOKENS = 4, 8
 LOAD_SECONDS = 600.0  # in which a server must have loaded new weights
 _COLD = 0.01  # a temperature at which nearly every token has log-probability 0 in the distribution sampled from
+
+
+class _NoAnswer(RlvrError):
+    """A server is not there; the others may be."""
 
 
 class ServersSampler:
@@ -92,23 +96,23 @@ class ServersSampler:
         vocabulary = len(self._tokenizer)
         prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=vocabulary)
         requests = [replace(r, prompt_ids=tuple(ids)) for r, ids in zip(requests, prompts, strict=True)]
-        missing = {(i, j): seed for i, request in enumerate(requests) for j, seed in enumerate(request.seeds)}
+        missing = {(i, j) for i, request in enumerate(requests) for j in range(len(request.seeds))}
         while missing:
             alive = list(self._servers)
             by_request: dict[int, list[int]] = {}
-            for i, j in missing:
+            for i, j in sorted(missing):
                 by_request.setdefault(i, []).append(j)
             places = [*by_request.items()]
             shares = {url: places[number :: len(alive)] for number, url in enumerate(alive)}
             for completion in self._answers(shares, requests, params):
-                del missing[completion.request_index, completion.sample_index]
+                missing.remove((completion.request_index, completion.sample_index))
                 yield self._as_everywhere(completion, params)
 
     def _answers(
         self, shares: dict[str, list[tuple[int, list[int]]]], requests: Sequence[Request], params: SamplingParams
     ) -> Iterator[Completion]:
         """Ask each server for its share, (request, samples) each. A server that fails is left out; the last one raises."""
-        found: queue.SimpleQueue[Completion | tuple[str, RlvrError | None]] = queue.SimpleQueue()
+        found: queue.SimpleQueue[Completion | tuple[str, Exception | None]] = queue.SimpleQueue()
         closing = threading.Event()
 
         def ask(url: str, share: list[tuple[int, list[int]]]) -> None:
@@ -122,7 +126,7 @@ class ServersSampler:
                     if closing.is_set():
                         break
                 completions.close()
-            except RlvrError as problem:
+            except Exception as problem:  # the other thread raises it
                 error = problem
             found.put((url, error))
 
@@ -140,8 +144,8 @@ class ServersSampler:
                 working -= 1
                 url, error = item
                 if error is not None:
-                    if len(self._servers) == 1:
-                        raise RlvrError(error.problem, error.hint) from error
+                    if len(self._servers) == 1 or not isinstance(error, RlvrError):
+                        raise error
                     self._leave_out(url, error.problem)
         finally:
             closing.set()
@@ -178,15 +182,21 @@ class ServersSampler:
             save_file(weights, Path(folder) / "model.safetensors", metadata={"format": "pt"})
             del weights
             (Path(folder) / "config.json").write_text(json.dumps(policy.config.to_dict(), default=str))
-            for url in self._servers:
-                _post(f"{url}/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
-                _post(f"{url}/reset_prefix_cache", {})
+            for url in list(self._servers):
+                try:
+                    _post(f"{url}/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+                    _post(f"{url}/reset_prefix_cache", {})
+                except _NoAnswer as error:
+                    if len(self._servers) == 1:
+                        raise
+                    self._leave_out(url, error.problem)
         for url, server in self._servers.items():
             probe = take_probe(policy, self._probe(url, server, policy))
             verify_weights(
                 probe,
                 self._probes.get(url),
-                precisions=[str(policy.dtype).removeprefix("torch."), *self._precision(policy)],
+                # That of the servers is not known; on a GPU it is bfloat16.
+                precisions=[str(policy.dtype).removeprefix("torch."), *["bfloat16"] * (policy.device.type == "cuda")],
                 version=policy_version,
                 served_version=self.policy_version,
                 hint=f"This is {url}. {HOW_TO_START}",
@@ -195,10 +205,6 @@ class ServersSampler:
                 self._check_logprobs(url, server, policy, probe)
             self._probes[url] = probe
         self.policy_version = policy_version
-
-    def _precision(self, policy: "Policy") -> tuple[str, ...]:
-        """The servers' precision is not known: on a GPU it is bfloat16."""
-        return ("bfloat16",) if policy.device.type == "cuda" else tuple(PROBE_BOUND)[:1]
 
     def _probe(
         self, url: str, server: OpenAISampler, policy: "Policy", *, temperature: float = 0.0
@@ -260,7 +266,7 @@ def _answer(method: str, url: str, body: dict[str, Any] | None) -> Any:
         why = " ".join(error.read(2000).decode(errors="replace").split())
         raise RlvrError(f"{url} answered {error.code}: {printable(why, keep='')}", HOW_TO_START) from error
     except (OSError, http.client.HTTPException) as error:
-        raise RlvrError(f"The server at {url} does not answer: {error}", HOW_TO_START) from error
+        raise _NoAnswer(f"The server at {url} does not answer: {error}", HOW_TO_START) from error
     with contextlib.suppress(ValueError):
         return json.loads(said)
     return None

@@ -137,6 +137,6 @@ class Replica:
         self.ranks.gather(found)
 
 
-def share(requests: Sequence[Request], ranks: Ranks, *, rank: int | None = None) -> list[Request]:
-    """Return the requests that a rank answers, by default this one."""
-    return list(requests[ranks.rank if rank is None else rank :: ranks.size])
+def share(requests: Sequence[Request], ranks: Ranks) -> list[Request]:
+    """Return the requests that this rank answers."""
+    return list(requests[ranks.rank :: ranks.size])

@@ -23,7 +23,7 @@ class StandIn:
     Attributes:
         raw_logprobs: give log-probabilities before temperature.
         stale: say that new weights are loaded, and keep the old ones.
-        dies_after: completions after which each request fails; None: never.
+        dies_after: completions after which it does not answer; None: never.
     """
 
     url: str
@@ -47,8 +47,6 @@ def _one(model: Path) -> Iterator[StandIn]:
     engine, lock = TransformersSampler(policy), threading.Lock()
 
     def completion(body: dict) -> Reply:
-        if server.dies_after is not None and server.answered >= server.dies_after:
-            return Reply(status=0)
         server.answered += 1
         most = body["max_tokens"]
         least = most if body.get("ignore_eos") else body.get("min_tokens", 0)
@@ -77,6 +75,8 @@ def _one(model: Path) -> Iterator[StandIn]:
     def answer(body: dict) -> Reply:
         with lock:
             path = served.paths[-1]
+            if server.dies_after is not None and server.answered >= server.dies_after:
+                return Reply(status=0)
             if path == "/v1/models":
                 return Reply({"data": [{"id": "the-model"}]})
             if path == "/collective_rpc":

@@ -116,8 +116,8 @@ def test_log_probabilities_are_of_the_distribution_sampled_from(servers, policy)
 @pytest.mark.parametrize("after", [0, 4])
 def test_the_samples_of_a_dead_server_are_asked_of_the_others_with_the_same_seeds(servers, policy, caplog, after):
     whole = answers(sampler_of(servers, policy), policy)
-    servers[0].dies_after = servers[0].answered + after
     sampler = sampler_of(servers, policy)
+    servers[0].dies_after = servers[0].answered + after
     with caplog.at_level(logging.WARNING):
         found = answers(sampler, policy)
     assert found.keys() == whole.keys()
@@ -130,10 +130,22 @@ def test_the_samples_of_a_dead_server_are_asked_of_the_others_with_the_same_seed
 
 
 def test_without_a_server_left_the_error_is_that_of_the_last(servers, policy):
+    sampler = sampler_of(servers, policy)
     for server in servers:
         server.dies_after = 3
     with pytest.raises(RlvrError, match="samples failed at"):
-        answers(sampler_of(servers, policy), policy)
+        answers(sampler, policy)
+
+
+def test_a_server_that_is_gone_when_weights_change_is_left_out(servers, policy):
+    sampler = sampler_of(servers, policy)
+    servers[1].dies_after = 0
+    sampler.load_weights(moved(policy), 1)
+    assert servers[1].url in sampler.notes[0]
+    assert len(answers(sampler, policy)) == 18
+    servers[0].dies_after = 0
+    with pytest.raises(RlvrError, match="does not answer"):
+        sampler.load_weights(policy, 2)
 
 
 def test_closing_it_ends_the_requests(servers, policy):
