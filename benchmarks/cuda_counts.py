@@ -1,12 +1,15 @@
 """A GRPO step of Qwen2.5-Math-1.5B on an H100, counted without one: kernels, waits of the host, bytes, operations.
 
-    python benchmarks/cuda_counts.py [--layers 28] [--rows 2 8] [--json FILE]
+    python benchmarks/cuda_counts.py [--layers 28] [--rows 2 8] [--kernels torch liger] [--json FILE]
 
 Enters: nothing; the update and the embedded sampler run on the emulated devices of `tests/helpers/fake_cuda.py`, with real
 shapes and no numbers. Leaves: a table, and JSON for a comparison of two versions of the code.
 
 The work: 256 rows of a prompt of 180 tokens and a response of 500, those of a micro-batch with the same prompt; the weights are
 float32 and compute in bfloat16. A sampling step is one in the middle of a response: 256 rows, 430 tokens before the new one.
+
+With `--kernels liger` (needs liger-kernel) the update's norms, rotary positions and SwiGLU are the fused ones: what is launched is
+counted, each tensor read or written once, and once more where a kernel writes over what it has read.
 
 Times follow from published rates alone, as if each kernel took the longest of its launch, its bytes and its operations, and
 each wait of the host, after which the device has nothing to do, took as long as a few launches. They are a lower bound, not a
@@ -15,11 +18,16 @@ step, the reading of weights and cache, nothing else.
 """
 
 import argparse
+import importlib
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
 
@@ -81,9 +89,45 @@ def counted(cuda: FakeCuda) -> Count:
     return count
 
 
-def update_counts(cuda: FakeCuda, model: Any, rows: int) -> tuple[Count, Count, Counter[tuple[str, str]]]:
+@contextmanager
+def launches_counted(cuda: FakeCuda) -> Iterator[None]:
+    """Count the kernels of liger-kernel within the block instead of running them: the emulated device has no Triton."""
+    import liger_kernel.ops.rms_norm
+    import liger_kernel.ops.rope
+    import liger_kernel.ops.swiglu
+
+    ops = liger_kernel.ops
+    both = {  # the places, among its tensors, of those that a kernel reads and writes; the others it reads or writes
+        (ops.rms_norm, "_rms_norm_forward_kernel"): (),
+        (ops.rms_norm, "_rms_norm_backward_kernel"): (),  # it gets the gradient twice
+        (ops.rope, "_triton_rope"): (0, 1),  # query and key
+        (ops.swiglu, "_swiglu_forward_kernel"): (),
+        (ops.swiglu, "_swiglu_backward_kernel"): (1, 2),  # what it gets becomes the gradients
+    }
+
+    class Kernel:
+        def __init__(self, name: str, both: tuple[int, ...]) -> None:
+            self.name, self.both = name, both
+
+        def __getitem__(self, grid: Any) -> Any:
+            return self.launch
+
+        def launch(self, *arguments: Any, **_: Any) -> None:
+            sizes = [tensor.nbytes for tensor in arguments if isinstance(tensor, torch.Tensor)]
+            cuda.work.append(Work(self.name, sum(sizes) + sum(sizes[place] for place in self.both), 0))
+
+    with ExitStack() as stack:
+        for (module, name), places in both.items():
+            stack.enter_context(patch.object(module, name, Kernel(name, places)))
+        yield
+
+
+def update_counts(
+    cuda: FakeCuda, model: Any, rows: int, *, kernels: str
+) -> tuple[Count, Count, Counter[tuple[str, str]]]:
     """Return what a micro-batch of so many rows takes, what the rest of an update takes, and the waits of a micro-batch."""
     policy, generator = Policy(model), torch.Generator().manual_seed(0)
+    policy.kernels = kernels
     optimizer = make_optimizer(model, learning_rate=1e-5)
     loss = LOSSES["grpo_clip"].function
 
@@ -140,8 +184,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=28, help="of the model; fewer take less time")
     parser.add_argument("--rows", type=int, nargs="+", default=[2, 8], help="of a micro-batch")
+    parser.add_argument(
+        "--kernels", nargs="+", choices=("torch", "liger"), default=["torch"], help="of an update's layers"
+    )
     parser.add_argument("--json", help="write the counts to this file")
     arguments = parser.parse_args()
+    if "liger" in arguments.kernels:
+        importlib.import_module(
+            "liger_kernel.ops"
+        )  # while it sees no GPU: what it imports looks for CUDA's own functions
     found: dict[str, tuple[Count, float]] = {}  # with the floor, in seconds
     with fake_cuda(compute=False) as cuda:
         model = math_1_5b(layers=arguments.layers).to("cuda")
@@ -151,10 +202,12 @@ def main() -> None:
         cache = 2 * 2 * config.num_hidden_layers * heads * ROWS * MIDDLE
         waits: Counter[tuple[str, str]] = Counter()
         updates = []
-        for rows in arguments.rows:
-            micro, rest, waits = update_counts(cuda, model, rows)
-            found[f"micro-batch of {rows}"] = micro, micro.flops / PRODUCTS
-            found[f"update, {rows} at a time"] = (whole := rest.minus(micro, -ROWS / rows)), whole.flops / PRODUCTS
+        for kernels, rows in product(arguments.kernels, arguments.rows):
+            with launches_counted(cuda) if kernels == "liger" else nullcontext():
+                micro, rest, waits = update_counts(cuda, model, rows, kernels=kernels)
+            by = ", liger" if kernels == "liger" else ""
+            found[f"micro-batch of {rows}{by}"] = micro, micro.flops / PRODUCTS
+            found[f"update, {rows} at a time{by}"] = (whole := rest.minus(micro, -ROWS / rows)), whole.flops / PRODUCTS
             updates.append(whole)
         step, call = sampler_counts(cuda, model)
         found["sampling step"] = step, (2 * parameters + cache) / MEMORY

@@ -28,6 +28,8 @@ CHOICES = {
     "bfloat16, kahan": {"param_dtype": "bfloat16", "optimizer": "adamw_kahan"},
     "bfloat16, 8bit": {"param_dtype": "bfloat16", "optimizer": "adamw_8bit"},
     "bfloat16, offloaded": {"param_dtype": "bfloat16", "offload_optimizer": True},
+    "float32, LoRA": {"lora_rank": 32},
+    "bfloat16, LoRA": {"param_dtype": "bfloat16", "lora_rank": 32},
 }
 
 

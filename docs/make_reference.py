@@ -3,7 +3,7 @@
     python docs/make_reference.py            # rewrites what stands between <!-- reference: NAME --> and <!-- /reference -->
     python docs/make_reference.py --check    # rewrites nothing; exit status 1, and the names, where a table is stale
 
-Everything in a table comes from the code, except for the meaning of a column and the source of a loss: these are written by
+Everything in a table comes from the code, except for the meaning of a column and the source of a formula: these are written by
 hand in the last cell of the row, and are kept. A row whose last cell is empty counts as stale.
 """
 
@@ -24,11 +24,13 @@ from rlvr_cli.analysis.figures import figures
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.cli import COMMANDS
 from rlvr_cli.config import config_of
+from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.options import flag, options, value_type
 from rlvr_cli.config.sources import preset_path, read_toml
 from rlvr_cli.runs.schemas import grade_schema, metrics_schema, rollout_schema
-from rlvr_cli.training.losses.policy_gradient import LOSSES
+from rlvr_cli.training.losses.policy_gradient import KL_TYPES, LOSSES
+from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -146,9 +148,35 @@ def loss_table(old: str) -> str:
     rows = []
     for name, loss in LOSSES.items():
         formula = loss.formula(**{option: getattr(config, option) for option in loss.options})
+        where = f"; `{loss.where}`" if loss.where else ""
         taken = ", ".join(f"`{flag(option)}`" for option in loss.options)
-        rows.append((f"`{name}`", f"`{formula}`", taken, sources.get(name, "")))
+        rows.append((f"`{name}`", f"`{formula}`{where}", taken, sources.get(name, "")))
     return table((f"`--loss-type` (default: `{config.loss_type}`)", "loss", "options", "source"), rows)
+
+
+def kl_table(old: str) -> str:
+    """The values of --kl-type with their formulas, what they descend, and the sources that stand there already."""
+    sources = dict(MEANING.findall(old))
+    rows = [
+        (f"`{name}`", f"`{kind.formula}`", f"`{kind.descends}`", sources.get(name, ""))
+        for name, kind in KL_TYPES.items()
+    ]
+    return table(
+        (f"`--kl-type` (default: `{GrpoConfig().kl_type}`)", "term of a token's loss", "descends", "source"), rows
+    )
+
+
+def preference_table(old: str) -> str:
+    """The values of --loss-type of rlvr dpo with their formulas and default options, and the sources that stand there already."""
+    sources = dict(MEANING.findall(old))
+    rows = []
+    for name, loss in PREFERENCE_LOSSES.items():
+        config = DpoConfig(loss_type=name)
+        gamma = "gamma" if config.target_margin else ""
+        defaults = f"`--beta {config.scale:g}`" + (f", `--gamma {config.target_margin:g}`" if gamma else "")
+        formula = f"`{loss.formula(beta='beta', gamma=gamma)}`; `h = {loss.score}`"
+        rows.append((f"`{name}`", formula, defaults, sources.get(name, "")))
+    return table((f"`--loss-type` (default: `{DpoConfig().loss_type}`)", "loss of a pair", "default", "source"), rows)
 
 
 def arrow_type(text: str) -> str:
@@ -200,12 +228,14 @@ TABLES: dict[str, Callable[[str], str]] = {
     "presets": lambda old: preset_tables(),
     "queries": lambda old: query_table(),
     "losses": loss_table,
+    "preference losses": preference_table,
+    "kl types": kl_table,
     "rooms": lambda old: room_table(),
     **{f"columns of {name}": column_table(name) for name in ("rollouts", "grades", "metrics", "runs")},
 }
 # What is missing where the last cell of a row, which is written by hand, is empty.
 HAND_KEPT = {name: "say what the column {} means" for name in TABLES if name.startswith("columns")}
-HAND_KEPT["losses"] = "say where the loss {} comes from"
+HAND_KEPT |= {"losses": "say where the loss {} comes from", "kl types": "say where the KL type {} comes from"}
 
 
 def remade(text: str) -> str:

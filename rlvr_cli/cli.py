@@ -29,6 +29,7 @@ COMMANDS = {
     "quickstart": "See reward rise.",
     "eval": "Evaluate a model.",
     "sft": "Fine-tune on reasoning traces.",
+    "dpo": "Preference optimization on pairs of responses.",
     "ei": "Expert iteration.",
     "grpo": "Policy gradient on groups of graded responses.",
     "grade": "Regrade a run with another grader.",

@@ -169,6 +169,13 @@ class Rollout:
     response_mask: Annotated[tuple[bool, ...] | None, Since(2)] = None
     # In order and non-overlapping; None: the response is a single turn of the policy.
     turns: Annotated[tuple[Turn, ...] | None, Since(2)] = None
+    # What advantages are made of: the reward (0 where grading failed) plus the terms, each already weighted; a term is None where it
+    # is not asked for, and all are None outside of GRPO's training phase.
+    shaped_reward: Annotated[float | None, Since(2)] = None
+    format_term: Annotated[float | None, Since(2)] = None
+    length_term: Annotated[float | None, Since(2)] = None
+    language_term: Annotated[float | None, Since(2)] = None
+    overlong_term: Annotated[float | None, Since(2)] = None
 
 
 class Sampler(Protocol):

@@ -167,6 +167,17 @@ def test_a_backward_pass_frees_what_was_saved_as_it_goes():
     assert peaks[1] < peaks[0]
 
 
+def test_the_backward_pass_of_silu_is_one_kernel(cuda):
+    """As in a build for CUDA; in others, torch computes it there from seven operators."""
+    x = torch.linspace(-3, 3, 7, device="cuda", requires_grad=True)
+    torch.nn.functional.silu(x).sum().backward()
+    assert cuda.kernels["silu_backward"] == 1
+    assert not cuda.kernels["sigmoid"]
+    expected = torch.linspace(-3, 3, 7, requires_grad=True)
+    torch.nn.functional.silu(expected).sum().backward()
+    torch.testing.assert_close(x.grad.cpu(), expected.grad)
+
+
 def test_the_process_is_left_as_it_was():
     functions = torch.tensor, torch.as_tensor, torch.Tensor.to, torch.Tensor.backward, torch.cuda.is_available
     with fake_cuda(), torch.device("meta"):

@@ -32,8 +32,9 @@ SELECT
     coalesce(g.reward > 0.5 AND NOT isnan(g.reward), false) AS new,
     CASE WHEN $buffer > 0 THEN least(greatest((num_response_tokens - $max_tokens) / $buffer + 1, 0), 1) ELSE 0 END AS overlong,
     coalesce(r.reward, 0) AS old_reward,
-    coalesce(r.reward, 0) - overlong AS old_return,
-    coalesce(g.reward, 0) - overlong AS new_return,
+    coalesce(r.length_term, 0) + coalesce(r.language_term, 0) - overlong AS other_terms,
+    coalesce(r.reward, 0) + $format_weight * coalesce(r.format_reward, 0) + other_terms AS old_return,
+    coalesce(g.reward, 0) + $format_weight * coalesce(g.format_reward, 0) + other_terms AS new_return,
     advantage IS NOT NULL AS trained
 FROM rollouts AS r JOIN grades AS g USING (run_id, phase, step, example_id, sample_index)
 WHERE g.grader = $grader AND ($phase = 'all' OR phase = $phase);
@@ -113,7 +114,8 @@ def compare_grades(run: RunInfo, *, grader: str, phase: PhaseChoice) -> list[Tab
     """Compare a regrading with the run's own grades, on the rollouts that were graded again. Returns tables with titles.
 
     A grade that failed counts as wrong, and as an error. The advantages are computed as in the run's own objective: with or
-    without a baseline, and with its penalty for long responses; groups that dynamic sampling has dropped are left out.
+    without a baseline, and of shaped rewards, whose length and language terms are as they were; groups that dynamic sampling
+    has dropped are left out.
 
     Raises:
         RlvrError: the run cannot be read.
@@ -160,6 +162,7 @@ def _objective(run: RunInfo) -> dict[str, Any]:
     buffer = overlong_buffer(config.get("overlong_buffer"), max_tokens=max_tokens)
     return {
         "baseline": loss is None or not loss.raw_rewards,
+        "format_weight": config.get("format_weight") or 0.0,
         "dynamic": bool(config.get("dynamic_sampling")),
         "max_tokens": max_tokens,
         "buffer": buffer if config.get("overlong") == "soft_punish" else 0,

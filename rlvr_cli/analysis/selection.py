@@ -163,10 +163,15 @@ def by_question(items: Iterable[Item]) -> list[Item]:
 
 
 def response_rows(
-    database: Database, keys: Collection[Key], *, phase: str, step: int | None
+    database: Database, keys: Collection[Key], *, phase: str, step: int | None, with_ids: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield the texts of these rollouts, in the order of the runs, each with its `Key` and the key of its question."""
+    """Yield the texts of these rollouts, in the order of the runs, each with its `Key` and the key of its question.
+
+    Args:
+        with_ids: also the sampled token ids.
+    """
     columns = ("prompt", "response", "ground_truth", "reward", "grader")
+    columns += ("prompt_ids", "response_ids") if with_ids else ()
     sql = f"SELECT {_KEY}, md5(prompt), {', '.join(columns)} FROM rollouts WHERE {_CHOSEN}"
     for row in database.rows(sql, {"phase": phase, "step": step}):
         if tuple(row[:5]) in keys:

@@ -27,9 +27,11 @@ EXTRAS = {
     "vllm": "vllm",
     "flash-attn": "gpu",
     "bitsandbytes": "bitsandbytes",
+    "liger-kernel": "liger",
     "openai": "openai",
     "datasets": "hub",
     "peft": "lora",
+    "py3langid": "language",
 }
 REINSTALL = "Install it again, in a version that rlvr's pyproject.toml allows."
 GET_TORCH = "Install PyTorch's build for CUDA, or a driver that is new enough for it: see Get Started on pytorch.org."

@@ -93,7 +93,7 @@ def expert_rollouts(
         indices,
         step=step,
         num_samples=config.group_size,
-        advantages=lambda rows: [None] * len(rows),
+        credit=lambda rows: rows,
     )
     correct = [r for r in rollouts if r.reward is not None and r.reward > 0.5]
     distinct = list({(r.prompt_ids, r.response_ids): r for r in correct}.values())

@@ -19,6 +19,7 @@ from rlvr_cli.rollouts.inputs import chat_line, input_facts, load_questions, loa
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.samplers.open import choose_engine, open_sampler, sampler_facts, settings_of
 from rlvr_cli.terminal import console, tables
+from rlvr_cli.training.placement import place_samplers
 
 
 def run(config: EvalConfig) -> None:
@@ -32,7 +33,10 @@ def run(config: EvalConfig) -> None:
         with pool:
             return check_dataset(dataset, grader, pool, output=config.format)
 
-    engine = choose_engine(config.engine, base_url=config.base_url, api_key_env=config.api_key_env)
+    engine = choose_engine(
+        config.engine, base_url=config.base_url, api_key_env=config.api_key_env, sampler_urls=config.sampler_urls
+    )
+    devices = sampler_devices(config, engine.name)
     facts = input_facts(
         {"dataset": dataset.facts},
         model=model_facts(config.model, base_url=config.base_url),
@@ -49,9 +53,11 @@ def run(config: EvalConfig) -> None:
             console.say(f"prompt   {chat_line(facts['prompt'])}")
         console.say(f"model    {facts['model']['name']}")
         console.say(f"engine   {engine.name} ({engine.reason})")
+        if len(devices) > 1:
+            console.say(f"devices  {', '.join(dict.fromkeys(devices))} for {len(devices)} processes")
         if config.base_url:
             console.say(f"endpoint {config.base_url}; it gets the key in {config.api_key_env}")
-        sampler = open_sampler(engine.name, settings_of(config))
+        sampler = open_sampler(engine.name, settings_of(config), devices=devices)
         run.update(sampler=sampler_facts(sampler, reason=engine.reason))
         total = len(dataset.examples) * config.num_samples
         try:
@@ -73,6 +79,16 @@ def run(config: EvalConfig) -> None:
         finally:
             sampler.close()
     tables.print_tables(summarize(run.path).tables(), output=config.format, missing="–")
+
+
+def sampler_devices(config: EvalConfig, engine: str) -> list[str]:
+    """Return the device of each process of --samplers; without them, --device. Raises RlvrError if there are too few."""
+    if config.samplers == 1:
+        return [config.device]
+    from rlvr_cli.models.device import cuda_devices, resolve_device
+
+    resolve_device(config.device)
+    return place_samplers(config.device, engine=engine, samplers=config.samplers, cuda_devices=[*cuda_devices()])
 
 
 def check_dataset(dataset: Dataset, grader: str, pool: GraderPool, *, output: str) -> None:

@@ -7,7 +7,7 @@ table of what was kept, what was dropped, and why.
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rlvr_cli.analysis.selection import (
     Question,
     Selected,
     Selection,
+    Stage,
     by_question,
     find_contaminated,
     read_examples,
@@ -29,6 +30,7 @@ from rlvr_cli.analysis.selection import (
 from rlvr_cli.config.filter import FilterConfig
 from rlvr_cli.config.options import flag, options
 from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.pairs import pair_row, pair_up
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import shown, utc_now, write_together
 from rlvr_cli.runs.parquet import records_parquet
@@ -124,6 +126,10 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
         rows: dict[Any, Any]
         if config.emit == "questions":
             rows = _question_rows([i.key for i in items], questions, keys)
+        elif config.emit == "pairs":
+            responses = response_rows(database, keys, phase=phase, step=config.step, with_ids=True)
+            rows = _pair_rows(config, responses, questions)
+            selected = _paired(config, selected, list(rows))
         else:
             rows = {}
             for row in response_rows(database, keys, phase=phase, step=config.step):
@@ -154,6 +160,11 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
         raise RlvrError(
             f"{source} and {others[0]} are not runs, and several datasets cannot be filtered together.",
             "Give runs, or one dataset.",
+        )
+    if config.emit == "pairs":
+        raise RlvrError(
+            f"--emit pairs needs sampled responses, and {source} is not a run.",
+            "Sample responses first (rlvr eval --num-samples 8), and filter that run.",
         )
     needs_samples = ("correct_only", "min_pass_rate", "max_pass_rate", "max_per_question", "shortest", "phase", "step")
     for name in needs_samples:
@@ -208,7 +219,8 @@ def encoded(path: Path, rows: Rows) -> tuple[bytes | memoryview, dict[str, Any]]
 
 def next_command(config: FilterConfig, described: Rows) -> str:
     """The command that trains on the file; with the run's grader, prompt and chat options if they are not the defaults."""
-    words = ["rlvr", "sft" if config.emit == "traces" and "run" in described[0] else "grpo", "--dataset", config.out]
+    command = {"pairs": "dpo", "traces": "sft"}.get(config.emit, "grpo") if "run" in described[0] else "grpo"
+    words = ["rlvr", command, "--dataset", config.out]
     graders = {d["grader"] for d in described}
     prompts = {d["prompt"]["name"] for d in described if isinstance(d.get("prompt"), dict)}
     if len(graders) == 1 and isinstance(grader := graders.pop(), str) and grader != "r1_zero":
@@ -278,6 +290,36 @@ def _question_rows(
             truth = {"question": q.text, "ground_truth": q.ground_truth}
             rows[key] = {"id": name, **truth, "pass_rate": q.pass_rate, "n": q.n}
     return rows
+
+
+def _pair_rows(
+    config: FilterConfig, responses: Iterable[Mapping[str, Any]], questions: Mapping[str, Question]
+) -> dict[str, dict[str, Any]]:
+    """The pairs of each question by their ids."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in responses:
+        groups.setdefault(row["question"], []).append({**row, "id": "/".join(map(str, row["key"]))})
+    rows = {}
+    for question, group in groups.items():
+        group.sort(key=lambda row: row["key"])
+        for pair in pair_up(group, count=config.pairs_per_question, seed=config.seed):
+            known = {"question": questions[question].text} if questions[question].text is not None else {}
+            row = {**known, "ground_truth": questions[question].ground_truth, **pair_row(*pair)}
+            rows[row["id"]] = row
+    return rows
+
+
+def _paired(config: FilterConfig, selected: Selected, pairs: Sequence[str]) -> Selected:
+    """The selection with a stage that makes pairs of its responses."""
+    stage = Stage(
+        "pairs",
+        len(pairs),
+        0,
+        f"of {len(selected.kept)} responses: right x wrong ones of a question, at most {config.pairs_per_question}",
+    )
+    if not pairs:
+        stage = Stage("pairs", 0, len(selected.kept), "no question has both a right and a wrong response")
+    return Selected([Item(pair, "") for pair in pairs], [*selected.stages, stage])
 
 
 def _trace(row: Mapping[str, Any], question: Question, *, with_question: bool) -> dict[str, Any]:

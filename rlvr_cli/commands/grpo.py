@@ -5,6 +5,7 @@ Enters: a GrpoConfig. Leaves: a run directory with every rollout and metric, che
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,22 +13,25 @@ import torch
 
 from rlvr_cli import user_code
 from rlvr_cli.analysis.run_end import report_end
-from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
-from rlvr_cli.data.order import batches, next_indices
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.data.order import batches
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.language import check_detector
 from rlvr_cli.models.tokenization import Batch, pad_id_of
 from rlvr_cli.rollouts.collect import stored_stats
 from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.rollouts.requests import prefetch_groups
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
-from rlvr_cli.training.advantages import group_advantages, has_signal, soft_overlong_penalty
+from rlvr_cli.training.advantages import batch_normalized, group_advantages, has_signal
 from rlvr_cli.training.losses.custom import load_loss
 from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
 from rlvr_cli.training.nodes import lend_trainers
 from rlvr_cli.training.objectives import policy_gradient
-from rlvr_cli.training.plan import grpo_notes, grpo_plan, print_plan
+from rlvr_cli.training.plan import clip_note, grpo_notes, grpo_plan, print_plan
+from rlvr_cli.training.question_order import QuestionOrder
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
+from rlvr_cli.training.shaping import reward_terms, rewards_of
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.update import check_ratios, rollout_tensors, select_rows, zero_advantage_rows
 from rlvr_cli.types import Rollout
@@ -39,6 +43,8 @@ def run(config: GrpoConfig) -> None:
         return
     config = resumed_config(config, command="grpo")
     loss = resolve_loss(config)
+    if config.language_reward:
+        check_detector(config.language_detector)
     rows = config.micro_train_batch_size
     inputs = load_inputs(
         config,
@@ -64,6 +70,12 @@ def resolve_loss(config: GrpoConfig) -> Loss:
         RlvrError: a user's own loss does not work (`load_loss`), or the loss does not go with other options.
     """
     loss = LOSSES.get(config.loss_type) or load_loss(config.loss_type, with_reference=config.kl_coef > 0)
+    if config.length_normalization != (needed := loss.length_normalization or config.length_normalization):
+        raise RlvrError(
+            f"--length-normalization {config.length_normalization} does not go with {config.loss_type}, whose ratio is that of a "
+            "whole response: the mean over its tokens makes its gradient that of the response.",
+            f"Use --length-normalization {needed}.",
+        )
     if loss.per_row and config.importance_truncation is not None:
         raise RlvrError(
             f"{config.loss_type} gives one loss per response; --importance-correction needs one per token.",
@@ -89,14 +101,19 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
         policy_gradient,
         loss=partial(loss.function, **{name: getattr(config, name) for name in loss.options}),
         kl_coef=config.kl_coef,
+        kl_type=config.kl_type,
         importance_cap=config.importance_truncation,
+        importance_floor=config.importance_floor,
+        importance_masked=config.importance_correction == "masked",
     )
+    clipping_seen = False
     steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
+    order = QuestionOrder(config, inputs.questions, trainer.run, before=trainer.updates - done)
     with console.progress("steps", config.n_grpo_steps - steps, running_mean=False) as bar:
         while steps < config.n_grpo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
             rollouts, asked_after, signals = rollout_batch(
-                config, trainer, inputs, loss=loss, step=sampled_at, asked=asked
+                config, trainer, inputs, loss=loss, order=order, number=steps, step=sampled_at, asked=asked
             )
             # If no group has a signal, there is one empty update, which is skipped and counted.
             minibatches = minibatch_rows(config, len(rollouts), step=steps) or [[]]
@@ -105,8 +122,9 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                 if not done:
                     trainer.weights.snapshot_policy(trainer.updates)
                 if steps + 1 < config.n_grpo_steps:
-                    sample_ahead(config, trainer, inputs, step=sampled_at + len(minibatches), asked=asked_after)
-            batch = training_batch(config, trainer, rollouts, minibatches)
+                    step = sampled_at + len(minibatches)
+                    sample_ahead(config, trainer, inputs, order=order, number=steps + 1, step=step, asked=asked_after)
+            batch = training_batch(config, trainer, rollouts, minibatches, loss=loss)
             kept = {name: batch[name] for name in batch if name == "old_log_probs"}
             after = {"steps": steps + 1, "asked": asked_after, "updates_of_batch": 0}
             for number, rows in enumerate(minibatches[done:], start=done + 1):
@@ -128,6 +146,10 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                     signals |= {"entropy": update["policy/entropy"], "grad": update["optimizer/grad_norm"]}
                     if number == 1:
                         check_first_update(config, trainer, update)
+                    elif not clipping_seen and update["policy/ratio_min"] < update["policy/ratio_max"]:
+                        clipping_seen = True
+                        if note := clip_note(config, update, loss=loss):
+                            console.say(f"note: {note}")
             trainer.metrics.add(sampled_at, {"step/seconds": trainer.clock.step_seconds})
             steps, asked, done = steps + 1, asked_after, 0
             bar.advance(1, **signals)
@@ -135,13 +157,22 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
 
 
 def rollout_batch(
-    config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss, step: int, asked: int
+    config: GrpoConfig,
+    trainer: Trainer,
+    inputs: Inputs,
+    *,
+    loss: Loss,
+    order: QuestionOrder,
+    number: int,
+    step: int,
+    asked: int,
 ) -> tuple[list[Rollout], int, dict[str, float]]:
     """Sample groups, grade them, and store them with their advantages; or read those that an interrupted run stored.
 
     With dynamic sampling, groups without a signal are dropped, and other questions are sampled until the batch is full.
 
     Args:
+        number: of the batch, from 0.
         step: updates done before the batch is trained on.
         asked: questions used so far, counted over all epochs of the dataset.
 
@@ -155,13 +186,16 @@ def rollout_batch(
     rounds, with_signal = 0, 0
     syncing = trainer.weights.sync_rollouts(trainer.updates)
     while len(used) < wanted and rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1):
-        fresh, asked = next_indices(
-            len(inputs.questions), wanted - len(used), seed=config.seed, start=asked, exclude=indices
-        )
+        fresh, asked = order.draw(wanted - len(used), number=number, start=asked, exclude=indices)
         if not fresh:
             break
         rollouts = sample_questions(
-            trainer, inputs, fresh, step=step, num_samples=size, advantages=partial(advantages, config, loss=loss)
+            trainer,
+            inputs,
+            fresh,
+            step=step,
+            num_samples=size,
+            credit=partial(credit, config, loss=loss, number=number),
         )
         new = [rollouts[first : first + size] for first in range(0, len(rollouts), size)]
         signal = has_signal(rewards_of(rollouts), group_size=size).tolist()
@@ -170,6 +204,7 @@ def rollout_batch(
         used += [group for group, kept in zip(new, signal, strict=True) if kept or not config.dynamic_sampling]
         indices, rounds = indices + fresh, rounds + 1
     sampled = [r for group in groups for r in group]
+    order.count(sampled)
     means = [sum(r.reward or 0.0 for r in group) / size for group in groups]
     metrics = rollout_metrics(sampled) | {
         "groups/sampled": float(len(groups)),
@@ -181,6 +216,8 @@ def rollout_batch(
         "sampling/lag": float(step - min(r.policy_version for r in sampled)),  # updates since the policy that sampled
         "weight_sync/seconds": syncing,
     }
+    if config.shapes_rewards:
+        metrics["reward/shaped"] = sum(r.shaped_reward or 0.0 for r in sampled) / len(sampled)
     stats = stored_stats(trainer.run, phase="train", step=step)
     trainer.metrics.add(step, metrics | stats.metrics)
     signals = {
@@ -193,13 +230,13 @@ def rollout_batch(
     return [r for group in used for r in group], asked, signals
 
 
-def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int) -> None:
+def sample_ahead(
+    config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, order: QuestionOrder, number: int, step: int, asked: int
+) -> None:
     """Let the sampling process start on the next batch's questions while the trainer trains on the current batch."""
     assert trainer.weights.process is not None
     trainer.weights.sync_rollouts(trainer.updates)
-    indices, _ = next_indices(
-        len(inputs.questions), config.n_prompts_per_rollout_batch, seed=config.seed, start=asked, exclude=[]
-    )
+    indices, _ = order.draw(config.n_prompts_per_rollout_batch, number=number, start=asked, exclude=[])
     prefetch_groups(
         trainer.run,
         step=step,
@@ -212,26 +249,29 @@ def sample_ahead(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, step: 
     )
 
 
-def advantages(config: GrpoConfig, rollouts: Sequence[Rollout], *, loss: Loss) -> list[float]:
-    """The advantage of each response, or its reward for a loss with `raw_rewards`; including the penalty for overlong responses."""
-    rewards = rewards_of(rollouts)
-    if config.overlong == "soft_punish":
-        lengths, limit = [r.num_response_tokens for r in rollouts], config.sampling_max_tokens
-        buffer = overlong_buffer(config.overlong_buffer, max_tokens=limit)
-        rewards += soft_overlong_penalty(lengths, max_tokens=limit, buffer=buffer)
-    if loss.raw_rewards:
-        return rewards.tolist()
-    return group_advantages(
-        rewards,
-        group_size=config.group_size,
-        advantage_eps=config.advantage_eps,
-        normalize_by_std=config.use_std_normalization,
-    ).tolist()
+def credit(config: GrpoConfig, rollouts: Sequence[Rollout], *, loss: Loss, number: int) -> list[Rollout]:
+    """Return the rollouts with their shaped rewards, the terms of these, and their advantages.
 
+    The advantage is the shaped reward itself for a loss with `raw_rewards`. With --std-normalization batch it is only centered: the
+    batch, over which its standard deviation is taken (`training_batch`), is complete later.
 
-def rewards_of(rollouts: Sequence[Rollout]) -> torch.Tensor:
-    """(rollouts,) float64; the reward of a grade that failed is 0 (`reward/grade_errors` counts these)."""
-    return torch.tensor([r.reward or 0.0 for r in rollouts], dtype=torch.float64)
+    Args:
+        rollouts: of whole groups, each group contiguous.
+        number: of the rollout batch, from 0.
+    """
+    terms = reward_terms(rollouts, config, number=number)
+    shaped = sum(terms.values(), rewards_of(rollouts))
+    advantages = shaped
+    if not loss.raw_rewards:
+        advantages = group_advantages(
+            shaped,
+            group_size=config.group_size,
+            advantage_eps=config.advantage_eps,
+            normalize_by_std=config.std_over == "group",
+        )
+    columns = {"shaped_reward": shaped, "advantage": advantages, **terms}
+    values = zip(*(tensor.tolist() for tensor in columns.values()), strict=True)
+    return [replace(r, **dict(zip(columns, row, strict=True))) for r, row in zip(rollouts, values, strict=True)]
 
 
 def minibatch_rows(config: GrpoConfig, num_rollouts: int, *, step: int) -> list[list[int]]:
@@ -253,6 +293,8 @@ def training_batch(
     trainer: Trainer,
     rollouts: Sequence[Rollout],
     minibatches: list[list[int]],
+    *,
+    loss: Loss,
 ) -> Batch:
     """Turn rollouts into tensors, with their groups and the log-probabilities that the objective needs.
 
@@ -264,6 +306,10 @@ def training_batch(
         return {}
     started = time.perf_counter()
     trainer.weights.sleep()
+    if config.std_over == "batch" and not loss.raw_rewards:
+        centered = torch.tensor([r.advantage or 0.0 for r in rollouts], dtype=torch.float64)
+        divided = batch_normalized(centered, advantage_eps=config.advantage_eps).tolist()
+        rollouts = [replace(r, advantage=a) for r, a in zip(rollouts, divided, strict=True)]
     batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
     if config.overlong == "mask":
         batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
@@ -295,7 +341,7 @@ def check_first_update(config: GrpoConfig, trainer: Trainer, update: dict[str, f
     differs.
     """
     if config.loss_type in LOSSES:  # a loss of the user's own may report another ratio
-        check_ratios(update, dtype=trainer.policy.compute_dtype)
+        check_ratios(update, dtype=trainer.compute_dtype)
     gaps = {int(name.rpartition("/")[2]): gap for name, gap in update.items() if name.startswith("mismatch/position/")}
     if not config.async_steps:  # otherwise an older policy sampled, and they differ
         trainer.check_mismatch(

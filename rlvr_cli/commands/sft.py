@@ -6,15 +6,13 @@ Enters: an SftConfig. Leaves: a run directory with metrics, the evaluations' rol
 import math
 from collections.abc import Mapping
 from itertools import chain, count, islice
-from typing import Any
 
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import batches, epoch_order
 from rlvr_cli.data.traces import SampledIds, choose_examples, keep_correct, load_traces
-from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_facts
-from rlvr_cli.models.tokenization import collate, encode, pad_id_of
+from rlvr_cli.models.tokenization import collate, pad_id_of
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_template
 from rlvr_cli.runs.provenance import resumed_config
@@ -23,6 +21,7 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.nodes import lend_trainers
 from rlvr_cli.training.plan import FEW_UPDATES, print_plan, sft_plan
 from rlvr_cli.training.session import Inputs, divide_devices, load_eval_dataset, open_trainer
+from rlvr_cli.training.traces import check_lengths, encode_traces
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example
 
@@ -127,58 +126,3 @@ def train(
             }
             bar.advance(1, **signals)
     trainer.finish()
-
-
-def encode_traces(
-    examples: list[Example],
-    token_ids: Mapping[str, SampledIds],
-    tokenizer: Any,
-    *,
-    append_eos: bool,
-) -> tuple[list[list[int]], list[list[int]], list[list[bool] | None]]:
-    """Token ids of each example: the sampled ids if they are this tokenizer's, else those of its text.
-
-    The text of a sampled response may tokenize to other ids than those that were sampled, so sampled ids are preferred.
-
-    Returns:
-        The prompts' ids, the responses' ids, and the responses' masks (`collate`).
-
-    Raises:
-        RlvrError: as `encode`; or a response has tokens that the policy did not sample, and its ids are another tokenizer's.
-    """
-    prompts, responses = encode(
-        [e.prompt or "" for e in examples], [e.response or "" for e in examples], tokenizer, append_eos=append_eos
-    )
-    masks: list[list[bool] | None] = [None] * len(examples)
-    for row, example in enumerate(examples):
-        prompt, response, mask = token_ids.get(example.id, SampledIds([], [], None))
-        if prompt and (prompt == prompts[row] or tokenizer.decode(prompt) == example.prompt):
-            text = tokenizer.decode(response, skip_special_tokens=True)
-            if text.startswith(example.response or ""):
-                ends = not append_eos or response[-1] == tokenizer.eos_token_id
-                prompts[row] = list(prompt)
-                responses[row] = list(response) if ends else [*response, tokenizer.eos_token_id]
-                masks[row] = mask if mask is None or ends else [*mask, True]
-        if mask is not None and masks[row] is None:
-            raise RlvrError(
-                f"Trace {example.id} has tokens that the policy did not sample, and its token ids are those of another tokenizer.",
-                "Train the model that sampled the trace, or remove the trace.",
-            )
-    return prompts, responses, masks
-
-
-def check_lengths(
-    examples: list[Example],
-    prompt_ids: list[list[int]],
-    response_ids: list[list[int]],
-    *,
-    longest: float,
-    note: str = "",
-) -> None:
-    """Raise RlvrError if a trace exceeds the model's context; `note` says why this is short."""
-    for example, prompt, response in zip(examples, prompt_ids, response_ids, strict=True):
-        if len(prompt) + len(response) > longest:
-            raise RlvrError(
-                f"Trace {example.id} has {len(prompt)} + {len(response)} tokens; the model's context holds {longest}{note}.",
-                "Remove or shorten it. It is not truncated, because that would teach the model not to finish.",
-            )

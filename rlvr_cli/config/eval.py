@@ -15,6 +15,7 @@ from rlvr_cli.config.shared import (
     check_engine,
     check_prompt,
     check_sampling,
+    check_servers,
 )
 from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
@@ -59,7 +60,7 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
     )
     request_timeout: float = knob(
         600.0,
-        "Seconds that one sample of an endpoint may take, waiting and retries included.",
+        "Seconds that one sample of an endpoint or of --sampler-urls may take, waiting and retries included.",
         group="Model",
         free_on_resume=True,
         above=0,
@@ -76,6 +77,7 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
         check_prompt(self)
         check_sampling(self)
         check_engine(self)
+        check_servers(self)
         if self.sources.get("api_key_env") == "resumed run" and self.api_key_env != KEY_ENV:
             # A run directory may come from someone else, together with the address that would get the variable's value.
             raise RlvrError(
@@ -91,6 +93,9 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
             raise RlvrError("--engine openai needs an endpoint.", "Name it: --base-url http://localhost:8000/v1")
         if self.base_url and self.engine not in ("auto", "openai"):
             raise RlvrError(f"--base-url and --engine {self.engine} cannot be combined.", "Leave one of them out.")
+        if self.base_url and (self.samplers > 1 or self.sampler_urls):
+            other = "--sampler-urls" if self.sampler_urls else "--samplers"
+            raise RlvrError(f"--base-url and {other} cannot be combined.", "Leave one of them out.")
         if self.base_url and self.chat:
             raise RlvrError(
                 "--chat uses a chat template on this machine; an endpoint has its own.",

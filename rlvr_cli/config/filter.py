@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlvr_cli.config.options import LONGEST, Format, Provenance, check_values, knob
+from rlvr_cli.config.options import LONGEST, Format, Provenance, check_values, flag, knob
 from rlvr_cli.errors import RlvrError
 
 
@@ -15,6 +15,7 @@ class FilterConfig(Provenance):
     Examples:
         rlvr filter my-ei --correct-only --dedup --out traces.jsonl
         rlvr filter zero-shot --emit questions --min-pass-rate 0.2 --max-pass-rate 0.8 --out medium.jsonl
+        rlvr filter samples --emit pairs --pairs-per-question 4 --out pairs.jsonl
     """
 
     source: tuple[str, ...] = knob(
@@ -86,12 +87,16 @@ class FilterConfig(Provenance):
     out: str = knob(
         "", "File to write: .jsonl or .parquet; FILE.meta.json records how it was made.", group="Output", common=True
     )
-    emit: Literal["traces", "questions"] = knob(
+    emit: Literal["traces", "questions", "pairs"] = knob(
         "traces",
-        "Rows: traces (prompt and response, for rlvr sft) or questions (for rlvr grpo, ei and eval).",
+        "Rows: traces (prompt and response, for rlvr sft), questions (for rlvr grpo, ei and eval) or pairs of a right and a wrong response "
+        "to one question (for rlvr dpo).",
         group="Output",
         common=True,
     )
+    pairs_per_question: int = knob(
+        4, "With --emit pairs: pairs per question, at most, of as many different responses as there are.", group="Output", at_least=1
+    )  # fmt: skip
     with_control: bool = knob(
         False, "Also write FILE-control: as many rows, chosen at random from the same source.", group="Output"
     )
@@ -117,6 +122,14 @@ class FilterConfig(Provenance):
                 "--max-per-question and --shortest select responses, but --emit questions writes none.",
                 "Leave them out.",
             )
+        if self.emit == "pairs":
+            without = ("correct_only", "max_per_question", "limit", "shortest", "with_control")
+            given = next((name for name in without if getattr(self, name)), None)
+            if given:
+                raise RlvrError(
+                    f"{flag(given)} and --emit pairs exclude each other: a pair needs a right and a wrong response.",
+                    "Leave it out; --pairs-per-question and --where limit the pairs.",
+                )
         if self.shortest and not (self.max_per_question or self.limit):
             raise RlvrError(
                 "--shortest has no effect without a limit on the number of responses.",

@@ -1,7 +1,7 @@
 """The options of `rlvr grpo`; the defaults are the handout's."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from rlvr_cli.config.options import FileFunction, divides, knob
 from rlvr_cli.config.shared import (
@@ -14,9 +14,15 @@ from rlvr_cli.config.shared import (
 from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
 
-LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
-ImportanceCorrection = Literal["auto", "none", "truncated"]
+LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo", "kimi"]
+StdNormalization = Literal["group", "batch", "none"]
+KlType = Literal["k3", "k2", "unbiased"]
+ImportanceCorrection = Literal["auto", "none", "truncated", "masked"]
+QuestionOrder = Literal["shuffled", "file", "prioritized"]
 Overlong = Literal["none", "mask", "soft_punish"]
+LatinLanguage = Literal["de", "en", "es", "fr", "it", "nl", "pt"]
+Language = Literal[LatinLanguage, "ar", "el", "he", "hi", "ja", "ko", "ru", "th", "zh"]
+LanguageDetector = Literal["script", "py3langid"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,12 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
 
     dataset: str = knob(
         "arithmetic", "Training questions: as for rlvr eval.", group="Data", common=True, completes="dataset"
+    )
+    question_order: QuestionOrder = knob(
+        "shuffled",
+        "Order in which questions are asked: shuffled anew in each epoch; file: as they stand, such as from easy to hard; prioritized: drawn by "
+        "1 - success rate so far.",
+        group="Algorithm",
     )
     n_grpo_steps: int = knob(
         200, "Number of rollout batches.", group="Algorithm", common=True, free_on_resume=True, at_least=1
@@ -73,17 +85,31 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
     use_std_normalization: bool = knob(
         True, "Divide advantages by the standard deviation of their group.", group="Algorithm", common=True
     )
+    std_normalization: StdNormalization | None = knob(
+        None,
+        "Which standard deviation divides the centered rewards: that of the group, of the rollout batch, or none. Default: as "
+        "--use-std-normalization says, group or none.",
+        group="Algorithm",
+    )
     advantage_eps: float = knob(
         1e-6, "Added to the standard deviation that divides the advantages.", group="Algorithm", at_least=0
     )
-    cliprange: float = knob(
-        0.2, "grpo_clip: clip the probability ratio to 1 +- this value.", group="Algorithm", common=True, above=0
+    cliprange: float | None = knob(
+        None,
+        "grpo_clip, gspo: clip the probability ratio to 1 +- this value. Default: 0.2; gspo: 0.0003 below 1 and 0.0004 above.",
+        group="Algorithm",
+        common=True,
+        above=0,
     )
     cliprange_high: float | None = knob(
         None,
-        "grpo_clip: separate upper clip range (DAPO's clip-higher). Default: --cliprange.",
+        "grpo_clip, gspo: separate upper clip range (DAPO's clip-higher). Default: --cliprange.",
         group="Algorithm",
         above=0,
+    )
+    cispo_cap: float = knob(5.0, "cispo: the largest weight of a token, itself a ratio.", group="Algorithm", at_least=1)
+    kimi_tau: float = knob(
+        0.1, "kimi: weight of the KL divergence to the policy that the batch began with.", group="Algorithm", above=0
     )
     length_normalization: LengthNormalization = knob(
         "masked_mean",
@@ -97,19 +123,30 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
     )
     kl_coef: float = knob(
         0.0,
-        "Weight of the KL penalty (k3) to the initial model; 0 loads no reference model.",
+        "Weight of the KL penalty to the initial model; 0 loads no reference model.",
         group="Algorithm",
         at_least=0,
+    )
+    kl_type: KlType = knob(
+        "k3",
+        "KL penalty: k3 descends KL(p_ref || p); k2 and unbiased (k3 times the ratio) descend KL(p || p_ref).",
+        group="Algorithm",
     )
     async_steps: int = knob(
         0, "1: a second process samples the next batch during training, with weights one batch old; 0: sample and train in turn.", group="Algorithm"
     )  # fmt: skip
     importance_correction: ImportanceCorrection = knob(
         "auto",
-        "Weight tokens by trainer / sampler probability: none, or truncated at --importance-cap. auto: truncated with --async-steps 1, else none.",
+        "Weight tokens by trainer / sampler probability: truncated to --importance-floor and --importance-cap; masked: 0 outside "
+        "them. auto: truncated with --async-steps 1, else none.",
         group="Algorithm",
     )
-    importance_cap: float = knob(2.0, "Upper bound of the importance weights.", group="Algorithm", above=0)
+    importance_floor: float = knob(
+        0.0, "Lower bound of the trainer / sampler probability, a ratio.", group="Algorithm", at_least=0
+    )
+    importance_cap: float = knob(
+        2.0, "Upper bound of the trainer / sampler probability, a ratio.", group="Algorithm", above=0
+    )
     dynamic_sampling: bool = knob(
         False,
         "Sample further questions until every group in the batch has differing rewards (DAPO); counts the extra rollouts.",
@@ -127,6 +164,25 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
         "soft_punish: tokens before the limit. Default: a fifth of --sampling-max-tokens.",
         group="Algorithm",
         at_least=1,
+    )
+    format_weight: float = knob(
+        0.0, "Weight of the format reward, which is added to the reward (R1-Zero: 1).", group="Algorithm", at_least=0
+    )
+    length_reward: float = knob(
+        0.0,
+        "Weight of a reward for responses that are shorter than others to the question (Kimi k1.5).",
+        group="Algorithm",
+        at_least=0,
+    )
+    length_reward_after: int = knob(0, "Rollout batches before --length-reward counts.", group="Algorithm", at_least=0)
+    language_reward: float = knob(
+        0.0, "Weight of the share of the thinking's words that are in --language (R1).", group="Algorithm", at_least=0
+    )
+    language: Language = knob("en", "The language that --language-reward wants.", group="Algorithm")
+    language_detector: LanguageDetector = knob(
+        "script",
+        "script: a word's letters decide, which cannot tell Latin languages apart; py3langid: also what it makes of each Latin sentence.",
+        group="Algorithm",
     )
     eval_every: int = knob(
         10,
@@ -155,10 +211,20 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
     @property
     def importance_truncation(self) -> float | None:
         """The upper bound of the importance weights; None without importance correction."""
-        wanted = self.importance_correction == "truncated" or (
+        wanted = self.importance_correction in ("truncated", "masked") or (
             self.importance_correction == "auto" and self.async_steps
         )
         return self.importance_cap if wanted else None
+
+    @property
+    def shapes_rewards(self) -> bool:
+        """Whether advantages are made of more than the grader's reward."""
+        return bool(self.format_weight or self.length_reward or self.language_reward or self.overlong == "soft_punish")
+
+    @property
+    def std_over(self) -> StdNormalization:
+        """Over what the standard deviation is taken that divides advantages."""
+        return self.std_normalization or ("group" if self.use_std_normalization else "none")
 
     @property
     def masked_normalize_constant(self) -> float | None:
@@ -175,6 +241,16 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
             raise RlvrError(
                 f"--async-steps is {self.async_steps}.",
                 "Use 0 to sample and train in turn, or 1 to sample the next batch during training, with weights one batch old.",
+            )
+        if self.importance_floor > self.importance_cap:
+            raise RlvrError(
+                f"--importance-floor {self.importance_floor:g} exceeds --importance-cap {self.importance_cap:g}.",
+                "Both bound the same ratio: give a floor below 1 and a cap above 1.",
+            )
+        if self.language_detector == "py3langid" and self.language not in get_args(LatinLanguage):
+            raise RlvrError(
+                f"--language-detector py3langid tells Latin languages apart, and --language {self.language} has a script of its own.",
+                "Use --language-detector script.",
             )
         divides(self, "group_size", "rollout_batch_size")
         divides(self, "train_batch_size", "rollout_batch_size")

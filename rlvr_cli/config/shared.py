@@ -16,6 +16,7 @@ TrainingEngine = Literal["auto", "transformers", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ParamDtype = Literal["float32", "bfloat16"]
 OptimizerKind = Literal["adamw", "adamw_kahan", "adamw_8bit"]
+FusedKernels = Literal["auto", "none", "liger"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 Schedule = Literal["constant", "cosine"]
 LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
@@ -64,6 +65,19 @@ class EngineOptions:
         group="Model",
         free_on_resume=True,
         auto=0.0,
+    )
+    samplers: int = knob(
+        1,
+        "Processes of the engine that divide the requests, one per GPU, or on the CPU; one that dies is started again.",
+        group="Model",
+        free_on_resume=True,
+        at_least=1,
+    )
+    sampler_urls: str = knob(
+        "",
+        "Sample from vLLM servers that you started, such as http://a:8000,http://b:8000, in place of an --engine.",
+        group="Model",
+        free_on_resume=True,
     )
 
 
@@ -220,6 +234,12 @@ class OptimizationOptions:
         group="Optimization",
         free_on_resume=True,
     )
+    fused_kernels: FusedKernels = knob(
+        "auto",
+        "Kernels for norms, rotary positions and SwiGLU in updates: liger (needs liger-kernel), or none. auto: liger on CUDA where it "
+        "is installed and the model is a Llama, Mistral, Qwen2 or Qwen3.",
+        group="Optimization",
+    )
     max_skipped_updates: int = knob(
         3,
         "Stop the run after this many consecutive updates with non-finite gradients.",
@@ -323,6 +343,12 @@ class TrainingRunOptions(RunOptions):
         free_on_resume=True,
         at_least=1,
     )
+    fsdp: bool = knob(
+        False,
+        "Divide weights, gradients and optimizer state over the trainers (FSDP2), instead of a copy for each.",
+        group="Run",
+        free_on_resume=True,
+    )
     nodes: int = knob(
         1,
         "Machines that divide the trainers; start the same command on each. The first one has the run.",
@@ -360,15 +386,9 @@ class TrainingEngineOptions(EngineOptions):
         "Precision of vLLM. auto: bfloat16 on CUDA, float32 on CPU. (transformers has that of --compute-dtype.)",
         group="Model",
     )
-    sampler_urls: str = knob(
-        "",
-        "Sample from vLLM servers that you started, such as http://a:8000,http://b:8000, in place of an --engine.",
-        group="Model",
-        free_on_resume=True,
-    )
     weights_dir: str = knob(
         "",
-        "Directory through which new weights go to the servers, which they must see too. Empty: that of temporary files.",
+        "Directory through which new weights or adapters go to the servers, which they must see too. Empty: that of temporary files.",
         group="Model",
         free_on_resume=True,
     )
@@ -390,11 +410,17 @@ class TrainingConfig(
     engine = "transformers"
     dtype = "auto"
     max_model_len = None
+    samplers = 1
     sampler_urls = ""
     gpu_memory_utilization = 0.0
     async_steps = 0
     kl_coef = 0.0
     rollout_batch_size = 256
+
+    @property
+    def samples_apart(self) -> bool:
+        """Whether the engine is in processes of its own."""
+        return bool(self.async_steps) or self.samplers > 1
 
 
 def check_prompt(config: PromptOptions) -> None:
@@ -428,22 +454,24 @@ def check_sampling(config: SamplingOptions) -> None:
         )
 
 
-def check_servers(config: TrainingEngineOptions) -> None:
-    if config.weights_dir and not config.sampler_urls:
-        raise RlvrError("--weights-dir needs --sampler-urls.", "Add --sampler-urls, or leave it out.")
+def check_servers(config: EngineOptions) -> None:
     if not config.sampler_urls:
         return
-    if getattr(config, "lora_rank", 0):
-        raise RlvrError(
-            "--sampler-urls sends whole models to the servers, not the adapter of --lora-rank.",
-            "Leave --lora-rank out, or sample with --engine transformers or vllm.",
-        )
     if config.engine != "auto":
         raise RlvrError(f"--engine {config.engine} and --sampler-urls exclude each other.", "Leave one of them out.")
+    if config.samplers > 1:
+        raise RlvrError(
+            "--samplers starts processes here, and --sampler-urls names servers that run.", "Leave one of them out."
+        )
     for url in config.sampler_urls.split(","):
         check_address(url.strip(), option="--sampler-urls")
         if url.strip().rstrip("/").endswith("/v1"):
             raise RlvrError(f"--sampler-urls names {url.strip()}.", "Leave /v1 out: weights are loaded beside it.")
+
+
+def check_weights_dir(config: TrainingEngineOptions) -> None:
+    if config.weights_dir and not config.sampler_urls:
+        raise RlvrError("--weights-dir needs --sampler-urls.", "Add --sampler-urls, or leave it out.")
     if config.weights_dir and not Path(config.weights_dir).is_dir():
         raise RlvrError(
             f"--weights-dir {config.weights_dir} is not a directory.", "Make it, where the servers see it too."
@@ -469,6 +497,25 @@ def check_nodes(config: TrainingRunOptions) -> None:
         )
 
 
+def check_fsdp(config: TrainingConfig) -> None:
+    if not config.fsdp:
+        return
+    if config.trainers == 1:
+        raise RlvrError("--fsdp divides the weights over several trainers.", "Add --trainers N, or use --no-fsdp.")
+    refused = {
+        "lora_rank": "an adapter is small, and its base is not divided",
+        "async_steps": "the older weights that it samples with are not divided",
+    }
+    for name, why in refused.items():
+        if getattr(config, name):
+            raise RlvrError(f"{flag(name)} and --fsdp exclude each other: {why}.", "Leave one of them out.")
+    if config.optimizer == "adamw_8bit":
+        raise RlvrError(
+            "--optimizer adamw_8bit and --fsdp exclude each other: 256 moments with one scale would depend on the division.",
+            "Leave one of them out, or use --optimizer adamw_kahan with --param-dtype bfloat16.",
+        )
+
+
 def check_training(config: TrainingConfig) -> None:
     check_values(config)
     check_prompt(config)
@@ -476,8 +523,16 @@ def check_training(config: TrainingConfig) -> None:
     check_engine(config)
     check_nodes(config)
     check_lora(config)
+    check_fsdp(config)
     if isinstance(config, TrainingEngineOptions):
         check_servers(config)
+        check_weights_dir(config)
+    if config.samplers > 1 and config.async_steps:
+        raise RlvrError(
+            f"--samplers {config.samplers} and --async-steps {config.async_steps} cannot be combined: what was sampled ahead by a "
+            "process that dies could not be sampled again, because the others have newer weights by then.",
+            "Leave one of them out.",
+        )
     if config.optimizer == "adamw_kahan" and config.param_dtype != "bfloat16":
         raise RlvrError(
             "--optimizer adamw_kahan keeps what bfloat16 weights round away, and these are float32.",

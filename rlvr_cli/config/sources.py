@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Provenance)
 
 PRESETS = Path(__file__).parent / "presets"
-CONFIGURED = ("eval", "sft", "ei", "grpo")  # the commands with --config, each of which a file may have a table for
+CONFIGURED = (
+    "eval",
+    "sft",
+    "dpo",
+    "ei",
+    "grpo",
+)  # the commands with --config, each of which a file may have a table for
 
 
 def is_partial(config: "RunOptions") -> bool:

@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rlvr_cli.data.files import BadRow, Row, join_names, text_of
 from rlvr_cli.data.synthetic import countdown_question
@@ -12,6 +12,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 
+T = TypeVar("T")
 Purpose = Literal["eval", "train", "traces"]
 
 QUESTION_FIELDS = ("question", "problem", "prompt", "input", "query", "instruction")
@@ -25,6 +26,44 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")  # GSM8K's "<<48/2=24>>24"
 _BARE = re.compile(r"[^\s${}\\]+")
 _BRACE = re.compile(r"\\.|[{}]")  # \{ and \} do not count
+
+
+def usable_rows(
+    rows: Iterable[Row | BadRow],
+    read: Callable[[Row], T],
+    *,
+    name: str,
+    limit: int | None = None,
+    skip_bad_lines: bool,
+) -> tuple[list[T], list[BadRow]]:
+    """Read rows, at most `limit` usable ones. Returns what they give, and the bad ones among those read.
+
+    Args:
+        read: raises BadRow for a row that cannot be used.
+        name: of the source.
+        skip_bad_lines: go on after a bad row.
+
+    Raises:
+        RlvrError: a row is bad and `skip_bad_lines` is off, or no row can be used.
+    """
+    usable: list[T] = []
+    skipped: list[BadRow] = []
+    for row in rows:
+        try:
+            if isinstance(row, BadRow):
+                raise row
+            usable.append(read(row))
+        except BadRow as bad:
+            if not skip_bad_lines:
+                raise RlvrError(str(bad), f"{bad.hint} To leave such rows out: --skip-bad-lines".strip()) from None
+            skipped.append(bad)
+        if len(usable) == limit:
+            break
+    if not usable and skipped:
+        raise RlvrError(f"{name}: none of its {len(skipped)} rows can be used. {skipped[0]}", skipped[0].hint)
+    if not usable:
+        raise RlvrError(f"{name}: there are no rows in it.", "Is it the right file?")
+    return usable, skipped
 
 
 # From a row to an Example
@@ -49,24 +88,7 @@ class RowReader:
         self, rows: Iterable[Row | BadRow], *, name: str, limit: int | None, skip_bad_lines: bool
     ) -> tuple[list[Example], list[BadRow]]:
         """The usable rows, at most `limit`, and the bad ones among those read."""
-        examples: list[Example] = []
-        skipped: list[BadRow] = []
-        for row in rows:
-            try:
-                if isinstance(row, BadRow):
-                    raise row
-                examples.append(self.example(row))
-            except BadRow as bad:
-                if not skip_bad_lines:
-                    raise RlvrError(str(bad), f"{bad.hint} To leave such rows out: --skip-bad-lines".strip()) from None
-                skipped.append(bad)
-            if len(examples) == limit:
-                break
-        if not examples and skipped:
-            raise RlvrError(f"{name}: none of its {len(skipped)} rows can be used. {skipped[0]}", skipped[0].hint)
-        if not examples:
-            raise RlvrError(f"{name}: there are no rows in it.", "Is it the right file?")
-        return examples, skipped
+        return usable_rows(rows, self.example, name=name, limit=limit, skip_bad_lines=skip_bad_lines)
 
     def example(self, row: Row) -> Example:
         response_field = _first(RESPONSE_FIELDS, row.keys)

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int) -> tuple[int, ...]:
 
 
 def next_indices(
-    num_examples: int, count: int, *, seed: int, start: int, exclude: Sequence[int] = ()
+    num_examples: int, count: int, *, seed: int | None, start: int, exclude: Sequence[int] = ()
 ) -> tuple[list[int], int]:
     """Return the next indices of an endless pass over a dataset: one epoch after another, each in its own order.
 
@@ -31,6 +32,7 @@ def next_indices(
     Args:
         num_examples: size of the dataset.
         count: number of indices to return.
+        seed: of the orders; None: each epoch goes from 0 to num_examples - 1.
         start: position in the pass at which to start, counted over all epochs from 0.
         exclude: indices to skip.
 
@@ -41,12 +43,36 @@ def next_indices(
     position = start
     while len(drawn) < count and len(seen) < num_examples:
         epoch, place = divmod(position, num_examples)
-        index = epoch_order(num_examples, seed=seed, epoch=epoch)[place]
+        index = place if seed is None else epoch_order(num_examples, seed=seed, epoch=epoch)[place]
         position += 1
         if index not in seen:
             seen.add(index)
             drawn.append(index)
     return drawn, position
+
+
+def weighted_indices(
+    weights: Sequence[float], count: int, *, seed: int, draw: int, exclude: Sequence[int] = ()
+) -> list[int]:
+    """Return different indices, each next one with a probability in proportion to its weight among those that are left.
+
+    Those with the smallest -log(u) / weight, u being a hash in (0, 1) of (seed, draw, index) (Efraimidis and Spirakis, 2006): with
+    the indices returned so far in `exclude`, a second call goes on where the first one stopped.
+
+    Args:
+        weights: above 0, one per index.
+        draw: the number of the draw; every draw is another one.
+
+    Returns:
+        `count` indices, fewer if there are no others.
+    """
+
+    def key(index: int) -> float:
+        digest = hashlib.blake2b(f"{seed}/draw {draw}/{index}".encode(), digest_size=8).digest()
+        return -math.log((int.from_bytes(digest, "big") + 0.5) / 2**64) / weights[index]
+
+    left = set(range(len(weights))) - set(exclude)
+    return sorted(left, key=lambda index: (key(index), index))[:count]
 
 
 def batches(examples: Sequence[T], *, batch_size: int, seed: int, epoch: int) -> Iterator[list[T]]:

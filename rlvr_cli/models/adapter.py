@@ -21,6 +21,7 @@ from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.directory import ADAPTER_WEIGHTS, base_of, local_directory
 from rlvr_cli.models.policy import Lora, LowRank, Policy, Source
 from rlvr_cli.models.pretrained import load_error, quiet, read_pretrained, replaced
+from rlvr_cli.models.recompute import gradient_checkpointing
 from rlvr_cli.text import printable
 
 _NAME = "default"  # of the adapter, within the names of its weights: peft leaves it out in files
@@ -53,15 +54,24 @@ class AdaptedPolicy(Policy):
     def autocast(self, *, enabled: bool = True) -> Iterator[None]:
         """As that of `Policy`; of half-precision weights too, so that the float32 adapter is multiplied in their precision."""
         cast = enabled and self.compute_dtype.itemsize < 4
+        with torch.autocast(self.device.type, self.compute_dtype if cast else None, enabled=cast), self._own_casts():
+            yield
+
+    @contextmanager
+    def _own_casts(self) -> Iterator[None]:
+        """Let peft cast the inputs of adapted layers where autocast does not: it would keep a float32 copy of each."""
+        cast = torch.is_autocast_enabled(self.device.type)
         before = [layer.cast_input_dtype_enabled for _, layer in self._layers]
-        with torch.autocast(self.device.type, self.compute_dtype if cast else None, enabled=cast):
-            try:
-                for _, layer in self._layers:
-                    layer.cast_input_dtype_enabled = not cast  # else peft keeps a float32 copy of each layer's input
-                yield
-            finally:
-                for (_, layer), own in zip(self._layers, before, strict=True):
-                    layer.cast_input_dtype_enabled = own
+        try:
+            for _, layer in self._layers:
+                layer.cast_input_dtype_enabled = not cast
+            yield
+        finally:
+            for (_, layer), own in zip(self._layers, before, strict=True):
+                layer.cast_input_dtype_enabled = own
+
+    def gradient_checkpointing(self) -> AbstractContextManager[None]:
+        return gradient_checkpointing(self.model, again=self._own_casts)
 
     # Parameters and weights
 
@@ -160,7 +170,7 @@ class _Reference(Policy):
 
     def __init__(self, policy: AdaptedPolicy) -> None:
         super().__init__(policy.model, policy._tokenizer, source=policy.source)
-        self._policy = policy
+        self._policy, self.kernels = policy, policy.kernels
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -82,7 +82,33 @@ def get_response_log_probs(
     assert temperature > 0, f"temperature {temperature}: a greedy policy has no log-probabilities"
     mask = torch.ones_like(labels, dtype=torch.bool) if response_mask is None else response_mask.bool()
     policy = as_policy(model)
-    wanted = wanted or wanted_in(policy, input_ids, mask).to(labels.device)
+    positions = wanted or wanted_in(policy, input_ids, mask).to(labels.device)
+    return policy.in_one_forward(
+        lambda: _scores(
+            policy,
+            input_ids,
+            labels,
+            mask,
+            positions,
+            with_entropy=return_token_entropy,
+            temperature=temperature,
+            chunk_size=chunk_size,
+        )
+    )
+
+
+def _scores(
+    policy: Policy,
+    input_ids: Tensor,
+    labels: Tensor,
+    mask: Tensor,
+    wanted: Wanted,
+    *,
+    with_entropy: bool,
+    temperature: float,
+    chunk_size: int | None,
+) -> dict[str, Tensor]:
+    """`get_response_log_probs`, within the model's forward pass."""
     targets = labels.flatten()[wanted.positions]  # (positions,)
     head, value_head, hidden = policy.head(), policy.value_head(), None
     if head is not None or value_head is not None:
@@ -95,7 +121,7 @@ def get_response_log_probs(
             targets,
             rounded=head.rounded,
             temperature=temperature,
-            with_entropy=return_token_entropy,
+            with_entropy=with_entropy,
             chunk_size=chunk_size,
         )
     else:
@@ -103,7 +129,7 @@ def get_response_log_probs(
         logits = logits.index_select(0, wanted.positions)  # (positions, vocab)
         logits = logits.to(_accumulation_dtype(logits.dtype)) / temperature
         log_probs = torch.log_softmax(logits, dim=-1).gather(-1, targets[:, None]).squeeze(-1)
-        entropy = compute_entropy(logits) if return_token_entropy else None
+        entropy = compute_entropy(logits) if with_entropy else None
 
     def placed(values: Tensor) -> Tensor:
         """(positions,) -> (batch, seq), 0 elsewhere."""

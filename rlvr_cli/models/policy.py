@@ -5,7 +5,7 @@ states, the head that maps them to logits, parameters for an optimizer, weights 
 reference policy, a saved model.
 
 A second head or sharded weights belong here: they change what these methods return, and no other code. `adapter.py` has
-the policy with a LoRA adapter.
+the policy with a LoRA adapter, `sharded.py` the one that is divided over processes.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlvr_cli.models.device import current_device, dtype_name, resolve_compute_dtype
 from rlvr_cli.models.directory import base_of
+from rlvr_cli.models.liger import fused_kernels, resolve_kernels
 from rlvr_cli.models.prefixes import Wanted, attention_function, gather, hidden_states, shares_prefixes
 from rlvr_cli.models.pretrained import read_pretrained, write_pretrained
 from rlvr_cli.models.recompute import gradient_checkpointing
@@ -71,6 +72,7 @@ class Policy:
     Attributes:
         model: the transformers model. Any code may use its forward pass and its config; only this class uses its
             internals.
+        kernels: what computes norms, rotary positions and SwiGLU within `fused_kernels`: `torch`, or `liger` after `use_kernels`.
         source: where it was loaded from; None for a model from memory, which has no `reference`.
     """
 
@@ -86,6 +88,7 @@ class Policy:
         self.model, self.source = model, source
         self._tokenizer, self._compute_dtype = tokenizer, compute_dtype
         self._rounded_head: Tensor | None = None
+        self.kernels = "torch"
         if compute_dtype != "auto":
             resolve_compute_dtype(compute_dtype, weights=self.dtype, device=self.device)  # or raise an error
 
@@ -128,6 +131,7 @@ class Policy:
             "attention": self.attention,
             "param_dtype": dtype_name(self.dtype),
             "compute_dtype": dtype_name(self.compute_dtype),
+            "kernels": self.kernels,
         }
 
     @property
@@ -189,6 +193,10 @@ class Policy:
         )
 
     # Computation
+
+    def in_one_forward(self, function: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Call a function that uses weights of the model outside its modules' own forward passes, as the head's."""
+        return function()
 
     def forward(self, **inputs: Any) -> Any:
         """Run the whole model; arguments and output are those of transformers."""
@@ -278,6 +286,15 @@ class Policy:
     def gradient_checkpointing(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the layers keep only their inputs for the backward pass, see `recompute`."""
         return gradient_checkpointing(self.model)
+
+    def use_kernels(self, wanted: str) -> str:
+        """Choose the kernels of `fused_kernels`: `auto`, `none` or `liger`; returns a note or the empty string, see `resolve_kernels`."""
+        self.kernels, note = resolve_kernels(self.model, wanted, autocast=self.autocast)
+        return note
+
+    def fused_kernels(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the layers compute with the chosen `kernels`, backward passes included."""
+        return fused_kernels(self.model) if self.kernels == "liger" else contextlib.nullcontext()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -379,6 +396,7 @@ class Policy:
             device=str(self.device),
         )
         frozen.model.requires_grad_(False)
+        frozen.kernels = self.kernels
         return frozen
 
     def write_adapter(self, directory: Path) -> None:

@@ -17,8 +17,13 @@ from rlvr_cli.models.prefixes import attention_function
 
 
 @contextlib.contextmanager
-def gradient_checkpointing(model: PreTrainedModel) -> Iterator[None]:
+def gradient_checkpointing(
+    model: PreTrainedModel, again: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+) -> Iterator[None]:
     """Run the model's layers in this way within the block; the backward pass may come later. Results do not change.
+
+    Args:
+        again: makes the context in which a layer is computed a second time, with the first time's autocast already on.
 
     Raises:
         RlvrError: the model has no layers that transformers can run in this way.
@@ -31,6 +36,11 @@ def gradient_checkpointing(model: PreTrainedModel) -> Iterator[None]:
         )
     config: Any = model.config
 
+    @contextlib.contextmanager
+    def second_time(name: str) -> Iterator[None]:
+        with attention_function(model, name), again():
+            yield
+
     def run(layer: Callable[..., Any], *inputs: Any) -> Any:
         name = config._attn_implementation
         return checkpoint(
@@ -38,7 +48,7 @@ def gradient_checkpointing(model: PreTrainedModel) -> Iterator[None]:
             *inputs,
             use_reentrant=False,
             preserve_rng_state=False,
-            context_fn=lambda: (contextlib.nullcontext(), attention_function(model, name)),
+            context_fn=lambda: (contextlib.nullcontext(), second_time(name)),
         )
 
     # The mode of the layer itself, not of the attention within it, which could have dropout.

@@ -45,28 +45,62 @@ def learning_rate(update: int, options: Mapping[str, Any], *, num_updates: int) 
     return peak * (0.55 + 0.45 * math.cos(math.pi * min(update - warm_up, falling) / falling))
 
 
-def advantages(rewards: Sequence[float], lengths: Sequence[int], options: Mapping[str, Any]) -> list[float]:
-    """The advantages of one group of responses; the raw rewards without a baseline. Overlong responses are punished first."""
+def shaped_rewards(
+    rewards: Sequence[float],
+    lengths: Sequence[int],
+    formats: Sequence[float],
+    options: Mapping[str, Any],
+    *,
+    number: int,
+) -> list[float]:
+    """The rewards of one group in the rollout batch `number`, with what their format and length add; not their language."""
+    shaped = [r + options["format_weight"] * f for r, f in zip(rewards, formats, strict=True)]
+    if options["length_reward"] and number >= options["length_reward_after"] and max(rewards) > 0.5:
+        least, most = min(lengths), max(lengths)
+        for i, length in enumerate(lengths):
+            shorter = 0.5 - (length - least) / (most - least) if most > least else 0.0
+            shaped[i] += options["length_reward"] * (shorter if rewards[i] > 0.5 else min(shorter, 0.0))
     if options["overlong"] == "soft_punish":
         limit = options["sampling_max_tokens"]
         buffer = options["overlong_buffer"] or max(limit // 5, 1)
-        rewards = [r - min(max(n - (limit - buffer), 0) / buffer, 1.0) for r, n in zip(rewards, lengths, strict=True)]
+        shaped = [r - min(max(n - (limit - buffer), 0) / buffer, 1.0) for r, n in zip(shaped, lengths, strict=True)]
+    return shaped
+
+
+def advantages(rewards: Sequence[float], options: Mapping[str, Any]) -> list[float]:
+    """The advantages of one group of shaped rewards; these themselves without a baseline. Not yet divided by the batch's deviation."""
     if options["loss_type"] == "no_baseline":
         return list(rewards)
     if max(rewards) == min(rewards):
         return [0.0 for _ in rewards]
     mean = math.fsum(rewards) / len(rewards)
     deviations = [r - mean for r in rewards]
-    if not options["use_std_normalization"]:
+    if std_over(options) != "group":
         return deviations
     variance = math.fsum(d * d for d in deviations) / (len(rewards) - 1)
     return [d / (math.sqrt(variance) + options["advantage_eps"]) for d in deviations]
+
+
+def std_over(options: Mapping[str, Any]) -> str:
+    """Over what the standard deviation is taken: group, batch or none."""
+    return options["std_normalization"] or ("group" if options["use_std_normalization"] else "none")
+
+
+def over_the_batch(advantages: Sequence[float], options: Mapping[str, Any]) -> list[float]:
+    """The centered rewards of a batch, divided by their standard deviation; zeros stay."""
+    if not any(advantages):
+        return list(advantages)
+    mean = math.fsum(advantages) / len(advantages)
+    variance = math.fsum((a - mean) ** 2 for a in advantages) / (len(advantages) - 1)
+    return [a / (math.sqrt(variance) + options["advantage_eps"]) for a in advantages]
 
 
 def divisors(token_counts: Sequence[int], *, normalization: str, constant: float) -> list[float]:
     """What the summed loss of each response of an update is divided by, of the numbers of tokens that are trained on."""
     if normalization == "token_mean":
         return [float(sum(token_counts))] * len(token_counts)
+    if normalization == "rows":
+        return [float(sum(1 for n in token_counts if n))] * len(token_counts)
     if normalization == "masked_normalize":
         return [constant * len(token_counts)] * len(token_counts)
     return [float(count * sum(1 for n in token_counts if n)) for count in token_counts]
@@ -76,15 +110,17 @@ def policy_gradient_loss(
     new: Tensor,
     options: Mapping[str, Any],
     *,
+    learned: Tensor,
     advantage: float,
     old: Tensor,
     sampled: Tensor,
     reference: Tensor | None,
 ) -> Tensor:
-    """The loss of each token of a response.
+    """The loss of each token of a response; for kimi, whose loss is one number, the equal share of each of the `learned` tokens.
 
     Args:
         new: (tokens,) log-probabilities under the policy being trained.
+        learned: (tokens,) bool, which of them the loss counts.
         options: of `rlvr grpo`.
         old, sampled, reference: (tokens,) log-probabilities of the policy before the first update on the batch, of the
             sampler, and of the first weights.
@@ -96,16 +132,39 @@ def policy_gradient_loss(
         case "grpo_no_clip":
             loss = -ratio * advantage
         case "grpo_clip":
-            above = options["cliprange"] if options["cliprange_high"] is None else options["cliprange_high"]
-            inside = torch.clamp(ratio, 1 - options["cliprange"], 1 + above)
-            loss = -torch.minimum(ratio * advantage, inside * advantage)
+            low, high = clip_range(options, (0.2, 0.2))
+            loss = -torch.minimum(ratio * advantage, torch.clamp(ratio, 1 - low, 1 + high) * advantage)
+        case "gspo":
+            low, high = clip_range(options, (3e-4, 4e-4))
+            of_response = torch.exp(torch.clamp((new - old)[learned].mean(), -MOST, MOST)).detach()
+            ratio = of_response * torch.exp(new) / torch.exp(new).detach()
+            loss = -torch.minimum(ratio * advantage, torch.clamp(ratio, 1 - low, 1 + high) * advantage)
+        case "cispo":
+            loss = -torch.clamp(ratio, max=options["cispo_cap"]).detach() * advantage * new
+        case "kimi":
+            squared = (new - old)[learned].sum() ** 2
+            share = options["kimi_tau"] / 2 * squared / learned.sum()
+            loss = -advantage * new + share
         case other:
             raise AssertionError(other)
     correction = options["importance_correction"]
+    weight = torch.exp(torch.clamp(old - sampled, -MOST, MOST))
+    floor, cap = options["importance_floor"], options["importance_cap"]
     if correction == "truncated" or (correction == "auto" and options["async_steps"] == 1):
-        weight = torch.exp(torch.clamp(old - sampled, -MOST, MOST))
-        loss = torch.clamp(weight, max=options["importance_cap"]) * loss
+        loss = torch.clamp(weight, floor, cap) * loss
+    if correction == "masked":
+        loss = torch.where((weight >= floor) & (weight <= cap), weight, 0.0) * loss
     if reference is not None:
         d = torch.clamp(reference - new, -MOST, MOST)
-        loss = loss + options["kl_coef"] * (torch.exp(d) - d - 1)
+        k3 = torch.exp(d) - d - 1
+        kl = {"k2": d * d / 2, "k3": k3, "unbiased": torch.exp(torch.clamp(new - old, -MOST, MOST)) * k3}
+        if options["loss_type"] == "kimi":  # per response: the mean over its tokens
+            return loss + options["kl_coef"] * kl[options["kl_type"]] / learned.sum()
+        loss = loss + options["kl_coef"] * kl[options["kl_type"]]
     return loss
+
+
+def clip_range(options: Mapping[str, Any], default: tuple[float, float]) -> tuple[float, float]:
+    """How far a ratio may fall below 1, and rise above 1."""
+    low, high = options["cliprange"] or default[0], options["cliprange_high"] or options["cliprange"] or default[1]
+    return low, high

@@ -306,14 +306,17 @@ def _update(
 
     Args:
         nudged: move each gradient as its rounding may: terms that cancel leave a rest of the last bit of the row's
-            largest gradient.
+            largest gradient. The norm is then PyTorch's, as in the run: on a CPU it adds up squares in the gradients' own
+            precision, and is too small by 1e-5 for a million.
     """
     own = run.options
     counts = [sum(response.learned) for response in responses]
     if not any(counts):
         return None, None
     normalization, constant = "token_mean", 1.0  # of expert iteration
-    if run.command != "ei":
+    if run.command == "grpo" and own["loss_type"] == "kimi":  # a mean over responses
+        normalization = "rows"
+    elif run.command != "ei":
         normalization = own["length_normalization"]
         constant = own["normalize_constant"] or own["sampling_max_tokens"]
     divisors = formulas.divisors(counts, normalization=normalization, constant=constant)
@@ -329,6 +332,7 @@ def _update(
             losses = formulas.policy_gradient_loss(
                 new,
                 own,
+                learned=learned,
                 advantage=response.advantage,
                 old=new.detach() if old is None else old,
                 sampled=torch.tensor(response.sampled, dtype=torch.float64, device=policy.device),
@@ -339,6 +343,8 @@ def _update(
         objective += float(loss.detach())
     gradients = [p.grad for p in policy.trainable_parameters().values() if p.grad is not None]
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+    if nudged:
+        norm = float(torch.nn.utils.get_total_norm(gradients))
     if math.isfinite(objective) and math.isfinite(norm):
         for gradient in gradients:
             gradient.mul_(min(1.0, own["max_grad_norm"] / (norm + 1e-6)))

@@ -26,7 +26,7 @@ from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import parsed_table, read_index, read_metadata, read_metrics, read_parts, read_rollouts
 from rlvr_cli.types import Example, Metric, Phase, Rollout, SamplingParams
 
-LOSSES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
+LOSSES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo", "kimi")
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ def read_stored(path: Path) -> StoredRun:
     """
     metadata = read_metadata(path)
     command, stored, facts = metadata["command"], metadata.get("config"), metadata.get("facts")
+    if command == "dpo":
+        raise _cannot(path, "it is a run of rlvr dpo, whose pairs and reference are not stored in it")
     if command not in ("eval", "sft", "ei", "grpo") or not isinstance(stored, dict) or not isinstance(facts, dict):
         raise _cannot(path, f"it is a run of rlvr {command} without stored options")
     kind = config_of(command)
@@ -190,13 +192,18 @@ def _groups(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Bat
         assert len({r.example_id for r in group}) == 1, "a group is of one question"
         if own["dynamic_sampling"] and max(rewards) == min(rewards):
             continue
-        for rollout, advantage in zip(
-            group, formulas.advantages(rewards, [len(r.response_ids) for r in group], own), strict=True
-        ):
+        formats = [r.format_reward or 0.0 for r in group]
+        shaped = formulas.shaped_rewards(rewards, [len(r.response_ids) for r in group], formats, own, number=number)
+        # What the language adds is taken as it is stored, like the grader's reward.
+        shaped = [r + (row.language_term or 0.0) for r, row in zip(shaped, group, strict=True)]
+        for rollout, advantage in zip(group, formulas.advantages(shaped, own), strict=True):
             response = _response(rollout, advantage)
             if own["overlong"] == "mask" and rollout.finish_reason == "length":
                 response = replace(response, learned=[False] * len(response.tokens))
             responses.append(response)
+    if responses and formulas.std_over(own) == "batch" and own["loss_type"] != "no_baseline":
+        divided = formulas.over_the_batch([r.advantage for r in responses], own)
+        responses = [replace(r, advantage=a) for r, a in zip(responses, divided, strict=True)]
     return _batch(own, responses, number=number, epochs=own["epochs_per_rollout_batch"])
 
 

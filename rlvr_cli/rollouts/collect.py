@@ -25,7 +25,9 @@ from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.text import storable
 from rlvr_cli.types import Completion, Example, Grade, Phase, Request, Rollout, Sampler, SamplingParams
 
-Advantages = Callable[[Sequence[Rollout]], Sequence[float | None]]
+Credit = Callable[
+    [Sequence[Rollout]], Sequence[Rollout]
+]  # the rollouts of whole groups, with what their groups determine
 COMMIT_ROWS = 512  # rollouts per part; fewer once COMMIT_SECONDS have passed
 COMMIT_SECONDS = 20.0
 _PATIENCE = 1.0  # seconds that a due commit waits for the graders
@@ -223,17 +225,17 @@ def collect_batch(
     step: int,
     examples: Sequence[Example],
     num_samples: int,
-    advantages: Advantages,
+    credit: Credit,
     **collecting: Unpack[Collecting],
 ) -> list[Rollout]:
     """Sample and grade every training rollout of a step that the run lacks, and commit all of them or none.
 
-    The rollouts are committed in the order of the examples, with their advantages. Only whole batches are committed, so
+    The rollouts are committed in the order of the examples, as `credit` returns them. Only whole batches are committed, so
     that a resumed run samples the same batch again and trains to the same bits.
 
     Args:
         examples: the questions; rollouts of one question form a group.
-        advantages: see `sample_groups`.
+        credit: see `sample_groups`.
 
     Returns:
         The committed rollouts.
@@ -254,7 +256,7 @@ def collect_batch(
         collector.collect_grades(within=None)
         place = {example.id: i for i, example in enumerate(examples)}
         graded = sorted(collector.graded, key=lambda r: (place[r.example_id], r.sample_index))
-        graded = [replace(r, advantage=a) for r, a in zip(graded, advantages(graded), strict=True)]
+        graded = list(credit(graded))
         run.commit_rollouts("train", collector.step, graded, cost=collector.cost(graded))
     finally:
         completions.close()
@@ -268,7 +270,7 @@ def sample_groups(
     step: int,
     examples: Sequence[Example],
     num_samples: int,
-    advantages: Advantages,
+    credit: Credit,
     **collecting: Unpack[Collecting],
 ) -> list[Rollout]:
     """Return the training rollouts of a step; those that the run lacks are sampled, graded and committed first.
@@ -276,7 +278,7 @@ def sample_groups(
     Training uses exactly the committed rollouts, so a resumed run that reads them back ends with the same weights.
 
     Args:
-        advantages: rollouts of whole groups, each group contiguous -> one advantage per rollout.
+        credit: rollouts of whole groups, each group contiguous -> the same rollouts with their advantages and shaped rewards.
 
     Returns:
         The rollouts, ordered by example and then by sample index.
@@ -288,7 +290,7 @@ def sample_groups(
             step=step,
             examples=part,
             num_samples=num_samples,
-            advantages=advantages,
+            credit=credit,
             **collecting,
         )
     if len(fresh) == len(examples) * num_samples:  # none was stored before: training on these gives the same bits

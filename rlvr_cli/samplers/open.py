@@ -5,8 +5,8 @@ Torch is imported when a model is opened, so that endpoints do not need it and b
 """
 
 import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.config.endpoint import KEY_ENV, endpoint_key
@@ -41,6 +41,7 @@ class EngineSettings:
     request_timeout: float = 600.0
     sampler_urls: str = ""  # of vLLM servers, separated by commas
     weights_dir: str = ""
+    takes_weights: bool = False  # whether the engine will get those of a trainer
     sleep_mode: bool = False  # make the engine's `sleep` give the device's memory back
 
 
@@ -125,6 +126,8 @@ def _open_servers(settings: EngineSettings) -> Sampler:
     return ServersSampler(
         urls,
         load_tokenizer(model_path(settings.model)),
+        model="" if settings.takes_weights else model_path(settings.model),
+        takes_adapters=settings.lora_rank > 0,
         weights_dir=settings.weights_dir,
         timeout=settings.request_timeout,
     )
@@ -156,7 +159,7 @@ def choose_engine(
     """Resolve `auto`: an endpoint when one is named, vLLM where it is installed with a CUDA device, else transformers.
 
     Args:
-        embedded: `auto` is transformers, because there are several trainers.
+        embedded: `auto` is transformers, because there are several trainers, which sample themselves.
         sampler_urls: --sampler-urls.
 
     Raises:
@@ -197,13 +200,23 @@ def engine_kind(engine: str) -> EngineKind:
     return ENGINES[engine]
 
 
-def open_sampler(engine: str, settings: EngineSettings) -> Sampler:
+def open_sampler(engine: str, settings: EngineSettings, *, devices: Sequence[str] = ()) -> Sampler:
     """Load the model into the engine.
+
+    Args:
+        devices: if there are several, that many processes load it, each on its device.
 
     Raises:
         RlvrError: an unknown engine, a missing extra, an unreadable model, an endpoint without a key.
     """
-    return engine_kind(engine).open(settings)
+    kind = engine_kind(engine)
+    if len(devices) < 2:
+        return kind.open(settings)
+    from rlvr_cli.samplers.processes import SamplingProcesses
+
+    dtype = _resolved_dtype(replace(settings, device=devices[0]))
+    options = asdict(settings) | {"param_dtype": dtype, "compute_dtype": dtype}
+    return SamplingProcesses(engine, options, devices=devices)
 
 
 def _resolved_dtype(settings: EngineSettings) -> str:

@@ -92,8 +92,9 @@ class OpenAISampler:
         timeout: seconds that one sample may take, waiting and retrying included.
         max_retries: tries after the first, on 408, 409, 429, 5xx, broken connections and unreadable answers. The openai
             package waits between them, for as long as the endpoint asks (``Retry-After``), else longer each time.
-        processed_logprobs: it is a vLLM server that takes all that we ask, and whose log-probabilities are of the distribution that
-            it samples from, at any temperature: they are always requested, and no sample is requested alone at first.
+        processed_logprobs: it is a vLLM server that needs no key, takes all that we ask, and whose log-probabilities are of the
+            distribution that it samples from, at any temperature: they are always requested, and no sample is requested alone at
+            first.
 
     Attributes:
         seeding: "endpoint": each sample's seed is sent, folded to the 31 bits that all endpoints accept; the
@@ -136,7 +137,11 @@ class OpenAISampler:
         self._refused: frozenset[str] = frozenset()  # of OPTIONAL_FIELDS
         self._length_field = "max_tokens"
         self._sends_stop = True
-        endpoint_key(base_url, api_key_env)
+        _ = self._key
+
+    @property
+    def _key(self) -> str:
+        return PLACEHOLDER_KEY if self._processed_logprobs else endpoint_key(self.base_url, self.api_key_env)
 
     @property
     def seeding(self) -> str:
@@ -211,7 +216,7 @@ class OpenAISampler:
         openai: Any = importlib.import_module("openai")
         waiting, failures, failed_in_a_row = deque(items), [], 0
         skipped: list[_Item] = []
-        key = endpoint_key(self.base_url, self.api_key_env)
+        key = self._key
         longest = max(len(item.prompt) for item in items)
         limit = FRAME_BYTES + PROMPT_BYTES * longest + TOKEN_BYTES * params.max_tokens
         read = partial(self._read_response, limit=limit, key=key)

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ import torch
 
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.faults import environment_of, fault_point
+from rlvr_cli.models.device import dtype_name, visible_as_only
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, verify_weights
@@ -56,8 +59,10 @@ class SamplingProcess:
 
     Args:
         engine: its name.
-        engine_options: the other arguments of `serve.open_engine`.
-        visible_devices: the CUDA devices that the process sees, as in CUDA_VISIBLE_DEVICES; None: the parent's.
+        engine_options: the other arguments of `serve.open_engine`. Of a `device` such as cuda:1 the process sees no other.
+        name: of its fault points (`faults`), such as sampler1.completion.
+        threads: of torch, on a CPU; 0: as many as it likes.
+        shared: where new weights are written, by whoever calls `take_weights`; None: it has memory of its own for them.
 
     Attributes:
         policy_version: of the weights that the process samples from.
@@ -71,20 +76,26 @@ class SamplingProcess:
         engine: str,
         engine_options: Mapping[str, Any],
         *,
-        visible_devices: str | None = None,
+        name: str = "sampler",
+        threads: int = 0,
+        shared: "SharedTensors | None" = None,
     ) -> None:
         self.engine, self.policy_version, self.worked_seconds = engine, 0, 0.0
         self._jobs: list[_Job] = []
         self._jobs_sent = 0  # number of jobs so far
         self._last_probe: Probe | None = None
         self._facts: dict[str, Any] | None = None  # seeding and notes of the engine, sent once it is open
-        self._shared = SharedTensors()
+        self._shared, self._shares = shared or SharedTensors(), shared is not None
         self._connection, theirs = Pipe()
         root = str(Path(rlvr_cli.__file__).parents[1])
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-            **({} if visible_devices is None else {"CUDA_VISIBLE_DEVICES": visible_devices}),
+        environment = environment_of(name) | {
+            "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         }
+        if threads:
+            environment.setdefault("OMP_NUM_THREADS", str(threads))
+        if engine_options["device"].startswith("cuda:"):
+            environment["CUDA_VISIBLE_DEVICES"] = visible_as_only(engine_options["device"])
+            engine_options = {**engine_options, "device": "cuda"}
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -108,6 +119,16 @@ class SamplingProcess:
     def notes(self) -> list[str]:
         """The engine's `notes`, see `types.Sampler`."""
         return self._greeting["notes"]
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def check(self) -> None:
+        """Raise RlvrError if the process has ended."""
+        if not self.alive:
+            raise _ended(self._process)
 
     @property
     def _greeting(self) -> dict[str, Any]:
@@ -147,6 +168,9 @@ class SamplingProcess:
             job.canceled = True
             job.completions.clear()
             self._remove_finished()
+            if self._jobs and all(job.canceled for job in self._jobs):
+                with suppress(RlvrError):  # the process has ended, which the next call tells
+                    self.cancel_pending()
 
     def load_weights(self, policy: Policy, policy_version: int) -> None:
         """Switch to the weights of `policy`, and verify that they are served: see `weight_check.verify_weights`.
@@ -156,22 +180,32 @@ class SamplingProcess:
         Raises:
             RlvrError: the weights do not fit, or the process does not serve them.
         """
+        self.take_weights(sent := send_weights(policy, policy_version, self._shared))
+        self.verify_weights(sent)
+
+    def take_weights(self, sent: "SentWeights") -> None:
+        """Let the process load what was written into `shared`; `verify_weights` waits until it has."""
         assert self._greeting  # waits for the greeting: below, `_receive` must return the reply to the weights
         while any(job.seconds is None for job in self._jobs):
             self._receive()
-        weights = policy.weights_for_process()
-        self._shared.write(weights)
-        self._send(["load", policy_version, _sizes(weights)])
-        probe = Probe((), self._receive(), fixed_logprobs(policy))
+        self._send(["load", sent.version, sent.sizes])
+
+    def verify_weights(self, sent: "SentWeights") -> None:
+        """Wait until the process has loaded the weights, and verify that it serves them.
+
+        Raises:
+            RlvrError: it does not, or it has ended.
+        """
+        probe = Probe((), self._receive(), sent.logprobs)
         verify_weights(
             probe,
             self._last_probe,
-            precisions=[str(policy.dtype).removeprefix("torch.")],
-            version=policy_version,
+            precisions=[dtype_name(sent.policy.dtype)],
+            version=sent.version,
             served_version=self.policy_version,
-            hint="--async-steps 0 samples in the trainer's own process.",
+            hint="--async-steps 0 and --samplers 1 sample in the trainer's own process.",
         )
-        self._last_probe, self.policy_version = probe, policy_version
+        self._last_probe, self.policy_version = probe, sent.version
 
     def sleep(self) -> None:
         """Do nothing: the process samples while the trainer trains."""
@@ -182,7 +216,8 @@ class SamplingProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._connection.close()
-        self._shared.close()
+        if not self._shares:
+            self._shared.close()
 
     def _begin(self, requests: Sequence[Request], params: SamplingParams) -> _Job:
         job = _Job(list(requests), params)
@@ -227,11 +262,15 @@ def _connection_errors_as_user_errors(process: "subprocess.Popen[bytes]") -> Ite
     try:
         yield
     except (EOFError, OSError) as error:
-        raise RlvrError(
-            f"The sampling process ended with status {process.wait()}.",
-            "Its own messages are above. Status -9 usually means that memory ran out: lower --max-batch-size, or use "
-            "--async-steps 0, which needs one copy of the model less.",
-        ) from error
+        raise _ended(process) from error
+
+
+def _ended(process: "subprocess.Popen[bytes]") -> RlvrError:
+    return RlvrError(
+        f"The sampling process ended with status {process.wait()}.",
+        "Its own messages are above. Status -9 usually means that memory ran out: lower --max-batch-size, or use "
+        "--async-steps 0 and --samplers 1, which need no further copy of the model. Then resume the run.",
+    )
 
 
 class SharedTensors:
@@ -286,20 +325,50 @@ def _aligned(tensor: torch.Tensor) -> int:
     return tensor.nbytes + -tensor.nbytes % _ALIGNMENT
 
 
-def serve(connection: Connection, shared: SharedTensors, open_engine: Callable[..., tuple[Sampler, Policy]]) -> None:
+@dataclass(frozen=True)
+class SentWeights:
+    """Weights in the shared memory.
+
+    Attributes:
+        policy: whose they are.
+        sizes: name and bytes of each tensor.
+    """
+
+    policy: Policy
+    version: int
+    sizes: list[list[Any]]
+
+    @cached_property
+    def logprobs(self) -> tuple[float, ...]:
+        """What the policy gives fixed token ids (`weight_check.fixed_logprobs`); asked for before it is trained further."""
+        return fixed_logprobs(self.policy)
+
+
+def send_weights(policy: Policy, policy_version: int, shared: SharedTensors) -> SentWeights:
+    """Write the weights of `policy` into the shared memory. No process may be reading it."""
+    weights = policy.weights_for_process()
+    shared.write(weights)
+    return SentWeights(policy, policy_version, _sizes(weights))
+
+
+def serve(
+    connection: Connection,
+    shared: SharedTensors,
+    open_engine: Callable[..., tuple[Sampler, Callable[[], Policy]]],
+) -> None:
     """The child's end: open the engine that the parent names, and serve it until the parent is gone.
 
     Args:
         shared: where the parent writes new weights.
-        open_engine: returns the engine and the policy through which it receives new weights.
+        open_engine: returns the engine and what gives the policy through which it receives new weights.
     """
     channel = _Channel(connection)
     try:
         _, engine_options = channel.receive()
-        sampler, policy = open_engine(**engine_options)
+        sampler, policy_of = open_engine(**engine_options)
         channel.answers.put(["ready", {"notes": list(sampler.notes), "seeding": sampler.seeding}])
         while True:
-            _answer(channel, shared, sampler, policy)
+            _answer(channel, shared, sampler, policy_of)
     except RlvrError as error:
         channel.answers.put(["error", [error.problem, error.hint]])
         with suppress(EOFError):
@@ -350,7 +419,7 @@ class _Channel:
                 _write(self._connection, self.answers.get())
 
 
-def _answer(channel: _Channel, shared: SharedTensors, sampler: Sampler, policy: Policy) -> None:
+def _answer(channel: _Channel, shared: SharedTensors, sampler: Sampler, policy_of: Callable[[], Policy]) -> None:
     match channel.receive():
         case "sample", number, requests, params:
             started = time.perf_counter()
@@ -358,9 +427,12 @@ def _answer(channel: _Channel, shared: SharedTensors, sampler: Sampler, policy: 
             completions = sampler.sample(asked, SamplingParams(**_with_tuples(params)))
             while number > channel.canceled_through and (completion := next(completions, None)):
                 channel.answers.put(["completion", asdict(completion)])
+                fault_point("completion")
             completions.close()
             channel.answers.put(["done", time.perf_counter() - started])
         case "load", version, sizes:
+            fault_point("load")
+            policy = policy_of()
             weights = policy.weights_for_process()
             if _sizes(weights) != sizes:
                 raise RlvrError("The policy's weights do not fit the model in the sampling process.")

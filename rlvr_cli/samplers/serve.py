@@ -5,6 +5,8 @@ What takes long to import is imported in functions: before that, `main` sees to 
 
 import signal
 import sys
+from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.process import STOP_SIGNALS, die_with_parent
@@ -14,10 +16,13 @@ if TYPE_CHECKING:
     from rlvr_cli.types import Sampler
 
 
-def open_engine(engine: str, *, param_dtype: str, compute_dtype: str, **settings: Any) -> "tuple[Sampler, Policy]":
-    """Open an engine with its own copy of the weights, and the policy through which it receives new ones.
+def open_engine(
+    engine: str, *, param_dtype: str, compute_dtype: str, **settings: Any
+) -> "tuple[Sampler, Callable[[], Policy]]":
+    """Open an engine with its own copy of the weights, and return what gives the policy through which it receives new ones.
 
-    The policy has an adapter if the parent trains one, and receives only that.
+    The policy has an adapter if the parent trains one, and receives only that. An engine that does not share its model loads
+    it when the first weights arrive.
 
     Args:
         param_dtype: of the policy's weights, as the parent sends them.
@@ -43,10 +48,10 @@ def open_engine(engine: str, *, param_dtype: str, compute_dtype: str, **settings
     path = model_path(opened_with.model)
     if kind.share is None:
         sampler = kind.open(replace(opened_with, device="auto"))
-        return sampler, load_policy(path, dtype=param_dtype, device="cpu", lora=lora)
+        return sampler, cache(lambda: load_policy(path, dtype=param_dtype, device="cpu", lora=lora))
     policy = load_policy(path, dtype=param_dtype, compute_dtype=compute_dtype, device=opened_with.device, lora=lora)
     use_few_threads(policy)
-    return kind.share(policy, opened_with), policy
+    return kind.share(policy, opened_with), lambda: policy
 
 
 def main(connection: int, weights: int, parent: int) -> None:

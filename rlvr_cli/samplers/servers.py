@@ -3,27 +3,29 @@
 Enters: their addresses; then requests, and new weights of the policy. Leaves: completions in the order in which they arrive.
 
 Each server is asked through `openai`. The samples of one that fails are asked again of the others, with the same seeds, and it is
-left out from then on. New weights go by a directory that trainer and servers see; each server must show that it serves them.
+left out from then on. New weights go by a directory that trainer and servers see; each server must show that it serves them. An
+adapter goes the same way, under a name that no other version had, by which it is then asked for: it is never merged.
 """
 
 import contextlib
 import http.client
 import json
-import logging
-import queue
+import secrets
 import tempfile
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr_cli.config.endpoint import check_address
+from rlvr_cli.config.endpoint import PLACEHOLDER_KEY, check_address
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.process import stoppable
-from rlvr_cli.samplers.openai import OpenAISampler
+from rlvr_cli.models.device import dtype_name
+from rlvr_cli.samplers.openai import FRAME_BYTES, OpenAISampler
+from rlvr_cli.samplers.openai_answer import Unreadable, error_message, read_answer
+from rlvr_cli.samplers.several import SeveralSamplers
 from rlvr_cli.samplers.stop_strings import first_stop, prompt_token_ids, response_text
 from rlvr_cli.samplers.weight_check import Probe, probe_prompts, take_probe, verify_weights
 from rlvr_cli.text import printable
@@ -32,14 +34,14 @@ from rlvr_cli.types import Completion, Request, SamplingParams
 if TYPE_CHECKING:
     from rlvr_cli.models.policy import Policy
 
-logger = logging.getLogger(__name__)
-
 HOW_TO_START = (
-    "Start each with VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs, see docs/engines.md."
+    "Start each with VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs; for --lora-rank RANK also with "
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora --max-lora-rank RANK: see docs/engines.md."
 )
 CONCURRENCY = 256  # requests that a server is asked at once: vLLM batches them
-PROBE_PROMPTS, PROBE_TOKENS = 4, 8
+PROBE_PROMPTS, PROBE_LENGTH, PROBE_TOKENS = 4, 16, 8
 LOAD_SECONDS = 600.0  # in which a server must have loaded new weights
+CLOSE_SECONDS = 5.0  # in which it must have forgotten an adapter
 _COLD = 0.01  # a temperature at which nearly every token has log-probability 0 in the distribution sampled from
 
 
@@ -47,45 +49,48 @@ class _NoAnswer(RlvrError):
     """A server is not there; the others may be."""
 
 
-class ServersSampler:
+class ServersSampler(SeveralSamplers["_Server"]):
     """Samples from vLLM servers of one model.
 
     Args:
         urls: of each server, such as http://10.0.0.2:8000, without /v1.
         tokenizer: of the model.
+        model: which one the servers must say that they serve; empty: any, since it gets new weights.
+        takes_adapters: whether `load_weights` gets policies with an adapter, of which the servers have the base.
         weights_dir: where new weights are written for the servers; all of them must see it under this name. Empty: a folder
             for temporary files.
         timeout: seconds that one sample may take.
 
-    Attributes:
-        notes: which servers were left out, and why.
-
     Raises:
-        RlvrError: an address is none, the openai package is missing, or no server answers.
+        RlvrError: an address is none, the openai package is missing, a server does not answer, serves another model, or gives
+            log-probabilities before temperature.
     """
 
     engine = "vllm-servers"
     seeding = "per-request"
-    worked_seconds = None
-    arrived = ()
 
-    def __init__(self, urls: Sequence[str], tokenizer: Any, *, weights_dir: str = "", timeout: float = 600.0) -> None:
-        self._tokenizer, self._weights_dir, self._timeout = tokenizer, weights_dir, timeout
-        self.policy_version = 0
-        self.notes: tuple[str, ...] = ()
-        self._probes: dict[str, Probe] = {}
-        self._servers: dict[str, OpenAISampler] = {}
+    def __init__(
+        self,
+        urls: Sequence[str],
+        tokenizer: Any,
+        *,
+        model: str = "",
+        takes_adapters: bool = False,
+        weights_dir: str = "",
+        timeout: float = 600.0,
+    ) -> None:
         for url in urls:
             check_address(url, option="--sampler-urls")
-            said = _get(f"{url}/v1/models")
-            self._servers[url] = OpenAISampler(
-                said["data"][0]["id"],
-                base_url=f"{url}/v1",
-                max_concurrency=CONCURRENCY,
-                timeout=timeout,
-                max_retries=1,
-                processed_logprobs=True,
-            )
+        super().__init__({url: _Server(url, tokenizer, model=model, timeout=timeout) for url in urls})
+        self._tokenizer, self._weights_dir = tokenizer, weights_dir
+        self._takes_adapters, self._adapter_folder = takes_adapters, contextlib.ExitStack()
+        self._name = f"rlvr-{secrets.token_hex(4)}"  # of adapters: another run's may still be on the servers
+        self.policy_version = 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which servers were left out, and why."""
+        return self.left_out
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they arrive.
@@ -93,68 +98,117 @@ class ServersSampler:
         Raises:
             RlvrError: no server is left, or one refused the requests.
         """
-        vocabulary = len(self._tokenizer)
-        prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=vocabulary)
-        requests = [replace(r, prompt_ids=tuple(ids)) for r, ids in zip(requests, prompts, strict=True)]
-        missing = {(i, j) for i, request in enumerate(requests) for j in range(len(request.seeds))}
-        while missing:
-            alive = list(self._servers)
-            by_request: dict[int, list[int]] = {}
-            for i, j in sorted(missing):
-                by_request.setdefault(i, []).append(j)
-            places = [*by_request.items()]
-            shares = {url: places[number :: len(alive)] for number, url in enumerate(alive)}
-            for completion in self._answers(shares, requests, params):
-                missing.remove((completion.request_index, completion.sample_index))
-                yield self._as_everywhere(completion, params)
+        prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=len(self._tokenizer))
+        return super().sample(
+            [replace(r, prompt_ids=tuple(ids)) for r, ids in zip(requests, prompts, strict=True)], params
+        )
 
-    def _answers(
-        self, shares: dict[str, list[tuple[int, list[int]]]], requests: Sequence[Request], params: SamplingParams
-    ) -> Iterator[Completion]:
-        """Ask each server for its share, (request, samples) each. A server that fails is left out; the last one raises."""
-        found: queue.SimpleQueue[Completion | tuple[str, Exception | None]] = queue.SimpleQueue()
-        closing = threading.Event()
+    def load_weights(self, policy: "Policy", policy_version: int) -> None:
+        """Let every server load the weights of `policy`, and verify that it serves them.
 
-        def ask(url: str, share: list[tuple[int, list[int]]]) -> None:
-            asked = [replace(requests[i], seeds=tuple(requests[i].seeds[j] for j in samples)) for i, samples in share]
-            error = None
-            try:
-                completions = self._servers[url].sample(asked, params)
-                for completion in completions:
-                    i, samples = share[completion.request_index]
-                    found.put(replace(completion, request_index=i, sample_index=samples[completion.sample_index]))
-                    if closing.is_set():
-                        break
-                completions.close()
-            except Exception as problem:  # the other thread raises it
-                error = problem
-            found.put((url, error))
+        Raises:
+            RlvrError: a server cannot load them, or serves others.
+        """
+        with contextlib.ExitStack() as temporary:
+            folder = temporary.enter_context(
+                tempfile.TemporaryDirectory(prefix="rlvr-weights-", dir=self._weights_dir or None)
+            )
+            Path(folder).chmod(0o755)  # the servers may be another user's
+            (policy.write_adapter if self._takes_adapters else partial(_write_weights, policy))(Path(folder))
+            for url, server in list(self.members.items()):
+                try:
+                    if self._takes_adapters:
+                        server.load_adapter(folder, name=f"{self._name}-{policy_version}")
+                    else:
+                        server.load(folder)
+                    server.verify(policy, policy_version, served_version=self.policy_version)
+                except _NoAnswer as error:
+                    self.leave_out(url, error)
+            if self._takes_adapters:  # a server may read the one that it serves again
+                self._adapter_folder.close()
+                self._adapter_folder = temporary.pop_all()
+        self.policy_version = policy_version
 
-        threads = [threading.Thread(target=ask, args=item, daemon=True) for item in shares.items() if item[1]]
-        for thread in threads:
-            thread.start()
-        working = len(threads)
+    def sleep(self) -> None:
+        """Do nothing: the servers have memory of their own."""
+
+    def close(self) -> None:
+        """Let the servers forget the adapter; they go on."""
+        for server in self.members.values():
+            with contextlib.suppress(RlvrError):
+                server.unload_adapter(seconds=CLOSE_SECONDS)
+        self._adapter_folder.close()
+
+
+def _write_weights(policy: "Policy", folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    # With tied embeddings the output layer is saved under its own name too: see `vllm.VllmSampler.load_weights`.
+    weights = {name: tensor.detach().cpu().clone() for name, tensor in policy.weights_for_engine().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(policy.config.to_dict(), default=str))
+
+
+class _Server:
+    """One server.
+
+    Args:
+        model: the name or the directory of the model that it must serve; empty: it serves one, whose weights it will get.
+
+    Raises:
+        RlvrError: it does not answer, serves another model, or gives log-probabilities before temperature.
+    """
+
+    def __init__(self, url: str, tokenizer: Any, *, model: str, timeout: float) -> None:
+        self.url, self._tokenizer = url, tokenizer
+        self._vocabulary = len(tokenizer)
+        self._last_probe: Probe | None = None
+        self._adapter = ""  # the name of the one that is served
+        self._sampler = OpenAISampler(
+            self._served(model),
+            base_url=f"{url}/v1",
+            max_concurrency=CONCURRENCY,
+            timeout=timeout,
+            max_retries=1,
+            processed_logprobs=True,
+        )
+        self._check_logprobs()
+
+    def _served(self, model: str) -> str:
+        """Return the server's name of the model, by which it is asked."""
+        listed = _field(_answer("GET", f"{self.url}/v1/models"), self.url, "data", list)
+        served = {_field(one, self.url, "id", str): one.get("root") for one in listed}
+        for name, root in served.items():
+            if (
+                not model
+                or model in (name, root)
+                or (isinstance(root, str) and Path(root).resolve() == Path(model).resolve())
+            ):
+                return name
+        if not model:
+            raise _odd(self.url, "no model")
+        raise RlvrError(
+            f"The server at {self.url} serves {printable(', '.join(served), keep='')}, and not {printable(model)}.",
+            "Name the model with --model as the server does, or start it with the name: --served-model-name NAME.",
+        )
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+        """Answer every seed of every request; its `prompt_ids` are sampled from. Raises RlvrError."""
+        completions = self._sampler.sample(requests, params)
         try:
-            while working:
-                with stoppable():
-                    item = found.get()
-                if isinstance(item, Completion):
-                    yield item
-                    continue
-                working -= 1
-                url, error = item
-                if error is not None:
-                    if len(self._servers) == 1 or not isinstance(error, RlvrError):
-                        raise error
-                    self._leave_out(url, error.problem)
+            for completion in completions:
+                self._check(completion)
+                yield self._as_everywhere(completion, params)
         finally:
-            closing.set()
+            completions.close()
 
-    def _leave_out(self, url: str, why: str) -> None:
-        del self._servers[url]
-        note = f"The server {url} is left out: {why}"
-        self.notes += (note,)
-        logger.warning(note)
+    def _check(self, completion: Completion) -> None:
+        """Raise RlvrError unless the server gave token ids, and a log-probability for each."""
+        ids = completion.token_ids
+        if not ids or len(ids) != len(completion.logprobs):
+            raise _odd(
+                self.url, f"a completion of {len(ids)} token ids and {len(completion.logprobs)} log-probabilities"
+            )
 
     def _as_everywhere(self, completion: Completion, params: SamplingParams) -> Completion:
         """Give a completion the text that every engine gives: its ids decoded, up to the stop string."""
@@ -167,106 +221,113 @@ class ServersSampler:
                 text = text[:end]
         return replace(completion, text=text, stop_reason=reason, num_tokens=len(completion.token_ids))
 
-    def load_weights(self, policy: "Policy", policy_version: int) -> None:
-        """Let every server load the weights of `policy`, and verify that it serves them.
+    def load(self, folder: str) -> None:
+        """Let the server load the weights in a directory. Raises RlvrError."""
+        _answer(
+            "POST",
+            f"{self.url}/collective_rpc",
+            {"method": "reload_weights", "kwargs": {"weights_path": folder}},
+        )
+        _answer("POST", f"{self.url}/reset_prefix_cache", {})
 
-        Raises:
-            RlvrError: a server cannot load them, or serves others.
-        """
-        from safetensors.torch import save_file
+    def load_adapter(self, folder: str, *, name: str) -> None:
+        """Let the server load the adapter in a directory, and ask for it by this name from now on. Raises RlvrError."""
+        self.unload_adapter()
+        _answer("POST", f"{self.url}/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+        self._adapter = self._sampler.model = name
 
-        with tempfile.TemporaryDirectory(prefix="rlvr-weights-", dir=self._weights_dir or None) as folder:
-            Path(folder).chmod(0o755)  # the servers may be another user's
-            # With tied embeddings the output layer is saved under its own name too: see `vllm.VllmSampler.load_weights`.
-            weights = {name: tensor.detach().cpu().clone() for name, tensor in policy.weights_for_engine().items()}
-            save_file(weights, Path(folder) / "model.safetensors", metadata={"format": "pt"})
-            del weights
-            (Path(folder) / "config.json").write_text(json.dumps(policy.config.to_dict(), default=str))
-            for url in list(self._servers):
-                try:
-                    _post(f"{url}/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
-                    _post(f"{url}/reset_prefix_cache", {})
-                except _NoAnswer as error:
-                    if len(self._servers) == 1:
-                        raise
-                    self._leave_out(url, error.problem)
-        for url, server in self._servers.items():
-            probe = take_probe(policy, self._probe(url, server, policy))
-            verify_weights(
-                probe,
-                self._probes.get(url),
-                # That of the servers is not known; on a GPU it is bfloat16.
-                precisions=[str(policy.dtype).removeprefix("torch."), *["bfloat16"] * (policy.device.type == "cuda")],
-                version=policy_version,
-                served_version=self.policy_version,
-                hint=f"This is {url}. {HOW_TO_START}",
-            )
-            if url not in self._probes:
-                self._check_logprobs(url, server, policy, probe)
-            self._probes[url] = probe
-        self.policy_version = policy_version
+    def unload_adapter(self, *, seconds: float = LOAD_SECONDS) -> None:
+        """Let the server forget the adapter that it serves, if it does. Raises RlvrError."""
+        name, self._adapter = self._adapter, ""
+        if name:
+            _ask("POST", f"{self.url}/v1/unload_lora_adapter", {"lora_name": name}, seconds=seconds)
 
-    def _probe(
-        self, url: str, server: OpenAISampler, policy: "Policy", *, temperature: float = 0.0
-    ) -> list[Completion]:
-        """The server's answers to the probe's prompts, which do not end at EOS."""
-        length = 16
-        prompts = probe_prompts(policy, self._tokenizer, count=PROBE_PROMPTS, length=length)
-        answers = []
-        for number, ids in enumerate(prompts):
-            said = _post(
-                f"{url}/v1/completions",
-                {"model": server.model, "prompt": ids, "max_tokens": PROBE_TOKENS, "temperature": temperature, "seed": 0,
-                 "ignore_eos": True, "logprobs": 0, "return_token_ids": True},
-            )["choices"][0]  # fmt: skip
-            answers.append(
-                Completion(
-                    request_index=number, sample_index=0, text="", prompt_ids=tuple(ids),
-                    token_ids=tuple(said["token_ids"]), logprobs=tuple(said["logprobs"]["token_logprobs"]),
-                    num_prompt_tokens=length, num_tokens=PROBE_TOKENS, finish_reason="length", stop_reason=None,
-                    mean_entropy=None,
-                )
-            )  # fmt: skip
-        return answers
+    def verify(self, policy: "Policy", version: int, *, served_version: int) -> None:
+        """Raise RlvrError if the server does not serve the weights of `policy`."""
+        self._vocabulary = min(policy.vocabulary_size, len(self._tokenizer))
+        probe = take_probe(policy, self._probe())
+        verify_weights(
+            probe,
+            self._last_probe,
+            # That of the servers is not known; on a GPU it is bfloat16.
+            precisions=[dtype_name(policy.dtype), *["bfloat16"] * (policy.device.type == "cuda")],
+            version=version,
+            served_version=served_version,
+            hint=f"This is {self.url}. {HOW_TO_START}",
+        )
+        self._last_probe = probe
 
-    def _check_logprobs(self, url: str, server: OpenAISampler, policy: "Policy", greedy: Probe) -> None:
+    def _check_logprobs(self) -> None:
         """Raise RlvrError if the server's log-probabilities are not those of the distribution that it samples from."""
-        cold = [x for answer in self._probe(url, server, policy, temperature=_COLD) for x in answer.logprobs]
-        mean, raw = sum(cold) / len(cold), sum(greedy.engine_logprobs) / len(greedy.engine_logprobs)
+        greedy, cold = (
+            [x for answer in self._probe(temperature=temperature) for x in answer.logprobs]
+            for temperature in (0.0, _COLD)
+        )
+        mean, raw = sum(cold) / len(cold), sum(greedy) / len(greedy)
         if mean < raw / 2 < -0.05:
             raise RlvrError(
-                f"The server {url} gives log-probabilities before temperature, not of the distribution that it samples from.",
+                f"The server {self.url} gives log-probabilities before temperature, not of the distribution that it samples from.",
                 HOW_TO_START,
             )
 
-    def sleep(self) -> None:
-        """Do nothing: the servers have memory of their own."""
+    def _probe(self, *, temperature: float = 0.0) -> list[Completion]:
+        """The server's answers to the probe's prompts, which do not end at EOS."""
+        answers = []
+        for number, ids in enumerate(probe_prompts(self._vocabulary, count=PROBE_PROMPTS, length=PROBE_LENGTH)):
+            body = _ask(
+                "POST",
+                f"{self.url}/v1/completions",
+                {"model": self._sampler.model, "prompt": ids, "max_tokens": PROBE_TOKENS, "temperature": temperature,
+                 "seed": 0, "ignore_eos": True, "logprobs": 0, "return_token_ids": True},
+            )  # fmt: skip
+            try:
+                said = read_answer(body, chat=False, key=PLACEHOLDER_KEY)
+            except Unreadable as error:
+                raise _odd(self.url, str(error)) from None
+            completion = Completion(
+                request_index=number, sample_index=0, text="", prompt_ids=tuple(ids), token_ids=said.token_ids,
+                logprobs=said.logprobs, num_prompt_tokens=len(ids), num_tokens=len(said.token_ids), finish_reason="length",
+                stop_reason=None, mean_entropy=None,
+            )  # fmt: skip
+            self._check(completion)
+            if completion.num_tokens != PROBE_TOKENS:
+                raise _odd(self.url, f"{completion.num_tokens} tokens, and {PROBE_TOKENS} were asked for")
+            answers.append(completion)
+        return answers
 
-    def close(self) -> None:
-        """Do nothing: the servers go on."""
+
+def _odd(url: str, what: str) -> RlvrError:
+    return RlvrError(f"The server at {url} gave an odd answer: {printable(what, keep='')}.", HOW_TO_START)
 
 
-def _get(url: str) -> Any:
-    return _answer("GET", url, None)
+def _field(said: Any, url: str, name: str, kind: type) -> Any:
+    """Return a field of what a server said. Raises RlvrError if it has none of this type."""
+    value = said.get(name) if isinstance(said, dict) else None
+    if not isinstance(value, kind):
+        raise _odd(url, f"no {name} in {error_message(json.dumps(said))}")
+    return value
 
 
-def _post(url: str, body: dict[str, Any]) -> Any:
-    return _answer("POST", url, body)
+def _answer(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+    """Return what a server says, or None if that is not JSON. Raises RlvrError as `_ask`."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(_ask(method, url, body))
+    return None
 
 
-def _answer(method: str, url: str, body: dict[str, Any] | None) -> Any:
-    """Return a server's answer. Raises RlvrError if there is none, or another status than 200."""
+def _ask(method: str, url: str, body: dict[str, Any] | None, *, seconds: float = LOAD_SECONDS) -> str:
+    """Return the body of a server's answer. Raises RlvrError if there is none, another status than 200, or one without end."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
     try:
         asked = urllib.request.Request(url, data=data, headers=headers, method=method)
-        with urllib.request.urlopen(asked, timeout=LOAD_SECONDS) as response:
-            said = response.read()
+        with urllib.request.urlopen(asked, timeout=seconds) as response:
+            said = response.read(FRAME_BYTES + 1)
     except urllib.error.HTTPError as error:
         why = " ".join(error.read(2000).decode(errors="replace").split())
         raise RlvrError(f"{url} answered {error.code}: {printable(why, keep='')}", HOW_TO_START) from error
     except (OSError, http.client.HTTPException) as error:
         raise _NoAnswer(f"The server at {url} does not answer: {error}", HOW_TO_START) from error
-    with contextlib.suppress(ValueError):
-        return json.loads(said)
-    return None
+    if len(said) > FRAME_BYTES:
+        raise _odd(url, f"more than {FRAME_BYTES} bytes")
+    return said.decode(errors="replace")

@@ -370,7 +370,8 @@ class VllmSampler:
         # Longer than a cache block, so that a prefix cache of the old weights would be used, and found.
         block = self.llm.llm_engine.vllm_config.cache_config.block_size
         length = min(block + 32, self.max_model_len - PROBE_TOKENS)
-        prompts = probe_prompts(policy, self.llm.get_tokenizer(), count=PROBE_PROMPTS, length=length)
+        vocabulary = min(policy.vocabulary_size, len(self.llm.get_tokenizer()))
+        prompts = probe_prompts(vocabulary, count=PROBE_PROMPTS, length=length)
         params = probe_params(PROBE_TOKENS)
         return take_probe(policy, self._answer(prompts, [(0,)] * PROBE_PROMPTS, params, ignore_eos=True))
 

@@ -7,7 +7,7 @@ error if engine and model disagree. No global random generator is used, and the 
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -53,9 +53,8 @@ def probe_params(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, min_tokens=0, stop=())
 
 
-def probe_prompts(policy: "Policy", tokenizer: Any, *, count: int, length: int) -> list[list[int]]:
-    """Return `count` prompts of `length` ids, the same ones at every call."""
-    vocabulary = min(policy.vocabulary_size, len(tokenizer))
+def probe_prompts(vocabulary: int, *, count: int, length: int) -> list[list[int]]:
+    """Return `count` prompts of `length` ids below `vocabulary`, the same ones at every call."""
     draw = random.Random(0)
     return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 

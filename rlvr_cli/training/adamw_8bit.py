@@ -1,6 +1,6 @@
 """AdamW whose moments take 8 bits each, by the kernels of bitsandbytes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -8,42 +8,28 @@ from torch import Tensor
 
 from rlvr_cli.models.bitsandbytes import import_bitsandbytes
 from rlvr_cli.training.optimizer_state import Slot, slot_like, step_slot
+from rlvr_cli.training.parameterwise import ParameterwiseAdamW
 
 _BLOCK = 256  # moments with one scale
 _CHUNK = 2**24  # bfloat16 parameters computed at once, in float32; a multiple of _BLOCK
 SMALLEST = 4096  # parameters of a tensor whose moments have 8 bits; those of smaller tensors have 32
 
 
-class AdamW8bit(torch.optim.Optimizer):
+class AdamW8bit(ParameterwiseAdamW):
     """AdamW with 8-bit moments (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022).
 
     Each block of 256 moments has a scale, and each moment is one of 256 shares of it: 2 bytes a parameter instead of 8. For
     float32 weights this is `bitsandbytes.optim.AdamW8bit`. A bfloat16 weight also has a `compensation`, as in
     `adamw_kahan`: what rounding takes from the weight is added to its next step, so that no small step is lost.
 
-    Args:
-        parameters: float32 or bfloat16.
-        lr: the learning rate.
-        betas: the decay of both moments.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled.
-
     Raises:
         RlvrError: bitsandbytes is not installed.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
+    def __init__(self, parameters: Iterable[Tensor], **options: Any) -> None:
         self._kernels = import_bitsandbytes().functional
         self._shares: dict[torch.device, tuple[Tensor, Tensor]] = {}  # what 8 bits stand for, of either moment
-        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(parameters, **options)
 
     def layout(self, parameter: Tensor) -> dict[str, Slot]:
         """Return what is kept of a parameter: the scales (`*_scale`) only if its moments have 8 bits."""
@@ -54,15 +40,6 @@ class AdamW8bit(torch.optim.Optimizer):
         kept = {"step": step_slot(), "exp_avg": moment, "exp_avg_sq": moment}
         scales = {} if small else {"exp_avg_scale": scale, "exp_avg_sq_scale": scale}
         return kept | scales | ({} if wide else {"compensation": slot_like(parameter)})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  (torch's may return a loss)
-        """Update every parameter that has a gradient. A closure is not supported."""
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

@@ -1,57 +1,30 @@
 """AdamW for bfloat16 weights that loses no small step: what rounding takes from a weight is kept and added next time."""
 
 import math
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlvr_cli.training.optimizer_state import Slot, slot_like, step_slot
+from rlvr_cli.training.parameterwise import ParameterwiseAdamW
 
 _CHUNK = 2**24  # parameters computed at once, in float32
 
 
-class AdamWKahan(torch.optim.Optimizer):
+class AdamWKahan(ParameterwiseAdamW):
     """AdamW (Loshchilov and Hutter, 2019) with Kahan summation (Zamirai et al., Revisiting BFloat16 Training, 2021).
 
     A bfloat16 weight has 8 significant bits, so that steps below 1/512 of it are rounded away. Here each weight has a
     `compensation`, the part of its steps so far that it could not hold, so that both together have 16 bits. The moments are
     in the weights' precision too: 8 bytes a parameter with the weight, where float32 takes 12. Nothing is drawn at
     random. For float32 weights it is AdamW up to rounding.
-
-    Args:
-        parameters: of any floating dtype.
-        lr: the learning rate.
-        betas: the decay of both moments.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled.
     """
-
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def layout(self, parameter: Tensor) -> dict[str, Slot]:
         """Return what is kept of a parameter."""
         kept = ("exp_avg", "exp_avg_sq", "compensation")
         return {"step": step_slot()} | dict.fromkeys(kept, slot_like(parameter))
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  (torch's may return a loss)
-        """Update every parameter that has a gradient. A closure is not supported."""
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

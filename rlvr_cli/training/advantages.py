@@ -74,6 +74,21 @@ def group_advantages(
     return advantages.masked_fill(~signal[:, None], 0.0).flatten()
 
 
+def batch_normalized(advantages: Tensor, *, advantage_eps: float = 1e-6) -> Tensor:
+    """Divide centered advantages by their standard deviation over a whole batch (plus `advantage_eps`).
+
+    REINFORCE++-baseline (Hu et al., 2025) and ScaleRL (Khatri et al., 2025). Every response counts once, whatever its length; the
+    standard deviation is the sample's (ddof 1). A single advantage is returned as it is, and so are zeros, also with an eps of 0.
+
+    Args:
+        advantages: (responses,), each the reward minus the mean of its group.
+        advantage_eps: added to the standard deviation.
+    """
+    if len(advantages) < 2 or not advantages.any():
+        return advantages
+    return advantages / (advantages.std(correction=1) + advantage_eps)
+
+
 def has_signal(raw_rewards: Tensor, *, group_size: int) -> Tensor:
     """Whether the rewards within each group differ, so that its advantages are not all 0; (n_groups,) bool."""
     groups = raw_rewards.view(-1, group_size)

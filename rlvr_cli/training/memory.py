@@ -32,7 +32,9 @@ ROOM = 0.9  # of a device that --micro-batch-tokens auto fills: the rest is for 
 TOKENS, MOST_TOKENS = 8192, 65536  # of a micro-batch with auto: where the memory is not known, and where it is
 WORKSPACE = 2**30  # bytes that vLLM needs beside weights and cache
 _COPIES, _CACHE = "bfloat16 copy of the weights", "key-value cache"
+_WHOLE = "weights put together"  # of shards
 _KEPT = (_COPIES, _CACHE)  # of the embedded engine
+NODE = 8  # GPUs of a machine
 GPUS = {24: 23.6 * 2**30, 48: 47.4 * 2**30, 80: 79.2 * 2**30}  # GB by name -> the bytes that torch finds on one
 
 
@@ -45,6 +47,8 @@ class MemoryPlan:
         sampling: while the engine samples, without vLLM's share.
         host: what the host's memory holds of the optimizer.
         capacity: the bytes of the trainer's device; None on a CPU.
+        devices: the bytes of each visible CUDA device, by its name.
+        shortage: why vLLM has too little memory, as a sentence; empty if it has enough.
         utilization: the share of its device that vLLM takes.
         moves_state: whether the optimizer's state leaves the device while vLLM samples there.
         micro_batch_tokens: the tokens of a micro-batch; None if rows are counted.
@@ -55,6 +59,8 @@ class MemoryPlan:
     sampling: Mapping[str, float]
     host: Mapping[str, float] = field(default_factory=dict)
     capacity: float | None = None
+    devices: Mapping[str, float] = field(default_factory=dict)
+    shortage: str = ""
     utilization: float = UTILIZATION
     moves_state: bool = False
     micro_batch_tokens: int | None = None
@@ -62,8 +68,13 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the estimate for an update is within the capacity."""
-        return self.capacity is None or sum(self.updating.values()) <= self.capacity
+        """Whether the estimate for an update is within the capacity, and vLLM has enough."""
+        if self.shortage or self.capacity is None:
+            return not self.shortage
+        sampling = sum(self.sampling.values()) - self.sampling.get(
+            _CACHE, 0.0
+        )  # the engine makes do with a smaller cache
+        return max(sum(self.updating.values()), sampling) <= self.capacity
 
     @property
     def state(self) -> float:
@@ -91,7 +102,7 @@ def memory_plan(
         capacities: the bytes of each visible CUDA device, by its name.
 
     Raises:
-        RlvrError: vLLM has too little memory beside the trainer, or on its own device.
+        RlvrError: --gpu-memory-utilization is more than the trainer leaves of vLLM's device, or less than vLLM needs.
     """
     capacity, of = capacities.get(placement.trainer), capacities.get(placement.engine)
     apart = engine_kind(engine).share is None  # it has memory of its own
@@ -99,7 +110,12 @@ def memory_plan(
     if not shape:
         guess = GUESSED_UTILIZATION if apart and placement.shared else UTILIZATION
         return MemoryPlan(
-            {}, {}, capacity=capacity, utilization=asked or guess, micro_batch_tokens=TOKENS if tokens == 0 else tokens
+            {},
+            {},
+            capacity=capacity,
+            devices=capacities,
+            utilization=asked or guess,
+            micro_batch_tokens=TOKENS if tokens == 0 else tokens,
         )
     row = GUESSED_PROMPT + config.sampling_max_tokens
     if tokens == 0:
@@ -112,9 +128,12 @@ def memory_plan(
         sampling,
         _held_by_host(config, shape, trainers=len(placement.trainers)),
         capacity=capacity,
+        devices=capacities,
         utilization=asked or UTILIZATION,
         micro_batch_tokens=tokens,
     )
+    if config.fsdp:  # what an engine samples with is taken apart again
+        return plan
     if not apart:
         return _keeping(plan)
     if of is None:
@@ -180,33 +199,52 @@ def _held_by_trainer(
     activations = float(tokens * shape["layers"] * layer)
     if config.gradient_checkpointing:  # a layer at a time is computed again, when the logits are no longer needed
         inputs = tokens * shape["layers"] * shape["hidden"] * width
-        activations = inputs + max(tokens * layer - logits, 0.0)
-    held = {"weights": n * width}
-    trained, trained_width = n, width
+        gradients = 3 * shape["intermediate"] * compute  # at once, of what the layer's MLP keeps
+        activations = inputs + max(tokens * (layer + gradients) - logits, 0.0)
+    share = 1 / config.trainers if config.fsdp else 1.0
+    held = {"weights": n * width * share}
+    trained, trained_width = n * share, width
     if config.lora_rank:
         trained, trained_width = float(adapter_parameters(shape, config.lora_rank)), 4
         held["adapter"] = 4 * trained
     if not config.offload_optimizer:
         held["optimizer state"] = trained * _state_bytes(config.optimizer, trained_width)
     if config.kl_coef and not config.lora_rank:  # without its adapter, an adapted policy is its own reference
-        held["reference model"] = n * width
+        held["reference model"] = n * width * share
     if on_gpu:
         held["CUDA"] = CONTEXT
     if config.async_steps and placement.trainer == placement.engine:
         copies_of_all = 1 if config.lora_rank else 2  # of an adapter, the snapshot is small
         held["the sampling process's weights, and the snapshot it samples from"] = copies_of_all * n * width
+    if config.samplers > 1 and placement.trainer == placement.engine:
+        held["the samplers' weights"] = config.samplers * n * width
     copies = {_COPIES: n * compute} if compute < width else {}
-    updating = held | copies | {
+    updating = held | ({_WHOLE: _put_together(shape, width, compute)} if config.fsdp else copies) | {
         # sums in float32, and the head's before it is added
-        "gradients": 4 * trained + (0 if config.lora_rank else shape["vocabulary"] * shape["hidden"] * width),
+        "gradients": 4 * trained
+        + (0 if config.lora_rank or config.fsdp else shape["vocabulary"] * shape["hidden"] * width),
         "activations of a micro-batch": activations,
         "logits": logits,
     }  # fmt: skip
-    if engine_kind(engine).share is None or config.async_steps:
+    if config.fsdp:
+        held[_WHOLE] = n * width
+    if engine_kind(engine).share is None or config.samples_apart:
         return updating, held
-    sequences = min(config.rollout_batch_size, config.max_batch_size or 256)
+    sequences = min(math.ceil(config.rollout_batch_size / config.trainers), config.max_batch_size or 256)
     cached = sequences * (GUESSED_PROMPT + config.sampling_max_tokens) * _cached_bytes(shape, compute)
     return updating, held | copies | {_CACHE: cached}
+
+
+def _put_together(shape: Mapping[str, int], width: int, compute: int) -> float:
+    """Bytes of the weights that shards are put together to, and of their gradients before these are divided.
+
+    At any time they are those of two layers in the precision of products, a layer's gradients in float32, and weights and gradients
+    of what is in no layer: embedding and head.
+    """
+    hidden, query = shape["hidden"], shape.get("query_width", shape["hidden"])
+    layer = float(2 * hidden * (query + shape["kv_width"]) + 3 * hidden * shape["intermediate"])
+    others = shape["parameters"] - shape["layers"] * layer
+    return layer * (2 * compute + 4) + others * 2 * width
 
 
 def _state_bytes(optimizer: OptimizerKind, width: int) -> float:
@@ -222,11 +260,16 @@ def _state_bytes(optimizer: OptimizerKind, width: int) -> float:
 
 def _held_by_host(config: TrainingConfig, shape: Mapping[str, int], *, trainers: int) -> dict[str, float]:
     """Return what the optimizers of so many trainers hold in the memory of this machine's host."""
+    if config.fsdp and not config.offload_optimizer:
+        width = 4 if config.param_dtype == "float32" else 2
+        return {"optimizer state of a checkpoint": shape["parameters"] * _state_bytes(config.optimizer, width)}
     if not config.offload_optimizer:
         return {}
     if config.lora_rank:
         return {"optimizer state": 8.0 * trainers * adapter_parameters(shape, config.lora_rank)}
-    n = float(trainers * shape["parameters"])
+    n = float(shape["parameters"]) * (
+        trainers / config.trainers + 1 if config.fsdp else trainers
+    )  # and whole, to save it
     return ({"float32 weights": 4 * n} if config.param_dtype == "bfloat16" else {}) | {"optimizer state": 8 * n}
 
 
@@ -253,14 +296,12 @@ def _divided(
             "Use --gpu-memory-utilization auto: vLLM then takes what there is.",
         )
     utilization = min(UTILIZATION, most) if wanted is None else wanted
-    if utilization * of < least:
-        raise RlvrError(
-            f"vLLM needs {_size(least)} for its weights and one response, and gets {_size(utilization * of)} of {_size(of)}.",
-            "Use --engine transformers, which samples from the trainer's weights, or a second GPU."
-            if shared
-            else "Raise --gpu-memory-utilization, or use a larger GPU.",
-        )
-    return replace(plan, utilization=utilization)
+    if utilization * of >= least:
+        return replace(plan, utilization=utilization)
+    shortage = f"vLLM needs {_size(least)} for its weights and one response, and gets {_size(utilization * of)} of {_size(of)}."
+    if wanted is not None:
+        raise RlvrError(shortage, "Use --gpu-memory-utilization auto: vLLM then takes what there is.")
+    return replace(plan, utilization=utilization, shortage=shortage)
 
 
 def _cached_bytes(shape: Mapping[str, int], width: int) -> float:
@@ -269,14 +310,25 @@ def _cached_bytes(shape: Mapping[str, int], width: int) -> float:
 
 
 def options_that_fit(
-    config: TrainingConfig, shape: Mapping[str, int], capacity: float, *, engine: str, rows: int
+    config: TrainingConfig, shape: Mapping[str, int], devices: Mapping[str, float], *, engine: str, rows: int
 ) -> str | None:
-    """Return the options with which a run fits a GPU of this capacity; empty if it fits without any, None if it cannot."""
-    device = {"cuda:0": capacity}
-    for options, smaller, fewer in _smaller(config, rows):
+    """Return the options with which a run fits CUDA devices of so many bytes: those that change its result least.
+
+    Returns:
+        The options, as they are written after the command, and what the host then holds; empty if it fits without any, None if it
+        cannot.
+    """
+    for options, smaller, fewer, of in _smaller(config, engine=engine, rows=rows):
         try:
-            placement = place("auto", engine=engine, in_process=not config.async_steps, cuda_devices=[*device])
-            plan = memory_plan(smaller, shape, placement, engine=engine, rows=fewer, capacities=device)
+            placement = place(
+                config.device,
+                engine=of,
+                in_process=not config.samples_apart,
+                cuda_devices=[*devices],
+                trainers=config.trainers // config.nodes,
+                samplers=config.samplers,
+            )
+            plan = memory_plan(smaller, shape, placement, engine=of, rows=fewer, capacities=devices)
         except RlvrError:
             continue
         if plan.fits:
@@ -285,47 +337,82 @@ def options_that_fit(
     return None
 
 
-# What makes weights and optimizer state take less of the device, that which costs least first.
+# What makes weights and optimizer state take less of the device, that which changes the result least first.
 _STATES: tuple[dict[str, Any], ...] = (
+    {"fsdp": True},
+    {"fsdp": True, "offload_optimizer": True},
+    {"fsdp": True, "param_dtype": "bfloat16", "optimizer": "adamw_kahan", "offload_optimizer": False},
     {"param_dtype": "bfloat16", "optimizer": "adamw_kahan", "offload_optimizer": False},
     {"param_dtype": "bfloat16", "optimizer": "adamw_8bit", "offload_optimizer": False},
     {"optimizer": "adamw", "offload_optimizer": True},
     {"param_dtype": "bfloat16", "optimizer": "adamw", "offload_optimizer": True},
+    {"optimizer": "adamw", "lora_rank": 32},
+    {"param_dtype": "bfloat16", "optimizer": "adamw", "lora_rank": 32},
 )
-
-
 _ADAPTED_STATES: tuple[dict[str, Any], ...] = ({"param_dtype": "bfloat16"},)  # the state of an adapter is small
 
 
-def _smaller(config: TrainingConfig, rows: int) -> Iterator[tuple[list[str], TrainingConfig, int]]:
-    """Yield options that save memory, first none and those that cost least, with the config and the rows that they give."""
-    one_row = "--micro-batch-size 1"
-    if isinstance(config, GrpoConfig):
-        one_row = f"--gradient-accumulation-steps {config.train_batch_size}"
+def _smaller(config: TrainingConfig, *, engine: str, rows: int) -> Iterator[tuple[list[str], TrainingConfig, int, str]]:
+    """Yield options that save memory, first none and those that change the result least, with what they lead to.
+
+    Smaller micro-batches and gradient checkpointing change nothing. The embedded engine, which shares the trainer's weights, is
+    slower than vLLM in the same process.
+
+    Yields:
+        The options, and the config, rows of a micro-batch and engine that they give.
+    """
     states: list[tuple[list[str], TrainingConfig]] = [([], config)]
     for changes in _ADAPTED_STATES if config.lora_rank else _STATES:
-        if "param_dtype" in changes and config.compute_dtype == "float32":
+        try:
+            smaller = replace(config, **changes)
+        except RlvrError:  # not with the other options of this run
             continue
-        smaller = replace(config, **changes)
         if _bytes_of(smaller) < _bytes_of(config):
-            new = {name: value for name, value in changes.items() if value != getattr(config, name)}
-            states.append(([flag(n) if value is True else f"{flag(n)} {value}" for n, value in new.items()], smaller))
-    for (options, changed), recompute, cut in product(states, (False, True), (False, True)):
-        if (recompute and config.gradient_checkpointing) or (cut and rows == 1):
+            states.append((_flags(config, changes), smaller))
+    engines: list[tuple[list[str], str]] = [([], engine)]
+    if engine_kind(engine).share is None and not engine_kind(engine).elsewhere:
+        engines.append((["--engine transformers"], "transformers"))
+    choices = product(engines, states, (False, True), [*_fewer(config, rows)])
+    for (kind, of), (options, state), recompute, (cut, fewer, tokens) in choices:
+        if recompute and config.gradient_checkpointing:
             continue
-        smaller = replace(changed, gradient_checkpointing=True) if recompute else changed
-        options = options + ["--gradient-checkpointing"] * recompute + [one_row] * cut
-        yield options, smaller, 1 if cut else rows
+        smaller = replace(
+            state, micro_batch_tokens=tokens, gradient_checkpointing=state.gradient_checkpointing or recompute
+        )
+        yield kind + options + ["--gradient-checkpointing"] * recompute + cut, smaller, fewer, of
+
+
+def _fewer(config: TrainingConfig, rows: int) -> Iterator[tuple[list[str], int, int | None]]:
+    """Yield options that make micro-batches smaller, first none, with the rows and tokens of a micro-batch that they give."""
+    yield [], rows, config.micro_batch_tokens
+    if config.micro_batch_tokens is not None:
+        if config.micro_batch_tokens:
+            yield ["--micro-batch-tokens auto"], rows, 0
+        return
+    while rows > 1:
+        rows //= 2
+        if not isinstance(config, GrpoConfig):
+            yield [f"--micro-batch-size {rows}"], rows, None
+        elif config.train_batch_size % rows == 0:
+            yield [f"--gradient-accumulation-steps {config.train_batch_size // rows}"], rows, None
+
+
+def _flags(config: TrainingConfig, changes: Mapping[str, Any]) -> list[str]:
+    """Return changes of options as they are written after a command."""
+    new = {name: value for name, value in changes.items() if value != getattr(config, name)}
+    given = {True: flag, False: lambda name: flag(name).replace("--", "--no-", 1)}
+    return [given[value](name) if isinstance(value, bool) else f"{flag(name)} {value}" for name, value in new.items()]
 
 
 def _bytes_of(config: TrainingConfig) -> float:
-    """Bytes of a weight on the device, of its bfloat16 copy, and of the optimizer's state."""
+    """Bytes of a weight on the device, of its bfloat16 copy, its gradient, and the optimizer's state."""
     width = 4 if config.param_dtype == "float32" else 2
     return (
         width
         + (2 if width == 4 else 0)
+        + (0 if config.lora_rank else 4)
         + (0 if config.offload_optimizer or config.lora_rank else _state_bytes(config.optimizer, width))
-    )
+    ) / (config.trainers if config.fsdp else 1)
 
 
 def check_memory(
@@ -334,12 +421,16 @@ def check_memory(
     """Return a note if the run will probably not fit; else, the empty string.
 
     Raises:
-        RlvrError: the run cannot fit: weights, gradients and optimizer state alone exceed the memory of their device.
+        RlvrError: the run cannot fit: weights, gradients and optimizer state alone exceed the memory of their device, or vLLM
+            has too little.
     """
-    if plan.fits or not shape or plan.capacity is None:
+    if plan.fits or not shape:
         return ""
-    options = options_that_fit(config, shape, plan.capacity, engine=engine, rows=rows)
+    options = options_that_fit(config, shape, plan.devices, engine=engine, rows=rows)
     advice = f"It should fit with {options}." if options else "Use a larger GPU, or a smaller model."
+    if plan.shortage:
+        raise RlvrError(plan.shortage, advice)
+    assert plan.capacity is not None
     if plan.state > plan.capacity:
         raise RlvrError(
             f"Weights, gradients and optimizer state take {_size(plan.state)}, and the device has {_size(plan.capacity)}.",
@@ -353,7 +444,8 @@ def host_note(plan: MemoryPlan, memory: float) -> str:
     needed = sum(plan.host.values())
     if needed <= memory:
         return ""
-    return f"--offload-optimizer needs {_size(needed)} of the host's memory, and this one has {_size(memory)}"
+    what = "--offload-optimizer" if "optimizer state" in plan.host else "a checkpoint with --fsdp"
+    return f"{what} needs {_size(needed)} of the host's memory, and this one has {_size(memory)}"
 
 
 def memory_lines(plan: MemoryPlan, placement: Placement, *, engine: str) -> dict[str, str]:
@@ -374,11 +466,30 @@ def memory_lines(plan: MemoryPlan, placement: Placement, *, engine: str) -> dict
 
 def gpus_line(config: TrainingConfig, shape: Mapping[str, int], *, engine: str, rows: int) -> str:
     """Say which GPUs the run fits, and what makes it fit the others."""
-    found = {name: options_that_fit(config, shape, bytes, engine=engine, rows=rows) for name, bytes in GPUS.items()}
+    kind, trainers = engine_kind(engine), config.trainers // config.nodes
+    apart = config.async_steps and (trainers > 1 or (kind.share is None and not kind.elsewhere))
+    count = trainers + (config.samplers if config.samplers > 1 else bool(apart))
+    found = {
+        f"{f'{count} x ' if count > 1 else ''}{name} GB": _options_on(
+            config, shape, count, bytes, engine=engine, rows=rows
+        )
+        for name, bytes in GPUS.items()
+    }
+    if config.trainers == 1 and not config.samples_apart and found["80 GB"]:
+        divided = _options_on(replace(config, trainers=NODE), shape, NODE, GPUS[80], engine="transformers", rows=rows)
+        found[f"{NODE} x 80 GB"] = divided and f"--trainers {NODE} {divided}"
     return "; ".join(
-        f"{name} GB: {'too small' if options is None else f'with {options}' if options else 'fits'}"
-        for name, options in found.items()
+        f"{gpus}: {'too small' if options is None else f'with {options}' if options else 'fits'}"
+        for gpus, options in found.items()
     )
+
+
+def _options_on(
+    config: TrainingConfig, shape: Mapping[str, int], count: int, bytes: float, *, engine: str, rows: int
+) -> str | None:
+    """`options_that_fit` on so many GPUs of one kind."""
+    devices = {f"cuda:{number}": bytes for number in range(count)}
+    return options_that_fit(replace(config, device="auto"), shape, devices, engine=engine, rows=rows)
 
 
 def _total(sizes: Mapping[str, float], of: str = "") -> str:

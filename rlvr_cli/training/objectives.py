@@ -1,12 +1,13 @@
 """Objectives: `LossInputs` -> per-token or per-row loss and statistics, and their reduction to a scalar and to metrics."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
 from rlvr_cli.training.losses.normalization import masked_loss
-from rlvr_cli.training.losses.policy_gradient import importance_weights, kl_penalty
+from rlvr_cli.training.losses.policy_gradient import KL_TYPES, importance_weights, kl_penalty
 
 Objective = Callable[[LossInputs], LossOutputs]
 
@@ -17,21 +18,33 @@ def negative_log_likelihood(inputs: LossInputs) -> LossOutputs:
 
 
 def policy_gradient(
-    inputs: LossInputs, *, loss: Objective, kl_coef: float = 0.0, importance_cap: float | None = None
+    inputs: LossInputs,
+    *,
+    loss: Objective,
+    kl_coef: float = 0.0,
+    kl_type: str = "k3",
+    importance_cap: float | None = None,
+    importance_floor: float = 0.0,
+    importance_masked: bool = False,
 ) -> LossOutputs:
     """The objective of GRPO and its relatives; bind the keywords with functools.partial.
+
+    Log-probabilities outside the mask are set to 0 first, so that nothing there reaches the loss, its gradient or a statistic.
 
     Args:
         inputs: with `advantages`, `sampled_log_probs`, and, if `kl_coef` is not 0, `reference_log_probs`.
         loss: the function of one of `LOSSES` with its options bound, or a user's own.
-        kl_coef: weight of `kl_penalty`, which is added to the loss: per token, or as the response's mean for a loss per row.
-        importance_cap: if given, each token's loss is multiplied by `importance_weights`. Not for a loss per row.
+        kl_coef: weight of the KL penalty, which is added to the loss: per token, or as the response's mean for a loss per row.
+        kl_type: one of `KL_TYPES`.
+        importance_cap, importance_floor, importance_masked: if the cap is given, each token's loss is multiplied by
+            `importance_weights`. Not for a loss per row.
 
     Returns:
         The loss and its statistics, with these added: `ratio` (new / old), `mismatch` (the trainer's old log-probability minus
         the sampler's), `position` in the response, `length` of the response (tokens), and, where they apply,
-        `importance_weight` and `kl`.
+        `importance_weight` and `kl`, which is `kl_penalty` whatever the type.
     """
+    inputs = _without_values_outside(inputs)
     outputs = loss(inputs)
     value, statistics = outputs.loss, dict(outputs.statistics)
     old, sampled, mask = inputs.old_log_probs, inputs.sampled_log_probs, inputs.response_mask
@@ -42,17 +55,24 @@ def policy_gradient(
     statistics["length"] = mask.sum(dim=1, keepdim=True).expand_as(mask)
     if importance_cap is not None:
         assert value.dim() == 2, "importance weights are per token"
-        weights = importance_weights(old, sampled, cap=importance_cap)
+        weights = importance_weights(old, sampled, cap=importance_cap, floor=importance_floor, masked=importance_masked)
         value = weights * value
         statistics["importance_weight"] = weights
     if kl_coef:
         assert inputs.reference_log_probs is not None
-        kl = kl_penalty(inputs.log_probs, inputs.reference_log_probs)
+        kl = KL_TYPES[kl_type].function(inputs.log_probs, old, inputs.reference_log_probs)
         value = value + kl_coef * (
             kl if value.dim() == 2 else kl.masked_fill(~mask, 0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
         )
-        statistics["kl"] = kl.detach()
+        statistics["kl"] = kl_penalty(inputs.log_probs.detach(), inputs.reference_log_probs)
     return LossOutputs(value, statistics)
+
+
+def _without_values_outside(inputs: LossInputs) -> LossInputs:
+    """The inputs with log-probabilities of 0 outside the mask: an arbitrary value there, times 0, may be nan."""
+    names = ("log_probs", "old_log_probs", "sampled_log_probs", "reference_log_probs")
+    found = {name: getattr(inputs, name) for name in names}
+    return replace(inputs, **{k: v.masked_fill(~inputs.response_mask, 0) for k, v in found.items() if v is not None})
 
 
 def reduced_loss(loss: Tensor, mask: Tensor, *, denominators: Tensor, num_rows: int) -> Tensor:

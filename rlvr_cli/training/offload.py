@@ -1,6 +1,5 @@
 """AdamW on the host: float32 weights and moments lie in the host's memory, and the device holds what a gradient needs."""
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -8,49 +7,23 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from rlvr_cli.training.optimizer_state import Slot, slot_like, step_slot
+from rlvr_cli.training.parameterwise import ParameterwiseAdamW
 
 _HOST = torch.device("cpu")
 
 
-class OffloadedAdamW(torch.optim.Optimizer):
+class OffloadedAdamW(ParameterwiseAdamW):
     """AdamW whose state is on the host, where it computes. To the device and back go weights and gradients.
 
     Of a bfloat16 parameter the host keeps the weight in float32 too, so that no step is rounded away: 12 bytes a
     parameter. A float32 parameter is its own: 8 bytes, and the result is that of AdamW on the host, bit for bit.
-
-    Args:
-        parameters: of any floating dtype, on any device.
-        lr: the learning rate.
-        betas: the decay of both moments.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled.
     """
-
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def layout(self, parameter: Tensor) -> dict[str, Slot]:
         """Return what is kept of a parameter, all on the host; `weight` only if its own precision is below float32."""
         wide = torch.promote_types(parameter.dtype, torch.float32)
         keys = ["exp_avg", "exp_avg_sq", *(["weight"] if parameter.dtype != wide else [])]
         return {"step": step_slot()} | dict.fromkeys(keys, slot_like(parameter, dtype=wide, device=_HOST))
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  (torch's may return a loss)
-        """Update every parameter that has a gradient. A closure is not supported."""
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         """Update one parameter: at any time one tensor is on its way, so that little memory is needed for that."""

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.config.sft import SftConfig
@@ -13,13 +14,15 @@ from rlvr_cli.models.device import dtype_name
 from rlvr_cli.models.identity import model_path, model_shape
 from rlvr_cli.rollouts.inputs import chat_line
 from rlvr_cli.terminal import console
-from rlvr_cli.training.losses.policy_gradient import Loss
+from rlvr_cli.training.losses.policy_gradient import KL_TYPES, Loss, clip_range
+from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES
 from rlvr_cli.training.memory import adapter_parameters, check_memory, compute_dtype, gpus_line, host_note, memory_lines
 from rlvr_cli.training.placement import placement_line
+from rlvr_cli.training.question_order import LEAST_PRIORITY
 from rlvr_cli.training.session import Inputs
 from rlvr_cli.types import SamplingParams
 
-FEW_UPDATES = 10  # with fewer, `rlvr sft` notes that the model will hardly change
+FEW_UPDATES = 10  # with fewer, `rlvr sft` and `rlvr dpo` note that the model will hardly change
 
 
 def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs, *, rows: int) -> None:
@@ -81,6 +84,23 @@ def sft_plan(
     }
 
 
+def dpo_plan(config: DpoConfig, facts: Mapping[str, Any], *, num_updates: int) -> dict[str, str]:
+    """The plan of `rlvr dpo`, line by line."""
+    pairs = facts["dataset"]["rows"]
+    batch = min(config.train_batch_size, pairs)
+    reference = "the first policy; its log-probabilities are computed once, before training"
+    return {
+        "model": facts["model"]["name"],
+        "pairs": f"{pairs} of {facts['dataset']['name']}",
+        **_chat(config, facts),
+        "updates": f"{num_updates} of {batch} pairs, in micro-batches of {min(config.micro_batch_size, batch)}; "
+        f"{config.dpo_epochs} epochs",
+        "objective": preference_objective(config),
+        **({"reference": reference} if PREFERENCE_LOSSES[config.loss_type].with_reference else {}),
+        **_common(config, facts),
+    }
+
+
 def ei_plan(config: EiConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     """The plan of `rlvr ei`, line by line."""
     return {
@@ -108,6 +128,11 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
     )
     if config.async_steps:
         policy = f"rollouts one batch behind, sampled in a second process meanwhile; else {policy}"
+    order = {
+        "shuffled": "",
+        "file": "; questions in the order of the dataset",
+        "prioritized": f"; questions drawn by max(1 - success rate, {LEAST_PRIORITY:g})",
+    }[config.question_order]
     rounds = (
         f"; up to {config.max_sampling_rounds} rounds until every group has a signal" if config.dynamic_sampling else ""
     )
@@ -115,12 +140,14 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
         "model": facts["model"]["name"],
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
         **_chat(config, facts),
-        "rollouts": f"{config.n_grpo_steps} batches of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples{rounds}",
+        "rollouts": f"{config.n_grpo_steps} batches of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples{rounds}{order}",
         "updates": f"{updates} per batch ({config.epochs_per_rollout_batch} epochs, {config.train_batch_size} responses each), "
         f"{config.n_grpo_steps * updates} in all; {policy}",
         "micro-batches": f"{config.micro_train_batch_size} responses, {config.gradient_accumulation_steps} per update",
+        **({"shaped reward": shaped_reward_formula(config)} if config.shapes_rewards else {}),
         "advantage": advantage_formula(config, loss),
         "objective": grpo_objective(config, loss),
+        **kl_line(config),
         "overlong": {"none": "as graded", "mask": "no loss on responses cut at the limit"}.get(
             config.overlong, f"soft penalty over the last {buffer} tokens"
         ),
@@ -134,14 +161,26 @@ def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
     """Notes on options that look like a mistake, one sentence each."""
     notes = []
     if config.on_policy and loss.uses_ratio:
+        summed = " with --length-normalization masked_normalize --normalize-constant 1" if loss.per_row else ""
         notes.append(
-            f"on-policy, every ratio is 1: {config.loss_type} has the same gradient as reinforce_with_baseline"
+            f"on-policy, every ratio is 1: {config.loss_type} has the same gradient as reinforce_with_baseline{summed}"
         )
     if not config.on_policy and loss.uses_ratio is False:
         notes.append(f"{config.loss_type} does not correct for off-policy updates; grpo_clip does")
     if loss.per_row and config.sources.get("length_normalization", "default") != "default":
         notes.append(
             f"{config.loss_type} gives one loss per response, and these are averaged: --length-normalization has no effect"
+        )
+    if config.loss_type == "kimi" and config.std_over != "none":
+        notes.append(
+            "kimi is defined for rewards that are only centered; --std-normalization none does not divide them"
+        )
+    if config.length_reward and config.group_size == 1:
+        notes.append("--length-reward compares the responses to a question: with --group-size 1 it has no effect")
+    elif config.length_reward and config.std_over == "group" and not loss.raw_rewards:
+        notes.append(
+            "in a group of equal rewards the standard deviation is that of the length rewards alone, and makes full-sized advantages of "
+            "small differences in length; --std-normalization none does not"
         )
     if config.async_steps and config.importance_correction == "none":
         notes.append(
@@ -174,14 +213,68 @@ def sft_objective(length_normalization: str, constant: float) -> str:
     return f"-(1/(B*{constant:g})) sum_i sum_t log p(o_i,t | q_i, o_i,<t), B examples an update"
 
 
+def preference_objective(config: DpoConfig) -> str:
+    """The loss of `rlvr dpo`, as a formula."""
+    loss = PREFERENCE_LOSSES[config.loss_type]
+    gamma = f"{config.target_margin:g}" if config.target_margin else ""
+    formula = loss.formula(beta=f"{config.scale:g}", gamma=gamma)
+    return f"-(1/B) sum {formula[1:]};  h = {loss.score} of the chosen (w) and the rejected (l) response of a pair, B pairs an update"
+
+
+def clip_note(config: GrpoConfig, update: Mapping[str, float], *, loss: Loss) -> str | None:
+    """A note, one sentence, if in an update whose ratios are not all 1 the clip range has no effect or cuts almost all that moves.
+
+    No effect: no ratio is even a tenth of the way to the range's ends. Almost all: on both sides a hundredth of the ratios is more than
+    ten times as far away as they are, and something was cut: not where all advantages are 0.
+    """
+    if loss.clip_range is None:
+        return None
+    low, high = clip_range(config.cliprange, config.cliprange_high, default=loss.clip_range)
+    least, p01, p99, most = (update[f"policy/ratio_{name}"] for name in ("min", "p01", "p99", "max"))
+    what = f"of {config.loss_type}, 1-{low:g} to 1+{high:g} in units of the ratio"
+    if 1 - least < low / 10 and most - 1 < high / 10:
+        return f"the clip range {what}, has no effect: ratios are {least:.6g} to {most:.6g}"
+    share = update["policy/clip_fraction"]
+    if share and 1 - p01 > low * 10 and p99 - 1 > high * 10:
+        return f"the clip range {what}, cuts almost all that moves, {share:.0%} of the tokens: ratios are {least:.6g} to {most:.6g}"
+    return None
+
+
+def shaped_reward_formula(config: GrpoConfig) -> str:
+    """The shaped reward of response i, as a formula."""
+    terms = []
+    if config.format_weight:
+        terms.append(f"{config.format_weight:g} format_i")
+    if config.length_reward:
+        after = f" from batch {config.length_reward_after} on" if config.length_reward_after else ""
+        terms.append(f"{config.length_reward:g} (1/2 - (|o_i| - min)/(max - min), at most 0 if wrong){after}")
+    if config.language_reward:
+        terms.append(f"{config.language_reward:g} (share of words in {config.language}, by {config.language_detector})")
+    if config.overlong == "soft_punish":
+        terms.append("(its length penalty)")
+    return f"R_i = {' + '.join(['r_i', *terms])}"
+
+
 def advantage_formula(config: GrpoConfig, loss: Loss) -> str:
     """The advantage of response i of a group, as a formula."""
-    reward = "r_i" if config.overlong != "soft_punish" else "r_i (with its length penalty)"
+    reward = "R" if config.shapes_rewards else "r"
     if loss.raw_rewards:
-        return f"A_i = {reward}"
-    if not config.use_std_normalization:
-        return f"A_i = {reward} - mean(r)"
-    return f"A_i = ({reward} - mean(r)) / (std(r) + {config.advantage_eps:g}); 0 where all r are equal"
+        return f"A_i = {reward}_i"
+    centered = f"{reward}_i - mean({reward})"
+    match config.std_over:
+        case "none":
+            return f"A_i = {centered}"
+        case "batch":
+            return f"A_i = ({centered}) / (std of {centered} over the batch + {config.advantage_eps:g})"
+    return f"A_i = ({centered}) / (std({reward}) + {config.advantage_eps:g}); 0 where all {reward} are equal"
+
+
+def kl_line(config: GrpoConfig) -> dict[str, str]:
+    """The line of the plan that says what the KL penalty descends; none without one."""
+    if not config.kl_coef:
+        return {}
+    kind = KL_TYPES[config.kl_type]
+    return {"KL penalty": f"{kind.name} = {kind.formula}; its gradient descends {kind.descends}"}
 
 
 def grpo_objective(config: GrpoConfig, loss: Loss) -> str:
@@ -189,24 +282,32 @@ def grpo_objective(config: GrpoConfig, loss: Loss) -> str:
     formula = loss.formula(**{name: getattr(config, name) for name in loss.options})
     sign, term = ("-", formula[1:]) if formula.startswith("-") else ("", formula)
     if config.importance_truncation is not None:
-        term = f"min(p_trainer/p_sampler, {config.importance_truncation:g}) {term}"
+        term = f"{importance_formula(config)} {term}"
     if config.kl_coef:
         mean = "mean_t " if loss.per_row else ""
-        term = f"[{term} {'-' if sign else '+'} {config.kl_coef:g} {mean}k3(p_ref, p)]"
+        term = f"[{term} {'-' if sign else '+'} {config.kl_coef:g} {mean}{KL_TYPES[config.kl_type].name}]"
     size = config.train_batch_size
     scale = {
         "masked_mean": f"(1/{size}) sum_i (1/|o_i|) sum_t",
         "masked_normalize": f"(1/({size}*{config.masked_normalize_constant or 0:g})) sum_i sum_t",
         "token_mean": "(1/T) sum_i,t",
     }[config.length_normalization]
-    terms = ["log p at temperature " + f"{config.sampling_temperature:g}"]
-    if "rho" in formula:
-        terms.append("rho = p/p_old")
+    terms = ["log p at temperature " + f"{config.sampling_temperature:g}", loss.where]
+    if config.importance_truncation is not None:
+        terms.append("c = p_trainer/p_sampler")
     if config.overlong == "mask":
         terms.append("responses cut at the limit left out")
     if config.length_normalization == "token_mean" and not loss.per_row:
         terms.append("T the response tokens of the update")
-    return f"{sign}{f'(1/{size}) sum_i' if loss.per_row else scale} {term};  {', '.join(terms)}"
+    return f"{sign}{f'(1/{size}) sum_i' if loss.per_row else scale} {term};  {', '.join(filter(None, terms))}"
+
+
+def importance_formula(config: GrpoConfig) -> str:
+    """The weight of a token's loss, of the ratio c."""
+    floor, cap = config.importance_floor, config.importance_cap
+    if config.importance_correction == "masked":
+        return f"c [{floor:g} <= c <= {cap:g}]"
+    return f"min(max(c, {floor:g}), {cap:g})" if floor else f"min(c, {cap:g})"
 
 
 def _precision(config: TrainingConfig) -> str:

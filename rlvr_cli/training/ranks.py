@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import groupby
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[reportPrivateImportUsage]  # they are public
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 WITHIN_AN_UPDATE = timedelta(minutes=30)  # a rank that is this much later than another one hangs
 BETWEEN_UPDATES = timedelta(days=365)  # rank 0 may sample, grade or evaluate for hours while the others wait
@@ -30,6 +31,10 @@ LOOPBACK = "127.0.0.1"
 
 class RankLost(Exception):
     """Another rank has ended, or did not answer in time."""
+
+
+class Elsewhere(Exception):
+    """Another rank has raised an error and abandons what all do together."""
 
 
 class Ranks:
@@ -67,6 +72,38 @@ class Ranks:
             if least == self.rank:
                 own.append(number)
         return own
+
+    def deal_in_step(self, costs: Sequence[float], kinds: Sequence[Hashable]) -> list[tuple[int, bool]]:
+        """Divide pieces of work of several kinds so that all ranks do equally many of each kind, in the same order of kinds.
+
+        The n-th pieces of all ranks are of similar cost. A rank that has fewer repeats a cheap piece.
+
+        Args:
+            costs, kinds: of each piece, the same on all ranks.
+
+        Returns:
+            The numbers of the pieces that this rank does, and whether each is its own; a repeated one is not.
+        """
+        own = []
+        for kind in dict.fromkeys(kinds):
+            numbers = sorted((n for n in range(len(costs)) if kinds[n] == kind), key=lambda n: -costs[n])
+            for start in range(0, len(numbers), self.size):
+                turn = numbers[start : start + self.size]
+                own.append((turn[self.rank], True) if self.rank < len(turn) else (numbers[-1], False))
+        return own
+
+    def agree(self, check: Callable[[], None]) -> None:
+        """Call `check` on all ranks. If it raises an error on one of them, that one raises it, and the others `Elsewhere`."""
+        error: BaseException | None = None
+        try:
+            check()
+        except BaseException as raised:
+            error = raised
+        [anywhere] = self.anywhere([error is not None])
+        if error is not None:
+            raise error
+        if anywhere:
+            raise Elsewhere
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
         """Add up each tensor over the ranks, in place. All ranks have the same bits afterwards."""
@@ -114,6 +151,14 @@ class Ranks:
             dist.gather_object(value, found, dst=0, group=self._control)
         return found or []
 
+    def first_difference(self, tensors: Mapping[str, Tensor]) -> tuple[int, str] | None:
+        """Compare tensors of the same names bit for bit. Returns on rank 0 which rank has another one than rank 0, and its name."""
+        own, *others = self.gather(bits(tensors)) or [{}]
+        different = (
+            (rank, name) for rank, other in enumerate(others, start=1) for name in own if own[name] != other[name]
+        )
+        return next(different, None)
+
     def post(self, key: str) -> None:
         """Leave a note that `posted` finds on every rank, without waiting for them."""
         if self._store is not None:
@@ -122,6 +167,10 @@ class Ranks:
     def posted(self, key: str) -> bool:
         """Return whether a rank has left this note."""
         return self._store is not None and self._store.check([key])
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        """Return the mesh of all ranks, on this type of device."""
+        return init_device_mesh(device.type, (self.size,))
 
     def leave(self) -> None:
         """End the connections to the other ranks."""
@@ -137,6 +186,17 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+@contextmanager
+def losses_within() -> Iterator[None]:
+    """Raise RankLost where code that talks to the other ranks by itself, as FSDP's does, finds one gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            raise RankLost(str(error)) from error
+        raise
 
 
 def listen(host: str = LOOPBACK, port: int = 0) -> tuple[TCPStore, str]:

@@ -22,7 +22,7 @@ from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy, traine
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.training.optimizer import make_optimizer
 from rlvr_cli.training.optimizer_state import layout, load_state
-from rlvr_cli.training.ranks import ALONE, Ranks, bits
+from rlvr_cli.training.ranks import ALONE, Ranks
 from rlvr_cli.training.update import compute_log_probs, train_update
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
@@ -32,7 +32,13 @@ class Replica:
 
     Attributes:
         check: called before each micro-batch; it ends the update by raising an error.
+        policy, optimizer: to be sampled from, and to be saved.
+        is_whole: whether `policy` has its weights. If not, `gather` gives them to it.
+        gathers: how many times it did so.
+        kernels_note: why --fused-kernels auto does without, on CUDA; else empty.
     """
+
+    is_whole, gathers = True, 0
 
     def __init__(self, config: TrainingConfig, *, device: str, ranks: Ranks = ALONE) -> None:
         self.config, self.ranks = config, ranks
@@ -46,19 +52,26 @@ class Replica:
         if self.policy.device.type == "mps":
             raise RlvrError("Training does not run on mps: it needs float64, which mps lacks.", "Use --device cpu.")
         use_few_threads(self.policy)
+        self.kernels_note = self.policy.use_kernels(config.fused_kernels)
         if self.ranks.size > 1 and self.policy.device.type == "cpu" and self.policy.num_parameters >= TINY_PARAMETERS:
             torch.set_num_threads(max((os.cpu_count() or 1) // self.ranks.size, 1))
-        self.optimizer = make_optimizer(
-            self.policy,
+        self._trained = self._own_part(self.policy)
+        self._stepped = self.optimizer = make_optimizer(
+            self._trained,
             learning_rate=config.learning_rate,
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
             kind=config.optimizer,
             offload=config.offload_optimizer,
         )
-        self.reference: Policy | None = self.policy.reference() if config.kl_coef else None
+        self._reference = self._own_part(self.policy.reference()) if config.kl_coef else None
         self.check: Callable[[], None] = lambda: None
         self._sampler: Sampler | None = None
+        self._served = (0, 0)  # the version of the weights that it has, and `gathers` then
+
+    def _own_part(self, policy: Policy) -> Policy:
+        """Return what this rank holds of a policy."""
+        return policy
 
     # On every rank at the same time
 
@@ -68,26 +81,26 @@ class Replica:
         Raises:
             RlvrError: they are not.
         """
-        metrics = train_update(self.policy, self.optimizer, dict(batch), check=self.check, ranks=self.ranks, **how)
-        if self.ranks.size > 1:
-            self._check_weights()
+        metrics = train_update(self._trained, self._stepped, dict(batch), check=self.check, ranks=self.ranks, **how)
+        difference = self.ranks.first_difference(self.policy.trainable_parameters()) if self.ranks.size > 1 else None
+        if difference is not None:
+            raise RlvrError(
+                f"After an update the weights of trainer {difference[0]} differ from those of trainer 0, first in {difference[1]}.",
+                "The checkpoints before this step are sound. Look for a faulty device, or devices of different kinds.",
+            )
         return metrics
-
-    def _check_weights(self) -> None:
-        own, *others = self.ranks.gather(bits(self.policy.trainable_parameters())) or [{}]
-        for rank, other in enumerate(others, start=1):
-            for name in own:
-                if own[name] != other[name]:
-                    raise RlvrError(
-                        f"After an update the weights of trainer {rank} differ from those of trainer 0, first in {name}.",
-                        "The checkpoints before this step are sound. Look for a faulty device, or devices of different kinds.",
-                    )
 
     def log_probs(self, batch: Mapping[str, Tensor], *, of: Literal["policy", "reference"], **how: Any) -> Tensor:
         """Compute the log-probabilities of the responses, see `compute_log_probs`."""
-        model = self.policy if of == "policy" else self.reference
+        model = self._trained if of == "policy" else self._reference
         assert model is not None, "there is a reference only with --kl-coef"
         return compute_log_probs(model, dict(batch), check=self.check, ranks=self.ranks, **how)
+
+    def gather(self, *, everywhere: bool) -> None:
+        """Give `policy` its weights on rank 0, or on all ranks."""
+
+    def gather_state(self) -> None:
+        """Give `optimizer` its state on rank 0."""
 
     @torch.no_grad()
     def copy_rank_0(self) -> None:
@@ -123,8 +136,10 @@ class Replica:
             assert kind.share is not None
             settings = replace(settings_of(self.config), device=str(self.policy.device), sleep_mode=sleep_mode)
             self._sampler = kind.share(self.policy, settings)
-        if self._sampler.policy_version != version:
+            self._served = (self._sampler.policy_version, self.gathers)
+        if self._served != (version, self.gathers):
             self._sampler.load_weights(self.policy, version)
+            self._served = (version, self.gathers)
         found: list[Completion] = []
         completions = self._sampler.sample(share(requests, self.ranks), params)
         for completion in completions:

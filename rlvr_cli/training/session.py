@@ -19,9 +19,10 @@ from rlvr_cli.models.bitsandbytes import check_bitsandbytes
 from rlvr_cli.models.device import cuda_devices, resolve_device
 from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_facts, model_path, model_shape
+from rlvr_cli.models.liger import check_liger
 from rlvr_cli.models.tokenization import encode_prompts
 from rlvr_cli.process import StopRequest
-from rlvr_cli.rollouts.collect import Advantages, sample_groups
+from rlvr_cli.rollouts.collect import Credit, sample_groups
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import open_run
@@ -78,7 +79,7 @@ def load_inputs(
     engine = choose_engine(
         config.engine,
         base_url="",
-        embedded=config.trainers > 1 and not config.async_steps,
+        embedded=config.trainers > 1 and not config.samples_apart,
         sampler_urls=config.sampler_urls,
     )
     facts = input_facts(
@@ -106,20 +107,23 @@ def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[P
         rows: responses in a micro-batch.
 
     Raises:
-        RlvrError: there is no such device, or it is too small; the package of the optimizer is not installed; or as
+        RlvrError: there is no such device, or it is too small; a package of the options is not installed; or as
             `check_adapter`.
     """
     check_adapter(config)
     if config.optimizer == "adamw_8bit":
         check_bitsandbytes()
+    if config.fused_kernels == "liger":
+        check_liger()
     resolve_device(config.device)
     capacities = cuda_devices()
     placement = place(
         config.device,
         engine=engine,
-        in_process=not config.async_steps,
+        in_process=not config.samples_apart,
         cuda_devices=[*capacities],
         trainers=config.trainers // config.nodes,
+        samplers=config.samplers,
     )
     shape = model_shape(model_path(config.model))
     return placement, memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=capacities)
@@ -184,7 +188,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             stop=stop,
         ) as trainer,
     ):
-        run.update(policy=trainer.policy.facts | {"trainers": trainer.trainers.size})
+        run.update(policy=trainer.policy.facts | {"trainers": trainer.trainers.size, "fsdp": config.fsdp})
         if inputs.questions:
             run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine.reason))
             for examples, params in (
@@ -204,7 +208,7 @@ def sample_questions(
     *,
     step: int,
     num_samples: int,
-    advantages: Advantages,
+    credit: Credit,
 ) -> list[Rollout]:
     """Return `num_samples` rollouts of each of these training questions, see `rollouts.collect.sample_groups`."""
     return sample_groups(
@@ -212,7 +216,7 @@ def sample_questions(
         step=step,
         examples=[inputs.questions[i] for i in indices],
         num_samples=num_samples,
-        advantages=advantages,
+        credit=credit,
         template=inputs.template,
         sampler=trainer.sampler,
         params=trainer.config.sampling_params,

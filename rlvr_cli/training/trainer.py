@@ -21,6 +21,7 @@ from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.device import out_of_memory_as_user_error
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import StopRequest
 from rlvr_cli.runs.check import MODELS
 from rlvr_cli.runs.metrics_log import MetricsLog
@@ -45,7 +46,7 @@ class Trainer:
     """Holds and updates the policy. Use as a context manager: on `Interrupted` it saves a checkpoint.
 
     Attributes:
-        policy, tokenizer: the model being trained.
+        tokenizer, compute_dtype: of the model being trained.
         weights: the sampling engine, and which version of the weights it has.
         evaluator: runs the evaluations; None without evaluation questions.
         updates: optimizer updates tried so far, including skipped ones; the version of the policy.
@@ -114,11 +115,13 @@ class Trainer:
         """Restore the last checkpoint."""
         config, replica = self.config, self.trainers.replica
         replica.check = self.stop.check
-        self.policy, self.optimizer, self.tokenizer = replica.policy, replica.optimizer, replica.policy.tokenizer
-        self.weights.attach(self.policy, self.optimizer, trainers=self.trainers)
+        self.tokenizer, self.compute_dtype = self.policy.tokenizer, self.policy.compute_dtype
+        self.weights.attach(self.policy, replica.optimizer, trainers=self.trainers)
         if self.evaluator is not None:
             _ = self.sampler  # an engine that cannot sample from this model says so now
-        checkpoint, self.notices = load_checkpoint(self.run.path, policy=self.policy, optimizer=self.optimizer)
+        checkpoint, self.notices = load_checkpoint(self.run.path, policy=self.policy, optimizer=replica.optimizer)
+        if replica.kernels_note:
+            self.notices.append(replica.kernels_note)
         longest_step = 0.0
         if checkpoint is not None:
             state = checkpoint.state
@@ -134,7 +137,7 @@ class Trainer:
         check_space_for_training(
             self.run.path,
             self.policy,
-            self.optimizer,
+            replica.optimizer,
             updates=max(self.num_updates - self.updates, 0),
             every=config.checkpoint_every,
             merged=config.lora_merge,
@@ -147,10 +150,12 @@ class Trainer:
             console.say(notice)
         if self.updates:
             console.say(f"resumes after  {self.updates} updates")
-        before, now = self.run.metadata.get("policy", {}).get("trainers", 1), self.trainers.size
+        stored = self.run.metadata.get("policy", {})
+        before = _division(stored.get("trainers", 1), fsdp=stored.get("fsdp", False))
+        now = _division(self.trainers.size, fsdp=self.config.fsdp)
         if self.updates and now != before:
             console.say(
-                f"note: it goes on with {now} trainer{'s' * (now > 1)} instead of {before}: gradients are the same but for rounding, so "
+                f"note: it goes on with {now} instead of {before}: gradients are the same but for rounding, so "
                 "that the run is no longer, to the last bit, what it would have been"
             )
         return self
@@ -168,6 +173,11 @@ class Trainer:
                     self.metrics.flush()
         finally:
             self._ending.close()
+
+    @property
+    def policy(self) -> Policy:
+        """The model being trained, with its weights until the next update."""
+        return self.trainers.policy
 
     @property
     def sampler(self) -> Sampler:
@@ -239,6 +249,8 @@ class Trainer:
         Args:
             of: `reference` is the initial policy, with --kl-coef.
         """
+        if self.config.fsdp:  # an engine that samples with these weights loses them
+            self.weights.sleep()
         with out_of_memory_as_user_error():
             return self.trainers.do(
                 "log_probs",
@@ -316,19 +328,20 @@ class Trainer:
         self.metrics.flush()
         if (self.updates, self.cursor) == self._saved:
             return
-        save_checkpoint(
-            self.run.path,
-            step=self.updates,
-            policy=self.policy,
-            optimizer=self.optimizer,
-            state={
-                "position": self.cursor,
-                "skipped_in_a_row": self._skipped_in_a_row,
-                "longest_step": self.clock.longest_step,
-                "evaluation_seconds": self.evaluator.seconds_per_question if self.evaluator else 0.0,
-            },
-            tensors=self.tensors,
-        )
+        with self.trainers.state_gathered() as optimizer:
+            save_checkpoint(
+                self.run.path,
+                step=self.updates,
+                policy=self.policy,
+                optimizer=optimizer,
+                state={
+                    "position": self.cursor,
+                    "skipped_in_a_row": self._skipped_in_a_row,
+                    "longest_step": self.clock.longest_step,
+                    "evaluation_seconds": self.evaluator.seconds_per_question if self.evaluator else 0.0,
+                },
+                tensors=self.tensors,
+            )
         self._saved, self._saved_at = (self.updates, self.cursor), time.monotonic()
         self.metrics.add(self.updates, {"checkpoint/seconds": time.perf_counter() - started})
         self.metrics.flush()  # this update is not repeated when the run resumes
@@ -348,3 +361,9 @@ class Trainer:
         self.evaluate(last=True)
         self.metrics.flush()
         self.run.update(updates=self.updates)
+
+
+def _division(trainers: int, *, fsdp: bool) -> str:
+    """How the work is divided, in words."""
+    of = f", with {'shards' if fsdp else 'copies'} of the weights" if trainers > 1 else ""
+    return f"{trainers} trainer{'s' * (trainers > 1)}{of}"

@@ -17,14 +17,21 @@ import torch
 
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.terminal import console
 from rlvr_cli.training import follow
 from rlvr_cli.training.nodes import rendezvous
 from rlvr_cli.training.ranks import ALONE, LOOPBACK, RankLost, Ranks, await_others, join, listen
 from rlvr_cli.training.replica import Replica, share
+from rlvr_cli.training.sharded_replica import ShardedReplica, WholeState
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
 _PATIENCE = 5.0  # seconds in which a trainer that was lost also ends
+
+
+def open_replica(config: TrainingConfig, *, device: str, ranks: Ranks) -> Replica:
+    """Load what a trainer holds: a copy of the policy or, with --fsdp, a shard of it."""
+    return (ShardedReplica if config.fsdp else Replica)(config, device=device, ranks=ranks)
 
 
 class Trainers:
@@ -32,6 +39,7 @@ class Trainers:
 
     Attributes:
         replica: this process's own.
+        sample: whether all of them sample, each with the weights of its own replica.
     """
 
     def __init__(self, config: TrainingConfig, *, devices: Sequence[str], check: Callable[[], None]) -> None:
@@ -46,11 +54,12 @@ class Trainers:
         """
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ranks = ALONE
+        self.sample = False
         try:
             if config.trainers > 1:
                 self._start(config, devices, check=check)
             with self._losses_as_user_errors():
-                self.replica = Replica(config, device=devices[0], ranks=self._ranks)
+                self.replica = open_replica(config, device=devices[0], ranks=self._ranks)
         except BaseException:
             self.close()
             raise
@@ -88,6 +97,24 @@ class Trainers:
     def size(self) -> int:
         """How many trainers there are."""
         return self._ranks.size
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, with its weights until the next update or the next log-probabilities."""
+        if not self.replica.is_whole:
+            self.do("gather", everywhere=self.sample)
+        return self.replica.policy
+
+    @contextmanager
+    def state_gathered(self) -> Iterator[torch.optim.Optimizer]:
+        """Give the optimizer with its whole state, to be saved within the block."""
+        self.do("gather_state")
+        optimizer = self.replica.optimizer
+        try:
+            yield optimizer
+        finally:
+            if isinstance(optimizer, WholeState):
+                optimizer.state.clear()
 
     def do(self, method: str, /, *arguments: Any, **options: Any) -> Any:
         """Call a method of the replica on every rank. Returns what this one's returns.

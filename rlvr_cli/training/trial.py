@@ -14,7 +14,7 @@ from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import reference_response
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.models.device import dtype_name, use_few_threads, visible_as_only
+from rlvr_cli.models.device import dtype_name, use_few_threads
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.policy import Policy, load_policy
 from rlvr_cli.models.tokenization import collate, pad_id_of, tokenize_prompt_and_output
@@ -90,9 +90,8 @@ class EngineTrial:
         if kind.share is not None:
             self._sampler = kind.open(self._settings)
         else:
-            only = visible_as_only(self._device) if self._device.startswith("cuda") else None
             settings = asdict(self._settings) | {"param_dtype": "float32", "compute_dtype": "auto"}
-            self._sampler = SamplingProcess(self._engine, settings, visible_devices=only)
+            self._sampler = SamplingProcess(self._engine, settings)
         return " ".join(self._sampler.notes) or "started"
 
     def sample(self) -> str:

@@ -9,8 +9,8 @@ the first backward pass, and no row's result depends on its padding.
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from itertools import chain, compress
 from typing import NotRequired, TypedDict
 
@@ -23,7 +23,9 @@ from rlvr_cli.faults import fault_point
 from rlvr_cli.models.device import to_device, to_host
 from rlvr_cli.models.log_probs import get_response_log_probs, wanted_in
 from rlvr_cli.models.policy import Policy, as_policy
+from rlvr_cli.models.sharded import ShardedPolicy
 from rlvr_cli.models.tokenization import Batch, collate, row_lengths
+from rlvr_cli.training.gradients import gradients_of
 from rlvr_cli.training.losses.inputs import loss_inputs
 from rlvr_cli.training.losses.normalization import LengthNormalization, loss_denominators
 from rlvr_cli.training.objectives import (
@@ -140,18 +142,18 @@ def train_update(
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
         statistics: dict[str, list[Tensor]] = {}
         computed = 0  # tokens that go through the model's body
-        parameters = [*policy.trainable_parameters().values()]
-        narrow = [p for p in parameters if p.dtype.itemsize < 4 and len(micro_batches) > 1]
-        gradients: dict[Tensor, Tensor] = {}  # of the narrow ones, summed in float32: in bfloat16, 256 + 1 is 256
+        gradients = gradients_of(policy, ranks, several=len(micro_batches) > 1)
         optimizer.zero_grad(set_to_none=True)
         rounded.enter_context(policy.rounded_weights())
+        rounded.enter_context(policy.fused_kernels())
+        dealt, check = _division(policy, ranks, check)
         costs = [len(rows) * width * (3 if learning else 1) for rows, width, learning in micro_batches]
-        for rows, width, learning in (micro_batches[number] for number in ranks.deal(costs)):
+        for number, is_own in dealt(costs, [learning for _, _, learning in micro_batches]):
+            rows, width, learning = micro_batches[number]
             check()
             # From here to the next micro-batch the host does not wait for the device.
             micro = _cut(batch, rows, width)
             wanted = wanted_in(policy, micro["input_ids"], micro["response_mask"])
-            computed += micro["labels"].numel() if wanted.prefixes is None else len(wanted.prefixes.tokens)
             micro, wanted = _moved(micro, device), wanted.to(device)
             divisors = to_device(denominators[rows], device)
             learning = learning or not skip_zero_advantage
@@ -172,19 +174,17 @@ def train_update(
             per_row = outputs.loss.dim() == 1
             if learning:
                 fault_point("backward")
-                with _moving_gradients(narrow, gradients):
-                    loss.backward()
+                gradients.backward(loss if is_own else loss * 0)
+            if not is_own:
+                continue
+            computed += micro["labels"].numel() if wanted.prefixes is None else len(wanted.prefixes.tokens)
             with torch.no_grad():  # both sums are 0 outside the mask
                 sums += torch.stack([loss.detach(), -log_probs.sum(), entropy.sum()])
             for name, values in statistics_at(outputs.statistics, wanted.positions).items():
                 statistics.setdefault(name, []).append(values)
         rounded.close()
         ranks.sum([sums])
-        _sum_gradients(parameters, gradients, narrow=set(narrow), ranks=ranks)
-        for parameter in narrow:
-            if parameter in gradients:
-                parameter.grad = gradients.pop(parameter).to(parameter.dtype)
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+        grad_norm = gradients.finish(max_norm=max_grad_norm)
         found, *values = to_host([torch.stack([*sums, grad_norm.to(sums)]), *map(torch.cat, statistics.values())])
         objective_value, nll, entropy_sum, norm = found.tolist()
         skipped = not (math.isfinite(objective_value) and math.isfinite(norm))
@@ -263,10 +263,17 @@ def compute_log_probs(
     device = policy.device
     batch = {name: batch[name].cpu() for name in batch if name in (*_SCORED, "unit", "zero_advantage")}
     cuts = _micro_batches(batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes)
-    own = [cuts[number] for number in ranks.deal([len(rows) * width for rows, width, _ in cuts])]
-    found: list[Tensor] = []
-    with policy.on_its_device(), policy.rounded_weights(), torch.inference_mode(), policy.autocast():
-        for rows, width, _ in own:
+    dealt, check = _division(policy, ranks, check)
+    found: list[tuple[Tensor, int, Tensor]] = []  # rows, width, and their log-probabilities
+    with (
+        policy.on_its_device(),
+        policy.rounded_weights(),
+        policy.fused_kernels(),
+        torch.no_grad(),  # not inference_mode: FSDP's buffers are used again when it trains
+        policy.autocast(),
+    ):
+        for number, is_own in dealt([len(rows) * width for rows, width, _ in cuts], [False] * len(cuts)):
+            rows, width, _ = cuts[number]
             check()
             micro = _cut({name: batch[name] for name in _SCORED}, rows, width)
             wanted = wanted_in(policy, micro["input_ids"], micro["response_mask"])
@@ -279,9 +286,10 @@ def compute_log_probs(
                 temperature=temperature,
                 wanted=wanted,
             )
-            found.append(scores["log_probs"])
+            if is_own:
+                found.append((rows, width, scores["log_probs"]))
     scored = torch.zeros(batch["labels"].shape, dtype=torch.float64 if policy.dtype == torch.float64 else torch.float32)
-    for (rows, width, _), log_probs in zip(own, to_host(found), strict=True):
+    for (rows, width, _), log_probs in zip(found, to_host([scores for _, _, scores in found]), strict=True):
         scored[rows, :width] = log_probs
     ranks.sum([scored])
     return scored
@@ -335,46 +343,17 @@ def _joined(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> tuple[int, dict[s
     )
 
 
-def _sum_gradients(
-    parameters: Sequence[Tensor], wide: dict[Tensor, Tensor], *, narrow: Collection[Tensor], ranks: Ranks
-) -> None:
-    """Add up the gradients of all ranks: of the `narrow` parameters those in `wide`, of the others their own.
+def _division(
+    policy: Policy, ranks: Ranks, check: Callable[[], None]
+) -> tuple[Callable[[Sequence[float], Sequence[bool]], list[tuple[int, bool]]], Callable[[], None]]:
+    """Return how the ranks divide micro-batches, and the check before each one.
 
-    A parameter without a gradient on every rank has none afterwards.
+    The former takes the cost of each and whether it needs a backward pass, and gives the numbers of this rank's, and whether
+    each counts. Ranks with shards of one policy make equally many passes of each kind, and abandon an update together.
     """
-    if ranks.size == 1:
-        return
-    found = ranks.anywhere([p in wide or p.grad is not None for p in parameters])
-    summed: list[Tensor] = []
-    for parameter in compress(parameters, found):
-        if parameter in narrow:
-            summed.append(wide.setdefault(parameter, torch.zeros_like(parameter, dtype=torch.float32)))
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        summed.append(parameter.grad)
-    ranks.sum(summed)
-
-
-@contextmanager
-def _moving_gradients(parameters: Sequence[Tensor], gradients: dict[Tensor, Tensor]) -> Iterator[None]:
-    """Within the block, add each parameter's gradient to its float32 sum in `gradients` as soon as the backward pass has it.
-
-    Moved after the whole backward pass, the gradients of all parameters would be in memory at once beside their sums.
-    """
-
-    def move(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        earlier = gradients.get(parameter)
-        gradients[parameter] = parameter.grad.float() if earlier is None else earlier.add_(parameter.grad)
-        parameter.grad = None
-
-    hooks = [parameter.register_post_accumulate_grad_hook(move) for parameter in parameters]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    if isinstance(policy, ShardedPolicy):
+        return ranks.deal_in_step, lambda: ranks.agree(check)
+    return lambda costs, _: [(number, True) for number in ranks.deal(costs)], check
 
 
 def _cut(batch: Batch, rows: Tensor, width: int) -> Batch:

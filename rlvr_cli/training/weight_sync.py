@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from rlvr_cli.config.shared import TrainingConfig
-from rlvr_cli.models.device import visible_as_only
 from rlvr_cli.models.policy import Policy, distinct_tensors
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.samplers.process import SamplingProcess
+from rlvr_cli.samplers.processes import SamplingProcesses
 from rlvr_cli.training.memory import MemoryPlan
 from rlvr_cli.training.optimizer_state import move_state
 from rlvr_cli.training.placement import Placement
@@ -61,7 +61,7 @@ class WeightSync:
     Attributes:
         sampler: the engine. If it shares the trainer's model, it opens when it is first needed, after `attach`: it refuses models
             that can be trained.
-        process: the engine, if it runs in a separate process (--async-steps), else None.
+        process: the engine, if it samples ahead in a separate process (--async-steps), else None.
         snapshot: the weights that the next rollouts are sampled with, if not the current ones.
     """
 
@@ -75,26 +75,25 @@ class WeightSync:
         self._settings = replace(
             settings_of(config),
             device=placement.engine,
+            takes_weights=True,
             gpu_memory_utilization=memory.utilization,
             # On a CPU too: there the engine notes that it cannot sleep.
-            sleep_mode=not config.async_steps and placement.trainer == placement.engine and not memory.keeps_workspace,
+            sleep_mode=not config.samples_apart
+            and placement.trainer == placement.engine
+            and not memory.keeps_workspace,
         )
         self._moves_state = memory.moves_state
         self._optimizer: torch.optim.Optimizer | None = None
-        self._share = None if config.async_steps else kind.share
-        self._synced = -1  # the version that the sampler serves
+        self._share = None if config.samples_apart else kind.share
+        self._synced: tuple[int, int] | None = None  # the version that the sampler serves, and see `_state`
+        precisions = {"param_dtype": config.param_dtype, "compute_dtype": config.compute_dtype}
         if config.async_steps:
-            self._sampler = self.process = self._start_process(engine)
+            self._sampler = self.process = SamplingProcess(engine, asdict(self._settings) | precisions)
+        elif config.samplers > 1:
+            self._sampler = SamplingProcesses(engine, asdict(self._settings) | precisions, devices=placement.engines)
         elif self._share is None:
             self._sampler = kind.open(self._settings)
             self._sampler.sleep()
-
-    def _start_process(self, engine: str) -> SamplingProcess:
-        settings, only = self._settings, None
-        if settings.device.startswith("cuda"):
-            settings, only = replace(settings, device="cuda"), visible_as_only(settings.device)
-        precisions = {"param_dtype": self.config.param_dtype, "compute_dtype": self.config.compute_dtype}
-        return SamplingProcess(engine, asdict(settings) | precisions, visible_devices=only)
 
     def attach(
         self, policy: Policy, optimizer: torch.optim.Optimizer | None = None, *, trainers: Trainers | None = None
@@ -105,7 +104,14 @@ class WeightSync:
             optimizer: its state is moved out of the way of an engine that needs the room (`MemoryPlan.moves_state`).
             trainers: if there are several, each samples a share with the embedded engine.
         """
-        self.policy, self._optimizer, self._trainers = policy, optimizer, trainers
+        self._policy, self._optimizer, self._trainers = policy, optimizer, trainers
+        if trainers is not None:
+            trainers.sample = self._share is not None
+
+    @property
+    def policy(self) -> Policy:
+        """The policy with its weights."""
+        return self._policy if self._trainers is None else self._trainers.policy
 
     @property
     def sampler(self) -> Sampler:
@@ -121,20 +127,27 @@ class WeightSync:
         if self._sampler is not None:
             self._sampler.sleep()
         if self._settings.sleep_mode and self._share is None:
-            self._synced = -1  # the engine has no weights when it wakes
+            self._synced = None  # the engine has no weights when it wakes
         self._move_optimizer_state(to_host=False)
 
     def _move_optimizer_state(self, *, to_host: bool) -> None:
         if self._moves_state and self._optimizer is not None:
             move_state(self._optimizer, to_host=to_host)
 
+    def _state(self, version: int) -> tuple[int, int]:
+        """What the sampler must serve: this version. If it shares the policy's weights, also where these are now."""
+        if self._share is None or self._trainers is None:
+            return version, 0
+        _ = self.policy
+        return version, self._trainers.replica.gathers
+
     def sync(self, version: int) -> float:
         """Load the policy's weights into the sampler and verify them. Returns seconds."""
         started = time.perf_counter()
-        if self._synced != version:
+        if self._synced != self._state(version):
             self._move_optimizer_state(to_host=True)
             self.sampler.load_weights(self.policy, version)
-            self._synced = version
+            self._synced = self._state(version)
         return time.perf_counter() - started
 
     def sync_rollouts(self, version: int) -> float:
@@ -145,10 +158,10 @@ class WeightSync:
         if self.snapshot is None:
             self.snapshot_policy(version)
         assert self.snapshot is not None
-        if self._synced != self.snapshot.version:
+        if self._synced != self._state(self.snapshot.version):
             with self.snapshot.loaded_into(self.policy):
                 self.sampler.load_weights(self.policy, self.snapshot.version)
-            self._synced = self.snapshot.version
+            self._synced = self._state(self.snapshot.version)
         return time.perf_counter() - started
 
     def snapshot_policy(self, version: int) -> None:

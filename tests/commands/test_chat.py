@@ -9,13 +9,13 @@ import pytest
 
 from checks import findings
 from llamas import write_byte_level_llama, write_chat_llama, write_chat_qwen
-from rlvr_cli.commands.sft import encode_traces
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.data.traces import load_traces
 from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.replay.run import replay_run
 from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.training.traces import encode_traces
 
 GRADER = """
 def grade(response, truth):

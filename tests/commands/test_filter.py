@@ -20,6 +20,7 @@ from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.sources import resolve
 from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.pairs import load_pairs
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.traces import load_traces
 from rlvr_cli.errors import RlvrError
@@ -507,3 +508,69 @@ def test_no_output_is_without_its_meta(made, call, tmp_path, monkeypatch, fault)
     described = json.loads(meta.read_text())
     assert hashlib.sha256(out.read_bytes()).hexdigest() == described["sha256"]
     assert hashlib.sha256(control.read_bytes()).hexdigest() == described["control"]["sha256"]
+
+
+def test_pairs_are_right_and_wrong_responses_to_one_question(made, call, tmp_path):
+    rows, stages = call(made, emit="pairs")
+    assert [(r["question"], r["chosen"], r["rejected"]) for r in sorted(rows, key=lambda r: r["chosen"])] == [
+        ("half: 5 + 2?", f"d {RIGHT}", f"e {WRONG}"),
+        ("half: 5 + 2?", f"f {RIGHT}", f"e {WRONG}"),
+    ]
+    assert stages == [("source", 10, 0), ("whole", 8, 2), ("pairs", 2, 0)]
+    row = next(r for r in rows if r["chosen"].startswith("d"))
+    assert (row["prompt"], row["ground_truth"]) == (TEMPLATE.fill("half: 5 + 2?"), "7")
+    assert (row["chosen_id"], row["rejected_id"]) == ("r/train/3/half:/4", "r/train/3/half:/5")
+    assert (row["prompt_ids"], row["chosen_ids"], row["rejected_ids"]) == ([1], [2], [2])
+    assert len(call(made, emit="pairs", pairs_per_question=1, out="one.jsonl")[0]) == 1
+    assert load_pairs(str(tmp_path / "out.jsonl"), TEMPLATE, pairs_per_question=1, seed=0).examples[0].response
+    parquet = call(made, emit="pairs", out="out.parquet")
+    assert parquet[1] == stages
+    again = load_pairs(str(tmp_path / "out.parquet"), TEMPLATE, pairs_per_question=1, seed=0)
+    assert (
+        again.fingerprint == load_pairs(str(tmp_path / "out.jsonl"), TEMPLATE, pairs_per_question=1, seed=0).fingerprint
+    )
+
+
+def test_pairs_are_chosen_by_the_seed_and_among_what_is_kept(tmp_path, call):
+    with RunDir.create(tmp_path / "runs", "grpo", name="many", metadata=FACTS) as run:
+        rewards = [1.0] * 5 + [0.0] * 5 + [None] * 3
+        rows = [
+            rollout("many", "a: 3 + 4?", i, f"{i} of it", reward=reward, tokens=i) for i, reward in enumerate(rewards)
+        ]
+        run.commit_rollouts("train", 0, rows)
+    chosen = [
+        [(r["chosen"], r["rejected"]) for r in call(run.path, emit="pairs", seed=seed, overwrite=True)[0]]
+        for seed in (0, 0, 1)
+    ]
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert len(set(chosen[0])) == 4
+    rows, stages = call(run.path, emit="pairs", where="num_response_tokens IN (2, 7, 11)", overwrite=True)
+    assert [(r["chosen"], r["rejected"]) for r in rows] == [("2 of it", "7 of it")]
+    assert stages == [("source", 13, 0), ("where", 3, 10), ("pairs", 1, 0)]
+    with pytest.raises(RlvrError, match="the stage 'pairs' dropped the last 5 rows"):
+        call(run.path, emit="pairs", where="reward = 1", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"correct_only": True}, {"limit": 3}, {"max_per_question": 2}, {"with_control": True}]
+)
+def test_pairs_exclude_what_would_take_a_partner_away(made, call, flags):
+    with pytest.raises(RlvrError, match=f"--{next(iter(flags)).replace('_', '-')} and --emit pairs exclude each other"):
+        call(made, emit="pairs", **flags)
+
+
+def test_pairs_need_a_run(call):
+    with pytest.raises(RlvrError, match="--emit pairs needs sampled responses"):
+        call("arithmetic:10", emit="pairs")
+
+
+def test_pairs_name_the_command_that_takes_them(made, call, capsys):
+    capsys.readouterr()
+    filter_run(
+        resolve(
+            FilterConfig,
+            flags={"source": (str(made),), "emit": "pairs", "out": str(made.parent / "p.jsonl")},
+            command="filter",
+        )
+    )
+    assert "next     rlvr dpo --dataset" in capsys.readouterr().err

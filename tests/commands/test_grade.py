@@ -244,6 +244,32 @@ def test_the_signs_are_those_within_the_group(tmp_path):
     }
 
 
+def test_the_signs_are_those_of_shaped_rewards(tmp_path):
+    """Length and language terms are as they were; the format's is that of the new grade."""
+    (tmp_path / "parts.py").write_text(
+        "def grade(response, truth):\n"
+        "    return {'reward': 1.0, 'answer_reward': 1.0, 'format_reward': float(response)}\n"
+    )
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
+        terms = {
+            "a": [{"length_term": 0.5, "format_reward": 0.0}, {"length_term": -0.5, "format_reward": 0.0}],
+            "b": [{"language_term": 0.2, "format_reward": 1.0}, {"language_term": 0.2, "format_reward": 0.5}],
+        }
+        rows = [
+            replace(rollout("r", e, i, "0.5", 1.0, phase="train"), **term)
+            for e, group in terms.items()
+            for i, term in enumerate(group)
+        ]
+        run.commit_rollouts("train", 0, rows)
+    grader = f"{tmp_path / 'parts.py'}:grade"
+    call(run.path, grader=grader)
+    info = read_run(run.path)
+    info = replace(info, metadata={**info.metadata, "config": {"loss_type": "grpo_clip", "format_weight": 0.25}})
+    (table,) = [t for t in compare_grades(info, grader=grader, phase="all") if t.title == "groups"]
+    counts = {name: count for name, count, _ in table.rows}
+    assert (counts["signal before"], counts["signal after"], counts["lost their signal"]) == (2, 1, 1)
+
+
 def test_a_failed_grade_is_null_and_a_cut_response_was_cut(tmp_path, grader):
     with RunDir.create(tmp_path / "runs", "eval", name="r", metadata={}) as run:
         rows = [rollout("r", "a", 0, "fails", 1.0), rollout("r", "b", 0, "no end", 0.0, finish="length")]

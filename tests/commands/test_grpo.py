@@ -20,12 +20,14 @@ from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig, LossType
 from rlvr_cli.config.sources import resolve
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.language import language_share
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.memory import compute_dtype
+from rlvr_cli.training.plan import clip_note
 from rlvr_cli.training.update import compute_log_probs
 
 SMALL = {
@@ -48,7 +50,8 @@ def train(tmp_path):
 
     def run(**given):
         grpo.run(GrpoConfig(**{**SMALL, **given, "runs_dir": str(tmp_path)}))
-        return rows_of(tmp_path / "r"), metrics_of(tmp_path / "r")
+        made = tmp_path / given.get("run", "r")
+        return rows_of(made), metrics_of(made)
 
     return run
 
@@ -297,8 +300,11 @@ def test_a_failed_grade_counts_as_nothing_and_is_counted(train, tmp_path):
         {"loss_type": "grpo_clip", "train_batch_size": 64, "epochs_per_rollout_batch": 2, "n_grpo_steps": 6, "learning_rate": 4e-4},
         {"loss_type": "no_baseline"},
         {"length_normalization": "masked_normalize", "importance_correction": "truncated", "use_std_normalization": False},
+        {"loss_type": "gspo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "std_normalization": "batch"},
+        {"loss_type": "cispo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "length_normalization": "token_mean"},
+        {"loss_type": "kimi", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 2e-4, "std_normalization": "none"},
     ],
-    ids=["default", "off-policy", "no_baseline", "dr_grpo"],
+    ids=["default", "off-policy", "no_baseline", "dr_grpo", "gspo", "cispo", "kimi"],
 )  # fmt: skip
 def test_reward_rises(train, given):
     steps = given.get("n_grpo_steps", 14)
@@ -442,6 +448,12 @@ def test_a_dry_run_says_the_objective_and_does_nothing(tmp_path, capsys, loss_ty
     config = GrpoConfig(
         loss_type=loss_type, length_normalization=normalization, cliprange_high=0.28, kl_coef=0.1, runs_dir=str(tmp_path), dry_run=True
     )  # fmt: skip
+    loss = LOSSES[loss_type]
+    if loss_type == "gspo" and normalization != "masked_mean":
+        with pytest.raises(RlvrError, match=f"--length-normalization {normalization} does not go with gspo") as refused:
+            grpo.run(config)
+        assert refused.value.hint == "Use --length-normalization masked_mean."
+        return
     grpo.run(config)
     said = capsys.readouterr().err
     objective = next(line for line in said.splitlines() if line.startswith("objective"))
@@ -450,15 +462,21 @@ def test_a_dry_run_says_the_objective_and_does_nothing(tmp_path, capsys, loss_ty
         "reinforce_with_baseline": "A_i log p",
         "grpo_clip": "1+0.28",
         "grpo_no_clip": "rho_i,t A_i",
+        "gspo": "clip(s_i,t, 1-0.0003, 1+0.28)",
+        "cispo": "min(rho_i,t, 5) A_i log p",
+        "kimi": "A_i log p_i - (0.1/2) (log p_i - log p_old,i)^2",
     }
-    loss = LOSSES[loss_type]
     formula = loss.formula(**{name: getattr(config, name) for name in loss.options})
     assert formula.removeprefix("-") in objective
     assert by_hand.get(loss_type, "") in objective
-    assert {"masked_mean": "(1/|o_i|)", "masked_normalize": "(1/(256*1024))", "token_mean": "(1/T)"}[
-        normalization
-    ] in objective
-    assert "0.1 k3(p_ref, p)" in objective
+    assert loss.where in objective
+    scales = {"masked_mean": "(1/|o_i|)", "masked_normalize": "(1/(256*1024))", "token_mean": "(1/T)"}
+    assert ("(1/256) sum_i [" if loss.per_row else scales[normalization]) in objective
+    assert f"0.1 {'mean_t ' if loss.per_row else ''}k3(p_ref, p)" in objective
+    assert (
+        "KL penalty     k3(p_ref, p) = exp(d) - d - 1, d = log p_ref - log p; its gradient descends KL(p_ref || p)\n"
+        in said
+    )
     assert "memory         about" in said
     assert "on-policy" in said
     assert not list(tmp_path.iterdir())
@@ -512,10 +530,182 @@ def test_the_plan_notes_what_a_loss_does_about_ratios(tmp_path, capsys, loss_typ
     off_policy = notes_of(capsys, tmp_path, loss_type=loss_type, epochs_per_rollout_batch=2)
     pointless = f"note: on-policy, every ratio is 1: {loss_type} has the same gradient as reinforce_with_baseline"
     uncorrected = f"note: {loss_type} does not correct for off-policy updates; grpo_clip does"
-    assert on_policy == [pointless] * bool(loss.uses_ratio)
-    assert off_policy == [uncorrected] * (not loss.uses_ratio)
+    summed = " with --length-normalization masked_normalize --normalize-constant 1" if loss.per_row else ""
+    own = ["note: kimi is defined for rewards that are only centered; --std-normalization none does not divide them"]
+    own *= loss_type == "kimi"
+    assert on_policy == [pointless + summed] * bool(loss.uses_ratio) + own
+    assert off_policy == [uncorrected] * (not loss.uses_ratio) + own
     dropped = notes_of(capsys, tmp_path, loss_type=loss_type, dynamic_sampling=True)
     assert any(f"{loss_type} could also learn from all-correct groups" in note for note in dropped) == loss.raw_rewards
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({}, "advantage      A_i = (r_i - mean(r)) / (std(r) + 1e-06); 0 where all r are equal"),
+        ({"std_normalization": "none"}, "advantage      A_i = r_i - mean(r)"),
+        (
+            {"std_normalization": "batch"},
+            "advantage      A_i = (r_i - mean(r)) / (std of r_i - mean(r) over the batch + 1e-06)",
+        ),
+        ({"format_weight": 1.0}, "shaped reward  R_i = r_i + 1 format_i"),
+        ({"format_weight": 1.0}, "advantage      A_i = (R_i - mean(R)) / (std(R) + 1e-06); 0 where all R are equal"),
+        (
+            {"length_reward": 0.5, "length_reward_after": 3},
+            "shaped reward  R_i = r_i + 0.5 (1/2 - (|o_i| - min)/(max - min), at most 0 if wrong) from batch 3 on",
+        ),
+        ({"language_reward": 0.1}, "shaped reward  R_i = r_i + 0.1 (share of words in en, by script)"),
+        ({"overlong": "soft_punish", "loss_type": "no_baseline"}, "advantage      A_i = R_i"),
+        (
+            {"kl_coef": 0.1, "kl_type": "k2"},
+            "KL penalty     k2(p_ref, p) = d^2/2, d = log p_ref - log p; its gradient descends KL(p || p_ref)",
+        ),
+        (
+            {"kl_coef": 0.1, "kl_type": "unbiased"},
+            "KL penalty     rho k3(p_ref, p) = rho (exp(d) - d - 1), rho = p/p_old; its gradient descends KL(p || p_ref)",
+        ),
+    ],
+)
+def test_the_plan_says_rewards_advantages_and_divergence_as_formulas(tmp_path, capsys, given, line):
+    grpo.run(GrpoConfig(**given, runs_dir=str(tmp_path / "runs"), dry_run=True))
+    assert line in capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("given", "weight"),
+    [
+        ({"importance_correction": "truncated"}, "min(c, 2) A_i"),
+        ({"importance_correction": "truncated", "importance_floor": 0.5}, "min(max(c, 0.5), 2) A_i"),
+        ({"importance_correction": "masked", "importance_floor": 0.5, "importance_cap": 5.0}, "c [0.5 <= c <= 5] A_i"),
+    ],
+)
+def test_the_plan_says_the_importance_correction(tmp_path, capsys, given, weight):
+    grpo.run(GrpoConfig(**given, runs_dir=str(tmp_path / "runs"), dry_run=True))
+    objective = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("objective"))
+    assert weight in objective
+    assert "c = p_trainer/p_sampler" in objective
+
+
+def test_the_plan_warns_of_length_rewards_divided_by_their_own_deviation(tmp_path, capsys):
+    for over, noted in (("group", True), ("batch", False), ("none", False)):
+        said = notes_of(capsys, tmp_path, length_reward=0.5, std_normalization=over)
+        assert any("standard deviation is that of the length rewards alone" in note for note in said) == noted
+    for size, note in ((8, None), (1, "with --group-size 1 it has no effect")):  # without a baseline nothing is divided
+        said = notes_of(capsys, tmp_path, length_reward=0.5, loss_type="no_baseline", group_size=size)
+        assert [each.rpartition(": ")[2] for each in said if "length" in each] == [note] * (note is not None)
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "said"),
+    [
+        (
+            {"loss_type": "gspo", "cliprange": 0.2},
+            (0.99, 1.015),
+            "the clip range of gspo, 1-0.2 to 1+0.2 in units of the ratio, has no effect",
+        ),
+        ({"loss_type": "gspo"}, (0.999, 1.002), None),
+        (
+            {"loss_type": "gspo"},
+            (0.99, 1.02),
+            "the clip range of gspo, 1-0.0003 to 1+0.0004 in units of the ratio, cuts almost all",
+        ),
+        (
+            {"loss_type": "grpo_clip", "cliprange": 3e-4},
+            (0.9, 1.1),
+            "the clip range of grpo_clip, 1-0.0003 to 1+0.0003",
+        ),
+        ({"loss_type": "grpo_clip", "cliprange": 3e-4}, (0.9, 1.002), None),
+        ({"loss_type": "grpo_clip"}, (0.97, 1.01), None),
+        ({"loss_type": "grpo_clip"}, (0.99, 1.01), "the clip range of grpo_clip, 1-0.2 to 1+0.2"),
+        ({"loss_type": "cispo"}, (0.99, 1.01), None),
+    ],
+)
+def test_a_clip_range_that_cuts_nothing_or_almost_all_is_noted(given, found, said):
+    least, most = found
+    update = {f"policy/ratio_{name}": least for name in ("min", "p01")} | {
+        f"policy/ratio_{name}": most for name in ("p99", "max")
+    }
+    config, loss = GrpoConfig(**given), LOSSES[given["loss_type"]]
+    note = clip_note(config, update | {"policy/clip_fraction": 0.4}, loss=loss)
+    assert note is None if said is None else note is not None and note.startswith(said)
+    nothing = clip_note(config, update | {"policy/clip_fraction": 0.0}, loss=loss)  # no response has an advantage
+    assert nothing is None or "cuts" not in nothing
+
+
+def test_the_clip_range_is_looked_at_once_after_the_first_update_that_moves_ratios(train, capsys):
+    how = {"train_batch_size": 16, "n_grpo_steps": 2}
+    train(loss_type="gspo", cliprange=50.0, **how)
+    assert capsys.readouterr().err.count("has no effect: ratios are 0.") == 1
+    train(loss_type="grpo_clip", cliprange=1e-7, learning_rate=3e-3, run="narrow", **how)
+    assert capsys.readouterr().err.count("cuts almost all that moves") == 1
+    train(loss_type="grpo_clip", learning_rate=3e-3, run="default", **how)
+    assert "clip range" not in capsys.readouterr().err
+
+
+TERMS = ("format_term", "length_term", "language_term", "overlong_term")
+
+
+def test_advantages_are_made_of_the_shaped_reward_and_each_term_has_a_column(train, tmp_path):
+    rows, metrics = train(
+        format_weight=0.5, length_reward=0.4, length_reward_after=1, language_reward=0.3, language="zh", overlong="soft_punish",
+        overlong_buffer=16, sampling_max_tokens=32, use_std_normalization=False, n_grpo_steps=2, std_normalization="none",
+    )  # fmt: skip
+    assert {r["reward"] for r in rows} <= {0.0, 1.0}, "the grader's reward stays"
+    for (step, _), group in groups_of(rows).items():
+        lengths = [r["num_response_tokens"] for r in group]
+        least, most, any_right = min(lengths), max(lengths), any(r["reward"] for r in group)
+        for r, length in zip(group, lengths, strict=True):
+            shorter = 0.5 - (length - least) / (most - least) if most > least and any_right and step else 0.0
+            assert r["format_term"] == 0.5 * r["format_reward"]
+            assert r["length_term"] == pytest.approx(0.4 * (shorter if r["reward"] else min(shorter, 0.0)))
+            assert r["language_term"] == pytest.approx(0.3 * language_share(r["response"], "zh"))
+            assert r["overlong_term"] == pytest.approx(-min(max((length - 16) / 16, 0), 1))
+            assert r["shaped_reward"] == pytest.approx(r["reward"] + sum(r[name] for name in TERMS))
+        mean = statistics.mean(r["shaped_reward"] for r in group)
+        assert [r["advantage"] for r in group] == pytest.approx([r["shaped_reward"] - mean for r in group], abs=1e-12)
+    assert any(r["length_term"] for r in rows)
+    assert metrics["train", "reward/shaped"][0] == pytest.approx(
+        statistics.mean(r["shaped_reward"] for r in rows if r["step"] == 0)
+    )
+    held_out = rows_of(tmp_path / "r", "eval")
+    assert {r[name] for r in held_out for name in ("shaped_reward", *TERMS)} == {None}
+    with open_runs([read_run(tmp_path / "r")]) as database:
+        sums = "abs(reward + format_term + length_term + language_term + overlong_term - shaped_reward)"
+        (row,) = database.select(f"select max({sums}), count(shaped_reward) from rollouts").rows
+    assert row[0] < 1e-12
+    assert row[1] == len(rows)
+
+
+def test_without_terms_the_shaped_reward_is_the_reward(train):
+    rows, metrics = train(n_grpo_steps=1)
+    assert all(r["shaped_reward"] == r["reward"] for r in rows)
+    assert {r[name] for r in rows for name in TERMS} == {None}
+    assert ("train", "reward/shaped") not in metrics
+
+
+def test_over_the_batch_advantages_have_one_scale(train):
+    """The objective on-policy: that of the centered rewards, divided by one number, that of the rows."""
+    how = {"n_grpo_steps": 1, "rollout_batch_size": 32, "eval_every": 0, "advantage_eps": 0.25}
+    rows, metrics = train(std_normalization="none", **how)
+    _, divided = train(std_normalization="batch", run="batch", **how)
+    scale = statistics.stdev(r["advantage"] for r in rows) + 0.25
+    for name in ("loss/objective", "optimizer/grad_norm"):
+        assert divided["train", name][0] == pytest.approx(metrics["train", name][0] / scale, rel=1e-5), name
+
+
+def test_raw_rewards_stay_what_they_are(train):
+    how = {"loss_type": "no_baseline", "n_grpo_steps": 1, "eval_every": 0}
+    _, metrics = train(**how)
+    _, divided = train(std_normalization="batch", run="batch", **how)
+    for name in ("loss/objective", "optimizer/grad_norm"):
+        assert divided["train", name] == metrics["train", name]
+
+
+def test_a_missing_language_detector_is_named_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RlvrError, match="py3langid is not installed"):
+        grpo.run(GrpoConfig(language_reward=0.1, language_detector="py3langid", runs_dir=str(tmp_path / "runs")))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_plan_claims_nothing_about_the_ratios_of_a_users_loss(tmp_path, capsys, own_losses):

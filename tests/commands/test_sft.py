@@ -10,7 +10,6 @@ import torch
 from factories import a_rollout
 from llamas import write_chat_llama
 from rlvr_cli.commands import sft
-from rlvr_cli.commands.sft import check_lengths, encode_traces
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.traces import SampledIds
 from rlvr_cli.errors import RlvrError
@@ -22,6 +21,7 @@ from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.training.plan import sft_objective
 from rlvr_cli.training.session import load_eval_dataset
+from rlvr_cli.training.traces import check_lengths, encode_traces
 from rlvr_cli.types import Example
 
 

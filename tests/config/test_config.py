@@ -200,17 +200,24 @@ TRAINED = {
     "at_least 0": "eval_every warmup_steps weight_decay checkpoint_every checkpoint_minutes micro_batch_tokens node_rank lora_rank",
     "at_least 1": "eval_examples final_eval_examples max_skipped_updates trainers nodes lora_alpha",
 }
-HELD_OUT = {"at_least 0": "eval_temperature eval_min_tokens", "at_least 1": "eval_max_tokens max_model_len"}
+HELD_OUT = {"at_least 0": "eval_temperature eval_min_tokens", "at_least 1": "eval_max_tokens max_model_len samplers"}
 GRADED = {"above 0": "grader_timeout"}
 MINIMUMS = {  # of each command
     "analyze": [{"above 0": "timeout_seconds", "at_least 0": "limit step"}],
     "quickstart": [{"at_least 0": "seed"}],
     "grade": [GRADED, {"at_least 1": "grader_workers"}],
-    "filter": [{"above 0": "timeout_seconds", "at_least 0": "step seed min_pass_rate", "at_least 1": "max_per_question ngram limit"}],
-    "eval": [SAMPLED, GRADED, {"above 0": "request_timeout", "at_least 1": "num_samples limit max_model_len"}],
+    "filter": [
+        {"above 0": "timeout_seconds", "at_least 0": "step seed min_pass_rate", "at_least 1": "max_per_question ngram limit"},
+        {"at_least 1": "pairs_per_question"},
+    ],
+    "eval": [SAMPLED, GRADED, {"above 0": "request_timeout", "at_least 1": "num_samples limit max_model_len samplers"}],
     "sft": [
         *(SAMPLED, GRADED, TRAINED),
         {"above 0": "normalize_constant", "at_least 0": "n_sft_steps", "at_least 1": "train_batch_size micro_batch_size sft_epochs"},
+    ],
+    "dpo": [
+        *(SAMPLED, GRADED, TRAINED),
+        {"above 0": "beta", "at_least 0": "gamma", "at_least 1": "train_batch_size micro_batch_size dpo_epochs pairs_per_question"},
     ],
     "ei": [
         *(SAMPLED, GRADED, TRAINED, HELD_OUT),
@@ -219,10 +226,10 @@ MINIMUMS = {  # of each command
     "grpo": [
         *(SAMPLED, GRADED, TRAINED, HELD_OUT),
         {
-            "above 0": "cliprange cliprange_high importance_cap normalize_constant",
-            "at_least 0": "kl_coef advantage_eps",
+            "above 0": "cliprange cliprange_high importance_cap normalize_constant kimi_tau",
+            "at_least 0": "kl_coef advantage_eps importance_floor format_weight length_reward length_reward_after language_reward",
             "at_least 1": "n_grpo_steps rollout_batch_size group_size epochs_per_rollout_batch train_batch_size "
-            "gradient_accumulation_steps max_sampling_rounds overlong_buffer",
+            "gradient_accumulation_steps max_sampling_rounds overlong_buffer cispo_cap",
         },
     ],
 }  # fmt: skip
@@ -485,8 +492,49 @@ def test_options_of_some_training_commands_are_constants_in_the_others():
 
 @pytest.mark.parametrize(
     ("correction", "async_steps", "expected"),
-    [("auto", 0, None), ("auto", 1, 3.0), ("none", 0, None), ("none", 1, None), ("truncated", 0, 3.0), ("truncated", 1, 3.0)],
+    [("auto", 0, None), ("auto", 1, 3.0), ("none", 0, None), ("none", 1, None), ("truncated", 0, 3.0), ("truncated", 1, 3.0), ("masked", 0, 3.0)],
 )  # fmt: skip
 def test_importance_weights_are_used_when_asked_for_or_when_the_sampler_lags(correction, async_steps, expected):
     config = GrpoConfig(importance_correction=correction, async_steps=async_steps, importance_cap=3.0)
     assert config.importance_truncation == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "group"),
+        ({"use_std_normalization": False}, "none"),
+        ({"std_normalization": "batch"}, "batch"),
+        ({"std_normalization": "none"}, "none"),
+        ({"std_normalization": "group", "use_std_normalization": False}, "group"),
+        ({"std_normalization": "batch", "preset": "dr-grpo"}, "batch"),
+        ({"preset": "dr-grpo"}, "none"),
+        ({"std_normalization": "none", "preset": "dapo"}, "none"),
+    ],
+)
+def test_over_what_the_standard_deviation_is_taken(given, expected):
+    assert resolve(GrpoConfig, flags=given, command="grpo").std_over == expected
+
+
+def test_a_run_from_before_the_option_keeps_its_normalization():
+    stored = {**vars(GrpoConfig(use_std_normalization=False)), "stop": ["</answer>"]}
+    del stored["sources"], stored["std_normalization"]
+    config = resume(resolve(GrpoConfig, flags={"resume": "r"}, command="grpo"), stored, run="r")
+    assert (config.std_normalization, config.std_over) == (None, "none")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"importance_floor": 3.0}, "--importance-floor 3 exceeds --importance-cap 2."),
+        ({"language": "zh", "language_detector": "py3langid"}, "--language zh has a script of its own."),
+        ({"language": "xx"}, "--language is 'xx'."),
+        ({"std_normalization": "groups"}, "--std-normalization is 'groups'. Did you mean group?"),
+        ({"kl_type": "k1"}, "--kl-type is 'k1'."),
+    ],
+)
+def test_options_of_the_objective_that_do_not_go_together(given, problem):
+    with pytest.raises(RlvrError) as refused:
+        GrpoConfig(**given)
+    assert refused.value.problem.endswith(problem) or refused.value.problem.startswith(problem)
+    assert refused.value.hint

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr_cli.data.order import batches, epoch_order, next_indices
+from rlvr_cli.data.order import batches, epoch_order, next_indices, weighted_indices
 
 
 def test_the_order_is_a_permutation_fixed_for_good_by_seed_and_epoch():
@@ -83,3 +83,29 @@ def test_batches_that_divide_an_epoch_use_each_example_once():
         seen.append(drawn)
     for epoch in (seen[:4], seen[4:]):
         assert sorted(index for drawn in epoch for index in drawn) == list(range(12))
+
+
+def test_without_a_seed_each_epoch_is_the_file():
+    assert next_indices(5, 4, seed=None, start=3) == ([3, 4, 0, 1], 7)
+    assert next_indices(5, 3, seed=None, start=3, exclude=[4]) == ([3, 0, 1], 7)
+
+
+def test_weighted_indices_have_the_probabilities_of_their_weights():
+    """Kimi's example: success rates of 0, 1/4, 1/2 and 1 give 4/9, 3/9, 2/9, and the last one its floor."""
+    weights = [1.0, 0.75, 0.5, 1e-9]
+    draws = [weighted_indices(weights, 2, seed=0, draw=draw) for draw in range(4000)]
+    firsts = [first for first, _ in draws]
+    for index, expected in enumerate([0.444444, 0.333333, 0.222222, 0.0]):
+        assert abs(firsts.count(index) / 4000 - expected) < 5 * (expected * (1 - expected) / 4000) ** 0.5 + 1e-9
+    after_0 = [second for first, second in draws if first == 0]
+    assert abs(after_0.count(1) / len(after_0) - 0.75 / 1.25) < 5 * (0.24 / len(after_0)) ** 0.5
+
+
+def test_a_draw_goes_on_where_it_stopped():
+    weights = [1.0, 0.2, 0.7, 0.05, 1.0, 0.3]
+    whole = weighted_indices(weights, 6, seed=3, draw=2)
+    assert sorted(whole) == [*range(6)]
+    assert whole == weighted_indices(weights, 9, seed=3, draw=2)
+    first = weighted_indices(weights, 2, seed=3, draw=2)
+    assert first + weighted_indices(weights, 4, seed=3, draw=2, exclude=first) == whole
+    assert len({tuple(weighted_indices(weights, 6, seed=s, draw=d)) for s in range(5) for d in range(5)}) > 20

@@ -257,10 +257,11 @@ class FakeCuda(TorchDispatchMode):
             kwargs = {**kwargs, "pin_memory": False}
         if not ours and (wanted is None or wanted.type != "cuda"):
             return func(*args, **kwargs)
-        with self:
-            result = func.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
+        if func is not aten.silu_backward.default:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         if func in _COPIES:
             return self._copy(func, args, kwargs)
         device = wanted or ours[0].device
@@ -498,7 +499,9 @@ def _backward(root: torch.Tensor) -> None:
         results = (node.apply if written_in_python else node)(*gradients.pop(node))
         results = results if isinstance(results, tuple) else (results,)
         if written_in_python:  # a result for each argument, an edge for each tensor
-            results = [result for result, needed in zip(results, node.needs_input_grad, strict=True) if needed]
+            given = len(node.needs_input_grad)
+            assert all(result is None for result in results[given:]), "more gradients than arguments"
+            results = [result for result, needed in zip(results[:given], node.needs_input_grad, strict=True) if needed]
             edges = [edge for edge in edges if edge[0] is not None]
         for (target, place), gradient in zip(edges, results, strict=True):
             if target is None:
@@ -542,6 +545,22 @@ def _device_guard() -> Iterator[None]:
 
 
 @contextmanager
+def _own_kernels() -> Iterator[None]:
+    """Let SiLU's backward pass be one kernel, as in a build for CUDA; in others, torch computes it from seven operators there."""
+    library = torch.library.Library("aten", "IMPL")
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::silu_backward", "CUDA"):
+        library.impl("silu_backward", _unreachable, "CUDA")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _unreachable(*_: object) -> torch.Tensor:
+    raise AssertionError("the emulation takes every call before torch's own kernels do")
+
+
+@contextmanager
 def fake_cuda(*, compute: bool = True, count: int = 2) -> Iterator[FakeCuda]:
     """Let this process have `count` CUDA devices; with `compute`, they compute floating-point numbers."""
     if torch.cuda.is_available():
@@ -556,7 +575,9 @@ def fake_cuda(*, compute: bool = True, count: int = 2) -> Iterator[FakeCuda]:
         "is_bf16_supported": lambda *_, **__: True,
         "device_count": lambda: count,
         "get_device_name": lambda *_: NAME,
-        "get_device_properties": lambda *_: SimpleNamespace(name=NAME, total_memory=MEMORY, major=9, minor=0),
+        "get_device_properties": lambda *_: SimpleNamespace(
+            name=NAME, total_memory=MEMORY, major=9, minor=0, multi_processor_count=132
+        ),
         "current_device": lambda: cuda.current,
         "set_device": lambda device: cuda.exchange_device(cuda.device(device).index),
         "_exchange_device": cuda.exchange_device,
@@ -607,6 +628,7 @@ def fake_cuda(*, compute: bool = True, count: int = 2) -> Iterator[FakeCuda]:
     ]
     with ExitStack() as stack:
         stack.enter_context(_device_guard())
+        stack.enter_context(_own_kernels())
         stack.enter_context(patch.multiple(torch.cuda, **devices))
         for owner, name, value in replaced:
             stack.enter_context(patch.object(owner, name, value, create=name == "_host_emptyCache"))

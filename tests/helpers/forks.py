@@ -32,6 +32,7 @@ HEAVY = (
     "rlvr_cli.commands.grpo",
     "rlvr_cli.commands.ei",
     "rlvr_cli.commands.sft",
+    "rlvr_cli.commands.dpo",
     "rlvr_cli.models.policy",
     "peft",
 )

@@ -1,6 +1,7 @@
 """Commands that are killed, stopped or out of disk, and what they must be like when they have gone on."""
 
 import io
+import json
 import os
 import random
 import shlex
@@ -42,6 +43,21 @@ SFT = shlex.split(
     "sft --dataset arithmetic:64 --train-batch-size 8 --micro-batch-size 4 --sft-epochs 2 --learning-rate 1e-3 "
     "--sampling-max-tokens 24 --eval-examples 8 --eval-every 5 --checkpoint-every 3"
 )
+
+# To be run beside `write_pairs`'s file.
+DPO = shlex.split(
+    "dpo --dataset pairs.jsonl --eval-dataset arithmetic --train-batch-size 4 --micro-batch-size 2 --dpo-epochs 2 "
+    "--learning-rate 1e-4 --sampling-max-tokens 24 --eval-examples 8 --eval-every 5 --checkpoint-every 3"
+)
+
+
+def write_pairs(folder: Path, *, count: int = 16) -> None:
+    """Write `count` pairs to pairs.jsonl."""
+    rows = [
+        {"question": f"{i}+{i + 1}?", "chosen": f" so {2 * i + 1}" + "." * (i % 3), "rejected": f" it looks like {i}"}
+        for i in range(count)
+    ]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def metrics_of(run: Path) -> dict[tuple[str, int, str], float]:

@@ -6,7 +6,9 @@ import torch
 
 from fake_cuda import fake_cuda, freeing_as_it_goes
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
 from rlvr_cli.models.bitsandbytes import import_bitsandbytes
+from rlvr_cli.models.policy import as_policy, trained_adapter
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.training.memory import GUESSED_PROMPT, memory_plan
 from rlvr_cli.training.optimizer import make_optimizer
@@ -56,19 +58,23 @@ def traced(config: GrpoConfig, size: str, *, rows: int, layers: int | None = Non
         for length in (GUESSED_PROMPT, config.sampling_max_tokens)
     )
     batch = collate(prompts, responses, pad_id=0)
+    policy = as_policy(model)
+    if lora := trained_adapter(config):
+        add_adapter(model, lora)
+        policy = AdaptedPolicy(model, base="")
     with fake_cuda(compute=False) as cuda:
         model.to(DEVICE)
-        optimizer = make_optimizer(model, learning_rate=0.1, kind=config.optimizer, offload=config.offload_optimizer)
+        optimizer = make_optimizer(policy, learning_rate=0.1, kind=config.optimizer, offload=config.offload_optimizer)
         if config.offload_optimizer:
             optimizer.register_step_pre_hook(_stop)
         else:
-            for parameter in model.parameters():
+            for parameter in policy.trainable_parameters().values():
                 optimizer.state[parameter] = {k: slot.zeros() for k, slot in layout(optimizer, parameter).items()}
         cuda.forget()
         try:
             with freeing_as_it_goes():
                 train_update(
-                    model,
+                    policy,
                     optimizer,
                     batch,
                     learning_rate=0.1,

@@ -22,16 +22,23 @@ class StandIn:
 
     Attributes:
         raw_logprobs: give log-probabilities before temperature.
-        stale: say that new weights are loaded, and keep the old ones.
+        stale: say that new weights or adapters are loaded, and keep the old ones.
+        takes_adapters: whether it was started so that it does.
         dies_after: completions after which it does not answer; None: never.
+        odd: what it answers on a path instead; `odd_after` completions.
     """
 
     url: str
     raw_logprobs: bool = False
     stale: bool = False
+    takes_adapters: bool = True
     dies_after: int | None = None
+    odd: dict[str, Any] = field(default_factory=dict)
+    odd_after: int = 0
     answered: int = 0
     loads: list[str] = field(default_factory=list)
+    adapters: dict[str, Any] = field(default_factory=dict)
+    most_adapters: int = 0
     endpoint: Any = None
 
 
@@ -43,10 +50,24 @@ def vllm_servers(model: Path, count: int) -> Iterator[list[StandIn]]:
 
 @contextmanager
 def _one(model: Path) -> Iterator[StandIn]:
-    policy = load_policy(model, device="cpu")
-    engine, lock = TransformersSampler(policy), threading.Lock()
+    base = load_policy(model, device="cpu")
+    served, lock = {"the-model": (base, TransformersSampler(base))}, threading.Lock()
+
+    def load_adapter(name: str, folder: str) -> Reply:
+        if name in server.adapters:
+            return error(400, f"The lora adapter '{name}' has already been loaded.")
+        server.loads.append(folder)
+        adapted = load_policy(folder, device="cpu")
+        server.adapters[name] = (
+            (base, served["the-model"][1]) if server.stale else (adapted, TransformersSampler(adapted))
+        )
+        server.most_adapters = max(server.most_adapters, len(server.adapters))
+        return Reply(f"Success: LoRA adapter '{name}' added successfully.")
 
     def completion(body: dict) -> Reply:
+        if body["model"] not in served | server.adapters:
+            return error(404, f"The model `{body['model']}` does not exist.")
+        policy, engine = (served | server.adapters)[body["model"]]
         server.answered += 1
         most = body["max_tokens"]
         least = most if body.get("ignore_eos") else body.get("min_tokens", 0)
@@ -74,24 +95,34 @@ def _one(model: Path) -> Iterator[StandIn]:
 
     def answer(body: dict) -> Reply:
         with lock:
-            path = served.paths[-1]
+            path = endpoint.paths[-1]
             if server.dies_after is not None and server.answered >= server.dies_after:
                 return Reply(status=0)
+            if path in server.odd and server.answered >= server.odd_after:
+                return Reply(server.odd[path])
             if path == "/v1/models":
-                return Reply({"data": [{"id": "the-model"}]})
+                return Reply({"data": [{"id": "the-model", "root": str(model)}]})
             if path == "/collective_rpc":
                 folder = Path(body["kwargs"]["weights_path"])
                 server.loads.append(str(folder))
                 if not folder.is_dir():
                     return error(500, f"no such directory: {folder}")
                 if not server.stale:
-                    policy.load_weights(load_file(folder / "model.safetensors"))
-                    engine.load_weights(policy, engine.policy_version + 1)
+                    base.load_weights(load_file(folder / "model.safetensors"))
+                    engine = served["the-model"][1]
+                    engine.load_weights(base, engine.policy_version + 1)
                 return Reply({"results": [None]})
+            if path.endswith("_lora_adapter") and not server.takes_adapters:
+                return error(404, "Not Found")
+            if path == "/v1/load_lora_adapter":
+                return load_adapter(body["lora_name"], body["lora_path"])
+            if path == "/v1/unload_lora_adapter":
+                known = server.adapters.pop(body["lora_name"], None)
+                return error(404, "no such adapter") if known is None else Reply("Success")
             if path == "/reset_prefix_cache":
                 return Reply("")
             return completion(body)
 
-    with serving(answer) as served:
-        server = StandIn(served.url.removesuffix("/v1"), endpoint=served)
+    with serving(answer) as endpoint:
+        server = StandIn(endpoint.url.removesuffix("/v1"), endpoint=endpoint)
         yield server

@@ -83,6 +83,21 @@ def test_a_new_adapter_changes_nothing(tiny_model_dir, dtype, compute):
     assert policy.shares_prefixes
 
 
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_inputs_of_adapted_layers_stay_in_the_precision_of_products(tiny_model_dir, recomputes):
+    """Also where a layer is computed a second time: a float32 copy of each input would take more memory than checkpointing saves."""
+    policy = load_policy(tiny_model_dir, dtype="bfloat16", lora=LORA)
+    assert policy.shares_prefixes, "tested in float32, before the hooks"
+    inputs = []
+    for name, module in policy.model.named_modules():
+        if name.endswith("lora_A.default"):
+            module.register_forward_pre_hook(lambda _module, given: inputs.append(given[0].dtype))
+    train(policy, updates=1, gradient_checkpointing=recomputes)
+    layers = policy.config.num_hidden_layers * 7
+    assert len(inputs) == 2 * layers * (2 if recomputes else 1)  # two micro-batches
+    assert set(inputs) == {torch.bfloat16}
+
+
 @pytest.mark.parametrize("how", [{}, {"gradient_checkpointing": True}, {"micro_batch_tokens": 8}])
 @pytest.mark.parametrize("tied", [True, False])
 def test_gradients_are_those_of_a_plain_forward_pass(tied, how):

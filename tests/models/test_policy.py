@@ -18,7 +18,6 @@ from transformers import (
     Phi3ForCausalLM,
 )
 
-from rlvr_cli.commands.sft import check_lengths
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import resolve_compute_dtype
 from rlvr_cli.models.identity import builtin_model_path, model_identity
@@ -30,6 +29,7 @@ from rlvr_cli.samplers.process import SamplingProcess
 from rlvr_cli.training.checkpoints import checkpoint_bytes, load_checkpoint, save_checkpoint
 from rlvr_cli.training.losses.inputs import LossOutputs
 from rlvr_cli.training.optimizer import make_optimizer
+from rlvr_cli.training.traces import check_lengths
 from rlvr_cli.training.update import compute_log_probs, train_update
 from rlvr_cli.types import Example, Request, SamplingParams
 
@@ -105,6 +105,7 @@ def test_a_policy_and_its_reference_compute_as_asked_for(tiny_model_dir):
             "attention": "sdpa",
             "param_dtype": "float32",
             "compute_dtype": "bfloat16",
+            "kernels": "torch",
         }
         with each.autocast():
             assert (matrix @ matrix).dtype == torch.bfloat16

@@ -85,6 +85,17 @@ def test_steps_that_adamw_makes_of_rounding_are_no_difference(tmp_path):
     assert replay_run(read_stored(tmp_path / "r"), most=None).problems == []
 
 
+def test_how_a_norm_is_summed_is_no_difference(tmp_path):
+    """The norms are above 1, and float32 sums of their squares are 1e-6 too small; the replay's are float64."""
+    options = {"n_grpo_steps": 2, "rollout_batch_size": 16, "group_size": 4, "train_batch_size": 8, "eval_examples": 4}
+    options |= {"gradient_accumulation_steps": 2, "epochs_per_rollout_batch": 2, "std_normalization": "batch"}
+    options |= {"eval_every": 0, "learning_rate": 2e-4, "sampling_max_tokens": 24, "dataset": "arithmetic:64"}
+    grpo.run(GrpoConfig(**options, run="r", runs_dir=str(tmp_path)))
+    found = replay_run(read_stored(tmp_path / "r"), most=None)
+    assert max(u.norm or 0.0 for u in found.updates) > 1
+    assert found.problems == []
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -130,18 +141,29 @@ def test_what_cannot_be_replayed_is_refused(run, tmp_path):
 
 
 def test_the_formulas_worked_by_hand():
-    own = {"overlong": "none", "loss_type": "grpo_clip", "use_std_normalization": True, "advantage_eps": 0.5}
-    assert formulas.advantages([1.0, 0.0, 0.0], [1, 1, 1], own) == pytest.approx(
+    own = {"loss_type": "grpo_clip", "use_std_normalization": True, "std_normalization": None, "advantage_eps": 0.5}
+    assert formulas.advantages([1.0, 0.0, 0.0], own) == pytest.approx(
         [v / (3**-0.5 + 0.5) for v in (2 / 3, -1 / 3, -1 / 3)]
     )
-    assert formulas.advantages([0.3, 0.3], [1, 2], own) == [0.0, 0.0]
-    punished = own | {
-        "overlong": "soft_punish",
-        "sampling_max_tokens": 10,
-        "overlong_buffer": 4,
-        "loss_type": "no_baseline",
-    }
-    assert formulas.advantages([1.0, 1.0, 1.0], [6, 7, 10], punished) == [1.0, 0.75, 0.0]
+    assert formulas.advantages([0.3, 0.3], own) == [0.0, 0.0]
+    for over, expected in (("none", [0.75, -0.25, -0.25, -0.25]), ("batch", [0.75, -0.25, -0.25, -0.25])):
+        assert formulas.advantages([1.0, 0.0, 0.0, 0.0], own | {"std_normalization": over}) == expected
+    centered = [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]
+    divided = [1.620185, *[-0.540062] * 3, *[0.540062] * 3, -1.620185]
+    assert formulas.over_the_batch(centered, own | {"advantage_eps": 0.0}) == pytest.approx(divided, abs=6e-7)
+    assert formulas.over_the_batch([0.0, 0.0], own | {"advantage_eps": 0.0}) == [0.0, 0.0]
+    plain = {"format_weight": 0.0, "length_reward": 0.0, "length_reward_after": 0, "overlong": "none"}
+    punished = plain | {"overlong": "soft_punish", "sampling_max_tokens": 10, "overlong_buffer": 4}
+
+    def shaped(rewards, lengths, options, number=0):
+        return formulas.shaped_rewards(rewards, lengths, [0.5] * len(rewards), options, number=number)
+
+    assert shaped([1.0, 1.0, 1.0], [6, 7, 10], punished) == [1.0, 0.75, 0.0]
+    assert shaped([1.0, 0.0], [6, 7], plain | {"format_weight": 0.5}) == [1.25, 0.25]
+    short = plain | {"length_reward": 2.0, "length_reward_after": 3}
+    assert shaped([1.0, 1.0, 0.0, 0.0], [10, 20, 40, 50], short, number=3) == [2.0, 1.5, -0.5, -1.0]
+    assert shaped([1.0, 1.0, 0.0, 0.0], [10, 20, 40, 50], short, number=2) == [1.0, 1.0, 0.0, 0.0]
+    assert shaped([0.0, 0.0], [10, 20], short, number=3) == [0.0, 0.0]
     assert formulas.divisors([2, 0, 3], normalization="token_mean", constant=7) == [5, 5, 5]
     assert formulas.divisors([2, 0, 3], normalization="masked_mean", constant=7) == [4, 0, 6]
     assert formulas.divisors([2, 0, 3], normalization="masked_normalize", constant=7) == [21, 21, 21]
@@ -155,12 +177,33 @@ def test_the_formulas_worked_by_hand():
         "cliprange_high": 0.3,
         "importance_correction": "truncated",
         "importance_cap": 1.5,
+        "importance_floor": 0.0,
         "async_steps": 0,
         "kl_coef": 2.0,
+        "kl_type": "k3",
+        "cispo_cap": 1.2,
+        "kimi_tau": 0.1,
     }
-    got = formulas.policy_gradient_loss(new, own | how, advantage=1.0, old=old, sampled=old - 1, reference=new + 1)
-    k3 = math.e - 2
-    assert got.tolist() == pytest.approx([-1.5 * 1.3 + 2 * k3, -1.5 * math.exp(-1) + 2 * k3])
+
+    def losses(**given):
+        tensors = {"learned": torch.tensor([True, True]), "old": old, "sampled": old - 1, "reference": new + 1}
+        return formulas.policy_gradient_loss(new, own | how | given, advantage=1.0, **tensors).tolist()
+
+    k3, e = math.e - 2, math.e
+    assert losses() == pytest.approx([-1.5 * 1.3 + 2 * k3, -1.5 / e + 2 * k3])
+    assert losses(kl_type="k2") == pytest.approx([-1.5 * 1.3 + 1, -1.5 / e + 1])
+    assert losses(kl_type="unbiased") == pytest.approx([-1.5 * 1.3 + 2 * k3 * e**0.5, -1.5 / e + 2 * k3 / e])
+    assert losses(importance_correction="masked") == pytest.approx([2 * k3] * 2)
+    assert losses(importance_correction="masked", importance_cap=3.0) == pytest.approx([-e * 1.3 + 2 * k3, -1 + 2 * k3])
+    none = {"importance_correction": "none", "kl_coef": 0.0}
+    assert losses(**none, loss_type="gspo") == pytest.approx([-math.exp(-0.25)] * 2)
+    assert losses(**none, loss_type="cispo") == pytest.approx([1.2, 2 / e])
+    assert sum(losses(**none, loss_type="kimi")) == pytest.approx(3 + 0.05 * 0.25)
+    assert sum(losses(importance_correction="none", loss_type="kimi")) == pytest.approx(3 + 0.05 * 0.25 + 2 * k3)
+    for given, expected in (((None, None), (3e-4, 4e-4)), ((0.1, None), (0.1, 0.1)), ((None, 0.2), (3e-4, 0.2))):
+        ranges = dict(zip(("cliprange", "cliprange_high"), given, strict=True))
+        assert formulas.clip_range(ranges, (3e-4, 4e-4)) == expected
+    assert formulas.divisors([2, 0, 3], normalization="rows", constant=7) == [2, 2, 2]
 
 
 def test_sampled_log_probabilities_worked_by_hand():

@@ -65,16 +65,26 @@ SAMPLED = SHARED | {
     "group_size": (4, 2),
 }
 GRPO = SAMPLED | {
-    "loss_type": ("reinforce_with_baseline", "no_baseline", "grpo_clip", "grpo_no_clip"),
+    "loss_type": ("reinforce_with_baseline", "no_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo", "kimi"),
     "use_std_normalization": (True, False),
+    "std_normalization": (None, "group", "batch", "none"),
     "advantage_eps": (1e-6, 0.5),
     "cliprange": (0.2, 0.01),
     "cliprange_high": (None, 0.02),
     "length_normalization": ("masked_mean", "masked_normalize", "token_mean"),
     "normalize_constant": (None, 7.0),
+    "cispo_cap": (5.0, 1.0),
+    "kimi_tau": (0.1, 2.0),
     "kl_coef": (0.0, 0.5),
-    "importance_correction": ("auto", "none", "truncated"),
+    "kl_type": ("k3", "k2", "unbiased"),
+    "importance_correction": ("auto", "none", "truncated", "masked"),
+    "importance_floor": (0.0, 0.85),
     "importance_cap": (2.0, 0.9),
+    "format_weight": (0.0, 0.3),
+    "length_reward": (0.0, 0.4),
+    "length_reward_after": (0, 1),
+    "language_reward": (0.0, 0.7),
+    "question_order": ("shuffled", "file", "prioritized"),
     "dynamic_sampling": (False, True),
     "max_sampling_rounds": (10, 2),
     "overlong": ("none", "mask", "soft_punish"),
@@ -122,6 +132,16 @@ CASES = [
       "importance_correction": "truncated", "sampling_top_p": 0.8, "length_normalization": "masked_normalize",
       "normalize_constant": 7.0, "overlong": "soft_punish", "eval_temperature": 1.5, "group_size": 2}),
     ("grpo", "no baseline", {"loss_type": "no_baseline", "sampling_min_tokens": 0, "epochs_per_rollout_batch": 2}),
+    ("grpo", "gspo", {"loss_type": "gspo", "train_batch_size": 8, "std_normalization": "batch", "kl_coef": 0.5, "kl_type": "k2",
+      "length_reward": 0.4, "length_reward_after": 1, "advantage_eps": 0.5, "learning_rate": 3e-4, "question_order": "file"}),
+    ("grpo", "cispo", {"loss_type": "cispo", "train_batch_size": 8, "cispo_cap": 1.0, "std_normalization": "none", "kl_coef": 0.5,
+      "kl_type": "unbiased", "length_normalization": "token_mean", "format_weight": 0.3, "learning_rate": 3e-4,
+      "n_grpo_steps": 4, "question_order": "prioritized", "seed": 3}),
+    ("grpo", "kimi", {"loss_type": "kimi", "train_batch_size": 8, "kimi_tau": 2.0, "use_std_normalization": False, "kl_coef": 0.5,
+      "std_normalization": "group", "language_reward": 0.7, "length_reward": 0.4, "learning_rate": 3e-4}),
+    ("grpo", "masked", {"importance_correction": "masked", "importance_floor": 0.85, "importance_cap": 1.2,
+      "sampling_top_p": 0.8, "dynamic_sampling": True, "std_normalization": "batch", "overlong": "soft_punish"}),
+    ("grpo", "floored", {"importance_correction": "truncated", "importance_floor": 0.85, "sampling_top_p": 0.8}),
     ("grpo", "ahead", {"n_grpo_steps": 3, "async_steps": 1, "dynamic_sampling": True, "train_batch_size": 8, "group_size": 2,
       "eval_every": 1, "learning_rate": 3e-4}),
     ("grpo", "adapter", {"n_grpo_steps": 3, "lora_rank": 2, "lora_alpha": 8, "kl_coef": 0.5, "learning_rate": 3e-4, "seed": 3}),
@@ -147,7 +167,7 @@ def grade(response, truth):
     if len(response) % 11 == 10:
         raise ValueError("cannot be graded")
     reward = len(response) % 3 / 2
-    return {"format_reward": 1.0, "answer_reward": reward, "reward": reward}
+    return {"format_reward": len(response) % 5 / 4, "answer_reward": reward, "reward": reward}
 """
 
 
@@ -220,7 +240,7 @@ def check(run: Path) -> None:
 
 def rows_of(run: Path, phase: str) -> list[dict]:
     return read_rollouts(
-        run, phase=phase, columns=["step", "example_id", "sample_index", "stop_reason", "seed"]
+        run, phase=phase, columns=["step", "example_id", "sample_index", "stop_reason", "seed", "reward"]
     ).to_pylist()
 
 
@@ -288,14 +308,32 @@ def check_draws(stored) -> None:
         return
     ids = [e.id for e in load_dataset(stored.options["dataset"], purpose="train").examples]
     endless = [ids[i] for epoch in range(9) for i in formulas.order(len(ids), seed=seed, epoch=epoch)]
+    order = stored.options.get("question_order")
+    if order == "file":
+        endless = ids * 9
     rows = rows_of(stored.path, "train")
-    for step in sorted({r["step"] for r in rows}):
+    for number, step in enumerate(sorted({r["step"] for r in rows})):
         batch = list(dict.fromkeys(r["example_id"] for r in rows if r["step"] == step))
+        if order == "prioritized":
+            earlier = [r for r in rows if r["step"] < step]
+            assert batch == prioritized(ids, earlier, seed=seed, number=number)[: len(batch)]
+            continue
         drawn: list[str] = []
         while len(drawn) < len(batch):
             drawn += [endless[asked]] if endless[asked] not in drawn else []
             asked += 1
         assert batch == drawn
+
+
+def prioritized(ids: list[str], earlier: list[dict], *, seed: int, number: int) -> list[str]:
+    """All questions in the order of a draw: by -log(u) / (1 - success rate)."""
+    keys = []
+    for index, name in enumerate(ids):
+        right = [(r["reward"] or 0.0) > 0.5 for r in earlier if r["example_id"] == name]
+        weight = max(1 - sum(right) / len(right), 0.05) if right else 1.0
+        digest = hashlib.blake2b(f"{seed}/draw {number}/{index}".encode(), digest_size=8).digest()
+        keys.append(-math.log((int.from_bytes(digest, "big") + 0.5) / 2**64) / weight)
+    return [name for _, name in sorted(zip(keys, ids, strict=True))]
 
 
 @pytest.mark.parametrize(("command", "name", "given"), CASES, ids=[f"{c}-{n}" for c, n, _ in CASES])
@@ -476,4 +514,8 @@ def test_every_two_values_together(command, place, tiny_model_dir):
     for number, row in enumerate(pairwise(TABLES[command])):
         if row.get("correct_only"):
             row["dataset"] = "arithmetic:12"
+        if row.get("loss_type") == "gspo":
+            row["length_normalization"] = "masked_mean"  # and no other
+        if row.get("loss_type") == "kimi":
+            row["importance_correction"] = "none"  # its loss is one number for a response
         check(make(command, row | {"run": f"pairs-{command}-{number}"}, place, tiny_model_dir))

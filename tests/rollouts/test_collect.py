@@ -446,7 +446,7 @@ def test_an_evaluation_samples_in_slices_and_stores_each_sample_once(tmp_path, p
 def test_fresh_rollouts_equal_the_stored_ones(tmp_path, pool):
     def sampled(run, sampler):
         return sample_groups(
-            run, step=0, examples=EXAMPLES, num_samples=2, advantages=lambda found: [r.reward - 0.5 for r in found],
+            run, step=0, examples=EXAMPLES, num_samples=2, credit=lambda rows: [dataclasses.replace(r, advantage=r.reward - 0.5) for r in rows],
             template=TEMPLATE, sampler=sampler, params=SamplingParams(), grader=pool, seed=5, stop=StopRequest(),
         )  # fmt: skip
 

@@ -99,16 +99,19 @@ def test_an_engine_gets_the_options_of_the_command(config):
     missing = {f.name for f in fields(EngineSettings) if not hasattr(config, f.name)}
     endpoints = set() if isinstance(config, EvalConfig) else {"base_url", "endpoint", "api_key_env", "request_timeout"}
     adapters = {"lora_rank", "lora_alpha"} if isinstance(config, EvalConfig) else set()
-    servers = {EvalConfig: {"sampler_urls", "weights_dir"}, SftConfig: {"weights_dir"}}.get(type(config), set())
-    assert missing == {"sleep_mode"} | endpoints | adapters | servers
+    servers = {"weights_dir"} if isinstance(config, EvalConfig | SftConfig) else set()
+    assert missing == {"sleep_mode", "takes_weights"} | endpoints | adapters | servers
 
 
 def test_a_sampling_process_opens_no_engine_but_the_one_that_is_named(monkeypatch):
     opened = []
     monkeypatch.setitem(ENGINES, "third", EngineKind("Third", lambda settings: opened.append(settings) or "sampler"))
-    sampler, policy = open_engine("third", param_dtype="float32", compute_dtype="auto", model="", device="cpu", seed=5)
+    sampler, policy_of = open_engine(
+        "third", param_dtype="float32", compute_dtype="auto", model="", device="cpu", seed=5
+    )
     assert (sampler, opened) == ("sampler", [EngineSettings("", seed=5)])  # on the first device, not the trainer's
-    assert policy.device.type == "cpu"
+    assert policy_of().device.type == "cpu"
+    assert policy_of() is policy_of(), "it is loaded once"
     with pytest.raises(RlvrError, match="openai cannot load the trainer's weights"):
         open_engine("openai", param_dtype="float32", compute_dtype="auto", model="")
     with pytest.raises(RlvrError, match="no engine 'tgi'"):

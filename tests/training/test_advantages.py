@@ -1,6 +1,7 @@
 """Group advantages and the overlong penalty, against hand-worked groups and the standard library's statistics."""
 
 import inspect
+import itertools
 import math
 import statistics
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr_cli.training.advantages import (
+    batch_normalized,
     compute_group_normalized_rewards,
     group_advantages,
     has_signal,
@@ -190,3 +192,46 @@ def test_soft_overlong_penalty_worked_by_hand():
 def test_a_buffer_that_does_not_fit_is_refused(buffer):
     with pytest.raises(AssertionError):
         soft_overlong_penalty([1], max_tokens=10, buffer=buffer)
+
+
+# --- over the batch
+
+
+def test_over_the_batch_worked_by_hand():
+    centered = group_advantages(torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0]).double(), group_size=4, normalize_by_std=False)
+    divided = batch_normalized(centered, advantage_eps=0.0)
+    assert divided.tolist() == pytest.approx([1.620185, *[-0.540062] * 3, *[0.540062] * 3, -1.620185], abs=6e-7)
+    assert batch_normalized(centered, advantage_eps=0.5)[0].item() == pytest.approx(
+        0.75 / (0.75 / 1.620185 + 0.5), rel=1e-6
+    )
+
+
+def test_over_the_batch_nothing_stays_nothing():
+    for eps in (1e-6, 0.0):
+        assert batch_normalized(torch.zeros(8), advantage_eps=eps).tolist() == [0.0] * 8
+    assert batch_normalized(torch.tensor([0.5])).tolist() == [0.5]
+
+
+@pytest.mark.parametrize(("correct", "by_std", "centered"), [(1, 0.618717, 0.218750), (4, 0.935413, 0.5)])
+def test_the_deviation_lifts_questions_of_extreme_difficulty(correct, by_std, centered):
+    """The weight of a question, the mean of |A|, of 8 responses: the easy and the hard gain on the medium ones."""
+    rewards = torch.tensor([1.0] * correct + [0.0] * (8 - correct), dtype=torch.float64)
+    for normalize, expected in ((True, by_std), (False, centered)):
+        weight = group_advantages(rewards, group_size=8, normalize_by_std=normalize).abs().mean()
+        assert weight.item() == pytest.approx(expected, abs=2e-6)
+
+
+def test_the_expected_gradient_of_centered_rewards_is_a_constant_share_of_the_true_one():
+    """(G - 1) / G, over all groups of three actions; divided by it (RLOO), it is the true gradient."""
+    logits = torch.tensor([0.3, -0.2, 0.7], dtype=torch.float64, requires_grad=True)
+    rewards = torch.tensor([1.0, 0.0, 0.4], dtype=torch.float64)
+    log_p = logits.log_softmax(0)
+    (true,) = torch.autograd.grad((log_p.exp() * rewards).sum(), logits, retain_graph=True)
+    for size in (2, 3, 4):
+        loss = torch.zeros((), dtype=torch.float64)
+        for actions in itertools.product(range(3), repeat=size):
+            taken = log_p[list(actions)]
+            advantages = group_advantages(rewards[list(actions)], group_size=size, normalize_by_std=False)
+            loss = loss + taken.sum().exp().detach() * (advantages * taken).mean()
+        (found,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        torch.testing.assert_close(found, (size - 1) / size * true, rtol=1e-13, atol=1e-15)

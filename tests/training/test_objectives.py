@@ -429,7 +429,8 @@ def test_what_the_objective_says_of_every_loss_is_reserved():
     batch = make_batch(LENGTHS)
     log_probs = batch["old_log_probs"].clone().requires_grad_()
     inputs = loss_inputs(batch, log_probs=log_probs, entropy=log_probs)
-    objective = functools.partial(policy_gradient, loss=LOSSES["no_baseline"].function, kl_coef=0.1, importance_cap=2.0)
+    loss = LOSSES["no_baseline"].function
+    objective = functools.partial(policy_gradient, loss=loss, kl_coef=0.1, importance_cap=2.0)
     assert set(objective(inputs).statistics) == set(RESERVED)
 
 

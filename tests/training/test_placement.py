@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.training.placement import Placement, place, placement_line
+from rlvr_cli.training.placement import Placement, place, place_samplers, placement_line
 
 
 def gpus(number):
@@ -101,7 +101,10 @@ def test_several_trainers_take_a_gpu_each(number, trainers, in_process, expected
     ("how", "said"),
     [
         ({"number": 1, "trainers": 2}, "--trainers 1"),
-        ({"number": 2, "trainers": 2, "in_process": False}, "one for sampling meanwhile"),
+        (
+            {"number": 2, "trainers": 2, "in_process": False},
+            "2 trainers and the sampler of --async-steps need a GPU each",
+        ),
         ({"number": 4, "trainers": 2, "engine": "vllm"}, "--engine transformers"),
         ({"number": 4, "trainers": 2, "device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
     ],
@@ -117,4 +120,62 @@ def test_the_line_names_every_trainer():
     placed = Placement("cuda:0", "cuda:0", ("cuda:2",), ("cuda:1",))
     assert placement_line(placed, engine="transformers") == (
         "cuda:0, cuda:1 (2 trainers), for training and transformers; cuda:2 not used"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "trainers", "samplers", "how", "trained", "sampled"),
+    [
+        (0, 1, 3, {}, ["cpu"], ["cpu"] * 3),
+        (0, 2, 2, {"engine": "vllm"}, ["cpu"] * 2, ["cpu"] * 2),
+        (8, 1, 3, {"engine": "vllm"}, [0], [1, 2, 3]),
+        (8, 4, 4, {}, [0, 1, 2, 3], [4, 5, 6, 7]),
+        (3, 1, 2, {"device": "cuda"}, [0], [1, 2]),
+        (3, 2, 2, {"device": "cpu"}, ["cpu"] * 2, ["cpu"] * 2),
+        (3, 2, 2, {"device": "cpu", "engine": "vllm"}, ["cpu"] * 2, [0, 1]),  # vLLM computes on a GPU where it sees one
+    ],
+)
+def test_several_samplers_take_a_gpu_each_after_the_trainers(number, trainers, samplers, how, trained, sampled):
+    how = {"device": "auto", "engine": "transformers"} | how
+    names = [[d if d == "cpu" else f"cuda:{d}" for d in devices] for devices in (trained, sampled)]
+    placed = place(
+        how.pop("device"), **how, in_process=False, cuda_devices=gpus(number), trainers=trainers, samplers=samplers
+    )
+    assert [[*placed.trainers], [*placed.engines]] == names
+    assert {*placed.trainers, *placed.engines, *placed.unused} - {"cpu"} == {*gpus(number)}
+    assert not placed.shared
+
+
+@pytest.mark.parametrize(
+    ("device", "engine", "number", "expected"),
+    [
+        ("auto", "transformers", 0, ["cpu"] * 3),
+        ("auto", "vllm", 4, ["cuda:0", "cuda:1", "cuda:2"]),
+        ("cpu", "transformers", 4, ["cpu"] * 3),
+    ],
+)
+def test_samplers_where_nobody_trains(device, engine, number, expected):
+    assert place_samplers(device, engine=engine, samplers=3, cuda_devices=gpus(number)) == expected
+    assert place_samplers("cuda:1", engine=engine, samplers=1, cuda_devices=gpus(number)) == ["cuda:1"]
+
+
+def test_samplers_that_have_no_place():
+    how = {"engine": "transformers", "cuda_devices": gpus(3)}
+    with pytest.raises(RlvrError, match="2 trainers and 2 samplers need a GPU each; 3 can be seen"):
+        place("auto", **how, in_process=False, trainers=2, samplers=2)
+    with pytest.raises(RlvrError, match="1 trainer and 3 samplers need a GPU each"):
+        place("auto", **how, in_process=False, samplers=3)
+    with pytest.raises(RlvrError, match="4 samplers need a GPU each; 3 can be seen"):
+        place_samplers("auto", **how, samplers=4)
+    with pytest.raises(RlvrError, match="--device cuda:1 names one GPU for 2 samplers"):
+        place_samplers("cuda:1", **how, samplers=2)
+
+
+def test_the_line_names_every_sampler():
+    placed = Placement("cuda:0", "cuda:2", (), ("cuda:1",), ("cuda:3",))
+    assert placement_line(placed, engine="vllm") == (
+        "cuda:0, cuda:1 (2 trainers) for training, cuda:2, cuda:3 for vLLM in 2 processes"
+    )
+    assert placement_line(Placement("cpu", "cpu", other_engines=("cpu",)), engine="transformers") == (
+        "cpu, for training and transformers in 2 processes"
     )

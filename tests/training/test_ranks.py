@@ -16,7 +16,7 @@ from rlvr_cli.models.policy import Lora, Policy
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.objectives import negative_log_likelihood, policy_gradient
 from rlvr_cli.training.optimizer import make_optimizer
-from rlvr_cli.training.ranks import ALONE, Ranks, bits
+from rlvr_cli.training.ranks import ALONE, Elsewhere, Ranks, bits
 from rlvr_cli.training.update import compute_log_probs, train_update
 from together import Together
 
@@ -212,6 +212,49 @@ def test_work_is_dealt_whole_and_evenly():
     assert [sum(costs[n] for n in own) for own in dealt] == [13, 11, 12]
     assert ALONE.deal(costs) == list(range(8))
     assert Ranks(2, 3).deal([1.0]) == []
+
+
+@given(pieces=st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=12), size=st.integers(1, 4))
+def test_in_step_all_ranks_do_equally_many_of_each_kind(pieces, size):
+    costs, kinds = [float(cost) for cost, _ in pieces], [kind for _, kind in pieces]
+    dealt = [Ranks(rank, size).deal_in_step(costs, kinds) for rank in range(size)]
+    assert sorted(number for own in dealt for number, is_own in own if is_own) == list(range(len(pieces)))
+    assert len({tuple(kinds[number] for number, _ in own) for own in dealt}) == 1
+    for turn in zip(*dealt, strict=True):  # nobody waits longer than for the next larger piece
+        heaviest = max(costs[number] for number, is_own in turn if is_own)
+        assert all(costs[number] <= heaviest for number, _ in turn)
+
+
+def abandoned(ranks: Ranks):
+    def check():
+        if ranks.rank == 1:
+            raise ValueError("here")
+
+    try:
+        ranks.agree(lambda: None)
+        ranks.agree(check)
+    except (ValueError, Elsewhere) as error:
+        return type(error).__name__
+
+
+def test_what_one_rank_abandons_all_abandon(together: Together):
+    assert together.call(abandoned) == ["Elsewhere", "ValueError", "Elsewhere"]
+
+
+def first_difference(ranks: Ranks, *, where: int | None = None):
+    tensors = {name: torch.arange(4.0) for name in ("a", "b")}
+    if ranks.rank == where:
+        tensors["b"][2] = 2.0000002
+    return ranks.first_difference(tensors)
+
+
+def one_differs(ranks: Ranks):
+    return first_difference(ranks, where=2)
+
+
+def test_a_rank_with_other_bits_is_found(together: Together):
+    assert together.call(first_difference) == [None] * 3
+    assert together.call(one_differs) == [(2, "b"), None, None]
 
 
 def parts(ranks: Ranks):

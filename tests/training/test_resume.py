@@ -14,6 +14,7 @@ import pytest
 from checks import findings
 from forks import Done, Forks, processes_in
 from killed import (
+    DPO,
     EI,
     GRPO,
     POINTS,
@@ -28,6 +29,7 @@ from killed import (
     metrics_of,
     rows_of,
     weights_of,
+    write_pairs,
 )
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
@@ -76,8 +78,30 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
     [
         EI,
         SFT,
+        DPO,
+        [*DPO, "--loss-type", "dpo_norm", "--lora-rank", "4"],
         [*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"],
         [*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"],
+        [
+            *GRPO,
+            "--std-normalization",
+            "batch",
+            "--loss-type",
+            "gspo",
+            "--format-weight",
+            "0.5",
+            "--length-reward",
+            "0.5",
+            "--length-reward-after",
+            "2",
+            "--language-reward",
+            "0.2",
+            "--dynamic-sampling",
+            "--max-sampling-rounds",
+            "2",
+            "--question-order",
+            "prioritized",
+        ],
         [*GRPO, "--param-dtype", "bfloat16", "--optimizer", "adamw_kahan", "--gradient-checkpointing"],
         [*GRPO, "--param-dtype", "bfloat16", "--offload-optimizer"],
         [*GRPO, "--optimizer", "adamw_8bit"],
@@ -96,8 +120,11 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
     ids=[
         "ei",
         "sft",
+        "dpo",
+        "lora-dpo",
         "dynamic-sampling",
         "kl-and-importance-correction",
+        "shaped",
         "kahan",
         "offload",
         "8bit",
@@ -112,6 +139,7 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
 )
 def test_other_training_killed_at_some_points_ends_the_same(forks: Forks, tmp_path: Path, command: list[str]):
     whole, run = tmp_path / "runs/whole", tmp_path / "runs/cut"
+    write_pairs(tmp_path)
     go_on(forks, whole, command)
     faults = ["update:2", "manifest.done:2", "checkpoint.torn:1", "updated:4"]
     if "--async-steps" in command:

@@ -14,6 +14,7 @@ import pytest
 
 from forks import Forks, processes_in
 from killed import (
+    DPO,
     EI,
     GRPO,
     SFT,
@@ -24,6 +25,7 @@ from killed import (
     metrics_of,
     rows_of,
     weights_of,
+    write_pairs,
 )
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.runs.readers import read_run
@@ -126,7 +128,7 @@ def test_a_run_goes_on_with_another_number_of_trainers_and_says_so(forks: Forks,
     run = tmp_path / "runs/cut"
     go_on(forks, run, GRPO_2, fault="update:6", status=-signal.SIGKILL)
     done = forks.run("grpo", "--resume", str(run), "--trainers", "1", cwd=tmp_path, status=0)
-    assert "with 1 trainer instead of 2" in done.err
+    assert "with 1 trainer instead of 2 trainers" in done.err
     assert read_run(run).metadata["policy"]["trainers"] == 1
     assert read_run(run).metadata["status"] == "finished"
     assert_readable(run)
@@ -157,8 +159,9 @@ def test_trainers_killed_at_20_random_moments_end_the_same(forks: Forks, whole: 
     assert_ended_as(whole, run)
 
 
-@pytest.mark.parametrize("command", [SFT, pytest.param(EI, marks=pytest.mark.slow)], ids=["sft", "ei"])
-def test_sft_and_expert_iteration_too(forks: Forks, tmp_path: Path, command: list[str]):
+@pytest.mark.parametrize("command", [SFT, DPO, pytest.param(EI, marks=pytest.mark.slow)], ids=["sft", "dpo", "ei"])
+def test_the_other_commands_too(forks: Forks, tmp_path: Path, command: list[str]):
+    write_pairs(tmp_path)
     forks.run(*command, "--run", "one", cwd=tmp_path, status=0)
     forks.run(*command, *TWO, "--run", "two", cwd=tmp_path, status=0)
     assert_same_but_for_rounding(tmp_path / "runs/one", tmp_path / "runs/two")
@@ -186,6 +189,76 @@ def test_an_error_of_another_trainer_is_told(forks: Forks, tmp_path: Path):
     assert "error: trainer 1: mine.py could not be loaded: OSError: not on this machine" in done.err
     assert "Trainer 1 ended with status 1" in done.err
     assert_nothing_runs_in(tmp_path)
+
+
+# Divided weights
+
+GRPO_FSDP = [*GRPO_2, "--fsdp"]
+
+
+@pytest.fixture(scope="module")
+def divided(forks: Forks, tmp_path_factory) -> Path:
+    """A run of two trainers with a shard of the weights each, that nothing disturbed."""
+    root = tmp_path_factory.mktemp("divided")
+    forks.run(*GRPO_FSDP, "--run", "whole", cwd=root, status=0)
+    return root / "runs/whole"
+
+
+def test_two_shards_do_what_two_copies_do(forks: Forks, whole: Path, divided: Path, tmp_path: Path):
+    assert_same_but_for_rounding(divided, whole)
+    assert read_run(divided).metadata["policy"]["fsdp"] is True
+    assert len(weights_of(divided)) == len(weights_of(whole)), "shards are saved as one model"
+    assert "to 1e-6" in forks.run("check", str(divided), "--replay", "4", cwd=tmp_path, status=0).said
+
+
+@pytest.mark.parametrize(
+    "fault", ["backward:9:int", *[pytest.param(f, marks=pytest.mark.slow) for f in ("trainer1.backward:5", "update:5")]]
+)
+def test_shards_go_on_to_the_same_bytes(forks: Forks, divided: Path, tmp_path: Path, fault: str):
+    """A signal arrives in the middle of an update, in which all take part: all abandon it, and save what was before."""
+    run = tmp_path / "runs/cut"
+    status = {"backward:9:int": 130, "trainer1.backward:5": 1, "update:5": -signal.SIGKILL}[fault]
+    go_on(forks, run, GRPO_FSDP, fault=fault, status=status)
+    assert_nothing_runs_in(tmp_path)
+    assert_readable(run)
+    go_on(forks, run, GRPO_FSDP)
+    assert_ended_as(divided, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(GRPO_FSDP, ()), (GRPO_2, ("--fsdp",))], ids=["whole", "divided"])
+def test_a_checkpoint_of_shards_is_one_of_copies(
+    forks: Forks, tmp_path: Path, before: list[str], after: tuple[str, ...]
+):
+    run = tmp_path / "runs/cut"
+    go_on(forks, run, before, fault="update:6", status=-signal.SIGKILL)
+    how = ["--fsdp"] if after else ["--no-fsdp"]
+    done = forks.run("grpo", "--resume", str(run), *how, cwd=tmp_path, status=0)
+    assert f"it goes on with 2 trainers, with {'shards' if after else 'copies'} of the weights" in done.err
+    assert_readable(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [SFT, EI, [*GRPO, "--param-dtype", "bfloat16", "--optimizer", "adamw_kahan"]])
+def test_shards_of_other_commands_and_precisions(forks: Forks, tmp_path: Path, command: list[str]):
+    forks.run(*command, *TWO, "--run", "one", cwd=tmp_path, status=0)
+    forks.run(*command, *TWO, "--fsdp", "--run", "two", cwd=tmp_path, status=0)
+    if "bfloat16" not in command:
+        assert_same_but_for_rounding(tmp_path / "runs/one", tmp_path / "runs/two")
+    assert_readable(tmp_path / "runs/two")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--fsdp", "Add --trainers N"),
+        ("--fsdp --trainers 2 --lora-rank 4", "--lora-rank and --fsdp exclude each other"),
+        ("--fsdp --trainers 2 --async-steps 1", "--async-steps and --fsdp exclude each other"),
+        ("--fsdp --trainers 2 --optimizer adamw_8bit", "use --optimizer adamw_kahan"),
+    ],
+)
+def test_what_shards_do_not_go_with(forks: Forks, tmp_path: Path, options: str, said: str):
+    assert said in forks.run(*GRPO, *options.split(), cwd=tmp_path, status=1).err
 
 
 # Several machines, which here are one

@@ -490,11 +490,18 @@ def make_rollouts(model, lengths, *, seed=0, temperature=1.0, spread=0.3):
     return batch
 
 
-def objective_of(loss_type, *, kl_coef=0.0, importance_cap=None, **given):
-    """The objective of `rlvr grpo`; options that are not given have their defaults."""
+def objective_of(loss_type, *, kl_coef=0.0, kl_type="k3", importance_cap=None, importance_masked=False, **given):
+    """The objective of `rlvr grpo`; options that are not given have their defaults. No weights per token for a loss per row."""
     loss, given = LOSSES[loss_type], vars(GrpoConfig()) | given
     bound = functools.partial(loss.function, **{name: given[name] for name in loss.options})
-    return functools.partial(policy_gradient, loss=bound, kl_coef=kl_coef, importance_cap=importance_cap)
+    return functools.partial(
+        policy_gradient,
+        loss=bound,
+        kl_coef=kl_coef,
+        kl_type=kl_type,
+        importance_cap=None if loss.per_row else importance_cap,
+        importance_masked=importance_masked,
+    )
 
 
 def dealt(batch, order, extra_width):
@@ -508,8 +515,32 @@ def plain_reinforce(advantage, new, old, *, config):
 
 
 def plain_grpo_clip(advantage, new, old, *, config):
-    low, high = config.cliprange, config.cliprange_high or config.cliprange
-    ratio = new.exp() / old.exp()
+    return plain_clip(advantage, new.exp() / old.exp(), config.cliprange, config.cliprange_high or config.cliprange)
+
+
+def plain_gspo(advantage, new, old, *, config):
+    """The product of the ratios to the power of 1 / length, once for each token, whose own probability alone has a gradient."""
+    of_response = (new.exp() / old.exp()).prod().detach() ** (1 / max(len(new), 1))
+    ratio = torch.stack([of_response * p / p.detach() for p in new.exp()]) if len(new) else new.exp()
+    loss, statistics = plain_clip(advantage, ratio, config.cliprange, config.cliprange_high or config.cliprange)
+    return loss, statistics | {"policy/ratio": ratio}
+
+
+def plain_cispo(advantage, new, old, *, config):
+    ratio = (new.exp() / old.exp()).detach()
+    capped = ratio > config.cispo_cap
+    return -advantage * torch.where(capped, config.cispo_cap, ratio) * new, {"policy/clip_fraction": capped}
+
+
+def plain_kimi(advantage, new, old, *, config):
+    """Its one number, in equal shares of the response's tokens."""
+    product = new.exp().prod() / old.exp().prod()
+    loss = -(advantage * new.sum() - config.kimi_tau * product.log() ** 2 / 2)
+    drift = product.log().expand(min(len(new), 1))
+    return loss.expand(len(new)) / max(len(new), 1), {"policy/drift_mean": drift}
+
+
+def plain_clip(advantage, ratio, low, high):
     above, below = (ratio > 1 + high) & (advantage > 0), (ratio < 1 - low) & (advantage < 0)
     return -advantage * torch.where(above, 1 + high, torch.where(below, 1 - low, ratio)), {
         "policy/clip_fraction": above | below,
@@ -529,6 +560,9 @@ PLAIN_LOSSES = {
     "reinforce_with_baseline": plain_reinforce,
     "grpo_clip": plain_grpo_clip,
     "grpo_no_clip": plain_grpo_no_clip,
+    "gspo": plain_gspo,
+    "cispo": plain_cispo,
+    "kimi": plain_kimi,
 }
 
 
@@ -543,6 +577,7 @@ def plain_loss_of(loss_type):
 def plain_policy_gradient(
     model, batch, *, loss_type, normalization, constant, config, kl_coef, importance_cap, temperature
 ):
+    per_row = LOSSES[loss_type].per_row
     """The loss and its metrics as the papers write them, in a loop over the rows of the whole batch."""
     logits = model(batch["input_ids"]).logits / temperature
     rows, tokens = [], defaultdict(list)
@@ -557,22 +592,27 @@ def plain_policy_gradient(
             tokens[name].append(values.double())
         weight = old.exp() / sampled.exp()
         tokens["mismatch/ratio"].append(weight)
-        if importance_cap is not None:
-            weight = torch.where(weight > importance_cap, importance_cap, weight)
+        if importance_cap is not None and not per_row:
+            beyond = weight > importance_cap
+            weight = torch.where(beyond, 0.0 if config.importance_correction == "masked" else importance_cap, weight)
             loss = loss * weight
             tokens["mismatch/importance_weight_mean"].append(weight)
         if kl_coef:
             odds = reference.exp() / new.exp()
-            kl = odds - odds.log() - 1
-            loss = loss + kl_coef * kl
-            tokens["policy/kl"].append(kl)
+            k3 = odds - odds.log() - 1
+            kl = {"k2": odds.log() ** 2 / 2, "k3": k3, "unbiased": new.exp() / old.exp() * k3}[config.kl_type]
+            loss = loss + kl_coef * kl / (max(len(kl), 1) if per_row else 1)
+            tokens["policy/kl"].append(k3)
         rows.append(loss)
-        tokens["policy/ratio"].append(ratio)
+        if "policy/ratio" not in statistics:
+            tokens["policy/ratio"].append(ratio)
         tokens["mismatch/logprob"].append((old - sampled).abs())
         tokens["loss/nll"].append(-new)
         tokens["policy/entropy"].append(-(distribution.exp() * distribution).sum(-1))
     lengths = [len(row) for row in rows if len(row)]
-    if normalization == "token_mean":
+    if per_row:
+        loss, denominators = torch.cat(rows).sum() / len(lengths), [len(lengths)] * len(lengths)
+    elif normalization == "token_mean":
         loss, denominators = torch.cat(rows).mean(), [sum(lengths)] * len(lengths)
     elif normalization == "masked_mean":
         loss = torch.stack([row.mean() for row in rows if len(row)]).mean()
@@ -614,6 +654,8 @@ def rollout_cases(draw):
         "temperature": draw(st.sampled_from([1.0, 0.7])),
         "cliprange_high": draw(st.sampled_from([None, 0.1, 0.4])),
         "importance_cap": draw(st.sampled_from([None, 1.1])),
+        "importance_correction": draw(st.sampled_from(["truncated", "masked"])),
+        "kl_type": draw(st.sampled_from(["k3", "k2", "unbiased"])),
     }
 
 
@@ -636,13 +678,23 @@ def test_no_cut_order_or_padding_changes_a_policy_gradient(
         loss_type=loss_type,
         normalization=normalization,
         constant=constant,
-        config=GrpoConfig(cliprange=low, cliprange_high=high),
+        config=GrpoConfig(
+            cliprange=low,
+            cliprange_high=high,
+            cispo_cap=1.2,
+            kimi_tau=0.3,
+            kl_type=case["kl_type"],
+            importance_correction=case["importance_correction"],
+        ),
         kl_coef=kl_coef,
         importance_cap=cap,
         temperature=case["temperature"],
     )
     expected = one_shot_gradient(policy, loss)
-    objective = objective_of(loss_type, cliprange=low, cliprange_high=high, kl_coef=kl_coef, importance_cap=cap)
+    objective = objective_of(
+        loss_type, cliprange=low, cliprange_high=high, cispo_cap=1.2, kimi_tau=0.3, kl_coef=kl_coef, importance_cap=cap,
+        importance_masked=case["importance_correction"] == "masked", kl_type=case["kl_type"],
+    )  # fmt: skip
     gradient, metrics = update_gradient(
         policy,
         dealt(batch, case["order"], case["extra_width"]),
@@ -692,7 +744,7 @@ def test_the_handouts_grpo_accumulation_is_a_special_case(policy, loss_type):
 
 @pytest.mark.parametrize(("normalization", "constant"), NORMALIZATIONS)
 def test_on_policy_all_types_have_one_gradient(policy, normalization, constant):
-    same = [name for name, loss in LOSSES.items() if loss.uses_ratio or loss.raw_rewards]
+    same = [name for name, loss in LOSSES.items() if (loss.uses_ratio or loss.raw_rewards) and not loss.per_row]
     assert {"grpo_clip", "grpo_no_clip", "no_baseline"} <= set(same)
     batch = make_rollouts(policy, LENGTHS)
     del batch["old_log_probs"]
@@ -797,6 +849,7 @@ def test_nothing_outside_the_responses_has_an_influence(policy, loss_type, poiso
         ("masked_normalize", 9.0, 4 / 5),
     ):
         how = {"normalization": normalization, "normalize_constant": constant}
+        fraction = 1.0 if LOSSES[loss_type].per_row else fraction
         expected, its_metrics = update_gradient(policy, without, **options, **how)
         gradient, metrics = update_gradient(policy, poisoned, **options, **how)
         assert_same(gradient, [g * fraction for g in expected], 1e-12 if fraction == 1 else ROUNDING)
@@ -812,6 +865,9 @@ def test_nothing_outside_the_responses_has_an_influence(policy, loss_type, poiso
         *(("advantages", loss_type) for loss_type in LOSS_TYPES),
         ("old_log_probs", "grpo_clip"),
         ("old_log_probs", "grpo_no_clip"),
+        ("old_log_probs", "gspo"),
+        ("old_log_probs", "cispo"),
+        ("old_log_probs", "kimi"),
         ("sampled_log_probs", "reinforce_with_baseline"),
         ("reference_log_probs", "reinforce_with_baseline"),
     ],
@@ -910,12 +966,16 @@ def test_from_its_own_scores_the_first_update_has_ratios_of_exactly_one(
         == first.get("policy/clip_fraction", 0.0)
         == 0.0
     )
-    assert first["mismatch/importance_weight_mean"] == 1.0
+    assert first.get("mismatch/importance_weight_mean") == (None if LOSSES[loss_type].per_row else 1.0)
 
-    moved = (compute_log_probs(model, batch, **how) - old)[batch["response_mask"]]
+    mask = batch["response_mask"]
+    moved = (compute_log_probs(model, batch, **how) - old)[mask]
+    if loss_type == "gspo":  # at each token the mean over its response
+        of_response = [part.mean().expand(len(part)) for part in moved.split(mask.sum(dim=1).tolist())]
+        moved = torch.cat(of_response)
     second = train_update(model, optimizer, batch, **options)
     assert second["policy/ratio_min"] < 1 < second["policy/ratio_max"]
-    assert second["policy/ratio_max"] == moved.exp().max().item()
+    assert second["policy/ratio_max"] == pytest.approx(moved.exp().max().item(), rel=1e-6 if loss_type == "gspo" else 0)
     assert second["policy/ratio_mean"] == pytest.approx(moved.double().exp().mean().item(), rel=1e-6)
     assert not kl_coef or second["policy/kl"] > 0
     assert second["mismatch/logprob_max_abs"] == 0.0  # the sampler and the trainer before the update do not move

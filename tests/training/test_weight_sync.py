@@ -1,5 +1,7 @@
 """The weights that lag behind with --async-steps are a copy, and loading them for the sampler leaves the policy as it was."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -11,7 +13,10 @@ from rlvr_cli.training.memory import MemoryPlan
 from rlvr_cli.training.optimizer import make_optimizer
 from rlvr_cli.training.optimizer_state import move_state
 from rlvr_cli.training.placement import Placement
+from rlvr_cli.training.replica import Replica
+from rlvr_cli.training.trainers import Trainers
 from rlvr_cli.training.weight_sync import Snapshot, WeightSync
+from rlvr_cli.types import Request, SamplingParams
 
 
 @pytest.fixture
@@ -66,7 +71,7 @@ def test_the_embedded_engine_sleeps_where_the_plan_has_no_room_for_what_it_keeps
     assert sync._settings.sleep_mode is not keeps
     sync.sync(0)
     sync.sleep()
-    assert sync._synced == 0, "it has the weights still: they are the trainer's"
+    assert sync._synced == (0, 0), "it has the weights still: they are the trainer's"
 
 
 class Engine:
@@ -158,3 +163,40 @@ def test_moving_the_optimizer_state_changes_no_value(policy):
     move_state(optimizer, to_host=False)
     after = [t for state in optimizer.state.values() for t in state.values()]
     assert all(torch.equal(t, old) for t, old in zip(after, before.values(), strict=True))
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_a_followers_engine_gives_its_memory_back_when_that_of_rank_0_does(policy, monkeypatch, sleeps):
+    """Rank 0 tells it, and the follower's engine is opened so and told to sleep."""
+    opened: list[Engine] = []
+
+    class Sampling(Engine):
+        policy_version = 0
+
+        def __init__(self, settings):
+            super().__init__(settings)
+            opened.append(self)
+
+        def sample(self, requests, params):
+            self.asked.append("sample")
+            yield from ()
+
+    kind = replace(ENGINES["transformers"], share=lambda policy, settings: Sampling(settings))
+    monkeypatch.setitem(ENGINES, "transformers", kind)
+    config = GrpoConfig()
+    trainers = Trainers(config, devices=["cpu"], check=lambda: None)
+    told = []
+    monkeypatch.setattr(Trainers, "size", 2)
+    monkeypatch.setattr(trainers, "tell", lambda method, *arguments, **how: told.append((method, arguments, how)))
+    sync = WeightSync(
+        config,
+        engine="transformers",
+        placement=Placement("cuda:0", "cuda:0", others=("cuda:1",)),
+        memory=MemoryPlan({}, {}, keeps_workspace=not sleeps),
+    )
+    sync.attach(policy, trainers=trainers)
+    assert list(sync.sampler.sample([Request("a", (1,))], SamplingParams())) == []
+    ((method, arguments, how),) = told
+    getattr(Replica(config, device="cpu"), method)(*arguments, **how)
+    assert [engine.settings.sleep_mode for engine in opened] == [sleeps, sleeps]
+    assert opened[1].asked == ["sample", "sleep"]

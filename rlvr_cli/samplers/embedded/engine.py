@@ -161,7 +161,9 @@ class TransformersSampler:
                     "The policy must have the architecture that the engine was started with.",
                 ) from e
         self._weights_error = "the engine does not serve the weights that were loaded."
-        prompts = probe_prompts(policy, self._tokenizer, count=_PROBE_PROMPTS, length=_PROBE_LENGTH)
+        prompts = probe_prompts(
+            min(policy.vocabulary_size, len(self._tokenizer)), count=_PROBE_PROMPTS, length=_PROBE_LENGTH
+        )
         questions = deque(Question(i, ids, deque([(0, 0)])) for i, ids in enumerate(prompts))
         answers = self._stream(questions, probe_params(_PROBE_TOKENS), eos=(), stops=self._stop_strings(()))
         probe = take_probe(policy, answers, autocast=True)

@@ -1,0 +1,91 @@
+"""The options of `rlvr dpo`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlvr_cli.config.options import knob
+from rlvr_cli.config.shared import TrainingConfig, check_training
+from rlvr_cli.config.sources import is_partial
+from rlvr_cli.errors import RlvrError
+
+PreferenceLossType = Literal["dpo", "dpo_norm", "simpo"]
+BETAS: dict[PreferenceLossType, float] = {
+    "dpo": 0.1,
+    "dpo_norm": 5.0,
+    "simpo": 2.0,
+}  # docs/algorithms.md has the sources
+
+
+@dataclass(frozen=True)
+class DpoConfig(TrainingConfig):
+    """Preference optimization on pairs of responses: raise the probability of the chosen one relative to the rejected one.
+
+    Examples:
+        rlvr dpo --model runs/q0-sft/model --dataset pairs.jsonl --eval-dataset arithmetic --learning-rate 1e-4 --run my-dpo
+        rlvr dpo --model Qwen/Qwen2.5-Math-1.5B --dataset zero-shot --loss-type dpo_norm --eval-dataset gsm8k --dry-run
+    """
+
+    dataset: str = knob(
+        "",
+        "Pairs: a file of {prompt or question, chosen, rejected}, such as rlvr filter --emit pairs writes, or a run (name or directory).",
+        group="Data",
+        common=True,
+        completes="source",
+    )
+    pairs_per_question: int = knob(
+        4, "Pairs of a right and a wrong response per question of a run, at most.", group="Data", at_least=1
+    )
+    loss_type: PreferenceLossType = knob(
+        "dpo",
+        "Loss of a pair; dpo_norm and simpo divide log-probabilities by the response's length, simpo has no reference.",
+        group="Algorithm",
+        common=True,
+    )
+    beta: float | None = knob(
+        None,
+        "Factor of the difference of a pair's two log-ratios. Default: 0.1 for dpo, 5 for dpo_norm, 2 for simpo.",
+        group="Algorithm",
+        common=True,
+        above=0,
+    )
+    gamma: float | None = knob(
+        None,
+        "Margin that simpo asks for, in units of the loss's argument, after the factor beta. Default: half of beta.",
+        group="Algorithm",
+        at_least=0,
+    )
+    dpo_epochs: int = knob(1, "Passes over the pairs.", group="Optimization", common=True, at_least=1)
+    train_batch_size: int = knob(64, "Pairs per update.", group="Optimization", common=True, at_least=1)
+    micro_batch_size: int = knob(
+        4, "Pairs per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True, at_least=1,
+    )  # fmt: skip
+    learning_rate: float = knob(1e-6, "Peak learning rate.", group="Optimization", common=True, above=0)
+    append_eos: bool = knob(
+        True,
+        "Append the end-of-sequence token to responses that are given as text; sampled token ids stay as they are.",
+        group="Optimization",
+    )
+
+    def __post_init__(self) -> None:
+        if is_partial(self):
+            return
+        check_training(self)
+        if self.split:
+            raise RlvrError(f"--split {self.split}: pairs are one file or a run, without splits.", "Leave --split out.")
+        if self.gamma is not None and self.loss_type != "simpo":
+            raise RlvrError(
+                f"--gamma {self.gamma:g} is of simpo, and --loss-type is {self.loss_type}.",
+                "Leave --gamma out, or use --loss-type simpo.",
+            )
+
+    @property
+    def scale(self) -> float:
+        """beta: the given one, else the loss's own."""
+        return BETAS[self.loss_type] if self.beta is None else self.beta
+
+    @property
+    def target_margin(self) -> float:
+        """gamma; 0 for the losses that have none."""
+        if self.loss_type != "simpo":
+            return 0.0
+        return self.scale / 2 if self.gamma is None else self.gamma

@@ -1,0 +1,221 @@
+"""Pairs of a chosen and a rejected response to one prompt, for `rlvr dpo`: from a file, or made of a run's rollouts.
+
+Enters: the path of a file, or a run (its name or directory). Leaves: `Pairs`.
+"""
+
+import hashlib
+import json
+import math
+import random
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli.data.examples import QUESTION_FIELDS, SHOWN_BAD_ROWS, usable_rows
+from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names, text_of
+from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.data.traces import SampledIds
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.readers import is_run, read_rollouts, resolve_run
+from rlvr_cli.text import storable
+from rlvr_cli.types import Example
+
+_IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
+_HINT = (
+    "A pair has the fields prompt or question, chosen and rejected; rlvr filter RUN --emit pairs writes such a file."
+)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of responses."""
+
+    name: str
+    fingerprint: str  # sha256 of the pairs
+    examples: list[Example]  # chosen and rejected in turn, each with `prompt` and `response`, and an id of its own
+    messages: list[str]  # skipped lines and notes, to be shown
+    token_ids: Mapping[str, SampledIds]  # by example id, where they are known
+
+
+def load_pairs(
+    spec: str,
+    template: PromptTemplate,
+    *,
+    question_field: str = "",
+    skip_bad_lines: bool = False,
+    runs_dir: str = "runs",
+    pairs_per_question: int,
+    seed: int,
+) -> Pairs:
+    """Load pairs from a file, or make them of a run's training rollouts (its evaluation's, if it has no others).
+
+    Args:
+        spec: a run's directory or its name in `runs_dir`, or a .jsonl, .json, .csv or .parquet file.
+        template: makes the prompt of a row that has only a question.
+        question_field: the field of the question; with `prompt` here, that field is not formatted yet.
+        pairs_per_question, seed: of a run, see `pair_up`.
+
+    Raises:
+        RlvrError: there is no such file or run, a row is bad, or there is no pair.
+    """
+    messages: list[str] = []
+    if is_run(spec, runs_dir):
+        path = resolve_run(spec, runs_dir)
+        rows: Generator[Row | BadRow] = (
+            Row(f"{path.name}: pair {number}", number, row, list(row))
+            for number, row in enumerate(_of_run(path, count=pairs_per_question, seed=seed, messages=messages), start=1)
+        )
+        name = path.name
+    else:
+        path = Path(spec)
+        if not spec or not path.is_file():
+            raise RlvrError(f"There is no file or run {spec!r} with pairs." if spec else "--dataset is missing.", _HINT)
+        if path.suffix.lower() not in SUFFIXES:
+            raise RlvrError(
+                f"{spec}: cannot tell what kind of file this is.", f"Its name must end in {join_names(SUFFIXES)}."
+            )
+        name, rows = storable(spec), file_rows(path)
+    taken: dict[str, str] = {}
+
+    def read(row: Row) -> tuple[list[Example], list[SampledIds]]:
+        return _pair(row, template, stem=storable(path.stem), question_field=question_field, taken=taken)
+
+    with closing(rows) as open_rows:
+        pairs, skipped = usable_rows(open_rows, read, name=name, skip_bad_lines=skip_bad_lines)
+    more = len(skipped) - SHOWN_BAD_ROWS
+    messages += [f"skipped: {storable(str(bad))}" for bad in skipped[:SHOWN_BAD_ROWS]]
+    messages += [f"skipped: {more:,} more"] if more > 0 else []
+    digest = hashlib.sha256()
+    for examples, ids in pairs:
+        digest.update(json.dumps([[(e.id, e.prompt, e.response) for e in examples], ids]).encode() + b"\n")
+    return Pairs(
+        name=name,
+        fingerprint=digest.hexdigest(),
+        examples=[e for examples, _ in pairs for e in examples],
+        messages=messages,
+        token_ids={e.id: i for examples, ids in pairs for e, i in zip(examples, ids, strict=False)},
+    )
+
+
+def pair_up(
+    rows: Sequence[Mapping[str, Any]], *, count: int, seed: int
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Choose pairs of a right and a wrong response to one prompt, so that each response is in as few pairs as possible.
+
+    Args:
+        rows: rollouts with the same `prompt`, each with `response` and `reward`; equal responses count once, and a response
+            whose grade failed is neither right nor wrong.
+        count: of pairs, at most.
+        seed: with the prompt, it determines the choice.
+
+    Returns:
+        Different pairs, the right response first.
+    """
+    right = list({r["response"]: r for r in rows if r["reward"] is not None and r["reward"] > 0.5}.values())
+    wrong = list({r["response"]: r for r in rows if r["reward"] is not None and r["reward"] <= 0.5}.values())
+    if not right or not wrong:
+        return []
+    draw = random.Random(f"pairs {seed} {rows[0]['prompt']}")
+    draw.shuffle(right)
+    draw.shuffle(wrong)
+    turn = math.lcm(len(right), len(wrong))  # after so many pairs both lists are at their start again: shift one
+    return [
+        (right[place % len(right)], wrong[(place + place // turn) % len(wrong)])
+        for place in range(min(count, len(right) * len(wrong)))
+    ]
+
+
+def pair_row(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str, Any]:
+    """A pair as a row of a file.
+
+    Args:
+        chosen, rejected: rollouts: `id`, `prompt`, `response`; and `prompt_ids` and `response_ids`, empty if they are not known.
+    """
+    row = {
+        "id": f"{chosen['id']}>{rejected['id']}",
+        "chosen_id": chosen["id"],
+        "rejected_id": rejected["id"],
+        "prompt": chosen["prompt"],
+        "chosen": chosen["response"],
+        "rejected": rejected["response"],
+    }
+    ids = (chosen["prompt_ids"], chosen["response_ids"], rejected["response_ids"])
+    if all(ids) and chosen["prompt_ids"] == rejected["prompt_ids"]:
+        row |= zip(_IDS, map(list, ids), strict=True)
+    return row
+
+
+def _of_run(path: Path, *, count: int, seed: int, messages: list[str]) -> Iterable[dict[str, Any]]:
+    """Yield the pairs of a run's rollouts."""
+    key_columns = ["phase", "step", "example_id", "sample_index"]
+    columns = ["prompt", "response", "reward", "finish_reason", "prompt_ids", "response_ids", "response_mask"]
+    rows = read_rollouts(path, columns=[*key_columns, *columns]).to_pylist()
+    phase = "train" if any(r["phase"] == "train" for r in rows) else "eval"
+    rows = [r for r in rows if r["phase"] == phase]
+    rows.sort(key=lambda r: (r["step"], r["example_id"], r["sample_index"]))
+    usable = [
+        r | {"id": "/".join(str(r[name]) for name in key_columns)}
+        for r in rows
+        if r["finish_reason"] != "length" and r["response"].strip() and all(r["response_mask"] or [])
+    ]
+    if len(usable) < len(rows):
+        messages.append(
+            f"{len(rows) - len(usable)} responses were cut at their length limit, empty, or not sampled by the policy alone, and are left out"
+        )
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in usable:
+        groups[row["prompt"]].append(row)
+    pairs = [pair for group in groups.values() for pair in pair_up(group, count=count, seed=seed)]
+    if not pairs:
+        raise RlvrError(
+            f"{path.name} has no question with both a right and a wrong response among its {len(usable)} {phase} rollouts.",
+            "Sample more responses per question: rlvr eval --num-samples 8, or more questions.",
+        )
+    yield from (pair_row(*pair) for pair in pairs)
+
+
+def _pair(
+    row: Row, template: PromptTemplate, *, stem: str, question_field: str, taken: dict[str, str]
+) -> tuple[list[Example], list[SampledIds]]:
+    """Return the two examples of a row, and their sampled ids if it has them."""
+    texts = {name: text_of(row, name) or "" for name in ("chosen", "rejected")}
+    for name, text in texts.items():
+        if not text.strip():
+            raise BadRow(row.where, f"no {name} response; the keys are {join_names(row.keys)}.", _HINT)
+    if texts["chosen"] == texts["rejected"]:
+        raise BadRow(row.where, "the chosen and the rejected response are the same.", "Leave the pair out.")
+    formatted = not question_field and bool(text_of(row, "prompt"))
+    field = "prompt" if formatted else question_field or next((f for f in QUESTION_FIELDS if f in row.keys), "")
+    question = (text_of(row, field) if field else None) or ""
+    if not question.strip():
+        raise BadRow(
+            row.where, f"no prompt: looked for {question_field or join_names(QUESTION_FIELDS)}; the keys are {join_names(row.keys)}.", _HINT
+        )  # fmt: skip
+    pair_id = text_of(row, "id") or f"{stem}-{row.number}"
+    if pair_id in taken:
+        raise BadRow(
+            row.where, f"the id {join_names([pair_id])} is taken: {taken[pair_id]} has it too.", "Ids must be unique."
+        )
+    ids = [_ids_of(row, name) for name in _IDS]
+    if any(ids) and not all(ids):
+        raise BadRow(row.where, f"it has some of {join_names(_IDS)}, but not all.", "Give all of them, or none.")
+    taken[pair_id] = row.where
+    prompt = question if formatted else template.fill(question)
+    examples = [
+        Example(f"{pair_id}, {name}", "" if formatted else question, "", prompt=prompt, response=text)
+        for name, text in texts.items()
+    ]
+    return examples, [SampledIds(ids[0], response, None) for response in ids[1:] if response]
+
+
+def _ids_of(row: Row, name: str) -> list[int]:
+    """Token ids of a row; empty if it has none. Numbers of JSON come as text."""
+    value = row.values.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(str(i).isdecimal() and len(str(i)) < 10 for i in value):
+        raise BadRow(row.where, f"{name!r} is not a list of token ids.", "Leave it out: the text is tokenized then.")
+    return [int(i) for i in value]

@@ -1,0 +1,74 @@
+"""Preference losses: the chosen response of a pair against the rejected one (`PREFERENCE_LOSSES`)."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+
+from rlvr_cli.config.dpo import PreferenceLossType
+from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
+
+
+@dataclass(frozen=True)
+class PreferenceLoss:
+    """A value of `rlvr dpo --loss-type`: -log sigma(beta (h_w - h_l) - gamma), h_w and h_l of the chosen and the rejected response.
+
+    Attributes:
+        with_reference: h is relative to the reference's log-probability.
+        per_token: h is divided by the response's length in tokens.
+    """
+
+    with_reference: bool
+    per_token: bool
+
+    def formula(self, *, beta: str, gamma: str) -> str:
+        """The loss of a pair, as a formula of the scores h of the chosen (w) and the rejected (l) response; gamma may be empty."""
+        return f"-log sigma({beta} (h_w - h_l){f' - {gamma}' if gamma else ''})"
+
+    @property
+    def score(self) -> str:
+        """h of a response, as a formula."""
+        return ("(1/|o|) " if self.per_token else "") + ("log p/p_ref" if self.with_reference else "log p")
+
+
+# A gamma other than 0 is simpo's alone (`DpoConfig.target_margin`).
+PREFERENCE_LOSSES: dict[PreferenceLossType, PreferenceLoss] = {
+    "dpo": PreferenceLoss(with_reference=True, per_token=False),
+    "dpo_norm": PreferenceLoss(with_reference=True, per_token=True),
+    "simpo": PreferenceLoss(with_reference=False, per_token=True),
+}
+
+
+def preference(inputs: LossInputs, *, loss: PreferenceLoss, beta: float, gamma: float = 0.0) -> LossOutputs:
+    """The objective of `rlvr dpo`; bind the keywords with functools.partial.
+
+    Args:
+        inputs: chosen and rejected responses in turn: the two rows of a pair are a `unit` of the batch (`train_update`). With
+            `reference_log_probs`, if the loss has a reference. Values outside the mask are not read.
+        loss: one of `PREFERENCE_LOSSES`.
+        beta: factor of the difference of the two scores.
+        gamma: how much larger than 0 that product should be.
+
+    Returns:
+        The loss of each row's pair, (batch,), so that the mean over the rows is that over the pairs; and statistics of the same
+        shape: `chosen_log_ratio` and `rejected_log_ratio`, the scores h in nats; `margin`, beta times their difference; and
+        `accuracy`, 1.0 where it is above 0.
+    """
+    log_ratios = inputs.log_probs
+    if loss.with_reference:
+        assert inputs.reference_log_probs is not None
+        log_ratios = log_ratios - inputs.reference_log_probs
+    scores = log_ratios.masked_fill(~inputs.response_mask, 0).sum(dim=1)
+    if loss.per_token:
+        scores = scores / inputs.response_mask.sum(dim=1).clamp(min=1)
+    chosen, rejected = scores.view(-1, 2).unbind(dim=1)
+    margin = beta * (chosen - rejected)
+    statistics = {
+        "chosen_log_ratio": chosen,
+        "rejected_log_ratio": rejected,
+        "margin": margin,
+        "accuracy": (margin > 0).to(margin),
+    }
+    return LossOutputs(
+        -F.logsigmoid(margin - gamma).repeat_interleave(2),
+        {name: values.detach().repeat_interleave(2) for name, values in statistics.items()},
+    )

@@ -1,0 +1,72 @@
+"""Token ids of the responses that `rlvr sft` and `rlvr dpo` train on: sampled ids where they are known, else those of the text.
+
+Enters: examples with a prompt and a response, and the sampled ids of some. Leaves: token ids that fit the model's context.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlvr_cli.data.traces import SampledIds
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.tokenization import encode
+from rlvr_cli.types import Example
+
+
+def encode_traces(
+    examples: list[Example],
+    token_ids: Mapping[str, SampledIds],
+    tokenizer: Any,
+    *,
+    append_eos: bool,
+    end_sampled: bool = True,
+) -> tuple[list[list[int]], list[list[int]], list[list[bool] | None]]:
+    """Token ids of each example: the sampled ids if they are this tokenizer's, else those of its text.
+
+    The text of a sampled response may tokenize to other ids than those that were sampled, so sampled ids are preferred.
+
+    Args:
+        append_eos: whether a response that does not end with the EOS token gets one.
+        end_sampled: whether this is so for sampled ids, too; else they stay as they are.
+
+    Returns:
+        The prompts' ids, the responses' ids, and the responses' masks (`collate`).
+
+    Raises:
+        RlvrError: as `encode`; or a response has tokens that the policy did not sample, and its ids are another tokenizer's.
+    """
+    prompts, responses = encode(
+        [e.prompt or "" for e in examples], [e.response or "" for e in examples], tokenizer, append_eos=append_eos
+    )
+    masks: list[list[bool] | None] = [None] * len(examples)
+    for row, example in enumerate(examples):
+        prompt, response, mask = token_ids.get(example.id, SampledIds([], [], None))
+        if prompt and (prompt == prompts[row] or tokenizer.decode(prompt) == example.prompt):
+            text = tokenizer.decode(response, skip_special_tokens=True)
+            if text.startswith(example.response or ""):
+                ends = not (append_eos and end_sampled) or response[-1] == tokenizer.eos_token_id
+                prompts[row] = list(prompt)
+                responses[row] = list(response) if ends else [*response, tokenizer.eos_token_id]
+                masks[row] = mask if mask is None or ends else [*mask, True]
+        if mask is not None and masks[row] is None:
+            raise RlvrError(
+                f"Trace {example.id} has tokens that the policy did not sample, and its token ids are those of another tokenizer.",
+                "Train the model that sampled the trace, or remove the trace.",
+            )
+    return prompts, responses, masks
+
+
+def check_lengths(
+    examples: list[Example],
+    prompt_ids: list[list[int]],
+    response_ids: list[list[int]],
+    *,
+    longest: float,
+    note: str = "",
+) -> None:
+    """Raise RlvrError if a trace exceeds the model's context; `note` says why this is short."""
+    for example, prompt, response in zip(examples, prompt_ids, response_ids, strict=True):
+        if len(prompt) + len(response) > longest:
+            raise RlvrError(
+                f"Trace {example.id} has {len(prompt)} + {len(response)} tokens; the model's context holds {longest}{note}.",
+                "Remove or shorten it. It is not truncated, because that would teach the model not to finish.",
+            )

@@ -1,0 +1,246 @@
+"""`rlvr dpo`: a run is what its options and pairs give, computed again by a plain loop; and it raises held-out reward."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlvr_cli.commands import dpo
+from rlvr_cli.config.dpo import DpoConfig
+from rlvr_cli.config.sources import resolve
+from rlvr_cli.data.order import batches
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.policy import load_policy
+from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.training.optimizer import learning_rate_at
+
+BETAS = {"dpo": 0.1, "dpo_norm": 5.0, "simpo": 2.0}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory, tiny_tokenizer) -> Path:
+    """Eleven pairs; three have sampled ids that their text does not tokenize to."""
+    rows = []
+    for i in range(11):
+        row = {
+            "prompt": f"{i} and {i}?",
+            "chosen": f" it is {2 * i}" + "!" * (i % 3),
+            "rejected": f" {3 * i + 1}, I think",
+        }
+        if i % 4 == 1:
+            row["prompt_ids"] = tiny_tokenizer(row["prompt"]).input_ids
+            row |= {
+                f"{name}_ids": [j for letter in row[name] for j in tiny_tokenizer(letter).input_ids]
+                for name in ("chosen", "rejected")
+            }
+            assert row["chosen_ids"] != tiny_tokenizer(row["chosen"]).input_ids
+        rows.append(row)
+    path = tmp_path_factory.mktemp("pairs") / "p.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def options_of(pairs, model, folder, **given):
+    shared = {
+        "warmup_steps": 0,
+        "learning_rate": 1e-4,
+        "train_batch_size": 4,
+        "eval_dataset": "",
+        "checkpoint_every": 0,
+    }
+    return shared | {"dataset": str(pairs), "model": str(model), "runs_dir": str(folder), "run": "r"} | given
+
+
+def trained(pairs, model, folder, **given) -> Path:
+    options = options_of(pairs, model, folder, **given)
+    dpo.run(DpoConfig(**options))
+    return folder / options["run"]
+
+
+def metrics_of(run) -> dict[str, list[float]]:
+    """Name -> its values, by update."""
+    import pyarrow.parquet as pq
+
+    rows = sorted(pq.read_table(read_run(run).path / "metrics.parquet").to_pylist(), key=lambda r: r["step"])
+    return {name: [r["value"] for r in rows if r["name"] == name] for name in {r["name"] for r in rows}}
+
+
+def replayed(pairs, model, tokenizer, **given):
+    """The weights after the same updates by the definitions, one response at a time, and the loss of each update."""
+    own = DpoConfig(**options_of(pairs, model, Path(), **given))
+    beta = own.beta if own.beta is not None else BETAS[own.loss_type]
+    gamma = 0.0 if own.loss_type != "simpo" else beta / 2 if own.gamma is None else own.gamma
+    end = [tokenizer.eos_token_id] * own.append_eos
+    data = []
+    for row in map(json.loads, pairs.read_text().splitlines()):
+        prompt = tokenizer(row["prompt"]).input_ids
+        data.append(
+            [(prompt, row.get(f"{n}_ids") or [*tokenizer(row[n]).input_ids, *end]) for n in ("chosen", "rejected")]
+        )
+    policy = load_policy(model).model
+
+    def log_prob(prompt, response):
+        ids = torch.tensor([[*prompt, *response]])
+        of_next = policy(ids).logits[0, :-1].double().log_softmax(-1)
+        return of_next[torch.arange(len(prompt) - 1, ids.shape[1] - 1), response].sum()
+
+    with torch.no_grad():
+        reference = [[float(log_prob(*response)) for response in pair] for pair in data]
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=1.0, betas=(own.adam_beta1, own.adam_beta2), weight_decay=own.weight_decay, eps=1e-8
+    )
+    total, losses = own.dpo_epochs * math.ceil(len(data) / own.train_batch_size), []
+    for epoch in range(own.dpo_epochs):
+        for chosen in batches(range(len(data)), batch_size=own.train_batch_size, seed=own.seed, epoch=epoch):
+            of_pairs = []
+            for pair in chosen:
+                scores = []
+                for (prompt, response), of_reference in zip(data[pair], reference[pair], strict=True):
+                    score = log_prob(prompt, response) - (0 if own.loss_type == "simpo" else of_reference)
+                    scores.append(score if own.loss_type == "dpo" else score / len(response))
+                of_pairs.append(torch.log1p(torch.exp(gamma - beta * (scores[0] - scores[1]))))
+            loss = torch.stack(of_pairs).mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), own.max_grad_norm)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate_at(
+                    len(losses),
+                    peak=own.learning_rate,
+                    num_steps=total,
+                    warmup_steps=own.warmup_steps,
+                    schedule=own.lr_schedule,
+                )
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return policy.state_dict(), losses
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dpo_epochs": 2, "seed": 3, "beta": 0.7},
+        {"loss_type": "dpo_norm", "train_batch_size": 3, "micro_batch_size": 1, "append_eos": False},
+        {"loss_type": "simpo", "lr_schedule": "cosine", "warmup_steps": 2, "learning_rate": 3e-4},
+        {"loss_type": "simpo", "beta": 3.0, "gamma": 0.2, "micro_batch_size": 3},
+        {},
+    ],
+    ids=["dpo", "norm", "simpo", "gamma", "defaults"],
+)
+def test_a_run_is_what_its_options_and_pairs_give(given, pairs, tiny_model_dir, tiny_tokenizer, tmp_path):
+    run = trained(pairs, tiny_model_dir, tmp_path, **given)
+    expected, losses = replayed(pairs, tiny_model_dir, tiny_tokenizer, **given)
+    metrics = metrics_of(run)
+    assert metrics["loss/objective"] == pytest.approx(losses, rel=1e-5)
+    weights = load_policy(run / "model").model.state_dict()
+    before = load_policy(tiny_model_dir).model.state_dict()
+    gap, moved = (
+        math.sqrt(sum(float((weights[name] - other[name]).double().square().sum()) for name in weights))
+        for other in (expected, before)
+    )
+    assert gap < 2e-3 * moved
+    size, micro = given.get("train_batch_size", 4), given.get("micro_batch_size", 4)
+    assert metrics["update/rows"][:2] == [2 * size] * 2
+    assert metrics["update/micro_batches"][0] == math.ceil(size / micro), "pairs are never split"
+    if given.get("loss_type") != "simpo":
+        assert metrics["loss/objective"][0] == pytest.approx(math.log(2), abs=1e-8)
+        for name in ("chosen_log_ratio", "rejected_log_ratio", "margin", "accuracy"):
+            assert metrics[f"policy/{name}_mean"][0] == 0, "the first policy is its own reference"
+        assert metrics["policy/margin_mean"][-1] > 0
+
+
+def test_an_adapted_policy_is_its_own_reference(pairs, tiny_model_dir, tmp_path):
+    adapter = {"lora_rank": 4, "learning_rate": 1e-2}
+    trained(pairs, tiny_model_dir, tmp_path, **adapter, run="first")
+    again = trained(pairs, tmp_path / "first/model", tmp_path, **adapter, run="again")
+    for run in (tmp_path / "first", again):
+        assert metrics_of(run)["policy/margin_mean"][0] == 0
+        assert metrics_of(run)["policy/margin_mean"][-1] > 0
+
+
+def test_the_reference_is_in_every_checkpoint(pairs, tiny_model_dir, tmp_path):
+    run = trained(pairs, tiny_model_dir, tmp_path, checkpoint_every=1, dpo_epochs=2)
+    kept = [load_file(path)["reference_log_probs"] for path in run.glob("checkpoints/*/tensors.safetensors")]
+    assert len(kept) == 2
+    assert torch.equal(*kept)
+    without = trained(pairs, tiny_model_dir, tmp_path, checkpoint_every=1, loss_type="simpo", run="simpo")
+    assert not list(without.glob("checkpoints/*/tensors.safetensors"))
+
+
+def test_options_that_do_not_go_together_are_refused(pairs, tiny_model_dir, tmp_path):
+    for given, problem in (
+        ({"gamma": 1.0}, "--gamma 1 is of simpo, and --loss-type is dpo."),
+        ({"split": "train"}, "--split train: pairs are one file or a run, without splits."),
+        ({"beta": 0.0}, "--beta is 0.0."),
+    ):
+        with pytest.raises(RlvrError) as raised:
+            DpoConfig(**options_of(pairs, tiny_model_dir, tmp_path, **given))
+        assert raised.value.problem == problem
+
+
+def test_a_pair_longer_than_the_context_is_refused(tiny_model_dir, tmp_path):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"id": "x", "prompt": "a", "chosen": "b", "rejected": "c" * 5000}))
+    with pytest.raises(RlvrError, match=r"Trace x, rejected has \d+ \+ \d+ tokens"):
+        trained(path, tiny_model_dir, tmp_path)
+
+
+def test_the_plan_comes_before_anything_else(pairs, tiny_model_dir, tmp_path, capsys):
+    config = {"dry_run": True, "loss_type": "simpo", "gamma": 0.3}
+    dpo.run(resolve(DpoConfig, flags=options_of(pairs, tiny_model_dir, tmp_path, **config), command="dpo"))
+    said = capsys.readouterr().err
+    assert "pairs          11 of " in said
+    assert "updates        3 of 4 pairs, in micro-batches of 4; 1 epochs" in said
+    assert "log sigma(2 (h_w - h_l) - 0.3);  h = (1/|o|) log p of" in said
+    assert "reference " not in said
+    assert not (tmp_path / "r").exists()
+
+
+def test_rows_are_read_as_the_options_say(tmp_path, tiny_model_dir, capsys):
+    rows = [{"q": "a?", "chosen": " b", "rejected": " c"}, {"q": "d?", "chosen": " e"}]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = trained(tmp_path / "p.jsonl", tiny_model_dir, tmp_path, question_field="q", skip_bad_lines=True)
+    assert json.loads((run / "run.json").read_text())["facts"]["dataset"]["rows"] == 1
+    assert "skipped: " in capsys.readouterr().err
+
+
+def test_rollouts_become_pairs_and_pairs_a_better_policy(tmp_path, forks):
+    """Also in docs/algorithms.md, with more of everything."""
+
+    def rlvr(*arguments):
+        return forks.run(*arguments, cwd=tmp_path, status=0)
+
+    sampling = ("--sampling-max-tokens", 64)
+    rlvr("eval", "--dataset", "arithmetic:64", "--num-samples", 8, *sampling, "--run", "samples")
+    rlvr("filter", "samples", "--emit", "pairs", "--out", "pairs.jsonl")
+    command = [
+        "dpo",
+        "--eval-dataset",
+        "arithmetic",
+        "--eval-examples",
+        128,
+        *sampling,
+        "--train-batch-size",
+        16,
+        "--learning-rate",
+        1e-4,
+    ]
+    rlvr(*command, "--dataset", "pairs.jsonl", "--run", "of-file")
+    rlvr(*command, "--dataset", "samples", "--run", "of-run")
+    rlvr(*command, "--dataset", "samples", "--pairs-per-question", 1, "--run", "few")
+    rewards = {}
+    for run in ("of-file", "of-run"):
+        rows = read_rollouts(tmp_path / "runs" / run).to_pylist()
+        steps = sorted({r["step"] for r in rows})
+        rewards[run] = [sum(r["reward"] for r in rows if r["step"] == step) / 128 for step in steps]
+        assert len(rewards[run]) == 2
+        assert rewards[run][1] > rewards[run][0] + 0.1
+        assert metrics_of(tmp_path / "runs" / run)["policy/accuracy_mean"][-1] > 0.6
+    counts = {
+        run: read_run(tmp_path / "runs" / run).metadata["facts"]["dataset"]["rows"]
+        for run in ("of-file", "of-run", "few")
+    }
+    assert counts["of-file"] == counts["of-run"] > counts["few"] > 30

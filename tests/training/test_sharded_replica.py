@@ -1,0 +1,132 @@
+"""Slices of a policy and of its optimizer's state: what a rank holds, and how both become whole and are divided again."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from policies import make_batch
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.training.checkpoints import load_checkpoint, save_checkpoint
+from rlvr_cli.training.losses.policy_gradient import LOSSES
+from rlvr_cli.training.objectives import policy_gradient
+from rlvr_cli.training.ranks import Ranks
+from rlvr_cli.training.trainers import open_replica
+from together import Together
+
+LENGTHS = [(3, 5), (3, 2), (2, 7), (4, 4), (4, 6), (1, 1)]
+KINDS = {
+    "adamw": {},
+    "kahan": {"param_dtype": "bfloat16", "optimizer": "adamw_kahan"},
+    "offloaded": {"param_dtype": "bfloat16", "offload_optimizer": True},
+}
+
+
+@pytest.fixture(scope="module")
+def together() -> Iterator[Together]:
+    with Together(3) as together:
+        yield together
+
+
+def replica_of(ranks: Ranks, *, fsdp: bool = True, **options):
+    return open_replica(GrpoConfig(trainers=ranks.size, fsdp=fsdp, **options), device="cpu", ranks=ranks)
+
+
+def step(replica, seed: int) -> None:
+    batch = make_batch(LENGTHS, seed)
+    draw = torch.Generator().manual_seed(seed)
+    old = torch.where(batch["response_mask"].bool(), -torch.rand(batch["labels"].shape, generator=draw), 0)
+    advantages = torch.randn((len(LENGTHS), 1), generator=draw)
+    loss = partial(policy_gradient, loss=LOSSES["reinforce_with_baseline"].function)
+    batch |= {"advantages": advantages, "old_log_probs": old, "sampled_log_probs": old}
+    replica.update(batch, learning_rate=1e-3, micro_batch_size=2, objective=loss)
+
+
+def weights_of(replica) -> dict[str, torch.Tensor]:
+    if not replica.is_whole:
+        replica.gather(everywhere=True)
+    return {name: tensor.detach().clone() for name, tensor in replica.policy.weights().items()}
+
+
+def held(ranks: Ranks, kl_coef: float):
+    """Bytes of weights, moments and a reference on this rank during an update; and of a whole policy."""
+    replica = replica_of(ranks, kl_coef=kl_coef)
+    whole = sum(p.nbytes for p in replica.policy.model.parameters())
+    step(replica, 0)
+    held = [replica._trained, *([replica._reference] if replica._reference else [])]
+    shards = [p.to_local().nbytes for policy in held for p in policy.model.parameters()]
+    moments = [t.nbytes for state in replica._stepped.state.values() for t in state.values()]
+    shells = sum(p.untyped_storage().nbytes() for p in replica.policy.model.parameters())
+    return sum(shards), sum(moments), shells, whole, replica.optimizer.state
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_a_rank_holds_its_shard(together: Together, kl_coef: float):
+    for shards, moments, shells, whole, state in together.call(held, kl_coef):
+        share = whole / together.size
+        assert shards == pytest.approx(share * (2 if kl_coef else 1), rel=0.05)
+        assert moments == pytest.approx(2 * share, rel=0.05)
+        assert shells < whole / 1000
+        assert not state
+
+
+def before_and_after(ranks: Ranks, options, run: str):
+    """Weights after two steps; those of a rank 0's checkpoint after the first one are divided again, for another second."""
+    replica = replica_of(ranks, **options)
+    step(replica, 0)
+    replica.gather(everywhere=False)
+    replica.gather_state()
+    if ranks.rank == 0:
+        save_checkpoint(Path(run), step=1, policy=replica.policy, optimizer=replica.optimizer, state={})
+    step(replica, 1)
+
+    resumed = replica_of(ranks, **options)
+    if ranks.rank == 0:
+        load_checkpoint(Path(run), policy=resumed.policy, optimizer=resumed.optimizer)
+    resumed.copy_rank_0()
+    assert not resumed.is_whole
+    assert not resumed.optimizer.state
+    step(resumed, 1)
+    return weights_of(replica), weights_of(resumed)
+
+
+def continued_whole(ranks: Ranks, options, run: str):
+    """A second step of whole copies, after the first one of shards."""
+    replica = replica_of(ranks, fsdp=False, **options)
+    if ranks.rank == 0:
+        load_checkpoint(Path(run), policy=replica.policy, optimizer=replica.optimizer)
+    replica.copy_rank_0()
+    step(replica, 1)
+    return weights_of(replica)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_is_whole_and_is_divided_bit_for_bit(together: Together, tmp_path: Path, kind: str):
+    found = together.call(before_and_after, KINDS[kind], str(tmp_path))
+    for before, after in found:
+        for name in before:
+            assert torch.equal(before[name], found[0][0][name])
+            assert torch.equal(after[name], before[name]), name
+    for weights in together.call(continued_whole, KINDS[kind], str(tmp_path)):
+        for name, tensor in weights.items():
+            bound = 1e-5 if tensor.dtype == torch.float32 else 2**-7
+            torch.testing.assert_close(tensor, found[0][0][name], rtol=bound, atol=bound / 10)
+
+
+def gathered(ranks: Ranks):
+    replica = replica_of(ranks)
+    found = [(replica.is_whole, replica.gathers)]
+    step(replica, 0)
+    found.append((replica.is_whole, replica.gathers))
+    replica.gather(everywhere=False)
+    found.append((replica.is_whole, replica.gathers))
+    replica.gather(everywhere=True)
+    return [*found, (replica.is_whole, replica.gathers)]
+
+
+def test_who_has_the_weights(together: Together):
+    first, *others = together.call(gathered)
+    assert first == [(True, 0), (False, 0), (True, 1), (True, 2)]
+    assert others == [[(True, 0), (False, 0), (False, 1), (True, 2)]] * 2
