@@ -95,6 +95,7 @@ def mutations_of(file: str, *rows: tuple[str, str, str, str] | tuple[str, str, s
     return [Mutation(row[0], file, *row[1:4], tuple((*row, "")[4].split())) for row in rows]
 
 
+BUDGETS = "tests/commands/test_end_to_end.py -k each_thinking_budget"
 EVALUATED = "tests/replay/test_wiring.py::test_an_evaluation_is_what_its_options_give"
 LOSSES = "tests/training/losses/test_losses.py"
 WORKED = "tests/training/losses/test_worked_numbers.py"
@@ -281,9 +282,18 @@ WIRING = [
     *mutations_of(
         "commands/eval.py",
         ("an evaluation with default sampling", "params=config.sampling_params,", "params=type(config)().sampling_params,", EVALUATED, "eval.sampling_temperature"),
-        ("one sample per question", "num_samples=config.num_samples,\n                    grader", "num_samples=1,\n                    grader", EVALUATED, "num_samples"),
+        ("one sample per question", "num_samples=config.num_samples,\n                        grader", "num_samples=1,\n                        grader", EVALUATED, "num_samples"),
         ("an evaluation of seed 0", "seed=config.seed,", "seed=0,", EVALUATED, "eval.seed"),
         ("an evaluation of every question", "limit=config.limit)", "limit=None)", EVALUATED, "limit"),
+        ("a budget that cuts nothing", "if not config.thinking_budget:\n        return sampler", "if True:\n        return sampler", BUDGETS, "thinking_budget"),
+        ("a stop sentence of ours always", "if config.stop_thinking:", "if False:", BUDGETS, "stop_thinking"),
+    ),
+    *mutations_of(
+        "samplers/thinking_budget.py",
+        ("a response's tokens within the budget are for the answer", "max_tokens=params.max_tokens - self._budget", "max_tokens=params.max_tokens", "tests/samplers/test_thinking_budget.py"),
+        ("the answer repeats the thinking's draws", "(_seed_of_answer(requests[c.request_index].seeds[c.sample_index]),)", "(0,)", "tests/samplers/test_thinking_budget.py -k different"),
+        ("a thought that has ended is ended again", "return () if END in thinking.text else", "return", "tests/samplers/test_thinking_budget.py -k unseen"),
+        ("the stop sentence is the policy's", "*[False] * len(ending)", "*[True] * len(ending)", "tests/samplers/test_thinking_budget.py"),
     ),
     *mutations_of(
         "training/trainer.py",
@@ -498,8 +508,9 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "training/gradients.py",
-        ("no clipping", "clip_grad_norm_(self._parameters, max_norm)", "clip_grad_norm_(self._parameters, float('inf'))", f"{UPDATE} -k clipped_to_the_norm"),
+        ("no clipping", "clip_grads_with_norm_(self._parameters, max_norm, norm)", "clip_grads_with_norm_(self._parameters, float('inf'), norm)", f"{UPDATE} -k clipped_to_the_norm"),
         ("gradients of bfloat16 weights are summed in bfloat16", "if p.dtype.itemsize < 4 and", "if False and", f"{UPDATE} -k summed_in_float32", "param_dtype"),
+        ("the norm that PyTorch adds up one after the other", "get_total_norm(rows)", "get_total_norm(gradients)", "tests/training/test_gradients.py"),
         ("the norm of a shard", "self._ranks.sum([square])", "pass", "tests/models/test_sharded.py -k no_cut"),
     ),
     *mutations_of(

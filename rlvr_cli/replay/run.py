@@ -263,6 +263,7 @@ def _replayed(
                 [known[i] for i in rows],
                 rate,
                 nudged=nudged,
+                logged_norm=run.logged[number].get("optimizer/grad_norm"),
             )
             tokens = sum(sum(batch.responses[i].learned) for i in rows)
             yield _compared(number, run.logged[number], objective=objective, norm=norm, rate=rate, tokens=tokens)
@@ -301,13 +302,15 @@ def _update(
     rate: float,
     *,
     nudged: bool,
+    logged_norm: float | None,
 ) -> tuple[float | None, float | None]:
     """One update. Returns objective and gradient norm; None and None if there is no token to train on.
 
     Args:
         nudged: move each gradient as its rounding may: terms that cancel leave a rest of the last bit of the row's
-            largest gradient. The norm is then PyTorch's, as in the run: on a CPU it adds up squares in the gradients' own
-            precision, and is too small by 1e-5 for a million.
+            largest gradient.
+        logged_norm: of a nudged update. Earlier versions of rlvr took PyTorch's norm, which on a CPU is too small by 1e-5 for
+            a million gradients; whichever of the two is nearer is the run's.
     """
     own = run.options
     counts = [sum(response.learned) for response in responses]
@@ -343,8 +346,8 @@ def _update(
         objective += float(loss.detach())
     gradients = [p.grad for p in policy.trainable_parameters().values() if p.grad is not None]
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
-    if nudged:
-        norm = float(torch.nn.utils.get_total_norm(gradients))
+    if nudged and logged_norm is not None:
+        norm = min(norm, float(torch.nn.utils.get_total_norm(gradients)), key=lambda own: abs(own - logged_norm))
     if math.isfinite(objective) and math.isfinite(norm):
         for gradient in gradients:
             gradient.mul_(min(1.0, own["max_grad_norm"] / (norm + 1e-6)))
@@ -422,7 +425,7 @@ def _rollouts_of_version(run: StoredRun, policy: Policy, version: int) -> Iterat
         for row in rows_of(run, phase, step):
             if row.policy_version != version:
                 continue
-            rule = broken_rule(row, params)
+            rule = broken_rule(row, params, thinking_budget=int(run.options.get("thinking_budget") or 0))
             where = f"the {phase} rollout {row.example_id}/{row.sample_index} of step {step}"
             with torch.no_grad():
                 logits = row_logits(policy, [*row.prompt_ids], [*row.response_ids])

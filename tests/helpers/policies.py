@@ -17,9 +17,9 @@ class WideRMSNorm(Qwen2RMSNorm):
         return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
 
 
-def make_policy(dtype=torch.float64, *, layers=1):
+def make_policy(dtype=torch.float64, *, layers=1, vocab_size=VOCAB):
     config = Qwen2Config(
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         hidden_size=8,
         intermediate_size=12,
         num_hidden_layers=layers,
