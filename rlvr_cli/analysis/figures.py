@@ -24,6 +24,7 @@ def figures() -> dict[str, Figure]:
         "entropy": entropy,
         "length_histogram": length_histogram,
         "pass_at_k": pass_at_k,
+        "thinking_budget": thinking_budget,
     }
 
 
@@ -76,6 +77,14 @@ def best_at_k(result: Table) -> list[Panel]:
             "best@k", "samples k", "share of questions", tuple(_lines(result, "k", {"best_at_k": "best@k"})), share=True
         )
     ]
+
+
+def thinking_budget(result: Table) -> list[Panel]:
+    """Accuracy against the budget. The runs RUN-128, RUN-512, ... of one evaluation are one line."""
+    place, budget = (result.columns.index(column) for column in ("run_id", "thinking_budget"))
+    named = [(*row[:place], row[place].removesuffix(f"-{row[budget]}"), *row[place + 1 :]) for row in result.rows]
+    lines = _lines(replace(result, rows=named), "thinking_budget", {"accuracy": "accuracy"})
+    return [Panel("Accuracy", "thinking budget, tokens", "share of samples", tuple(lines), share=True)]
 
 
 def categories(result: Table) -> list[Bars]:

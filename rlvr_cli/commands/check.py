@@ -16,6 +16,8 @@ from rlvr_cli.runs.files import shown
 from rlvr_cli.runs.readers import latest_run, resolve_run
 from rlvr_cli.terminal import console, tables
 
+SHOWN_PROBLEMS = 5
+
 
 def run(config: CheckConfig) -> None:
     """Check a run, which may still be running. Raises RlvrError when a file differs from what was committed."""
@@ -60,8 +62,10 @@ def replay(path: Path, config: CheckConfig) -> None:
         f"largest difference {found.difference:.2g}; {found.rows} rollouts have the log-probabilities of their policies"
     )
     if found.problems:
+        more = len(found.problems) - SHOWN_PROBLEMS
+        some = "; ".join(found.problems[:SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
         raise RlvrError(
-            f"The stored rollouts and options of {shown(path)} do not give what it logged: {'; '.join(found.problems)}.",
+            f"The stored rollouts and options of {shown(path)} do not give what it logged: {some}.",
             "Its options, rollouts, metrics or weights were changed, or another version of rlvr made it.",
         )
     if config.format == "table":

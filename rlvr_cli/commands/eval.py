@@ -3,23 +3,34 @@
 Enters: an EvalConfig. Leaves: a run directory with every sample, and the summary on stdout.
 """
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
+from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.datasets import Dataset
+from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import reference_response
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.models.identity import model_facts
+from rlvr_cli.models.identity import model_facts, model_path
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import chat_line, input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import open_run, resumed_config
-from rlvr_cli.samplers.open import choose_engine, open_sampler, sampler_facts, settings_of
+from rlvr_cli.runs.readers import is_run, read_run
+from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_facts, settings_of
+from rlvr_cli.samplers.thinking_budget import SENTENCE, BudgetedSampler
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.training.placement import place_samplers
+from rlvr_cli.types import Sampler
 
 
 def run(config: EvalConfig) -> None:
@@ -33,6 +44,7 @@ def run(config: EvalConfig) -> None:
         with pool:
             return check_dataset(dataset, grader, pool, output=config.format)
 
+    ending = stop_thinking(config, template) if config.thinking_budget else ""
     engine = choose_engine(
         config.engine, base_url=config.base_url, api_key_env=config.api_key_env, sampler_urls=config.sampler_urls
     )
@@ -44,41 +56,102 @@ def run(config: EvalConfig) -> None:
         grader=grader,
         engine=engine.name,
     )
-    with pool, StopRequest() as stop, open_run(config, command="eval", facts=facts) as run:
-        console.say(f"run      {run.path}")
-        for notice in run.notices:
-            console.say(notice)
-        console.say(f"dataset  {dataset.name}: {len(dataset.examples)} questions; grader {grader}")
-        if config.chat:
-            console.say(f"prompt   {chat_line(facts['prompt'])}")
-        console.say(f"model    {facts['model']['name']}")
-        console.say(f"engine   {engine.name} ({engine.reason})")
-        if len(devices) > 1:
-            console.say(f"devices  {', '.join(dict.fromkeys(devices))} for {len(devices)} processes")
-        if config.base_url:
-            console.say(f"endpoint {config.base_url}; it gets the key in {config.api_key_env}")
-        sampler = open_sampler(engine.name, settings_of(config), devices=devices)
-        run.update(sampler=sampler_facts(sampler, reason=engine.reason))
-        total = len(dataset.examples) * config.num_samples
-        try:
-            with console.progress("sampling", total - run.num_rollouts("eval", 0)) as bar:
-                log_generations(
-                    run,
-                    phase="eval",
-                    step=0,
-                    examples=dataset.examples,
-                    template=template,
-                    sampler=sampler,
-                    params=config.sampling_params,
-                    num_samples=config.num_samples,
-                    grader=pool,
-                    seed=config.seed,
-                    stop=stop,
-                    progress=bar,
-                )
-        finally:
-            sampler.close()
-    tables.print_tables(summarize(run.path).tables(), output=config.format, missing="–")
+    evaluated: list[Path] = []
+    with pool, StopRequest() as stop, ExitStack() as opened:
+        sampler: Sampler | None = None
+        for one in config_of_each_run(config):
+            with open_run(one, command="eval", facts=facts) as run:
+                console.say(f"run      {run.path}")
+                for notice in run.notices:
+                    console.say(notice)
+                if sampler is None:
+                    say_inputs(config, dataset, facts, engine, devices)
+                    if ending:
+                        console.say(f"thinking is ended after {config.thinking_budget} tokens with {ending!r}")
+                    sampler = open_sampler(engine.name, settings_of(config), devices=devices)
+                    opened.callback(sampler.close)
+                run.update(sampler=sampler_facts(sampler, reason=engine.reason))
+                total = len(dataset.examples) * config.num_samples
+                with console.progress("sampling", total - run.num_rollouts("eval", 0)) as bar:
+                    log_generations(
+                        run,
+                        phase="eval",
+                        step=0,
+                        examples=dataset.examples,
+                        template=template,
+                        sampler=within_budget(one, sampler, ending),
+                        params=config.sampling_params,
+                        num_samples=config.num_samples,
+                        grader=pool,
+                        seed=config.seed,
+                        stop=stop,
+                        progress=bar,
+                    )
+            evaluated.append(run.path)
+    if len(evaluated) == 1:
+        tables.print_tables(summarize(evaluated[0]).tables(), output=config.format, missing="–")
+    else:
+        with open_runs([read_run(path) for path in evaluated]) as database:
+            query = named_queries()["thinking_budget"]
+            tables.print_tables([database.select(query.sql, query.parameters)], output=config.format)
+        console.say(f"picture  rlvr analyze thinking_budget {' '.join(map(str, evaluated))} --plot budget.png")
+
+
+def say_inputs(
+    config: EvalConfig, dataset: Dataset, facts: dict[str, Any], engine: Engine, devices: Sequence[str]
+) -> None:
+    """Print what is evaluated, and on what."""
+    console.say(f"dataset  {dataset.name}: {len(dataset.examples)} questions; grader {facts['grader']}")
+    if config.chat:
+        console.say(f"prompt   {chat_line(facts['prompt'])}")
+    console.say(f"model    {facts['model']['name']}")
+    console.say(f"engine   {engine.name} ({engine.reason})")
+    if len(devices) > 1:
+        console.say(f"devices  {', '.join(dict.fromkeys(devices))} for {len(devices)} processes")
+    if config.base_url:
+        console.say(f"endpoint {config.base_url}; it gets the key in {config.api_key_env}")
+
+
+def config_of_each_run(config: EvalConfig) -> list[EvalConfig]:
+    """The config of each run: of each thinking budget, if there are several. Those that an earlier command began are resumed."""
+    budgets = config.thinking_budgets
+    if len(budgets) < 2:
+        return [config]
+    name = config.run or f"eval-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    configs = []
+    for budget in budgets:
+        one = replace(config, thinking_budget=str(budget), run=f"{name}-{budget}")
+        path = Path(config.runs_dir) / one.run
+        if is_run(str(path), config.runs_dir):
+            sources = {**one.sources, "resume": "earlier command"}
+            one = resumed_config(replace(one, resume=str(path), sources=sources), command="eval")
+        configs.append(one)
+    return configs
+
+
+def stop_thinking(config: EvalConfig, template: PromptTemplate) -> str:
+    """What ends the thinking. Raises RlvrError if the prompt does not ask for any."""
+    if not config.chat and "<think>" not in template.text:
+        raise RlvrError(
+            f"--thinking-budget ends the thinking with </think>, and the prompt {template.name} has no <think>.",
+            "Use --prompt r1_zero, or --chat with a model that thinks.",
+        )
+    if config.stop_thinking:
+        return config.stop_thinking
+    if "<answer>" in template.text:
+        return f" {SENTENCE} </think> <answer>"
+    return f"{SENTENCE}\n</think>\n\n"
+
+
+def within_budget(config: EvalConfig, sampler: Sampler, ending: str) -> Sampler:
+    """The sampler of a run, within its thinking budget if it has one."""
+    if not config.thinking_budget:
+        return sampler
+    from rlvr_cli.models.pretrained import load_tokenizer  # here: endpoints do without transformers
+
+    (budget,) = config.thinking_budgets
+    tokenizer = load_tokenizer(model_path(config.model))
+    return BudgetedSampler(sampler, tokenizer, budget=budget, stop_thinking=ending)
 
 
 def sampler_devices(config: EvalConfig, engine: str) -> list[str]:

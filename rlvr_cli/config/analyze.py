@@ -47,7 +47,7 @@ class AnalyzeConfig(Provenance):
     format: Format = knob("table", "How rows are printed.", group="Output", common=True)
     plot: str = knob(
         "",
-        "Also plot the result to this .png or .svg file (curves, entropy, pass_at_k, best_at_k, categories, length_histogram).",
+        "Also plot the result to this .png or .svg file (curves, entropy, pass_at_k, best_at_k, categories, length_histogram, thinking_budget).",
         group="Output",
         common=True,
     )

@@ -1,5 +1,6 @@
 """The options of `rlvr eval`."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,7 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
     Examples:
         rlvr eval --model Qwen/Qwen2.5-Math-1.5B --dataset gsm8k --limit 256 --run zero-shot
         rlvr eval --model runs/q0-grpo/model --dataset arithmetic:256 --num-samples 16
+        rlvr eval --model Qwen/Qwen3-1.7B --chat --prompt question_only --thinking-budget 256,1024,4096 --sampling-max-tokens 8192
     """
 
     limit: int | None = knob(None, "Use the first N questions.", group="Data", common=True, at_least=1)
@@ -40,6 +42,17 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
         group="Sampling",
         common=True,
         at_least=1,
+    )
+    thinking_budget: str = knob(
+        "",
+        "Tokens after which thinking is ended and the answer sampled. Several, as in 128,512,2048: a run for each, RUN-128 and so on.",
+        group="Sampling",
+        common=True,
+    )
+    stop_thinking: str = knob(
+        "",
+        "With --thinking-budget: what follows thinking that has not ended. Empty: Qwen3's sentence, </think>, and <answer> if the prompt has one.",
+        group="Sampling",
     )
     base_url: str = knob(
         "", "Address of an OpenAI-compatible endpoint, such as http://localhost:8000/v1.", group="Model", common=True
@@ -78,6 +91,7 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
         check_sampling(self)
         check_engine(self)
         check_servers(self)
+        self._check_thinking()
         if self.sources.get("api_key_env") == "resumed run" and self.api_key_env != KEY_ENV:
             # A run directory may come from someone else, together with the address that would get the variable's value.
             raise RlvrError(
@@ -103,3 +117,41 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
             )
         if (self.base_url or self.engine == "openai") and not self.model:
             raise RlvrError("An endpoint needs the name of its model.", "Name it: --model NAME")
+
+    @property
+    def thinking_budgets(self) -> tuple[int, ...]:
+        """The budgets of --thinking-budget, tokens; none without it."""
+        return tuple(int(budget) for budget in self.thinking_budget.split(",") if budget)
+
+    def _check_thinking(self) -> None:
+        if self.stop_thinking and not self.thinking_budget:
+            raise RlvrError("--stop-thinking has no effect without --thinking-budget.", "Add it, or leave both out.")
+        if self.stop_thinking and "</think>" not in self.stop_thinking:
+            raise RlvrError("--stop-thinking does not end the thinking.", "Put </think> into it.")
+        if not self.thinking_budget:
+            return
+        if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", self.thinking_budget):
+            raise RlvrError(
+                f"--thinking-budget {self.thinking_budget!r} is not a number of tokens.",
+                "Give one number, or several with commas: --thinking-budget 128,512,2048",
+            )
+        budgets = self.thinking_budgets
+        if len(set(budgets)) < len(budgets):
+            raise RlvrError(f"--thinking-budget {self.thinking_budget} has a budget twice.", "Leave one of them out.")
+        if max(budgets) >= self.sampling_max_tokens:
+            raise RlvrError(
+                f"--thinking-budget {max(budgets)} leaves no tokens for the answer: a response has up to {self.sampling_max_tokens}.",
+                "Raise --sampling-max-tokens: what is above the budget is for the answer.",
+            )
+        if self.base_url:
+            raise RlvrError(
+                "--thinking-budget goes on from token ids, which an endpoint does not report.",
+                "Load the model here (--engine vllm), or name vLLM servers with --sampler-urls.",
+            )
+        if self.chat and self.chat_thinking == "off":
+            raise RlvrError("--thinking-budget and --chat-thinking off exclude each other.", "Leave one of them out.")
+        if self.resume and len(budgets) > 1:
+            raise RlvrError(
+                "--resume goes on with one run, and --thinking-budget names several.",
+                "Give the same command with the same --run again: it goes on with those that are there.",
+            )

@@ -12,12 +12,17 @@ from rlvr_cli.types import Rollout, SamplingParams
 _BORDER = 1e-5  # of probability: at the edge of the nucleus, rounding decides whether a token belongs to it
 
 
-def broken_rule(row: Rollout, params: SamplingParams) -> str | None:
-    """The option that a rollout does not obey, as the end of a sentence; None if it obeys all."""
-    if row.num_response_tokens > params.max_tokens:
-        return f"has {row.num_response_tokens} tokens, but at most {params.max_tokens} were allowed"
-    if row.finish_reason == "length" and row.num_response_tokens < params.max_tokens:
-        return f"was cut after {row.num_response_tokens} tokens, but {params.max_tokens} were allowed"
+def broken_rule(row: Rollout, params: SamplingParams, *, thinking_budget: int = 0) -> str | None:
+    """The option that a rollout does not obey, as the end of a sentence; None if it obeys all.
+
+    Args:
+        thinking_budget: tokens of `max_tokens` that are for thinking alone; 0: there is no budget.
+    """
+    sampled = row.num_response_tokens if row.response_mask is None else sum(row.response_mask)
+    if sampled > params.max_tokens:
+        return f"has {sampled} tokens, but at most {params.max_tokens} were allowed"
+    if row.finish_reason == "length" and sampled < params.max_tokens - thinking_budget:
+        return f"was cut after {sampled} tokens, but {params.max_tokens - thinking_budget} were allowed"
     if row.finish_reason == "stop" and row.num_response_tokens < params.min_tokens:
         return f"ended after {row.num_response_tokens} tokens, but had to have {params.min_tokens}"
     if row.finish_reason == "stop" and row.stop_reason not in (*params.stop, "eos"):
@@ -29,7 +34,7 @@ def log_prob_gaps(row: Rollout, params: SamplingParams, *, logits: Tensor, ends:
     """|stored - computed| of the log-probability of each sampled token, nats.
 
     The computed one is that of the distribution that the options describe: at the temperature (greedy: at 1), without the end
-    of the sequence before `min_tokens` tokens, cut to the nucleus. A token that could not have been sampled is infinitely far;
+    of the sequence before `min_tokens` sampled tokens, cut to the nucleus. A token that could not have been sampled is infinitely far;
     greedily, it is also as far as its logit is from the largest.
 
     Args:
@@ -37,7 +42,9 @@ def log_prob_gaps(row: Rollout, params: SamplingParams, *, logits: Tensor, ends:
         ends: the ids that end a response.
     """
     z = logits.div_(params.temperature or 1.0)
-    z[: params.min_tokens, list(ends)] = -torch.inf
+    sampled = torch.tensor(row.response_mask or [True] * len(row.response_ids), device=z.device)
+    protected = sampled.cumsum(dim=0) <= params.min_tokens
+    z[:, list(ends)] = z[:, list(ends)].masked_fill(protected[:, None], -torch.inf)
     log_p = torch.log_softmax(z, dim=-1)
     ids = torch.tensor(row.response_ids, device=z.device)[:, None]
     stored = torch.tensor(row.sampled_logprobs, dtype=z.dtype, device=z.device)
@@ -55,5 +62,4 @@ def log_prob_gaps(row: Rollout, params: SamplingParams, *, logits: Tensor, ends:
             mass = (p * inside).sum(dim=-1)
             gap = (computed - mass.log() - stored).abs().masked_fill(~inside.gather(1, place)[:, 0], torch.inf)
             gaps = torch.minimum(gaps, gap)
-    sampled = torch.tensor(row.response_mask or [True] * len(row.response_ids), device=z.device)
     return gaps[sampled]

@@ -3,7 +3,16 @@
 import pytest
 
 from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.figures import best_at_k, categories, curves, entropy, figures, length_histogram, pass_at_k
+from rlvr_cli.analysis.figures import (
+    best_at_k,
+    categories,
+    curves,
+    entropy,
+    figures,
+    length_histogram,
+    pass_at_k,
+    thinking_budget,
+)
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -48,6 +57,13 @@ def test_at_k_is_against_k(figure, column):
     rows = [("a", 0, 1, 10, 0.3), ("a", 0, 2, 10, 0.5), ("b", 0, 1, 10, 0.4)]
     (panel,) = figure(Table(("run_id", "step", "k", "questions", column), rows))
     assert [(line.label, line.x, line.y) for line in panel.lines] == [("a", [1, 2], [0.3, 0.5]), ("b", [1], [0.4])]
+
+
+def test_the_budgets_of_one_evaluation_are_one_line():
+    rows = [("x-8", 8, 0.1), ("y-8", 8, 0.2), ("x-64", 64, 0.5), ("odd", 64, 0.7)]
+    (panel,) = thinking_budget(Table(("run_id", "thinking_budget", "accuracy"), rows))
+    lines = [(line.label, line.x, line.y) for line in panel.lines]
+    assert lines == [("x", [8, 64], [0.1, 0.5]), ("y", [8], [0.2]), ("odd", [64], [0.7])]
 
 
 def test_bars_stand_side_by_side():

@@ -14,6 +14,7 @@ from rlvr_cli.analysis.summary import share_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Turn
 
 FORMAT = "</think> <answer> 7 </answer>"
 
@@ -531,3 +532,28 @@ def test_pass_at_k_has_the_interval_of_the_summary(ask, shares):
 def test_no_question_has_no_interval(ask):
     (found,) = ask("pass_at_k", [row("x"), row("y")], k=2)
     assert (found["questions"], found["pass_at_k"], found["low"], found["high"]) == (0, None, None, None)
+
+
+def test_thinking_budget_has_the_accuracy_of_the_summary(ask):
+    rng = random.Random(3)
+    turns = (Turn("environment", 0, 1),)
+    runs, expected = {}, {}
+    for budget in (512, 64):
+        kinds, runs[f"b-{budget}"] = [], []
+        for q in range(30):
+            n = 4 if q % 3 else 2
+            of = [float(rng.random() < 0.3 + q / 60) for _ in range(n)]
+            kinds.append((sum(of), n, 1))
+            runs[f"b-{budget}"] += [
+                row(f"q{q}", i, reward=r, turns=turns if budget == 64 and q < 3 else None) for i, r in enumerate(of)
+            ]
+        expected[budget] = share_of(kinds)
+    runs["plain"] = [row("q")]
+    metadata = {name: {"config": {"thinking_budget": name[2:] if name != "plain" else ""}} for name in runs}
+    found = ask("thinking_budget", runs, metadata=metadata)
+    assert columns(found, "run_id", "thinking_budget", "questions", "samples", "ended_share") == [
+        ("b-64", 64, 30, 100, 0.1), ("b-512", 512, 30, 100, 0.0)
+    ]  # fmt: skip
+    for r in found:
+        share = expected[r["thinking_budget"]]
+        assert (r["accuracy"], r["low"], r["high"]) == pytest.approx((share.value, share.low, share.high))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -65,6 +66,50 @@ def test_eval_with_several_samples_reports_pass_best_and_majority_at_k(tmp_path,
     assert rlvr(tmp_path, "analyze", "n4").out == rlvr(tmp_path, "analyze", "summary", "runs/n4").out
     sql = "select count(*) as n, count(distinct (example_id, sample_index)) as keys from rollouts"
     assert json.loads(rlvr(tmp_path, "analyze", sql, "n4", "--format", "json").out) == [{"n": 64, "keys": 64}]
+
+
+def test_each_thinking_budget_is_a_run(tmp_path, rlvr):
+    budgets = ["--thinking-budget", "2,9", "--limit", "8", "--sampling-max-tokens", "32", "--num-samples", "2"]
+    words = ["eval", *budgets, "--run", "b"]
+    table = json.loads(rlvr(tmp_path, *words, "--stop-thinking", " so </think> <answer>", "--format", "json").out)
+    assert [(r["run_id"], r["thinking_budget"], r["samples"]) for r in table] == [("b-2", 2, 16), ("b-9", 9, 16)]
+    for name, budget in (("b-2", 2), ("b-9", 9)):
+        rows = rows_of(tmp_path / "runs" / name)
+        ended = [r for r in rows if r["turns"]]
+        assert ended
+        for r in ended:
+            assert " so </think> <answer>" in r["response"]
+            assert r["turns"][0] == {"role": "policy", "start": 0, "end": budget}
+        assert rlvr(tmp_path, "check", name, "--replay", "all").status == 0
+    # A command that is given again goes on with what is there.
+    whole = rows_of(tmp_path / "runs/b-9")
+    shutil.rmtree(tmp_path / "runs/b-9")
+    again = rlvr(tmp_path, *words, "--stop-thinking", " so </think> <answer>", "--format", "json")
+    assert json.loads(again.out) == table
+    for mine, theirs in zip(rows_of(tmp_path / "runs/b-9"), whole, strict=True):
+        assert mine["response_ids"] == theirs["response_ids"]
+    other = rlvr(tmp_path, *words, "--stop-thinking", " </think>", status=1)
+    assert "b-2 was started with other options" in other.err
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["--thinking-budget", "8"], "has no <think>"),
+        (["--thinking-budget", "8", "--chat"], "chat template"),
+        (["--thinking-budget", "1e3"], "not a number of tokens"),
+        (["--thinking-budget", "8,8"], "twice"),
+        (["--thinking-budget", "4,1024"], "no tokens for the answer"),
+        (["--thinking-budget", "4", "--base-url", "http://localhost:1/v1", "--model", "m"], "endpoint does not report"),
+        (["--thinking-budget", "4", "--chat", "--chat-thinking", "off"], "exclude each other"),
+        (["--stop-thinking", "</think>"], "no effect without"),
+        (["--thinking-budget", "4", "--stop-thinking", "stop"], "does not end the thinking"),
+    ],
+)
+def test_what_cannot_have_a_thinking_budget_is_refused(tmp_path, rlvr, given, problem):
+    refused = rlvr(tmp_path, "eval", "--prompt", "question_only", *given, status=1)
+    assert problem in refused.err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_failures_show_the_cases_of_a_category(tmp_path, rlvr):

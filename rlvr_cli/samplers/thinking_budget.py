@@ -1,0 +1,142 @@
+"""A thinking budget: thinking that has not ended after so many tokens is ended for it, and the answer sampled (Qwen3, section 4.3).
+
+Enters: a sampler, and its requests. Leaves: completions in two parts, the thinking and what follows `</think>`. The second
+part is sampled from the token ids of the first as they are: decoded and tokenized again, they would be others.
+"""
+
+import hashlib
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlvr_cli.samplers.stop_strings import prompt_token_ids, response_text
+from rlvr_cli.types import Completion, Request, Sampler, SamplingParams, Turn
+
+END = "</think>"
+SENTENCE = "Considering the limited time by the user, I have to give the solution based on the thinking directly now."
+
+
+class BudgetedSampler:
+    """Samples from another sampler, within a thinking budget.
+
+    All that comes before the first `</think>` is thinking. `max_tokens` bounds the sampled tokens of a response, so that
+    `max_tokens - budget` are left for each answer. The tokens that end a thinking are the environment's: they are marked so in
+    `response_mask` and `turns`.
+
+    Args:
+        sampler: reports token ids.
+        tokenizer: of the sampler's model.
+        budget: tokens of thinking, from 0; below `max_tokens`.
+        stop_thinking: follows thinking that has not ended; contains `</think>`.
+    """
+
+    def __init__(self, sampler: Sampler, tokenizer: Any, *, budget: int, stop_thinking: str) -> None:
+        self._sampler, self._tokenizer, self._budget = sampler, tokenizer, budget
+        self._ending: list[int] = tokenizer(stop_thinking, add_special_tokens=False)["input_ids"]
+        self.engine, self.seeding = sampler.engine, sampler.seeding
+        self.arrived = ()
+        self.worked_seconds: float | None = None
+
+    @property
+    def policy_version(self) -> int:
+        return self._sampler.policy_version
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return self._sampler.notes
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+        """Answer every seed of every request: those that end while thinking first, then the others as they finish."""
+        begun: list[Completion] = []
+        for completion in self._think(requests, params):
+            if completion.finish_reason == "stop" and (completion.stop_reason != END or END in params.stop):
+                yield completion
+            else:
+                begun.append(completion)
+        worked = self._sampler.worked_seconds
+        prefixes = [self._prefix(completion) for completion in begun]
+        continued = [
+            Request(
+                requests[c.request_index].prompt,
+                (_seed_of_answer(requests[c.request_index].seeds[c.sample_index]),),
+                name=requests[c.request_index].name,
+                prompt_ids=c.prompt_ids + c.token_ids + ending,
+            )
+            for c, ending in zip(begun, prefixes, strict=True)
+        ]
+        fewest = max(params.min_tokens - self._budget, 0)
+        answer = replace(params, max_tokens=params.max_tokens - self._budget, min_tokens=fewest)
+        for completion in self._sampler.sample(continued, answer) if continued else ():
+            index = completion.request_index
+            yield self._joined(begun[index], prefixes[index], completion, stop=params.stop)
+        more = self._sampler.worked_seconds
+        self.worked_seconds = None if worked is None or more is None else worked + more
+
+    def load_weights(self, policy: Any, policy_version: int) -> None:
+        self._sampler.load_weights(policy, policy_version)
+
+    def sleep(self) -> None:
+        self._sampler.sleep()
+
+    def close(self) -> None:
+        self._sampler.close()
+
+    def _think(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+        """Sample until thinking ends, or the budget does."""
+        if self._budget:
+            stop = (*params.stop, *([] if END in params.stop else [END]))
+            fewest = min(params.min_tokens, self._budget)
+            yield from self._sampler.sample(
+                requests, replace(params, max_tokens=self._budget, min_tokens=fewest, stop=stop)
+            )
+            return
+        prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=len(self._tokenizer))
+        for index, (request, ids) in enumerate(zip(requests, prompts, strict=True)):
+            nothing = Completion(index, 0, "", tuple(ids), (), (), len(ids), 0, "length", None, None)
+            yield from (replace(nothing, sample_index=sample) for sample in range(len(request.seeds)))
+
+    def _prefix(self, thinking: Completion) -> tuple[int, ...]:
+        """The tokens that end this thinking; none if it has ended."""
+        # Also before the budget's end: a `</think>` among the first `min_tokens` tokens does not stop the sampler.
+        return () if END in thinking.text else tuple(self._ending)
+
+    def _joined(
+        self, thinking: Completion, ending: tuple[int, ...], answer: Completion, *, stop: Sequence[str]
+    ) -> Completion:
+        """Both parts as one response."""
+        ids = thinking.token_ids + ending + answer.token_ids
+        text = response_text(self._tokenizer, ids)
+        if answer.stop_reason in stop:  # what its last token holds after the stop string
+            text = text[: len(text) - len(response_text(self._tokenizer, answer.token_ids)) + len(answer.text)]
+        first, second = len(thinking.token_ids), len(answer.token_ids)
+        start = first + len(ending)
+        turns = (Turn("policy", 0, first), Turn("environment", first, start), Turn("policy", start, start + second))
+        mask = (*[True] * first, *[False] * len(ending), *[True] * second)
+        return replace(
+            answer,
+            request_index=thinking.request_index,
+            sample_index=thinking.sample_index,
+            text=text,
+            prompt_ids=thinking.prompt_ids,
+            token_ids=ids,
+            logprobs=thinking.logprobs + (0.0,) * len(ending) + answer.logprobs,
+            num_prompt_tokens=thinking.num_prompt_tokens,
+            num_tokens=len(ids),
+            mean_entropy=_mean(thinking, answer),
+            response_mask=mask if ending else None,
+            turns=tuple(turn for turn in turns if turn.start < turn.end) if ending else None,
+        )
+
+
+def _seed_of_answer(seed: int) -> int:
+    """The seed of a sample's second part, which must not repeat the draws of the first one."""
+    return int.from_bytes(hashlib.blake2b(f"answer {seed}".encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _mean(*parts: Completion) -> float | None:
+    """The mean entropy over the tokens of all parts."""
+    sampled = [(part.mean_entropy, part.num_tokens) for part in parts if part.num_tokens]
+    known = [(entropy, tokens) for entropy, tokens in sampled if entropy is not None]
+    if not known or len(known) < len(sampled):
+        return None
+    return sum(entropy * tokens for entropy, tokens in known) / sum(tokens for _, tokens in known)
