@@ -30,6 +30,7 @@ from rlvr_cli.analysis.selection import (
 from rlvr_cli.config.filter import FilterConfig
 from rlvr_cli.config.options import flag, options
 from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.fusion import fused_forms
 from rlvr_cli.data.pairs import pair_row, pair_up
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import shown, utc_now, write_together
@@ -112,7 +113,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
         )
         _check_every_run_has_rollouts(infos, items, phase=phase, step=config.step)
         unknown = sum(q.text is None for q in questions.values())
-        if unknown and (evaluation or config.emit == "questions"):
+        if unknown and (evaluation or config.emit in ("questions", "fused")):
             raise RlvrError(
                 f"{unknown} of {len(questions)} questions cannot be extracted from their prompts: run.json has no template for them.",
                 "Use --emit traces without --decontaminate-against: it needs only the prompts.",
@@ -134,6 +135,8 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
             rows = {}
             for row in response_rows(database, keys, phase=phase, step=config.step):
                 rows[row["key"]] = _trace(row, questions[row["question"]], with_question=not unknown)
+            if config.emit == "fused":
+                rows, selected = _fused(rows, selected)
     described = [
         {
             "run": i.id,
@@ -161,9 +164,9 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
             f"{source} and {others[0]} are not runs, and several datasets cannot be filtered together.",
             "Give runs, or one dataset.",
         )
-    if config.emit == "pairs":
+    if config.emit in ("pairs", "fused"):
         raise RlvrError(
-            f"--emit pairs needs sampled responses, and {source} is not a run.",
+            f"--emit {config.emit} needs sampled responses, and {source} is not a run.",
             "Sample responses first (rlvr eval --num-samples 8), and filter that run.",
         )
     needs_samples = ("correct_only", "min_pass_rate", "max_pass_rate", "max_per_question", "shortest", "phase", "step")
@@ -219,8 +222,12 @@ def encoded(path: Path, rows: Rows) -> tuple[bytes | memoryview, dict[str, Any]]
 
 def next_command(config: FilterConfig, described: Rows) -> str:
     """The command that trains on the file; with the run's grader, prompt and chat options if they are not the defaults."""
-    command = {"pairs": "dpo", "traces": "sft"}.get(config.emit, "grpo") if "run" in described[0] else "grpo"
+    command = (
+        {"pairs": "dpo", "traces": "sft", "fused": "sft"}.get(config.emit, "grpo") if "run" in described[0] else "grpo"
+    )
     words = ["rlvr", command, "--dataset", config.out]
+    if config.emit == "fused":
+        return shlex.join([*words, "--prompt", "question_only", "--chat"])
     graders = {d["grader"] for d in described}
     prompts = {d["prompt"]["name"] for d in described if isinstance(d.get("prompt"), dict)}
     if len(graders) == 1 and isinstance(grader := graders.pop(), str) and grader != "r1_zero":
@@ -320,6 +327,23 @@ def _paired(config: FilterConfig, selected: Selected, pairs: Sequence[str]) -> S
     if not pairs:
         stage = Stage("pairs", 0, len(selected.kept), "no question has both a right and a wrong response")
     return Selected([Item(pair, "") for pair in pairs], [*selected.stages, stage])
+
+
+def _fused(traces: Mapping[Any, dict[str, Any]], selected: Selected) -> tuple[dict[str, Any], Selected]:
+    """Both forms of each trace by their ids, and the selection with a stage that makes them. Equal forms are one row."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    thinking = 0
+    for trace in (traces[item.key] for item in selected.kept):
+        of_question = {name: value for name, value in trace.items() if name != "prompt"}
+        forms = list(fused_forms(trace["question"], trace["response"]))
+        thinking += bool(forms)
+        for name, question, response in forms:
+            row = of_question | {"id": f"{trace['id']}/{name}", "question": question, "response": response}
+            rows.setdefault((question, response), row)
+    why = f"two forms of each of {thinking} responses, equal ones once; the others do not think, or do not answer"
+    stage = Stage("fused", len(rows), len(selected.kept) - thinking, why)
+    by_id = {row["id"]: row for row in rows.values()}
+    return by_id, Selected([Item(name, "") for name in by_id], [*selected.stages, stage])
 
 
 def _trace(row: Mapping[str, Any], question: Question, *, with_question: bool) -> dict[str, Any]:

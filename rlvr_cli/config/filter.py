@@ -87,10 +87,10 @@ class FilterConfig(Provenance):
     out: str = knob(
         "", "File to write: .jsonl or .parquet; FILE.meta.json records how it was made.", group="Output", common=True
     )
-    emit: Literal["traces", "questions", "pairs"] = knob(
+    emit: Literal["traces", "questions", "pairs", "fused"] = knob(
         "traces",
-        "Rows: traces (prompt and response, for rlvr sft), questions (for rlvr grpo, ei and eval) or pairs of a right and a wrong response "
-        "to one question (for rlvr dpo).",
+        "Rows: traces (prompt and response, for rlvr sft), questions (for rlvr grpo, ei and eval), pairs of a right and a wrong response "
+        "to one question (for rlvr dpo), or fused: each trace once with and once without its thinking (Qwen3, for rlvr sft --chat).",
         group="Output",
         common=True,
     )
@@ -130,6 +130,8 @@ class FilterConfig(Provenance):
                     f"{flag(given)} and --emit pairs exclude each other: a pair needs a right and a wrong response.",
                     "Leave it out; --pairs-per-question and --where limit the pairs.",
                 )
+        if self.emit == "fused" and self.with_control:
+            raise RlvrError("--with-control and --emit fused exclude each other.", "Leave one of them out.")
         if self.shortest and not (self.max_per_question or self.limit):
             raise RlvrError(
                 "--shortest has no effect without a limit on the number of responses.",

@@ -531,6 +531,24 @@ def test_pairs_are_right_and_wrong_responses_to_one_question(made, call, tmp_pat
     )
 
 
+def test_fused_rows_are_both_forms_of_each_trace(made, call, tmp_path, capsys):
+    rows, stages = call(made, emit="fused", correct_only=True, dedup=True)
+    assert stages[-1] == ("fused", 7, 0), "five that think, and two questions without thinking"
+    assert [(r["question"], r["response"]) for r in rows[:2]] == [
+        ("easy: 3 + 4? /think", "<think>\na\n</think>\n\n<answer> 7 </answer>"),
+        ("easy: 3 + 4? /no_think", "<think>\n\n</think>\n\n<answer> 7 </answer>"),
+    ]
+    assert "prompt" not in rows[0]
+    assert len({r["id"] for r in rows}) == 7
+    traces = load_traces(str(tmp_path / "out.jsonl"), load_prompt("question_only"))
+    assert [(e.prompt, e.response) for e in traces.examples] == [(r["question"], r["response"]) for r in rows]
+    with pytest.raises(RlvrError, match="with-control and --emit fused exclude each other"):
+        call(made, emit="fused", with_control=True, out="other.jsonl")
+    (tmp_path / "data.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    with pytest.raises(RlvrError, match="--emit fused needs sampled responses"):
+        call(tmp_path / "data.jsonl", emit="fused", out="other.jsonl")
+
+
 def test_pairs_are_chosen_by_the_seed_and_among_what_is_kept(tmp_path, call):
     with RunDir.create(tmp_path / "runs", "grpo", name="many", metadata=FACTS) as run:
         rewards = [1.0] * 5 + [0.0] * 5 + [None] * 3
