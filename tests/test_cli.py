@@ -75,7 +75,7 @@ def test_help_shows_choices_and_defaults(capsys, monkeypatch):
     for names in (LossType, GraderName):
         assert f"[{'|'.join(get_args(names))}|FILE.py:FUNCTION]" in page
     assert "Responses per question. [default: 8]" in page
-    assert "[cs336|dapo|dr-grpo|leaderboard-4h|quickstart]" in page
+    assert "[cispo|cs336|dapo|dr-grpo|gspo|kimi-k1.5|leaderboard-4h|quickstart|r1-zero]" in page
     assert re.search(r"--stop TEXT .*? \[default: </answer>\]", page)
     assert (
         "--use-std-normalization Divide advantages by the standard deviation of their group. [default: on] --no-use"
