@@ -95,6 +95,7 @@ def mutations_of(file: str, *rows: tuple[str, str, str, str] | tuple[str, str, s
     return [Mutation(row[0], file, *row[1:4], tuple((*row, "")[4].split())) for row in rows]
 
 
+ON_POLICY = "tests/commands/test_dpo.py -k own_pairs"
 BUDGETS = "tests/commands/test_end_to_end.py -k each_thinking_budget"
 EVALUATED = "tests/replay/test_wiring.py::test_an_evaluation_is_what_its_options_give"
 LOSSES = "tests/training/losses/test_losses.py"
@@ -240,7 +241,7 @@ WIRING = [
         ("one beta for all (dpo)", "beta=config.scale,", "beta=0.1,", preferences("norm"), "dpo.beta dpo.loss_type"),
         ("gamma is lost", "gamma=config.target_margin", "gamma=0.0", preferences("simpo"), "dpo.gamma"),
         ('plain dpo whatever is asked', 'loss = PREFERENCE_LOSSES[config.loss_type]', 'loss = PREFERENCE_LOSSES["dpo"]', preferences("norm"), 'dpo.loss_type'),
-        ("one epoch (dpo)", "for epoch in range(config.dpo_epochs)", "for epoch in range(1)", preferences("dpo"), "dpo.dpo_epochs"),
+        ("one epoch (dpo)", "range(first, first + config.dpo_epochs)", "range(first, first + 1)", preferences("dpo"), "dpo.dpo_epochs"),
         ("batches of 4 pairs", "batch_size=config.train_batch_size, seed", "batch_size=4, seed", preferences("norm"), "dpo.train_batch_size"),
         ("pairs shuffled with seed 0", "seed=config.seed, epoch=epoch)", "seed=0, epoch=epoch)", preferences("dpo"), "seed"),
         ("each epoch of pairs in the same order", "seed=config.seed, epoch=epoch)", "seed=config.seed, epoch=0)", preferences("dpo"), "seed"),
@@ -253,6 +254,11 @@ WIRING = [
         ("the reference of other pairs", "flat = torch.cat([by_pair[pair] for pair in chosen])", "flat = torch.cat([by_pair[pair] for pair in sorted(chosen)])", preferences("dpo")),
         ("pairs per question are lost", "pairs_per_question=config.pairs_per_question,", "pairs_per_question=4,", "tests/commands/test_dpo.py -k better_policy", "dpo.pairs_per_question"),
         ("bad pairs are never skipped", "skip_bad_lines=config.skip_bad_lines,", "skip_bad_lines=False,", "tests/commands/test_dpo.py -k rows_are_read", "dpo.skip_bad_lines"),
+        ("a round has always four samples of a question", "wanted, size = config.n_prompts_per_rollout_batch, config.group_size", "wanted, size = config.n_prompts_per_rollout_batch, 4", ON_POLICY, "dpo.group_size"),
+        ("one round", "while steps < config.n_dpo_steps", "while steps < 1", ON_POLICY, "n_dpo_steps"),
+        ("pairs of cut responses", 'r.finish_reason != "length" and', "", ON_POLICY),
+        ("each round in the order of the first", "first=steps * config.dpo_epochs", "first=0", ON_POLICY),
+        ("the reference is the policy", 'of="reference", **how', 'of="policy", **how', ON_POLICY),
         ('the question of a pair has the usual field', 'question_field=config.question_field,', 'question_field="",', "tests/commands/test_dpo.py -k rows_are_read", 'dpo.question_field'),
     ),
     *mutations_of(
@@ -398,7 +404,7 @@ WIRING = [
         ("async: the policy keeps the lagging weights", "policy.load_weights(kept)", "pass", "tests/training/test_weight_sync.py", "async_steps"),
         ("async: the process computes in the precision of the weights", '"compute_dtype": config.compute_dtype', '"compute_dtype": config.param_dtype', IN_BFLOAT16, "compute_dtype"),
         ("async: the engine is the trainer's", "if config.async_steps:", "if False:", replays("grpo-ahead"), "async_steps"),
-        ("one process of the engine whatever is asked", "elif config.samplers > 1:", "elif False:", "tests/samplers/test_processes.py -k run_has_the_same_bytes", "ei.samplers grpo.samplers"),
+        ("one process of the engine whatever is asked", "elif config.samplers > 1:", "elif False:", "tests/samplers/test_processes.py -k run_has_the_same_bytes", "ei.samplers grpo.samplers dpo.samplers"),
         ("a version is loaded once for all", "if self._synced != self._state(version):", "if self._synced is None:", replays("ei-once")),
     ),
     *mutations_of(

@@ -182,13 +182,16 @@ def _gradient_spikes(training: _Training) -> Iterator[_Finding]:
 
 
 def _skipped_updates(training: _Training) -> Iterator[_Finding]:
+    tokens = training.curves.get("update/tokens", {})
     skipped = [step for step, value in training.curves.get("update/skipped", {}).items() if value]
-    if skipped:
-        yield _Finding(
-            "error",
-            f"no update was made at {_steps(skipped)}: nothing to train on, or a loss or gradient that was not finite",
-            "rlvr analyze metrics RUN --set names=update/%",
-        )
+    empty = [step for step in skipped if tokens.get(step) == 0]
+    for steps, severity, why in (
+        ([step for step in skipped if step not in empty], "error", "a loss or gradient that was not finite"),
+        (empty, "warning", "nothing to train on"),
+    ):
+        if steps:
+            query = "rlvr analyze metrics RUN --set names=update/%"
+            yield _Finding(severity, f"no update was made at {_steps(steps)}: {why}", query)
 
 
 def _grade_errors(training: _Training) -> Iterator[_Finding]:

@@ -1,34 +1,51 @@
-"""`rlvr dpo`: preference optimization on pairs of a right and a wrong response, with evaluations.
+"""`rlvr dpo`: preference optimization on pairs of a right and a wrong response, that are given or sampled on-policy.
 
-Enters: a DpoConfig. Leaves: a run directory with metrics, the evaluations' rollouts, and the trained model in `model/`.
+Enters: a DpoConfig. Leaves: a run directory with metrics, rollouts, and the trained model in `model/`.
 """
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.dpo import DpoConfig
-from rlvr_cli.data.order import batches
-from rlvr_cli.data.pairs import Pairs, load_pairs
+from rlvr_cli.data.order import batches, next_indices
+from rlvr_cli.data.pairs import Pairs, load_pairs, pair_up
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_facts
 from rlvr_cli.models.tokenization import Batch, collate, pad_id_of
+from rlvr_cli.rollouts.collect import stored_stats
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_template
+from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.samplers.open import Engine
 from rlvr_cli.terminal import console
-from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES, preference
+from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES, PreferenceLoss, preference
 from rlvr_cli.training.nodes import lend_trainers
-from rlvr_cli.training.plan import FEW_UPDATES, dpo_plan, print_plan
-from rlvr_cli.training.session import Inputs, divide_devices, load_eval_dataset, open_trainer
+from rlvr_cli.training.objectives import Objective
+from rlvr_cli.training.plan import FEW_UPDATES, dpo_plan, online_dpo_plan, print_plan
+from rlvr_cli.training.session import (
+    Inputs,
+    divide_devices,
+    load_eval_dataset,
+    load_inputs,
+    open_trainer,
+    sample_questions,
+)
 from rlvr_cli.training.traces import check_lengths, encode_traces
 from rlvr_cli.training.trainer import Trainer
+from rlvr_cli.training.update import rollout_tensors
+from rlvr_cli.types import Rollout
+
+T = TypeVar("T")
 
 
 def run(config: DpoConfig) -> None:
@@ -36,6 +53,110 @@ def run(config: DpoConfig) -> None:
     if lend_trainers(config):
         return
     config = resumed_config(config, command="dpo")
+    if config.n_dpo_steps:
+        run_on_policy(config)
+    else:
+        run_on_pairs(config)
+
+
+def run_on_policy(config: DpoConfig) -> None:
+    """Train on pairs of responses that the policy samples."""
+    rows = 2 * config.micro_batch_size
+    if config.keeps_reference and adapter_settings(config.model):
+        raise RlvrError(
+            f"{config.model} holds a LoRA adapter: without it, as the reference, the model is not the one that the run starts with.",
+            "Start from a merged model (--lora-merge), or use --loss-type simpo, which has no reference.",
+        )
+    inputs = load_inputs(config, questions_per_batch=config.n_prompts_per_rollout_batch, rows=rows)
+    print_plan(online_dpo_plan(config, inputs.facts), config, inputs, rows=rows)
+    if config.dry_run:
+        return
+    with open_trainer(config, inputs, command="dpo", num_updates=0) as trainer:
+        train_on_policy(config, trainer, inputs)
+    report_end(trainer, output=config.format)
+
+
+def train_on_policy(config: DpoConfig, trainer: Trainer, inputs: Inputs) -> None:
+    """Sample, make pairs, update; repeat. Resumes after an interruption: three counters determine all data that follow."""
+    loss, objective = objective_of(config)
+    steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_step"))
+    with console.progress("steps", config.n_dpo_steps - steps, running_mean=False) as bar:
+        while steps < config.n_dpo_steps and trainer.has_time():
+            sampled_at = trainer.updates - done
+            if not done:
+                trainer.evaluate_if_due()
+            pairs, asked_after, signals = sampled_pairs(config, trainer, inputs, step=sampled_at, asked=asked)
+            minibatches = epochs_of(config, pairs, first=steps * config.dpo_epochs)
+            after = {"steps": steps + 1, "asked": asked_after, "updates_of_step": 0}
+            for number, chosen in enumerate(minibatches[done:], start=done + 1):
+                if number > 1:
+                    trainer.evaluate_if_due()
+                rows = [rollout for pair in chosen for rollout in pair]
+                batch = rollout_tensors(rows, pad_id=pad_id_of(trainer.tokenizer))
+                batch["unit"] = torch.arange(len(rows))[:, None] // 2
+                how = {
+                    "micro_batch_size": 2 * config.micro_batch_size,
+                    "temperature": config.sampling_temperature or 1.0,
+                }
+                if loss.with_reference:
+                    trainer.weights.sleep()
+                    batch["reference_log_probs"] = trainer.log_probs(batch, of="reference", **how)
+                within = {"steps": steps, "asked": asked, "updates_of_step": number}
+                cursor = after if number == len(minibatches) else within
+                signals |= signals_of(trainer.update(batch, cursor=cursor, objective=objective, **how))
+            if not minibatches:
+                trainer.skip(after)  # no question had both a right and a wrong response
+            trainer.metrics.add(sampled_at, {"step/seconds": trainer.clock.step_seconds})
+            steps, asked, done = steps + 1, asked_after, 0
+            bar.advance(1, **signals)
+    trainer.finish()
+
+
+def sampled_pairs(
+    config: DpoConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int
+) -> tuple[list[tuple[Rollout, Rollout]], int, dict[str, float]]:
+    """Sample responses to a round's questions, grade and store them, or read those that an interrupted run stored; pair them.
+
+    Args:
+        step: updates done so far.
+        asked: questions used so far, counted over all epochs of the dataset.
+
+    Returns:
+        Pairs of a right and a wrong response to one question, `asked` after them, and the values for the progress bar.
+    """
+    wanted, size = config.n_prompts_per_rollout_batch, config.group_size
+    indices, asked = next_indices(len(inputs.questions), wanted, seed=config.seed, start=asked)
+    syncing = trainer.weights.sync_rollouts(trainer.updates)
+    rollouts = sample_questions(trainer, inputs, indices, step=step, num_samples=size, credit=lambda rows: rows)
+    pairs: list[tuple[Rollout, Rollout]] = []
+    paired = 0
+    for first in range(0, len(rollouts), size):
+        group = [
+            {"prompt": r.prompt, "response": r.response, "reward": r.reward, "rollout": r}
+            for r in rollouts[first : first + size]
+            if r.finish_reason != "length" and r.response.strip()
+        ]
+        found = pair_up(group, count=config.pairs_per_question, seed=config.seed) if group else []
+        pairs += [(right["rollout"], wrong["rollout"]) for right, wrong in found]
+        paired += bool(found)
+    metrics = rollout_metrics(rollouts) | {
+        "pairs/count": float(len(pairs)),
+        "pairs/questions_share": paired / wanted,
+        "weight_sync/seconds": syncing,
+    }
+    stats = stored_stats(trainer.run, phase="train", step=step)
+    trainer.metrics.add(step, metrics | stats.metrics)
+    signals = {
+        "reward": metrics["reward/mean"],
+        "pairs": metrics["pairs/count"],
+        "length": metrics["length/mean"],
+        "tokens": float(stats.tokens),
+    }
+    return pairs, asked, signals
+
+
+def run_on_pairs(config: DpoConfig) -> None:
+    """Train on pairs that are given."""
     template = load_template(config, model=config.model)
     pairs = load_pairs(
         config.dataset,
@@ -65,9 +186,9 @@ def run(config: DpoConfig) -> None:
         model=model_facts(config.model),
         template=template,
         grader=pool.spec,
-        engine=config.engine,
+        engine="transformers",
     )
-    rows, engine = 2 * config.micro_batch_size, Engine(config.engine, "shares the trainer's model")
+    rows, engine = 2 * config.micro_batch_size, Engine("transformers", "shares the trainer's model")
     devices = divide_devices(config, engine=engine.name, rows=rows)
     inputs = Inputs(template, [], eval_dataset, pool, engine, *devices, facts)
     print_plan(dpo_plan(config, facts, num_updates=num_updates), config, inputs, rows=rows)
@@ -84,8 +205,7 @@ def run(config: DpoConfig) -> None:
 
 def train(config: DpoConfig, trainer: Trainer, pairs: Pairs) -> None:
     """Minimize the loss of the pairs. Resumes after an interruption: the number of updates done determines all data that follow."""
-    loss = PREFERENCE_LOSSES[config.loss_type]
-    objective = partial(preference, loss=loss, beta=config.scale, gamma=config.target_margin)
+    loss, objective = objective_of(config)
     prompt_ids, response_ids, _ = encode_traces(
         pairs.examples, pairs.token_ids, trainer.tokenizer, append_eos=config.append_eos, end_sampled=False
     )
@@ -101,11 +221,7 @@ def train(config: DpoConfig, trainer: Trainer, pairs: Pairs) -> None:
         return batch | {"unit": torch.arange(len(rows))[:, None] // 2}
 
     num_pairs = len(response_ids) // 2
-    updates = [
-        chosen
-        for epoch in range(config.dpo_epochs)
-        for chosen in batches(range(num_pairs), batch_size=config.train_batch_size, seed=config.seed, epoch=epoch)
-    ]
+    updates = epochs_of(config, range(num_pairs))
     # Of the policy that the run starts with. Kept in checkpoints: a resumed run could not compute them again.
     reference = trainer.tensors.get("reference_log_probs")
     lengths = [len(response_ids[2 * pair]) + len(response_ids[2 * pair + 1]) for pair in range(num_pairs)]
@@ -131,15 +247,36 @@ def train(config: DpoConfig, trainer: Trainer, pairs: Pairs) -> None:
             update = trainer.update(
                 batch, cursor={}, tensors=kept, objective=objective, micro_batch_size=2 * config.micro_batch_size
             )
-            signals = {
-                "loss": update["loss/objective"],
-                "margin": update["policy/margin_mean"],
-                "accuracy": update["policy/accuracy_mean"],
-                "chosen": update["policy/chosen_log_ratio_mean"],
-                "rejected": update["policy/rejected_log_ratio_mean"],
-            }
-            bar.advance(1, **signals)
+            bar.advance(1, **signals_of(update))
     trainer.finish()
+
+
+def objective_of(config: DpoConfig) -> tuple[PreferenceLoss, Objective]:
+    """The loss of --loss-type, and the objective with its options."""
+    loss = PREFERENCE_LOSSES[config.loss_type]
+    return loss, partial(preference, loss=loss, beta=config.scale, gamma=config.target_margin)
+
+
+def epochs_of(config: DpoConfig, pairs: Sequence[T], *, first: int = 0) -> list[list[T]]:
+    """The pairs of each update, epoch after epoch, in random order. `first` is the number of the first epoch."""
+    return [
+        chosen
+        for epoch in range(first, first + config.dpo_epochs)
+        for chosen in batches(pairs, batch_size=config.train_batch_size, seed=config.seed, epoch=epoch)
+    ]
+
+
+def signals_of(update: Mapping[str, float]) -> dict[str, float]:
+    """What the progress bar shows of an update."""
+    if not update["update/tokens"]:
+        return {}
+    return {
+        "loss": update["loss/objective"],
+        "margin": update["policy/margin_mean"],
+        "accuracy": update["policy/accuracy_mean"],
+        "chosen": update["policy/chosen_log_ratio_mean"],
+        "rejected": update["policy/rejected_log_ratio_mean"],
+    }
 
 
 def reference_log_probs(

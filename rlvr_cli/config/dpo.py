@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import knob
-from rlvr_cli.config.shared import TrainingConfig, check_training
+from rlvr_cli.config.options import flag, knob
+from rlvr_cli.config.shared import EvaluationSamplingOptions, TrainingConfig, TrainingEngineOptions, check_training
 from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
 
@@ -17,23 +17,42 @@ BETAS: dict[PreferenceLossType, float] = {
 
 
 @dataclass(frozen=True)
-class DpoConfig(TrainingConfig):
+class DpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig):
     """Preference optimization on pairs of responses: raise the probability of the chosen one relative to the rejected one.
 
     Examples:
+        rlvr dpo --preset quickstart --model runs/q0-sft/model --n-dpo-steps 40 --run my-dpo
         rlvr dpo --model runs/q0-sft/model --dataset pairs.jsonl --eval-dataset arithmetic --learning-rate 1e-4 --run my-dpo
         rlvr dpo --model Qwen/Qwen2.5-Math-1.5B --dataset zero-shot --loss-type dpo_norm --eval-dataset gsm8k --dry-run
     """
 
     dataset: str = knob(
         "",
-        "Pairs: a file of {prompt or question, chosen, rejected}, such as rlvr filter --emit pairs writes, or a run (name or directory).",
+        "Pairs: a file of {prompt or question, chosen, rejected}, such as rlvr filter --emit pairs writes, or a run (name or directory). "
+        "With --n-dpo-steps: training questions, as for rlvr eval.",
         group="Data",
         common=True,
         completes="source",
     )
+    n_dpo_steps: int = knob(
+        0,
+        "On-policy: this many rounds, each of which samples questions, and trains on pairs of a right and a wrong response. "
+        "0: --dataset holds the pairs.",
+        group="Algorithm",
+        common=True,
+        free_on_resume=True,
+        at_least=0,
+    )
+    rollout_batch_size: int = knob(
+        256,
+        "With --n-dpo-steps: responses per round, number of questions times --group-size.",
+        group="Algorithm",
+        common=True,
+        at_least=1,
+    )
+    group_size: int = knob(8, "With --n-dpo-steps: responses per question.", group="Algorithm", common=True, at_least=2)
     pairs_per_question: int = knob(
-        4, "Pairs of a right and a wrong response per question of a run, at most.", group="Data", at_least=1
+        4, "Pairs of a right and a wrong response per question of a run or a round, at most.", group="Data", at_least=1
     )
     loss_type: PreferenceLossType = knob(
         "dpo",
@@ -54,7 +73,9 @@ class DpoConfig(TrainingConfig):
         group="Algorithm",
         at_least=0,
     )
-    dpo_epochs: int = knob(1, "Passes over the pairs.", group="Optimization", common=True, at_least=1)
+    dpo_epochs: int = knob(
+        1, "Passes over the pairs, of a round with --n-dpo-steps.", group="Optimization", common=True, at_least=1
+    )
     train_batch_size: int = knob(64, "Pairs per update.", group="Optimization", common=True, at_least=1)
     micro_batch_size: int = knob(
         4, "Pairs per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True, at_least=1,
@@ -70,7 +91,8 @@ class DpoConfig(TrainingConfig):
         if is_partial(self):
             return
         check_training(self)
-        if self.split:
+        self._check_rounds()
+        if self.split and not self.n_dpo_steps:
             raise RlvrError(f"--split {self.split}: pairs are one file or a run, without splits.", "Leave --split out.")
         if self.gamma is not None and self.loss_type != "simpo":
             raise RlvrError(
@@ -89,3 +111,38 @@ class DpoConfig(TrainingConfig):
         if self.loss_type != "simpo":
             return 0.0
         return self.scale / 2 if self.gamma is None else self.gamma
+
+    @property
+    def n_prompts_per_rollout_batch(self) -> int:
+        """Questions of a round."""
+        return self.rollout_batch_size // self.group_size
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the first policy stays in memory: for pairs that are given, its log-probabilities are computed at the start."""
+        return bool(self.n_dpo_steps) and self.loss_type != "simpo"
+
+    def _check_rounds(self) -> None:
+        if not self.n_dpo_steps:
+            given = {
+                "engine": self.engine not in ("auto", "transformers"),
+                "samplers": self.samplers > 1,
+                "sampler_urls": bool(self.sampler_urls),
+            }
+            name = next((name for name, is_given in given.items() if is_given), None)
+            if name is not None:
+                raise RlvrError(
+                    f"{flag(name)} is for sampling, and pairs that are given need none.",
+                    "Leave it out, or sample questions with --n-dpo-steps.",
+                )
+            return
+        if self.rollout_batch_size % self.group_size:
+            raise RlvrError(
+                f"--rollout-batch-size {self.rollout_batch_size} is not a multiple of --group-size {self.group_size}.",
+                f"Use {max(self.n_prompts_per_rollout_batch, 1) * self.group_size}.",
+            )
+        if self.lr_schedule != "constant":
+            raise RlvrError(
+                f"--lr-schedule {self.lr_schedule} needs the number of updates, but that depends on the pairs.",
+                "Use --lr-schedule constant.",
+            )

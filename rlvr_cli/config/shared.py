@@ -422,6 +422,11 @@ class TrainingConfig(
         """Whether the engine is in processes of its own."""
         return bool(self.async_steps) or self.samplers > 1
 
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the first policy stays in memory, as the reference."""
+        return bool(self.kl_coef)
+
 
 def check_prompt(config: PromptOptions) -> None:
     given = {"chat_thinking": config.chat_thinking != "auto", "chat_system": bool(config.chat_system)}

@@ -209,7 +209,7 @@ def _held_by_trainer(
         held["adapter"] = 4 * trained
     if not config.offload_optimizer:
         held["optimizer state"] = trained * _state_bytes(config.optimizer, trained_width)
-    if config.kl_coef and not config.lora_rank:  # without its adapter, an adapted policy is its own reference
+    if config.keeps_reference and not config.lora_rank:  # without its adapter, an adapted policy is its own reference
         held["reference model"] = n * width * share
     if on_gpu:
         held["CUDA"] = CONTEXT

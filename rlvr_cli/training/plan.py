@@ -101,6 +101,25 @@ def dpo_plan(config: DpoConfig, facts: Mapping[str, Any], *, num_updates: int) -
     }
 
 
+def online_dpo_plan(config: DpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
+    """The plan of `rlvr dpo --n-dpo-steps`, line by line."""
+    reference = "without the adapter" if config.lora_rank else "the first policy"
+    return {
+        "model": facts["model"]["name"],
+        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
+        **_chat(config, facts),
+        "rounds": f"{config.n_dpo_steps}, each of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples, "
+        f"at most {config.pairs_per_question} pairs of a question",
+        "updates": f"{config.dpo_epochs} epochs over a round's pairs, {config.train_batch_size} an update, in micro-batches of "
+        f"{config.micro_batch_size}",
+        "objective": preference_objective(config),
+        **({"reference": reference} if config.keeps_reference else {}),
+        "sampling": _sampling(config),
+        "engine": facts["engine"],
+        **_common(config, facts),
+    }
+
+
 def ei_plan(config: EiConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     """The plan of `rlvr ei`, line by line."""
     return {

@@ -64,7 +64,7 @@ class Replica:
             kind=config.optimizer,
             offload=config.offload_optimizer,
         )
-        self._reference = self._own_part(self.policy.reference()) if config.kl_coef else None
+        self._reference = self._own_part(self.policy.reference()) if config.keeps_reference else None
         self.check: Callable[[], None] = lambda: None
         self._sampler: Sampler | None = None
         self._served = (0, 0)  # the version of the weights that it has, and `gathers` then
@@ -93,7 +93,7 @@ class Replica:
     def log_probs(self, batch: Mapping[str, Tensor], *, of: Literal["policy", "reference"], **how: Any) -> Tensor:
         """Compute the log-probabilities of the responses, see `compute_log_probs`."""
         model = self._trained if of == "policy" else self._reference
-        assert model is not None, "there is a reference only with --kl-coef"
+        assert model is not None, "the options keep no reference"
         return compute_log_probs(model, dict(batch), check=self.check, ranks=self.ranks, **how)
 
     def gather(self, *, everywhere: bool) -> None:

@@ -81,6 +81,16 @@ def test_skipped_updates_are_errors():
     assert "steps 3, 4" in alarm.sentence
 
 
+def test_an_update_without_a_token_is_no_error():
+    skipped = curves()
+    skipped["update/skipped"] |= {3: 1.0, 4: 1.0}
+    skipped["update/tokens"] = dict.fromkeys(range(21), 100.0) | {4: 0.0}
+    error, warning = find_alarms(skipped)
+    assert (error.severity, warning.severity) == ("error", "warning")
+    assert "step 3: a loss" in error.sentence
+    assert "step 4: nothing to train on" in warning.sentence
+
+
 def test_a_second_grader_that_disagrees_more_and_more():
     growing = {"math_verify": {step: 0.01 * step for step in range(21)}, "gsm8k": dict.fromkeys(range(21), 0.3)}
     (alarm,) = find_alarms(curves(), disagreement=growing)

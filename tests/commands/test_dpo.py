@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from rlvr_cli.commands import dpo
 from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.sources import resolve
-from rlvr_cli.data.order import batches
+from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.order import batches, next_indices
+from rlvr_cli.data.pairs import pair_up
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import load_policy
 from rlvr_cli.runs.readers import read_rollouts, read_run
@@ -152,6 +154,110 @@ def test_a_run_is_what_its_options_and_pairs_give(given, pairs, tiny_model_dir, 
         assert metrics["policy/margin_mean"][-1] > 0
 
 
+GRADER = """
+def grade(response, truth):
+    return {"format_reward": 1.0, "answer_reward": len(response) % 2, "reward": len(response) % 2}
+"""
+
+
+def sampled(model, folder, **given) -> Path:
+    """A run on pairs that it samples."""
+    (folder / "mine.py").write_text(GRADER)
+    questions = "".join(json.dumps({"question": f"{i} and {i}?", "answer": "7"}) + "\n" for i in range(9))
+    (folder / "q.jsonl").write_text(questions)
+    options = options_of(folder / "q.jsonl", model, folder) | {
+        "n_dpo_steps": 2, "rollout_batch_size": 16, "group_size": 4, "grader": f"{folder / 'mine.py'}:grade", "grader_workers": 1,
+        "sampling_max_tokens": 9, "sampling_min_tokens": 0, "stop": ("e", "a", "1", " "), "prompt": "question_only",
+    }  # fmt: skip
+    dpo.run(DpoConfig(**options | given))
+    return folder / (options | given)["run"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"seed": 3, "beta": 0.7, "pairs_per_question": 2},
+        {"loss_type": "dpo_norm", "train_batch_size": 3, "micro_batch_size": 1, "sampling_temperature": 0.7, "group_size": 8},
+        {"loss_type": "simpo", "gamma": 0.2, "dpo_epochs": 2, "rollout_batch_size": 32},
+    ],
+    ids=["dpo", "norm", "simpo"],
+)  # fmt: skip
+def test_a_run_on_its_own_pairs_is_what_its_rollouts_give(given, tiny_model_dir, tmp_path):
+    run = sampled(tiny_model_dir, tmp_path, **given)
+    own = DpoConfig(**json.loads((run / "run.json").read_text())["config"])
+    first, policy = load_policy(tiny_model_dir).model, load_policy(tiny_model_dir).model
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=own.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def log_prob(model, row):
+        ids = torch.tensor([[*row["prompt_ids"], *row["response_ids"]]])
+        of_next = (model(ids).logits[0, :-1].double() / own.sampling_temperature).log_softmax(-1)
+        return of_next[torch.arange(len(row["prompt_ids"]) - 1, ids.shape[1] - 1), row["response_ids"]].sum()
+
+    rows = sorted(read_rollouts(run, phase="train").to_pylist(), key=lambda r: (r["step"], r["sample_index"]))
+    beta, losses = own.scale, []
+    for number, step in enumerate(sorted({r["step"] for r in rows})):
+        of_step = [r for r in rows if r["step"] == step]
+        assert len(of_step) == own.rollout_batch_size
+        assert len({r["example_id"] for r in of_step}) * own.group_size == own.rollout_batch_size
+        pairs = []
+        for question in order_of(own, number):
+            group = [
+                r
+                for r in of_step
+                if r["example_id"] == question and r["finish_reason"] == "stop" and r["response"].strip()
+            ]
+            pairs += pair_up(group, count=own.pairs_per_question, seed=own.seed) if group else []
+        assert pairs
+        for epoch in range(number * own.dpo_epochs, (number + 1) * own.dpo_epochs):
+            for chosen in batches(pairs, batch_size=own.train_batch_size, seed=own.seed, epoch=epoch):
+                of_pairs = []
+                for pair in chosen:
+                    scores = []
+                    for row in pair:
+                        score = log_prob(policy, row)
+                        if own.loss_type != "simpo":
+                            score = score - log_prob(first, row).detach()
+                        scores.append(score if own.loss_type == "dpo" else score / len(row["response_ids"]))
+                    of_pairs.append(torch.log1p(torch.exp(own.target_margin - beta * (scores[0] - scores[1]))))
+                loss = torch.stack(of_pairs).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(policy.parameters(), own.max_grad_norm)
+                optimizer.step()
+                losses.append(loss.item())
+    assert len(losses) > 2
+    assert metrics_of(run)["loss/objective"] == pytest.approx(losses, rel=1e-5)
+
+
+def order_of(own: DpoConfig, number: int) -> list[str]:
+    """The questions of a round."""
+    ids = [e.id for e in load_dataset(own.dataset, purpose="train").examples]
+    size = own.rollout_batch_size // own.group_size
+    start = 0
+    for _ in range(number + 1):
+        indices, start = next_indices(len(ids), size, seed=own.seed, start=start)
+    return [ids[i] for i in indices]
+
+
+def test_questions_without_a_pair_are_an_update_that_is_skipped(tiny_model_dir, tmp_path):
+    run = sampled(tiny_model_dir, tmp_path, grader="r1_zero", run="none")
+    metrics = metrics_of(run)
+    assert metrics["update/skipped"] == [1.0, 1.0]
+    assert metrics["pairs/count"] == [0.0, 0.0]
+
+
+def test_rounds_have_their_rules(pairs, tiny_model_dir, tmp_path):
+    for given, problem in (
+        ({"engine": "vllm"}, "--engine is for sampling, and pairs that are given need none."),
+        ({"samplers": 2}, "--samplers is for sampling, and pairs that are given need none."),
+        ({"n_dpo_steps": 2, "group_size": 3}, "--rollout-batch-size 256 is not a multiple of --group-size 3."),
+        ({"n_dpo_steps": 2, "lr_schedule": "cosine"}, "--lr-schedule cosine needs the number of updates, but that depends on the pairs."),
+    ):  # fmt: skip
+        with pytest.raises(RlvrError) as raised:
+            DpoConfig(**options_of(pairs, tiny_model_dir, tmp_path, **given))
+        assert raised.value.problem == problem
+
+
 def test_an_adapted_policy_is_its_own_reference(pairs, tiny_model_dir, tmp_path):
     adapter = {"lora_rank": 4, "learning_rate": 1e-2}
     trained(pairs, tiny_model_dir, tmp_path, **adapter, run="first")
@@ -168,6 +274,12 @@ def test_the_reference_is_in_every_checkpoint(pairs, tiny_model_dir, tmp_path):
     assert torch.equal(*kept)
     without = trained(pairs, tiny_model_dir, tmp_path, checkpoint_every=1, loss_type="simpo", run="simpo")
     assert not list(without.glob("checkpoints/*/tensors.safetensors"))
+
+
+def test_without_its_adapter_a_model_is_not_the_first_policy(pairs, tiny_model_dir, tmp_path):
+    trained(pairs, tiny_model_dir, tmp_path, lora_rank=4, run="first")
+    with pytest.raises(RlvrError, match="holds a LoRA adapter: without it, as the reference"):
+        sampled(tmp_path / "first/model", tmp_path, lora_rank=4, run="again")
 
 
 def test_options_that_do_not_go_together_are_refused(pairs, tiny_model_dir, tmp_path):

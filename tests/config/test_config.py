@@ -216,8 +216,13 @@ MINIMUMS = {  # of each command
         {"above 0": "normalize_constant", "at_least 0": "n_sft_steps", "at_least 1": "train_batch_size micro_batch_size sft_epochs"},
     ],
     "dpo": [
-        *(SAMPLED, GRADED, TRAINED),
-        {"above 0": "beta", "at_least 0": "gamma", "at_least 1": "train_batch_size micro_batch_size dpo_epochs pairs_per_question"},
+        *(SAMPLED, GRADED, TRAINED, HELD_OUT),
+        {
+            "above 0": "beta",
+            "at_least 0": "gamma n_dpo_steps",
+            "at_least 1": "train_batch_size micro_batch_size dpo_epochs pairs_per_question rollout_batch_size",
+            "at_least 2": "group_size",
+        },
     ],
     "ei": [
         *(SAMPLED, GRADED, TRAINED, HELD_OUT),

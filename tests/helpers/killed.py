@@ -49,6 +49,10 @@ DPO = shlex.split(
     "dpo --dataset pairs.jsonl --eval-dataset arithmetic --train-batch-size 4 --micro-batch-size 2 --dpo-epochs 2 "
     "--learning-rate 1e-4 --sampling-max-tokens 24 --eval-examples 8 --eval-every 5 --checkpoint-every 3"
 )
+ONLINE_DPO = shlex.split(
+    "dpo --dataset arithmetic:64 --n-dpo-steps 4 --rollout-batch-size 16 --group-size 4 --train-batch-size 3 --micro-batch-size 2 "
+    "--sampling-max-tokens 32 --learning-rate 2e-4 --eval-examples 8 --eval-every 3 --checkpoint-every 2"
+)
 
 
 def write_pairs(folder: Path, *, count: int = 16) -> None:

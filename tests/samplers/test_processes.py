@@ -15,6 +15,7 @@ from forks import Forks, processes_in
 from killed import (
     EI,
     GRPO,
+    ONLINE_DPO,
     assert_ended_as,
     assert_readable,
     begin_or_resume,
@@ -219,6 +220,13 @@ def test_a_run_has_the_same_bytes_also_when_processes_die(forks: Forks, whole: P
     assert_same_bytes(tmp_path / "runs/two", whole)
     assert_ended_as(whole, tmp_path / "runs/two")
     assert_nothing_runs_in(tmp_path)
+
+
+def test_dpo_samples_its_pairs_with_processes(forks: Forks, tmp_path: Path):
+    forks.run(*ONLINE_DPO, *ALONE, "--run", "one", cwd=tmp_path, status=0)
+    done = forks.run(*ONLINE_DPO, *ALONE, *TWO, "--run", "two", cwd=tmp_path, status=0)
+    assert "cpu, for training and transformers in 2 processes" in done.err
+    assert_same_bytes(tmp_path / "runs/two", tmp_path / "runs/one")
 
 
 @pytest.mark.slow

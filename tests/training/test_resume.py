@@ -17,6 +17,7 @@ from killed import (
     DPO,
     EI,
     GRPO,
+    ONLINE_DPO,
     POINTS,
     SFT,
     Whole,
@@ -80,6 +81,7 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
         SFT,
         DPO,
         [*DPO, "--loss-type", "dpo_norm", "--lora-rank", "4"],
+        ONLINE_DPO,
         [*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"],
         [*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"],
         [
@@ -122,6 +124,7 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
         "sft",
         "dpo",
         "lora-dpo",
+        "online-dpo",
         "dynamic-sampling",
         "kl-and-importance-correction",
         "shaped",
