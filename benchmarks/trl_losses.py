@@ -3,8 +3,9 @@
     pip install trl==1.16.0        # in an environment of its own; it is no dependency
     python benchmarks/trl_losses.py
 
-TRL's `GRPOTrainer._compute_loss` is called as it is, on an object that has the options it reads and hands it our
-log-probabilities. Prints the largest difference of each objective over random batches; the exit status is 1 if one exceeds 1e-5.
+TRL's `GRPOTrainer._compute_loss`, `DPOTrainer._compute_loss` and, for SimPO, `CPOTrainer.cpo_loss` of its experimental part are
+called as they are, on objects that have the options they read and hand them our log-probabilities. Prints the largest
+difference of each objective over random batches; the exit status is 1 if one exceeds 1e-5.
 """
 
 import sys
@@ -16,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlvr_cli.config.dpo import PreferenceLossType
 from rlvr_cli.training.losses.inputs import LossInputs
 from rlvr_cli.training.losses.normalization import loss_denominators
 from rlvr_cli.training.losses.policy_gradient import LOSSES
+from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES, preference
 from rlvr_cli.training.objectives import policy_gradient, reduced_loss
 
 TOLERANCE = 1e-5
@@ -46,6 +49,12 @@ CASES: dict[str, tuple[tuple[str, dict[str, Any], str, dict[str, Any]], dict[str
         ("grpo_clip", {"cliprange": 0.2}, "token_mean", KL | {"kl_type": "unbiased"}),
         {"loss_type": "dapo", "beta": 0.1, "use_bias_correction_kl": True},
     ),
+}
+# Ours: loss, beta, gamma. TRL's: the trainer, and its loss type.
+PREFERENCE_CASES: dict[str, tuple[tuple[PreferenceLossType, float, float], str, str]] = {
+    "DPO": (("dpo", 0.1, 0.0), "DPO", "sigmoid"),
+    "DPO, per token": (("dpo_norm", 5.0, 0.0), "DPO", "sigmoid_norm"),
+    "SimPO": (("simpo", 2.0, 1.0), "CPO", "simpo"),
 }
 WIDTH = 12
 
@@ -138,8 +147,86 @@ def theirs(batch: dict[str, Tensor], *, loss_type: str, level: str = "token", **
     return value.detach(), torch.autograd.grad(value, log_probs)[0]
 
 
+def our_preference(
+    batch: dict[str, Tensor], loss: PreferenceLossType, beta: float, gamma: float
+) -> tuple[Tensor, Tensor]:
+    """The value of our loss of pairs, rows 0 and 1, 2 and 3, ..., and its gradient."""
+    log_probs = batch["new"].clone().requires_grad_()
+    inputs = LossInputs(
+        log_probs=log_probs,
+        entropy=log_probs,
+        response_mask=batch["mask"],
+        old_log_probs=batch["old"],
+        reference_log_probs=batch["reference"],
+    )
+    outputs = preference(inputs, loss=PREFERENCE_LOSSES[loss], beta=beta, gamma=gamma)
+    value = outputs.loss.mean()
+    return value.detach(), torch.autograd.grad(value, log_probs)[0]
+
+
+def their_preference(
+    batch: dict[str, Tensor], trainer: str, loss_type: str, beta: float, gamma: float
+) -> tuple[Tensor, Tensor]:
+    """The value of TRL's loss of the same pairs, and its gradient."""
+    log_probs = batch["new"].clone().requires_grad_()
+    mask = batch["mask"]
+    turned = torch.cat([torch.arange(0, 8, 2), torch.arange(1, 8, 2)])  # chosen ones first
+    own = (log_probs * mask)[turned]
+    alone = SimpleNamespace(device="cpu", gather=lambda x: x, gather_for_metrics=lambda x: x)
+    if trainer == "CPO":
+        from trl.experimental.cpo import CPOTrainer
+
+        options = SimpleNamespace(
+            accelerator=alone, alpha=0.0, beta=beta, label_smoothing=0.0, loss_type=loss_type, simpo_gamma=gamma
+        )
+        chosen, rejected = (own.sum(dim=1) / mask[turned].sum(dim=1)).chunk(2)
+        value = CPOTrainer.cpo_loss(options, chosen, rejected)[0].mean()
+        return value.detach(), torch.autograd.grad(value, log_probs)[0]
+    from trl import DPOTrainer
+
+    reference = (batch["reference"] * mask)[turned].sum(dim=1)
+    zeros = torch.zeros_like(own)
+    outputs = SimpleNamespace(
+        log_probs=own, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool(), log_sum_sq_probs=zeros
+    )
+    options = SimpleNamespace(
+        _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
+        _total_train_tokens=0,
+        _tp_size=1,
+        accelerator=alone,
+        aux_loss_enabled=False,
+        beta=beta,
+        f_divergence_type="reverse_kl",
+        ld_alpha=None,
+        loss_types=[loss_type],
+        loss_weights=[1.0],
+        model=SimpleNamespace(training=True),
+        precompute_ref_logps=True,
+        use_weighting=False,
+    )
+    ids = torch.zeros(8, WIDTH + 1, dtype=torch.long)
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": ids,
+        "completion_mask": torch.cat([ids[:, :1], mask[turned].long()], dim=1),
+        "ref_chosen_logps": reference[:4],
+        "ref_rejected_logps": reference[4:],
+    }
+    value = DPOTrainer._compute_loss(options, lambda **_: outputs, inputs, False)
+    return value.detach(), torch.autograd.grad(value, log_probs)[0]
+
+
 def main() -> int:
     worst = {}
+    for name, (options, trainer, loss_type) in PREFERENCE_CASES.items():
+        gaps = []
+        for seed in range(50):
+            batch = random_batch(seed)
+            pairs = zip(
+                our_preference(batch, *options), their_preference(batch, trainer, loss_type, *options[1:]), strict=True
+            )
+            gaps.append([float((one - other).abs().max()) for one, other in pairs])
+        worst[name] = [max(column) for column in zip(*gaps, strict=True)]
     for name, (our_options, their_options) in CASES.items():
         gaps = []
         for seed in range(50):

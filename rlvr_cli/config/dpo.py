@@ -141,6 +141,8 @@ class DpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig
                 f"--rollout-batch-size {self.rollout_batch_size} is not a multiple of --group-size {self.group_size}.",
                 f"Use {max(self.n_prompts_per_rollout_batch, 1) * self.group_size}.",
             )
+        if self.sampling_temperature == 0:
+            raise RlvrError("--sampling-temperature 0 makes all responses to a question identical.", "Use 1.")
         if self.lr_schedule != "constant":
             raise RlvrError(
                 f"--lr-schedule {self.lr_schedule} needs the number of updates, but that depends on the pairs.",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from rlvr_cli.config.options import FileFunction, divides, knob
+from rlvr_cli.config.options import FileFunction, divides, flag, knob
 from rlvr_cli.config.shared import (
     EvaluationSamplingOptions,
     LengthNormalization,
@@ -270,6 +270,26 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
                 f"--overlong-buffer {self.overlong_buffer} exceeds --sampling-max-tokens {self.sampling_max_tokens}.",
                 "Lower it, or leave it out for a fifth of --sampling-max-tokens.",
             )
+        self._check_effects()
+
+    def _check_effects(self) -> None:
+        """Raise RlvrError for an option of the command line that the others leave without effect."""
+        corrects = self.importance_correction in ("truncated", "masked") or bool(self.async_steps)
+        needs = {
+            "kl_type": (self.kl_coef > 0, "--kl-coef"),
+            "cispo_cap": (self.loss_type not in get_args(LossType) or self.loss_type == "cispo", "--loss-type cispo"),
+            "kimi_tau": (self.loss_type not in get_args(LossType) or self.loss_type == "kimi", "--loss-type kimi"),
+            "importance_cap": (corrects, "--importance-correction truncated"),
+            "importance_floor": (corrects, "--importance-correction truncated"),
+            "max_sampling_rounds": (self.dynamic_sampling, "--dynamic-sampling"),
+            "overlong_buffer": (self.overlong == "soft_punish", "--overlong soft_punish"),
+            "length_reward_after": (self.length_reward > 0, "--length-reward"),
+            "language": (self.language_reward > 0, "--language-reward"),
+            "language_detector": (self.language_reward > 0, "--language-reward"),
+        }
+        for name, (has_effect, needed) in needs.items():
+            if self.sources.get(name) == "flag" and not has_effect:
+                raise RlvrError(f"{flag(name)} has no effect without {needed}.", f"Add {needed}, or leave it out.")
 
 
 def overlong_buffer(given: int | None, *, max_tokens: int) -> int:

@@ -250,6 +250,7 @@ def test_rounds_have_their_rules(pairs, tiny_model_dir, tmp_path):
     for given, problem in (
         ({"engine": "vllm"}, "--engine is for sampling, and pairs that are given need none."),
         ({"samplers": 2}, "--samplers is for sampling, and pairs that are given need none."),
+        ({"n_dpo_steps": 2, "sampling_temperature": 0.0}, "--sampling-temperature 0 makes all responses to a question identical."),
         ({"n_dpo_steps": 2, "group_size": 3}, "--rollout-batch-size 256 is not a multiple of --group-size 3."),
         ({"n_dpo_steps": 2, "lr_schedule": "cosine"}, "--lr-schedule cosine needs the number of updates, but that depends on the pairs."),
     ):  # fmt: skip

@@ -409,6 +409,28 @@ def test_time_limits_are_read():
     assert GrpoConfig().time_limit_seconds == float("inf")
 
 
+@pytest.mark.parametrize(
+    ("given", "needed"),
+    [
+        ({"kl_type": "k2"}, {"kl_coef": 0.1}),
+        ({"cispo_cap": 2.0}, {"loss_type": "cispo"}),
+        ({"kimi_tau": 2.0}, {"loss_type": "kimi"}),
+        ({"importance_cap": 3.0}, {"importance_correction": "truncated"}),
+        ({"importance_floor": 0.5}, {"async_steps": 1}),
+        ({"max_sampling_rounds": 3}, {"dynamic_sampling": True}),
+        ({"overlong_buffer": 5}, {"overlong": "soft_punish"}),
+        ({"length_reward_after": 5}, {"length_reward": 0.5}),
+        ({"language": "de"}, {"language_reward": 0.5}),
+        ({"language_detector": "py3langid"}, {"language_reward": 0.5}),
+    ],
+)
+def test_an_option_without_effect_is_refused(given, needed):
+    (name,) = given
+    with pytest.raises(RlvrError, match=f"--{name.replace('_', '-')} has no effect without --"):
+        resolve(GrpoConfig, flags=given, command="grpo")
+    assert getattr(resolve(GrpoConfig, flags={**given, **needed}, command="grpo"), name) == given[name]
+
+
 PRESETS = Path(rlvr_cli.__file__).parent / "config" / "presets"
 
 
