@@ -127,6 +127,8 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
         rows: dict[Any, Any]
         if config.emit == "questions":
             rows = _question_rows([i.key for i in items], questions, keys)
+            if config.order == "easy_first":
+                selected.kept.sort(key=lambda item: -questions[item.key].pass_rate)
         elif config.emit == "pairs":
             responses = response_rows(database, keys, phase=phase, step=config.step, with_ids=True)
             rows = _pair_rows(config, responses, questions)
@@ -169,7 +171,16 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
             f"--emit {config.emit} needs sampled responses, and {source} is not a run.",
             "Sample responses first (rlvr eval --num-samples 8), and filter that run.",
         )
-    needs_samples = ("correct_only", "min_pass_rate", "max_pass_rate", "max_per_question", "shortest", "phase", "step")
+    needs_samples = (
+        "correct_only",
+        "min_pass_rate",
+        "max_pass_rate",
+        "max_per_question",
+        "shortest",
+        "order",
+        "phase",
+        "step",
+    )
     for name in needs_samples:
         if config.sources.get(name, "default") != "default":
             raise RlvrError(

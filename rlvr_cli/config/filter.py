@@ -94,6 +94,11 @@ class FilterConfig(Provenance):
         group="Output",
         common=True,
     )
+    order: Literal["source", "easy_first"] = knob(
+        "source",
+        "With --emit questions of a run: easy_first sorts them by their pass rate, for rlvr grpo --question-order file.",
+        group="Output",
+    )
     pairs_per_question: int = knob(
         4, "With --emit pairs: pairs per question, at most, of as many different responses as there are.", group="Output", at_least=1
     )  # fmt: skip
@@ -130,6 +135,8 @@ class FilterConfig(Provenance):
                     f"{flag(given)} and --emit pairs exclude each other: a pair needs a right and a wrong response.",
                     "Leave it out; --pairs-per-question and --where limit the pairs.",
                 )
+        if self.order != "source" and self.emit != "questions":
+            raise RlvrError(f"--order {self.order} and --emit {self.emit} exclude each other.", "Use --emit questions.")
         if self.emit == "fused" and self.with_control:
             raise RlvrError("--with-control and --emit fused exclude each other.", "Leave one of them out.")
         if self.shortest and not (self.max_per_question or self.limit):

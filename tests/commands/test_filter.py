@@ -531,6 +531,23 @@ def test_pairs_are_right_and_wrong_responses_to_one_question(made, call, tmp_pat
     )
 
 
+def test_a_curriculum_begins_with_what_is_easy(made, call):
+    rates = {r["id"]: r["pass_rate"] for r in call(made, emit="questions")[0]}
+    rows, _ = call(made, emit="questions", order="easy_first", overwrite=True)
+    assert [r["pass_rate"] for r in rows] == sorted(rates.values(), reverse=True)
+    assert {r["id"]: r["pass_rate"] for r in rows} == rates
+    with RunDir.create(made.parent, "grpo", name="hard", metadata=FACTS) as run:
+        again = [rollout("hard", q, i, text, reward=r) for i, (q, text, r, _, _) in enumerate(reversed(ROWS))]
+        run.commit_rollouts("train", 0, again)
+    assert [r["id"] for r in call(run.path, emit="questions", order="easy_first", overwrite=True)[0]] == [
+        "easy:",
+        "half:",
+        "hard:",
+    ]
+    with pytest.raises(RlvrError, match="--order easy_first and --emit traces exclude each other"):
+        call(made, order="easy_first", out="other.jsonl")
+
+
 def test_fused_rows_are_both_forms_of_each_trace(made, call, tmp_path, capsys):
     rows, stages = call(made, emit="fused", correct_only=True, dedup=True)
     assert stages[-1] == ("fused", 7, 0), "five that think, and two questions without thinking"
