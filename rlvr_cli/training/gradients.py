@@ -1,6 +1,6 @@
 """The gradient of an update: summed over its micro-batches and over the trainers, then clipped.
 
-Enters: the loss of each micro-batch. Leaves: the gradient of each trainable parameter, in its `grad`, and the norm.
+Enters: the loss of each micro-batch. Leaves: the gradient of each trainable parameter, in its `grad`, and the norms.
 """
 
 from itertools import compress
@@ -22,7 +22,8 @@ class Gradients:
     """
 
     def __init__(self, policy: Policy, ranks: Ranks, *, several: bool) -> None:
-        self._parameters = [*policy.trainable_parameters().values()]
+        self._groups = policy.parameter_groups()
+        self._parameters = [parameter for group in self._groups for parameter in group]
         self._narrow = {p for p in self._parameters if p.dtype.itemsize < 4 and several}
         self._wide: dict[Tensor, Tensor] = {}
         self._ranks = ranks
@@ -51,10 +52,15 @@ class Gradients:
         self._wide[parameter] = gradient.float() if earlier is None else earlier.add_(gradient)
 
     def finish(self, *, max_norm: float) -> Tensor:
-        """Put the sums into `grad`, in the precision of each parameter, scaled down to this norm. Returns the norm before that."""
+        """Put the sums into `grad`, in the precision of each parameter, each group of parameters scaled down to this norm.
+
+        Returns:
+            The norms before that, (groups,), see `Policy.parameter_groups`.
+        """
         self._sum_over_ranks()
         self._round()
-        return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
+        norms = [torch.nn.utils.clip_grad_norm_(group, max_norm) for group in self._groups]
+        return torch.stack([norm.to(self._parameters[0].device) for norm in norms])
 
     def _round(self) -> None:
         for parameter in self._parameters:
@@ -101,7 +107,7 @@ class ShardedGradients(Gradients):
         self._ranks.sum([square])
         norm = square.sqrt()
         torch.nn.utils.clip_grads_with_norm_(self._parameters, max_norm, norm)
-        return norm
+        return norm[None]
 
 
 def gradients_of(policy: Policy, ranks: Ranks, *, several: bool) -> Gradients:
