@@ -83,12 +83,11 @@ class PpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig
         common=True,
         at_least=0,
     )
-    gamma: float = knob(1.0, "Discount of the reward per token.", group="Algorithm", common=True, at_least=0)
+    gamma: float = knob(1.0, "Discount of the reward per token.", group="Algorithm", at_least=0)
     whiten_advantages: bool = knob(
         True,
         "Make the advantages' mean 0 and standard deviation 1 over the tokens of each rollout batch.",
         group="Algorithm",
-        common=True,
     )
     kl_coef: float = knob(
         0.0,

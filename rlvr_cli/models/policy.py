@@ -460,31 +460,25 @@ class Policy:
             own_body: load the model a second time, for hidden states of the critic's own.
             lora: the adapter of that body; without one all its weights are trained.
         """
-        body = None
-        if own_body:
-            assert self.source is not None, "a model from memory cannot be loaded again"
-            body = load_policy(
-                self.source.path_or_id,
-                dtype=self.source.dtype,
-                compute_dtype=self._compute_dtype,
-                device=str(self.device),
-                lora=lora,
-            )
-            body.kernels = self.kernels
-        self.critic = Critic(self, body)
+        self.critic = Critic(self, self._loaded_again(lora=lora) if own_body else None)
 
     def reference(self) -> "Policy":
         """Load the initial policy again, frozen, as the reference of a KL penalty: a second copy of the weights."""
+        frozen = self._loaded_again()
+        frozen.model.requires_grad_(False)
+        return frozen
+
+    def _loaded_again(self, *, lora: Lora | None = None) -> "Policy":
         assert self.source is not None, "a model from memory cannot be loaded again"
-        frozen = load_policy(
+        again = load_policy(
             self.source.path_or_id,
             dtype=self.source.dtype,
             compute_dtype=self._compute_dtype,
             device=str(self.device),
+            lora=lora,
         )
-        frozen.model.requires_grad_(False)
-        frozen.kernels = self.kernels
-        return frozen
+        again.kernels = self.kernels
+        return again
 
     def write_adapter(self, directory: Path) -> None:
         """Write the adapter, of a policy that has one, into a directory, in peft's layout and without a tokenizer."""

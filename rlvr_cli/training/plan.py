@@ -162,7 +162,9 @@ def ppo_plan(config: PpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     """The plan of `rlvr ppo`, line by line."""
     updates = config.updates_per_rollout_batch
     alone = (
-        f"; for the first {config.critic_warmup_steps} batches it learns alone" if config.critic_warmup_steps else ""
+        f"; it learns alone on the first {config.critic_warmup_steps} rollout batches"
+        if config.critic_warmup_steps
+        else ""
     )
     critic = {
         "own": "a model of its own with the policy's first weights, and a linear head that is 0 at first",
