@@ -353,7 +353,7 @@ def ppo_formulas(config: PpoConfig) -> dict[str, str]:
     return {
         "reward": f"r_i,t = [t is the last token] r_i{penalty}",
         "advantage": advantage,
-        "return": f"R_i,t = A_i,t + V_i,t{', before the division' if config.whiten_advantages else ''}",
+        "return": f"R_i,t = A_i,t + V_i,t{', with A before it is whitened' if config.whiten_advantages else ''}",
         "objective": f"(1/T) sum_i,t [{policy} + {value}{in_loss}];  rho = p/p_old, log p at temperature "
         f"{config.sampling_temperature:g}, T the response tokens of the update{where}",
     }
