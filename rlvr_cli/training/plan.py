@@ -180,6 +180,7 @@ def ppo_plan(config: PpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
         "micro-batches": f"{config.micro_batch_size} responses",
         "critic": f"{critic}; learning rate {config.critic_learning_rate:g}{alone}",
         **ppo_formulas(config),
+        **ppo_kl_line(config),
         "overlong": "as graded: a response cut at the limit ends there, and no value follows its last token",
         "sampling": _sampling(config),
         "engine": facts["engine"],
@@ -334,13 +335,12 @@ def grpo_objective(config: GrpoConfig, loss: Loss) -> str:
 
 def ppo_formulas(config: PpoConfig) -> dict[str, str]:
     """What `rlvr ppo` makes of a reward, and the loss that it minimizes, as formulas by name."""
-    penalty, in_loss, where = "", "", ""
+    penalty, in_loss = "", ""
     if config.kl_coef and config.kl_in == "reward":
         kl = "max(log p_old - log p_ref, 0)" if config.kl_clamp else "(log p_old - log p_ref)"
         penalty = f" - {config.kl_coef:g} {kl}_i,t"
     elif config.kl_coef:
         in_loss = f" + {config.kl_coef:g} {KL_TYPES['k3'].name}"
-        where = f"; {KL_TYPES['k3'].name} = {KL_TYPES['k3'].formula}"
     gamma = "" if config.gamma == 1 else f"{config.gamma:g} "
     discount = "" if config.gamma * config.gae_lambda == 1 else f"{config.gamma * config.gae_lambda:g} "
     advantage = f"A_i,t = d_i,t + {discount}A_i,t+1, d_i,t = r_i,t + {gamma}V_i,t+1 - V_i,t, 0 after the last token"
@@ -355,8 +355,19 @@ def ppo_formulas(config: PpoConfig) -> dict[str, str]:
         "advantage": advantage,
         "return": f"R_i,t = A_i,t + V_i,t{', with A before it is whitened' if config.whiten_advantages else ''}",
         "objective": f"(1/T) sum_i,t [{policy} + {value}{in_loss}];  rho = p/p_old, log p at temperature "
-        f"{config.sampling_temperature:g}, T the response tokens of the update{where}",
+        f"{config.sampling_temperature:g}, T the response tokens of the update",
     }
+
+
+def ppo_kl_line(config: PpoConfig) -> dict[str, str]:
+    """The line of the plan that says what the KL penalty of `rlvr ppo` descends; none without one."""
+    if not config.kl_coef:
+        return {}
+    if config.kl_in == "loss":
+        kind = KL_TYPES["k3"]
+        return {"KL penalty": f"{kind.name} = {kind.formula}; its gradient descends {kind.descends}"}
+    clamped = "; clamped, the estimate is too large" if config.kl_clamp else ""
+    return {"KL penalty": f"in the reward: its gradient descends KL(p || p_ref) of whole responses{clamped}"}
 
 
 def importance_formula(config: GrpoConfig) -> str:

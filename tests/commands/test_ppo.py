@@ -155,12 +155,13 @@ def replayed(run, **given):
         {"kl_coef": 0.5, "vf_cliprange": 0.05, "whiten_advantages": False, "sampling_temperature": 0.8},
         {"kl_coef": 0.5, "kl_clamp": True, "critic_warmup_steps": 1, "weight_decay": 0.1},
         {
-            "kl_coef": 0.5,
+            "kl_coef": 2.0,
             "kl_in": "loss",
+            "learning_rate": 1e-3,
             "lr_schedule": "cosine",
-            "warmup_steps": 2,
+            "warmup_steps": 1,
             "n_ppo_steps": 2,
-            "rollout_batch_size": 8,
+            "epochs_per_rollout_batch": 2,
         },
     ],
     ids=["discounted", "shared", "kl", "clamp", "kl-in-loss"],
@@ -175,6 +176,9 @@ def test_a_run_is_what_its_options_and_rollouts_give(given, tmp_path):
     assert by_batch == pytest.approx(found["explained"], abs=5e-3)
     if given.get("kl_coef") and given.get("kl_in") != "loss":
         assert list(metrics["reward/kl"].values()) == pytest.approx(found["kl"], abs=1e-4)
+    else:
+        assert "reward/kl" not in metrics
+    assert ("policy/kl" in metrics) == (given.get("kl_in") == "loss")
     ours, start = (load_policy(path).model.state_dict() for path in (run / "model", builtin_model_path()))
     gap, moved = (
         math.sqrt(sum(float((ours[name] - other[name]).double().square().sum()) for name in ours))
@@ -292,7 +296,11 @@ def test_the_plan_says_what_is_minimized_and_comes_before_anything_else(tmp_path
     assert "0.05 max((V - R)^2, (V_old + clip(V - V_old, -0.3, 0.3) - R)^2)_i,t" in other["objective"]
     assert other["critic"].startswith("a linear head on the policy's model, 0 at first")
     assert "critic" not in other["memory"]
-    assert "+ 0.2 k3(p_ref, p)];" in plan(kl_coef=0.2, kl_in="loss")["objective"]
+    assert other["KL penalty"].endswith("KL(p || p_ref) of whole responses; clamped, the estimate is too large")
+    in_loss = plan(kl_coef=0.2, kl_in="loss")
+    assert "+ 0.2 k3(p_ref, p)];" in in_loss["objective"]
+    assert in_loss["KL penalty"].endswith("d = log p_ref - log p; its gradient descends KL(p_ref || p)")
+    assert "KL penalty" not in own
     assert "it learns alone on the first 4 rollout batches" in plan(critic_warmup_steps=4)["critic"]
     assert list(tmp_path.iterdir()) == []
 
