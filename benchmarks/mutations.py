@@ -90,6 +90,12 @@ def preferences(*cases: str) -> str:
     )
 
 
+def actor_critics(*cases: str) -> str:
+    """The runs of tests/commands/test_ppo.py with these names."""
+    test = "tests/commands/test_ppo.py::test_a_run_is_what_its_options_and_rollouts_give"
+    return " ".join(f"{test}[{case}]" for case in cases)
+
+
 def mutations_of(file: str, *rows: tuple[str, str, str, str] | tuple[str, str, str, str, str]) -> list[Mutation]:
     """Rows of (name, old, new, tests) and, for a wiring, the options, separated by spaces."""
     return [Mutation(row[0], file, *row[1:4], tuple((*row, "")[4].split())) for row in rows]
@@ -104,6 +110,8 @@ SHAPING = "tests/training/test_shaping.py"
 LANGUAGE = "tests/graders/test_language.py"
 UPDATE = "tests/training/test_update.py"
 PREFERENCE = "tests/training/losses/test_preference.py"
+GAE = "tests/training/test_gae.py"
+PPO_UPDATE = "tests/training/losses/test_value.py"
 GRPO = "tests/commands/test_grpo.py"
 ENGINE = "tests/samplers/embedded/test_engine.py"
 IN_BFLOAT16 = "tests/replay/test_wiring.py -k in_bfloat16"
@@ -163,11 +171,10 @@ WIRING = [
         ("the constant of masked_normalize is 1", "normalize_constant=config.masked_normalize_constant,", 'normalize_constant=1.0 if config.length_normalization == "masked_normalize" else None,', replays("grpo-dynamic"), "grpo.normalize_constant"),
         ("updates at temperature 1", "temperature=config.sampling_temperature,\n                )", "temperature=1.0,\n                )", replays("grpo-on-policy"), "sampling_temperature"),
         ("old and reference log-probabilities at temperature 1", "temperature=config.sampling_temperature,\n    )\n    if", "temperature=1.0,\n    )\n    if", replays("grpo-clip"), "sampling_temperature"),
-        ("the same shuffle in each step", "epoch=step * config.epochs_per_rollout_batch + epoch,", "epoch=epoch,", replays("grpo-clip"), "seed"),
-        ("the same shuffle in each epoch", "epoch=step * config.epochs_per_rollout_batch + epoch,", "epoch=step * config.epochs_per_rollout_batch,", replays("grpo-clip"), "seed"),
-        ("minibatches of seed 0", "batch_size=config.train_batch_size,\n            seed=config.seed,", "batch_size=config.train_batch_size,\n            seed=0,", replays("grpo-clip"), "seed"),
+        ("minibatches of seed 0", "seed=config.seed,\n                number=steps,", "seed=0,\n                number=steps,", replays("grpo-clip"), "seed"),
         ("minibatches of one size whatever is asked", "batch_size=config.train_batch_size,", "batch_size=16,", replays("grpo-clip"), "grpo.train_batch_size"),
-        ("one epoch whatever is asked", "for epoch in range(config.epochs_per_rollout_batch)", "for epoch in range(1)", replays("grpo-clip"), "epochs_per_rollout_batch"),
+        ("one epoch whatever is asked", "epochs=config.epochs_per_rollout_batch,", "epochs=1,", replays("grpo-clip"), "grpo.epochs_per_rollout_batch"),
+        ("the same shuffle in each step", "number=steps,\n            ) or", "number=0,\n            ) or", replays("grpo-clip"), "seed"),
         ("two steps whatever is asked", "while steps < config.n_grpo_steps and", "while steps < 2 and", replays("grpo-on-policy"), "n_grpo_steps"),
         ("groups of one size whatever is asked", "wanted, size = config.n_prompts_per_rollout_batch, config.group_size", "wanted, size = config.n_prompts_per_rollout_batch, 4", replays("grpo-dynamic"), "grpo.group_size"),
         ("advantages over groups of another size", "group_size=config.group_size,\n            advantage_eps", "group_size=8,\n            advantage_eps", replays("grpo-clip"), "grpo.group_size"),
@@ -262,6 +269,59 @@ WIRING = [
         ('the question of a pair has the usual field', 'question_field=config.question_field,', 'question_field="",', "tests/commands/test_dpo.py -k rows_are_read", 'dpo.question_field'),
     ),
     *mutations_of(
+        "commands/ppo.py",
+        ("two rollout batches whatever is asked", "while steps < config.n_ppo_steps and", "while steps < 2 and", actor_critics("discounted"), "ppo.n_ppo_steps"),
+        ("four samples whatever is asked (ppo)", "num_samples=config.group_size,", "num_samples=4,", actor_critics("shared"), "ppo.group_size"),
+        ("batches of 8 (ppo)", "batch_size=config.train_batch_size,", "batch_size=8,", actor_critics("shared"), "ppo.train_batch_size"),
+        ("one epoch whatever is asked (ppo)", "epochs=config.epochs_per_rollout_batch,", "epochs=1,", actor_critics("discounted"), "ppo.epochs_per_rollout_batch"),
+        ("rollouts shuffled with seed 0 (ppo)", "seed=config.seed,\n                number", "seed=0,\n                number", actor_critics("discounted"), "seed"),
+        ("each rollout batch is shuffled alike (ppo)", "number=steps,", "number=0,", actor_critics("discounted"), "seed"),
+        ("questions of seed 0 (ppo)", "config.n_prompts_per_rollout_batch, seed=config.seed,", "config.n_prompts_per_rollout_batch, seed=0,", actor_critics("discounted"), "seed"),
+        ("micro-batches of 8 in updates (ppo)", "micro_batch_size=config.micro_batch_size,", "micro_batch_size=8,", actor_critics("discounted"), "ppo.micro_batch_size"),
+        ("the temperature of updates is 1 (ppo)", "temperature=config.sampling_temperature,\n                )", "temperature=1.0,\n                )", actor_critics("kl"), "sampling_temperature"),
+        ("the temperature of old scores is 1 (ppo)", '"temperature": config.sampling_temperature}', '"temperature": 1.0}', actor_critics("kl"), "sampling_temperature"),
+        ("one clip range for all (ppo)", "cliprange=config.cliprange,", "cliprange=0.2,", actor_critics("shared"), "ppo.cliprange"),
+        ("the value loss has weight 1", "vf_coef=config.vf_coef,", "vf_coef=1.0,", actor_critics("discounted"), "ppo.vf_coef"),
+        ("values are never clipped", "vf_cliprange=config.vf_cliprange,", "vf_cliprange=0.0,", actor_critics("kl"), "ppo.vf_cliprange"),
+        ("the KL penalty is in the loss, too", 'config.kl_coef if config.kl_in == "loss" else 0.0', "config.kl_coef", actor_critics("kl"), "ppo.kl_in ppo.kl_coef"),
+        ("the KL penalty is never in the loss", 'config.kl_coef if config.kl_in == "loss" else 0.0', "0.0", actor_critics("kl-in-loss"), "ppo.kl_in ppo.kl_coef"),
+        ("the KL penalty is in the reward, too", 'if config.kl_coef and config.kl_in == "reward":', "if config.kl_coef:", actor_critics("kl-in-loss"), "ppo.kl_in"),
+        ("the KL penalty is never clamped", "clamp=config.kl_clamp)", "clamp=False)", actor_critics("clamp"), "ppo.kl_clamp"),
+        ("the KL penalty is always clamped", "clamp=config.kl_clamp)", "clamp=True)", actor_critics("kl"), "ppo.kl_clamp"),
+        ("the reference is the policy (ppo)", 'of="reference", ', "", actor_critics("kl"), "ppo.kl_coef"),
+        ("no discount", "gamma=config.gamma,", "gamma=1.0,", actor_critics("discounted"), "ppo.gamma"),
+        ("lambda is 1", "gae_lambda=config.gae_lambda", "gae_lambda=1.0", actor_critics("discounted"), "ppo.gae_lambda"),
+        ("always whitened", "if config.whiten_advantages else found.advantages", "if True else found.advantages", actor_critics("kl"), "ppo.whiten_advantages"),
+        ("the critic never learns alone", "critic_alone=steps < config.critic_warmup_steps", "critic_alone=False", actor_critics("clamp"), "ppo.critic_warmup_steps"),
+        ("whitened returns", '"returns": found.returns.to', '"returns": (advantages + values).to', actor_critics("discounted")),
+        ("old scores are computed again after a resume", "if not scores:", "if True:", "tests/training/test_resume.py -k ppo"),
+        ("old values are those of an update", "tensors={} if last else scores,", "tensors={},", "tests/training/test_resume.py -k ppo"),
+    ),
+    *mutations_of(
+        "training/gae.py",
+        ("whitened over padding, too", "    found = advantages[mask]\n", "    found = advantages.masked_fill(~mask, 0).flatten()\n    mask = torch.ones_like(mask)\n", GAE),
+        ("whitened with ddof 0", "found.std(correction=1)", "found.std(correction=0)", GAE),
+        ("one token is whitened", "if len(found) >= 2:", "if len(found) >= 1:", GAE),
+        ("a value of padding follows the last token", "next_value = torch.where(mask[:, t], values[:, t], next_value)", "next_value = values[:, t]", GAE),
+        ("the last token's own value follows it", "next_value = next_advantage = rewards.new_zeros(len(rewards))", "next_advantage = rewards.new_zeros(len(rewards))\n    next_value = values.gather(1, (mask.cumsum(1) * mask).argmax(1, keepdim=True))[:, 0]", GAE),
+        ("gaps are steps", "delta + gamma * gae_lambda * next_advantage, next_advantage)", "delta + gamma * gae_lambda * next_advantage, gamma * gae_lambda * next_advantage)", GAE),
+        ("lambda discounts values, too", "gamma * next_value", "gamma * gae_lambda * next_value", GAE),
+        ("the reward is at the last column", "last = mask & (mask.flip(1).cumsum(dim=1).flip(1) == 1)", "last = torch.zeros_like(mask)\n    last[:, -1] = True", GAE),
+        ("the KL penalty is a bonus", "of_tokens - kl_coef", "of_tokens + kl_coef", GAE),
+        ("the other direction of the KL", "kl = log_probs - reference_log_probs", "kl = reference_log_probs - log_probs", GAE),
+        ("explained variance of equal returns", "< SMALLEST_VARIANCE", "< 0", GAE),
+    ),
+    *mutations_of(
+        "training/losses/value.py",
+        ("the smaller of the two errors of a value", "torch.maximum(error, clipped)", "torch.minimum(error, clipped)", PPO_UPDATE),
+        ("values are clipped about the return", "near = old_values + (values - old_values)", "near = returns + (values - returns)", PPO_UPDATE),
+        ("values may only rise", ".clamp(-cliprange, cliprange)", ".clamp(0, cliprange)", PPO_UPDATE),
+        ("values may fall without a limit", ".clamp(-cliprange, cliprange)", ".clamp(max=cliprange)", PPO_UPDATE),
+        ("the whole square", "torch.maximum(error, clipped) / 2", "torch.maximum(error, clipped)", PPO_UPDATE),
+        ("values outside the mask count", "tensor.masked_fill(outside, 0) for tensor", "tensor for tensor", PPO_UPDATE),
+        ("the policy learns with a critic that is alone", "if critic_alone:", "if False:", PPO_UPDATE),
+    ),
+    *mutations_of(
         "training/losses/preference.py",
         ("the sum in place of the mean over a pair's rows", "-F.logsigmoid(margin - gamma).repeat_interleave(2)", "-2 * F.logsigmoid(margin - gamma).repeat_interleave(2)", PREFERENCE),
         ("dpo_norm sums", "    if loss.per_token:", "    if False:", PREFERENCE),
@@ -330,7 +390,11 @@ WIRING = [
         ("no weight decay", "weight_decay=config.weight_decay,", "weight_decay=0.0,", replays("grpo-on-policy"), "weight_decay"),
         ("weights in float32 whatever is asked", "dtype=config.param_dtype,", 'dtype="float32",', "tests/replay/test_wiring.py -k bfloat16", "param_dtype"),
         ("a precision that is lost", "compute_dtype=config.compute_dtype,", "", IN_BFLOAT16, "compute_dtype"),
-        ("the built-in model always", "model_path(config.model),", 'model_path(""),', replays("ei-once"), "sft.model dpo.model ei.model grpo.model"),
+        ("the built-in model always", "model_path(config.model),", 'model_path(""),', replays("ei-once"), "sft.model dpo.model ei.model grpo.model ppo.model"),
+        ("one learning rate for both", "critic_learning_rate=config.critic_learning_rate or None,", "critic_learning_rate=None,", actor_critics("shared"), "ppo.critic_learning_rate"),
+        ("every critic has a body of its own", 'own_body=config.critic == "own"', "own_body=True", actor_critics("shared"), "ppo.critic"),
+        ("no critic has a body of its own", 'own_body=config.critic == "own"', "own_body=False", actor_critics("discounted"), "ppo.critic"),
+        ("the critic's body has no adapter", "lora=trained_adapter(config))\n        self._trained", "lora=None)\n        self._trained", "tests/commands/test_ppo.py -k adapter"),
         ("the reference is the policy itself", "self._own_part(self.policy.reference())", "self._trained", replays("grpo-clip"), "kl_coef"),
         ("the second trainer starts from other moments", "load_state(self.optimizer, state)", "pass", "tests/training/test_trainers.py -k backward", "trainers"),
         ("a follower's engine keeps its memory", "sleep_mode=sleep_mode)", "sleep_mode=False)", "tests/training/test_weight_sync.py -k follower"),
@@ -356,7 +420,7 @@ WIRING = [
     ),
     *mutations_of(
         "training/evaluation.py",
-        ("no evaluation between first and last", "return updates == 0 or bool(every and updates % every == 0)", "return updates == 0", replays("grpo-on-policy"), "grpo.eval_every sft.eval_every dpo.eval_every"),
+        ("no evaluation between first and last", "return updates == 0 or bool(every and updates % every == 0)", "return updates == 0", replays("grpo-on-policy"), "grpo.eval_every sft.eval_every dpo.eval_every ppo.eval_every"),
         ("1,024 evaluation questions", "return min(final or self.config.eval_examples,", "return min(final or 1024,", replays("grpo-on-policy"), "eval_examples"),
         ("the last evaluation is as the others", "final = self.config.final_eval_examples if last else None", "final = None", replays("grpo-on-policy"), "final_eval_examples"),
         ("every evaluation is as the last", "final = self.config.final_eval_examples if last else None", "final = self.config.final_eval_examples", replays("grpo-on-policy"), "final_eval_examples"),
@@ -404,7 +468,7 @@ WIRING = [
         ("async: the policy keeps the lagging weights", "policy.load_weights(kept)", "pass", "tests/training/test_weight_sync.py", "async_steps"),
         ("async: the process computes in the precision of the weights", '"compute_dtype": config.compute_dtype', '"compute_dtype": config.param_dtype', IN_BFLOAT16, "compute_dtype"),
         ("async: the engine is the trainer's", "if config.async_steps:", "if False:", replays("grpo-ahead"), "async_steps"),
-        ("one process of the engine whatever is asked", "elif config.samplers > 1:", "elif False:", "tests/samplers/test_processes.py -k run_has_the_same_bytes", "ei.samplers grpo.samplers dpo.samplers"),
+        ("one process of the engine whatever is asked", "elif config.samplers > 1:", "elif False:", "tests/samplers/test_processes.py -k run_has_the_same_bytes", "ei.samplers grpo.samplers dpo.samplers ppo.samplers"),
         ("a version is loaded once for all", "if self._synced != self._state(version):", "if self._synced is None:", replays("ei-once")),
     ),
     *mutations_of(
@@ -508,13 +572,15 @@ MATHEMATICS = [
         ("score() at temperature 1", "response_mask=micro[\"response_mask\"],\n                temperature=temperature,", "response_mask=micro[\"response_mask\"],\n                temperature=1.0,", f"{UPDATE} -k score_is_the_log_softmax"),
         ("denominators per micro-batch", "to_device(denominators[rows], device)", "loss_denominators(micro['response_mask'], normalization=normalization, normalize_constant=normalize_constant)", f"{UPDATE} -k no_cut_order_or_padding_changes_the_gradient"),
         ("every row is as if it had no advantage", "zero = (batch[\"advantages\"] == 0)", "zero = (batch[\"advantages\"] < 9)", replays("grpo-on-policy")),
-        ("an update in the precision of the weights", "torch.set_grad_enabled(learning), policy.autocast(), recomputing:", "torch.set_grad_enabled(learning), recomputing:", IN_BFLOAT16, "compute_dtype"),
-        ("scores in the precision of the weights", "again when it trains\n        policy.autocast(),", "again when it trains", f"{UPDATE} -k own_scores", "compute_dtype"),
-        ("the learning rate is the optimizer's own", 'group["lr"] = learning_rate', "pass", replays("grpo-clip")),
+        ("an update in the precision of the weights", "torch.set_grad_enabled(learning), policy.autocast(), ExitStack()", "torch.set_grad_enabled(learning), ExitStack()", IN_BFLOAT16, "compute_dtype"),
+        ("scores in the precision of the weights", "again when it trains\n        computing.enter_context(policy.autocast())", "again when it trains", f"{UPDATE} -k own_scores", "compute_dtype"),
+        ("the policy's learning rate for the critic", "learning_rate * group.get(RATE, 1.0)", "learning_rate", PPO_UPDATE),
+        ("the learning rate is the optimizer's own", 'group["lr"] = learning_rate * group.get(RATE, 1.0)', "pass", replays("grpo-clip")),
     ),
     *mutations_of(
         "training/gradients.py",
-        ("no clipping", "clip_grads_with_norm_(self._parameters, max_norm, norm)", "clip_grads_with_norm_(self._parameters, float('inf'), norm)", f"{UPDATE} -k clipped_to_the_norm"),
+        ("no clipping", "clip_grads_with_norm_(group, max_norm, norm)", "clip_grads_with_norm_(group, float('inf'), norm)", f"{UPDATE} -k clipped_to_the_norm"),
+        ("policy and critic are clipped together", "norms = [self._norm(group) for group in self._groups]", "norms = [self._norm(self._parameters) for group in self._groups]", PPO_UPDATE),
         ("gradients of bfloat16 weights are summed in bfloat16", "if p.dtype.itemsize < 4 and", "if False and", f"{UPDATE} -k summed_in_float32", "param_dtype"),
         ("the norm that PyTorch adds up one after the other", "get_total_norm(rows)", "get_total_norm(gradients)", "tests/training/test_gradients.py"),
         ("the norm of a shard", "self._ranks.sum([square])", "pass", "tests/models/test_sharded.py -k no_cut"),
@@ -636,6 +702,7 @@ MATHEMATICS = [
         "data/order.py",
         ("the same order in every epoch", 'f"{seed}/{epoch}/{index}"', 'f"{seed}/{index}"', "tests/data/test_order.py"),
         ("the last batch is dropped", "range(0, len(order), batch_size)", "range(0, len(order) - batch_size + 1, batch_size)", "tests/data/test_order.py"),
+        ("the same shuffle in each epoch of a rollout batch", "epoch=number * epochs + epoch)", "epoch=number * epochs)", replays("grpo-clip")),
     ),
     *mutations_of(
         "analysis/estimators.py",

@@ -27,10 +27,12 @@ from rlvr_cli.config import config_of
 from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.options import flag, options, value_type
+from rlvr_cli.config.ppo import PpoConfig
 from rlvr_cli.config.sources import preset_path, read_toml
 from rlvr_cli.runs.schemas import grade_schema, metrics_schema, rollout_schema
 from rlvr_cli.training.losses.policy_gradient import KL_TYPES, LOSSES
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES
+from rlvr_cli.training.plan import ppo_formulas
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -179,6 +181,29 @@ def preference_table(old: str) -> str:
     return table((f"`--loss-type` (default: `{DpoConfig().loss_type}`)", "loss of a pair", "default", "source"), rows)
 
 
+def ppo_table(old: str) -> str:
+    """The formulas of the plan of rlvr ppo, with the defaults and where another option changes one of them."""
+    options = (
+        {},
+        {"gamma": 0.99, "gae_lambda": 0.95, "whiten_advantages": False},
+        {"vf_coef": 0.1, "vf_cliprange": 0.2},
+        {"kl_coef": 0.01},
+        {"kl_coef": 0.01, "kl_clamp": True},
+        {"kl_coef": 0.01, "kl_in": "loss"},
+    )
+    rows, usual = [], {}
+    for given in options:
+        typed = [
+            flag(name).replace("--", "--no-", 1) if value is False else flag(name) + f" {value}" * (value is not True)
+            for name, value in given.items()
+        ]
+        shown = " ".join(f"`{word}`" for word in typed) or "(the defaults)"
+        formulas = ppo_formulas(PpoConfig(**given))
+        rows += [(shown, name, f"`{formula}`") for name, formula in formulas.items() if usual.get(name) != formula]
+        usual = usual or formulas
+    return table(("options", "", "formula"), rows)
+
+
 def arrow_type(text: str) -> str:
     """An Arrow type without angle brackets."""
     return ARROW_STRUCT.sub(r"(\1)", ARROW_LIST.sub(r"list of \1", text)).replace(" not null", "")
@@ -230,6 +255,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "losses": loss_table,
     "preference losses": preference_table,
     "kl types": kl_table,
+    "ppo formulas": ppo_table,
     "rooms": lambda old: room_table(),
     **{f"columns of {name}": column_table(name) for name in ("rollouts", "grades", "metrics", "runs")},
 }

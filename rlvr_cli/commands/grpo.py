@@ -14,7 +14,7 @@ import torch
 from rlvr_cli import user_code
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.grpo import GrpoConfig
-from rlvr_cli.data.order import batches
+from rlvr_cli.data.order import update_rows
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.language import check_detector
 from rlvr_cli.models.tokenization import Batch, pad_id_of
@@ -116,7 +116,13 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                 config, trainer, inputs, loss=loss, order=order, number=steps, step=sampled_at, asked=asked
             )
             # If no group has a signal, there is one empty update, which is skipped and counted.
-            minibatches = minibatch_rows(config, len(rollouts), step=steps) or [[]]
+            minibatches = update_rows(
+                len(rollouts),
+                batch_size=config.train_batch_size,
+                epochs=config.epochs_per_rollout_batch,
+                seed=config.seed,
+                number=steps,
+            ) or [[]]
             trainer.evaluate_if_due()
             if config.async_steps:
                 if not done:
@@ -145,7 +151,10 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                 if update["update/tokens"]:
                     signals |= {"entropy": update["policy/entropy"], "grad": update["optimizer/grad_norm"]}
                     if number == 1:
-                        check_first_update(config, trainer, update)
+                        if config.loss_type in LOSSES:  # a loss of the user's own may report another ratio
+                            check_ratios(update, dtype=trainer.compute_dtype)
+                        if not config.async_steps:  # else an older policy sampled, and they differ
+                            trainer.check_mismatch(update, advice="--importance-correction truncated corrects for it")
                     elif not clipping_seen and update["policy/ratio_min"] < update["policy/ratio_max"]:
                         clipping_seen = True
                         if note := clip_note(config, update, loss=loss):
@@ -274,20 +283,6 @@ def credit(config: GrpoConfig, rollouts: Sequence[Rollout], *, loss: Loss, numbe
     return [replace(r, **dict(zip(columns, row, strict=True))) for r, row in zip(rollouts, values, strict=True)]
 
 
-def minibatch_rows(config: GrpoConfig, num_rollouts: int, *, step: int) -> list[list[int]]:
-    """The row indices of each update on a rollout batch, epoch after epoch, in random order."""
-    return [
-        rows
-        for epoch in range(config.epochs_per_rollout_batch)
-        for rows in batches(
-            range(num_rollouts),
-            batch_size=config.train_batch_size,
-            seed=config.seed,
-            epoch=step * config.epochs_per_rollout_batch + epoch,
-        )
-    ]
-
-
 def training_batch(
     config: GrpoConfig,
     trainer: Trainer,
@@ -332,18 +327,3 @@ def training_batch(
         batch["old_log_probs"] = old
     trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
     return batch
-
-
-def check_first_update(config: GrpoConfig, trainer: Trainer, update: dict[str, float]) -> None:
-    """Check the first update on a batch: the ratios of the built-in losses are 1, and trainer and sampler should agree.
-
-    Positions below --sampling-min-tokens are ignored: the sampler forbids the end of the response there, so its distribution
-    differs.
-    """
-    if config.loss_type in LOSSES:  # a loss of the user's own may report another ratio
-        check_ratios(update, dtype=trainer.compute_dtype)
-    gaps = {int(name.rpartition("/")[2]): gap for name, gap in update.items() if name.startswith("mismatch/position/")}
-    if not config.async_steps:  # otherwise an older policy sampled, and they differ
-        trainer.check_mismatch(
-            max((gap for start, gap in gaps.items() if start >= config.sampling_min_tokens), default=0.0)
-        )

@@ -89,6 +89,7 @@ def options(config_type: type) -> list[Field[Any]]:
         "Grading",
         "Filter",
         "Algorithm",
+        "Critic",
         "Optimization",
         "Evaluation",
         "Output",

@@ -416,6 +416,8 @@ class TrainingConfig(
     async_steps = 0
     kl_coef = 0.0
     rollout_batch_size = 256
+    critic = ""
+    critic_learning_rate = 0.0
 
     @property
     def samples_apart(self) -> bool:

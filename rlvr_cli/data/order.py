@@ -86,3 +86,18 @@ def batches(examples: Sequence[T], *, batch_size: int, seed: int, epoch: int) ->
     order = epoch_order(len(examples), seed=seed, epoch=epoch)
     for first in range(0, len(order), batch_size):
         yield [examples[index] for index in order[first : first + batch_size]]
+
+
+def update_rows(num_examples: int, *, batch_size: int, epochs: int, seed: int, number: int) -> list[list[int]]:
+    """The indices of each update on a rollout batch, epoch after epoch, each epoch in another random order.
+
+    Args:
+        num_examples: in the rollout batch.
+        batch_size: examples per update.
+        number: of the rollout batch, from 0.
+    """
+    return [
+        rows
+        for epoch in range(epochs)
+        for rows in batches(range(num_examples), batch_size=batch_size, seed=seed, epoch=number * epochs + epoch)
+    ]

@@ -75,20 +75,17 @@ class AdaptedPolicy(Policy):
 
     # Parameters and weights
 
-    def weights(self) -> dict[str, Tensor]:
+    def model_weights(self) -> dict[str, Tensor]:
         return _adapter_weights(self.model)
 
-    def extra_weights(self) -> dict[str, Tensor]:
-        return {}
-
     def saved_weights(self) -> Mapping[str, Tensor]:
-        return self.weights()
+        return self.model_weights()
 
     def read_saved(self, directory: str | Path) -> dict[str, Tensor]:
         return _read_weights(Path(directory))
 
     def weights_for_process(self) -> dict[str, Tensor]:
-        return self.weights()
+        return self.model_weights()
 
     def weights_for_engine(self) -> Mapping[str, Tensor]:
         weights, added = self.factored_weights()
@@ -161,7 +158,7 @@ class AdaptedPolicy(Policy):
         config.base_model_name_or_path, config.inference_mode = self.base, True
         config.target_modules = sorted(config.target_modules)  # a set, whose order differs from process to process
         config.save_pretrained(directory)
-        stored = {_in_file(name): t.detach().cpu().contiguous() for name, t in self.weights().items()}
+        stored = {_in_file(name): t.detach().cpu().contiguous() for name, t in self.model_weights().items()}
         save_file(stored, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 

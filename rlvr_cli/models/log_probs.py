@@ -77,7 +77,7 @@ def get_response_log_probs(
         wanted: the result of `wanted_in` for this batch, on its device, if it is known already.
 
     Returns:
-        `log_probs`, `token_entropy` when asked for, and `values` if the policy has a value head; each (batch, seq).
+        `log_probs`, `token_entropy` when asked for, and `values` if the policy has a critic; each (batch, seq).
     """
     assert temperature > 0, f"temperature {temperature}: a greedy policy has no log-probabilities"
     mask = torch.ones_like(labels, dtype=torch.bool) if response_mask is None else response_mask.bool()
@@ -110,8 +110,8 @@ def _scores(
 ) -> dict[str, Tensor]:
     """`get_response_log_probs`, within the model's forward pass."""
     targets = labels.flatten()[wanted.positions]  # (positions,)
-    head, value_head, hidden = policy.head(), policy.value_head(), None
-    if head is not None or value_head is not None:
+    head, hidden = policy.head(), None
+    if head is not None or (policy.critic is not None and policy.critic.body is None):
         hidden = policy.hidden_states(input_ids, wanted)
     if head is not None and hidden is not None:
         log_probs, entropy = _linear_log_probs(
@@ -138,9 +138,8 @@ def _scores(
     result = {"log_probs": placed(log_probs)}
     if entropy is not None:
         result["token_entropy"] = placed(entropy)
-    if value_head is not None and hidden is not None:
-        values = value_head(hidden)  # (positions,)
-        result["values"] = placed(values.to(_accumulation_dtype(values.dtype)))
+    if (values := policy.values(input_ids, wanted, hidden)) is not None:
+        result["values"] = placed(values)
     return result
 
 

@@ -4,7 +4,7 @@ Enters: a model and its tokenizer, from disk (`load_policy`) or from memory (`Po
 states, the head that maps them to logits, parameters for an optimizer, weights for an inference engine, a frozen
 reference policy, a saved model.
 
-A second head or sharded weights belong here: they change what these methods return, and no other code. `adapter.py` has
+What a policy consists of, such as its critic, is known here alone: other code sees what these methods return. `adapter.py` has
 the policy with a LoRA adapter, `sharded.py` the one that is divided over processes.
 """
 
@@ -27,6 +27,8 @@ from rlvr_cli.models.prefixes import Wanted, attention_function, gather, hidden_
 from rlvr_cli.models.pretrained import read_pretrained, write_pretrained
 from rlvr_cli.models.recompute import gradient_checkpointing
 from rlvr_cli.models.rounded import rounded_weights
+
+CRITIC = "critic."  # prefix of the names of a critic's weights
 
 
 class Head(NamedTuple):
@@ -64,6 +66,37 @@ class Source(NamedTuple):
     dtype: str
 
 
+class Critic:
+    """Estimates the value of each state, the reward that is still to come: a linear map, 0 at first, of hidden states.
+
+    Args:
+        policy: whose values it estimates.
+        body: a policy of the same architecture, for hidden states of its own; None: it maps those of the policy.
+    """
+
+    def __init__(self, policy: "Policy", body: "Policy | None" = None) -> None:
+        self.body = body
+        trained = next(iter(policy.trainable_parameters().values()))
+        self.head = nn.Linear(
+            policy.config.get_text_config().hidden_size, 1, device=trained.device, dtype=trained.dtype
+        )
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def of(self, hidden: Tensor) -> Tensor:
+        """Return the values of hidden states, (positions, hidden) -> (positions,), in float32 or wider."""
+        wide = torch.promote_types(torch.promote_types(hidden.dtype, self.head.weight.dtype), torch.float32)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return nn.functional.linear(hidden.to(wide), self.head.weight.to(wide), self.head.bias.to(wide)).squeeze(-1)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return its trainable parameters, by the name that they have among those of the policy. Its body needs no output layer."""
+        of_body = {} if self.body is None else dict(self.body.backbone.named_parameters())
+        found = {f"body.{name}": parameter for name, parameter in of_body.items() if parameter.requires_grad}
+        found |= {f"head.{name}": parameter for name, parameter in self.head.named_parameters()}
+        return {f"{CRITIC}{name}": parameter for name, parameter in found.items()}
+
+
 class Policy:
     """A causal language model to sample from and to train, with its tokenizer.
 
@@ -72,6 +105,7 @@ class Policy:
     Attributes:
         model: the transformers model. Any code may use its forward pass and its config; only this class uses its
             internals.
+        critic: what estimates values, and is trained with the policy (`add_critic`); None without one.
         kernels: what computes norms, rotary positions and SwiGLU within `fused_kernels`: `torch`, or `liger` after `use_kernels`.
         source: where it was loaded from; None for a model from memory, which has no `reference`.
     """
@@ -89,6 +123,7 @@ class Policy:
         self._tokenizer, self._compute_dtype = tokenizer, compute_dtype
         self._rounded_head: Tensor | None = None
         self.kernels = "torch"
+        self.critic: Critic | None = None
         if compute_dtype != "auto":
             resolve_compute_dtype(compute_dtype, weights=self.dtype, device=self.device)  # or raise an error
 
@@ -239,9 +274,24 @@ class Policy:
         layer: Any = self.model.get_output_embeddings()
         return Head(layer.weight, layer.bias, self._rounded_head)
 
-    def value_head(self) -> Callable[[Tensor], Tensor] | None:
-        """Return a function from hidden states, (positions, hidden), to their values, (positions,); None without one."""
-        return None
+    def values(self, input_ids: Tensor, wanted: Wanted, hidden: Tensor | None) -> Tensor | None:
+        """Compute the critic's values at the wanted positions, (positions,), as `hidden_states` does; None without a critic.
+
+        Args:
+            hidden: the policy's own hidden states there, if they are known; a critic without a body of its own needs them.
+        """
+        if self.critic is None:
+            return None
+        if self.critic.body is not None:
+            with self.critic.body.autocast():
+                hidden = self.critic.body.hidden_states(input_ids, wanted)
+        assert hidden is not None
+        return self.critic.of(hidden)
+
+    @property
+    def networks(self) -> "list[Policy]":
+        """This policy and, if its critic has a body of its own, that too."""
+        return [self] if self.critic is None or self.critic.body is None else [self, self.critic.body]
 
     def autocast(self, *, enabled: bool = True) -> contextlib.AbstractContextManager[object]:
         """Return a context that computes in `compute_dtype`; if not `enabled`, in the precision of the weights."""
@@ -312,13 +362,30 @@ class Policy:
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters for an optimizer, by name; a tied one appears only under its first name."""
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        of_critic = {} if self.critic is None else self.critic.parameters()
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad} | of_critic
+
+    def parameter_groups(self) -> list[list[nn.Parameter]]:
+        """Return the trainable parameters of the model and, if there is one, those of the critic.
+
+        Each group has a learning rate and a gradient norm of its own.
+        """
+        parameters = self.trainable_parameters()
+        groups = [
+            [p for name, p in parameters.items() if name.startswith(CRITIC) == critic] for critic in (False, True)
+        ]
+        return [group for group in groups if group]
 
     def weights(self) -> dict[str, Tensor]:
         """Return the tensors that training can change, tied ones under each of their names; they share memory with the policy.
 
         With those of `weights`, a policy that was loaded from the same place becomes equal to this one.
         """
+        of_critic = {} if self.critic is None else self.critic.parameters()
+        return self.model_weights() | {name: parameter.detach() for name, parameter in of_critic.items()}
+
+    def model_weights(self) -> dict[str, Tensor]:
+        """Return those of `weights` that are the model's or its adapter's: all but the critic's."""
         return self.model.state_dict()
 
     @torch.no_grad()
@@ -328,8 +395,8 @@ class Policy:
             tensor.copy_(weights[name])
 
     def extra_weights(self) -> dict[str, Tensor]:
-        """Return those of `weights` that are not in a saved model, such as an adapter or a value head."""
-        saved = self.weights_for_engine()
+        """Return those of `weights` that are not in a saved model, such as a critic's."""
+        saved = self.saved_weights()
         return {n: tensor for n, tensor in self.weights().items() if n not in saved or not saved[n].is_set_to(tensor)}
 
     def saved_weights(self) -> Mapping[str, Tensor]:
@@ -354,7 +421,7 @@ class Policy:
         Tied tensors appear under each of their names. The tensors may be the policy's own: an engine must copy what it
         keeps, or read them again after each update.
         """
-        return self.weights()
+        return self.model_weights()
 
     def factored_weights(self) -> tuple[Mapping[str, Tensor], Mapping[str, LowRank]]:
         """Return the weights of the plain architecture, and what is added to those of some layers, by the layer's name.
@@ -384,20 +451,34 @@ class Policy:
         """The module behind `body`, from which the engine's `decode_step` reads head sizes and rotary tables."""
         return self.model.base_model
 
-    # Reference and saving
+    # Critic, reference and saving
+
+    def add_critic(self, *, own_body: bool, lora: Lora | None = None) -> None:
+        """Give the policy a critic, whose values are 0 at first.
+
+        Args:
+            own_body: load the model a second time, for hidden states of the critic's own.
+            lora: the adapter of that body; without one all its weights are trained.
+        """
+        self.critic = Critic(self, self._loaded_again(lora=lora) if own_body else None)
 
     def reference(self) -> "Policy":
         """Load the initial policy again, frozen, as the reference of a KL penalty: a second copy of the weights."""
+        frozen = self._loaded_again()
+        frozen.model.requires_grad_(False)
+        return frozen
+
+    def _loaded_again(self, *, lora: Lora | None = None) -> "Policy":
         assert self.source is not None, "a model from memory cannot be loaded again"
-        frozen = load_policy(
+        again = load_policy(
             self.source.path_or_id,
             dtype=self.source.dtype,
             compute_dtype=self._compute_dtype,
             device=str(self.device),
+            lora=lora,
         )
-        frozen.model.requires_grad_(False)
-        frozen.kernels = self.kernels
-        return frozen
+        again.kernels = self.kernels
+        return again
 
     def write_adapter(self, directory: Path) -> None:
         """Write the adapter, of a policy that has one, into a directory, in peft's layout and without a tokenizer."""

@@ -163,8 +163,8 @@ def _replay(
         device=run.options["device"],
         lora=_trained_adapter(run),
     )
-    if policy.value_head() is not None or policy.extra_weights():
-        raise RlvrError("A policy with a value head cannot be replayed.", "Leave --replay out.")
+    if policy.extra_weights():
+        raise RlvrError("A policy with a critic cannot be replayed.", "Leave --replay out.")
     updates: list[Update] = []
     weights: dict[str, float] = {}
     gaps: list[float] = []

@@ -72,6 +72,8 @@ def read_stored(path: Path) -> StoredRun:
     command, stored, facts = metadata["command"], metadata.get("config"), metadata.get("facts")
     if command == "dpo":
         raise _cannot(path, "it is a run of rlvr dpo, whose pairs and reference are not stored in it")
+    if command == "ppo":
+        raise _cannot(path, "it is a run of rlvr ppo, and the replay knows no critic")
     if command not in ("eval", "sft", "ei", "grpo") or not isinstance(stored, dict) or not isinstance(facts, dict):
         raise _cannot(path, f"it is a run of rlvr {command} without stored options")
     kind = config_of(command)

@@ -1,6 +1,6 @@
 """The gradient of an update: summed over its micro-batches and over the trainers, then clipped.
 
-Enters: the loss of each micro-batch. Leaves: the gradient of each trainable parameter, in its `grad`, and the norm.
+Enters: the loss of each micro-batch. Leaves: the gradient of each trainable parameter, in its `grad`, and the norms.
 """
 
 from itertools import compress
@@ -22,7 +22,8 @@ class Gradients:
     """
 
     def __init__(self, policy: Policy, ranks: Ranks, *, several: bool) -> None:
-        self._parameters = [*policy.trainable_parameters().values()]
+        self._groups = policy.parameter_groups()
+        self._parameters = [parameter for group in self._groups for parameter in group]
         self._narrow = {p for p in self._parameters if p.dtype.itemsize < 4 and several}
         self._wide: dict[Tensor, Tensor] = {}
         self._ranks = ranks
@@ -51,15 +52,20 @@ class Gradients:
         self._wide[parameter] = gradient.float() if earlier is None else earlier.add_(gradient)
 
     def finish(self, *, max_norm: float) -> Tensor:
-        """Put the sums into `grad`, in the precision of each parameter, scaled down to this norm. Returns the norm before that."""
+        """Put the sums into `grad`, in the precision of each parameter, each group of parameters scaled down to this norm.
+
+        Returns:
+            The norms before that, (groups,), see `Policy.parameter_groups`.
+        """
         self._sum_over_ranks()
         self._round()
-        norm = self._norm()
-        torch.nn.utils.clip_grads_with_norm_(self._parameters, max_norm, norm)
-        return norm
+        norms = [self._norm(group) for group in self._groups]
+        for group, norm in zip(self._groups, norms, strict=True):
+            torch.nn.utils.clip_grads_with_norm_(group, max_norm, norm)
+        return torch.stack([norm.to(self._parameters[0].device) for norm in norms])
 
-    def _norm(self) -> Tensor:
-        return _norm([parameter.grad for parameter in self._parameters if parameter.grad is not None])
+    def _norm(self, group: list[torch.nn.Parameter]) -> Tensor:
+        return _norm([parameter.grad for parameter in group if parameter.grad is not None])
 
     def _round(self) -> None:
         for parameter in self._parameters:
@@ -102,8 +108,8 @@ class ShardedGradients(Gradients):
     def _sum_over_ranks(self) -> None:
         pass
 
-    def _norm(self) -> Tensor:
-        square = super()._norm().double() ** 2
+    def _norm(self, group: list[torch.nn.Parameter]) -> Tensor:
+        square = super()._norm(group).double() ** 2
         self._ranks.sum([square])
         return square.sqrt()
 

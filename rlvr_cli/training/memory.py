@@ -79,7 +79,7 @@ class MemoryPlan:
     @property
     def state(self) -> float:
         """The bytes of weights, gradients and optimizer state, which no choice of micro-batches changes."""
-        kept = ("weights", "adapter", "gradients", "optimizer state")
+        kept = ("weights", "adapter", "critic", "gradients", "optimizer state")
         return sum(self.updating.get(name, 0.0) for name in kept)
 
 
@@ -207,6 +207,9 @@ def _held_by_trainer(
     if config.lora_rank:
         trained, trained_width = float(adapter_parameters(shape, config.lora_rank)), 4
         held["adapter"] = 4 * trained
+    if (networks := _networks(config)) == 2:
+        held["critic"] = sum(held.values())
+        trained, activations = 2 * trained, 2 * activations
     if not config.offload_optimizer:
         held["optimizer state"] = trained * _state_bytes(config.optimizer, trained_width)
     if config.keeps_reference and not config.lora_rank:  # without its adapter, an adapted policy is its own reference
@@ -218,8 +221,9 @@ def _held_by_trainer(
         held["the sampling process's weights, and the snapshot it samples from"] = copies_of_all * n * width
     if config.samplers > 1 and placement.trainer == placement.engine:
         held["the samplers' weights"] = config.samplers * n * width
-    copies = {_COPIES: n * compute} if compute < width else {}
-    updating = held | ({_WHOLE: _put_together(shape, width, compute)} if config.fsdp else copies) | {
+    copies = {_COPIES: n * compute} if compute < width else {}  # of the policy, from which the engine samples
+    all_copies = {name: bytes * networks for name, bytes in copies.items()}
+    updating = held | ({_WHOLE: _put_together(shape, width, compute)} if config.fsdp else all_copies) | {
         # sums in float32, and the head's before it is added
         "gradients": 4 * trained
         + (0 if config.lora_rank or config.fsdp else shape["vocabulary"] * shape["hidden"] * width),
@@ -233,6 +237,11 @@ def _held_by_trainer(
     sequences = min(math.ceil(config.rollout_batch_size / config.trainers), config.max_batch_size or 256)
     cached = sequences * (GUESSED_PROMPT + config.sampling_max_tokens) * _cached_bytes(shape, compute)
     return updating, held | copies | {_CACHE: cached}
+
+
+def _networks(config: TrainingConfig) -> int:
+    """Return how many models are trained: the policy's, and the critic's own."""
+    return 2 if config.critic == "own" else 1
 
 
 def _put_together(shape: Mapping[str, int], width: int, compute: int) -> float:
@@ -266,8 +275,8 @@ def _held_by_host(config: TrainingConfig, shape: Mapping[str, int], *, trainers:
     if not config.offload_optimizer:
         return {}
     if config.lora_rank:
-        return {"optimizer state": 8.0 * trainers * adapter_parameters(shape, config.lora_rank)}
-    n = float(shape["parameters"]) * (
+        return {"optimizer state": 8.0 * trainers * _networks(config) * adapter_parameters(shape, config.lora_rank)}
+    n = float(shape["parameters"] * _networks(config)) * (
         trainers / config.trainers + 1 if config.fsdp else trainers
     )  # and whole, to save it
     return ({"float32 weights": 4 * n} if config.param_dtype == "bfloat16" else {}) | {"optimizer state": 8 * n}

@@ -103,7 +103,8 @@ def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
     """Turn an objective's statistics, (tokens,) or (rows,) each, into metrics of the update.
 
     Returns:
-        `policy/NAME_mean` for each statistic, except for those of `policy_gradient` and of the handout's losses:
+        `policy/NAME_mean` for each statistic, or NAME alone if it has a slash, except for those of `policy_gradient` and of the
+        handout's losses:
         `policy/ratio_mean`, `_min`, `_p01`, `_p99`, `_max`; `policy/clip_fraction`, `_low`, `_high`; `policy/kl`;
         `mismatch/logprob_mean_abs` and `_max_abs`, |trainer - sampler| in nats; `mismatch/ratio_mean`, `_min`, `_p01`, `_p99`,
         `_max`, trainer over sampler; `mismatch/importance_weight_mean`; the mean |trainer - sampler| of the tokens at
@@ -131,7 +132,7 @@ def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
             case "position" | "length":
                 pass
             case _:
-                metrics[f"policy/{name}_mean"] = float(values.double().mean())
+                metrics[name if "/" in name else f"policy/{name}_mean"] = float(values.double().mean())
     return metrics
 
 

@@ -1,6 +1,7 @@
 """AdamW and the learning rate."""
 
 import math
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -11,11 +12,14 @@ from rlvr_cli.training.adamw_8bit import AdamW8bit
 from rlvr_cli.training.adamw_kahan import AdamWKahan
 from rlvr_cli.training.offload import OffloadedAdamW
 
+RATE = "relative_learning_rate"  # of a group of parameters, to that of the update
+
 
 def make_optimizer(
     policy: Policy | PreTrainedModel,
     *,
     learning_rate: float,
+    critic_learning_rate: float | None = None,
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.0,
     kind: OptimizerKind = "adamw",
@@ -27,17 +31,22 @@ def make_optimizer(
     would be rounded away.
 
     Args:
+        critic_learning_rate: of the critic's parameters; None: that of the others. An update keeps the two in proportion.
         kind: "adamw"; "adamw_kahan", which loses no step of bfloat16 weights; "adamw_8bit", whose moments have 8 bits.
         offload: with "adamw": compute on the host, from float32 weights and moments there.
     """
-    parameters = list(as_policy(policy).trainable_parameters().values())
+    groups = as_policy(policy).parameter_groups()
+    relative = (1.0, 1.0 if critic_learning_rate is None else critic_learning_rate / learning_rate)
+    parameters: list[Any] = [
+        {"params": group, RATE: rate} for group, rate in zip(groups, relative[: len(groups)], strict=True)
+    ]
     if offload:
         assert kind == "adamw", f"{kind} is not offloaded"
         return OffloadedAdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
     if kind != "adamw":
         ours = {"adamw_kahan": AdamWKahan, "adamw_8bit": AdamW8bit}[kind]
         return ours(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
-    fused = parameters[0].device.type in ("cuda", "cpu")
+    fused = groups[0][0].device.type in ("cuda", "cpu")
     return torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused)
 
 

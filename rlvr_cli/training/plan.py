@@ -8,6 +8,7 @@ from typing import Any
 from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
+from rlvr_cli.config.ppo import PpoConfig
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.models.device import dtype_name
@@ -176,6 +177,36 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
     }
 
 
+def ppo_plan(config: PpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
+    """The plan of `rlvr ppo`, line by line."""
+    updates = config.updates_per_rollout_batch
+    alone = (
+        f"; it learns alone on the first {config.critic_warmup_steps} rollout batches"
+        if config.critic_warmup_steps
+        else ""
+    )
+    critic = {
+        "own": "a model of its own with the policy's first weights, and a linear head that is 0 at first",
+        "shared": "a linear head on the policy's model, 0 at first",
+    }[config.critic]
+    return {
+        "model": facts["model"]["name"],
+        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
+        **_chat(config, facts),
+        "rollouts": f"{config.n_ppo_steps} batches of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples",
+        "updates": f"{updates} per batch ({config.epochs_per_rollout_batch} epochs, {config.train_batch_size} responses each), "
+        f"{config.n_ppo_steps * updates} in all; old log-probabilities and values are computed once per batch",
+        "micro-batches": f"{config.micro_batch_size} responses",
+        "critic": f"{critic}; learning rate {config.critic_learning_rate:g}{alone}",
+        **ppo_formulas(config),
+        **ppo_kl_line(config),
+        "overlong": "as graded: a response cut at the limit ends there, and no value follows its last token",
+        "sampling": _sampling(config),
+        "engine": facts["engine"],
+        **_common(config, facts),
+    }
+
+
 def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
     """Notes on options that look like a mistake, one sentence each."""
     notes = []
@@ -319,6 +350,43 @@ def grpo_objective(config: GrpoConfig, loss: Loss) -> str:
     if config.length_normalization == "token_mean" and not loss.per_row:
         terms.append("T the response tokens of the update")
     return f"{sign}{f'(1/{size}) sum_i' if loss.per_row else scale} {term};  {', '.join(filter(None, terms))}"
+
+
+def ppo_formulas(config: PpoConfig) -> dict[str, str]:
+    """What `rlvr ppo` makes of a reward, and the loss that it minimizes, as formulas by name."""
+    penalty, in_loss = "", ""
+    if config.kl_coef and config.kl_in == "reward":
+        kl = "max(log p_old - log p_ref, 0)" if config.kl_clamp else "(log p_old - log p_ref)"
+        penalty = f" - {config.kl_coef:g} {kl}_i,t"
+    elif config.kl_coef:
+        in_loss = f" + {config.kl_coef:g} {KL_TYPES['k3'].name}"
+    gamma = "" if config.gamma == 1 else f"{config.gamma:g} "
+    discount = "" if config.gamma * config.gae_lambda == 1 else f"{config.gamma * config.gae_lambda:g} "
+    advantage = f"A_i,t = d_i,t + {discount}A_i,t+1, d_i,t = r_i,t + {gamma}V_i,t+1 - V_i,t, 0 after the last token"
+    if config.whiten_advantages:
+        advantage += "; then (A - mean) / std over the tokens of the batch"
+    value = f"{config.vf_coef / 2:g} (V_i,t - R_i,t)^2"
+    if c := config.vf_cliprange:
+        value = f"{config.vf_coef / 2:g} max((V - R)^2, (V_old + clip(V - V_old, -{c:g}, {c:g}) - R)^2)_i,t"
+    policy = f"-min(rho_i,t A_i,t, clip(rho_i,t, 1-{config.cliprange:g}, 1+{config.cliprange:g}) A_i,t)"
+    return {
+        "reward": f"r_i,t = [t is the last token] r_i{penalty}",
+        "advantage": advantage,
+        "return": f"R_i,t = A_i,t + V_i,t{', with A before it is whitened' if config.whiten_advantages else ''}",
+        "objective": f"(1/T) sum_i,t [{policy} + {value}{in_loss}];  rho = p/p_old, log p at temperature "
+        f"{config.sampling_temperature:g}, T the response tokens of the update",
+    }
+
+
+def ppo_kl_line(config: PpoConfig) -> dict[str, str]:
+    """The line of the plan that says what the KL penalty of `rlvr ppo` descends; none without one."""
+    if not config.kl_coef:
+        return {}
+    if config.kl_in == "loss":
+        kind = KL_TYPES["k3"]
+        return {"KL penalty": f"{kind.name} = {kind.formula}; its gradient descends {kind.descends}"}
+    clamped = "; clamped, the estimate is too large" if config.kl_clamp else ""
+    return {"KL penalty": f"in the reward: its gradient descends KL(p || p_ref) of whole responses{clamped}"}
 
 
 def importance_formula(config: GrpoConfig) -> str:

@@ -23,7 +23,7 @@ from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.training.optimizer import make_optimizer
 from rlvr_cli.training.optimizer_state import layout, load_state
 from rlvr_cli.training.ranks import ALONE, Ranks
-from rlvr_cli.training.update import compute_log_probs, train_update
+from rlvr_cli.training.update import compute_scores, train_update
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
 
@@ -55,10 +55,13 @@ class Replica:
         self.kernels_note = self.policy.use_kernels(config.fused_kernels)
         if self.ranks.size > 1 and self.policy.device.type == "cpu" and self.policy.num_parameters >= TINY_PARAMETERS:
             torch.set_num_threads(max((os.cpu_count() or 1) // self.ranks.size, 1))
+        if config.critic:
+            self.policy.add_critic(own_body=config.critic == "own", lora=trained_adapter(config))
         self._trained = self._own_part(self.policy)
         self._stepped = self.optimizer = make_optimizer(
             self._trained,
             learning_rate=config.learning_rate,
+            critic_learning_rate=config.critic_learning_rate or None,
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
             kind=config.optimizer,
@@ -90,11 +93,13 @@ class Replica:
             )
         return metrics
 
-    def log_probs(self, batch: Mapping[str, Tensor], *, of: Literal["policy", "reference"], **how: Any) -> Tensor:
-        """Compute the log-probabilities of the responses, see `compute_log_probs`."""
+    def scores(
+        self, batch: Mapping[str, Tensor], *, of: Literal["policy", "reference"], **how: Any
+    ) -> dict[str, Tensor]:
+        """Compute the log-probabilities of the responses, and their values if the policy has a critic: see `compute_scores`."""
         model = self._trained if of == "policy" else self._reference
         assert model is not None, "the options keep no reference"
-        return compute_log_probs(model, dict(batch), check=self.check, ranks=self.ranks, **how)
+        return compute_scores(model, dict(batch), check=self.check, ranks=self.ranks, **how)
 
     def gather(self, *, everywhere: bool) -> None:
         """Give `policy` its weights on rank 0, or on all ranks."""

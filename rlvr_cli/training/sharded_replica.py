@@ -42,9 +42,9 @@ class ShardedReplica(Replica):
         return train_update(self._trained, self._stepped, dict(batch), check=self.check, ranks=self.ranks, **how)
 
     @losses_within()
-    def log_probs(self, batch: Mapping[str, Tensor], **how: Any) -> Tensor:
+    def scores(self, batch: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
         self._empty()
-        return super().log_probs(batch, **how)
+        return super().scores(batch, **how)
 
     @losses_within()
     def gather(self, *, everywhere: bool) -> None:

@@ -39,6 +39,7 @@ from rlvr_cli.training.update import UpdateOptions
 from rlvr_cli.training.weight_sync import Snapshot, WeightSync
 from rlvr_cli.types import Sampler
 
+POSITIONS = "mismatch/position/"
 MISMATCH_BOUND = 5e-2  # nats per token; print a note if sampler and trainer differ by more with the same weights
 
 
@@ -244,7 +245,18 @@ class Trainer:
         micro_batch_size: int,
         temperature: float,
     ) -> Tensor:
-        """Compute the log-probabilities of the responses, (batch, seq), see `compute_log_probs`.
+        """Compute the log-probabilities of the responses, (batch, seq): see `scores`."""
+        return self.scores(batch, of=of, micro_batch_size=micro_batch_size, temperature=temperature)["log_probs"]
+
+    def scores(
+        self,
+        batch: Mapping[str, Tensor],
+        *,
+        of: Literal["policy", "reference"] = "policy",
+        micro_batch_size: int,
+        temperature: float,
+    ) -> dict[str, Tensor]:
+        """Compute the log-probabilities of the responses, and their values if the policy has a critic: see `compute_scores`.
 
         Args:
             of: `reference` is the initial policy, with --kl-coef.
@@ -253,7 +265,7 @@ class Trainer:
             self.weights.sleep()
         with out_of_memory_as_user_error():
             return self.trainers.do(
-                "log_probs",
+                "scores",
                 dict(batch),
                 of=of,
                 micro_batch_size=micro_batch_size,
@@ -281,17 +293,23 @@ class Trainer:
         if every and self.updates - self._saved[0] >= every and minutes >= self.config.checkpoint_minutes:
             self.save()
 
-    def check_mismatch(self, mean_gap: float) -> None:
+    def check_mismatch(self, update: Mapping[str, float], *, advice: str = "") -> None:
         """Print a note, once, if trainer and sampler disagree on log-probabilities by more than `MISMATCH_BOUND`.
 
+        Positions below --sampling-min-tokens are ignored: the sampler forbids the end of the response there, so its distribution
+        differs.
+
         Args:
-            mean_gap: mean over the sampled tokens of |trainer - sampler|, nats, both with the same weights.
+            update: metrics of the first update on rollouts that the same weights have sampled.
+            advice: what the user can do about it.
         """
-        if mean_gap > MISMATCH_BOUND and not self._mismatch_said:
+        gaps = {int(name.rpartition("/")[2]): gap for name, gap in update.items() if name.startswith(POSITIONS)}
+        gap = max((gap for start, gap in gaps.items() if start >= self.config.sampling_min_tokens), default=0.0)
+        if gap > MISMATCH_BOUND and not self._mismatch_said:
             self._mismatch_said = True
             console.say(
-                f"note: the sampler's log-probabilities differ from the trainer's by {mean_gap:.2g} nats per token on average "
-                f"(metrics mismatch/*); --importance-correction truncated corrects for it."
+                f"note: the sampler's log-probabilities differ from the trainer's by {gap:.2g} nats per token on average "
+                f"(metrics mismatch/*){advice and f'; {advice}'}."
             )
 
     def evaluate_if_due(self) -> None:

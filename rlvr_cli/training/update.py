@@ -10,9 +10,9 @@ the first backward pass, and no row's result depends on its padding.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from itertools import chain, compress
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from rlvr_cli.training.objectives import (
     statistics_at,
     token_metrics,
 )
+from rlvr_cli.training.optimizer import RATE
 from rlvr_cli.training.ranks import ALONE, Ranks
 from rlvr_cli.types import Rollout
 
@@ -88,11 +89,11 @@ def train_update(
             (batch, 1) each. Rows marked in `zero_advantage`, (batch, 1) bool, go through the model after the others. Rows with the same
             number in `unit`, (batch, 1) int64, such as a pair, stay in one micro-batch, in the order of the batch; without
             `unit` each row is a unit.
-        learning_rate: of this update (`learning_rate_at`).
+        learning_rate: of this update (`learning_rate_at`); that of the critic is in proportion (`make_optimizer`).
         micro_batch_size: most rows per micro-batch; a larger unit is a micro-batch by itself.
         objective: the loss to minimize. The gradient through the entropies is computed only if the objective uses them.
         skip_zero_advantage: skip the backward pass for the marked rows, because their gradient is known to be 0.
-        max_grad_norm: the gradient is scaled down to this norm; inf never clips.
+        max_grad_norm: the gradient is scaled down to this norm, that of a critic apart; inf never clips.
         normalization: what a loss per token is divided by, see `loss_denominators`. A loss per row is averaged over the rows
             that go through the model: all but the units without a response token.
         normalize_constant: for `masked_normalize`.
@@ -109,7 +110,8 @@ def train_update(
         `loss/denominator`    the mean divisor of a response token's loss; for a loss per row, the divisor of a row's loss
         `loss/nll`            mean over the response tokens of -log p, nats
         `policy/entropy`      mean over the response tokens of the exact entropy, nats
-        `optimizer/grad_norm` norm of the update's whole gradient, before clipping
+        `optimizer/grad_norm` norm of the update's whole gradient, before clipping; without that of a critic's parameters
+        `critic/grad_norm`    norm of the latter, if there is a critic
         `optimizer/learning_rate`
         `update/skipped`      1.0 when the update was skipped, else 0.0
         `update/rows`, `update/tokens` (response tokens), `update/micro_batches`, `update/seconds`
@@ -144,8 +146,9 @@ def train_update(
         computed = 0  # tokens that go through the model's body
         gradients = gradients_of(policy, ranks, several=len(micro_batches) > 1)
         optimizer.zero_grad(set_to_none=True)
-        rounded.enter_context(policy.rounded_weights())
-        rounded.enter_context(policy.fused_kernels())
+        for network in policy.networks:
+            rounded.enter_context(network.rounded_weights())
+            rounded.enter_context(network.fused_kernels())
         dealt, check = _division(policy, ranks, check)
         costs = [len(rows) * width * (3 if learning else 1) for rows, width, learning in micro_batches]
         for number, is_own in dealt(costs, [learning for _, _, learning in micro_batches]):
@@ -157,8 +160,10 @@ def train_update(
             micro, wanted = _moved(micro, device), wanted.to(device)
             divisors = to_device(denominators[rows], device)
             learning = learning or not skip_zero_advantage
-            recomputing = policy.gradient_checkpointing() if gradient_checkpointing and learning else nullcontext()
-            with torch.set_grad_enabled(learning), policy.autocast(), recomputing:
+            recomputing = policy.networks if gradient_checkpointing and learning else []
+            with torch.set_grad_enabled(learning), policy.autocast(), ExitStack() as recomputed:
+                for network in recomputing:
+                    recomputed.enter_context(network.gradient_checkpointing())
                 scores = get_response_log_probs(
                     policy,
                     micro["input_ids"],
@@ -184,13 +189,13 @@ def train_update(
                 statistics.setdefault(name, []).append(values)
         rounded.close()
         ranks.sum([sums])
-        grad_norm = gradients.finish(max_norm=max_grad_norm)
-        found, *values = to_host([torch.stack([*sums, grad_norm.to(sums)]), *map(torch.cat, statistics.values())])
-        objective_value, nll, entropy_sum, norm = found.tolist()
-        skipped = not (math.isfinite(objective_value) and math.isfinite(norm))
+        grad_norms = gradients.finish(max_norm=max_grad_norm)
+        found, *values = to_host([torch.cat([sums, grad_norms.to(sums)]), *map(torch.cat, statistics.values())])
+        objective_value, nll, entropy_sum, *norms = found.tolist()
+        skipped = not all(map(math.isfinite, (objective_value, *norms)))
         if not skipped:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate
+                group["lr"] = learning_rate * group.get(RATE, 1.0)
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         parts = ranks.gather((computed, dict(zip(statistics, values, strict=True))))
@@ -204,7 +209,7 @@ def train_update(
         "loss/nll": nll / num_tokens,
         "policy/entropy": entropy_sum / num_tokens,
         **token_metrics(of_tokens),
-        "optimizer/grad_norm": norm,
+        **dict(zip(("optimizer/grad_norm", "critic/grad_norm"), norms, strict=False)),  # no critic, no norm
         "optimizer/learning_rate": learning_rate,
         "update/skipped": float(skipped),
         "update/rows": float(len(mask)),
@@ -241,7 +246,12 @@ def check_ratios(metrics: Mapping[str, float], *, dtype: torch.dtype) -> None:
     )
 
 
-def compute_log_probs(
+def compute_log_probs(model: Policy | PreTrainedModel, batch: Batch, **how: Any) -> Tensor:
+    """Compute the log-probabilities of the batch's responses, without a gradient: `compute_scores`."""
+    return compute_scores(model, batch, **how)["log_probs"]
+
+
+def compute_scores(
     model: Policy | PreTrainedModel,
     batch: Batch,
     *,
@@ -250,28 +260,29 @@ def compute_log_probs(
     temperature: float = 1.0,
     check: Callable[[], None] = lambda: None,
     ranks: Ranks = ALONE,
-) -> Tensor:
-    """Compute the log-probabilities of the batch's responses, without a gradient.
+) -> dict[str, Tensor]:
+    """Compute the log-probabilities of the batch's responses and, if the policy has a critic, their values; without a gradient.
 
-    Micro-batches are those of `train_update`: for the same batch and weights the results are, on a CPU to the last bit, the
-    log-probabilities of its forward pass. `check` is called before each micro-batch. The `ranks` divide them.
+    Micro-batches are those of `train_update`: for the same batch and weights the results are, on a CPU to the last bit, those of
+    its forward pass. `check` is called before each micro-batch. The `ranks` divide them.
 
     Returns:
-        (batch, seq) on the CPU, nats; 0 outside the responses.
+        `log_probs`, nats, and `values`; (batch, seq) on the CPU, 0 outside the responses.
     """
     policy = as_policy(model)
     device = policy.device
     batch = {name: batch[name].cpu() for name in batch if name in (*_SCORED, "unit", "zero_advantage")}
     cuts = _micro_batches(batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes)
     dealt, check = _division(policy, ranks, check)
-    found: list[tuple[Tensor, int, Tensor]] = []  # rows, width, and their log-probabilities
-    with (
-        policy.on_its_device(),
-        policy.rounded_weights(),
-        policy.fused_kernels(),
-        torch.no_grad(),  # not inference_mode: FSDP's buffers are used again when it trains
-        policy.autocast(),
-    ):
+    places: list[tuple[Tensor, int]] = []  # rows and width of each micro-batch
+    found: dict[str, list[Tensor]] = {"log_probs": []} | ({} if policy.critic is None else {"values": []})
+    with ExitStack() as computing:
+        computing.enter_context(policy.on_its_device())
+        for network in policy.networks:
+            computing.enter_context(network.rounded_weights())
+            computing.enter_context(network.fused_kernels())
+        computing.enter_context(torch.no_grad())  # not inference_mode: FSDP's buffers are used again when it trains
+        computing.enter_context(policy.autocast())
         for number, is_own in dealt([len(rows) * width for rows, width, _ in cuts], [False] * len(cuts)):
             rows, width, _ = cuts[number]
             check()
@@ -287,12 +298,16 @@ def compute_log_probs(
                 wanted=wanted,
             )
             if is_own:
-                found.append((rows, width, scores["log_probs"]))
-    scored = torch.zeros(batch["labels"].shape, dtype=torch.float64 if policy.dtype == torch.float64 else torch.float32)
-    for (rows, width, _), log_probs in zip(found, to_host([scores for _, _, scores in found]), strict=True):
-        scored[rows, :width] = log_probs
-    ranks.sum([scored])
-    return scored
+                places.append((rows, width))
+                for name, tensors in found.items():
+                    tensors.append(scores[name])
+    dtype = torch.float64 if policy.dtype == torch.float64 else torch.float32
+    result = {name: torch.zeros(batch["labels"].shape, dtype=dtype) for name in found}
+    for name, tensors in found.items():
+        for (rows, width), scored in zip(places, to_host(tensors), strict=True):
+            result[name][rows, :width] = scored
+    ranks.sum([*result.values()])
+    return result
 
 
 def rollout_tensors(rollouts: Sequence[Rollout], *, pad_id: int) -> Batch:

@@ -237,6 +237,14 @@ MINIMUMS = {  # of each command
             "gradient_accumulation_steps max_sampling_rounds overlong_buffer cispo_cap",
         },
     ],
+    "ppo": [
+        *(SAMPLED, GRADED, TRAINED, HELD_OUT),
+        {
+            "above 0": "cliprange critic_learning_rate vf_coef",
+            "at_least 0": "kl_coef vf_cliprange gae_lambda gamma critic_warmup_steps",
+            "at_least 1": "n_ppo_steps rollout_batch_size group_size epochs_per_rollout_batch train_batch_size micro_batch_size",
+        },
+    ],
 }  # fmt: skip
 
 

@@ -35,6 +35,11 @@ GRPO = shlex.split(
     "--gradient-accumulation-steps 2 --epochs-per-rollout-batch 2 --loss-type grpo_clip --sampling-max-tokens 32 "
     "--learning-rate 2e-4 --eval-examples 8 --eval-every 3 --checkpoint-every 2"
 )
+PPO = shlex.split(
+    "ppo --dataset arithmetic:64 --n-ppo-steps 4 --rollout-batch-size 16 --train-batch-size 8 --micro-batch-size 4 "
+    "--epochs-per-rollout-batch 2 --critic-warmup-steps 1 --kl-coef 0.05 --vf-cliprange 0.2 --gae-lambda 0.95 "
+    "--sampling-max-tokens 32 --learning-rate 2e-4 --critic-learning-rate 1e-3 --eval-examples 8 --eval-every 3 --checkpoint-every 2"
+)
 EI = shlex.split(
     "ei --dataset arithmetic:64 --n-ei-steps 3 --ei-batch-size 12 --group-size 4 --train-batch-size 6 --micro-batch-size 3 "
     "--sft-epochs 2 --sampling-max-tokens 24 --learning-rate 1e-3 --eval-examples 8 --checkpoint-every 2"

@@ -22,7 +22,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import resolve_compute_dtype
 from rlvr_cli.models.identity import builtin_model_path, model_identity
 from rlvr_cli.models.log_probs import get_response_log_probs, wanted_in
-from rlvr_cli.models.policy import Policy, as_policy, distinct_tensors, load_policy
+from rlvr_cli.models.policy import Critic, Policy, as_policy, distinct_tensors, load_policy
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.process import SamplingProcess
@@ -576,27 +576,16 @@ def test_a_model_that_peft_has_marked_is_saved_as_the_merged_model(adapted, tmp_
     assert set(load_policy(tmp_path / "model").weights()) == set(adapted.weights_for_engine())
 
 
-class WithValues(Policy):
-    """A policy with a value head: everything that differs from a plain one."""
-
-    def __init__(self, model, tokenizer=None):
-        super().__init__(model, tokenizer)
-        self.estimate = torch.nn.Linear(model.config.hidden_size, 1, dtype=model.dtype)
-        with torch.no_grad():
-            self.estimate.weight.copy_(torch.linspace(-1, 1, model.config.hidden_size))
-            self.estimate.bias.fill_(0.5)
-
-    def value_head(self):
-        return lambda hidden: self.estimate(hidden).squeeze(-1)
-
-    def trainable_parameters(self):
-        return super().trainable_parameters() | {f"estimate.{n}": p for n, p in self.estimate.named_parameters()}
-
-    def weights(self):
-        return super().weights() | {f"estimate.{n}": t for n, t in self.estimate.state_dict().items()}
-
-    def weights_for_engine(self):
-        return super().weights()
+def with_critic(model, tokenizer=None, *, own=False):
+    """A policy with a critic whose values are not 0, on the policy's own hidden states or on those of a second model."""
+    policy = Policy(model, tokenizer)
+    policy.critic = Critic(policy, Policy(copy.deepcopy(model)) if own else None)
+    with torch.no_grad():
+        policy.critic.head.weight.copy_(torch.linspace(-1, 1, model.config.hidden_size))
+        policy.critic.head.bias.fill_(0.5)
+        for parameter in policy.critic.body.model.parameters() if own else ():
+            parameter.mul_(0.5)
+    return policy
 
 
 def value_loss(inputs):
@@ -604,15 +593,19 @@ def value_loss(inputs):
     return LossOutputs((inputs.values - 2) ** 2)
 
 
-def value_policy(tiny_model, tiny_tokenizer):
-    return WithValues(copy.deepcopy(tiny_model), tiny_tokenizer)
+def shared_critic(tiny_model, tiny_tokenizer):
+    return with_critic(copy.deepcopy(tiny_model), tiny_tokenizer)
 
 
-@pytest.mark.parametrize("make", [adapt, value_policy])
+def own_critic(tiny_model, tiny_tokenizer):
+    return with_critic(copy.deepcopy(tiny_model), tiny_tokenizer, own=True)
+
+
+@pytest.mark.parametrize("make", [adapt, shared_critic, own_critic])
 def test_a_resumed_run_has_every_bit_of_what_it_trained(make, tiny_model, tiny_tokenizer, tmp_path):
     def train(policy, optimizer, step):
         batch = collate([[5, 6, 7, step]] * 2, [[9, 10], [9, 11, 12]], pad_id=1)
-        how = {"objective": value_loss} if make is value_policy else {}
+        how = {"objective": value_loss} if make is not adapt else {}
         train_update(policy, optimizer, batch, learning_rate=1e-2, micro_batch_size=2, **how)
 
     def state(policy, optimizer):
@@ -669,24 +662,26 @@ def test_a_checkpoint_of_a_plain_policy_does_not_fit_an_adapted_one(adapted, tin
         assert all(tensor.equal(before[name]) for name, tensor in reader.weights().items())
 
 
-# --- a value head needs a subclass of Policy and nothing else
+# --- a critic
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
 @pytest.mark.parametrize("chunk_size", [None, 7])
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3], [0, 1], [3], [2, 0]])
-def test_values_are_those_of_the_plain_forward_pass(tiny_model, chunk_size, rows):
-    policy = WithValues(tiny_model.double())
+def test_values_are_those_of_the_plain_forward_pass(tiny_model, chunk_size, rows, own):
+    policy = with_critic(tiny_model.double(), own=own)
     batch = collate([[5, 6, 7, 8]] * 3 + [[3]], [[9, 10], [9, 11, 12], [13], [2, 3, 4, 5, 6]], pad_id=1)
     ids, labels, mask = (batch[name][rows] for name in ("input_ids", "labels", "response_mask"))
     assert policy.shares_prefixes
     scores = get_response_log_probs(policy, ids, labels, response_mask=mask, chunk_size=chunk_size)
     with torch.no_grad():
-        plain = policy.estimate(tiny_model.base_model(input_ids=ids).last_hidden_state).squeeze(-1) * mask
+        body = policy.networks[-1].model.base_model
+        plain = policy.critic.head(body(input_ids=ids).last_hidden_state).squeeze(-1) * mask
     assert scores["values"].requires_grad
     torch.testing.assert_close(scores["values"].detach(), plain, atol=1e-6, rtol=1e-6)  # the norms are in float32
 
 
-def test_a_policy_without_a_value_head_has_no_values(tiny_model):
+def test_a_policy_without_a_critic_has_no_values(tiny_model):
     ids = torch.arange(6).view(1, 6)
     assert set(get_response_log_probs(tiny_model, ids, ids)) == {"log_probs"}
 
@@ -695,7 +690,7 @@ def test_an_objective_trains_on_the_values(tiny_model, tiny_tokenizer):
     batch = collate([[5, 6, 7, 8]] * 3 + [[3]], [[9, 10], [9, 11, 12], [13], [2, 3, 4, 5, 6]], pad_id=1)
     ends = []
     for size in (1, 2, 4):
-        policy = WithValues(copy.deepcopy(tiny_model).double(), tiny_tokenizer)
+        policy = with_critic(copy.deepcopy(tiny_model).double(), tiny_tokenizer)
         before = {name: p.detach().clone() for name, p in policy.trainable_parameters().items()}
         gradients = {}
 
@@ -706,16 +701,16 @@ def test_an_objective_trains_on_the_values(tiny_model, tiny_tokenizer):
         optimizer.register_step_pre_hook(keep)
         how = {"objective": value_loss, "max_grad_norm": float("inf")}
         metrics = train_update(policy, optimizer, batch, learning_rate=0.1, micro_batch_size=size, **how)
-        assert all(gradients[f"estimate.{name}"].abs().max() > 0 for name in ("weight", "bias"))
+        assert all(gradients[f"critic.head.{name}"].abs().max() > 0 for name in ("weight", "bias"))
         after = policy.trainable_parameters()
         assert all(
-            not after[name].equal(before[name]) for name in ("estimate.weight", "model.layers.0.mlp.up_proj.weight")
+            not after[name].equal(before[name]) for name in ("critic.head.weight", "model.layers.0.mlp.up_proj.weight")
         )
         ends.append(gradients | {"loss": torch.tensor(metrics["loss/objective"], dtype=torch.float64)})
 
-    policy = WithValues(copy.deepcopy(tiny_model).double())
+    policy = with_critic(copy.deepcopy(tiny_model).double())
     hidden = policy.model.base_model(input_ids=batch["input_ids"]).last_hidden_state
-    loss = ((policy.estimate(hidden).squeeze(-1) - 2) ** 2)[batch["response_mask"]].mean()
+    loss = ((policy.critic.head(hidden).squeeze(-1) - 2) ** 2)[batch["response_mask"]].mean()
     loss.backward()
     expected = {name: p.grad for name, p in policy.trainable_parameters().items() if p.grad is not None}
     for found in ends:
@@ -731,12 +726,12 @@ def test_values_do_not_need_a_linear_head(tiny_model):
         vocab_size=41, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, head_dim=4, final_logit_softcapping=2.0,
     )  # fmt: skip
-    policy = WithValues(Gemma2ForCausalLM(config).eval())
+    policy = with_critic(Gemma2ForCausalLM(config).eval())
     ids, mask = torch.arange(10).view(2, 5), torch.tensor([[0, 1, 1, 1, 0], [1, 1, 0, 0, 0]]).bool()
     with pytest.warns(UserWarning, match="not one linear map"):
         assert policy.head() is None
     scores = get_response_log_probs(policy, ids, ids, response_mask=mask)
-    plain = policy.estimate(policy.body(input_ids=ids).last_hidden_state).squeeze(-1) * mask
+    plain = policy.critic.head(policy.body(input_ids=ids).last_hidden_state).squeeze(-1) * mask
     torch.testing.assert_close(scores["values"], plain)
 
 

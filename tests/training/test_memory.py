@@ -14,6 +14,7 @@ from rlvr_cli.cli import build
 from rlvr_cli.config import config_of
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.ppo import PpoConfig
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.sources import resolve
 from rlvr_cli.errors import RlvrError
@@ -112,6 +113,42 @@ def test_an_adapter_takes_16_bytes_a_parameter_and_no_reference():
     assert options_that_fit(replace(config, lora_rank=0), QWEN_7B, one(GPUS[24]), engine="transformers", rows=2) == (
         "--param-dtype bfloat16 --lora-rank 32 --gradient-checkpointing"
     )
+
+
+def test_a_critic_of_its_own_doubles_what_is_trained():
+    shape = {
+        "parameters": 1000, "layers": 2, "hidden": 8, "intermediate": 16, "query_width": 12, "kv_width": 4, "vocabulary": 32
+    }  # fmt: skip
+    for options in ({}, {"lora_rank": 3}, {"param_dtype": "bfloat16", "optimizer": "adamw_kahan"}):
+        common = {"sampling_max_tokens": 44, "kl_coef": 0.1, "rollout_batch_size": 64, **options}
+        own, shared = (
+            plan_of(PpoConfig(critic=critic, **common), shape, engine="transformers", rows=3)
+            for critic in ("own", "shared")
+        )
+        of_policy = shared.updating["weights"] + shared.updating.get("adapter", 0)
+        twice = ("optimizer state", "activations of a micro-batch")
+        assert own.updating == shared.updating | {name: 2 * shared.updating[name] for name in twice} | {
+            "critic": of_policy,
+            "gradients": own.updating["gradients"],
+        }
+        trained = shared.updating.get("adapter", 4000) if "lora_rank" in options else 4000
+        assert own.updating["gradients"] - shared.updating["gradients"] == trained
+        assert own.state > 1.9 * shared.state - shape["vocabulary"] * 8 * 4
+        plain = plan_of(
+            GrpoConfig(train_batch_size=64, gradient_accumulation_steps=1, **common),
+            shape,
+            engine="transformers",
+            rows=3,
+        )
+        assert shared.updating == plain.updating, "a head is nothing"
+        if not options:
+            hosts = [
+                plan_of(
+                    PpoConfig(critic=critic, offload_optimizer=True, **common), shape, engine="transformers", rows=3
+                ).host
+                for critic in ("own", "shared")
+            ]
+            assert hosts[0] == {name: 2 * bytes for name, bytes in hosts[1].items()}
 
 
 def test_terms_by_hand():
@@ -445,6 +482,8 @@ def test_trainer_and_vllm_fit_a_shared_device_together(shape, capacity, dtype, u
         ("sft", [], "transformers"),
         ("sft", ["--offload-optimizer"], "transformers"),
         ("ei", ["--lora-rank", "64"], "vllm"),
+        ("ppo", [], "transformers"),
+        ("ppo", ["--critic", "shared", "--kl-coef", "0.1"], "vllm"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value) or "defaults",
 )
@@ -477,7 +516,9 @@ def test_a_run_fits_with_what_its_dry_run_proposes(command, given, engine, size)
         if proposed == "fits":
             assert note([], bytes) == ""
         elif proposed == "too small":
-            assert (given, size, name) == (["--compute-dtype", "float32"], "7B", 24), "the others have a way"
+            in_float32, two_models = given == ["--compute-dtype", "float32"], (command, given) == ("ppo", [])
+            assert in_float32 or two_models, "the others have a way"
+            assert (size, name) == ("7B", 24)
             assert note([], bytes) == "Use a larger GPU, or a smaller model."
         else:
             assert "--trainers 8 " in proposed or note([], bytes).endswith(f"It should fit {proposed}.")

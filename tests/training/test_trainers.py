@@ -17,6 +17,7 @@ from killed import (
     DPO,
     EI,
     GRPO,
+    PPO,
     SFT,
     assert_ended_as,
     assert_readable,
@@ -159,7 +160,9 @@ def test_trainers_killed_at_20_random_moments_end_the_same(forks: Forks, whole: 
     assert_ended_as(whole, run)
 
 
-@pytest.mark.parametrize("command", [SFT, DPO, pytest.param(EI, marks=pytest.mark.slow)], ids=["sft", "dpo", "ei"])
+@pytest.mark.parametrize(
+    "command", [SFT, DPO, PPO, pytest.param(EI, marks=pytest.mark.slow)], ids=["sft", "dpo", "ppo", "ei"]
+)
 def test_the_other_commands_too(forks: Forks, tmp_path: Path, command: list[str]):
     write_pairs(tmp_path)
     forks.run(*command, "--run", "one", cwd=tmp_path, status=0)

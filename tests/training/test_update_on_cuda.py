@@ -11,12 +11,13 @@ from fake_cuda import fake_cuda
 from policies import make_batch, make_policy
 from rlvr_cli.models import log_probs
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
-from rlvr_cli.models.policy import Lora
+from rlvr_cli.models.policy import Critic, Lora, Policy
 from rlvr_cli.models.tokenization import collate
 from rlvr_cli.training.losses.policy_gradient import LOSSES
+from rlvr_cli.training.losses.value import actor_critic
 from rlvr_cli.training.objectives import policy_gradient
 from rlvr_cli.training.optimizer import make_optimizer
-from rlvr_cli.training.update import compute_log_probs, train_update
+from rlvr_cli.training.update import compute_log_probs, compute_scores, train_update
 from shapes import math_1_5b
 
 HALF, WIDE = torch.bfloat16, torch.float32
@@ -104,6 +105,46 @@ def test_an_update_of_an_adapter_is_that_of_a_cpu(dtype, checkpointing):
     for name, tensor in adapters[1].items():
         gap = (adapters[0][name] - tensor).abs()
         assert gap.max() < 1e-9 if dtype == torch.float64 else gap.mean() < 0.003, name  # AdamW's first step is 0.01
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
+@pytest.mark.parametrize("dtype", [torch.float64, WIDE])
+def test_an_update_with_a_critic_is_that_of_a_cpu(dtype, own):
+    """Its values are float32 or wider, also where the products of its body are in bfloat16."""
+    batch = with_columns(make_batch([(3, 9), (3, 5), (6, 7), (2, 11)]))
+    shape = batch["labels"].shape
+    batch |= {
+        "old_values": torch.zeros(shape),
+        "returns": torch.ones(shape),
+        "advantages": batch["advantages"].expand(shape),
+    }
+
+    model = make_policy(dtype)
+
+    def trained(device, *, ready=lambda: None):
+        policy = Policy(copy.deepcopy(model).to(device))
+        policy.critic = Critic(policy, Policy(copy.deepcopy(model).to(device)) if own else None)
+        with torch.no_grad():
+            policy.critic.head.bias.fill_(0.25)
+        ready()
+        how = {"objective": partial(actor_critic, cliprange=0.2, vf_coef=0.5), "skip_zero_advantage": False}
+        metrics = update(policy, batch, gradient_checkpointing=own, **how)
+        scores = compute_scores(policy, batch, micro_batch_size=2)
+        return metrics, scores, {name: tensor.detach().cpu() for name, tensor in policy.weights().items()}
+
+    expected = trained("cpu")
+    with fake_cuda() as cuda:
+        found = trained("cuda:1", ready=cuda.forget)
+        assert not cuda.astray
+    assert found[0].keys() == expected[0].keys()
+    assert found[0]["critic/value_mean"] == expected[0]["critic/value_mean"] == 0.25
+    assert {scored.dtype for scored in found[1].values()} == {dtype}
+    if dtype == torch.float64:
+        torch.testing.assert_close(found[1:], expected[1:], rtol=1e-9, atol=1e-11)
+        return
+    assert found[0]["critic/grad_norm"] == pytest.approx(expected[0]["critic/grad_norm"], rel=0.05)
+    for name, tensor in expected[2].items():
+        assert (found[2][name] - tensor).abs().mean() < 0.003, name  # AdamW's first step is 0.01
 
 
 def large_batch(rows=4):

@@ -28,7 +28,9 @@ class LossInputs:
     advantages: Tensor | None = None
     sampled_log_probs: Tensor | None = None  # (batch, seq), as the sampler computed them
     reference_log_probs: Tensor | None = None  # (batch, seq), of the frozen reference model; None without one
-    values: Tensor | None = None  # (batch, seq), of `Policy.value_head`; None without one
+    values: Tensor | None = None  # (batch, seq), of the policy's critic; None without one
+    old_values: Tensor | None = None  # (batch, seq), of the critic before the first update on these rollouts
+    returns: Tensor | None = None  # (batch, seq), what the values should be
     group: Tensor | None = None  # (batch,) int64, equal for responses to the same question; None without groups
 
 
@@ -62,5 +64,7 @@ def loss_inputs(
         sampled_log_probs=batch.get("sampled_log_probs"),
         reference_log_probs=batch.get("reference_log_probs"),
         values=values,
+        old_values=batch.get("old_values"),
+        returns=batch.get("returns"),
         group=None if group is None else group[:, 0],
     )
