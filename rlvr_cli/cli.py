@@ -32,6 +32,7 @@ COMMANDS = {
     "dpo": "Preference optimization on pairs of responses.",
     "ei": "Expert iteration.",
     "grpo": "Policy gradient on groups of graded responses.",
+    "distill": "On-policy distillation.",
     "grade": "Regrade a run with another grader.",
     "filter": "Make a dataset from a run's rollouts or another dataset.",
     "analyze": "Analyze runs with SQL, named queries or an HTML report.",

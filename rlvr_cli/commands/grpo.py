@@ -335,15 +335,8 @@ def training_batch(
 
 
 def check_first_update(config: GrpoConfig, trainer: Trainer, update: dict[str, float]) -> None:
-    """Check the first update on a batch: the ratios of the built-in losses are 1, and trainer and sampler should agree.
-
-    Positions below --sampling-min-tokens are ignored: the sampler forbids the end of the response there, so its distribution
-    differs.
-    """
+    """Check the first update on a batch: the ratios of the built-in losses are 1, and trainer and sampler should agree."""
     if config.loss_type in LOSSES:  # a loss of the user's own may report another ratio
         check_ratios(update, dtype=trainer.compute_dtype)
-    gaps = {int(name.rpartition("/")[2]): gap for name, gap in update.items() if name.startswith("mismatch/position/")}
     if not config.async_steps:  # otherwise an older policy sampled, and they differ
-        trainer.check_mismatch(
-            max((gap for start, gap in gaps.items() if start >= config.sampling_min_tokens), default=0.0)
-        )
+        trainer.check_mismatch(update)

@@ -25,6 +25,7 @@ CONFIGURED = (
     "dpo",
     "ei",
     "grpo",
+    "distill",
 )  # the commands with --config, each of which a file may have a table for
 
 

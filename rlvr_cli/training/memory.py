@@ -17,6 +17,7 @@ from rlvr_cli.config.options import flag
 from rlvr_cli.config.shared import OptimizerKind, TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import resolve_compute_dtype
+from rlvr_cli.models.identity import model_shape
 from rlvr_cli.samplers.open import UTILIZATION, engine_kind
 from rlvr_cli.training.placement import Placement, place
 
@@ -211,6 +212,9 @@ def _held_by_trainer(
         held["optimizer state"] = trained * _state_bytes(config.optimizer, trained_width)
     if config.kl_coef and not config.lora_rank:  # without its adapter, an adapted policy is its own reference
         held["reference model"] = n * width * share
+    if config.teacher:  # whole on every device
+        of_teacher = model_shape(config.teacher) or {"parameters": 0}
+        held["teacher"] = float(of_teacher["parameters"]) * (width + (compute if compute < width else 0))
     if on_gpu:
         held["CUDA"] = CONTEXT
     if config.async_steps and placement.trainer == placement.engine:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import Literal, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
@@ -33,6 +33,7 @@ from rlvr_cli.training.evaluation import Evaluator
 from rlvr_cli.training.memory import MemoryPlan
 from rlvr_cli.training.optimizer import learning_rate_at
 from rlvr_cli.training.placement import Placement
+from rlvr_cli.training.replica import Scored
 from rlvr_cli.training.time_limit import TimeLimit
 from rlvr_cli.training.trainers import Trainers
 from rlvr_cli.training.update import UpdateOptions
@@ -240,14 +241,14 @@ class Trainer:
         self,
         batch: Mapping[str, Tensor],
         *,
-        of: Literal["policy", "reference"] = "policy",
+        of: Scored = "policy",
         micro_batch_size: int,
         temperature: float,
     ) -> Tensor:
         """Compute the log-probabilities of the responses, (batch, seq), see `compute_log_probs`.
 
         Args:
-            of: `reference` is the initial policy, with --kl-coef.
+            of: `reference` is the initial policy, with --kl-coef; `teacher` that of distillation.
         """
         if self.config.fsdp:  # an engine that samples with these weights loses them
             self.weights.sleep()
@@ -281,12 +282,19 @@ class Trainer:
         if every and self.updates - self._saved[0] >= every and minutes >= self.config.checkpoint_minutes:
             self.save()
 
-    def check_mismatch(self, mean_gap: float) -> None:
+    def check_mismatch(self, update: Mapping[str, float]) -> None:
         """Print a note, once, if trainer and sampler disagree on log-probabilities by more than `MISMATCH_BOUND`.
 
+        Positions below --sampling-min-tokens are ignored: the sampler forbids the end of the response there, so its distribution
+        differs.
+
         Args:
-            mean_gap: mean over the sampled tokens of |trainer - sampler|, nats, both with the same weights.
+            update: the metrics of an update with `mismatch`, before which trainer and sampler had the same weights.
         """
+        gaps = {
+            int(name.rpartition("/")[2]): gap for name, gap in update.items() if name.startswith("mismatch/position/")
+        }
+        mean_gap = max((gap for start, gap in gaps.items() if start >= self.config.sampling_min_tokens), default=0.0)
         if mean_gap > MISMATCH_BOUND and not self._mismatch_said:
             self._mismatch_said = True
             console.say(

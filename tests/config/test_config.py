@@ -223,6 +223,10 @@ MINIMUMS = {  # of each command
         *(SAMPLED, GRADED, TRAINED, HELD_OUT),
         {"at_least 1": "n_ei_steps ei_batch_size group_size sft_epochs train_batch_size micro_batch_size"},
     ],
+    "distill": [
+        *(SAMPLED, GRADED, TRAINED, HELD_OUT),
+        {"at_least 0": "task_reward", "at_least 1": "n_distill_steps rollout_batch_size group_size micro_batch_size"},
+    ],
     "grpo": [
         *(SAMPLED, GRADED, TRAINED, HELD_OUT),
         {
