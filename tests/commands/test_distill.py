@@ -4,10 +4,12 @@ That a run is what its options and rollouts give is in tests/replay/test_wiring.
 """
 
 import json
+import re
 import shutil
 
 import pytest
 
+from endpoint import Reply, serving
 from killed import metrics_of
 from rlvr_cli.commands import distill
 from rlvr_cli.config.distill import DistillConfig
@@ -202,3 +204,42 @@ def test_the_teacher_has_the_precision_of_the_student(tiny_model_dir, teacher, t
         assert not any(p.requires_grad for p in found.model.parameters())
         same = load_policy(teacher, dtype=dtype, device="cpu").model.state_dict()
         assert all(tensor.equal(same[name]) for name, tensor in found.model.state_dict().items())
+
+
+def test_traces_of_a_teacher_behind_an_endpoint(forks, tmp_path):
+    """Its thinking, given apart, is graded, filtered by the rules of R1, and learned."""
+    pytest.importorskip("openai", reason="the openai package is not installed")
+
+    def answer(body):
+        i = int(re.findall(r"(\d+) plus", body["messages"][0]["content"])[-1])
+        thinking = ["twice the number", "twice the number", "两个数字", "twice\n```\nprint(2)\n```"][i % 4]
+        said = f"<answer> {2 * i + (i % 4 == 1)} </answer>"
+        message = {"role": "assistant", "content": said, "reasoning": f"\n{thinking} {i}\n"}
+        choice = {"message": message, "finish_reason": "stop", "stop_reason": "</answer>"}
+        return Reply({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 9}})
+
+    rows = [{"question": f"What is {i} plus {i}?", "answer": str(2 * i)} for i in range(40)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with serving(answer) as endpoint:
+        command = ["eval", "--model", "m", "--base-url", endpoint.url, "--endpoint", "chat", "--dataset", "q.jsonl"]
+        done = forks.run(*command, "--run", "t", cwd=tmp_path, status=0)
+    assert "The endpoint returns its thinking apart from the answer" in done.err
+    rules = ["--correct-only", "--language", "en", "--max-paragraph-words", 50, "--without-code", "--dedup"]
+    done = forks.run("filter", "t", *rules, "--out", "traces.jsonl", "--format", "json", cwd=tmp_path, status=0)
+    stages = {stage["stage"]: (stage["kept"], stage["dropped"]) for stage in json.loads(done.out)}
+    assert stages == {
+        "source": (40, 0),
+        "dedup": (40, 0),
+        "correct": (30, 10),
+        "language": (20, 10),
+        "paragraphs": (20, 0),
+        "code": (10, 10),
+    }
+    traces = [json.loads(line) for line in (tmp_path / "traces.jsonl").read_text().splitlines()]
+    assert {t["response"] for t in traces} == {
+        f" twice the number {i} </think> <answer> {2 * i} </answer>" for i in range(0, 40, 4)
+    }
+    sampling = ["--sampling-max-tokens", 8, "--eval-dataset", "arithmetic:2", "--train-batch-size", 5]
+    forks.run("sft", "--dataset", "traces.jsonl", *sampling, "--run", "s", cwd=tmp_path, status=0)
+    nll = [value for (_, _, name), value in sorted(metrics_of(tmp_path / "runs/s").items()) if name == "loss/nll"]
+    assert len(nll) == 2

@@ -207,8 +207,8 @@ MINIMUMS = {  # of each command
     "quickstart": [{"at_least 0": "seed"}],
     "grade": [GRADED, {"at_least 1": "grader_workers"}],
     "filter": [
-        {"above 0": "timeout_seconds", "at_least 0": "step seed min_pass_rate", "at_least 1": "max_per_question ngram limit"},
-        {"at_least 1": "pairs_per_question"},
+        {"above 0": "timeout_seconds", "at_least 0": "step seed min_pass_rate min_language_share"},
+        {"at_least 1": "max_per_question ngram limit max_paragraph_words pairs_per_question"},
     ],
     "eval": [SAMPLED, GRADED, {"above 0": "request_timeout", "at_least 1": "num_samples limit max_model_len samplers"}],
     "sft": [
