@@ -23,7 +23,7 @@ from rlvr_cli.training.advantages import group_advantages
 from rlvr_cli.training.losses.distillation import DIVERGENCES, distillation
 from rlvr_cli.training.nodes import lend_trainers
 from rlvr_cli.training.objectives import policy_gradient
-from rlvr_cli.training.plan import distill_plan, print_plan
+from rlvr_cli.training.plan import distill_plan, print_plan, shared_notes
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
 from rlvr_cli.training.shaping import rewards_of
 from rlvr_cli.training.trainer import Trainer
@@ -47,6 +47,8 @@ def run(config: DistillConfig) -> None:
         more_facts={"teacher": model_facts(config.teacher, fetch=not config.dry_run)},
     )
     print_plan(distill_plan(config, inputs.facts), config, inputs, rows=rows)
+    for note in shared_notes(config):
+        console.say(f"note: {note}")
     if config.dry_run:
         return
     with open_trainer(config, inputs, command="distill", num_updates=config.n_distill_steps) as trainer:

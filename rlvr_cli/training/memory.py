@@ -4,6 +4,7 @@ Enters: the options, the sizes of the model, where trainer and engine compute, a
 Leaves: a `MemoryPlan`, as numbers and as lines of the plan; or an RlvrError if the run cannot fit.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -213,8 +214,7 @@ def _held_by_trainer(
     if config.kl_coef and not config.lora_rank:  # without its adapter, an adapted policy is its own reference
         held["reference model"] = n * width * share
     if config.teacher:  # whole on every device
-        of_teacher = model_shape(config.teacher) or {"parameters": 0}
-        held["teacher"] = float(of_teacher["parameters"]) * (width + (compute if compute < width else 0))
+        held["teacher"] = _parameters_of(config.teacher) * (width + (compute if compute < width else 0))
     if on_gpu:
         held["CUDA"] = CONTEXT
     if config.async_steps and placement.trainer == placement.engine:
@@ -237,6 +237,12 @@ def _held_by_trainer(
     sequences = min(math.ceil(config.rollout_batch_size / config.trainers), config.max_batch_size or 256)
     cached = sequences * (GUESSED_PROMPT + config.sampling_max_tokens) * _cached_bytes(shape, compute)
     return updating, held | copies | {_CACHE: cached}
+
+
+@functools.cache  # its files are read to be counted
+def _parameters_of(model: str) -> float:
+    """Return the parameters of a model; 0 if they are not known."""
+    return float((model_shape(model) or {"parameters": 0})["parameters"])
 
 
 def _put_together(shape: Mapping[str, int], width: int, compute: int) -> float:

@@ -220,6 +220,17 @@ def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
         notes.append(
             "rollouts come from a policy that is one batch old, and --importance-correction none does not correct for that"
         )
+    notes += shared_notes(config)
+    if loss.raw_rewards and config.dynamic_sampling:
+        notes.append(
+            f"dynamic sampling keeps only groups with unequal rewards; {config.loss_type} could also learn from all-correct groups"
+        )
+    return notes
+
+
+def shared_notes(config: TrainingConfig) -> list[str]:
+    """Notes on options of all commands that train on what they sample."""
+    notes = []
     if config.sampling_top_p < 1:
         notes.append(
             "with --sampling-top-p below 1, responses are sampled from another distribution than the one that is trained"
@@ -229,10 +240,6 @@ def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
         notes.append(
             "bfloat16 weights have 8 significant bits: most steps at a learning rate of 1e-6 to 1e-5 are rounded away, "
             "but not with --optimizer adamw_kahan, adamw_8bit, or --offload-optimizer"
-        )
-    if loss.raw_rewards and config.dynamic_sampling:
-        notes.append(
-            f"dynamic sampling keeps only groups with unequal rewards; {config.loss_type} could also learn from all-correct groups"
         )
     return notes
 

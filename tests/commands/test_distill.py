@@ -72,12 +72,13 @@ def test_a_spoiled_student_comes_back_to_its_teacher(divergence, tmp_path):
 
 
 def test_the_plan_comes_before_anything_else(tiny_model_dir, teacher, tmp_path, capsys):
-    trained(tiny_model_dir, teacher, tmp_path, dry_run=True, task_reward=0.5)
+    trained(tiny_model_dir, teacher, tmp_path, dry_run=True, task_reward=0.5, sampling_top_p=0.9)
     said = capsys.readouterr().err
     assert f"teacher        {teacher}" in said
     assert "rollouts       2 batches of 2 questions x 2 samples" in said
     assert "updates        2 of 4 responses, one per batch: on-policy" in said
     assert "objective      (1/T) sum_i,t [KL(p_i,t || q_i,t) - 0.5 rho_i,t R_i];" in said
+    assert "note: with --sampling-top-p below 1, responses are sampled from another distribution" in said
     assert ", teacher " in said.partition("memory")[2].partition("\n")[0]
     assert not (tmp_path / "r").exists()
 
