@@ -629,6 +629,18 @@ MATHEMATICS = [
         ("the task's reward is subtracted", "loss = loss - task_reward", "loss = loss + task_reward", DISTILLATION),
     ),
     *mutations_of(
+        "samplers/openai.py",
+        ("the thinking is lost", "    if answer.thinking:\n        assert", "    if False:\n        assert", "tests/samplers/test_openai.py -k thinking"),
+        ("a thinking without an end is closed", "text if answer.text else None)", "text)", "tests/samplers/test_openai.py -k thinking"),
+        ("ids that spell another text are kept", "logprobs, token_ids = (), ()  # they", "pass  # they", "tests/samplers/test_openai.py -k thinking"),
+    ),
+    *mutations_of(
+        "analysis/selection.py",
+        ("the answer's code counts", 'thinking = response.partition("</think>")[0]', "thinking = response", "tests/commands/test_filter.py -k thinking"),
+        ("some of another language is allowed always", "language_share(response, self.language) < self.min_share", "language_share(response, self.language) < 0.8", "tests/commands/test_filter.py -k thinking"),
+        ("lines are paragraphs", 're.compile(r"\\n\\s*\\n")', 're.compile(r"\\n")', "tests/commands/test_filter.py -k thinking"),
+    ),
+    *mutations_of(
         "models/divergence.py",
         ("the other divergence", "            if not reverse:", "            if reverse:", "tests/models/test_divergence.py -k worked"),
         ("the other gradient", "if reverse else p.exp() - q.exp()", "if not reverse else p.exp() - q.exp()", "tests/models/test_divergence.py -k worked"),

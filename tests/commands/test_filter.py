@@ -184,9 +184,9 @@ AFTER = f" {RIGHT} ```code``` и {PARAGRAPH * 9}"  # the answer is not looked at
         ({"language": "en", "min_language_share": 0.8}, "acdf", [("language", 4, 2)]),
         ({"language": "ru", "min_language_share": 0.5}, "b", [("language", 1, 5)]),
         ({"without_code": True}, "abdf", [("code", 4, 2)]),
-        ({"max_paragraph_words": 12}, "abcf", [("paragraphs", 4, 2)]),
+        ({"max_paragraph_words": 20}, "abcf", [("paragraphs", 4, 2)]),
         (
-            {"language": "en", "without_code": True, "max_paragraph_words": 12, "correct_only": True},
+            {"language": "en", "without_code": True, "max_paragraph_words": 20, "correct_only": True},
             "a",
             [("correct", 6, 0), ("language", 3, 3), ("paragraphs", 2, 1), ("code", 1, 1)],
         ),
