@@ -112,6 +112,7 @@ UPDATE = "tests/training/test_update.py"
 PREFERENCE = "tests/training/losses/test_preference.py"
 GAE = "tests/training/test_gae.py"
 PPO_UPDATE = "tests/training/losses/test_value.py"
+DISTILLATION = "tests/training/losses/test_distillation.py"
 GRPO = "tests/commands/test_grpo.py"
 ENGINE = "tests/samplers/embedded/test_engine.py"
 IN_BFLOAT16 = "tests/replay/test_wiring.py -k in_bfloat16"
@@ -225,6 +226,25 @@ WIRING = [
         ("wrong responses are experts too", "r.reward > 0.5]", "r.reward >= 0.0]", replays("ei-once")),
         ("experts are trained on once for each copy", "distinct = list({(r.prompt_ids, r.response_ids): r for r in correct}.values())", "distinct = correct + correct[:1]", replays("ei-once")),
         ("evaluations of every round (ei)", "steps % config.eval_every == 0", "steps % 1 == 0", replays("ei-once"), "ei.eval_every"),
+    ),
+    *mutations_of(
+        "commands/distill.py",
+        ("one divergence whatever is asked", "divergence=config.divergence, task", 'divergence="reverse_kl", task', replays("distill-sampled"), "divergence"),
+        ("the task's reward is not used", "task_reward=config.task_reward)", "task_reward=0.0)", replays("distill-reverse"), "task_reward"),
+        ("no advantages are made", "if not config.task_reward:", "if True:", replays("distill-reverse"), "task_reward"),
+        ("advantages over other groups", "group_advantages(rewards_of(rollouts), group_size=config.group_size)", "group_advantages(rewards_of(rollouts), group_size=4)", replays("distill-sampled"), "distill.group_size"),
+        ("four samples whatever is asked (distill)", "num_samples=config.group_size, credit", "num_samples=4, credit", replays("distill-sampled"), "distill.group_size"),
+        ("16 responses whatever is asked", "count = config.rollout_batch_size // config.group_size", "count = 16 // config.group_size", replays("distill-sampled"), "rollout_batch_size"),
+        ("questions of seed 0 (distill)", "count, seed=config.seed,", "count, seed=0,", replays("distill-sampled"), "seed"),
+        ("two steps whatever is asked (distill)", "while trainer.updates < config.n_distill_steps and", "while trainer.updates < 2 and", replays("distill-reverse"), "n_distill_steps"),
+        ("a schedule of another length", "num_updates=config.n_distill_steps)", "num_updates=200)", replays("distill-sampled"), "n_distill_steps"),
+        ("updates at temperature 1 (distill)", "temperature=config.sampling_temperature,\n            )", "temperature=1.0,\n            )", replays("distill-reverse"), "sampling_temperature"),
+        ("the teacher at temperature 1", "temperature=config.sampling_temperature\n        )", "temperature=1.0\n        )", replays("distill-sampled"), "sampling_temperature"),
+        ("micro-batches of 8 (distill)", "micro_batch_size=config.micro_batch_size,\n                temperature", "micro_batch_size=8,\n                temperature", replays("distill-reverse"), "distill.micro_batch_size"),
+        ("the teacher of sampled is the student", 'of="teacher"', 'of="policy"', replays("distill-sampled")),
+        ("any teacher will do", "check_teacher(config.teacher, student=model_path(config.model))", "pass", "tests/commands/test_distill.py -k another_vocabulary", "teacher"),
+        ("the teacher is not recorded", 'more_facts={"teacher": model_facts(config.teacher, fetch=not config.dry_run)},', 'more_facts={"teacher": {"name": config.teacher}},', "tests/commands/test_distill.py -k another_teacher", "teacher"),
+        ("any token will do", "(largest := int(batch[\"labels\"].max())) >= teacher.vocabulary_size", "(largest := int(batch[\"labels\"].max())) < 0", "tests/commands/test_distill.py -k lacks"),
     ),
     *mutations_of(
         "commands/sft.py",
@@ -390,12 +410,12 @@ WIRING = [
         ("no weight decay", "weight_decay=config.weight_decay,", "weight_decay=0.0,", replays("grpo-on-policy"), "weight_decay"),
         ("weights in float32 whatever is asked", "dtype=config.param_dtype,", 'dtype="float32",', "tests/replay/test_wiring.py -k bfloat16", "param_dtype"),
         ("a precision that is lost", "compute_dtype=config.compute_dtype,", "", IN_BFLOAT16, "compute_dtype"),
-        ("the built-in model always", "model_path(config.model),", 'model_path(""),', replays("ei-once"), "sft.model dpo.model ei.model grpo.model ppo.model"),
-        ("one learning rate for both", "critic_learning_rate=config.critic_learning_rate or None,", "critic_learning_rate=None,", actor_critics("shared"), "ppo.critic_learning_rate"),
-        ("every critic has a body of its own", 'own_body=config.critic == "own"', "own_body=True", actor_critics("shared"), "ppo.critic"),
-        ("no critic has a body of its own", 'own_body=config.critic == "own"', "own_body=False", actor_critics("discounted"), "ppo.critic"),
-        ("the critic's body has no adapter", "lora=trained_adapter(config))\n        self._trained", "lora=None)\n        self._trained", "tests/commands/test_ppo.py -k adapter"),
+        ("the built-in model always", "model_path(config.model),", 'model_path(""),', replays("ei-once"), "sft.model dpo.model ei.model grpo.model ppo.model distill.model"),
         ("the reference is the policy itself", "self._own_part(self.policy.reference())", "self._trained", replays("grpo-clip"), "kl_coef"),
+        ("the teacher is the student", "own.teacher, dtype", "own.model, dtype", replays("distill-reverse"), "teacher"),
+        ("the divergence is always the reverse one", 'reverse=self.config.divergence == "reverse_kl"', "reverse=True", replays("distill-forward"), "divergence"),
+        ("the teacher is in float32 always", "dtype=own.param_dtype", 'dtype="float32"', "tests/commands/test_distill.py -k precision", "param_dtype"),
+        ("the teacher computes in another precision", "compute_dtype=own.compute_dtype", 'compute_dtype="auto"', "tests/commands/test_distill.py -k precision", "compute_dtype"),
         ("the second trainer starts from other moments", "load_state(self.optimizer, state)", "pass", "tests/training/test_trainers.py -k backward", "trainers"),
         ("a follower's engine keeps its memory", "sleep_mode=sleep_mode)", "sleep_mode=False)", "tests/training/test_weight_sync.py -k follower"),
         ("a follower's engine never sleeps", "self._sampler.sleep()", "pass", "tests/training/test_weight_sync.py -k follower"),
@@ -420,7 +440,7 @@ WIRING = [
     ),
     *mutations_of(
         "training/evaluation.py",
-        ("no evaluation between first and last", "return updates == 0 or bool(every and updates % every == 0)", "return updates == 0", replays("grpo-on-policy"), "grpo.eval_every sft.eval_every dpo.eval_every ppo.eval_every"),
+        ("no evaluation between first and last", "return updates == 0 or bool(every and updates % every == 0)", "return updates == 0", replays("grpo-on-policy"), "grpo.eval_every sft.eval_every dpo.eval_every ppo.eval_every distill.eval_every"),
         ("1,024 evaluation questions", "return min(final or self.config.eval_examples,", "return min(final or 1024,", replays("grpo-on-policy"), "eval_examples"),
         ("the last evaluation is as the others", "final = self.config.final_eval_examples if last else None", "final = None", replays("grpo-on-policy"), "final_eval_examples"),
         ("every evaluation is as the last", "final = self.config.final_eval_examples if last else None", "final = self.config.final_eval_examples", replays("grpo-on-policy"), "final_eval_examples"),
@@ -468,7 +488,7 @@ WIRING = [
         ("async: the policy keeps the lagging weights", "policy.load_weights(kept)", "pass", "tests/training/test_weight_sync.py", "async_steps"),
         ("async: the process computes in the precision of the weights", '"compute_dtype": config.compute_dtype', '"compute_dtype": config.param_dtype', IN_BFLOAT16, "compute_dtype"),
         ("async: the engine is the trainer's", "if config.async_steps:", "if False:", replays("grpo-ahead"), "async_steps"),
-        ("one process of the engine whatever is asked", "elif config.samplers > 1:", "elif False:", "tests/samplers/test_processes.py -k run_has_the_same_bytes", "ei.samplers grpo.samplers dpo.samplers ppo.samplers"),
+        ("one process of the engine whatever is asked", "elif config.samplers > 1:", "elif False:", "tests/samplers/test_processes.py -k run_has_the_same_bytes", "ei.samplers grpo.samplers dpo.samplers ppo.samplers distill.samplers"),
         ("a version is loaded once for all", "if self._synced != self._state(version):", "if self._synced is None:", replays("ei-once")),
     ),
     *mutations_of(
@@ -679,6 +699,36 @@ MATHEMATICS = [
         ("the mask drops the first response token", "(place[1:] >= start)", "(place[1:] > start)", "tests/models/test_log_probs.py -k collate"),
         ("the mask takes in a padding token", "(place[1:] < end)", "(place[1:] <= end)", "tests/models/test_log_probs.py -k collate"),
         ("EOS twice", "ids if ids[-1:] == [eos] else [*ids, eos]", "[*ids, eos]", "tests/models/test_log_probs.py -k eos_is_appended"),
+    ),
+    *mutations_of(
+        "training/losses/distillation.py",
+        ("the sign of the sampled advantage", "inputs.old_log_probs.detach() - inputs.teacher_log_probs", "inputs.teacher_log_probs - inputs.old_log_probs.detach()", DISTILLATION),
+        ("a gradient through the advantage", "found = inputs.old_log_probs.detach() - ", "found = inputs.log_probs - ", DISTILLATION),
+        ("the sampled loss has no gradient", "loss = ratio * found", "loss = found + 0 * inputs.log_probs", DISTILLATION),
+        ("the task's reward is subtracted", "loss = loss - task_reward", "loss = loss + task_reward", DISTILLATION),
+    ),
+    *mutations_of(
+        "samplers/openai.py",
+        ("the thinking is lost", "    if answer.thinking:\n        assert", "    if False:\n        assert", "tests/samplers/test_openai.py -k thinking"),
+        ("a thinking without an end is closed", "text if answer.text else None)", "text)", "tests/samplers/test_openai.py -k thinking"),
+        ("ids that spell another text are kept", "logprobs, token_ids = (), ()  # they", "pass  # they", "tests/samplers/test_openai.py -k thinking"),
+    ),
+    *mutations_of(
+        "analysis/selection.py",
+        ("the answer's code counts", 'thinking = response.partition("</think>")[0]', "thinking = response", "tests/commands/test_filter.py -k thinking"),
+        ("some of another language is allowed always", "language_share(response, self.language) < self.min_share", "language_share(response, self.language) < 0.8", "tests/commands/test_filter.py -k thinking"),
+        ("lines are paragraphs", 're.compile(r"\\n\\s*\\n")', 're.compile(r"\\n")', "tests/commands/test_filter.py -k thinking"),
+    ),
+    *mutations_of(
+        "models/divergence.py",
+        ("the other divergence", "            if not reverse:", "            if reverse:", "tests/models/test_divergence.py -k worked"),
+        ("the other gradient", "if reverse else p.exp() - q.exp()", "if not reverse else p.exp() - q.exp()", "tests/models/test_divergence.py -k worked"),
+        ("chunks without their shares", "(within + log_here[0] - log_here[1])", "within", "tests/models/test_divergence.py -k chunk_size"),
+        ("the gradient forgets the temperature (divergence)", "grad_divergence / temperature", "grad_divergence", "tests/models/test_divergence.py -k chunk_size"),
+        ("the gradient forgets the divergence", "(p - q - divergence[:, None])", "(p - q)", "tests/models/test_divergence.py -k worked"),
+        ("padding rows of an embedding count", "size = min(own.size, self.source.size)", "size = own.size", "tests/models/test_divergence.py -k chunk_size"),
+        ("tokenizers of the same size are the same", "if own.get_vocab() != others.get_vocab():", "if len(own.get_vocab()) != len(others.get_vocab()):", "tests/models/test_divergence.py -k same_size"),
+        ("any end of a response will do", "if ends != of_teacher:", "if False:", "tests/models/test_divergence.py -k another_end"),
     ),
     *mutations_of(
         "models/log_probs.py",

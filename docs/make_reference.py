@@ -24,12 +24,14 @@ from rlvr_cli.analysis.figures import figures
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.cli import COMMANDS
 from rlvr_cli.config import config_of
+from rlvr_cli.config.distill import DistillConfig
 from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.options import flag, options, value_type
 from rlvr_cli.config.ppo import PpoConfig
 from rlvr_cli.config.sources import preset_path, read_toml
 from rlvr_cli.runs.schemas import grade_schema, metrics_schema, rollout_schema
+from rlvr_cli.training.losses.distillation import DIVERGENCES
 from rlvr_cli.training.losses.policy_gradient import KL_TYPES, LOSSES
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES
 from rlvr_cli.training.plan import ppo_formulas
@@ -168,6 +170,17 @@ def kl_table(old: str) -> str:
     )
 
 
+def divergence_table(old: str) -> str:
+    """The values of --divergence with their formulas and gradients, and the sources that stand there already."""
+    sources = dict(MEANING.findall(old))
+    rows = [
+        (f"`{name}`", f"`{d.formula}`; `{d.where}`", f"`{d.gradient}`" if d.full else d.gradient, sources.get(name, ""))
+        for name, d in DIVERGENCES.items()
+    ]
+    header = f"`--divergence` (default: `{DistillConfig().divergence}`)"
+    return table((header, "loss of a token", "gradient, of the student's logits", "source"), rows)
+
+
 def preference_table(old: str) -> str:
     """The values of --loss-type of rlvr dpo with their formulas and default options, and the sources that stand there already."""
     sources = dict(MEANING.findall(old))
@@ -256,12 +269,14 @@ TABLES: dict[str, Callable[[str], str]] = {
     "preference losses": preference_table,
     "kl types": kl_table,
     "ppo formulas": ppo_table,
+    "divergences": divergence_table,
     "rooms": lambda old: room_table(),
     **{f"columns of {name}": column_table(name) for name in ("rollouts", "grades", "metrics", "runs")},
 }
 # What is missing where the last cell of a row, which is written by hand, is empty.
 HAND_KEPT = {name: "say what the column {} means" for name in TABLES if name.startswith("columns")}
 HAND_KEPT |= {"losses": "say where the loss {} comes from", "kl types": "say where the KL type {} comes from"}
+HAND_KEPT |= {"divergences": "say where the divergence {} comes from"}
 
 
 def remade(text: str) -> str:

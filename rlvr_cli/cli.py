@@ -33,6 +33,7 @@ COMMANDS = {
     "ei": "Expert iteration.",
     "grpo": "Policy gradient on groups of graded responses.",
     "ppo": "Policy gradient with a critic.",
+    "distill": "On-policy distillation.",
     "grade": "Regrade a run with another grader.",
     "filter": "Make a dataset from a run's rollouts or another dataset.",
     "analyze": "Analyze runs with SQL, named queries or an HTML report.",

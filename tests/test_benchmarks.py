@@ -102,8 +102,9 @@ def test_every_mutation_applies_and_names_tests_that_are_there(mutations):
 
 def test_every_option_that_reaches_training_or_sampling_has_a_mutation(mutations):
     covered = {option for m in mutations.MUTATIONS for option in m.options}
-    for command in ("sft", "dpo", "ei", "grpo", "ppo", "eval"):
+    for command in ("sft", "dpo", "ei", "grpo", "ppo", "distill", "eval"):
         names = {f.name for f in options(config_of(command))} - mutations.WITHOUT_EFFECT.keys()
         assert {n for n in names if n not in covered and f"{command}.{n}" not in covered} == set(), command
-    known = {f.name for command in ("sft", "dpo", "ei", "grpo", "ppo", "eval") for f in options(config_of(command))}
+    commands = ("sft", "dpo", "ei", "grpo", "ppo", "distill", "eval")
+    known = {f.name for command in commands for f in options(config_of(command))}
     assert {option.rpartition(".")[2] for option in covered} <= known

@@ -2,7 +2,7 @@
 
 Enters: committed rollouts, or examples, and a `Selection`. Leaves: the items to keep, a random control of the same size, and a
 `Stage` per reason to drop items. The stages in order: unusable responses, questions of the evaluation, duplicates (the control
-is drawn from what remains here), the condition, correctness, difficulty, and the limits.
+is drawn from what remains here), the condition, correctness, the thinking, difficulty, and the limits.
 """
 
 import random
@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvr_cli.analysis.database import Database
+from rlvr_cli.config.grpo import Language
 from rlvr_cli.data.prompts import PLACEHOLDER
+from rlvr_cli.graders.language import language_share
 from rlvr_cli.types import Example
 
 Key = tuple[str, str, int, str, int]  # (run_id, phase, step, example_id, sample_index)
@@ -26,6 +28,7 @@ _KEY = "run_id, phase, step, example_id, sample_index"
 _BLANK = r"regexp_full_match(response, '[\s\p{Z}\x0b\x1c-\x1f\x{85}]*')"
 # A row of a dataset is text and has no response mask, so the policy must have sampled all of the response.
 _ONE_VOICE = "coalesce(list_bool_and(response_mask), true)"
+_PARAGRAPHS = re.compile(r"\n\s*\n")
 _SIGNS = str.maketrans("−–×·÷", "--**/")
 _SAME = r"md5(lower(trim(regexp_replace(response, '\s+', ' ', 'g'))))"
 
@@ -57,6 +60,45 @@ class Item:
     tokens: int = 0
     usable: bool = True  # not cut at the length limit, not blank, and sampled entirely by the policy
     digest: str = ""  # equal for responses that differ only in case and white space
+    faults: frozenset[str] = frozenset()  # of its thinking, of `ThinkingRules`
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingRules:
+    """What the thinking of a response must be, as DeepSeek-R1 (2025, section 2.3.3) chose the traces of its distillation.
+
+    The thinking is what stands before ``</think>``, else the whole response.
+    """
+
+    language: Language | None = None  # of at least `min_share` of its words
+    min_share: float = 1.0
+    max_paragraph_words: int | None = None  # paragraphs end at blank lines
+    without_code: bool = False  # in a block of ```
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The stages that the rules ask for, by name, with what they say of a response that they drop."""
+        found = {}
+        if self.language:
+            found["language"] = f"less than {self.min_share:.0%} of the thinking's words are in {self.language}"
+        if self.max_paragraph_words:
+            found["paragraphs"] = f"the thinking has a paragraph of more than {self.max_paragraph_words} words"
+        if self.without_code:
+            found["code"] = "the thinking has a block of code"
+        return found
+
+    def faults(self, response: str) -> frozenset[str]:
+        """The names of the stages that drop a response."""
+        thinking = response.partition("</think>")[0]
+        found = set()
+        if self.language and language_share(response, self.language) < self.min_share:
+            found.add("language")
+        most = self.max_paragraph_words
+        if most and any(len(paragraph.split()) > most for paragraph in _PARAGRAPHS.split(thinking)):
+            found.add("paragraphs")
+        if self.without_code and "```" in thinking:
+            found.add("code")
+        return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +106,7 @@ class Selection:
     """The options of a selection; see the config of `rlvr filter`."""
 
     where: bool = False
+    thinking: ThinkingRules = ThinkingRules()
     correct_only: bool = False
     min_pass_rate: float = 0.0
     max_pass_rate: float = 1.0
@@ -104,13 +147,20 @@ class Selected:
 
 
 def read_samples(
-    database: Database, *, phase: str, step: int | None, condition: str, templates: Mapping[str, str]
+    database: Database,
+    *,
+    phase: str,
+    step: int | None,
+    condition: str,
+    templates: Mapping[str, str],
+    rules: ThinkingRules,
 ) -> tuple[list[Item], dict[str, Question]]:
     """Read the rollouts of runs as items, and their questions by key.
 
     Args:
         condition: SQL as returned by `Database.condition`.
         templates: run id -> the run's prompt template.
+        rules: what the thinking of a response must be.
     """
     chosen = {"phase": phase, "step": step}
     questions: dict[str, Question] = {}
@@ -129,21 +179,30 @@ def read_samples(
             n=n + (known.n if known else 0),
             right=right + (known.right if known else 0),
         )
+    response = "response" if rules.names else "''"
     sql = (
         f"SELECT {_KEY}, md5(prompt), coalesce({condition}, false), {_RIGHT}, num_response_tokens,"
-        f" finish_reason <> 'length' AND NOT {_BLANK} AND {_ONE_VOICE}, {_SAME} FROM rollouts WHERE {_CHOSEN}"
+        f" finish_reason <> 'length' AND NOT {_BLANK} AND {_ONE_VOICE}, {_SAME}, {response}"
+        f" FROM rollouts WHERE {_CHOSEN}"
     )
-    items = [Item(tuple(row[:5]), *row[5:]) for row in database.rows(sql, chosen)]
+    items = [Item(tuple(row[:5]), *row[5:-1], faults=rules.faults(row[-1])) for row in database.rows(sql, chosen)]
     return items, questions
 
 
 def read_examples(
-    database: Database, examples: Sequence[Example], *, condition: str
+    database: Database, examples: Sequence[Example], *, condition: str, rules: ThinkingRules
 ) -> tuple[list[Item], dict[str, Question]]:
     """Turn the examples of a dataset into items, and their questions by key, which is the example's id."""
     matches = {row for row, holds in database.rows(f"SELECT rowid, coalesce({condition}, false) FROM dataset") if holds}
     items = [
-        Item(e.id, e.id, matches=row in matches, digest=normalized(e.response or "")) for row, e in enumerate(examples)
+        Item(
+            e.id,
+            e.id,
+            matches=row in matches,
+            digest=normalized(e.response or ""),
+            faults=rules.faults(e.response or ""),
+        )
+        for row, e in enumerate(examples)
     ]
     return items, {e.id: Question(e.id, e.question, e.ground_truth, normalized(e.question)) for e in examples}
 
@@ -229,6 +288,8 @@ def select(
         selected.keep("where", lambda i: i.matches, "the condition does not hold")
     if s.correct_only:
         selected.keep("correct", lambda i: i.right, "not rewarded")
+    for name, why in s.thinking.names.items():
+        selected.keep(name, lambda i, name=name: name not in i.faults, why)
     if (s.min_pass_rate, s.max_pass_rate) != (0.0, 1.0):
         selected.keep(
             "pass rate",

@@ -20,6 +20,7 @@ from rlvr_cli.analysis.selection import (
     Selected,
     Selection,
     Stage,
+    ThinkingRules,
     by_question,
     find_contaminated,
     read_examples,
@@ -110,6 +111,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
             step=config.step,
             condition=condition,
             templates={i.id: template_of(i) for i in infos},
+            rules=thinking_rules(config),
         )
         _check_every_run_has_rollouts(infos, items, phase=phase, step=config.step)
         unknown = sum(q.text is None for q in questions.values())
@@ -196,12 +198,22 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
     )
     with open_examples(dataset.examples, timeout_seconds=config.timeout_seconds) as database:
         condition = database.condition(config.where, table="dataset") if config.where else "true"
-        items, questions = read_examples(database, dataset.examples, condition=condition)
+        items, questions = read_examples(database, dataset.examples, condition=condition, rules=thinking_rules(config))
     selected = _select(config, items, questions, evaluation, source=f"rows of {dataset.name}")
     texts = ("id", "question", "ground_truth", "prompt", "response")
     rows = {e.id: {t: getattr(e, t) for t in texts if getattr(e, t) is not None} for e in dataset.examples}
     described = {"dataset": dataset.name, "split": dataset.split, "rows": dataset.rows}
     return selected, rows, [{**described, "fingerprint": dataset.fingerprint, "grader": dataset.default_grader}]
+
+
+def thinking_rules(config: FilterConfig) -> ThinkingRules:
+    """What the thinking of a response must be."""
+    return ThinkingRules(
+        language=config.language or None,
+        min_share=config.min_language_share,
+        max_paragraph_words=config.max_paragraph_words,
+        without_code=config.without_code,
+    )
 
 
 def template_of(info: RunInfo) -> str:
@@ -261,6 +273,7 @@ def _select(
 ) -> Selected:
     selection = Selection(
         where=bool(config.where),
+        thinking=thinking_rules(config),
         correct_only=config.correct_only,
         min_pass_rate=config.min_pass_rate,
         max_pass_rate=config.max_pass_rate,

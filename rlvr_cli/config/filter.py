@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rlvr_cli.config.grpo import Language
 from rlvr_cli.config.options import LONGEST, Format, Provenance, check_values, flag, knob
 from rlvr_cli.errors import RlvrError
 
@@ -42,6 +43,18 @@ class FilterConfig(Provenance):
         at_most=LONGEST,
     )
     correct_only: bool = knob(False, "Keep only rewarded responses.", group="Filter", common=True)
+    language: Literal["", Language] = knob(
+        "",
+        "Keep responses whose thinking is in this language, by the scripts of its words outside formulas: no mixed languages.",
+        group="Filter",
+    )
+    min_language_share: float = knob(
+        1.0, "With --language: the least share of the words in it.", group="Filter", at_least=0, at_most=1
+    )
+    max_paragraph_words: int | None = knob(
+        None, "Keep responses whose thinking has no paragraph of more words. Default: any.", group="Filter", at_least=1
+    )
+    without_code: bool = knob(False, "Keep responses whose thinking has no block of code (```).", group="Filter")
     min_pass_rate: float = knob(
         0.0,
         "Keep questions with at least this share of correct samples.",
@@ -122,11 +135,12 @@ class FilterConfig(Provenance):
                 f"--out {self.out!r} has an unknown file type." if self.out else "--out is missing.",
                 "Give a file name that ends in .jsonl or .parquet.",
             )  # fmt: skip
-        if self.emit == "questions" and (self.max_per_question or self.shortest):
-            raise RlvrError(
-                "--max-per-question and --shortest select responses, but --emit questions writes none.",
-                "Leave them out.",
-            )
+        of_responses = ("max_per_question", "shortest", "language", "max_paragraph_words", "without_code")
+        given = next((name for name in of_responses if getattr(self, name)), None)
+        if self.emit == "questions" and given:
+            raise RlvrError(f"{flag(given)} selects responses, but --emit questions writes none.", "Leave it out.")
+        if self.min_language_share < 1 and not self.language:
+            raise RlvrError("--min-language-share needs --language.", "Add --language en, or leave it out.")
         if self.emit == "pairs":
             without = ("correct_only", "max_per_question", "limit", "shortest", "with_control")
             given = next((name for name in without if getattr(self, name)), None)

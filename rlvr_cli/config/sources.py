@@ -26,6 +26,7 @@ CONFIGURED = (
     "ei",
     "grpo",
     "ppo",
+    "distill",
 )  # the commands with --config, each of which a file may have a table for
 
 

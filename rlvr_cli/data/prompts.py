@@ -64,6 +64,27 @@ def load_prompt(name_or_path: str) -> PromptTemplate:
     return PromptTemplate(name_or_path, text)
 
 
+def opens_thinking(prompt: str) -> bool:
+    """Whether a prompt ends in <think>, so that a response begins with the thinking."""
+    return prompt.rstrip().endswith("<think>")
+
+
+def after(prompt: str, text: str) -> str:
+    """The text as it follows a prompt: after a space, unless the prompt ends in white space."""
+    return text if prompt[-1:].isspace() else f" {text}"
+
+
+def with_thinking(prompt: str, thinking: str, answer: str | None) -> str:
+    """The response to a prompt of a thinking and an answer that were given apart, in r1_zero's tags.
+
+    Args:
+        prompt: it may open the tag.
+        answer: None if the thinking did not end.
+    """
+    opened = thinking.strip() if opens_thinking(prompt) else f"<think> {thinking.strip()}"
+    return after(prompt, opened if answer is None else f"{opened} </think> {answer.lstrip()}")
+
+
 def prompt_of(example: Example, template: PromptTemplate) -> str:
     """An example's own prompt when it has one, else the template around its question."""
     return example.prompt if example.prompt is not None else template.fill(example.question)

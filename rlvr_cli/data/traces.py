@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlvr_cli.data.datasets import dataset_names, load_dataset
-from rlvr_cli.data.prompts import PromptTemplate, prompt_of
+from rlvr_cli.data.prompts import PromptTemplate, after, opens_thinking, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.runs.readers import is_run, read_rollouts, read_run, resolve_run
@@ -96,8 +96,8 @@ def response_from_solution(example: Example) -> str | None:
     if example.solution is None:
         return None
     prompt = example.prompt or ""
-    solution = example.solution if prompt[-1:].isspace() else f" {example.solution}"
-    if prompt.rstrip().endswith("<think>"):
+    solution = after(prompt, example.solution)
+    if opens_thinking(prompt):
         return f"{solution} </think> <answer> {example.ground_truth} </answer>"
     if "\\boxed" in solution:
         return solution

@@ -4,6 +4,7 @@ Enters: a batch of token ids (`tokenization`) and a causal language model of tra
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,12 +15,15 @@ from rlvr_cli.models.device import as_operand, operand_dtype, product
 from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.models.prefixes import Wanted, wanted_positions
 
+if TYPE_CHECKING:
+    from rlvr_cli.models.divergence import TeacherStates
+
 # The number of logits held at once: the fewest that keep the matrix products fast. On a CPU they then stay in its
 # cache; on a GPU each operator still does enough work to be worth its launch.
 _LOGITS_ON_CPU, _LOGITS_ON_CUDA = 2**20, 2**26
 _KEPT_LOGITS = 5 * 2**24  # kept for the backward pass, which recomputes the others: 320 MiB
 _MIN_CHUNK = 256  # vocabulary entries, however many positions there are
-_FLOOR = -1e30  # replaces a logit of -inf: its probability is 0 too, and 0 times it is 0, not NaN
+FLOOR = -1e30  # replaces a logit of -inf: its probability is 0 too, and 0 times it is 0, not NaN
 
 
 def compute_entropy(logits: Tensor) -> Tensor:
@@ -34,7 +38,7 @@ def compute_entropy(logits: Tensor) -> Tensor:
     Returns:
         (...), float32 (float64 for float64 logits).
     """
-    log_probs = torch.log_softmax(logits, dim=-1, dtype=_accumulation_dtype(logits.dtype))
+    log_probs = torch.log_softmax(logits, dim=-1, dtype=accumulation_dtype(logits.dtype))
     probs = log_probs.exp()
     return -(probs * log_probs.masked_fill(probs == 0, 0.0)).sum(dim=-1)
 
@@ -49,6 +53,7 @@ def get_response_log_probs(
     temperature: float = 1.0,
     chunk_size: int | None = None,
     wanted: Wanted | None = None,
+    teacher: "TeacherStates | None" = None,
 ) -> dict[str, Tensor]:
     """Compute the log-probabilities of `labels` under the model, and optionally the entropies of their distributions.
 
@@ -75,9 +80,11 @@ def get_response_log_probs(
             held. None chooses a size at which each is a few MB (on a GPU a few hundred), or the whole vocabulary if it
             is small.
         wanted: the result of `wanted_in` for this batch, on its device, if it is known already.
+        teacher: another model at the same positions.
 
     Returns:
-        `log_probs`, `token_entropy` when asked for, and `values` if the policy has a critic; each (batch, seq).
+        `log_probs`, `token_entropy` when asked for, `values` if the policy has a critic, and with a teacher `divergence` from it
+        and its `teacher_log_probs` of the labels; each (batch, seq).
     """
     assert temperature > 0, f"temperature {temperature}: a greedy policy has no log-probabilities"
     mask = torch.ones_like(labels, dtype=torch.bool) if response_mask is None else response_mask.bool()
@@ -93,6 +100,7 @@ def get_response_log_probs(
             with_entropy=return_token_entropy,
             temperature=temperature,
             chunk_size=chunk_size,
+            teacher=teacher,
         )
     )
 
@@ -107,10 +115,11 @@ def _scores(
     with_entropy: bool,
     temperature: float,
     chunk_size: int | None,
+    teacher: "TeacherStates | None",
 ) -> dict[str, Tensor]:
     """`get_response_log_probs`, within the model's forward pass."""
     targets = labels.flatten()[wanted.positions]  # (positions,)
-    head, hidden = policy.head(), None
+    head, hidden, logits = policy.head(), None, None
     if head is not None or (policy.critic is not None and policy.critic.body is None):
         hidden = policy.hidden_states(input_ids, wanted)
     if head is not None and hidden is not None:
@@ -127,9 +136,9 @@ def _scores(
     else:
         logits = policy.forward(input_ids=input_ids).logits.flatten(0, 1)
         logits = logits.index_select(0, wanted.positions)  # (positions, vocab)
-        logits = logits.to(_accumulation_dtype(logits.dtype)) / temperature
-        log_probs = torch.log_softmax(logits, dim=-1).gather(-1, targets[:, None]).squeeze(-1)
-        entropy = compute_entropy(logits) if with_entropy else None
+        scaled = logits.to(accumulation_dtype(logits.dtype)) / temperature
+        log_probs = torch.log_softmax(scaled, dim=-1).gather(-1, targets[:, None]).squeeze(-1)
+        entropy = compute_entropy(scaled) if with_entropy else None
 
     def placed(values: Tensor) -> Tensor:
         """(positions,) -> (batch, seq), 0 elsewhere."""
@@ -140,6 +149,11 @@ def _scores(
         result["token_entropy"] = placed(entropy)
     if (values := policy.values(input_ids, wanted, hidden)) is not None:
         result["values"] = placed(values)
+    if teacher is not None:
+        states = hidden if logits is None else logits
+        assert states is not None
+        compared = teacher.compared(states, head, targets, temperature=temperature, chunk_size=chunk_size)
+        result |= {name: placed(values) for name, values in compared.items()}
     return result
 
 
@@ -148,7 +162,7 @@ def wanted_in(model: PreTrainedModel | Policy, input_ids: Tensor, response_mask:
     return wanted_positions(input_ids, response_mask, shared=as_policy(model).shares_prefixes)
 
 
-def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -164,10 +178,7 @@ def _linear_log_probs(
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probabilities of `labels`, and entropies, under softmax((hidden @ weight.T + bias) / temperature)."""
-    if chunk_size is None:
-        logits_at_once = _LOGITS_ON_CUDA if hidden.is_cuda else _LOGITS_ON_CPU
-        chunk_size = max(logits_at_once // max(len(labels), 1), _MIN_CHUNK)
-    chunk_size = min(chunk_size, len(weight))
+    chunk_size = min(chunk_size or chunk_size_for(hidden), len(weight))
     return _LinearLogProbs.apply(  # type: ignore[return-value]
         hidden, weight, bias, labels, temperature, with_entropy, chunk_size, operand_dtype(hidden), rounded
     )
@@ -184,7 +195,7 @@ class _LinearLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype, rounded=None):
-        wide = _accumulation_dtype(dtype)
+        wide = accumulation_dtype(dtype)
         inputs = as_operand(hidden, dtype)
         multiplied = weight if rounded is None else rounded
         picked = torch.zeros(len(labels), dtype=wide, device=hidden.device)  # the labels' z
@@ -196,12 +207,12 @@ class _LinearLogProbs(torch.autograd.Function):
         # would lie between tensors that are freed, and fragment the memory.
         kept, tops = picked.new_empty(room, len(labels), chunk_size), picked.new_empty(room, len(labels))
         with torch.autocast(hidden.device.type, enabled=False):
-            for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
-                z = _scaled_logits(inputs, as_operand(multiplied[chunk], dtype), bias, chunk, temperature)
-                inside, place = _places(labels, chunk)
+            for number, chunk in enumerate(chunks(len(weight), chunk_size)):
+                z = scaled_logits(inputs, as_operand(multiplied[chunk], dtype), bias, chunk, temperature)
+                inside, place = places(labels, chunk)
                 picked = torch.where(inside, z.gather(-1, place).squeeze(-1), picked)
                 if bias is not None:  # a bias may be -inf
-                    z.clamp_(min=_FLOOR)
+                    z.clamp_(min=FLOOR)
                 top = z.amax(dim=-1)
                 z -= top[:, None]
                 if number < room:
@@ -228,22 +239,22 @@ class _LinearLogProbs(torch.autograd.Function):
         temperature, chunk_size, dtype = ctx.constants
         inputs = as_operand(hidden, dtype)
         upstream = torch.zeros_like(normalizer) if grad_log_probs is None else grad_log_probs / temperature
-        grad_hidden = torch.zeros_like(hidden, dtype=_accumulation_dtype(dtype)) if ctx.needs_input_grad[0] else None
+        grad_hidden = torch.zeros_like(hidden, dtype=accumulation_dtype(dtype)) if ctx.needs_input_grad[0] else None
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
         with torch.autocast(hidden.device.type, enabled=False):
-            for number, chunk in enumerate(_chunks(len(weight), chunk_size)):
+            for number, chunk in enumerate(chunks(len(weight), chunk_size)):
                 operand = as_operand((weight if ctx.rounded is None else ctx.rounded)[chunk], dtype)
-                inside, place = _places(labels, chunk)
+                inside, place = places(labels, chunk)
                 if number < len(kept):
                     z = kept[number] - (normalizer - tops[number])[:, None]
                 else:
-                    z = _scaled_logits(inputs, operand, bias, chunk, temperature).sub_(normalizer[:, None])
+                    z = scaled_logits(inputs, operand, bias, chunk, temperature).sub_(normalizer[:, None])
                 if grad_entropy is None:
                     grad = z.exp_().mul_(-upstream[:, None])  # with respect to the logits, (positions, chunk)
                 else:
                     grad = z.exp()
-                    z.clamp_(min=_FLOOR).add_(entropy[:, None]).mul_(grad_entropy[:, None] / -temperature)
+                    z.clamp_(min=FLOOR).add_(entropy[:, None]).mul_(grad_entropy[:, None] / -temperature)
                     grad *= z.sub_(upstream[:, None])
                 grad.scatter_add_(-1, place, torch.where(inside, upstream, 0.0)[:, None])
                 if grad_bias is not None:
@@ -259,18 +270,24 @@ class _LinearLogProbs(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None
 
 
-def _chunks(length: int, size: int) -> Iterator[slice]:
+def chunk_size_for(hidden: Tensor) -> int:
+    """Return how many vocabulary entries are computed at once, for (positions, hidden) states."""
+    logits_at_once = _LOGITS_ON_CUDA if hidden.is_cuda else _LOGITS_ON_CPU
+    return max(logits_at_once // max(len(hidden), 1), _MIN_CHUNK)
+
+
+def chunks(length: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
-def _places(labels: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
+def places(labels: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
     """Return whether each label is in the chunk, (positions,), and its index there, else any index, (positions, 1)."""
     place = labels - chunk.start
     width = chunk.stop - chunk.start
     return (place >= 0) & (place < width), place.clamp(0, width - 1)[:, None]
 
 
-def _scaled_logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, chunk: slice, temperature: float) -> Tensor:
+def scaled_logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, chunk: slice, temperature: float) -> Tensor:
     """(positions, hidden) inputs, (chunk, hidden) weight -> (positions, chunk) scaled logits, float32 or float64."""
     logits = product(inputs, weight.T)
     if bias is not None:

@@ -24,7 +24,7 @@ from rlvr_cli.models.device import current_device, dtype_name, resolve_compute_d
 from rlvr_cli.models.directory import base_of
 from rlvr_cli.models.liger import fused_kernels, resolve_kernels
 from rlvr_cli.models.prefixes import Wanted, attention_function, gather, hidden_states, shares_prefixes
-from rlvr_cli.models.pretrained import read_pretrained, write_pretrained
+from rlvr_cli.models.pretrained import end_tokens, read_pretrained, write_pretrained
 from rlvr_cli.models.recompute import gradient_checkpointing
 from rlvr_cli.models.rounded import rounded_weights
 
@@ -214,10 +214,7 @@ class Policy:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Every id that ends a response: the tokenizer's EOS and those of the model's generation config, ascending."""
-        configured: Any = getattr(self.model.generation_config, "eos_token_id", None)
-        own: Any = self.tokenizer.eos_token_id
-        ids = {own, *(configured if isinstance(configured, list | tuple) else [configured])}
-        return tuple(sorted(i for i in ids if i is not None))
+        return end_tokens(self.tokenizer, self.model.generation_config)
 
     @property
     def is_decoder(self) -> bool:
@@ -536,6 +533,13 @@ def load_policy(
         return load_adapted(path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=device, lora=lora)
     model, tokenizer = read_pretrained(path_or_id, dtype=dtype, device=device)
     return Policy(model, tokenizer, source=Source(path_or_id, dtype), compute_dtype=compute_dtype)
+
+
+def load_frozen(path_or_id: str | Path, *, dtype: str, compute_dtype: str, device: str) -> Policy:
+    """Load a policy that is not trained; arguments and errors are those of `load_policy`."""
+    frozen = load_policy(path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=device)
+    frozen.model.requires_grad_(False)
+    return frozen
 
 
 def distinct_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

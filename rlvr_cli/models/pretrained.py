@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from rlvr_cli.errors import RlvrError
@@ -116,6 +116,33 @@ def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
             return read_tokenizer(name, local=directory is not None)
         except _LOAD_ERRORS as error:
             raise load_error("tokenizer", name, directory, error) from error
+
+
+def load_end_tokens(path_or_id: str | Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids of `end_tokens` of a model that need not be loaded, with its tokenizer."""
+    path_or_id = base_of(path_or_id) or path_or_id
+    directory = local_directory(path_or_id)
+    name = str(directory or path_or_id)
+    options: dict[str, Any] = {"local_files_only": directory is not None}
+    with quiet():
+        try:
+            found: Any = GenerationConfig.from_pretrained(name, **options)
+        except OSError:  # without the file, a model has what its config says
+            try:
+                found = AutoConfig.from_pretrained(name, **options)
+            except _LOAD_ERRORS as error:
+                raise load_error("config", name, directory, error) from error
+        except _LOAD_ERRORS as error:
+            raise load_error("generation config", name, directory, error) from error
+    return end_tokens(tokenizer, found)
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: Any) -> tuple[int, ...]:
+    """Return every id that ends a response: the tokenizer's EOS and those of the generation config, ascending."""
+    configured: Any = getattr(generation_config, "eos_token_id", None)
+    own: Any = tokenizer.eos_token_id
+    ids = {own, *(configured if isinstance(configured, list | tuple) else [configured])}
+    return tuple(sorted(i for i in ids if i is not None))
 
 
 def write_pretrained(

@@ -164,6 +164,43 @@ def policy_gradient_loss(
     return loss
 
 
+def task_advantages(rewards: Sequence[float]) -> list[float]:
+    """The advantages of one group that `rlvr distill --task-reward` weights."""
+    if max(rewards) == min(rewards):
+        return [0.0 for _ in rewards]
+    mean = math.fsum(rewards) / len(rewards)
+    variance = math.fsum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1)
+    return [(r - mean) / (math.sqrt(variance) + 1e-6) for r in rewards]
+
+
+def distillation_loss(
+    student: Tensor, teacher: Tensor, tokens: Tensor, options: Mapping[str, Any], *, advantage: float
+) -> Tensor:
+    """The loss of each token of a response.
+
+    Args:
+        student, teacher: (tokens, vocabulary) logits over the temperature; the vocabularies may have different sizes.
+        tokens: (tokens,) the sampled ones.
+        options: of `rlvr distill`.
+        advantage: of the response among its group.
+    """
+    each = torch.arange(len(tokens), device=tokens.device)
+    new, of_teacher = (torch.log_softmax(logits, dim=-1)[each, tokens] for logits in (student, teacher))
+    ratio = torch.exp(new - new.detach())
+    known = min(student.shape[1], teacher.shape[1])
+    p, q = (torch.softmax(logits[:, :known], dim=-1) for logits in (student, teacher))
+    match options["divergence"]:
+        case "reverse_kl":
+            loss = (p * torch.log(p / q)).sum(dim=-1)
+        case "forward_kl":
+            loss = (q * torch.log(q / p)).sum(dim=-1)
+        case "sampled":
+            loss = -ratio * (of_teacher - new.detach())
+        case other:
+            raise AssertionError(other)
+    return loss - options["task_reward"] * ratio * advantage
+
+
 def clip_range(options: Mapping[str, Any], default: tuple[float, float]) -> tuple[float, float]:
     """How far a ratio may fall below 1, and rise above 1."""
     low, high = options["cliprange"] or default[0], options["cliprange_high"] or options["cliprange"] or default[1]

@@ -19,7 +19,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.bitsandbytes import import_bitsandbytes
 from rlvr_cli.models.directory import holds_model
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import Lora, Policy, distinct_tensors, load_policy
+from rlvr_cli.models.policy import Lora, Policy, distinct_tensors, load_frozen, load_policy
 from rlvr_cli.replay import formulas
 from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps
 from rlvr_cli.replay.stored import Batch, Response, StoredRun, batches, num_updates, rows_of, sampling_params
@@ -249,6 +249,11 @@ def _replayed(
     )
     schedule = num_updates(run)
     reference = policy.reference() if own.get("kl_coef") else None
+    teacher = None
+    if run.command == "distill":
+        teacher = load_frozen(
+            own["teacher"], dtype=_param_dtype(run), compute_dtype=run.compute_dtype, device=str(policy.device)
+        )
     number = 0
     for batch in batches(run, policy.tokenizer):
         known = _log_probs_before(run, policy, batch, reference)
@@ -262,6 +267,7 @@ def _replayed(
                 [batch.responses[i] for i in rows],
                 [known[i] for i in rows],
                 rate,
+                teacher=teacher,
                 nudged=nudged,
                 logged_norm=run.logged[number].get("optimizer/grad_norm"),
             )
@@ -290,7 +296,7 @@ def _log_probs_before(run: StoredRun, policy: Policy, batch: Batch, reference: P
 
 def _temperature(run: StoredRun) -> float:
     """What divides the logits of the policy that is trained: in reinforcement the sampling temperature, else 1."""
-    return run.options["sampling_temperature"] if run.command == "grpo" else 1.0
+    return run.options["sampling_temperature"] if run.command in ("grpo", "distill") else 1.0
 
 
 def _update(
@@ -301,6 +307,7 @@ def _update(
     known: list[Known],
     rate: float,
     *,
+    teacher: Policy | None,
     nudged: bool,
     logged_norm: float | None,
 ) -> tuple[float | None, float | None]:
@@ -316,10 +323,10 @@ def _update(
     counts = [sum(response.learned) for response in responses]
     if not any(counts):
         return None, None
-    normalization, constant = "token_mean", 1.0  # of expert iteration
+    normalization, constant = "token_mean", 1.0  # of expert iteration and distillation
     if run.command == "grpo" and own["loss_type"] == "kimi":  # a mean over responses
         normalization = "rows"
-    elif run.command != "ei":
+    elif run.command not in ("ei", "distill"):
         normalization = own["length_normalization"]
         constant = own["normalize_constant"] or own["sampling_max_tokens"]
     divisors = formulas.divisors(counts, normalization=normalization, constant=constant)
@@ -329,8 +336,14 @@ def _update(
         if not count:
             continue
         learned = torch.tensor(response.learned, device=policy.device)
-        new = log_probs(policy, response, temperature=_temperature(run))
+        logits = scaled_logits(policy, response, temperature=_temperature(run))
+        new = token_log_probs(logits, response)
         losses = -new
+        if teacher is not None:
+            with torch.no_grad():
+                of_teacher = scaled_logits(teacher, response, temperature=_temperature(run))
+            tokens = torch.tensor([*response.tokens], device=logits.device)
+            losses = formulas.distillation_loss(logits, of_teacher, tokens, own, advantage=response.advantage)
         if run.command == "grpo":
             losses = formulas.policy_gradient_loss(
                 new,
@@ -387,7 +400,16 @@ def _difference(logged: float | None, replayed: float | None) -> float:
 
 def log_probs(policy: Policy, response: Response, *, temperature: float) -> Tensor:
     """(tokens,) float64, nats: the log-probability of each token of a response, from all logits of its row alone."""
-    scaled = row_logits(policy, [*response.prompt], [*response.tokens]) / temperature
+    return token_log_probs(scaled_logits(policy, response, temperature=temperature), response)
+
+
+def scaled_logits(policy: Policy, response: Response, *, temperature: float) -> Tensor:
+    """(tokens, vocab) float64: the logits of each token of a response, over the temperature."""
+    return row_logits(policy, [*response.prompt], [*response.tokens]) / temperature
+
+
+def token_log_probs(scaled: Tensor, response: Response) -> Tensor:
+    """(tokens,): the log-probability of each token of a response, of its logits."""
     tokens = torch.tensor([*response.tokens], device=scaled.device)
     return torch.log_softmax(scaled, dim=-1)[torch.arange(len(tokens), device=scaled.device), tokens]
 

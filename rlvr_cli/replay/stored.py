@@ -74,7 +74,11 @@ def read_stored(path: Path) -> StoredRun:
         raise _cannot(path, "it is a run of rlvr dpo, whose pairs and reference are not stored in it")
     if command == "ppo":
         raise _cannot(path, "it is a run of rlvr ppo, and the replay knows no critic")
-    if command not in ("eval", "sft", "ei", "grpo") or not isinstance(stored, dict) or not isinstance(facts, dict):
+    if (
+        command not in ("eval", "sft", "ei", "grpo", "distill")
+        or not isinstance(stored, dict)
+        or not isinstance(facts, dict)
+    ):
         raise _cannot(path, f"it is a run of rlvr {command} without stored options")
     kind = config_of(command)
     known = {f.name for f in options(kind)}
@@ -86,7 +90,9 @@ def read_stored(path: Path) -> StoredRun:
         )
     if facts.get("engine") == "openai":
         raise _cannot(path, "an endpoint sampled it, and did not say which tokens")
-    _check_first_weights(path, values["model"], facts.get("model"))
+    _check_weights(path, values["model"], facts.get("model"), whose="its first weights")
+    if command == "distill":
+        _check_weights(path, values["teacher"], facts.get("teacher"), whose="its teacher's weights")
     steps: dict[int, list[tuple[Phase, int]]] = {}
     for part in read_parts(path, columns=["phase", "step", "policy_version"]):
         for row in set(zip(*(part[name].to_pylist() for name in ("policy_version", "phase", "step")), strict=True)):
@@ -106,18 +112,18 @@ def _cannot(path: Path, why: str) -> RlvrError:
     return RlvrError(f"{shown(path)} cannot be replayed: {why}.", "Leave --replay out: its files can still be checked.")
 
 
-def _check_first_weights(path: Path, model: str, recorded: Any) -> None:
-    """Raise RlvrError unless the model that the run started from is on this machine, with the recorded sha256."""
+def _check_weights(path: Path, model: str, recorded: Any, *, whose: str) -> None:
+    """Raise RlvrError unless a model that the run loaded is on this machine, with the recorded sha256."""
     recorded = recorded if isinstance(recorded, dict) else {}
     try:
         found = model_identity(model_path(model))
     except RlvrError as error:
-        raise _cannot(path, f"its first weights are not here ({error.problem.rstrip('.')})") from error
+        raise _cannot(path, f"{whose} are not here ({error.problem.rstrip('.')})") from error
     for name in ("sha256", "tokenizer_sha256"):
         if not recorded.get(name) or found.get(name) != recorded[name]:
             raise _cannot(
                 path,
-                f"its first weights, {model or 'of the built-in model'}, are not those that it started from ({name})",
+                f"{whose}, {model or 'of the built-in model'}, are not those that it started from ({name})",
             )
 
 
@@ -162,13 +168,14 @@ def batches(run: StoredRun, tokenizer: Any) -> Iterator[Batch]:
     match run.command:
         case "sft":
             yield from _epochs_of_traces(run, tokenizer)
-        case "ei" | "grpo":
+        case "ei" | "grpo" | "distill":
             made, number = 0, 0
             while made < len(run.logged):
                 rollouts = rows_of(run, "train", made)
                 if not rollouts:
                     raise _cannot(run.path, f"it has no rollouts of step {made}")
-                batch = (_experts if run.command == "ei" else _groups)(run.options, rollouts, number=number)
+                made_of = {"ei": _experts, "grpo": _groups, "distill": _students}[run.command]
+                batch = made_of(run.options, rollouts, number=number)
                 yield batch
                 made, number = made + len(batch.updates), number + 1
 
@@ -179,6 +186,8 @@ def num_updates(run: StoredRun) -> int:
     if run.command == "grpo":
         batches_cut = own["rollout_batch_size"] // own["train_batch_size"]
         return own["n_grpo_steps"] * own["epochs_per_rollout_batch"] * batches_cut
+    if run.command == "distill":
+        return own["n_distill_steps"]
     return own.get("n_sft_steps", 0) or own["sft_epochs"] * math.ceil(
         run.facts["dataset"]["rows"] / own["train_batch_size"]
     )
@@ -207,6 +216,17 @@ def _groups(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Bat
         divided = formulas.over_the_batch([r.advantage for r in responses], own)
         responses = [replace(r, advantage=a) for r, a in zip(responses, divided, strict=True)]
     return _batch(own, responses, number=number, epochs=own["epochs_per_rollout_batch"])
+
+
+def _students(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Batch:
+    """The batch of distillation: all responses, for one update."""
+    size, responses = own["group_size"], []
+    for first in range(0, len(rollouts), size):
+        group = rollouts[first : first + size]
+        assert len({r.example_id for r in group}) == 1, "a group is of one question"
+        advantages = formulas.task_advantages([r.reward or 0.0 for r in group])
+        responses += [_response(rollout, advantage) for rollout, advantage in zip(group, advantages, strict=True)]
+    return Batch(responses, [[*range(len(responses))]])
 
 
 def _experts(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Batch:

@@ -45,7 +45,7 @@ def plan_regrade(
     if not steps:
         raise RlvrError(
             f"{run.path} has no {'' if phase == 'all' else phase + ' '}rollouts to grade.",
-            "Name a run of rlvr eval, ei or grpo." if phase == "all" else "Use --phase all.",
+            "Name a run of rlvr eval, ei, grpo or distill." if phase == "all" else "Use --phase all.",
         )
     attempts: dict[Phase, int] = {}
     for p, _ in steps:

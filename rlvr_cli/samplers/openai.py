@@ -11,6 +11,8 @@ EOS. A grader that looks for `</answer>` needs the difference, so nothing is gue
 
 - The endpoint is asked to keep the stop string (vLLM does), and its report of the match is used (`stop_reason` of vLLM,
   `matched_stop` of SGLang): a stop string that matched and was cut off is appended again.
+- A thinking that a chat endpoint returns apart (`reasoning_content`, or `reasoning`) is put before the answer, in the tags
+  of the prompt, so that graders and `rlvr sft` read it as any other response.
 - If a response ends with "stop", without a stop string in its text or a report of the match, it is requested again
   without stop strings, and so are all later ones: responses run to EOS or to the limit, and are cut here after the
   first stop string. That costs tokens, and gives exactly the text that every other engine gives.
@@ -32,6 +34,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlvr_cli.config.endpoint import KEY_ENV, PLACEHOLDER_KEY, check_address, endpoint_key
+from rlvr_cli.data.prompts import with_thinking
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.openai_answer import Answer, Unreadable, error_message, hide_key, read_answer
@@ -300,6 +303,10 @@ class OpenAISampler:
             if isinstance(item.prompt, tuple) and answer.prompt_ids not in ((), item.prompt):
                 raise _Failed("the endpoint did not sample from the token ids that it was given.", concerns_all=True)
             self._leave_out(refused)
+            if answer.thinking:
+                self._note(
+                    "The endpoint returns its thinking apart from the answer: it is stored before it, in <think> tags, as text."
+                )
             if answer.text and not answer.num_tokens:
                 self._note("The endpoint does not count tokens: responses are stored with a length of 0.")
             if answer.is_ambiguous(params.stop) and sends_stop and params.stop:
@@ -392,7 +399,8 @@ class OpenAISampler:
 
 
 def _completion(item: _Item, answer: Answer, params: SamplingParams, *, cut_here: bool) -> Completion:
-    text, reason = answer.text, None
+    # Stop strings and limits are those of the answer; of the thinking, if that is all there is.
+    text, reason = answer.text or answer.thinking, None
     logprobs, token_ids, num_tokens = answer.logprobs, answer.token_ids, answer.num_tokens
     if cut_here and (found := first_stop(text, params.stop, start=_protected(answer, params.min_tokens))):
         reason, end = found
@@ -409,6 +417,11 @@ def _completion(item: _Item, answer: Answer, params: SamplingParams, *, cut_here
         reason = next((s for s in params.stop if text.endswith(s) and not answer.says_matched), "eos")
     elif answer.finish != "length":
         reason = answer.finish  # such as content_filter: the endpoint's own word
+    if answer.thinking:
+        assert isinstance(item.prompt, str), "a chat has text"
+        thought = answer.thinking if answer.text else text
+        text = with_thinking(item.prompt, thought, text if answer.text else None)
+        logprobs, token_ids = (), ()  # they spell another text
     return Completion(
         request_index=item.request_index,
         sample_index=item.sample_index,

@@ -25,6 +25,7 @@ class Answer:
     """An endpoint's answer as it was read, before its end is interpreted."""
 
     text: str
+    thinking: str  # that an endpoint returns apart from the text; of a chat only
     finish: str
     matched: str | int | None
     says_matched: bool  # whether the endpoint reports at all what ended a response
@@ -51,12 +52,15 @@ def read_answer(body: str, *, chat: bool, key: str) -> Answer:
         raise Unreadable(f"the answer has no choices: {error_message(body)}")
     choice, usage = choices[0], _value(data, "usage", dict) or {}
     said = _value(choice, "message", dict) or {} if chat else choice
+    names = ("reasoning_content", "reasoning") if chat else ()  # of most endpoints, and of newer ones of vLLM
+    thinking = next((found for name in names if (found := _value(said, name, str))), "")
     tokens, logprobs = _scores(choice, chat=chat)
     token_ids = _token_ids(choice, "token_ids")
     prompt_ids = _token_ids(choice, "prompt_token_ids") or _token_ids(data, "prompt_token_ids")
     matches = [_value(choice, name, str, int) for name in ("stop_reason", "matched_stop") if name in choice]
     matched = matches[0] if matches else None
     return Answer(
+        thinking=hide_key(thinking, key),
         text=hide_key(_value(said, "content" if chat else "text", str) or "", key),
         finish=hide_key(_value(choice, "finish_reason", str) or "stop", key),
         matched=hide_key(matched, key) if isinstance(matched, str) else matched,

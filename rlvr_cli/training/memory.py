@@ -4,6 +4,7 @@ Enters: the options, the sizes of the model, where trainer and engine compute, a
 Leaves: a `MemoryPlan`, as numbers and as lines of the plan; or an RlvrError if the run cannot fit.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from rlvr_cli.config.options import flag
 from rlvr_cli.config.shared import OptimizerKind, TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import resolve_compute_dtype
+from rlvr_cli.models.identity import model_shape
 from rlvr_cli.samplers.open import UTILIZATION, engine_kind
 from rlvr_cli.training.placement import Placement, place
 
@@ -214,6 +216,8 @@ def _held_by_trainer(
         held["optimizer state"] = trained * _state_bytes(config.optimizer, trained_width)
     if config.keeps_reference and not config.lora_rank:  # without its adapter, an adapted policy is its own reference
         held["reference model"] = n * width * share
+    if config.teacher:  # whole on every device
+        held["teacher"] = _parameters_of(config.teacher) * (width + (compute if compute < width else 0))
     if on_gpu:
         held["CUDA"] = CONTEXT
     if config.async_steps and placement.trainer == placement.engine:
@@ -242,6 +246,12 @@ def _held_by_trainer(
 def _networks(config: TrainingConfig) -> int:
     """Return how many models are trained: the policy's, and the critic's own."""
     return 2 if config.critic == "own" else 1
+
+
+@functools.cache  # its files are read to be counted
+def _parameters_of(model: str) -> float:
+    """Return the parameters of a model; 0 if they are not known."""
+    return float((model_shape(model) or {"parameters": 0})["parameters"])
 
 
 def _put_together(shape: Mapping[str, int], width: int, compute: int) -> float:

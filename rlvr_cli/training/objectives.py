@@ -70,7 +70,14 @@ def policy_gradient(
 
 def _without_values_outside(inputs: LossInputs) -> LossInputs:
     """The inputs with log-probabilities of 0 outside the mask: an arbitrary value there, times 0, may be nan."""
-    names = ("log_probs", "old_log_probs", "sampled_log_probs", "reference_log_probs")
+    names = (
+        "log_probs",
+        "old_log_probs",
+        "sampled_log_probs",
+        "reference_log_probs",
+        "teacher_log_probs",
+        "divergence",
+    )
     found = {name: getattr(inputs, name) for name in names}
     return replace(inputs, **{k: v.masked_fill(~inputs.response_mask, 0) for k, v in found.items() if v is not None})
 

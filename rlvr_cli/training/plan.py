@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from rlvr_cli.config.distill import DistillConfig
 from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
@@ -15,6 +16,7 @@ from rlvr_cli.models.device import dtype_name
 from rlvr_cli.models.identity import model_path, model_shape
 from rlvr_cli.rollouts.inputs import chat_line
 from rlvr_cli.terminal import console
+from rlvr_cli.training.losses.distillation import DIVERGENCES
 from rlvr_cli.training.losses.policy_gradient import KL_TYPES, Loss, clip_range
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES
 from rlvr_cli.training.memory import adapter_parameters, check_memory, compute_dtype, gpus_line, host_note, memory_lines
@@ -207,6 +209,38 @@ def ppo_plan(config: PpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def distill_plan(config: DistillConfig, facts: Mapping[str, Any]) -> dict[str, str]:
+    """The plan of `rlvr distill`, line by line."""
+    questions = config.rollout_batch_size // config.group_size
+    return {
+        "model": facts["model"]["name"],
+        "teacher": facts["teacher"]["name"],
+        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
+        **_chat(config, facts),
+        "rollouts": f"{config.n_distill_steps} batches of {questions} questions x {config.group_size} samples",
+        "updates": f"{config.n_distill_steps} of {config.rollout_batch_size} responses, one per batch: on-policy",
+        "micro-batches": f"{config.micro_batch_size} responses",
+        "objective": distill_objective(config),
+        "sampling": _sampling(config),
+        "engine": facts["engine"],
+        **_common(config, facts),
+    }
+
+
+def distill_objective(config: DistillConfig) -> str:
+    """The loss of `rlvr distill`, as a formula."""
+    loss = DIVERGENCES[config.divergence]
+    sign, term = ("-", loss.formula[1:]) if loss.formula.startswith("-") else ("", loss.formula)
+    where = loss.where
+    if config.task_reward:
+        term = f"[{term} {'+' if sign else '-'} {config.task_reward:g} rho_i,t R_i]"
+        where += f", R_i = (r_i - mean(r)) / (std(r) + 1e-06) of the group{', rho = p/p_old' * loss.full}"
+    return (
+        f"{sign}(1/T) sum_i,t {term};  {where}, both at temperature {config.sampling_temperature:g}, T the response tokens of the "
+        "update"
+    )
+
+
 def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
     """Notes on options that look like a mistake, one sentence each."""
     notes = []
@@ -236,6 +270,17 @@ def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
         notes.append(
             "rollouts come from a policy that is one batch old, and --importance-correction none does not correct for that"
         )
+    notes += shared_notes(config)
+    if loss.raw_rewards and config.dynamic_sampling:
+        notes.append(
+            f"dynamic sampling keeps only groups with unequal rewards; {config.loss_type} could also learn from all-correct groups"
+        )
+    return notes
+
+
+def shared_notes(config: TrainingConfig) -> list[str]:
+    """Notes on options of all commands that train on what they sample."""
+    notes = []
     if config.sampling_top_p < 1:
         notes.append(
             "with --sampling-top-p below 1, responses are sampled from another distribution than the one that is trained"
@@ -245,10 +290,6 @@ def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
         notes.append(
             "bfloat16 weights have 8 significant bits: most steps at a learning rate of 1e-6 to 1e-5 are rounded away, "
             "but not with --optimizer adamw_kahan, adamw_8bit, or --offload-optimizer"
-        )
-    if loss.raw_rewards and config.dynamic_sampling:
-        notes.append(
-            f"dynamic sampling keeps only groups with unequal rewards; {config.loss_type} could also learn from all-correct groups"
         )
     return notes
 

@@ -17,8 +17,9 @@ from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.device import TINY_PARAMETERS, use_few_threads
+from rlvr_cli.models.divergence import Teacher
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy, trained_adapter
+from rlvr_cli.models.policy import Policy, distinct_tensors, load_frozen, load_policy, trained_adapter
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.training.optimizer import make_optimizer
 from rlvr_cli.training.optimizer_state import layout, load_state
@@ -26,13 +27,16 @@ from rlvr_cli.training.ranks import ALONE, Ranks
 from rlvr_cli.training.update import compute_scores, train_update
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
+Scored = Literal["policy", "reference", "teacher"]  # whose log-probabilities are computed
+
 
 class Replica:
-    """A copy of the policy, its optimizer and, with a KL penalty, the reference policy.
+    """A copy of the policy, its optimizer and, with a KL penalty, the reference policy; in distillation the teacher.
 
     Attributes:
         check: called before each micro-batch; it ends the update by raising an error.
         policy, optimizer: to be sampled from, and to be saved.
+        teacher: in distillation, whole on every rank; else None.
         is_whole: whether `policy` has its weights. If not, `gather` gives them to it.
         gathers: how many times it did so.
         kernels_note: why --fused-kernels auto does without, on CUDA; else empty.
@@ -68,9 +72,26 @@ class Replica:
             offload=config.offload_optimizer,
         )
         self._reference = self._own_part(self.policy.reference()) if config.keeps_reference else None
+        self.teacher = self._load_teacher() if config.teacher else None
         self.check: Callable[[], None] = lambda: None
         self._sampler: Sampler | None = None
         self._served = (0, 0)  # the version of the weights that it has, and `gathers` then
+
+    def _load_teacher(self) -> Policy:
+        """Load the teacher, whole on every rank."""
+        own = self.config
+        teacher = load_frozen(
+            own.teacher, dtype=own.param_dtype, compute_dtype=own.compute_dtype, device=str(self.policy.device)
+        )
+        teacher.use_kernels(own.fused_kernels)
+        return teacher
+
+    @property
+    def _compared_with(self) -> Teacher | None:
+        """The teacher, if updates need its probabilities of all tokens."""
+        if self.teacher is None or self.config.divergence == "sampled":
+            return None
+        return Teacher(self.teacher, reverse=self.config.divergence == "reverse_kl")
 
     def _own_part(self, policy: Policy) -> Policy:
         """Return what this rank holds of a policy."""
@@ -84,7 +105,7 @@ class Replica:
         Raises:
             RlvrError: they are not.
         """
-        metrics = train_update(self._trained, self._stepped, dict(batch), check=self.check, ranks=self.ranks, **how)
+        metrics = self._update(batch, **how)
         difference = self.ranks.first_difference(self.policy.trainable_parameters()) if self.ranks.size > 1 else None
         if difference is not None:
             raise RlvrError(
@@ -93,12 +114,16 @@ class Replica:
             )
         return metrics
 
-    def scores(
-        self, batch: Mapping[str, Tensor], *, of: Literal["policy", "reference"], **how: Any
-    ) -> dict[str, Tensor]:
+    def _update(self, batch: Mapping[str, Tensor], **how: Any) -> dict[str, float]:
+        teacher = self._compared_with
+        return train_update(
+            self._trained, self._stepped, dict(batch), teacher=teacher, check=self.check, ranks=self.ranks, **how
+        )
+
+    def scores(self, batch: Mapping[str, Tensor], *, of: Scored, **how: Any) -> dict[str, Tensor]:
         """Compute the log-probabilities of the responses, and their values if the policy has a critic: see `compute_scores`."""
-        model = self._trained if of == "policy" else self._reference
-        assert model is not None, "the options keep no reference"
+        model = {"policy": self._trained, "reference": self._reference, "teacher": self.teacher}[of]
+        assert model is not None, f"the options keep no {of}"
         return compute_scores(model, dict(batch), check=self.check, ranks=self.ranks, **how)
 
     def gather(self, *, everywhere: bool) -> None:

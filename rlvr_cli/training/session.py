@@ -52,7 +52,7 @@ class Inputs:
 def load_inputs(
     config: TrainingConfig, *, questions_per_batch: int, rows: int, more_facts: dict[str, Any] | None = None
 ) -> Inputs:
-    """Load the inputs of `rlvr ei` or `rlvr grpo`.
+    """Load the inputs of `rlvr ei`, `rlvr grpo` or `rlvr distill`.
 
     Args:
         rows: responses in a micro-batch.
@@ -189,6 +189,8 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
         ) as trainer,
     ):
         run.update(policy=trainer.policy.facts | {"trainers": trainer.trainers.size, "fsdp": config.fsdp})
+        teacher = trainer.trainers.replica.teacher
+        limits = (config.max_model_len, teacher and teacher.context_length)
         if inputs.questions:
             run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine.reason))
             for examples, params in (
@@ -196,7 +198,11 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
                 (inputs.eval_dataset.examples if inputs.eval_dataset else [], config.eval_sampling_params),
             ):
                 check_prompts(
-                    examples, inputs.template, trainer, max_tokens=params.max_tokens, limit=config.max_model_len
+                    examples,
+                    inputs.template,
+                    trainer,
+                    max_tokens=params.max_tokens,
+                    limit=min(filter(None, limits), default=None),
                 )
         yield trainer
 

@@ -16,7 +16,6 @@ from rlvr_cli.models.sharded import ShardedPolicy, check_shardable, empty
 from rlvr_cli.training.optimizer_state import Slot, layout, load_state
 from rlvr_cli.training.ranks import losses_within
 from rlvr_cli.training.replica import Replica
-from rlvr_cli.training.update import train_update
 
 _HOST = torch.device("cpu")
 
@@ -39,7 +38,7 @@ class ShardedReplica(Replica):
     @losses_within()
     def update(self, batch: Mapping[str, Tensor], **how: Any) -> dict[str, float]:
         self._empty()
-        return train_update(self._trained, self._stepped, dict(batch), check=self.check, ranks=self.ranks, **how)
+        return self._update(batch, **how)
 
     @losses_within()
     def scores(self, batch: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:

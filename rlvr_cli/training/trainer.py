@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import Literal, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
@@ -33,6 +33,7 @@ from rlvr_cli.training.evaluation import Evaluator
 from rlvr_cli.training.memory import MemoryPlan
 from rlvr_cli.training.optimizer import learning_rate_at
 from rlvr_cli.training.placement import Placement
+from rlvr_cli.training.replica import Scored
 from rlvr_cli.training.time_limit import TimeLimit
 from rlvr_cli.training.trainers import Trainers
 from rlvr_cli.training.update import UpdateOptions
@@ -241,7 +242,7 @@ class Trainer:
         self,
         batch: Mapping[str, Tensor],
         *,
-        of: Literal["policy", "reference"] = "policy",
+        of: Scored = "policy",
         micro_batch_size: int,
         temperature: float,
     ) -> Tensor:
@@ -252,14 +253,14 @@ class Trainer:
         self,
         batch: Mapping[str, Tensor],
         *,
-        of: Literal["policy", "reference"] = "policy",
+        of: Scored = "policy",
         micro_batch_size: int,
         temperature: float,
     ) -> dict[str, Tensor]:
         """Compute the log-probabilities of the responses, and their values if the policy has a critic: see `compute_scores`.
 
         Args:
-            of: `reference` is the initial policy, with --kl-coef.
+            of: `reference` is the initial policy, with --kl-coef; `teacher` that of distillation.
         """
         if self.config.fsdp:  # an engine that samples with these weights loses them
             self.weights.sleep()

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.device import to_device, to_host
+from rlvr_cli.models.divergence import Teacher
 from rlvr_cli.models.log_probs import get_response_log_probs, wanted_in
 from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.models.sharded import ShardedPolicy
@@ -72,6 +73,7 @@ def train_update(
     temperature: float = 1.0,
     micro_batch_tokens: int | None = None,
     gradient_checkpointing: bool = False,
+    teacher: Teacher | None = None,
     check: Callable[[], None] = lambda: None,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
@@ -100,6 +102,7 @@ def train_update(
         temperature: divides the logits.
         micro_batch_tokens: most tokens that a micro-batch computes, in place of `micro_batch_size`; a larger unit is one by itself.
         gradient_checkpointing: compute activations again in the backward pass, instead of keeping them.
+        teacher: a frozen model that goes through each micro-batch before the policy; the objective gets the `divergence` from it.
         check: called before each micro-batch; if it raises, the update is abandoned and the weights are unchanged.
         ranks: the processes that do this update together, each with the same weights, optimizer state and batch. They divide the
             micro-batches; all do the same step.
@@ -146,7 +149,7 @@ def train_update(
         computed = 0  # tokens that go through the model's body
         gradients = gradients_of(policy, ranks, several=len(micro_batches) > 1)
         optimizer.zero_grad(set_to_none=True)
-        for network in policy.networks:
+        for network in [*policy.networks, *([teacher.policy] if teacher is not None else [])]:
             rounded.enter_context(network.rounded_weights())
             rounded.enter_context(network.fused_kernels())
         dealt, check = _division(policy, ranks, check)
@@ -157,7 +160,11 @@ def train_update(
             # From here to the next micro-batch the host does not wait for the device.
             micro = _cut(batch, rows, width)
             wanted = wanted_in(policy, micro["input_ids"], micro["response_mask"])
+            of_teacher = teacher and wanted_in(teacher.policy, micro["input_ids"], micro["response_mask"])
             micro, wanted = _moved(micro, device), wanted.to(device)
+            taught = None
+            if teacher is not None and of_teacher is not None:
+                taught = teacher.states(micro["input_ids"], of_teacher.to(device))
             divisors = to_device(denominators[rows], device)
             learning = learning or not skip_zero_advantage
             recomputing = policy.networks if gradient_checkpointing and learning else []
@@ -172,9 +179,11 @@ def train_update(
                     response_mask=micro["response_mask"],
                     temperature=temperature,
                     wanted=wanted,
+                    teacher=taught,
                 )
             log_probs, entropy = scores["log_probs"], scores["token_entropy"]
-            outputs = objective(loss_inputs(micro, log_probs=log_probs, entropy=entropy, values=scores.get("values")))
+            more = {name: scores.get(name) for name in ("values", "divergence", "teacher_log_probs")}
+            outputs = objective(loss_inputs(micro, log_probs=log_probs, entropy=entropy, **more))
             loss = reduced_loss(outputs.loss, micro["response_mask"], denominators=divisors, num_rows=num_rows)
             per_row = outputs.loss.dim() == 1
             if learning:

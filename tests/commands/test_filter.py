@@ -165,6 +165,50 @@ def test_each_filter(made, call, flags, kept, stages):
         assert found[1 if ("whole", 9, 2) in stages else 2 :] == stages
 
 
+PARAGRAPH = "so it is " * 4
+THINKING = {  # its first letter is how a row is told
+    "a": f"a is fine, $x^2$ \\frac too\n\n{PARAGRAPH}",
+    "b": "b и по-русски",
+    "c": "c has\n```python\nprint(7)\n```",
+    "d": f"d is long {PARAGRAPH}\n{PARAGRAPH}",
+    "e": f"e mixes 这是七这是七这是七 with\n```\n{PARAGRAPH}{PARAGRAPH}",
+    "f": "f is one of many English words and one слово",
+}
+AFTER = f" {RIGHT} ```code``` и {PARAGRAPH * 9}"  # the answer is not looked at
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept", "stages"),
+    [
+        ({"language": "en"}, "acd", [("language", 3, 3)]),
+        ({"language": "en", "min_language_share": 0.8}, "acdf", [("language", 4, 2)]),
+        ({"language": "ru", "min_language_share": 0.5}, "b", [("language", 1, 5)]),
+        ({"without_code": True}, "abdf", [("code", 4, 2)]),
+        ({"max_paragraph_words": 20}, "abcf", [("paragraphs", 4, 2)]),
+        (
+            {"language": "en", "without_code": True, "max_paragraph_words": 20, "correct_only": True},
+            "a",
+            [("correct", 6, 0), ("language", 3, 3), ("paragraphs", 2, 1), ("code", 1, 1)],
+        ),
+    ],
+)
+def test_the_thinking_of_a_trace(flags, kept, stages, call, tmp_path):
+    with RunDir.create(tmp_path / "runs", "eval", name="r", metadata=FACTS) as run:
+        texts = [thinking + AFTER for thinking in THINKING.values()]
+        run.commit_rollouts(
+            "eval", 0, [rollout("r", "q: 3 + 4?", i, t, reward=1.0, phase="eval") for i, t in enumerate(texts)]
+        )
+    rows, found = call(run.path, **flags)
+    assert starts(rows) == kept
+    assert found[1:] == stages
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{i}?", "response": t, "answer": "7"}) + "\n" for i, t in enumerate(texts))
+    )
+    if "correct_only" not in flags:
+        rows, found = call(tmp_path / "d.jsonl", out=str(tmp_path / "of-file.jsonl"), **flags)
+        assert (starts(rows), found[1:]) == (kept, stages)
+
+
 def test_random_choices_are_a_function_of_the_seed(made, call):
     first, _ = call(made, limit=4)
     same, _ = call(made, limit=4, overwrite=True)
@@ -457,6 +501,12 @@ def test_contamination_finds_every_planted_run_of_words():
         ({"phase": "test"}, "--phase is 'test'"),
         ({"min_pass_rate": 0.5, "max_pass_rate": 0.2}, "not a valid range"),
         ({"emit": "questions", "shortest": True}, "--emit questions writes none"),
+        (
+            {"emit": "questions", "without_code": True},
+            "--without-code selects responses, but --emit questions writes none",
+        ),
+        ({"min_language_share": 0.5}, "--min-language-share needs --language"),
+        ({"language": "xx"}, "--language is 'xx'"),
         ({"decontaminate_against": ("nowhere.jsonl",)}, "There is no file nowhere.jsonl"),
         ({"shortest": True}, "--shortest has no effect"),
         ({"out": "x.txt"}, "has an unknown file type"),

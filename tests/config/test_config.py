@@ -207,8 +207,8 @@ MINIMUMS = {  # of each command
     "quickstart": [{"at_least 0": "seed"}],
     "grade": [GRADED, {"at_least 1": "grader_workers"}],
     "filter": [
-        {"above 0": "timeout_seconds", "at_least 0": "step seed min_pass_rate", "at_least 1": "max_per_question ngram limit"},
-        {"at_least 1": "pairs_per_question"},
+        {"above 0": "timeout_seconds", "at_least 0": "step seed min_pass_rate min_language_share"},
+        {"at_least 1": "max_per_question ngram limit max_paragraph_words pairs_per_question"},
     ],
     "eval": [SAMPLED, GRADED, {"above 0": "request_timeout", "at_least 1": "num_samples limit max_model_len samplers"}],
     "sft": [
@@ -227,6 +227,10 @@ MINIMUMS = {  # of each command
     "ei": [
         *(SAMPLED, GRADED, TRAINED, HELD_OUT),
         {"at_least 1": "n_ei_steps ei_batch_size group_size sft_epochs train_batch_size micro_batch_size"},
+    ],
+    "distill": [
+        *(SAMPLED, GRADED, TRAINED, HELD_OUT),
+        {"at_least 0": "task_reward", "at_least 1": "n_distill_steps rollout_batch_size group_size micro_batch_size"},
     ],
     "grpo": [
         *(SAMPLED, GRADED, TRAINED, HELD_OUT),

@@ -34,6 +34,7 @@ HEAVY = (
     "rlvr_cli.commands.sft",
     "rlvr_cli.commands.dpo",
     "rlvr_cli.commands.ppo",
+    "rlvr_cli.commands.distill",
     "rlvr_cli.models.policy",
     "peft",
 )

@@ -60,6 +60,14 @@ ONLINE_DPO = shlex.split(
 )
 
 
+# To be run beside a `teachers.write_teacher`.
+DISTILL = shlex.split(
+    "distill --teacher teacher --dataset arithmetic:64 --n-distill-steps 4 --rollout-batch-size 16 --group-size 4 "
+    "--micro-batch-size 8 --task-reward 0.1 --sampling-max-tokens 24 --learning-rate 2e-4 --eval-examples 8 --eval-every 3 "
+    "--checkpoint-every 2"
+)
+
+
 def write_pairs(folder: Path, *, count: int = 16) -> None:
     """Write `count` pairs to pairs.jsonl."""
     rows = [

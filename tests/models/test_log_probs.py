@@ -26,6 +26,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from largest import LargestTensor
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.log_probs import (
     _linear_log_probs,
@@ -426,21 +427,6 @@ def test_a_replaced_head_is_probed_again():
     with pytest.warns(UserWarning, match="not one linear map"):
         scores = get_response_log_probs(model, batch["input_ids"], batch["labels"])
     torch.testing.assert_close(scores["log_probs"], plain_scores(model, batch)[0])
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the largest tensor that any operator makes, in forward and backward passes."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, torch.Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return result
 
 
 @pytest.mark.usefixtures("kept")

@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from torch.utils.checkpoint import checkpoint
 
 from arrays import pairwise
-from rlvr_cli.commands import ei, grpo, sft
+from rlvr_cli.commands import distill, ei, grpo, sft
 from rlvr_cli.commands import eval as evaluate
+from rlvr_cli.config.distill import DistillConfig
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
@@ -36,8 +37,14 @@ from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.training.session import load_inputs
 from rlvr_cli.training.update import compute_log_probs, rollout_tensors
+from teachers import write_teacher
 
-COMMANDS = {"grpo": (GrpoConfig, grpo.run), "ei": (EiConfig, ei.run), "sft": (SftConfig, sft.run)}
+COMMANDS = {
+    "grpo": (GrpoConfig, grpo.run),
+    "ei": (EiConfig, ei.run),
+    "sft": (SftConfig, sft.run),
+    "distill": (DistillConfig, distill.run),
+}
 
 # Small enough for seconds; at this learning rate rounding is far below 1e-6, and what an option changes is far above.
 SHARED = {
@@ -117,6 +124,14 @@ SFT = SHARED | {
     "lr_schedule": ("constant", "cosine"),
 }
 
+DISTILL = SAMPLED | {
+    "eval_temperature": (None, 0.0),
+    "divergence": ("reverse_kl", "sampled", "forward_kl"),
+    "task_reward": (0.0, 0.5),
+    "micro_batch_size": (8, 2),
+    "lr_schedule": ("constant", "cosine"),
+}
+
 CASES = [
     ("grpo", "on-policy", {"n_grpo_steps": 3, "sampling_temperature": 0.7, "max_grad_norm": 100.0, "weight_decay": 0.3,
       "use_std_normalization": False, "gradient_accumulation_steps": 2, "eval_every": 2, "eval_temperature": 0.0,
@@ -145,6 +160,15 @@ CASES = [
     ("grpo", "ahead", {"n_grpo_steps": 3, "async_steps": 1, "dynamic_sampling": True, "train_batch_size": 8, "group_size": 2,
       "eval_every": 1, "learning_rate": 3e-4}),
     ("grpo", "adapter", {"n_grpo_steps": 3, "lora_rank": 2, "lora_alpha": 8, "kl_coef": 0.5, "learning_rate": 3e-4, "seed": 3}),
+    ("distill", "reverse", {"sampling_temperature": 0.7, "task_reward": 0.5, "max_grad_norm": 100.0, "weight_decay": 0.3,
+      "n_distill_steps": 3, "eval_every": 2, "eval_temperature": 0.0, "eval_max_tokens": 5, "final_eval_examples": 4,
+      "learning_rate": 3e-4, "micro_batch_size": 2}),
+    ("distill", "sampled", {"divergence": "sampled", "lr_schedule": "cosine", "warmup_steps": 2, "adam_beta1": 0.5,
+      "adam_beta2": 0.6, "seed": 3, "eval_top_p": 0.6, "eval_min_tokens": 1, "group_size": 2, "task_reward": 0.5,
+      "sampling_temperature": 0.7, "n_distill_steps": 4, "rollout_batch_size": 12}),
+    ("distill", "forward", {"divergence": "forward_kl", "sampling_max_tokens": 9, "sampling_min_tokens": 0,
+      "sampling_top_p": 0.8, "stop": ("a", "1"), "eval_examples": 2, "learning_rate": 3e-4}),
+    ("distill", "adapter", {"lora_rank": 2, "lora_alpha": 8, "learning_rate": 3e-4, "n_distill_steps": 3}),
     ("ei", "once", {"sampling_temperature": 0.7, "train_batch_size": 5, "weight_decay": 0.3, "max_grad_norm": 100.0,
       "eval_every": 2, "eval_temperature": 0.0, "eval_max_tokens": 5, "final_eval_examples": 4, "stop": ("a", "1"),
       "sampling_max_tokens": 9, "sampling_min_tokens": 0, "n_ei_steps": 3, "ei_batch_size": 3, "group_size": 2}),
@@ -160,7 +184,7 @@ CASES = [
       "micro_batch_size": 2}),
     ("sft", "correct", {"length_normalization": "masked_normalize", "dataset": "arithmetic:12", "correct_only": True}),
 ]  # fmt: skip
-TABLES = {"grpo": GRPO, "ei": EI, "sft": SFT}
+TABLES = {"grpo": GRPO, "ei": EI, "sft": SFT, "distill": DISTILL}
 
 GRADER = """
 def grade(response, truth):
@@ -198,7 +222,14 @@ def make(command: str, given: dict, place: Path, model: Path) -> Path:
         "eval_dataset": str(place / "eval.jsonl"),
     }
     first = {name: values[0] for name, values in TABLES[command].items()}
-    steps = {"grpo": {"n_grpo_steps": 2, "rollout_batch_size": 16}, "ei": {"n_ei_steps": 2}, "sft": {}}[command]
+    steps = {
+        "grpo": {"n_grpo_steps": 2, "rollout_batch_size": 16},
+        "ei": {"n_ei_steps": 2},
+        "sft": {},
+        "distill": {"n_distill_steps": 2, "rollout_batch_size": 16, "teacher": str(place / "teacher")},
+    }[command]
+    if command == "distill" and not (place / "teacher").exists():
+        write_teacher(place / "teacher", of=model)
     options = {"dataset": "train.jsonl"} | common | first | steps | given
     if options["dataset"] == "sampled" and not (place / "sampled").exists():  # a run to fine-tune on
         make(
@@ -272,8 +303,8 @@ def check_length(stored) -> None:
         fewest = math.ceil(update["update/tokens"] / own["sampling_max_tokens"])  # rows without a token are left out
         most = math.ceil(update["update/rows"] / size) + 1  # rows without an advantage have micro-batches of their own
         assert math.ceil(fewest / size) <= update["update/micro_batches"] <= most
-    assert len(steps) == own["n_grpo_steps" if stored.command == "grpo" else "n_ei_steps"]
-    questions = own["rollout_batch_size"] // own["group_size"] if stored.command == "grpo" else own["ei_batch_size"]
+    assert len(steps) == own[f"n_{stored.command}_steps"]
+    questions = own["ei_batch_size"] if stored.command == "ei" else own["rollout_batch_size"] // own["group_size"]
     for step in steps:
         groups = Counter(r["example_id"] for r in rows if r["step"] == step)
         assert set(groups.values()) == {own["group_size"]}

@@ -574,3 +574,74 @@ def test_a_chat_endpoint_accepts_no_token_ids(endpoint):
     with pytest.raises(RlvrError, match="Prompt 0 is token ids"):
         next(stream)
     assert endpoint.bodies == []
+
+
+# --- thinking ---------------------------------------------------------------------------------------------------------
+
+
+def chat_reply(content: Any, *, finish: str = "stop", tokens: int = 9, **more: Any) -> Reply:
+    choice_more = {name: more.pop(name) for name in ("stop_reason", "logprobs", "token_ids") if name in more}
+    message = {"role": "assistant", "content": content, **more}
+    choice = {"message": message, "finish_reason": finish, **choice_more}
+    return Reply({"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": tokens}})
+
+
+def asked(endpoint: Endpoint, prompt: str, **options: Any) -> tuple[Completion, OpenAISampler]:
+    sampler = open_sampler(endpoint, endpoint="chat", **options)
+    (found,) = sampler.sample([Request(prompt, (1,))], SamplingParams())
+    return found, sampler
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ("2+2= <think>", " two and two </think> <answer> 4 </answer>"),
+        ("2+2= <think>\n", "two and two </think> <answer> 4 </answer>"),
+        ("2+2=", " <think> two and two </think> <answer> 4 </answer>"),
+    ],
+)
+def test_a_thinking_that_is_given_apart_stands_in_the_tags_of_the_prompt(endpoint, name, prompt, text):
+    more = {name: "\ntwo and two\n", "logprobs": {"content": [{"token": "4", "logprob": -0.5}]}, "token_ids": [5]}
+    endpoint.answer = in_turn(chat_reply("\n\n<answer> 4 </answer>", stop_reason="</answer>", **more))
+    c, sampler = asked(endpoint, prompt)
+    assert (c.text, c.finish_reason, c.stop_reason) == (text, "stop", "</answer>")
+    assert (c.num_tokens, c.token_ids, c.logprobs) == (9, (), ()), "no ids that spell another text"
+    assert [note for note in sampler.notes if "thinking apart" in note]
+
+
+def test_a_stop_string_that_the_thinking_mentions_does_not_end_the_response(endpoint):
+    """The endpoint does not say what ended the response, so that it is cut here."""
+    thinking = "they want <answer> </answer> tags"
+    endpoint.answer = in_turn(then=chat_reply("<answer> 4 </answer> So.", reasoning_content=thinking))
+    c, _ = asked(endpoint, "<think>")
+    assert c.text == f" {thinking} </think> <answer> 4 </answer>"
+    assert c.stop_reason == "</answer>"
+
+
+@pytest.mark.parametrize("content", ["", None])
+def test_a_thinking_without_an_end_has_no_closing_tag(endpoint, content):
+    endpoint.answer = in_turn(chat_reply(content, finish="length", reasoning="on and on"))
+    c, _ = asked(endpoint, "2+2= <think>")
+    assert (c.text, c.finish_reason, c.stop_reason) == (" on and on", "length", None)
+    endpoint.answer = in_turn(chat_reply(content, finish="length", reasoning="on and on"))
+    assert asked(endpoint, "2+2=")[0].text == " <think> on and on"
+
+
+def test_a_null_thinking_is_none_and_an_odd_one_fails(endpoint):
+    endpoint.answer = in_turn(
+        chat_reply("4 </answer>", reasoning_content=None, reasoning=None, stop_reason="</answer>")
+    )
+    c, sampler = asked(endpoint, "2+2=")
+    assert c.text == "4 </answer>"
+    assert not sampler.notes
+    endpoint.answer = in_turn(then=chat_reply("4 </answer>", reasoning_content=["a"]))
+    with pytest.raises(RlvrError, match="the answer's reasoning_content is a list"):
+        asked(endpoint, "2+2=", max_retries=0)
+
+
+def test_a_thinking_hides_the_key(endpoint):
+    endpoint.answer = in_turn(
+        chat_reply("4 </answer>", reasoning_content=f"my key is {CANARY}", stop_reason="</answer>")
+    )
+    assert asked(endpoint, "<think>")[0].text == " my key is [key] </think> 4 </answer>"

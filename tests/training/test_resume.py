@@ -14,6 +14,7 @@ import pytest
 from checks import findings
 from forks import Done, Forks, processes_in
 from killed import (
+    DISTILL,
     DPO,
     EI,
     GRPO,
@@ -33,7 +34,9 @@ from killed import (
     weights_of,
     write_pairs,
 )
+from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.runs.readers import read_rollouts, read_run
+from teachers import write_teacher
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +91,8 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
         pytest.param([*PPO, "--lora-rank", "4", "--learning-rate", "5e-3"], marks=pytest.mark.slow),
         [*DPO, "--loss-type", "dpo_norm", "--lora-rank", "4"],
         ONLINE_DPO,
+        DISTILL,
+        [*DISTILL, "--divergence", "sampled", "--lora-rank", "4"],
         [*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"],
         [*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"],
         [
@@ -134,6 +139,8 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
         "lora-ppo",
         "lora-dpo",
         "online-dpo",
+        "distill",
+        "lora-distill",
         "dynamic-sampling",
         "kl-and-importance-correction",
         "shaped",
@@ -152,6 +159,8 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
 def test_other_training_killed_at_some_points_ends_the_same(forks: Forks, tmp_path: Path, command: list[str]):
     whole, run = tmp_path / "runs/whole", tmp_path / "runs/cut"
     write_pairs(tmp_path)
+    if command[0] == "distill":
+        write_teacher(tmp_path / "teacher", of=builtin_model_path())
     go_on(forks, whole, command)
     faults = ["update:2", "manifest.done:2", "checkpoint.torn:1", "updated:4"]
     if "--async-steps" in command:

@@ -14,6 +14,7 @@ import pytest
 
 from forks import Forks, processes_in
 from killed import (
+    DISTILL,
     DPO,
     EI,
     GRPO,
@@ -29,8 +30,10 @@ from killed import (
     write_pairs,
 )
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.training.nodes import node_rank
+from teachers import write_teacher
 
 TWO = ("--trainers", "2")
 GRPO_2 = [*GRPO, *TWO, "--kl-coef", "0.01"]
@@ -161,10 +164,20 @@ def test_trainers_killed_at_20_random_moments_end_the_same(forks: Forks, whole: 
 
 
 @pytest.mark.parametrize(
-    "command", [SFT, DPO, PPO, pytest.param(EI, marks=pytest.mark.slow)], ids=["sft", "dpo", "ppo", "ei"]
+    "command",
+    [
+        SFT,
+        DPO,
+        PPO,
+        pytest.param(EI, marks=pytest.mark.slow),
+        DISTILL,
+        pytest.param([*DISTILL, "--divergence", "sampled"], marks=pytest.mark.slow),
+    ],
+    ids=["sft", "dpo", "ppo", "ei", "distill", "sampled"],
 )
 def test_the_other_commands_too(forks: Forks, tmp_path: Path, command: list[str]):
     write_pairs(tmp_path)
+    write_teacher(tmp_path / "teacher", of=builtin_model_path())
     forks.run(*command, "--run", "one", cwd=tmp_path, status=0)
     forks.run(*command, *TWO, "--run", "two", cwd=tmp_path, status=0)
     assert_same_but_for_rounding(tmp_path / "runs/one", tmp_path / "runs/two")
@@ -212,6 +225,18 @@ def test_two_shards_do_what_two_copies_do(forks: Forks, whole: Path, divided: Pa
     assert read_run(divided).metadata["policy"]["fsdp"] is True
     assert len(weights_of(divided)) == len(weights_of(whole)), "shards are saved as one model"
     assert "to 1e-6" in forks.run("check", str(divided), "--replay", "4", cwd=tmp_path, status=0).said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [DISTILL, pytest.param([*DISTILL, "--divergence", "sampled"], marks=pytest.mark.slow)],
+    ids=["full", "sampled"],
+)
+def test_a_student_in_shards_has_a_whole_teacher(forks: Forks, tmp_path: Path, command: list[str]):
+    write_teacher(tmp_path / "teacher", of=builtin_model_path())
+    forks.run(*command, "--run", "one", cwd=tmp_path, status=0)
+    forks.run(*command, *TWO, "--fsdp", "--run", "two", cwd=tmp_path, status=0)
+    assert_same_but_for_rounding(tmp_path / "runs/one", tmp_path / "runs/two")
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from fake_cuda import fake_cuda
 from policies import make_batch, make_policy
 from rlvr_cli.models import log_probs
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
-from rlvr_cli.models.policy import Critic, Lora, Policy
+from rlvr_cli.models.divergence import Teacher
+from rlvr_cli.models.policy import Critic, Lora, Policy, as_policy
 from rlvr_cli.models.tokenization import collate
+from rlvr_cli.training.losses.distillation import distillation
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.losses.value import actor_critic
 from rlvr_cli.training.objectives import policy_gradient
@@ -147,6 +149,44 @@ def test_an_update_with_a_critic_is_that_of_a_cpu(dtype, own):
         assert (found[2][name] - tensor).abs().mean() < 0.003, name  # AdamW's first step is 0.01
 
 
+def distill(student, batch, teacher, *, reverse, **how):
+    """The metrics of an update that descends the divergence from a teacher."""
+    objective = partial(policy_gradient, loss=partial(distillation, divergence="reverse_kl"))
+    of_teacher = Teacher(as_policy(teacher), reverse)
+    return update(student, batch, objective=objective, teacher=of_teacher, **how)
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, WIDE])
+def test_an_update_with_a_teacher_is_that_of_a_cpu(dtype, reverse, monkeypatch):
+    """To the last digits in float64; float32 weights compute in bfloat16. The heads work in chunks."""
+    for name in ("_LOGITS_ON_CUDA", "_LOGITS_ON_CPU"):
+        monkeypatch.setattr(log_probs, name, 1)
+    monkeypatch.setattr(log_probs, "_MIN_CHUNK", 8)
+    batch = with_columns(make_batch([(3, 9), (3, 5), (6, 7), (2, 11)]))
+    del batch["old_log_probs"]
+    student, teacher = make_policy(dtype), make_policy(dtype, layers=2)
+    there = copy.deepcopy(student), copy.deepcopy(teacher)
+    gradients = [{}, {}]
+
+    def see(model, found):
+        found.update({name: p.grad.cpu() for name, p in model.named_parameters()})
+
+    expected = distill(student, batch, teacher, reverse=reverse, seen=lambda: see(student, gradients[0]))
+    with fake_cuda() as cuda:
+        for model in there:
+            model.to("cuda:1")
+        cuda.forget()
+        metrics = distill(there[0], batch, there[1], reverse=reverse, seen=lambda: see(there[0], gradients[1]))
+        assert not cuda.astray
+    close = {"rel": 1e-6} if dtype == torch.float64 else {"rel": 0.15}
+    for name in ("policy/divergence_mean", "policy/teacher_log_prob_mean", "loss/objective", "optimizer/grad_norm"):
+        assert metrics[name] == pytest.approx(expected[name], **close), name
+    for name, tensor in gradients[0].items():
+        gap = (gradients[1][name] - tensor).norm()
+        assert gap < 1e-9 if dtype == torch.float64 else 0 < gap < 0.4 * tensor.norm(), name
+
+
 def large_batch(rows=4):
     """Rows of about 700 tokens, with two prompts."""
     generator = torch.Generator().manual_seed(0)
@@ -204,6 +244,24 @@ def test_the_host_waits_for_the_device_once_in_an_update(measured, name, checkpo
     update(model, batch, objective=objective, gradient_checkpointing=checkpointing)
     assert cuda.waits == {("stream", "device.py:to_host"): 1}
     assert cuda.uploads == {"device.py:to_device": 2 * (8 + 2 + 5 + 1)}  # columns, positions, prefixes, denominators
+
+
+def test_with_a_teacher_the_host_waits_once_too_and_no_logits_are_held(measured):
+    model, cuda = measured
+    teacher = math_1_5b(layers=1).to("cuda:1").requires_grad_(False)
+    batch = large_batch()
+    del batch["old_log_probs"]
+    distill(model, batch, teacher, reverse=True)  # tests the teacher
+    cuda.forget()
+    distill(model, batch, teacher, reverse=True)
+    assert not cuda.astray
+    assert cuda.waits == {("stream", "device.py:to_host"): 1}
+    products = cuda.types["mm"] | cuda.types["addmm"] | cuda.types["bmm"]
+    assert products <= {(HALF,) * 2, (HALF,) * 3}
+    assert cuda.types["exp"] == cuda.types["logsumexp"] == {(WIDE,)}
+    responses = {500 + 300, 400 + 600}  # tokens of each micro-batch
+    logits = {math.prod(shape) for shape in cuda.shapes if len(shape) > 1 and responses & {*shape[:-1]}}
+    assert max(logits) <= log_probs._KEPT_LOGITS < min(responses) * 151_936
 
 
 def test_the_host_waits_once_for_all_log_probabilities(measured):

@@ -14,7 +14,8 @@ class LossInputs:
     """The tokens of a micro-batch, for a loss.
 
     Rows are responses, (batch, seq) is a value per token. Only tokens marked in `response_mask` count: values elsewhere are
-    arbitrary, and the loss that is returned there is ignored. Only `log_probs`, `entropy` and `values` have a gradient.
+    arbitrary, and the loss that is returned there is ignored. Only `log_probs`, `entropy`, `values` and
+    `divergence` have a gradient.
 
     A micro-batch holds only some rows of the update. So a row's loss should not depend on other rows: it would depend on how
     the update was split. Rows that need one another must have the same `unit` in the batch (`train_update`).
@@ -31,6 +32,9 @@ class LossInputs:
     values: Tensor | None = None  # (batch, seq), of the policy's critic; None without one
     old_values: Tensor | None = None  # (batch, seq), of the critic before the first update on these rollouts
     returns: Tensor | None = None  # (batch, seq), what the values should be
+    teacher_log_probs: Tensor | None = None  # (batch, seq), of the frozen teacher; None without one
+    # (batch, seq), nats, of the policy's distribution at each token from the teacher's, with a gradient; None unless asked for.
+    divergence: Tensor | None = None
     group: Tensor | None = None  # (batch,) int64, equal for responses to the same question; None without groups
 
 
@@ -48,7 +52,13 @@ class LossOutputs:
 
 
 def loss_inputs(
-    batch: Mapping[str, Tensor], *, log_probs: Tensor, entropy: Tensor, values: Tensor | None = None
+    batch: Mapping[str, Tensor],
+    *,
+    log_probs: Tensor,
+    entropy: Tensor,
+    values: Tensor | None = None,
+    divergence: Tensor | None = None,
+    teacher_log_probs: Tensor | None = None,
 ) -> LossInputs:
     """Collect the columns of a batch that losses read. Without `old_log_probs` in the batch, it is `log_probs`, detached."""
     old, group, advantages = batch.get("old_log_probs"), batch.get("group"), batch.get("advantages")
@@ -66,5 +76,7 @@ def loss_inputs(
         values=values,
         old_values=batch.get("old_values"),
         returns=batch.get("returns"),
+        divergence=divergence,
+        teacher_log_probs=batch.get("teacher_log_probs") if teacher_log_probs is None else teacher_log_probs,
         group=None if group is None else group[:, 0],
     )

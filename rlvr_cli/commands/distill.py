@@ -1,0 +1,149 @@
+"""`rlvr distill`: on-policy distillation: the student samples, and descends its divergence from a teacher where it went.
+
+Enters: a DistillConfig. Leaves: a run directory with every rollout and metric, checkpoints, and the trained model in `model/`.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from rlvr_cli.analysis.run_end import report_end
+from rlvr_cli.config.distill import DistillConfig
+from rlvr_cli.data.order import next_indices
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.divergence import check_teacher
+from rlvr_cli.models.identity import model_facts, model_path
+from rlvr_cli.models.tokenization import Batch, pad_id_of
+from rlvr_cli.rollouts.collect import stored_stats
+from rlvr_cli.rollouts.metrics import rollout_metrics
+from rlvr_cli.runs.provenance import resumed_config
+from rlvr_cli.terminal import console
+from rlvr_cli.training.advantages import group_advantages
+from rlvr_cli.training.losses.distillation import DIVERGENCES, distillation
+from rlvr_cli.training.nodes import lend_trainers
+from rlvr_cli.training.objectives import policy_gradient
+from rlvr_cli.training.plan import distill_plan, print_plan, shared_notes
+from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
+from rlvr_cli.training.shaping import rewards_of
+from rlvr_cli.training.trainer import Trainer
+from rlvr_cli.training.update import rollout_tensors
+from rlvr_cli.types import Rollout
+
+
+def run(config: DistillConfig) -> None:
+    """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
+    if lend_trainers(config):
+        return
+    config = resumed_config(config, command="distill")
+    if not config.teacher:
+        raise RlvrError("rlvr distill needs a teacher.", "Name one with --teacher: a directory or a hub id.")
+    check_teacher(config.teacher, student=model_path(config.model))
+    rows = config.micro_batch_size
+    inputs = load_inputs(
+        config,
+        questions_per_batch=config.rollout_batch_size // config.group_size,
+        rows=rows,
+        more_facts={"teacher": model_facts(config.teacher, fetch=not config.dry_run)},
+    )
+    print_plan(distill_plan(config, inputs.facts), config, inputs, rows=rows)
+    for note in shared_notes(config):
+        console.say(f"note: {note}")
+    if config.dry_run:
+        return
+    with open_trainer(config, inputs, command="distill", num_updates=config.n_distill_steps) as trainer:
+        train(config, trainer, inputs)
+    report_end(trainer, output=config.format)
+
+
+def train(config: DistillConfig, trainer: Trainer, inputs: Inputs) -> None:
+    """Sample, then update once. Resumes after an interruption: a counter, the data cursor, determines all data that follow."""
+    objective = partial(
+        policy_gradient,
+        loss=partial(distillation, divergence=config.divergence, task_reward=config.task_reward),
+    )
+    asked = trainer.cursor.get("asked", 0)
+    with console.progress("steps", config.n_distill_steps - trainer.updates, running_mean=False) as bar:
+        while trainer.updates < config.n_distill_steps and trainer.has_time():
+            step = trainer.updates
+            rollouts, asked, signals = rollout_batch(config, trainer, inputs, asked=asked)
+            trainer.evaluate_if_due()
+            update = trainer.update(
+                training_batch(config, trainer, rollouts),
+                cursor={"asked": asked},
+                objective=objective,
+                micro_batch_size=config.micro_batch_size,
+                temperature=config.sampling_temperature,
+            )
+            if update["update/tokens"]:
+                trainer.check_mismatch(update)
+                signals |= {
+                    "divergence": update["policy/divergence_mean"],
+                    "teacher": update["policy/teacher_log_prob_mean"],
+                    "grad": update["optimizer/grad_norm"],
+                }
+            trainer.metrics.add(step, {"step/seconds": trainer.clock.step_seconds})
+            bar.advance(1, **signals)
+    trainer.finish()
+
+
+def rollout_batch(
+    config: DistillConfig, trainer: Trainer, inputs: Inputs, *, asked: int
+) -> tuple[list[Rollout], int, dict[str, float]]:
+    """Sample responses to a batch of questions, grade and store them; or read those that an interrupted run stored.
+
+    Args:
+        asked: questions used so far, counted over all epochs of the dataset.
+
+    Returns:
+        The rollouts, `asked` after them, and the values for the progress bar.
+    """
+    count = config.rollout_batch_size // config.group_size
+    indices, asked = next_indices(len(inputs.questions), count, seed=config.seed, start=asked)
+    step = trainer.updates
+    syncing = trainer.weights.sync(step)
+    rollouts = sample_questions(
+        trainer, inputs, indices, step=step, num_samples=config.group_size, credit=partial(credit, config)
+    )
+    metrics = rollout_metrics(rollouts) | {"weight_sync/seconds": syncing}
+    stats = stored_stats(trainer.run, phase="train", step=step)
+    trainer.metrics.add(step, metrics | stats.metrics)
+    signals = {
+        "reward": metrics["reward/mean"],
+        "length": metrics["length/mean"],
+        "truncated": metrics["length/truncated_share"],
+        "tokens": float(stats.tokens),
+    }
+    return rollouts, asked, signals
+
+
+def credit(config: DistillConfig, rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
+    """Return the rollouts with the advantages that --task-reward weights: GRPO's, of whole groups, each group contiguous."""
+    if not config.task_reward:
+        return rollouts
+    advantages = group_advantages(rewards_of(rollouts), group_size=config.group_size).tolist()
+    return [replace(r, advantage=a) for r, a in zip(rollouts, advantages, strict=True)]
+
+
+def training_batch(config: DistillConfig, trainer: Trainer, rollouts: Sequence[Rollout]) -> Batch:
+    """Turn rollouts into tensors, for `sampled` with the teacher's log-probabilities of their tokens.
+
+    Raises:
+        RlvrError: the student sampled a token that the teacher's vocabulary lacks.
+    """
+    batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
+    teacher = trainer.trainers.replica.teacher
+    assert teacher is not None
+    if (largest := int(batch["labels"].max())) >= teacher.vocabulary_size:
+        raise RlvrError(
+            f"The student sampled token {largest}, and the teacher has {teacher.vocabulary_size} tokens.",
+            "Its embedding has more rows than its tokenizer has tokens: lower --sampling-top-p, or cut the embedding.",
+        )
+    if not DIVERGENCES[config.divergence].full:
+        started = time.perf_counter()
+        trainer.weights.sleep()
+        batch["teacher_log_probs"] = trainer.log_probs(
+            batch, of="teacher", micro_batch_size=config.micro_batch_size, temperature=config.sampling_temperature
+        )
+        trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
+    return batch
