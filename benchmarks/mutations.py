@@ -315,7 +315,7 @@ WIRING = [
         ("weights in float32 whatever is asked", "dtype=config.param_dtype,", 'dtype="float32",', "tests/replay/test_wiring.py -k bfloat16", "param_dtype"),
         ("a precision that is lost", "compute_dtype=config.compute_dtype,", "", IN_BFLOAT16, "compute_dtype"),
         ("the built-in model always", "model_path(config.model),", 'model_path(""),', replays("ei-once"), "sft.model dpo.model ei.model grpo.model"),
-        ("the reference is the policy itself", "self._own_part(self.policy.reference())", "self._trained", replays("grpo-clip"), "kl_coef"),
+        ("the reference is the policy itself", "self._own_reference() if", "self._trained if", replays("grpo-clip"), "kl_coef"),
         ("the second trainer starts from other moments", "load_state(self.optimizer, state)", "pass", "tests/training/test_trainers.py -k backward", "trainers"),
         ("a follower's engine keeps its memory", "sleep_mode=sleep_mode)", "sleep_mode=False)", "tests/training/test_weight_sync.py -k follower"),
         ("a follower's engine never sleeps", "self._sampler.sleep()", "pass", "tests/training/test_weight_sync.py -k follower"),
@@ -323,6 +323,11 @@ WIRING = [
     *mutations_of(
         "training/trainers.py",
         ("copies whatever is asked", "(ShardedReplica if config.fsdp else Replica)", "Replica", "tests/training/test_sharded_replica.py -k shard", "fsdp"),
+    ),
+    *mutations_of(
+        "training/sharded_replica.py",
+        ("the reference is loaded beside the whole policy", "= self._own_part(self.policy)", "= self._own_part(self.policy.reference())", "tests/training/test_sharded_replica.py -k one_whole", "kl_coef"),
+        ("the reference moves with the policy", "return reference", "return self._trained", "tests/training/test_sharded_replica.py -k reference_stays", "kl_coef"),
     ),
     *mutations_of(
         "models/sharded.py",

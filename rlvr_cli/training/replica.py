@@ -64,7 +64,7 @@ class Replica:
             kind=config.optimizer,
             offload=config.offload_optimizer,
         )
-        self._reference = self._own_part(self.policy.reference()) if config.kl_coef else None
+        self._reference = self._own_reference() if config.kl_coef else None
         self.check: Callable[[], None] = lambda: None
         self._sampler: Sampler | None = None
         self._served = (0, 0)  # the version of the weights that it has, and `gathers` then
@@ -72,6 +72,10 @@ class Replica:
     def _own_part(self, policy: Policy) -> Policy:
         """Return what this rank holds of a policy."""
         return policy
+
+    def _own_reference(self) -> Policy:
+        """Return what this rank holds of the reference policy: the initial one."""
+        return self.policy.reference()
 
     # On every rank at the same time
 
