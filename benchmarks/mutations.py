@@ -302,7 +302,7 @@ WIRING = [
         ("no checkpoint but the last", "if every and self.updates - self._saved[0] >= every and minutes", "if False and minutes", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_every"),
         ("checkpoints without a pause", "and minutes >= self.config.checkpoint_minutes:", "and minutes >= 0:", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_minutes"),
         ("no time limit", "TimeLimit(config.time_limit_seconds,", "TimeLimit(float('inf'),", f"{GRPO} -k out_of_time", "time_limit"),
-        ("the last evaluation is of an earlier policy", "self.weights.sync(self.updates)  # before", "pass  # before", replays("grpo-ahead"), "async_steps"),
+        ("the last evaluation is of an earlier policy", "self.sync_weights(self.updates)  # before", "pass  # before", replays("grpo-ahead"), "async_steps"),
     ),
     *mutations_of(
         "training/replica.py",
@@ -323,6 +323,15 @@ WIRING = [
     *mutations_of(
         "training/trainers.py",
         ("copies whatever is asked", "(ShardedReplica if config.fsdp else Replica)", "Replica", "tests/training/test_sharded_replica.py -k shard", "fsdp"),
+    ),
+    *mutations_of(
+        "runs/provenance.py",
+        ("nobody looks for progress", "minutes=config.stall_minutes", "minutes=0.0", "tests/training/test_trainers.py -k is_stopped", "stall_minutes"),
+    ),
+    *mutations_of(
+        "runs/activity.py",
+        ("the file keeps an earlier phase", "        self._note()\n\n    def _note", "        pass\n\n    def _note", "tests/runs/test_activity.py"),
+        ("progress is not seen", "            if self._moved != moved:", "            if False:", "tests/runs/test_activity.py"),
     ),
     *mutations_of(
         "training/sharded_replica.py",
@@ -576,6 +585,8 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "samplers/servers.py",
+        ("a server whose engine died ends the run", "and server.lives():", "and True:", "tests/samplers/test_servers.py -k engine_is_gone"),
+        ("no error of a server is one", "and server.lives():", "and False:", "tests/samplers/test_servers.py -k keeps_its_old_adapter"),
         ("a server is asked for the base, not the adapter", "self._adapter = self._sampler.model = name", "self._adapter = name", "tests/samplers/test_servers.py -k under_a_name"),
         ("adapters stay on the servers", "        self.unload_adapter()\n", "", "tests/samplers/test_servers.py -k under_a_name"),
     ),

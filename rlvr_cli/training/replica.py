@@ -153,7 +153,7 @@ class Replica:
                 break
         completions.close()
         self._sampler.sleep()
-        self.ranks.gather(found)
+        self.ranks.gather(found, patient=True)
 
 
 def share(requests: Sequence[Request], ranks: Ranks) -> list[Request]:
