@@ -586,7 +586,6 @@ MATHEMATICS = [
     *mutations_of(
         "samplers/servers.py",
         ("a server whose engine died ends the run", "and server.lives():", "and True:", "tests/samplers/test_servers.py -k engine_is_gone"),
-        ("no error of a server is one", "and server.lives():", "and False:", "tests/samplers/test_servers.py -k keeps_its_old_adapter"),
         ("a server is asked for the base, not the adapter", "self._adapter = self._sampler.model = name", "self._adapter = name", "tests/samplers/test_servers.py -k under_a_name"),
         ("adapters stay on the servers", "        self.unload_adapter()\n", "", "tests/samplers/test_servers.py -k under_a_name"),
     ),
