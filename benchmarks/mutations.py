@@ -398,7 +398,7 @@ WIRING = [
         ("no checkpoint but the last", "if every and self.updates - self._saved[0] >= every and minutes", "if False and minutes", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_every"),
         ("checkpoints without a pause", "and minutes >= self.config.checkpoint_minutes:", "and minutes >= 0:", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_minutes"),
         ("no time limit", "TimeLimit(config.time_limit_seconds,", "TimeLimit(float('inf'),", f"{GRPO} -k out_of_time", "time_limit"),
-        ("the last evaluation is of an earlier policy", "self.weights.sync(self.updates)  # before", "pass  # before", replays("grpo-ahead"), "async_steps"),
+        ("the last evaluation is of an earlier policy", "self.sync_weights(self.updates)  # before", "pass  # before", replays("grpo-ahead"), "async_steps"),
     ),
     *mutations_of(
         "training/replica.py",
@@ -411,11 +411,15 @@ WIRING = [
         ("weights in float32 whatever is asked", "dtype=config.param_dtype,", 'dtype="float32",', "tests/replay/test_wiring.py -k bfloat16", "param_dtype"),
         ("a precision that is lost", "compute_dtype=config.compute_dtype,", "", IN_BFLOAT16, "compute_dtype"),
         ("the built-in model always", "model_path(config.model),", 'model_path(""),', replays("ei-once"), "sft.model dpo.model ei.model grpo.model ppo.model distill.model"),
-        ("the reference is the policy itself", "self._own_part(self.policy.reference())", "self._trained", replays("grpo-clip"), "kl_coef"),
         ("the teacher is the student", "own.teacher, dtype", "own.model, dtype", replays("distill-reverse"), "teacher"),
         ("the divergence is always the reverse one", 'reverse=self.config.divergence == "reverse_kl"', "reverse=True", replays("distill-forward"), "divergence"),
         ("the teacher is in float32 always", "dtype=own.param_dtype", 'dtype="float32"', "tests/commands/test_distill.py -k precision", "param_dtype"),
         ("the teacher computes in another precision", "compute_dtype=own.compute_dtype", 'compute_dtype="auto"', "tests/commands/test_distill.py -k precision", "compute_dtype"),
+        ("the reference is the policy itself", "self._own_reference() if", "self._trained if", replays("grpo-clip"), "kl_coef"),
+        ("one learning rate for both", "critic_learning_rate=config.critic_learning_rate or None,", "critic_learning_rate=None,", actor_critics("shared"), "ppo.critic_learning_rate"),
+        ("every critic has a body of its own", 'own_body=config.critic == "own"', "own_body=True", actor_critics("shared"), "ppo.critic"),
+        ("the critic's body has no adapter", "lora=trained_adapter(config))\n        self._trained", "lora=None)\n        self._trained", "tests/commands/test_ppo.py -k adapter"),
+        ("no critic has a body of its own", 'own_body=config.critic == "own"', "own_body=False", actor_critics("discounted"), "ppo.critic"),
         ("the second trainer starts from other moments", "load_state(self.optimizer, state)", "pass", "tests/training/test_trainers.py -k backward", "trainers"),
         ("a follower's engine keeps its memory", "sleep_mode=sleep_mode)", "sleep_mode=False)", "tests/training/test_weight_sync.py -k follower"),
         ("a follower's engine never sleeps", "self._sampler.sleep()", "pass", "tests/training/test_weight_sync.py -k follower"),
@@ -423,6 +427,20 @@ WIRING = [
     *mutations_of(
         "training/trainers.py",
         ("copies whatever is asked", "(ShardedReplica if config.fsdp else Replica)", "Replica", "tests/training/test_sharded_replica.py -k shard", "fsdp"),
+    ),
+    *mutations_of(
+        "runs/provenance.py",
+        ("nobody looks for progress", "minutes=config.stall_minutes", "minutes=0.0", "tests/training/test_trainers.py -k is_stopped", "stall_minutes"),
+    ),
+    *mutations_of(
+        "runs/activity.py",
+        ("the file keeps an earlier phase", "        self._note()\n\n    def _note", "        pass\n\n    def _note", "tests/runs/test_activity.py"),
+        ("progress is not seen", "            if self._moved != moved:", "            if False:", "tests/runs/test_activity.py"),
+    ),
+    *mutations_of(
+        "training/sharded_replica.py",
+        ("the reference is loaded beside the whole policy", "= self._own_part(self.policy)", "= self._own_part(self.policy.reference())", "tests/training/test_sharded_replica.py -k one_whole", "kl_coef"),
+        ("the reference moves with the policy", "return reference", "return self._trained", "tests/training/test_sharded_replica.py -k reference_stays", "kl_coef"),
     ),
     *mutations_of(
         "models/sharded.py",
@@ -674,6 +692,7 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "samplers/servers.py",
+        ("a server whose engine died ends the run", "and server.lives():", "and True:", "tests/samplers/test_servers.py -k engine_is_gone"),
         ("a server is asked for the base, not the adapter", "self._adapter = self._sampler.model = name", "self._adapter = name", "tests/samplers/test_servers.py -k under_a_name"),
         ("adapters stay on the servers", "        self.unload_adapter()\n", "", "tests/samplers/test_servers.py -k under_a_name"),
     ),

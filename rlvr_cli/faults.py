@@ -1,8 +1,8 @@
 """Fault injection: kill the process or raise an error at a named point, so that recovery tests are deterministic.
 
 Enters: the environment variable ``RLVR_FAULT=point:n[:action]``. Leaves: nothing, unless this is the n-th time (from 1)
-that the process passes `point`; then the action happens: the signal ``kill`` (the default), ``term``, ``int``, ``hup`` or
-``usr1``, or ``enospc`` (OSError, as from a full disk). Without the variable a point costs one dictionary look-up.
+that the process passes `point`; then the action happens: the signal ``kill`` (the default), ``term``, ``int``, ``hup``, ``usr1``
+or ``stop``, or ``enospc`` (OSError, as from a full disk). Without the variable a point costs one dictionary look-up.
 """
 
 import errno
@@ -16,6 +16,7 @@ SIGNALS = {
     "int": signal.SIGINT,
     "hup": signal.SIGHUP,
     "usr1": signal.SIGUSR1,
+    "stop": signal.SIGSTOP,
 }
 ACTIONS = (*SIGNALS, "enospc")
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import time_and_memory_limit
 from rlvr_cli.runs.files import os_errors_as_user_errors
+from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.readers import RunInfo, read_metrics
 from rlvr_cli.runs.schemas import Column, columns_of
 from rlvr_cli.runs.sums import check_sums
@@ -56,7 +57,8 @@ _SQL_TYPES = {
 _DATASET_COLUMNS = ("id", "question", "ground_truth")
 _RUNS_COLUMNS = """
     run_id VARCHAR, command VARCHAR, status VARCHAR, created_at TIMESTAMP, wall_seconds DOUBLE, seed BIGINT,
-    model VARCHAR, dataset VARCHAR, config JSON, metadata JSON
+    model VARCHAR, dataset VARCHAR, config JSON, metadata JSON,
+    activity VARCHAR, activity_since TIMESTAMP, last_progress TIMESTAMP
 """
 
 
@@ -364,7 +366,7 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInf
     for run in runs:
         connection.execute(
             "INSERT INTO runs SELECT ?, ?, ?, TRY_CAST(? AS TIMESTAMP), TRY_CAST(? AS DOUBLE), TRY_CAST(? AS BIGINT),"
-            " ?, ?, ?, ?",
+            " ?, ?, ?, ?, ?, TRY_CAST(? AS TIMESTAMP), TRY_CAST(? AS TIMESTAMP)",
             _runs_row(run),
         )
 
@@ -426,7 +428,9 @@ def _runs_row(run: RunInfo) -> list[Any]:
 
     plain = [run.metadata.get(key) for key in ("command", "status", "created_at", "wall_seconds", "seed")]
     documents = [_json(value, run=run.id) for value in (run.metadata.get("config"), run.metadata)]
-    return [run.id, *map(text, plain), text(name("model")), text(name("dataset")), *documents]
+    holder = holder_of(run.path) or {}
+    doing = [text(holder.get(key)) for key in ("activity", "activity_since", "last_progress")]
+    return [run.id, *map(text, plain), text(name("model")), text(name("dataset")), *documents, *doing]
 
 
 def _json(value: Any, *, run: str) -> str:

@@ -13,6 +13,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.files import shown
+from rlvr_cli.runs.lock import description, holder_of
 from rlvr_cli.runs.readers import latest_run, resolve_run
 from rlvr_cli.terminal import console, tables
 
@@ -30,6 +31,8 @@ def run(config: CheckConfig) -> None:
 
         in_checkpoints, damaged = check_checkpoints(path)
         files, problems = files + in_checkpoints, [*problems, *damaged]
+    if holder := holder_of(path):
+        console.say(f"it is being written by {description(holder)}")
     for sentence in check.pending:
         console.say(sentence)
     if problems or config.format != "table":

@@ -86,7 +86,7 @@ def expert_rollouts(
         The correct responses without duplicates, `asked` after them, and the values for the progress bar.
     """
     indices, asked = next_indices(len(inputs.questions), config.ei_batch_size, seed=config.seed, start=asked)
-    trainer.weights.sync(trainer.updates)
+    trainer.sync_weights(trainer.updates)
     rollouts = sample_questions(
         trainer,
         inputs,

@@ -193,7 +193,7 @@ def rollout_batch(
     used: list[list[Rollout]] = []
     indices: list[int] = []
     rounds, with_signal = 0, 0
-    syncing = trainer.weights.sync_rollouts(trainer.updates)
+    syncing = trainer.sync_weights(trainer.updates, rollouts=True)
     while len(used) < wanted and rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1):
         fresh, asked = order.draw(wanted - len(used), number=number, start=asked, exclude=indices)
         if not fresh:
@@ -244,7 +244,7 @@ def sample_ahead(
 ) -> None:
     """Let the sampling process start on the next batch's questions while the trainer trains on the current batch."""
     assert trainer.weights.process is not None
-    trainer.weights.sync_rollouts(trainer.updates)
+    trainer.sync_weights(trainer.updates, rollouts=True)
     indices, _ = order.draw(config.n_prompts_per_rollout_batch, number=number, start=asked, exclude=[])
     prefetch_groups(
         trainer.run,

@@ -159,6 +159,9 @@ class RunOptions(Provenance):
         completes="run of the command",
         free_on_resume=True,
     )
+    stall_minutes: float = knob(
+        10.0, "Minutes without progress after which a note says what the run waits for; 0: none.", group="Run", free_on_resume=True, at_least=0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

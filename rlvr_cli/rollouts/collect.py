@@ -6,6 +6,7 @@ their metrics.
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import compress
@@ -99,12 +100,19 @@ class _Collector:
 
     def add(self, completion: Completion) -> None:
         """Pass a completion to the graders."""
+        self.run.activity.progress()
         self.grading.add(completion)
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """The phase of the run's work in which it samples and grades."""
+        total = sum(len(indices) for _, indices in self.wanted)
+        return self.run.activity.doing(f"sampling, {self.phase} step {self.step}", total=total, unit="responses")
 
     def collect_grades(self, *, within: float | None) -> None:
         """Turn finished grades into rollouts, waiting at most `within` seconds (None: until all are graded)."""
         for batch in self.grading.verdicts(within=within):
             fault_point("graded")
+            self.run.activity.progress(0)
             for completion, sampled_at, grade in batch:
                 example, indices = self.wanted[completion.request_index]
                 self.graded.append(
@@ -192,6 +200,12 @@ def collect_rollouts(
     collector = _Collector(run, phase=phase, step=step, examples=examples, num_samples=num_samples, **collecting)
     if not collector.requests:
         return
+    with collector.sampling():
+        _collect(collector)
+
+
+def _collect(collector: _Collector) -> None:
+    """Sample, grade and commit all that a collector wants."""
     committed = time.monotonic()
     completions = collector.completions()
     try:
@@ -247,20 +261,21 @@ def collect_batch(
     if not collector.requests:
         return []
     completions = collector.completions()
-    try:
-        for completion in completions:
-            collector.add(completion)
-            collector.collect_grades(within=0.0)
-            collector.stop.check()
-        collector.grading.send()
-        collector.collect_grades(within=None)
-        place = {example.id: i for i, example in enumerate(examples)}
-        graded = sorted(collector.graded, key=lambda r: (place[r.example_id], r.sample_index))
-        graded = list(credit(graded))
-        run.commit_rollouts("train", collector.step, graded, cost=collector.cost(graded))
-    finally:
-        completions.close()
-        collector.grading.cancel()
+    with collector.sampling():
+        try:
+            for completion in completions:
+                collector.add(completion)
+                collector.collect_grades(within=0.0)
+                collector.stop.check()
+            collector.grading.send()
+            collector.collect_grades(within=None)
+            place = {example.id: i for i, example in enumerate(examples)}
+            graded = sorted(collector.graded, key=lambda r: (place[r.example_id], r.sample_index))
+            graded = list(credit(graded))
+            run.commit_rollouts("train", collector.step, graded, cost=collector.cost(graded))
+        finally:
+            completions.close()
+            collector.grading.cancel()
     return graded
 
 

@@ -1,17 +1,28 @@
-"""One writer per run: an operating-system file lock on the run directory; errors name the process that holds it."""
+"""One writer per run: an operating-system file lock on the run directory; its file names the process that holds it, and what that does."""
 
 import errno
 import fcntl
 import json
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import close_private, open_private, os_errors_as_user_errors, shown, utc_now, write_all
+from rlvr_cli.runs.files import (
+    close_private,
+    open_private,
+    os_errors_as_user_errors,
+    read_regular,
+    shown,
+    utc_now,
+    write_all,
+)
 
 LOCK = ".lock"
+_SIZE = 1024  # bytes of its text, so that each new one is written whole over the last one
 
 
 class Lock:
@@ -30,9 +41,9 @@ class Lock:
             self._descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
             try:
                 self._acquire()
-                holder = json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "since": utc_now()}).encode()
-                write_all(self._descriptor, holder, offset=0)
-                os.ftruncate(self._descriptor, len(holder))
+                self._holder = {"pid": os.getpid(), "host": os.uname().nodename, "since": utc_now()}
+                self._write({})
+                os.ftruncate(self._descriptor, _SIZE)
             except BaseException:
                 self._give_up()
                 raise
@@ -62,6 +73,16 @@ class Lock:
         close_private(self._descriptor)
         self._descriptor, self._exclusive = descriptor, True
 
+    def note(self, facts: Mapping[str, str]) -> None:
+        """Say in the file what the holder does (`holder_of`). Nothing depends on it, so that a file that cannot be written is left."""
+        with suppress(OSError):
+            self._write(facts)
+
+    def _write(self, facts: Mapping[str, str]) -> None:
+        text = json.dumps({**self._holder, **facts}).encode().ljust(_SIZE)
+        assert len(text) == _SIZE, text
+        write_all(self._descriptor, text, offset=0)
+
     def release(self) -> None:
         """Release the lock. Calling it again has no effect."""
         if self._descriptor >= 0:
@@ -79,16 +100,41 @@ class Lock:
         self._descriptor, self._exclusive = -1, False
 
 
+def holder_of(run: Path) -> dict[str, Any] | None:
+    """Return who writes a run: pid, host, since, and what it said of itself (`Activity`); None if nobody does.
+
+    Of a process on another machine it is not known whether it still runs.
+    """
+    for name in (LOCK, LOCK + ".exclusive"):
+        with suppress(RlvrError, ValueError, TypeError, KeyError):
+            if holder := _read(read_regular(run, name)):
+                return holder
+    return None
+
+
+def _read(text: bytes, *, alive: bool = True) -> dict[str, Any] | None:
+    """Return what a lock file says of its holder; None if that ran on this machine and has ended. Raises ValueError and the like."""
+    holder = json.loads(text)
+    host = str(holder["host"])
+    return {**holder, "host": host} if not alive or host != os.uname().nodename or _lives(int(holder["pid"])) else None
+
+
 def _holder(path: Path, *, alive: bool = True) -> str:
     """Describe the holder from the lock file; with `alive`, wait up to 0.2 s until it names a running process."""
     for _ in range(20):
         with suppress(OSError, ValueError, TypeError, KeyError):
-            holder = json.loads(path.read_bytes())
-            pid, host = int(holder["pid"]), str(holder["host"])
-            if not alive or host != os.uname().nodename or _lives(pid):
-                return f"process {pid} on {shown(host)} since {shown(str(holder['since']))}"
+            if holder := _read(path.read_bytes(), alive=alive):
+                return description(holder)
         time.sleep(0.01)
     return "another process"
+
+
+def description(holder: Mapping[str, Any]) -> str:
+    """Return in words who holds a lock, and what it does."""
+    who = f"process {int(holder['pid'])} on {shown(holder['host'])} since {shown(str(holder['since']))}"
+    if "activity" not in holder:
+        return who
+    return f"{who}: {shown(str(holder['activity']))}, since {shown(str(holder.get('activity_since')))}"
 
 
 def _lives(pid: int) -> bool:

@@ -74,7 +74,7 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
         }
         _refuse_secrets(metadata)
         run = RunDir.create(config.runs_dir, command, name=config.run, metadata=metadata)
-    with run:
+    with run, run.activity.watched(minutes=config.stall_minutes):
         try:
             yield run
         except RlvrError as error:

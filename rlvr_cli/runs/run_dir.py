@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
+from rlvr_cli.runs.activity import Activity
 from rlvr_cli.runs.commits import OpenManifest, new_entry
 from rlvr_cli.runs.files import (
     Reserve,
@@ -113,6 +114,7 @@ class RunDir:
     Attributes:
         path: the run directory.
         notices: the repairs made when the run was opened, one sentence each, to show to the user.
+        activity: what the process that has it is doing.
     """
 
     def __init__(self, path: Path, lock: Lock, *, updates_status: bool = True) -> None:
@@ -120,7 +122,7 @@ class RunDir:
         self.path = path
         self.notices: list[str] = []
         self._updates_status = updates_status
-        self._lock = lock
+        self._lock, self.activity = lock, Activity(lock)
         self._process = os.getpid()
         self._session_start = time.monotonic()
         self._manifest: OpenManifest | None = None

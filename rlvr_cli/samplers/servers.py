@@ -40,6 +40,7 @@ HOW_TO_START = (
 )
 CONCURRENCY = 256  # requests that a server is asked at once: vLLM batches them
 PROBE_PROMPTS, PROBE_LENGTH, PROBE_TOKENS = 4, 16, 8
+HEALTH_SECONDS = 30.0  # in which a server must say that its engine lives
 LOAD_SECONDS = 600.0  # in which a server must have loaded new weights
 CLOSE_SECONDS = 5.0  # in which it must have forgotten an adapter
 _COLD = 0.01  # a temperature at which nearly every token has log-probability 0 in the distribution sampled from
@@ -122,7 +123,9 @@ class ServersSampler(SeveralSamplers["_Server"]):
                     else:
                         server.load(folder)
                     server.verify(policy, policy_version, served_version=self.policy_version)
-                except _NoAnswer as error:
+                except RlvrError as error:
+                    if not isinstance(error, _NoAnswer) and server.lives():
+                        raise
                     self.leave_out(url, error)
             if self._takes_adapters:  # a server may read the one that it serves again
                 self._adapter_folder.close()
@@ -229,6 +232,14 @@ class _Server:
             {"method": "reload_weights", "kwargs": {"weights_path": folder}},
         )
         _answer("POST", f"{self.url}/reset_prefix_cache", {})
+
+    def lives(self) -> bool:
+        """Whether the server's engine does: when it has died, what answers for it goes on for a moment, and says 500 to everything."""
+        try:
+            _ask("GET", f"{self.url}/health", None, seconds=HEALTH_SECONDS)
+        except RlvrError:
+            return False
+        return True
 
     def load_adapter(self, folder: str, *, name: str) -> None:
         """Let the server load the adapter in a directory, and ask for it by this name from now on. Raises RlvrError."""

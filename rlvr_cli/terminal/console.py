@@ -77,7 +77,7 @@ class Progress:
         """Return the state as one log line."""
         seconds = time.monotonic() - self._started
         rate = self.done / seconds if seconds > 0 else 0.0
-        left = _duration((self.total - self.done) / rate) if rate else "?"
+        left = duration((self.total - self.done) / rate) if rate else "?"
         share = f" ({self.done / self.total:.0%})" if self.total else ""
         parts = [f"{self.done}/{self.total}{share}", f"{rate:.3g}/s", f"{left} left"]
         return f"{description}: " + ", ".join(parts + [f"{k} {v}" for k, v in self.signals().items()])
@@ -172,7 +172,8 @@ def one_line(text: str) -> str:
     return printable(text.replace("\n", "\\n").replace("\t", "\\t"), keep="")
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return seconds in words, such as 2 min 05 s."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

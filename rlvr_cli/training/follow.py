@@ -64,20 +64,27 @@ def main(rank: int, size: int, address: str, device: str, parent: int) -> None:
     from rlvr_cli.faults import fault_point
     from rlvr_cli.models.device import out_of_memory_as_user_error
     from rlvr_cli.terminal import console
-    from rlvr_cli.training.ranks import LOOPBACK, Elsewhere, RankLost, announce, connect, join
+    from rlvr_cli.training.ranks import LOOPBACK, Elsewhere, RankLost, alive, announce, connect, join
     from rlvr_cli.training.trainers import open_replica
 
+    method = ""
     try:
         store = connect(address)
         announce(store, rank)
-        ranks = join(store, rank=rank, size=size, device=torch.device(device), loopback=address.startswith(LOOPBACK))
-        fault_point("joined")
-        replica = open_replica(ranks.broadcast(), device=device, ranks=ranks)
-        while (call := ranks.broadcast()) is not None:
-            method, arguments, options = call
-            with out_of_memory_as_user_error(), suppress(Elsewhere):
-                getattr(replica, method)(*arguments, **options)
-    except RankLost:
+        with alive(address, rank):
+            ranks = join(
+                store, rank=rank, size=size, device=torch.device(device), loopback=address.startswith(LOOPBACK)
+            )
+            fault_point("joined")
+            replica = open_replica(ranks.broadcast(), device=device, ranks=ranks)
+            while (call := ranks.broadcast()) is not None:
+                method, arguments, options = call
+                with out_of_memory_as_user_error(), suppress(Elsewhere):
+                    getattr(replica, method)(*arguments, **options)
+                method = ""
+    except RankLost as error:
+        if method:  # rank 0 has ended if it tells nothing, and says why
+            console.say(f"trainer {rank} lost the others in {method}: {str(error).splitlines()[0]}")
         sys.exit(1)
     except RlvrError as error:
         console.say(f"error: trainer {rank}: {error.problem}")

@@ -10,9 +10,10 @@ order (torch.distributed: gloo between CPUs, NCCL between GPUs).
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import groupby
 from typing import Any
@@ -25,6 +26,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 WITHIN_AN_UPDATE = timedelta(minutes=30)  # a rank that is this much later than another one hangs
 BETWEEN_UPDATES = timedelta(days=365)  # rank 0 may sample, grade or evaluate for hours while the others wait
+PULSE = 1.0  # seconds between two signs of life
+ASKED_WITHIN = timedelta(seconds=10)  # rank 0's own store, for these signs
 BUCKET = 2**25  # numbers that are summed over the ranks at a time
 LOOPBACK = "127.0.0.1"
 
@@ -45,15 +48,24 @@ class Ranks:
         size: how many there are.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, *, store: TCPStore | None = None, control: Any = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        *,
+        store: TCPStore | None = None,
+        control: Any = None,
+        prompt: Any = None,
+    ) -> None:
         """Use `join` where there are others.
 
         Args:
             store: shared by all ranks.
-            control: the process group of `broadcast` and `gather`, on which a rank waits as long as it takes.
+            control: the process group of `broadcast` and `gather` between updates, on which a rank waits as long as it takes.
+            prompt: that of `gather` within an update.
         """
         self.rank, self.size = rank, size
-        self._store, self._control = store, control
+        self._store, self._control, self._prompt = store, control, prompt
 
     def deal(self, costs: Sequence[float]) -> list[int]:
         """Divide pieces of work among the ranks, each to the one that has least to do so far.
@@ -142,13 +154,17 @@ class Ranks:
                     if flat is not tensor:
                         tensor.copy_(flat)
 
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks on rank 0; an empty list on the others."""
+    def gather(self, value: Any, *, patient: bool = False) -> list[Any]:
+        """Return the values of all ranks on rank 0; an empty list on the others.
+
+        Args:
+            patient: wait as long as it takes. Else a rank that is later than `WITHIN_AN_UPDATE` is lost.
+        """
         if self.size == 1:
             return [value]
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
         with self._together():
-            dist.gather_object(value, found, dst=0, group=self._control)
+            dist.gather_object(value, found, dst=0, group=self._control if patient else self._prompt)
         return found or []
 
     def first_difference(self, tensors: Mapping[str, Tensor]) -> tuple[int, str] | None:
@@ -167,6 +183,15 @@ class Ranks:
     def posted(self, key: str) -> bool:
         """Return whether a rank has left this note."""
         return self._store is not None and self._store.check([key])
+
+    def signs_of_life(self) -> dict[int, int]:
+        """Return how many signs of life each other rank has given (`alive`). Any thread may ask; nobody is waited for."""
+        if self._store is None:
+            return {}
+        with suppress(RuntimeError):  # the store is closed
+            own = TCPStore(self._store.host, self._store.port, is_master=False, timeout=ASKED_WITHIN)
+            return {rank: own.add(f"alive/{rank}", 0) for rank in range(self.size) if rank != self.rank}
+        return {}
 
     def mesh(self, device: torch.device) -> DeviceMesh:
         """Return the mesh of all ranks, on this type of device."""
@@ -231,6 +256,29 @@ def announce(store: TCPStore, rank: int) -> None:
     store.set(f"here/{rank}", "1")
 
 
+@contextmanager
+def alive(address: str, rank: int) -> Iterator[None]:
+    """Give rank 0, which listens at HOST:PORT, a sign of life every `PULSE` seconds within the block, from a thread of its own.
+
+    There is none from a process that is stopped, or whose machine or network is gone. One that waits or computes gives it.
+    """
+    ended = threading.Event()
+
+    def give() -> None:
+        with suppress(RuntimeError):  # rank 0 has ended
+            store = connect(address)
+            while not ended.wait(PULSE):
+                store.add(f"alive/{rank}", 1)
+
+    thread = threading.Thread(target=give, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=PULSE)
+
+
 def await_others(store: TCPStore, size: int, *, check: Callable[[], None]) -> None:
     """Wait, as rank 0, until the other ranks are about to join; `check` is called meanwhile, and ends it if it raises."""
     for rank in range(1, size):
@@ -262,7 +310,8 @@ def join(store: TCPStore, *, rank: int, size: int, device: torch.device, loopbac
         device_id=device if on_cuda else None,
     )
     control = dist.new_group(backend="gloo", timeout=BETWEEN_UPDATES)
-    return Ranks(rank, size, store=store, control=control)
+    prompt = dist.new_group(backend="gloo", timeout=WITHIN_AN_UPDATE)
+    return Ranks(rank, size, store=store, control=control, prompt=prompt)
 
 
 def bits(tensors: Mapping[str, Tensor]) -> dict[str, int]:

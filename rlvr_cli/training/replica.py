@@ -71,7 +71,7 @@ class Replica:
             kind=config.optimizer,
             offload=config.offload_optimizer,
         )
-        self._reference = self._own_part(self.policy.reference()) if config.keeps_reference else None
+        self._reference = self._own_reference() if config.keeps_reference else None
         self.teacher = self._load_teacher() if config.teacher else None
         self.check: Callable[[], None] = lambda: None
         self._sampler: Sampler | None = None
@@ -96,6 +96,10 @@ class Replica:
     def _own_part(self, policy: Policy) -> Policy:
         """Return what this rank holds of a policy."""
         return policy
+
+    def _own_reference(self) -> Policy:
+        """Return what this rank holds of the reference policy: the initial one."""
+        return self.policy.reference()
 
     # On every rank at the same time
 
@@ -179,7 +183,7 @@ class Replica:
                 break
         completions.close()
         self._sampler.sleep()
-        self.ranks.gather(found)
+        self.ranks.gather(found, patient=True)
 
 
 def share(requests: Sequence[Request], ranks: Ranks) -> list[Request]:

@@ -33,6 +33,12 @@ class ShardedReplica(Replica):
         check_shardable(policy)
         return ShardedPolicy(policy, self.ranks.mesh(policy.device))
 
+    def _own_reference(self) -> ShardedPolicy:
+        """Divide the initial weights once more. Loaded again, they would be whole on the device beside the policy's."""
+        reference = self._own_part(self.policy)
+        reference.model.requires_grad_(False)
+        return reference
+
     # On every rank at the same time
 
     @losses_within()

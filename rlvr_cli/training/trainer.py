@@ -106,17 +106,18 @@ class Trainer:
         self.weights = WeightSync(config, engine=engine, placement=placement, memory=memory)
         self._ending = ExitStack()
         self._ending.callback(self.weights.close)
-        with ExitStack() as failed:
+        with ExitStack() as failed, run.activity.doing("starting the trainers, loading the model"):
             failed.push(self._ending)
             self.trainers = Trainers(config, devices=placement.trainers, check=stop.check)
             self._ending.callback(self.trainers.close)
+            self.run.activity.late = self.trainers.silent
             self._load()
             failed.pop_all()
 
     def _load(self) -> None:
         """Restore the last checkpoint."""
         config, replica = self.config, self.trainers.replica
-        replica.check = self.stop.check
+        replica.check = self._check
         self.tokenizer, self.compute_dtype = self.policy.tokenizer, self.policy.compute_dtype
         self.weights.attach(self.policy, replica.optimizer, trainers=self.trainers)
         if self.evaluator is not None:
@@ -145,6 +146,11 @@ class Trainer:
             merged=config.lora_merge,
         )
         self.clock = TimeLimit(config.time_limit_seconds, updates=self.updates, longest_step=longest_step)
+
+    def _check(self) -> None:
+        """Before each micro-batch: the work moves, unless a signal has arrived."""
+        self.run.activity.progress()
+        self.stop.check()
 
     def __enter__(self) -> "Trainer":
         console.say(f"run            {self.run.path}")
@@ -207,7 +213,8 @@ class Trainer:
             return self.skip(cursor, tensors)
         self.weights.sleep()
         fault_point("update")
-        with out_of_memory_as_user_error():
+        doing = self.run.activity.doing(f"update {self.updates + 1} of {self.num_updates}", unit="micro-batch")
+        with out_of_memory_as_user_error(), doing:
             metrics = self.trainers.do(
                 "update",
                 dict(batch),
@@ -264,7 +271,8 @@ class Trainer:
         """
         if self.config.fsdp:  # an engine that samples with these weights loses them
             self.weights.sleep()
-        with out_of_memory_as_user_error():
+        doing = self.run.activity.doing(f"log-probabilities of the {of}", unit="micro-batch")
+        with out_of_memory_as_user_error(), doing:
             return self.trainers.do(
                 "scores",
                 dict(batch),
@@ -324,8 +332,13 @@ class Trainer:
             return
         if last and self.weights.process is not None:
             self.weights.process.cancel_pending()  # requests sent ahead for a step that the time limit rules out
-        self.weights.sync(self.updates)  # before timing: it may have to wait for rollouts that are sampled ahead
+        self.sync_weights(self.updates)  # before timing: it may have to wait for rollouts that are sampled ahead
         self.clock.leave_out(self.evaluator.evaluate(self.sampler, self.updates, last=last))
+
+    def sync_weights(self, version: int, *, rollouts: bool = False) -> float:
+        """Give the sampler its weights, see `WeightSync.sync` and, for the next training rollouts, `sync_rollouts`. Returns seconds."""
+        with self.run.activity.doing("giving the sampler the weights"):
+            return (self.weights.sync_rollouts if rollouts else self.weights.sync)(version)
 
     def has_time(self) -> bool:
         """Whether another step and the last evaluation fit into the time limit. Call it before each step."""
@@ -347,7 +360,7 @@ class Trainer:
         self.metrics.flush()
         if (self.updates, self.cursor) == self._saved:
             return
-        with self.trainers.state_gathered() as optimizer:
+        with self.run.activity.doing("saving a checkpoint"), self.trainers.state_gathered() as optimizer:
             save_checkpoint(
                 self.run.path,
                 step=self.updates,
@@ -372,9 +385,10 @@ class Trainer:
         for folder, key in MODELS.items():
             if folder == "model-merged" and not self.config.lora_merge:
                 continue
-            self.run.update(**{key: {}})  # the sums of a model that is being replaced would be wrong
-            self.policy.save(self.run.path / folder, merged=folder == "model-merged")
-            self.run.update(**{key: sums_of(self.run.path / folder)})
+            with self.run.activity.doing("saving the model"):
+                self.run.update(**{key: {}})  # the sums of a model that is being replaced would be wrong
+                self.policy.save(self.run.path / folder, merged=folder == "model-merged")
+                self.run.update(**{key: sums_of(self.run.path / folder)})
         for leftover in self.run.path.glob(".model*.*"):  # from a process that was killed while saving it
             shutil.rmtree(leftover, ignore_errors=True)
         self.evaluate(last=True)

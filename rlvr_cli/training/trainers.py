@@ -26,7 +26,16 @@ from rlvr_cli.training.replica import Replica, share
 from rlvr_cli.training.sharded_replica import ShardedReplica, WholeState
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
-_PATIENCE = 5.0  # seconds in which a trainer that was lost also ends
+_PATIENCE = 5.0  # seconds in which a trainer that was lost also ends, and one that lives gives a sign of it
+# What all trainers do together, by the method of the replica.
+_TOGETHER = {
+    "update": "in an update",
+    "log_probs": "while they computed log-probabilities",
+    "gather": "while they put the weights together",
+    "gather_state": "while they put the optimizer's state together",
+    "copy_rank_0": "while they took over the checkpoint",
+    "sample": "while they sampled",
+}
 
 
 def open_replica(config: TrainingConfig, *, device: str, ranks: Ranks) -> Replica:
@@ -123,18 +132,18 @@ class Trainers:
             RlvrError: that of this rank's method; or another trainer has ended.
         """
         self.tell(method, *arguments, **options)
-        with self._losses_as_user_errors():
+        with self._losses_as_user_errors(method):
             return getattr(self.replica, method)(*arguments, **options)
 
     def tell(self, method: str, /, *arguments: Any, **options: Any) -> None:
         """Call a method of the replica on every other rank. This one must take part in what it does together with them."""
-        with self._losses_as_user_errors():
+        with self._losses_as_user_errors(method):
             self._ranks.broadcast((method, arguments, options) if self.size > 1 else None)
 
     def gathered(self) -> list[Any]:
-        """Return what the ranks `gather` at the end of a method that was told to the others; this one gives nothing."""
-        with self._losses_as_user_errors():
-            return self._ranks.gather([])
+        """Return what the ranks `gather` at the end of `sample`, which was told to the others; this one gives nothing."""
+        with self._losses_as_user_errors("sample"):
+            return self._ranks.gather([], patient=True)
 
     def dismiss(self) -> None:
         """Let the other trainers end by themselves, with status 0."""
@@ -149,6 +158,20 @@ class Trainers:
         self._ranks.leave()
         self._ranks = ALONE
 
+    def silent(self) -> list[str]:
+        """Wait some seconds, and name the other trainers that gave no sign of life meanwhile.
+
+        Raises:
+            RlvrError: one of this machine has ended.
+        """
+        before, until = self._ranks.signs_of_life(), time.monotonic() + _PATIENCE
+        while time.monotonic() < until:
+            self._check()
+            time.sleep(0.05)
+        after = self._ranks.signs_of_life()
+        own = {rank: f" (process {process.pid})" for rank, process in enumerate(self._processes, start=1)}
+        return [f"trainer {rank}{own.get(rank, '')}" for rank in before if after.get(rank) == before[rank]]
+
     def _check(self) -> None:
         """Raise RlvrError if another trainer has ended."""
         for rank, process in enumerate(self._processes, start=1):
@@ -160,16 +183,16 @@ class Trainers:
                 )
 
     @contextmanager
-    def _losses_as_user_errors(self) -> Iterator[None]:
+    def _losses_as_user_errors(self, method: str = "") -> Iterator[None]:
         try:
             yield
         except RankLost as error:
-            until = time.monotonic() + _PATIENCE
-            while time.monotonic() < until:
-                self._check()
-                time.sleep(0.05)
+            silent = self.silent()
+            where = _TOGETHER.get(method, "at their start or end")
+            where += f"; {', '.join(silent)} gave no sign of life" if silent else ""
             raise RlvrError(
-                f"The trainers lost each other: {str(error).splitlines()[0]}", "Resume with --resume."
+                f"The trainers lost each other {where}: {str(error).splitlines()[0]}",
+                "Resume with --resume.",
             ) from error
 
 

@@ -192,7 +192,7 @@ def test_training_options_that_runs_were_started_with_stay_valid():
 
 
 SAMPLED = {
-    "at_least 0": "seed sampling_temperature sampling_min_tokens",
+    "at_least 0": "seed stall_minutes sampling_temperature sampling_min_tokens",
     "at_least 1": "sampling_max_tokens max_batch_size grader_workers",
 }
 TRAINED = {

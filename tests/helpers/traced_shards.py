@@ -8,18 +8,14 @@ numbers. Prints JSON.
 
 import json
 import sys
-import weakref
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
+from peak import Peak
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.models import log_probs, policy, prefixes
 from rlvr_cli.models.policy import Policy
@@ -39,26 +35,6 @@ class Known(dict):
 
     def get(self, key, default=None):
         return self._of(key)
-
-
-class Peak(TorchDispatchMode):
-    """The most bytes of storages that are alive at the same time; FSDP frees some by making them smaller."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-        self._alive: Any = WeakIdKeyDictionary(ref_type=weakref.ref)
-
-    def see(self, *values: Any) -> None:
-        for tensor in tree_leaves(values):
-            if isinstance(tensor, FakeTensor):
-                self._alive[tensor.untyped_storage()] = None
-        self.bytes = max(self.bytes, sum(storage.nbytes() for storage in list(self._alive)))
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.see(args, out)
-        return out
 
 
 def main(size: str, trainers: int, rows: int, layers: int, again: bool) -> None:
@@ -84,7 +60,7 @@ def main(size: str, trainers: int, rows: int, layers: int, again: bool) -> None:
         moments = [torch.empty_like(shard) for shard in shards.values() for _ in range(2)]
         for shard in shards.values():
             shard.grad = torch.empty_like(shard)
-        with Peak() as peak, divided.autocast(), divided.gradient_checkpointing() if again else nullcontext():
+        with Peak(FakeTensor) as peak, divided.autocast(), divided.gradient_checkpointing() if again else nullcontext():
             peak.see([shard.data for shard in shards.values()], moments, [shard.grad for shard in shards.values()])
             scores = log_probs.get_response_log_probs(
                 divided, fake.from_tensor(ids), fake.from_tensor(ids), True,

@@ -25,6 +25,7 @@ class StandIn:
         stale: say that new weights or adapters are loaded, and keep the old ones.
         takes_adapters: whether it was started so that it does.
         dies_after: completions after which it does not answer; None: never.
+        engine_died: answer as when the engine behind it has died.
         odd: what it answers on a path instead; `odd_after` completions.
     """
 
@@ -33,6 +34,7 @@ class StandIn:
     stale: bool = False
     takes_adapters: bool = True
     dies_after: int | None = None
+    engine_died: bool = False
     odd: dict[str, Any] = field(default_factory=dict)
     odd_after: int = 0
     answered: int = 0
@@ -98,6 +100,10 @@ def _one(model: Path) -> Iterator[StandIn]:
             path = endpoint.paths[-1]
             if server.dies_after is not None and server.answered >= server.dies_after:
                 return Reply(status=0)
+            if server.engine_died:
+                return error(503 if path == "/health" else 500, "EngineCore encountered an issue.")
+            if path == "/health":
+                return Reply("")
             if path in server.odd and server.answered >= server.odd_after:
                 return Reply(server.odd[path])
             if path == "/v1/models":

@@ -323,4 +323,4 @@ def test_progress_on_a_terminal():
     ("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (125, "2 min 05 s"), (7260, "2 h 01 min")]
 )
 def test_durations(seconds, text):
-    assert console._duration(seconds) == text
+    assert console.duration(seconds) == text

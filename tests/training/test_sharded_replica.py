@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from peak import Peak
 from policies import make_batch
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.training.checkpoints import load_checkpoint, save_checkpoint
@@ -70,6 +71,46 @@ def test_a_rank_holds_its_shard(together: Together, kl_coef: float):
         assert moments == pytest.approx(2 * share, rel=0.05)
         assert shells < whole / 1000
         assert not state
+
+
+def loaded(ranks: Ranks, kl_coef: float):
+    """The most bytes at once while a replica loads, while rank 0's weights are divided again, and while a rank gets them whole."""
+    peaks = []
+    with Peak() as peak:
+        replica = replica_of(ranks, kl_coef=kl_coef)
+        peaks.append(peak.bytes)
+        for divide in (replica.copy_rank_0, partial(replica.gather, everywhere=True)):
+            peak.bytes = 0
+            divide()
+            peaks.append(peak.bytes)
+    weights = [p.nbytes for p in replica.policy.model.parameters()]
+    return peaks, sum(weights), max(weights)
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_one_whole_policy_is_in_memory_at_a_time(together: Together, kl_coef: float):
+    """Beside the shards, as the plan says of sampling: also while a reference is made. A weight that moves has copies of its own."""
+    for (loading, *moving), whole, largest in together.call(loaded, kl_coef):
+        held = whole + whole / together.size * (2 if kl_coef else 1)
+        assert whole < loading < held + largest / 10
+        assert all(whole < peak < held + 2.5 * largest for peak in moving)
+
+
+def scored(ranks: Ranks):
+    """Log-probabilities of the reference and the policy, before an update and after it."""
+    replica, batch = replica_of(ranks, kl_coef=0.1), make_batch(LENGTHS, 5)
+    found = []
+    for seed in (0, 1):
+        found.append([replica.log_probs(batch, of=of, micro_batch_size=2) for of in ("reference", "policy")])
+        step(replica, seed)
+    return found
+
+
+def test_the_reference_stays_what_the_policy_was(together: Together):
+    for (reference, policy), (reference_after, policy_after) in together.call(scored):
+        assert torch.equal(reference, policy)
+        assert torch.equal(reference_after, reference)
+        assert not torch.equal(policy_after, policy)
 
 
 def before_and_after(ranks: Ranks, options, run: str):

@@ -5,6 +5,8 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -125,6 +127,58 @@ def test_a_signal_ends_all_trainers_and_the_run_goes_on_to_the_same_bytes(forks:
         assert_nothing_runs_in(tmp_path)
     go_on(forks, run, GRPO_2)
     assert_ended_as(whole, run)
+
+
+def second_of(folder: Path) -> int:
+    """The process of the second trainer."""
+    (pid,) = [pid for pid, command in processes_in(folder).items() if "training.follow" in command]
+    return pid
+
+
+def test_a_trainer_that_is_stopped_is_named_and_the_run_ends_the_same_when_it_goes_on(
+    forks: Forks, whole: Path, tmp_path: Path
+):
+    """It could be hung, or its machine gone: seen on the terminal, and from outside."""
+    command = [*GRPO_2, "--stall-minutes", "0.05", "--run", "cut"]
+    call = forks.start(*command, cwd=tmp_path, fault="trainer1.backward:5:stop")
+    notes: list[str] = []
+    while not notes and forks.status(call) is None:
+        time.sleep(0.1)
+        lines = call.err.read_text().splitlines() if call.err.is_file() else []
+        notes = [line for line in lines if "no sign of life" in line]
+    pid, note = second_of(tmp_path), notes[0]
+    assert note.startswith("note: no progress for ")
+    assert ": update 5 of 16, micro-batch 1, since 20" in note
+    assert note.endswith(f"; no sign of life from trainer 1 (process {pid})")
+    query = "SELECT activity, now()::TIMESTAMP - last_progress > INTERVAL 3 SECOND FROM runs"
+    asked = forks.run("analyze", query, "cut", "--format", "csv", cwd=tmp_path, status=0)
+    assert asked.out.splitlines()[1:] == ['"update 5 of 16, micro-batch 1",true']
+    os.kill(pid, signal.SIGCONT)
+    done = forks.wait(call)
+    assert done.status == 0, done.said
+    assert "it goes on after " in done.err
+    assert_ended_as(whole, tmp_path / "runs/cut")
+
+
+@pytest.mark.slow
+def test_a_trainer_that_stays_stopped_ends_the_run_in_time_and_is_named(forks: Forks, whole: Path, tmp_path: Path):
+    """In 8 seconds here instead of half an hour."""
+    short = (
+        "from datetime import timedelta; from rlvr_cli.training import ranks; ranks.WITHIN_AN_UPDATE = timedelta(seconds=8); "
+        "from rlvr_cli.cli import main; main()"
+    )
+    environment = os.environ | {"RLVR_FAULT": "trainer1.backward:5:stop", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", short, *GRPO_2, "--run", "cut"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "The trainers lost each other in an update; trainer 1 (process " in done.stderr
+    assert ") gave no sign of life: " in done.stderr
+    assert_nothing_runs_in(tmp_path)
+    go_on(forks, tmp_path / "runs/cut", GRPO_2)
+    assert_ended_as(whole, tmp_path / "runs/cut")
 
 
 @pytest.mark.slow
