@@ -694,6 +694,8 @@ MATHEMATICS = [
         "samplers/servers.py",
         ("a server whose engine died ends the run", "and server.lives():", "and True:", "tests/samplers/test_servers.py -k engine_is_gone"),
         ("a server is asked for the base, not the adapter", "self._adapter = self._sampler.model = name", "self._adapter = name", "tests/samplers/test_servers.py -k under_a_name"),
+        ("a server that hangs is waited for", "if self._missed >= MISSED:", "if False:", "tests/samplers/test_servers.py -k hangs_is_left_out"),
+        ("a server is given up at once", "self._missed = 0 if self.lives() else self._missed + 1", "self._missed += 1", "tests/samplers/test_servers.py -k takes_its_time"),
         ("adapters stay on the servers", "        self.unload_adapter()\n", "", "tests/samplers/test_servers.py -k under_a_name"),
     ),
     *mutations_of(

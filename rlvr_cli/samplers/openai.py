@@ -25,7 +25,7 @@ import queue
 import re
 import threading
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -44,6 +44,7 @@ from rlvr_cli.types import Completion, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
 
+CHECK_SECONDS = 10.0
 PER_REQUEST_STATUSES = {400, 413, 422}  # statuses that concern one request and not the next
 
 # The most bytes of an answer: for its frame, for each character of the prompt, which may come back as token ids, and for
@@ -98,6 +99,7 @@ class OpenAISampler:
         processed_logprobs: it is a vLLM server that needs no key, takes all that we ask, and whose log-probabilities are of the
             distribution that it samples from, at any temperature: they are always requested, and no sample is requested alone at
             first.
+        check: called whenever no completion has arrived for `CHECK_SECONDS`; an error that it raises ends the sampling.
 
     Attributes:
         seeding: "endpoint": each sample's seed is sent, folded to the 31 bits that all endpoints accept; the
@@ -124,6 +126,7 @@ class OpenAISampler:
         max_retries: int = 6,
         policy_version: int = 0,
         processed_logprobs: bool = False,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         if importlib.util.find_spec("openai") is None:
             raise missing_extra("openai", "openai")
@@ -135,6 +138,7 @@ class OpenAISampler:
         self.max_concurrency, self.timeout, self.max_retries = max_concurrency, timeout, max_retries
         self.policy_version = policy_version
         self._processed_logprobs = processed_logprobs
+        self._check = check
         self.notes: tuple[str, ...] = ()
         self.arrived: tuple[Completion, ...] = ()
         self._refused: frozenset[str] = frozenset()  # of OPTIONAL_FIELDS
@@ -187,8 +191,12 @@ class OpenAISampler:
         thread.start()
         try:
             while True:
-                with stoppable():
-                    item = outbox.get()
+                try:
+                    with stoppable():
+                        item = outbox.get(timeout=CHECK_SECONDS)
+                except queue.Empty:
+                    self._check()
+                    continue
                 if item is None:
                     break
                 if isinstance(item, BaseException):

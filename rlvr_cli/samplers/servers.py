@@ -10,8 +10,10 @@ adapter goes the same way, under a name that no other version had, by which it i
 import contextlib
 import http.client
 import json
+import queue
 import secrets
 import tempfile
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Sequence
@@ -23,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 from rlvr_cli.config.endpoint import PLACEHOLDER_KEY, check_address
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import dtype_name
-from rlvr_cli.samplers.openai import FRAME_BYTES, OpenAISampler
+from rlvr_cli.process import stoppable
+from rlvr_cli.samplers.openai import CHECK_SECONDS, FRAME_BYTES, OpenAISampler
 from rlvr_cli.samplers.openai_answer import Unreadable, error_message, read_answer
 from rlvr_cli.samplers.several import SeveralSamplers
 from rlvr_cli.samplers.stop_strings import first_stop, prompt_token_ids, response_text
@@ -41,6 +44,7 @@ HOW_TO_START = (
 CONCURRENCY = 256  # requests that a server is asked at once: vLLM batches them
 PROBE_PROMPTS, PROBE_LENGTH, PROBE_TOKENS = 4, 16, 8
 HEALTH_SECONDS = 30.0  # in which a server must say that its engine lives
+MISSED = 2  # times in a row that it does not: then it is not waited for any longer
 LOAD_SECONDS = 600.0  # in which a server must have loaded new weights
 CLOSE_SECONDS = 5.0  # in which it must have forgotten an adapter
 _COLD = 0.01  # a temperature at which nearly every token has log-probability 0 in the distribution sampled from
@@ -167,6 +171,7 @@ class _Server:
         self._vocabulary = len(tokenizer)
         self._last_probe: Probe | None = None
         self._adapter = ""  # the name of the one that is served
+        self._missed = 0
         self._sampler = OpenAISampler(
             self._served(model),
             base_url=f"{url}/v1",
@@ -174,6 +179,7 @@ class _Server:
             timeout=timeout,
             max_retries=1,
             processed_logprobs=True,
+            check=self._check_life,
         )
         self._check_logprobs()
 
@@ -226,11 +232,7 @@ class _Server:
 
     def load(self, folder: str) -> None:
         """Let the server load the weights in a directory. Raises RlvrError."""
-        _answer(
-            "POST",
-            f"{self.url}/collective_rpc",
-            {"method": "reload_weights", "kwargs": {"weights_path": folder}},
-        )
+        self._awaited("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
         _answer("POST", f"{self.url}/reset_prefix_cache", {})
 
     def lives(self) -> bool:
@@ -241,10 +243,40 @@ class _Server:
             return False
         return True
 
+    def _check_life(self) -> None:
+        """Raise RlvrError if the server has not said `MISSED` times in a row that its engine lives."""
+        self._missed = 0 if self.lives() else self._missed + 1
+        if self._missed >= MISSED:
+            raise _NoAnswer(f"The server at {self.url} does not answer, nor say that its engine lives.", HOW_TO_START)
+
+    def _awaited(self, route: str, body: dict[str, Any]) -> None:
+        """Ask for what may take long, and wait for it while the server's engine lives. Raises RlvrError."""
+        answered: queue.SimpleQueue[RlvrError | None] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                _ask("POST", f"{self.url}{route}", body)
+            except RlvrError as error:
+                answered.put(error)
+            else:
+                answered.put(None)
+
+        threading.Thread(target=ask, daemon=True).start()
+        while True:
+            try:
+                with stoppable():
+                    error = answered.get(timeout=CHECK_SECONDS)
+            except queue.Empty:
+                self._check_life()
+                continue
+            if error is not None:
+                raise error
+            return
+
     def load_adapter(self, folder: str, *, name: str) -> None:
         """Let the server load the adapter in a directory, and ask for it by this name from now on. Raises RlvrError."""
         self.unload_adapter()
-        _answer("POST", f"{self.url}/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+        self._awaited("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
         self._adapter = self._sampler.model = name
 
     def unload_adapter(self, *, seconds: float = LOAD_SECONDS) -> None:

@@ -934,7 +934,8 @@ def test_a_run_goes_on_only_with_the_loss_that_it_began_with(tmp_path, train, ow
 def test_a_users_loss_is_tried_before_anything_is_made(tmp_path, own_losses, capsys):
     own_losses.write_text(OWN_LOSSES + "def bad(inputs):\n    return inputs.log_probs.mean()\n")
     runs = tmp_path / "runs"
-    with pytest.raises(RlvrError, match=r"losses\.py:18: the loss has shape \(\)"):
+    line = OWN_LOSSES.count("\n") + 1
+    with pytest.raises(RlvrError, match=rf"losses\.py:{line}: the loss has shape \(\)"):
         grpo.run(GrpoConfig(**{**SMALL, "loss_type": f"{own_losses}:bad", "runs_dir": str(runs)}))
     assert not runs.exists()
     assert "model" not in capsys.readouterr().err

@@ -26,6 +26,7 @@ class StandIn:
         takes_adapters: whether it was started so that it does.
         dies_after: completions after which it does not answer; None: never.
         engine_died: answer as when the engine behind it has died.
+        hangs: do not answer at all, until the test has ended.
         odd: what it answers on a path instead; `odd_after` completions.
     """
 
@@ -35,6 +36,8 @@ class StandIn:
     takes_adapters: bool = True
     dies_after: int | None = None
     engine_died: bool = False
+    hangs: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
     odd: dict[str, Any] = field(default_factory=dict)
     odd_after: int = 0
     answered: int = 0
@@ -96,6 +99,9 @@ def _one(model: Path) -> Iterator[StandIn]:
         return Reply({"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": len(logprobs)}})
 
     def answer(body: dict) -> Reply:
+        if server.hangs:
+            server.ended.wait()
+            return Reply(status=0)
         with lock:
             path = endpoint.paths[-1]
             if server.dies_after is not None and server.answered >= server.dies_after:
@@ -131,4 +137,7 @@ def _one(model: Path) -> Iterator[StandIn]:
 
     with serving(answer) as endpoint:
         server = StandIn(endpoint.url.removesuffix("/v1"), endpoint=endpoint)
-        yield server
+        try:
+            yield server
+        finally:
+            server.ended.set()

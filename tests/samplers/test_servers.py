@@ -29,6 +29,8 @@ from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import Lora, Policy, load_policy
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_run
+from rlvr_cli.samplers import openai
+from rlvr_cli.samplers import servers as servers_module
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.openai import OpenAISampler
 from rlvr_cli.samplers.servers import ServersSampler
@@ -166,6 +168,42 @@ def test_a_server_whose_engine_is_gone_when_weights_change_is_left_out(servers, 
     servers[0].engine_died = True
     with pytest.raises(RlvrError, match="answered 500"):
         sampler.load_weights(policy, 2)
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    """Whether a server lives is asked often."""
+    for module in (openai, servers_module):
+        monkeypatch.setattr(module, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(servers_module, "HEALTH_SECONDS", 3.0)
+
+
+def test_a_server_that_hangs_is_left_out_long_before_its_deadline(servers, policy, quickly):
+    sampler = sampler_of(servers, policy)
+    servers[1].hangs = True
+    assert len(answers(sampler, policy)) == 18
+    assert servers[1].url in sampler.notes[0]
+    assert "nor say that its engine lives" in sampler.notes[0]
+
+
+def test_a_server_that_hangs_when_weights_change_is_left_out(servers, policy, quickly):
+    sampler = sampler_of(servers, policy)
+    servers[0].hangs = True
+    sampler.load_weights(moved(policy), 1)
+    assert "nor say that its engine lives" in sampler.notes[0]
+    assert len(answers(sampler, policy)) == 18
+    servers[1].hangs = True
+    with pytest.raises(RlvrError, match="nor say that its engine lives"):
+        sampler.load_weights(policy, 2)
+
+
+def test_a_server_that_takes_its_time_is_waited_for(servers, policy, quickly, monkeypatch):
+    monkeypatch.setattr(openai, "CHECK_SECONDS", 1e-4)
+    sampler = sampler_of(servers, policy)
+    assert len(answers(sampler, policy)) == 18
+    sampler.load_weights(moved(policy), 1)
+    assert sampler.notes == ()
+    assert "/health" in servers[0].endpoint.paths
 
 
 def test_servers_get_no_key_and_need_none(servers, policy, monkeypatch):
@@ -532,8 +570,7 @@ def test_runs_end_the_same_whenever_a_vllm_server_dies(forks: Forks, start_real,
         time.sleep(moments.uniform(0, seconds))
         if forks.status(call) is None:
             strike(victim, what)
-            # What is in front of a dead engine may also not answer at all: each request has a deadline of ten minutes, and a second try.
-            done = forks.wait(call, limit=1500)
+            done = forks.wait(call)
             assert not done.hung
             assert "Traceback" not in done.said, done.said
             assert done.status in (0, 1), done.said
