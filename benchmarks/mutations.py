@@ -243,7 +243,7 @@ WIRING = [
         ("micro-batches of 8 (distill)", "micro_batch_size=config.micro_batch_size,\n                temperature", "micro_batch_size=8,\n                temperature", replays("distill-reverse"), "distill.micro_batch_size"),
         ("the teacher of sampled is the student", 'of="teacher"', 'of="policy"', replays("distill-sampled")),
         ("any teacher will do", "check_teacher(config.teacher, student=model_path(config.model))", "pass", "tests/commands/test_distill.py -k another_vocabulary", "teacher"),
-        ("the teacher is not recorded", 'more_facts={"teacher": model_facts(config.teacher, fetch=not config.dry_run)},', 'more_facts={"teacher": {"name": config.teacher}},', "tests/commands/test_distill.py -k another_teacher", "teacher"),
+        ("the teacher is not recorded", 'return model_facts(config.teacher, fetch=not config.dry_run)', 'return {"name": config.teacher}', "tests/commands/test_distill.py -k another_teacher", "teacher"),
         ("any token will do", "(largest := int(batch[\"labels\"].max())) >= teacher.vocabulary_size", "(largest := int(batch[\"labels\"].max())) < 0", "tests/commands/test_distill.py -k lacks"),
     ),
     *mutations_of(
@@ -411,7 +411,7 @@ WIRING = [
         ("weights in float32 whatever is asked", "dtype=config.param_dtype,", 'dtype="float32",', "tests/replay/test_wiring.py -k bfloat16", "param_dtype"),
         ("a precision that is lost", "compute_dtype=config.compute_dtype,", "", IN_BFLOAT16, "compute_dtype"),
         ("the built-in model always", "model_path(config.model),", 'model_path(""),', replays("ei-once"), "sft.model dpo.model ei.model grpo.model ppo.model distill.model"),
-        ("the teacher is the student", "own.teacher, dtype", "own.model, dtype", replays("distill-reverse"), "teacher"),
+        ("the teacher is the student", "own.loaded_teacher, dtype", "own.model, dtype", replays("distill-reverse"), "teacher"),
         ("the divergence is always the reverse one", 'reverse=self.config.divergence == "reverse_kl"', "reverse=True", replays("distill-forward"), "divergence"),
         ("the teacher is in float32 always", "dtype=own.param_dtype", 'dtype="float32"', "tests/commands/test_distill.py -k precision", "param_dtype"),
         ("the teacher computes in another precision", "compute_dtype=own.compute_dtype", 'compute_dtype="auto"', "tests/commands/test_distill.py -k precision", "compute_dtype"),
@@ -697,6 +697,14 @@ MATHEMATICS = [
         ("a server that hangs is waited for", "if self._missed >= MISSED:", "if False:", "tests/samplers/test_servers.py -k hangs_is_left_out"),
         ("a server is given up at once", "self._missed = 0 if self.lives() else self._missed + 1", "self._missed += 1", "tests/samplers/test_servers.py -k takes_its_time"),
         ("adapters stay on the servers", "        self.unload_adapter()\n", "", "tests/samplers/test_servers.py -k under_a_name"),
+    ),
+    *mutations_of(
+        "samplers/served_teacher.py",
+        ("the prompt's last tokens are scored", "range(len(prompt), len(ids))", "range(len(prompt) - 1, len(ids) - 1)", "tests/samplers/test_served_teacher.py"),
+    ),
+    *mutations_of(
+        "commands/distill.py",
+        ("a teacher on a server is loaded here", "if config.teacher_url else None", "if False else None", "tests/commands/test_distill.py -k teaches_the_same", "teacher_url"),
     ),
     *mutations_of(
         "samplers/several.py",

@@ -7,6 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
+
+import torch
 
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.distill import DistillConfig
@@ -18,6 +21,7 @@ from rlvr_cli.models.tokenization import Batch, pad_id_of
 from rlvr_cli.rollouts.collect import stored_stats
 from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import resumed_config
+from rlvr_cli.samplers.served_teacher import ServedTeacher
 from rlvr_cli.terminal import console
 from rlvr_cli.training.advantages import group_advantages
 from rlvr_cli.training.losses.distillation import DIVERGENCES, distillation
@@ -38,13 +42,18 @@ def run(config: DistillConfig) -> None:
     config = resumed_config(config, command="distill")
     if not config.teacher:
         raise RlvrError("rlvr distill needs a teacher.", "Name one with --teacher: a directory or a hub id.")
+    if "://" in config.teacher:
+        raise RlvrError(
+            f"--teacher {config.teacher} is an address, and the student's tokens are compared with the teacher's.",
+            "Name the model with --teacher, for its tokenizer, and the server with --teacher-url.",
+        )
     check_teacher(config.teacher, student=model_path(config.model))
     rows = config.micro_batch_size
     inputs = load_inputs(
         config,
         questions_per_batch=config.rollout_batch_size // config.group_size,
         rows=rows,
-        more_facts={"teacher": model_facts(config.teacher, fetch=not config.dry_run)},
+        more_facts={"teacher": teacher_facts(config)},
     )
     print_plan(distill_plan(config, inputs.facts), config, inputs, rows=rows)
     for note in shared_notes(config):
@@ -56,8 +65,16 @@ def run(config: DistillConfig) -> None:
     report_end(trainer, output=config.format)
 
 
+def teacher_facts(config: DistillConfig) -> dict[str, Any]:
+    """What identifies the teacher in run.json. A served one has no files here, and may move to another address."""
+    if config.teacher_url:
+        return {"name": config.teacher, "endpoint": "vLLM"}
+    return model_facts(config.teacher, fetch=not config.dry_run)
+
+
 def train(config: DistillConfig, trainer: Trainer, inputs: Inputs) -> None:
     """Sample, then update once. Resumes after an interruption: a counter, the data cursor, determines all data that follow."""
+    served = ServedTeacher(config.teacher_url, config.teacher) if config.teacher_url else None
     objective = partial(
         policy_gradient,
         loss=partial(distillation, divergence=config.divergence, task_reward=config.task_reward),
@@ -69,7 +86,7 @@ def train(config: DistillConfig, trainer: Trainer, inputs: Inputs) -> None:
             rollouts, asked, signals = rollout_batch(config, trainer, inputs, asked=asked)
             trainer.evaluate_if_due()
             update = trainer.update(
-                training_batch(config, trainer, rollouts),
+                training_batch(config, trainer, rollouts, served=served),
                 cursor={"asked": asked},
                 objective=objective,
                 micro_batch_size=config.micro_batch_size,
@@ -125,13 +142,26 @@ def credit(config: DistillConfig, rollouts: Sequence[Rollout]) -> Sequence[Rollo
     return [replace(r, advantage=a) for r, a in zip(rollouts, advantages, strict=True)]
 
 
-def training_batch(config: DistillConfig, trainer: Trainer, rollouts: Sequence[Rollout]) -> Batch:
+def training_batch(
+    config: DistillConfig, trainer: Trainer, rollouts: Sequence[Rollout], *, served: ServedTeacher | None
+) -> Batch:
     """Turn rollouts into tensors, for `sampled` with the teacher's log-probabilities of their tokens.
 
+    Args:
+        served: the teacher, if it is on a server.
+
     Raises:
-        RlvrError: the student sampled a token that the teacher's vocabulary lacks.
+        RlvrError: the student sampled a token that the teacher's vocabulary lacks, or as `ServedTeacher.log_probs`.
     """
     batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
+    started = time.perf_counter()
+    if served is not None:
+        found = served.log_probs([(r.prompt_ids, r.response_ids) for r in rollouts])
+        mask = batch["response_mask"]
+        flat = torch.tensor([value for row in found for value in row], dtype=torch.float32)
+        batch["teacher_log_probs"] = torch.zeros(mask.shape).masked_scatter(mask, flat)
+        trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
+        return batch
     teacher = trainer.trainers.replica.teacher
     assert teacher is not None
     if (largest := int(batch["labels"].max())) >= teacher.vocabulary_size:
@@ -140,7 +170,6 @@ def training_batch(config: DistillConfig, trainer: Trainer, rollouts: Sequence[R
             "Its embedding has more rows than its tokenizer has tokens: lower --sampling-top-p, or cut the embedding.",
         )
     if not DIVERGENCES[config.divergence].full:
-        started = time.perf_counter()
         trainer.weights.sleep()
         batch["teacher_log_probs"] = trainer.log_probs(
             batch, of="teacher", micro_batch_size=config.micro_batch_size, temperature=config.sampling_temperature

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from rlvr_cli.config.endpoint import check_address
 from rlvr_cli.config.options import divides, knob
 from rlvr_cli.config.shared import (
     EvaluationSamplingOptions,
@@ -34,6 +35,12 @@ class DistillConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingCo
         group="Model",
         common=True,
         completes="model",
+        free_on_resume=True,
+    )
+    teacher_url: str = knob(
+        "",
+        "Address of a vLLM server of the teacher, such as http://a:8000, with --divergence sampled; --teacher then names its tokenizer.",
+        group="Model",
         free_on_resume=True,
     )
     divergence: DivergenceType = knob(
@@ -77,7 +84,27 @@ class DistillConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingCo
             raise RlvrError(
                 "--sampling-temperature 0 is no distribution that could be compared with the teacher's.", "Use 1."
             )
+        if self.teacher_url:
+            check_address(self.teacher_url, option="--teacher-url")
+            if self.teacher_url.rstrip("/").endswith("/v1"):
+                raise RlvrError(f"--teacher-url is {self.teacher_url}.", "Leave /v1 out.")
+            if self.divergence != "sampled":
+                raise RlvrError(
+                    f"--divergence {self.divergence} needs the teacher's probabilities of all tokens, and a server gives those of one.",
+                    "Use --divergence sampled, or leave --teacher-url out.",
+                )
+            if self.sampling_temperature != 1:
+                raise RlvrError(
+                    "A server gives the teacher's probabilities at temperature 1, and the student samples at "
+                    f"{self.sampling_temperature:g}.",
+                    "Use --sampling-temperature 1, or leave --teacher-url out.",
+                )
         if self.task_reward and self.group_size == 1:
             raise RlvrError(
                 "With --group-size 1 every advantage is 0, so --task-reward has no effect.", "Use --group-size 8."
             )
+
+    @property
+    def loaded_teacher(self) -> str:
+        """The teacher that every trainer loads; empty if it is on a server."""
+        return "" if self.teacher_url else self.teacher

@@ -418,7 +418,7 @@ class TrainingConfig(
     gpu_memory_utilization = 0.0
     async_steps = 0
     kl_coef = 0.0
-    teacher = ""
+    loaded_teacher = ""
     divergence = "reverse_kl"
     rollout_batch_size = 256
     critic = ""

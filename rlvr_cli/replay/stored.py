@@ -91,6 +91,8 @@ def read_stored(path: Path) -> StoredRun:
     if facts.get("engine") == "openai":
         raise _cannot(path, "an endpoint sampled it, and did not say which tokens")
     _check_weights(path, values["model"], facts.get("model"), whose="its first weights")
+    if values.get("teacher_url"):
+        raise _cannot(path, "its teacher was on a server")
     if command == "distill":
         _check_weights(path, values["teacher"], facts.get("teacher"), whose="its teacher's weights")
     steps: dict[int, list[tuple[Phase, int]]] = {}

@@ -185,7 +185,7 @@ class _Server:
 
     def _served(self, model: str) -> str:
         """Return the server's name of the model, by which it is asked."""
-        listed = _field(_answer("GET", f"{self.url}/v1/models"), self.url, "data", list)
+        listed = _field(json_answer("GET", f"{self.url}/v1/models"), self.url, "data", list)
         served = {_field(one, self.url, "id", str): one.get("root") for one in listed}
         for name, root in served.items():
             if (
@@ -195,7 +195,7 @@ class _Server:
             ):
                 return name
         if not model:
-            raise _odd(self.url, "no model")
+            raise odd_answer(self.url, "no model")
         raise RlvrError(
             f"The server at {self.url} serves {printable(', '.join(served), keep='')}, and not {printable(model)}.",
             "Name the model with --model as the server does, or start it with the name: --served-model-name NAME.",
@@ -215,7 +215,7 @@ class _Server:
         """Raise RlvrError unless the server gave token ids, and a log-probability for each."""
         ids = completion.token_ids
         if not ids or len(ids) != len(completion.logprobs):
-            raise _odd(
+            raise odd_answer(
                 self.url, f"a completion of {len(ids)} token ids and {len(completion.logprobs)} log-probabilities"
             )
 
@@ -233,12 +233,12 @@ class _Server:
     def load(self, folder: str) -> None:
         """Let the server load the weights in a directory. Raises RlvrError."""
         self._awaited("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
-        _answer("POST", f"{self.url}/reset_prefix_cache", {})
+        json_answer("POST", f"{self.url}/reset_prefix_cache", {})
 
     def lives(self) -> bool:
         """Whether the server's engine does: when it has died, what answers for it goes on for a moment, and says 500 to everything."""
         try:
-            _ask("GET", f"{self.url}/health", None, seconds=HEALTH_SECONDS)
+            ask_server("GET", f"{self.url}/health", None, seconds=HEALTH_SECONDS)
         except RlvrError:
             return False
         return True
@@ -255,7 +255,7 @@ class _Server:
 
         def ask() -> None:
             try:
-                _ask("POST", f"{self.url}{route}", body)
+                ask_server("POST", f"{self.url}{route}", body)
             except RlvrError as error:
                 answered.put(error)
             else:
@@ -283,7 +283,7 @@ class _Server:
         """Let the server forget the adapter that it serves, if it does. Raises RlvrError."""
         name, self._adapter = self._adapter, ""
         if name:
-            _ask("POST", f"{self.url}/v1/unload_lora_adapter", {"lora_name": name}, seconds=seconds)
+            ask_server("POST", f"{self.url}/v1/unload_lora_adapter", {"lora_name": name}, seconds=seconds)
 
     def verify(self, policy: "Policy", version: int, *, served_version: int) -> None:
         """Raise RlvrError if the server does not serve the weights of `policy`."""
@@ -317,7 +317,7 @@ class _Server:
         """The server's answers to the probe's prompts, which do not end at EOS."""
         answers = []
         for number, ids in enumerate(probe_prompts(self._vocabulary, count=PROBE_PROMPTS, length=PROBE_LENGTH)):
-            body = _ask(
+            body = ask_server(
                 "POST",
                 f"{self.url}/v1/completions",
                 {"model": self._sampler.model, "prompt": ids, "max_tokens": PROBE_TOKENS, "temperature": temperature,
@@ -326,7 +326,7 @@ class _Server:
             try:
                 said = read_answer(body, chat=False, key=PLACEHOLDER_KEY)
             except Unreadable as error:
-                raise _odd(self.url, str(error)) from None
+                raise odd_answer(self.url, str(error)) from None
             completion = Completion(
                 request_index=number, sample_index=0, text="", prompt_ids=tuple(ids), token_ids=said.token_ids,
                 logprobs=said.logprobs, num_prompt_tokens=len(ids), num_tokens=len(said.token_ids), finish_reason="length",
@@ -334,12 +334,12 @@ class _Server:
             )  # fmt: skip
             self._check(completion)
             if completion.num_tokens != PROBE_TOKENS:
-                raise _odd(self.url, f"{completion.num_tokens} tokens, and {PROBE_TOKENS} were asked for")
+                raise odd_answer(self.url, f"{completion.num_tokens} tokens, and {PROBE_TOKENS} were asked for")
             answers.append(completion)
         return answers
 
 
-def _odd(url: str, what: str) -> RlvrError:
+def odd_answer(url: str, what: str) -> RlvrError:
     return RlvrError(f"The server at {url} gave an odd answer: {printable(what, keep='')}.", HOW_TO_START)
 
 
@@ -347,18 +347,18 @@ def _field(said: Any, url: str, name: str, kind: type) -> Any:
     """Return a field of what a server said. Raises RlvrError if it has none of this type."""
     value = said.get(name) if isinstance(said, dict) else None
     if not isinstance(value, kind):
-        raise _odd(url, f"no {name} in {error_message(json.dumps(said))}")
+        raise odd_answer(url, f"no {name} in {error_message(json.dumps(said))}")
     return value
 
 
-def _answer(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
-    """Return what a server says, or None if that is not JSON. Raises RlvrError as `_ask`."""
+def json_answer(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+    """Return what a server says, or None if that is not JSON. Raises RlvrError as `ask_server`."""
     with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(_ask(method, url, body))
+        return json.loads(ask_server(method, url, body))
     return None
 
 
-def _ask(method: str, url: str, body: dict[str, Any] | None, *, seconds: float = LOAD_SECONDS) -> str:
+def ask_server(method: str, url: str, body: dict[str, Any] | None, *, seconds: float = LOAD_SECONDS) -> str:
     """Return the body of a server's answer. Raises RlvrError if there is none, another status than 200, or one without end."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
@@ -372,5 +372,5 @@ def _ask(method: str, url: str, body: dict[str, Any] | None, *, seconds: float =
     except (OSError, http.client.HTTPException) as error:
         raise _NoAnswer(f"The server at {url} does not answer: {error}", HOW_TO_START) from error
     if len(said) > FRAME_BYTES:
-        raise _odd(url, f"more than {FRAME_BYTES} bytes")
+        raise odd_answer(url, f"more than {FRAME_BYTES} bytes")
     return said.decode(errors="replace")

@@ -216,8 +216,8 @@ def _held_by_trainer(
         held["optimizer state"] = trained * _state_bytes(config.optimizer, trained_width)
     if config.keeps_reference and not config.lora_rank:  # without its adapter, an adapted policy is its own reference
         held["reference model"] = n * width * share
-    if config.teacher:  # whole on every device
-        held["teacher"] = _parameters_of(config.teacher) * (width + (compute if compute < width else 0))
+    if config.loaded_teacher:  # whole on every device
+        held["teacher"] = _parameters_of(config.loaded_teacher) * (width + (compute if compute < width else 0))
     if on_gpu:
         held["CUDA"] = CONTEXT
     if config.async_steps and placement.trainer == placement.engine:

@@ -214,7 +214,7 @@ def distill_plan(config: DistillConfig, facts: Mapping[str, Any]) -> dict[str, s
     questions = config.rollout_batch_size // config.group_size
     return {
         "model": facts["model"]["name"],
-        "teacher": facts["teacher"]["name"],
+        "teacher": facts["teacher"]["name"] + (f", on {config.teacher_url}" if config.teacher_url else ""),
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
         **_chat(config, facts),
         "rollouts": f"{config.n_distill_steps} batches of {questions} questions x {config.group_size} samples",

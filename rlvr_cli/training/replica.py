@@ -72,7 +72,7 @@ class Replica:
             offload=config.offload_optimizer,
         )
         self._reference = self._own_reference() if config.keeps_reference else None
-        self.teacher = self._load_teacher() if config.teacher else None
+        self.teacher = self._load_teacher() if config.loaded_teacher else None
         self.check: Callable[[], None] = lambda: None
         self._sampler: Sampler | None = None
         self._served = (0, 0)  # the version of the weights that it has, and `gathers` then
@@ -81,7 +81,7 @@ class Replica:
         """Load the teacher, whole on every rank."""
         own = self.config
         teacher = load_frozen(
-            own.teacher, dtype=own.param_dtype, compute_dtype=own.compute_dtype, device=str(self.policy.device)
+            own.loaded_teacher, dtype=own.param_dtype, compute_dtype=own.compute_dtype, device=str(self.policy.device)
         )
         teacher.use_kernels(own.fused_kernels)
         return teacher

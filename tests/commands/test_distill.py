@@ -19,6 +19,7 @@ from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.readers import read_rollouts
 from teachers import write_teacher
+from vllm_server import vllm_servers
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +245,38 @@ def test_traces_of_a_teacher_behind_an_endpoint(forks, tmp_path):
     forks.run("sft", "--dataset", "traces.jsonl", *sampling, "--run", "s", cwd=tmp_path, status=0)
     nll = [value for (_, _, name), value in sorted(metrics_of(tmp_path / "runs/s").items()) if name == "loss/nll"]
     assert len(nll) == 2
+
+
+def test_a_teacher_on_a_server_teaches_the_same(tmp_path, tiny_model_dir, teacher):
+    given = {"divergence": "sampled", "learning_rate": 1e-3}
+    here = trained(tiny_model_dir, teacher, tmp_path, **given)
+    with vllm_servers(teacher, 1) as (server,):
+        there = trained(tiny_model_dir, teacher, tmp_path, **given, teacher_url=server.url, run="there")
+    for name in ("policy/divergence_mean", "policy/teacher_log_prob_mean", "loss/objective"):
+        ours, theirs = (
+            [v for (phase, _, n), v in metrics_of(run).items() if n == name and phase == "train"]
+            for run in (here, there)
+        )
+        assert len(ours) == 2
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6), name
+    with pytest.raises(RlvrError, match="its teacher was on a server"):
+        read_stored(there)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"teacher_url": "http://a:8000"}, "needs the teacher's probabilities of all tokens"),
+        ({"teacher_url": "http://a:8000", "divergence": "sampled", "sampling_temperature": 0.7}, "at temperature 1"),
+        ({"teacher_url": "http://a:8000/v1", "divergence": "sampled"}, "--teacher-url is http://a:8000/v1"),
+        ({"teacher_url": "a:8000", "divergence": "sampled"}, "--teacher-url is not the address"),
+    ],
+)
+def test_a_server_cannot_teach_everything(tmp_path, tiny_model_dir, teacher, given, problem):
+    with pytest.raises(RlvrError, match=problem):
+        trained(tiny_model_dir, teacher, tmp_path, **given)
+
+
+def test_an_address_is_no_teacher(tmp_path, tiny_model_dir):
+    with pytest.raises(RlvrError, match="--teacher http://a:8000 is an address"):
+        trained(tiny_model_dir, "http://a:8000", tmp_path)

