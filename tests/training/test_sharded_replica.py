@@ -101,7 +101,7 @@ def scored(ranks: Ranks):
     replica, batch = replica_of(ranks, kl_coef=0.1), make_batch(LENGTHS, 5)
     found = []
     for seed in (0, 1):
-        found.append([replica.log_probs(batch, of=of, micro_batch_size=2) for of in ("reference", "policy")])
+        found.append([replica.scores(batch, of=of, micro_batch_size=2)["log_probs"] for of in ("reference", "policy")])
         step(replica, seed)
     return found
 
