@@ -24,11 +24,13 @@ EOS" is ours without the stop string, so that both do the same.
 With --sizes, how the step grows: random models of these sizes with the built-in model's tokenizer, 8 questions x 8 samples of
 exactly 64 tokens, one micro-batch, the rest as above. The reward is a hash of the response, so that every group has a signal.
 The prompts are the quickstart's short ones (15 tokens) and, with --questions-file, GSM8K's in r1_zero (about 140 and more).
+Memory is the most that the process has had resident, its grading processes not counted.
 """
 
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -67,6 +69,7 @@ def grade(response, ground_truth):
 
 def wait_for_turn(**found: float) -> None:
     """In a worker: print the results of the last turn, and wait for the next one; if there is none, end the process."""
+    found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # MB, the most so far
     print(TURN + json.dumps(found), flush=True)
     if not sys.stdin.readline():
         os._exit(0)
@@ -313,7 +316,7 @@ def measure(ways: list[str], options: list[str], args: argparse.Namespace) -> di
         ratio = f", {of['seconds'] / middle['TRL']['seconds']:.3f} of TRL" if "TRL" in middle else ""
         print(
             f"{way:<12} {of['seconds']:.3f} s a step ({min(span):.3f} to {max(span):.3f}){ratio}; "
-            f"{of['tokens']:,.0f} tokens sampled, reward {of['reward']:.2f}",
+            f"{of['tokens']:,.0f} tokens sampled, reward {of['reward']:.2f}, {of['memory']:,.0f} MB at most",
             flush=True,
         )
     return middle
@@ -325,8 +328,12 @@ def compared(middle: dict[str, dict[str, float]], works: Iterable[tuple[str, str
         return []
     beside = f"TRL {version('trl')} GRPOTrainer"
     return [
-        Row("GRPO step, wall", work, beside, "s", middle[way]["seconds"], middle["TRL"]["seconds"], goal)
+        Row(what, work, beside, unit, middle[way][name], middle["TRL"][name], aim)
         for way, work in works
+        for what, unit, name, aim in (
+            ("GRPO step, wall", "s", "seconds", goal),
+            ("GRPO step, memory of the process", "MB", "memory", "<= 1"),
+        )
     ]
 
 

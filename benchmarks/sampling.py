@@ -1,6 +1,7 @@
 """Tokens per second of the embedded sampler compared with `transformers.generate` and, if installed, vLLM.
 
     python benchmarks/sampling.py [--questions-file FILE] [--repeats 5] [--json FILE]
+    python benchmarks/sampling.py --sizes 0.4M 25M 100M [--questions-file FILE] --repeats 2
 
 The same model, prompts, number of samples and precision for each; temperature 1, full softmax. Two workloads:
 
@@ -9,6 +10,9 @@ The same model, prompts, number of samples and precision for each; temperature 1
            as GSM8K's test.jsonl), or word problems made here.
   ragged   the first batch of quickstart's GRPO: the built-in model, 32 questions x 8 samples of 4 to 64 tokens, which
            end after `</answer>` or EOS: measures the gain from rows that leave the batch early. Four batches per turn.
+
+With --sizes, the grid of `grpo_step.py` instead: its random models, 8 questions x 8 samples of exactly 64 tokens, after short
+prompts and, with --questions-file, after those questions in r1_zero.
 
 The engines take turns within a repeat, in an order that is reversed every second repeat, so that a change of the
 machine's speed affects all of them; the results are the median over repeats and its ratio to ours. Only response tokens
@@ -35,6 +39,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 import torch
+from grpo_step import SIZES, make_model
 from rows import Row, write
 
 from rlvr_cli.data.datasets import load_dataset
@@ -195,11 +200,33 @@ def rows_of(work: Workload, *, repeats: int) -> list[Row]:
         beside = "" if name == "ours" else f"ours is {ours / middle:.2f} x that"
         print(f"  {name:9} {middle:9,.0f} tokens/s  {beside:22} {spread}")
         if name != "ours":
-            what = "embedded sampler" if work.name == "fixed" else "embedded sampler, ragged lengths"
+            what = "embedded sampler, ragged lengths" if work.name == "ragged" else "embedded sampler"
             rows.append(Row(what, work.work, NAMES[name], "tokens/s", ours, middle, GOALS[name]))
     if "vllm" not in engines:
         print("  vLLM is not installed: its rows are left out")
     sys.stdout.flush()
+    return rows
+
+
+def grid(sizes: Sequence[str], questions_file: str | None, *, repeats: int) -> list[Row]:
+    """The rows of `grpo_step.py`'s models and prompts."""
+    rows = []
+    for size in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            make_model(Path(folder) / "model", size)
+            for name, questions in {"short prompts": "arithmetic:4000:1", "GSM8K's prompts": questions_file}.items():
+                if not questions:
+                    continue
+                examples = load_dataset(questions, limit=8, purpose="train").examples
+                work = Workload(
+                    name=size,
+                    work=f"{size} parameters, {name}, 64 responses of 64 tokens",
+                    model=str(Path(folder) / "model"),
+                    prompts=[prompt_of(example, load_prompt("r1_zero")) for example in examples],
+                    samples=8,
+                    params=SamplingParams(max_tokens=64, min_tokens=64, stop=()),
+                )
+                rows += rows_of(work, repeats=repeats)
     return rows
 
 
@@ -208,9 +235,14 @@ def main() -> None:
     parser.add_argument("--questions-file", help="a data set with the questions of the fixed workload")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", help="write the rows to this file")
+    parser.add_argument(
+        "--sizes", nargs="+", choices=SIZES, help="random models of these sizes, as grpo_step.py has them"
+    )
     args = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
+    if args.sizes:
+        return write(args.json, grid(args.sizes, args.questions_file, repeats=args.repeats))
     with tempfile.TemporaryDirectory() as directory:
         if args.questions_file:
             prompts = [example.question for example in load_dataset(args.questions_file, limit=64).examples]
