@@ -89,10 +89,10 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
             [*PPO, "--critic", "shared", "--critic-warmup-steps", "0", "--kl-in", "loss"], marks=pytest.mark.slow
         ),
         pytest.param([*PPO, "--lora-rank", "4", "--learning-rate", "5e-3"], marks=pytest.mark.slow),
-        [*DPO, "--loss-type", "dpo_norm", "--lora-rank", "4"],
+        pytest.param([*DPO, "--loss-type", "dpo_norm", "--lora-rank", "4"], marks=pytest.mark.slow),
         ONLINE_DPO,
         DISTILL,
-        [*DISTILL, "--divergence", "sampled", "--lora-rank", "4"],
+        pytest.param([*DISTILL, "--divergence", "sampled", "--lora-rank", "4"], marks=pytest.mark.slow),
         [*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"],
         [*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"],
         [

@@ -221,7 +221,7 @@ def test_trainers_killed_at_20_random_moments_end_the_same(forks: Forks, whole: 
     "command",
     [
         SFT,
-        DPO,
+        pytest.param(DPO, marks=pytest.mark.slow),
         PPO,
         pytest.param(EI, marks=pytest.mark.slow),
         DISTILL,
