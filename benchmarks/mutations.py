@@ -376,7 +376,7 @@ WIRING = [
     ),
     *mutations_of(
         "samplers/thinking_budget.py",
-        ("a response's tokens within the budget are for the answer", "max_tokens=params.max_tokens - self._budget", "max_tokens=params.max_tokens", "tests/samplers/test_thinking_budget.py"),
+        ("a response's tokens within the budget are for the answer", "left = params.max_tokens - self._budget - len(self._ending)", "left = params.max_tokens", "tests/samplers/test_thinking_budget.py"),
         ("the answer repeats the thinking's draws", "(_seed_of_answer(requests[c.request_index].seeds[c.sample_index]),)", "(0,)", "tests/samplers/test_thinking_budget.py -k different"),
         ("a thought that has ended is ended again", "return () if END in thinking.text else", "return", "tests/samplers/test_thinking_budget.py -k unseen"),
         ("the stop sentence is the policy's", "*[False] * len(ending)", "*[True] * len(ending)", "tests/samplers/test_thinking_budget.py"),

@@ -60,8 +60,9 @@ def run(config: DistillConfig) -> None:
         console.say(f"note: {note}")
     if config.dry_run:
         return
+    served = ServedTeacher(config.teacher_url, config.teacher) if config.teacher_url else None
     with open_trainer(config, inputs, command="distill", num_updates=config.n_distill_steps) as trainer:
-        train(config, trainer, inputs)
+        train(config, trainer, inputs, served=served)
     report_end(trainer, output=config.format)
 
 
@@ -72,9 +73,12 @@ def teacher_facts(config: DistillConfig) -> dict[str, Any]:
     return model_facts(config.teacher, fetch=not config.dry_run)
 
 
-def train(config: DistillConfig, trainer: Trainer, inputs: Inputs) -> None:
-    """Sample, then update once. Resumes after an interruption: a counter, the data cursor, determines all data that follow."""
-    served = ServedTeacher(config.teacher_url, config.teacher) if config.teacher_url else None
+def train(config: DistillConfig, trainer: Trainer, inputs: Inputs, *, served: ServedTeacher | None) -> None:
+    """Sample, then update once. Resumes after an interruption: a counter, the data cursor, determines all data that follow.
+
+    Args:
+        served: the teacher, if it is on a server.
+    """
     objective = partial(
         policy_gradient,
         loss=partial(distillation, divergence=config.divergence, task_reward=config.task_reward),
@@ -118,7 +122,7 @@ def rollout_batch(
     count = config.rollout_batch_size // config.group_size
     indices, asked = next_indices(len(inputs.questions), count, seed=config.seed, start=asked)
     step = trainer.updates
-    syncing = trainer.weights.sync(step)
+    syncing = trainer.sync_weights(step)
     rollouts = sample_questions(
         trainer, inputs, indices, step=step, num_samples=config.group_size, credit=partial(credit, config)
     )
@@ -156,9 +160,13 @@ def training_batch(
     batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
     started = time.perf_counter()
     if served is not None:
-        found = served.log_probs([(r.prompt_ids, r.response_ids) for r in rollouts])
+        with trainer.run.activity.doing("log-probabilities of the teacher", total=len(rollouts), unit="responses"):
+            found = served.log_probs(
+                [(r.prompt_ids, r.response_ids) for r in rollouts], progress=trainer.run.activity.progress
+            )
         mask = batch["response_mask"]
         flat = torch.tensor([value for row in found for value in row], dtype=torch.float32)
+        assert len(flat) == int(mask.sum()), "the policy sampled every token"
         batch["teacher_log_probs"] = torch.zeros(mask.shape).masked_scatter(mask, flat)
         trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
         return batch

@@ -31,7 +31,7 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES, PreferenceLoss, preference
 from rlvr_cli.training.nodes import lend_trainers
 from rlvr_cli.training.objectives import Objective
-from rlvr_cli.training.plan import FEW_UPDATES, dpo_plan, online_dpo_plan, print_plan
+from rlvr_cli.training.plan import FEW_UPDATES, dpo_plan, online_dpo_plan, print_plan, shared_notes
 from rlvr_cli.training.session import (
     Inputs,
     divide_devices,
@@ -69,6 +69,8 @@ def run_on_policy(config: DpoConfig) -> None:
         )
     inputs = load_inputs(config, questions_per_batch=config.n_prompts_per_rollout_batch, rows=rows)
     print_plan(online_dpo_plan(config, inputs.facts), config, inputs, rows=rows)
+    for note in shared_notes(config):
+        console.say(f"note: {note}")
     if config.dry_run:
         return
     with open_trainer(config, inputs, command="dpo", num_updates=0) as trainer:
@@ -96,7 +98,7 @@ def train_on_policy(config: DpoConfig, trainer: Trainer, inputs: Inputs) -> None
                 batch["unit"] = torch.arange(len(rows))[:, None] // 2
                 how = {
                     "micro_batch_size": 2 * config.micro_batch_size,
-                    "temperature": config.sampling_temperature or 1.0,
+                    "temperature": config.sampling_temperature,
                 }
                 if loss.with_reference:
                     trainer.weights.sleep()
@@ -126,7 +128,7 @@ def sampled_pairs(
     """
     wanted, size = config.n_prompts_per_rollout_batch, config.group_size
     indices, asked = next_indices(len(inputs.questions), wanted, seed=config.seed, start=asked)
-    syncing = trainer.weights.sync_rollouts(trainer.updates)
+    syncing = trainer.sync_weights(trainer.updates, rollouts=True)
     rollouts = sample_questions(trainer, inputs, indices, step=step, num_samples=size, credit=lambda rows: rows)
     pairs: list[tuple[Rollout, Rollout]] = []
     paired = 0

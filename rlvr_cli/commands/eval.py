@@ -14,6 +14,7 @@ from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.options import flag, options
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import RlvrError
@@ -125,6 +126,17 @@ def config_of_each_run(config: EvalConfig) -> list[EvalConfig]:
         if is_run(str(path), config.runs_dir):
             sources = {**one.sources, "resume": "earlier command"}
             one = resumed_config(replace(one, resume=str(path), sources=sources), command="eval")
+            differing = [
+                f"{flag(f.name)} {getattr(one, f.name)!r}, not {getattr(config, f.name)!r}"
+                for f in options(EvalConfig)
+                if f.name not in ("run", "resume", "thinking_budget") and not f.metadata["free_on_resume"]
+                if getattr(one, f.name) != getattr(config, f.name)
+            ]
+            if differing:
+                raise RlvrError(
+                    f"{path.name} was started with other options: {', '.join(differing)}.",
+                    "Give the same command again, or another --run.",
+                )
         configs.append(one)
     return configs
 

@@ -20,7 +20,7 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.gae import explained_variance, gae, kl_to_reference, token_rewards, whitened
 from rlvr_cli.training.losses.value import actor_critic
 from rlvr_cli.training.nodes import lend_trainers
-from rlvr_cli.training.plan import ppo_plan, print_plan
+from rlvr_cli.training.plan import ppo_plan, print_plan, shared_notes
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
 from rlvr_cli.training.shaping import rewards_of
 from rlvr_cli.training.trainer import Trainer
@@ -36,6 +36,8 @@ def run(config: PpoConfig) -> None:
     rows = config.micro_batch_size
     inputs = load_inputs(config, questions_per_batch=config.n_prompts_per_rollout_batch, rows=rows)
     print_plan(ppo_plan(config, inputs.facts), config, inputs, rows=rows)
+    for note in shared_notes(config):
+        console.say(f"note: {note}")
     if config.dry_run:
         return
     num_updates = config.n_ppo_steps * config.updates_per_rollout_batch
@@ -107,7 +109,7 @@ def rollout_batch(
     indices, asked = next_indices(
         len(inputs.questions), config.n_prompts_per_rollout_batch, seed=config.seed, start=asked
     )
-    syncing = trainer.weights.sync_rollouts(trainer.updates)
+    syncing = trainer.sync_weights(trainer.updates, rollouts=True)
     rollouts = sample_questions(
         trainer, inputs, indices, step=step, num_samples=config.group_size, credit=lambda rows: rows
     )

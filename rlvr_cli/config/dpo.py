@@ -128,6 +128,8 @@ class DpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig
                 "engine": self.engine not in ("auto", "transformers"),
                 "samplers": self.samplers > 1,
                 "sampler_urls": bool(self.sampler_urls),
+                "rollout_batch_size": self.sources.get("rollout_batch_size") == "flag",
+                "group_size": self.sources.get("group_size") == "flag",
             }
             name = next((name for name, is_given in given.items() if is_given), None)
             if name is not None:

@@ -141,6 +141,8 @@ class PpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig
                 "--kl-clamp is of a KL penalty in the reward, and there is none.",
                 "Add --kl-coef 0.01 --kl-in reward, or leave --kl-clamp out.",
             )
+        if self.sources.get("kl_in") == "flag" and not self.kl_coef:
+            raise RlvrError("--kl-in has no effect without --kl-coef.", "Add --kl-coef 0.01, or leave it out.")
         if self.critic == "shared" and self.critic_warmup_steps:
             raise RlvrError(
                 "With --critic shared, what the critic learns changes the policy's model too, so that it cannot learn alone.",

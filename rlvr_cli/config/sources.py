@@ -3,6 +3,7 @@
 Enters: flags by field name, TOML files, a stored config. Leaves: a config that records the source of each value.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import Field
@@ -101,7 +102,7 @@ def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
             "Leave these options out (the run's own are used), or start a new run.",
         )
     if values.get("lr_schedule", "constant") != "constant":
-        lengths = {"n_grpo_steps", "n_sft_steps", "sft_epochs"} & given
+        lengths = {k for k in given if re.fullmatch("n_[a-z]+_steps|sft_epochs", k)}
         if changed := sorted(k for k in lengths if getattr(config, k) != values[k]):
             raise RlvrError(
                 f"{run} has a {values['lr_schedule']} learning-rate schedule for {flag(changed[0])} {values[changed[0]]}: another length would "

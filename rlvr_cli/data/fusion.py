@@ -13,7 +13,7 @@ def fused_forms(question: str, response: str) -> Iterator[tuple[str, str, str]]:
 
     The question gets the flag `/think` or `/no_think`. The block of thinking stays where there is none, as an empty one.
     """
-    thinking, _, answer = response.removeprefix(BEGIN).partition(END)
+    thinking, _, answer = response.lstrip().removeprefix(BEGIN).partition(END)
     thinking, answer = thinking.strip(), answer.strip()
     if thinking and answer:
         yield "think", f"{question} /think", f"{BEGIN}\n{thinking}\n{END}\n\n{answer}"

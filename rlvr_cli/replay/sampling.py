@@ -16,13 +16,12 @@ def broken_rule(row: Rollout, params: SamplingParams, *, thinking_budget: int = 
     """The option that a rollout does not obey, as the end of a sentence; None if it obeys all.
 
     Args:
-        thinking_budget: tokens of `max_tokens` that are for thinking alone; 0: there is no budget.
+        thinking_budget: with one, what thinking leaves of it is not for the answer; 0: there is none.
     """
-    sampled = row.num_response_tokens if row.response_mask is None else sum(row.response_mask)
-    if sampled > params.max_tokens:
-        return f"has {sampled} tokens, but at most {params.max_tokens} were allowed"
-    if row.finish_reason == "length" and sampled < params.max_tokens - thinking_budget:
-        return f"was cut after {sampled} tokens, but {params.max_tokens - thinking_budget} were allowed"
+    if row.num_response_tokens > params.max_tokens:
+        return f"has {row.num_response_tokens} tokens, but at most {params.max_tokens} were allowed"
+    if not thinking_budget and row.finish_reason == "length" and row.num_response_tokens < params.max_tokens:
+        return f"was cut after {row.num_response_tokens} tokens, but {params.max_tokens} were allowed"
     if row.finish_reason == "stop" and row.num_response_tokens < params.min_tokens:
         return f"ended after {row.num_response_tokens} tokens, but had to have {params.min_tokens}"
     if row.finish_reason == "stop" and row.stop_reason not in (*params.stop, "eos"):

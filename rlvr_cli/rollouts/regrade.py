@@ -45,7 +45,9 @@ def plan_regrade(
     if not steps:
         raise RlvrError(
             f"{run.path} has no {'' if phase == 'all' else phase + ' '}rollouts to grade.",
-            "Name a run of rlvr eval, ei, grpo or distill." if phase == "all" else "Use --phase all.",
+            "Name a run that has sampled: of rlvr eval, or of training on questions."
+            if phase == "all"
+            else "Use --phase all.",
         )
     attempts: dict[Phase, int] = {}
     for p, _ in steps:

@@ -106,7 +106,7 @@ def holder_of(run: Path) -> dict[str, Any] | None:
     Of a process on another machine it is not known whether it still runs.
     """
     for name in (LOCK, LOCK + ".exclusive"):
-        with suppress(RlvrError, ValueError, TypeError, KeyError):
+        with suppress(RlvrError, ValueError, TypeError, KeyError, RecursionError):
             if holder := _read(read_regular(run, name)):
                 return holder
     return None
@@ -116,13 +116,14 @@ def _read(text: bytes, *, alive: bool = True) -> dict[str, Any] | None:
     """Return what a lock file says of its holder; None if that ran on this machine and has ended. Raises ValueError and the like."""
     holder = json.loads(text)
     host = str(holder["host"])
-    return {**holder, "host": host} if not alive or host != os.uname().nodename or _lives(int(holder["pid"])) else None
+    facts = {**holder, "host": host, "pid": int(holder["pid"]), "since": str(holder["since"])}
+    return facts if not alive or host != os.uname().nodename or _lives(facts["pid"]) else None
 
 
 def _holder(path: Path, *, alive: bool = True) -> str:
     """Describe the holder from the lock file; with `alive`, wait up to 0.2 s until it names a running process."""
     for _ in range(20):
-        with suppress(OSError, ValueError, TypeError, KeyError):
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             if holder := _read(path.read_bytes(), alive=alive):
                 return description(holder)
         time.sleep(0.01)

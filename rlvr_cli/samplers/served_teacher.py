@@ -5,11 +5,12 @@ Enters: prompts and responses, as token ids. Leaves: the log-probability of each
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.samplers.openai import FRAME_BYTES, TOKEN_BYTES
 from rlvr_cli.samplers.servers import ask_server, odd_answer
 
 CONCURRENCY = 64
@@ -36,35 +37,51 @@ class ServedTeacher:
                 f"The server at {self.url} serves {', '.join(map(str, names)) or 'no model'}, and not {model}.", HINT
             )
         self._model = model if model in names else names[0]
+        longest = next(one.get("max_model_len") for one in said["data"] if one.get("id") == self._model)
+        self._longest = longest if isinstance(longest, int) else 0
 
-    def log_probs(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+    def log_probs(
+        self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], *, progress: Callable[[], None] = lambda: None
+    ) -> list[list[float]]:
         """Return the log-probability of each token of each response, nats.
 
         Args:
             rows: prompt and response ids.
+            progress: called for each row that is done.
 
         Raises:
             RlvrError: the server does not answer, or without a log-probability of each token.
         """
         with ThreadPoolExecutor(min(CONCURRENCY, max(len(rows), 1))) as pool:
-            return list(pool.map(self._of_row, rows))
+            found = []
+            for row in pool.map(self._of_row, rows):
+                found.append(row)
+                progress()
+            return found
 
     def _of_row(self, row: tuple[Sequence[int], Sequence[int]]) -> list[float]:
         prompt, response = row
         ids = [*prompt, *response]
+        if self._longest and len(ids) >= self._longest:  # a token more is sampled
+            raise RlvrError(
+                f"A prompt and its response have {len(ids)} tokens, and the server at {self.url} takes {self._longest - 1}.",
+                "Start it with a larger --max-model-len, or lower --sampling-max-tokens.",
+            )
         body = {"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         choices = self._asked("POST", "/v1/completions", body).get("choices")
         found: Any = choices[0].get("prompt_logprobs") if choices and isinstance(choices[0], dict) else None
         if not isinstance(found, list) or len(found) != len(ids):
-            raise odd_answer(self.url, f"no log-probabilities of the {len(ids)} tokens that it was given")
+            raise odd_answer(self.url, f"no log-probabilities of the {len(ids)} tokens that it was given", hint=HINT)
         places = range(len(prompt), len(ids))
         with contextlib.suppress(KeyError, TypeError, ValueError):
             return [float(found[place][str(ids[place])]["logprob"]) for place in places]
-        raise odd_answer(self.url, "log-probabilities of other tokens than it was given")
+        raise odd_answer(self.url, "log-probabilities of other tokens than it was given", hint=HINT)
 
     def _asked(self, method: str, route: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        limit = FRAME_BYTES + TOKEN_BYTES * len((body or {}).get("prompt", ()))
+        said = None
         with contextlib.suppress(ValueError, RecursionError):
-            said = json.loads(ask_server(method, self.url + route, body))
-            if isinstance(said, dict):
-                return said
-        raise odd_answer(self.url, "no JSON object")
+            said = json.loads(ask_server(method, self.url + route, body, limit=limit, hint=HINT))
+        if not isinstance(said, dict):
+            raise odd_answer(self.url, "no JSON object", hint=HINT)
+        return said

@@ -339,8 +339,8 @@ class _Server:
         return answers
 
 
-def odd_answer(url: str, what: str) -> RlvrError:
-    return RlvrError(f"The server at {url} gave an odd answer: {printable(what, keep='')}.", HOW_TO_START)
+def odd_answer(url: str, what: str, *, hint: str = HOW_TO_START) -> RlvrError:
+    return RlvrError(f"The server at {url} gave an odd answer: {printable(what, keep='')}.", hint)
 
 
 def _field(said: Any, url: str, name: str, kind: type) -> Any:
@@ -358,19 +358,36 @@ def json_answer(method: str, url: str, body: dict[str, Any] | None = None) -> An
     return None
 
 
-def ask_server(method: str, url: str, body: dict[str, Any] | None, *, seconds: float = LOAD_SECONDS) -> str:
-    """Return the body of a server's answer. Raises RlvrError if there is none, another status than 200, or one without end."""
+def ask_server(
+    method: str,
+    url: str,
+    body: dict[str, Any] | None,
+    *,
+    seconds: float = LOAD_SECONDS,
+    limit: int = FRAME_BYTES,
+    hint: str = HOW_TO_START,
+) -> str:
+    """Return the body of a server's answer.
+
+    Args:
+        seconds: in which it must answer.
+        limit: the most bytes of an answer.
+        hint: of the errors.
+
+    Raises:
+        RlvrError: there is no answer, another status than 200, or an answer without end.
+    """
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
     try:
         asked = urllib.request.Request(url, data=data, headers=headers, method=method)
         with urllib.request.urlopen(asked, timeout=seconds) as response:
-            said = response.read(FRAME_BYTES + 1)
+            said = response.read(limit + 1)
     except urllib.error.HTTPError as error:
         why = " ".join(error.read(2000).decode(errors="replace").split())
-        raise RlvrError(f"{url} answered {error.code}: {printable(why, keep='')}", HOW_TO_START) from error
+        raise RlvrError(f"{url} answered {error.code}: {printable(why, keep='')}", hint) from error
     except (OSError, http.client.HTTPException) as error:
-        raise _NoAnswer(f"The server at {url} does not answer: {error}", HOW_TO_START) from error
-    if len(said) > FRAME_BYTES:
-        raise odd_answer(url, f"more than {FRAME_BYTES} bytes")
+        raise _NoAnswer(f"The server at {url} does not answer: {error}", hint) from error
+    if len(said) > limit:
+        raise odd_answer(url, f"more than {limit} bytes", hint=hint)
     return said.decode(errors="replace")

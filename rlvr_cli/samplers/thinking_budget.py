@@ -9,18 +9,20 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.stop_strings import prompt_token_ids, response_text
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams, Turn
 
 END = "</think>"
+GROUP = 512  # rows that think before their answers are sampled: what a kill loses
 SENTENCE = "Considering the limited time by the user, I have to give the solution based on the thinking directly now."
 
 
 class BudgetedSampler:
     """Samples from another sampler, within a thinking budget.
 
-    All that comes before the first `</think>` is thinking. `max_tokens` bounds the sampled tokens of a response, so that
-    `max_tokens - budget` are left for each answer. The tokens that end a thinking are the environment's: they are marked so in
+    All that comes before the first `</think>` is thinking. `max_tokens` bounds a response, with what is put into it: what the budget
+    and the ending leave is for the answer. The tokens that end a thinking are the environment's: they are marked so in
     `response_mask` and `turns`.
 
     Args:
@@ -35,7 +37,7 @@ class BudgetedSampler:
         self._ending: list[int] = tokenizer(stop_thinking, add_special_tokens=False)["input_ids"]
         self.engine, self.seeding = sampler.engine, sampler.seeding
         self.arrived = ()
-        self.worked_seconds: float | None = None
+        self.worked_seconds = None
 
     @property
     def policy_version(self) -> int:
@@ -46,14 +48,33 @@ class BudgetedSampler:
         return self._sampler.notes
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
-        """Answer every seed of every request: those that end while thinking first, then the others as they finish."""
+        """Answer every seed of every request: group after group, first those that end while thinking, then the others as they finish.
+
+        Raises:
+            RlvrError: no tokens are left for the answer, or what the sampler raises; before anything is sampled, if a prompt is
+                too long for `max_tokens`.
+        """
+        left = params.max_tokens - self._budget - len(self._ending)
+        if left < 1:
+            raise RlvrError(
+                f"A response has up to {params.max_tokens} tokens: {self._budget} of thinking and the {len(self._ending)} that end it "
+                "leave none for the answer.",
+                "Raise --sampling-max-tokens, or lower --thinking-budget.",
+            )
+        for _ in self._sampler.sample([replace(request, seeds=()) for request in requests], params):
+            pass  # nothing is asked for: the sampler checks the prompts
+        size = max(GROUP // max((len(request.seeds) for request in requests), default=1), 1)
+        for start in range(0, len(requests), size):
+            for completion in self._of_group(requests[start : start + size], params, left=left):
+                yield replace(completion, request_index=start + completion.request_index)
+
+    def _of_group(self, requests: Sequence[Request], params: SamplingParams, *, left: int) -> Generator[Completion]:
         begun: list[Completion] = []
         for completion in self._think(requests, params):
             if completion.finish_reason == "stop" and (completion.stop_reason != END or END in params.stop):
                 yield completion
             else:
                 begun.append(completion)
-        worked = self._sampler.worked_seconds
         prefixes = [self._prefix(completion) for completion in begun]
         continued = [
             Request(
@@ -65,12 +86,10 @@ class BudgetedSampler:
             for c, ending in zip(begun, prefixes, strict=True)
         ]
         fewest = max(params.min_tokens - self._budget, 0)
-        answer = replace(params, max_tokens=params.max_tokens - self._budget, min_tokens=fewest)
+        answer = replace(params, max_tokens=left, min_tokens=min(fewest, left))
         for completion in self._sampler.sample(continued, answer) if continued else ():
             index = completion.request_index
             yield self._joined(begun[index], prefixes[index], completion, stop=params.stop)
-        more = self._sampler.worked_seconds
-        self.worked_seconds = None if worked is None or more is None else worked + more
 
     def load_weights(self, policy: Any, policy_version: int) -> None:
         self._sampler.load_weights(policy, policy_version)

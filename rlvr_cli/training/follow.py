@@ -71,6 +71,7 @@ def main(rank: int, size: int, address: str, device: str, parent: int) -> None:
     try:
         store = connect(address)
         announce(store, rank)
+        fault_point("announced")
         with alive(address, rank):
             ranks = join(
                 store, rank=rank, size=size, device=torch.device(device), loopback=address.startswith(LOOPBACK)

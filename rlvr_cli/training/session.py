@@ -52,7 +52,7 @@ class Inputs:
 def load_inputs(
     config: TrainingConfig, *, questions_per_batch: int, rows: int, more_facts: dict[str, Any] | None = None
 ) -> Inputs:
-    """Load the inputs of `rlvr ei`, `rlvr grpo` or `rlvr distill`.
+    """Load the inputs of a command that samples what it trains on.
 
     Args:
         rows: responses in a micro-batch.

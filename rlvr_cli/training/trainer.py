@@ -213,7 +213,8 @@ class Trainer:
             return self.skip(cursor, tensors)
         self.weights.sleep()
         fault_point("update")
-        doing = self.run.activity.doing(f"update {self.updates + 1} of {self.num_updates}", unit="micro-batch")
+        of = f" of {self.num_updates}" if self.num_updates else ""
+        doing = self.run.activity.doing(f"update {self.updates + 1}{of}", unit="micro-batch")
         with out_of_memory_as_user_error(), doing:
             metrics = self.trainers.do(
                 "update",

@@ -5,13 +5,15 @@ trainers (`follow`) have a `Replica` of their own and call the methods that this
 """
 
 import os
+import queue
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -26,11 +28,12 @@ from rlvr_cli.training.replica import Replica, share
 from rlvr_cli.training.sharded_replica import ShardedReplica, WholeState
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
+T = TypeVar("T")
 _PATIENCE = 5.0  # seconds in which a trainer that was lost also ends, and one that lives gives a sign of it
 # What all trainers do together, by the method of the replica.
 _TOGETHER = {
     "update": "in an update",
-    "log_probs": "while they computed log-probabilities",
+    "scores": "while they computed log-probabilities",
     "gather": "while they put the weights together",
     "gather_state": "while they put the optimizer's state together",
     "copy_rank_0": "while they took over the checkpoint",
@@ -99,7 +102,12 @@ class Trainers:
         await_others(store, size, check=wait)
         with self._losses_as_user_errors():
             device = torch.device(devices[0])
-            self._ranks = join(store, rank=0, size=size, device=device, loopback=address.startswith(LOOPBACK))
+            loopback = address.startswith(LOOPBACK)
+            self._ranks = _while_checking(
+                lambda: join(store, rank=0, size=size, device=device, loopback=loopback), check=wait
+            )
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # `join` set that of its own thread
             self._ranks.broadcast(config)
 
     @property
@@ -194,6 +202,31 @@ class Trainers:
                 f"The trainers lost each other {where}: {str(error).splitlines()[0]}",
                 "Resume with --resume.",
             ) from error
+
+
+def _while_checking(call: Callable[[], T], *, check: Callable[[], None]) -> T:
+    """Call something in a thread, and `check` meanwhile, which ends the waiting if it raises.
+
+    Ranks that meet wait for each other in PyTorch, for half an hour, also for one that has just died.
+    """
+    found: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            found.put((call(), None))
+        except BaseException as error:  # the other thread raises it
+            found.put((None, error))
+
+    threading.Thread(target=work, daemon=True).start()
+    while True:
+        try:
+            result, error = found.get(timeout=0.05)
+        except queue.Empty:
+            check()
+            continue
+        if error is not None:
+            raise error
+        return cast(T, result)
 
 
 class DividedSampler:

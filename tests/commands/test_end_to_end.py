@@ -69,7 +69,7 @@ def test_eval_with_several_samples_reports_pass_best_and_majority_at_k(tmp_path,
 
 
 def test_each_thinking_budget_is_a_run(tmp_path, rlvr):
-    budgets = ["--thinking-budget", "2,9", "--limit", "8", "--sampling-max-tokens", "32", "--num-samples", "2"]
+    budgets = ["--thinking-budget", "2,9", "--limit", "8", "--sampling-max-tokens", "64", "--num-samples", "2"]
     words = ["eval", *budgets, "--run", "b"]
     table = json.loads(rlvr(tmp_path, *words, "--stop-thinking", " so </think> <answer>", "--format", "json").out)
     assert [(r["run_id"], r["thinking_budget"], r["samples"]) for r in table] == [("b-2", 2, 16), ("b-9", 9, 16)]
@@ -88,8 +88,9 @@ def test_each_thinking_budget_is_a_run(tmp_path, rlvr):
     assert json.loads(again.out) == table
     for mine, theirs in zip(rows_of(tmp_path / "runs/b-9"), whole, strict=True):
         assert mine["response_ids"] == theirs["response_ids"]
-    other = rlvr(tmp_path, *words, "--stop-thinking", " </think>", status=1)
-    assert "b-2 was started with other options" in other.err
+    for given in (["--stop-thinking", " </think>"], []):
+        other = rlvr(tmp_path, *words, *given, status=1)
+        assert "b-2 was started with other options: --stop-thinking ' so </think> <answer>', not" in other.err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Option values: their sources and precedence, and which are rejected."""
 
+import json
 import re
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
@@ -555,3 +556,18 @@ def test_options_of_the_objective_that_do_not_go_together(given, problem):
         GrpoConfig(**given)
     assert refused.value.problem.endswith(problem) or refused.value.problem.startswith(problem)
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("grpo", "n_grpo_steps"), ("sft", "n_sft_steps"), ("ppo", "n_ppo_steps"), ("distill", "n_distill_steps")],
+)
+def test_a_cosine_schedule_holds_a_run_to_its_length(command, name):
+    kind = config_of(command)
+    begun = resolve(kind, flags={"lr_schedule": "cosine", name: 100}, command=command)
+    stored = json.loads(json.dumps({f.name: getattr(begun, f.name) for f in options(kind)}))
+    longer = resolve(kind, flags={name: 400, "resume": "r"}, command=command)
+    with pytest.raises(RlvrError, match=f"cosine learning-rate schedule for --{name.replace('_', '-')} 100"):
+        resume(longer, stored, run="r")
+    constant = resume(longer, stored | {"lr_schedule": "constant"}, run="r")
+    assert getattr(constant, name) == 400

@@ -5,7 +5,7 @@ import pytest
 from rlvr_cli.data.fusion import fused_forms
 
 
-@pytest.mark.parametrize("begin", ["", "<think>", "<think>\n"])
+@pytest.mark.parametrize("begin", ["", "<think>", "<think>\n", "\n<think>", " <think> "])
 def test_the_forms_are_those_of_qwen3(begin):
     forms = list(fused_forms("1+1?", f"{begin} one and one </think>\n\nIt is 2. "))
     assert forms == [

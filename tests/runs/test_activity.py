@@ -132,3 +132,11 @@ def test_nothing_is_said_while_it_moves_or_if_it_is_not_wanted(lock: Lock, capsy
     with activity.watched(minutes=0.0), activity.doing("sampling", unit="responses"):
         time.sleep(0.3)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 20_000, '{"pid": "x", "host": "elsewhere"}', '{"pid": 1, "host": "elsewhere"}', "[]", "null", ""]
+)
+def test_an_odd_lock_names_nobody(tmp_path, text):
+    (tmp_path / ".lock").write_text(text)
+    assert holder_of(tmp_path) is None

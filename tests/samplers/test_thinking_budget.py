@@ -1,15 +1,19 @@
 """A thinking budget: what it cuts, what it puts in, and what it leaves alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
+from rlvr_cli.samplers import thinking_budget
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.thinking_budget import BudgetedSampler
 from rlvr_cli.types import Completion, Request, SamplingParams
 
 PROMPTS = ["What is 12 + 30?", "a b c"]
-PARAMS = SamplingParams(max_tokens=20, min_tokens=0, stop=())
+PARAMS = SamplingParams(max_tokens=60, min_tokens=0, stop=())
 ENDING = " enough </think> <answer>"
 
 
@@ -41,8 +45,8 @@ def test_the_answer_is_sampled_after_the_thinking_as_it_is(tiny_model, tiny_toke
         ended += 1
         start = budget + len(ending)
         assert found.token_ids[budget:start] == ending
-        assert 0 < len(found.token_ids) - start <= PARAMS.max_tokens - budget
-        assert found.finish_reason == "stop" or len(found.token_ids) - start == PARAMS.max_tokens - budget
+        assert start < len(found.token_ids) <= PARAMS.max_tokens
+        assert found.finish_reason == "stop" or len(found.token_ids) == PARAMS.max_tokens
         assert [i for i, sampled in enumerate(found.response_mask) if not sampled] == [*range(budget, start)]
         policy = [(turn.start, turn.end) for turn in found.turns if turn.role == "policy"]
         assert policy == [span for span in ((0, budget), (start, len(found.token_ids))) if span[0] < span[1]]
@@ -73,7 +77,7 @@ def test_two_samples_of_a_question_have_different_answers(tiny_model, tiny_token
 class Scripted:
     """A sampler that says the same to everything: `thinking`, and to what goes on from its ids, `answer`; a token per string."""
 
-    engine, seeding, notes, policy_version, worked_seconds = "scripted", "per-request", (), 3, 1.5
+    engine, seeding, notes, policy_version, worked_seconds = "scripted", "per-request", (), 3, None
 
     def __init__(self, tokenizer, thinking: list[str], answer: list[str]) -> None:
         self.tokenizer, self.parts, self.calls = tokenizer, (thinking, answer), []
@@ -102,17 +106,17 @@ class Scripted:
 def test_thinking_that_ends_by_itself_is_left_alone(tiny_tokenizer):
     scripted = Scripted(tiny_tokenizer, ["1", "+", "1", "</think> x"], ["=", "2", "</answer> and more"])
     budgeted = BudgetedSampler(scripted, tiny_tokenizer, budget=90, stop_thinking=ENDING)
-    params = SamplingParams(max_tokens=100, min_tokens=4, stop=("</answer>",))
+    params = SamplingParams(max_tokens=400, min_tokens=4, stop=("</answer>",))
     (found,) = budgeted.sample([Request("p", (9,))], params)
+    ending = len(tiny_tokenizer(ENDING, add_special_tokens=False)["input_ids"])
     assert (found.response_mask, found.turns) == (None, None)
     assert found.text == "1+1</think> x=2</answer>", "the token that ends the thinking is not cut, the last one is"
-    ((continued,), _) = scripted.calls[1]
+    ((continued,), _) = scripted.calls[2]
     thinking = len(continued.prompt_ids) - 2
     assert continued.prompt_ids == (5, 6, *found.token_ids[:thinking])
     assert tiny_tokenizer.decode(found.token_ids[thinking:]) == "=2</answer> and more"
     assert (found.finish_reason, found.stop_reason, found.prompt_ids) == ("stop", "</answer>", (5, 6))
-    assert scripted.calls[1][1] == SamplingParams(max_tokens=10, min_tokens=0, stop=("</answer>",))
-    assert budgeted.worked_seconds == 3.0
+    assert scripted.calls[2][1] == SamplingParams(max_tokens=310 - ending, min_tokens=0, stop=("</answer>",))
     assert budgeted.policy_version == 3
 
 
@@ -120,9 +124,9 @@ def test_thinking_that_ends_by_itself_is_left_alone(tiny_tokenizer):
 def test_a_response_that_ends_while_thinking_has_no_answer(tiny_tokenizer, last):
     scripted = Scripted(tiny_tokenizer, ["1", "2", "3", "4", "5", last], ["never"])
     budgeted = BudgetedSampler(scripted, tiny_tokenizer, budget=90, stop_thinking=ENDING)
-    params = SamplingParams(max_tokens=100, min_tokens=0, stop=("</answer>", "eos"))
+    params = SamplingParams(max_tokens=200, min_tokens=0, stop=("</answer>", "eos"))
     (found,) = budgeted.sample([Request("p", (9,))], params)
-    assert (found.text, found.response_mask, len(scripted.calls)) == (f"12345{last}", None, 1)
+    assert (found.text, found.response_mask, len(scripted.calls)) == (f"12345{last}", None, 2)
 
 
 def test_a_thought_that_ended_unseen_is_not_ended_again(tiny_tokenizer):
@@ -133,5 +137,24 @@ def test_a_thought_that_ended_unseen_is_not_ended_again(tiny_tokenizer):
     (found,) = budgeted.sample([Request("p", (9,))], params)
     assert ENDING not in found.text
     assert found.response_mask is None
-    assert scripted.calls[0][1].min_tokens == 5
-    assert scripted.calls[1][1].min_tokens == 45
+    assert scripted.calls[1][1].min_tokens == 5
+    assert scripted.calls[2][1].min_tokens == 45
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_before_anybody_thinks(tiny_model, tiny_tokenizer):
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+    budgeted = BudgetedSampler(sampler, tiny_tokenizer, budget=2, stop_thinking=ENDING)
+    with pytest.raises(RlvrError, match="the model's context holds 512"):
+        next(budgeted.sample(asked(), replace(PARAMS, max_tokens=510)))
+    with pytest.raises(RlvrError, match="leave none for the answer"):
+        next(budgeted.sample(asked(), replace(PARAMS, max_tokens=8)))
+
+
+def test_groups_are_one_after_the_other(tiny_model, tiny_tokenizer, monkeypatch):
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+    budgeted = BudgetedSampler(sampler, tiny_tokenizer, budget=3, stop_thinking=ENDING)
+    at_once = {key: c.token_ids for key, c in answers(budgeted, asked(), PARAMS).items()}
+    monkeypatch.setattr(thinking_budget, "GROUP", 3)
+    found = list(budgeted.sample(asked(), PARAMS))
+    assert [c.request_index for c in found] == [0, 0, 0, 1, 1, 1]
+    assert {(c.request_index, c.sample_index): c.token_ids for c in found} == at_once

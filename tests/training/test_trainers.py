@@ -96,7 +96,7 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize("fault", ["trainer1.backward:5", *SLOW])
+@pytest.mark.parametrize("fault", ["trainer1.backward:5", "trainer1.announced:1", *SLOW])
 def test_a_killed_trainer_ends_the_run_which_goes_on_to_the_same_bytes(
     forks: Forks, whole: Path, tmp_path: Path, fault: str
 ):
