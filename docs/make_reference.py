@@ -9,6 +9,7 @@ hand in the last cell of the row, and are kept. A row whose last cell is empty c
 
 import argparse
 import ast
+import importlib.util
 import inspect
 import json
 import re
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.estimators import share_interval
 from rlvr_cli.analysis.figures import figures
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.cli import COMMANDS
@@ -261,6 +263,30 @@ def room_table() -> str:
     return table(("room", "", "files"), rows)
 
 
+def recipe_table() -> str:
+    """What `benchmarks/recipes.py` has measured: the command, and for each seed the share that is right, with its interval."""
+    spec = importlib.util.spec_from_file_location("recipes", ROOT / "benchmarks/recipes.py")
+    assert spec is not None
+    assert spec.loader is not None
+    recipes = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipes)
+    stored = json.loads(recipes.STORED.read_text(encoding="utf-8"))
+
+    def cell(measured: list[int] | None) -> str:
+        if measured is None:
+            return "not run"
+        right, count = measured
+        low, high = share_interval(right / count, count)
+        return f"{right / count:.3f} [{low:.3f}, {high:.3f}]"
+
+    rows = [
+        (f"`{command.split(' --eval-every')[0]}`", *(cell(stored[name].get(str(seed))) for seed in range(3)))
+        for name, command in recipes.RECIPES.items()
+        if name in stored
+    ]
+    return table(("`rlvr ...`", "seed 0", "seed 1", "seed 2"), rows)
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "options": lambda old: option_tables(),
     "presets": lambda old: preset_tables(),
@@ -271,6 +297,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "ppo formulas": ppo_table,
     "divergences": divergence_table,
     "rooms": lambda old: room_table(),
+    "recipes": lambda old: recipe_table(),
     **{f"columns of {name}": column_table(name) for name in ("rollouts", "grades", "metrics", "runs")},
 }
 # What is missing where the last cell of a row, which is written by hand, is empty.

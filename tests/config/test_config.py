@@ -560,7 +560,7 @@ def test_options_of_the_objective_that_do_not_go_together(given, problem):
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    [("grpo", "n_grpo_steps"), ("sft", "n_sft_steps"), ("ppo", "n_ppo_steps"), ("distill", "n_distill_steps")],
+    [("grpo", "n_grpo_steps"), ("ppo", "n_ppo_steps"), ("distill", "n_distill_steps")],
 )
 def test_a_cosine_schedule_holds_a_run_to_its_length(command, name):
     kind = config_of(command)
