@@ -516,8 +516,9 @@ def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, policy, tm
 
     sampler = ServersSampler(urls, policy.tokenizer, timeout=60)
     sampler.load_weights(policy, 0)
-    many = [replace(request, seeds=tuple(range(32))) for request in requests_of(policy)]
-    params = replace(PARAMS, max_tokens=128, min_tokens=96, stop=())
+    # More than a server is asked at once, so that there is work left when the first one has been done.
+    many = [replace(request, seeds=tuple(range(128))) for request in requests_of(policy)]
+    params = replace(PARAMS, max_tokens=40, min_tokens=32, stop=())
     whole = {(c.request_index, c.sample_index): c for c in sampler.sample(many, params)}
     found = {}
     for completion in sampler.sample(many, params):
