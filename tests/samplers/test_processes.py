@@ -123,7 +123,12 @@ def test_one_that_died_meanwhile_is_started_again(start, policy):
 
 @pytest.mark.parametrize(
     ("fault", "left"),
-    [("sampler1.load:2", 2), ("sampler1.load:1", 1), ("sampler0.completion:3", 2), ("sampler1.completion:1", 2)],
+    [
+        ("sampler1.load:2", 2),
+        pytest.param("sampler1.load:1", 1, marks=pytest.mark.slow),
+        pytest.param("sampler0.completion:3", 2, marks=pytest.mark.slow),
+        ("sampler1.completion:1", 2),
+    ],
 )
 def test_one_that_dies_at_a_bad_moment(start, policy, monkeypatch, fault, left):
     """One that dies when it gets the weights dies so again when it is started again: it is then left out."""
@@ -222,6 +227,7 @@ def test_a_run_has_the_same_bytes_also_when_processes_die(forks: Forks, whole: P
     assert_nothing_runs_in(tmp_path)
 
 
+@pytest.mark.slow
 def test_dpo_samples_its_pairs_with_processes(forks: Forks, tmp_path: Path):
     forks.run(*ONLINE_DPO, *ALONE, "--run", "one", cwd=tmp_path, status=0)
     done = forks.run(*ONLINE_DPO, *ALONE, *TWO, "--run", "two", cwd=tmp_path, status=0)

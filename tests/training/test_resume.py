@@ -115,11 +115,14 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
             "--question-order",
             "prioritized",
         ],
-        [*GRPO, "--param-dtype", "bfloat16", "--optimizer", "adamw_kahan", "--gradient-checkpointing"],
-        [*GRPO, "--param-dtype", "bfloat16", "--offload-optimizer"],
-        [*GRPO, "--optimizer", "adamw_8bit"],
+        pytest.param(
+            [*GRPO, "--param-dtype", "bfloat16", "--optimizer", "adamw_kahan", "--gradient-checkpointing"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param([*GRPO, "--param-dtype", "bfloat16", "--offload-optimizer"], marks=pytest.mark.slow),
+        pytest.param([*GRPO, "--optimizer", "adamw_8bit"], marks=pytest.mark.slow),
         [*GRPO, "--async-steps", "1"],
-        [*GRPO, "--compute-dtype", "bfloat16", "--kl-coef", "0.1"],
+        pytest.param([*GRPO, "--compute-dtype", "bfloat16", "--kl-coef", "0.1"], marks=pytest.mark.slow),
         [*GRPO, "--lora-rank", "4", "--learning-rate", "5e-3", "--kl-coef", "0.1", "--lora-merge"],
         pytest.param(
             [*GRPO, "--lora-rank", "4", "--param-dtype", "bfloat16", "--async-steps", "1"], marks=pytest.mark.slow
