@@ -13,13 +13,10 @@ import torch
 
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.distill import DistillConfig
-from rlvr_cli.data.order import next_indices
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.divergence import check_teacher
 from rlvr_cli.models.identity import model_facts, model_path
 from rlvr_cli.models.tokenization import Batch, pad_id_of
-from rlvr_cli.rollouts.collect import stored_stats
-from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.samplers.served_teacher import ServedTeacher
 from rlvr_cli.terminal import console
@@ -28,7 +25,7 @@ from rlvr_cli.training.losses.distillation import DIVERGENCES, distillation
 from rlvr_cli.training.nodes import lend_trainers
 from rlvr_cli.training.objectives import policy_gradient
 from rlvr_cli.training.plan import distill_plan, print_plan, shared_notes
-from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
+from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_batch
 from rlvr_cli.training.shaping import rewards_of
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.update import rollout_tensors
@@ -87,7 +84,15 @@ def train(config: DistillConfig, trainer: Trainer, inputs: Inputs, *, served: Se
     with console.progress("steps", config.n_distill_steps - trainer.updates, running_mean=False) as bar:
         while trainer.updates < config.n_distill_steps and trainer.has_time():
             step = trainer.updates
-            rollouts, asked, signals = rollout_batch(config, trainer, inputs, asked=asked)
+            rollouts, asked, signals = sample_batch(
+                trainer,
+                inputs,
+                num_questions=config.rollout_batch_size // config.group_size,
+                num_samples=config.group_size,
+                step=step,
+                asked=asked,
+                credit=partial(credit, config),
+            )
             trainer.evaluate_if_due()
             update = trainer.update(
                 training_batch(config, trainer, rollouts, served=served),
@@ -106,36 +111,6 @@ def train(config: DistillConfig, trainer: Trainer, inputs: Inputs, *, served: Se
             trainer.metrics.add(step, {"step/seconds": trainer.clock.step_seconds})
             bar.advance(1, **signals)
     trainer.finish()
-
-
-def rollout_batch(
-    config: DistillConfig, trainer: Trainer, inputs: Inputs, *, asked: int
-) -> tuple[list[Rollout], int, dict[str, float]]:
-    """Sample responses to a batch of questions, grade and store them; or read those that an interrupted run stored.
-
-    Args:
-        asked: questions used so far, counted over all epochs of the dataset.
-
-    Returns:
-        The rollouts, `asked` after them, and the values for the progress bar.
-    """
-    count = config.rollout_batch_size // config.group_size
-    indices, asked = next_indices(len(inputs.questions), count, seed=config.seed, start=asked)
-    step = trainer.updates
-    syncing = trainer.sync_weights(step)
-    rollouts = sample_questions(
-        trainer, inputs, indices, step=step, num_samples=config.group_size, credit=partial(credit, config)
-    )
-    metrics = rollout_metrics(rollouts) | {"weight_sync/seconds": syncing}
-    stats = stored_stats(trainer.run, phase="train", step=step)
-    trainer.metrics.add(step, metrics | stats.metrics)
-    signals = {
-        "reward": metrics["reward/mean"],
-        "length": metrics["length/mean"],
-        "truncated": metrics["length/truncated_share"],
-        "tokens": float(stats.tokens),
-    }
-    return rollouts, asked, signals
 
 
 def credit(config: DistillConfig, rollouts: Sequence[Rollout]) -> Sequence[Rollout]:

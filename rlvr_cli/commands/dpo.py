@@ -15,16 +15,14 @@ from torch import Tensor
 
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.dpo import DpoConfig
-from rlvr_cli.data.order import batches, next_indices
+from rlvr_cli.data.order import batches
 from rlvr_cli.data.pairs import Pairs, load_pairs, pair_up
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_facts
 from rlvr_cli.models.tokenization import Batch, collate, pad_id_of
-from rlvr_cli.rollouts.collect import stored_stats
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_template
-from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.samplers.open import Engine
 from rlvr_cli.terminal import console
@@ -38,7 +36,7 @@ from rlvr_cli.training.session import (
     load_eval_dataset,
     load_inputs,
     open_trainer,
-    sample_questions,
+    sample_batch,
 )
 from rlvr_cli.training.traces import check_lengths, encode_traces
 from rlvr_cli.training.trainer import Trainer
@@ -127,9 +125,9 @@ def sampled_pairs(
         Pairs of a right and a wrong response to one question, `asked` after them, and the values for the progress bar.
     """
     wanted, size = config.n_prompts_per_rollout_batch, config.group_size
-    indices, asked = next_indices(len(inputs.questions), wanted, seed=config.seed, start=asked)
-    syncing = trainer.sync_weights(trainer.updates, rollouts=True)
-    rollouts = sample_questions(trainer, inputs, indices, step=step, num_samples=size, credit=lambda rows: rows)
+    rollouts, asked, signals = sample_batch(
+        trainer, inputs, num_questions=wanted, num_samples=size, step=step, asked=asked
+    )
     pairs: list[tuple[Rollout, Rollout]] = []
     paired = 0
     for first in range(0, len(rollouts), size):
@@ -141,20 +139,8 @@ def sampled_pairs(
         found = pair_up(group, count=config.pairs_per_question, seed=config.seed) if group else []
         pairs += [(right["rollout"], wrong["rollout"]) for right, wrong in found]
         paired += bool(found)
-    metrics = rollout_metrics(rollouts) | {
-        "pairs/count": float(len(pairs)),
-        "pairs/questions_share": paired / wanted,
-        "weight_sync/seconds": syncing,
-    }
-    stats = stored_stats(trainer.run, phase="train", step=step)
-    trainer.metrics.add(step, metrics | stats.metrics)
-    signals = {
-        "reward": metrics["reward/mean"],
-        "pairs": metrics["pairs/count"],
-        "length": metrics["length/mean"],
-        "tokens": float(stats.tokens),
-    }
-    return pairs, asked, signals
+    trainer.metrics.add(step, {"pairs/count": float(len(pairs)), "pairs/questions_share": paired / wanted})
+    return pairs, asked, signals | {"pairs": float(len(pairs))}
 
 
 def run_on_pairs(config: DpoConfig) -> None:

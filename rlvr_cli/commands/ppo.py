@@ -11,17 +11,15 @@ from torch import Tensor
 
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.ppo import PpoConfig
-from rlvr_cli.data.order import next_indices, update_rows
+from rlvr_cli.data.order import update_rows
 from rlvr_cli.models.tokenization import Batch, pad_id_of
-from rlvr_cli.rollouts.collect import stored_stats
-from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
 from rlvr_cli.training.gae import explained_variance, gae, kl_to_reference, token_rewards, whitened
 from rlvr_cli.training.losses.value import actor_critic
 from rlvr_cli.training.nodes import lend_trainers
 from rlvr_cli.training.plan import ppo_plan, print_plan, shared_notes
-from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
+from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_batch
 from rlvr_cli.training.shaping import rewards_of
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.update import check_ratios, rollout_tensors, select_rows
@@ -59,7 +57,14 @@ def train(config: PpoConfig, trainer: Trainer, inputs: Inputs) -> None:
     with console.progress("steps", config.n_ppo_steps - steps, running_mean=False) as bar:
         while steps < config.n_ppo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
-            rollouts, asked_after, signals = rollout_batch(config, trainer, inputs, step=sampled_at, asked=asked)
+            rollouts, asked_after, signals = sample_batch(
+                trainer,
+                inputs,
+                num_questions=config.n_prompts_per_rollout_batch,
+                num_samples=config.group_size,
+                step=sampled_at,
+                asked=asked,
+            )
             minibatches = update_rows(
                 len(rollouts),
                 batch_size=config.train_batch_size,
@@ -92,37 +97,6 @@ def train(config: PpoConfig, trainer: Trainer, inputs: Inputs) -> None:
             steps, asked, done = steps + 1, asked_after, 0
             bar.advance(1, **signals)
     trainer.finish()
-
-
-def rollout_batch(
-    config: PpoConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int
-) -> tuple[list[Rollout], int, dict[str, float]]:
-    """Sample responses to a batch of questions, grade and store them; or read those that an interrupted run stored.
-
-    Args:
-        step: updates done before the batch is trained on.
-        asked: questions used so far, counted over all epochs of the dataset.
-
-    Returns:
-        The rollouts, `asked` after them, and the values for the progress bar.
-    """
-    indices, asked = next_indices(
-        len(inputs.questions), config.n_prompts_per_rollout_batch, seed=config.seed, start=asked
-    )
-    syncing = trainer.sync_weights(trainer.updates, rollouts=True)
-    rollouts = sample_questions(
-        trainer, inputs, indices, step=step, num_samples=config.group_size, credit=lambda rows: rows
-    )
-    metrics = rollout_metrics(rollouts) | {"weight_sync/seconds": syncing}
-    stats = stored_stats(trainer.run, phase="train", step=step)
-    trainer.metrics.add(step, metrics | stats.metrics)
-    signals = {
-        "reward": metrics["reward/mean"],
-        "length": metrics["length/mean"],
-        "truncated": metrics["length/truncated_share"],
-        "tokens": float(stats.tokens),
-    }
-    return rollouts, asked, signals
 
 
 def training_batch(

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
+from rlvr_cli.data.order import next_indices
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.graders.pool import GraderPool
@@ -22,9 +23,10 @@ from rlvr_cli.models.identity import model_facts, model_path, model_shape
 from rlvr_cli.models.liger import check_liger
 from rlvr_cli.models.tokenization import encode_prompts
 from rlvr_cli.process import StopRequest
-from rlvr_cli.rollouts.collect import Credit, sample_groups
+from rlvr_cli.rollouts.collect import Credit, sample_groups, stored_stats
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
+from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.samplers.open import Engine, choose_engine, sampler_facts
 from rlvr_cli.terminal import console
@@ -230,6 +232,40 @@ def sample_questions(
         seed=trainer.config.seed,
         stop=trainer.stop,
     )
+
+
+def sample_batch(
+    trainer: Trainer,
+    inputs: Inputs,
+    *,
+    num_questions: int,
+    num_samples: int,
+    step: int,
+    asked: int,
+    credit: Credit = lambda rollouts: rollouts,
+) -> tuple[list[Rollout], int, dict[str, float]]:
+    """Sample responses to the next questions, grade and store them, or read those that an interrupted run stored; log their metrics.
+
+    Args:
+        step: updates done before the batch is trained on.
+        asked: questions used so far, counted over all epochs of the dataset.
+
+    Returns:
+        The rollouts, `asked` after them, and the values for the progress bar.
+    """
+    indices, asked = next_indices(len(inputs.questions), num_questions, seed=trainer.config.seed, start=asked)
+    syncing = trainer.sync_weights(trainer.updates, rollouts=True)
+    rollouts = sample_questions(trainer, inputs, indices, step=step, num_samples=num_samples, credit=credit)
+    metrics = rollout_metrics(rollouts) | {"weight_sync/seconds": syncing}
+    stats = stored_stats(trainer.run, phase="train", step=step)
+    trainer.metrics.add(step, metrics | stats.metrics)
+    signals = {
+        "reward": metrics["reward/mean"],
+        "length": metrics["length/mean"],
+        "truncated": metrics["length/truncated_share"],
+        "tokens": float(stats.tokens),
+    }
+    return rollouts, asked, signals
 
 
 def check_prompts(
