@@ -89,7 +89,7 @@ def get_response_log_probs(
     assert temperature > 0, f"temperature {temperature}: a greedy policy has no log-probabilities"
     mask = torch.ones_like(labels, dtype=torch.bool) if response_mask is None else response_mask.bool()
     policy = as_policy(model)
-    positions = wanted or wanted_in(policy, input_ids, mask).to(labels.device)
+    positions = wanted or wanted_positions(input_ids, mask, shared=policy.shares_prefixes).to(labels.device)
     return policy.in_one_forward(
         lambda: _scores(
             policy,
@@ -158,8 +158,12 @@ def _scores(
 
 
 def wanted_in(model: PreTrainedModel | Policy, input_ids: Tensor, response_mask: Tensor) -> Wanted:
-    """Find, on the CPU, what `get_response_log_probs` computes for a batch; one on the CPU makes it wait for no device."""
-    return wanted_positions(input_ids, response_mask, shared=as_policy(model).shares_prefixes)
+    """Find, on the CPU, what `get_response_log_probs` computes for a batch; one on the CPU makes it wait for no device.
+
+    Only for a pass in the policy's `compute_dtype`: rows may be packed.
+    """
+    policy = as_policy(model)
+    return wanted_positions(input_ids, response_mask, shared=policy.shares_prefixes, packed=policy.packs_rows)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

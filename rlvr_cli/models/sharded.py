@@ -34,12 +34,12 @@ class ShardedPolicy(Policy):
     """
 
     def __init__(self, whole: Policy, mesh: DeviceMesh) -> None:
-        _ = whole.shares_prefixes, whole.head()  # tested with the weights that it has, as for the copy below
+        _ = whole.packs_rows, whole.head()  # tested with the weights that it has, as for the copy below
         own = {id(parameter): parameter for parameter in whole.model.parameters()}
         model = copy.deepcopy(whole.model, own)  # of the modules, not of the parameters
         super().__init__(model, whole._tokenizer, source=whole.source, compute_dtype=whole._compute_dtype)
         self.kernels = whole.kernels
-        _ = self.shares_prefixes, self.head()
+        _ = self.packs_rows, self.head()
         self._mesh = mesh
         _shard(model, mesh, multiplied_in=None if self.compute_dtype == self.dtype else self.compute_dtype)
         # While a pass computes, the model has other parameters: whole ones.
