@@ -8,7 +8,7 @@ gradient of a shared token is the sum over the rows that share it.
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -44,6 +44,11 @@ class Prefixes(NamedTuple):
     origin: Tensor  # (prefixes,) -> index into `spread` where the prefix first occurs
     starts: Tensor | None = None  # (rows + 1,) int32, where rows begin in `spread`, which then has no padding: "packed"
 
+    def to(self, device: torch.device) -> "Prefixes":
+        """Copy them to a device, for which the host does not wait."""
+        there = {name: to_device(tensor, device) for name, tensor in self._asdict().items() if tensor is not None}
+        return self._replace(**there)
+
 
 class Wanted(NamedTuple):
     """The positions of a batch whose hidden states are wanted, and what the body computes for them."""
@@ -54,7 +59,7 @@ class Wanted(NamedTuple):
 
     def to(self, device: torch.device) -> "Wanted":
         """Copy it to a device, for which the host does not wait."""
-        prefixes = self.prefixes and Prefixes(*(t if t is None else to_device(t, device) for t in self.prefixes))
+        prefixes = self.prefixes and self.prefixes.to(device)
         return Wanted(to_device(self.positions, device), to_device(self.ends, device), prefixes)
 
 
@@ -111,7 +116,7 @@ def distinct_prefixes(ids: Tensor, lengths: Tensor, *, packed: bool = False) -> 
         origin=where[new],
         starts=starts,
     )
-    return Prefixes(*(tensor if tensor is None else tensor.to(device) for tensor in found))
+    return found.to(device)
 
 
 def hidden_states(model: PreTrainedModel, prefixes: Prefixes) -> Tensor:
@@ -254,8 +259,8 @@ def _attend(
         raise NotImplementedError(f"attention with {', '.join(sorted(unknown))}")
     rows, width = prefixes.places.shape
     if prefixes.starts is not None:
-        packed = (gather(states[0].transpose(0, 1), prefixes.spread) for states in (query, key, value))
-        out = _packed_attention(*packed, prefixes.starts, longest=width, dropout=dropout, scaling=scaling)
+        packed = [gather(states[0].transpose(0, 1), prefixes.spread) for states in (query, key, value)]
+        out = _packed_attention(packed, prefixes.starts, longest=width, dropout=dropout, scaling=scaling)
         return out.index_select(0, prefixes.origin)[None], None
 
     def as_rows(states: Tensor) -> Tensor:
@@ -278,12 +283,12 @@ AttentionInterface.register(_ATTENTION, _attend)
 
 
 def _packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, *, longest: int, dropout: float, scaling: float | None
+    states: Sequence[Tensor], starts: Tensor, *, longest: int, dropout: float, scaling: float | None
 ) -> Tensor:
     """Compute causal attention within each row by flash-attn, with operands in the precision of matrix products.
 
     Args:
-        query, key, value: (tokens, heads or key-value heads, head size), the rows one after another.
+        states: query, key and value, (tokens, heads or key-value heads, head size), the rows one after another.
         starts: (rows + 1,) int32, where each row begins.
         longest: no row has more tokens.
 
@@ -292,8 +297,7 @@ def _packed_attention(
     """
     from flash_attn import flash_attn_varlen_func  # pyright: ignore  (an extra)
 
-    dtype = operand_dtype(query)
-    operands = (as_operand(states, dtype) for states in (query, key, value))
+    operands = [as_operand(each, operand_dtype(each)) for each in states]
     return flash_attn_varlen_func(
         *operands, starts, starts, longest, longest, dropout_p=dropout, softmax_scale=scaling, causal=True
     )

@@ -51,6 +51,6 @@ def install(monkeypatch, *, dtypes=HALF, wrong=False, error=None):
 
     module = ModuleType("flash_attn")
     module.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)
-    module.flash_attn_varlen_func = flash_attn_varlen_func
+    vars(module)["flash_attn_varlen_func"] = flash_attn_varlen_func
     monkeypatch.setitem(sys.modules, "flash_attn", module)
     return calls
