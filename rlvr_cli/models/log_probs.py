@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from rlvr_cli.models.device import as_operand, operand_dtype, product
+from rlvr_cli.models.onednn import add_product
 from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.models.prefixes import Wanted, wanted_positions
 
@@ -265,7 +266,7 @@ class _LinearLogProbs(torch.autograd.Function):
                     grad_bias[chunk] = grad.sum(dim=0)
                 grad = as_operand(grad, dtype)
                 if grad_hidden is not None and grad.dtype == grad_hidden.dtype:
-                    grad_hidden.addmm_(grad, operand)  # in place: no other (positions, hidden) tensor
+                    add_product(grad_hidden, grad, operand)
                 elif grad_hidden is not None:
                     grad_hidden += product(grad, operand)
                 if grad_weight is not None:

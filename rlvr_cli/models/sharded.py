@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.onednn import LINEAR
 from rlvr_cli.models.policy import Policy
 
 
@@ -150,7 +151,7 @@ def _shard(model: PreTrainedModel, mesh: DeviceMesh, *, multiplied_in: torch.dty
     head = model.get_output_embeddings()
     for layer in [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
         linear: list[nn.Module] = [
-            module for module in layer.modules() if type(module) is nn.Linear and module is not head
+            module for module in layer.modules() if type(module) in LINEAR and module is not head
         ]
         if linear:
             fully_shard(linear, mesh=mesh, mp_policy=MixedPrecisionPolicy(multiplied_in, wide))
