@@ -115,18 +115,22 @@ class Page:
         self.one("#search").send_keys(text)
         return self.settled()
 
-    def column(self, number) -> list[str]:
+    def column(self, name) -> list[str]:
         return self.js(
-            "return [...document.querySelectorAll('.list tbody tr')].map(r => r.cells[arguments[0]].textContent)",
-            number,
+            "return [...document.querySelectorAll('.list tbody .col-' + arguments[0])].map(cell => cell.textContent)",
+            name,
         )
+
+    def questions(self) -> list[str]:
+        """The ids in the questions `What is ID?`."""
+        return [text.removeprefix("What is ").removesuffix("?") for text in self.column("example_id")]
 
     def open(self, place) -> None:
         """Click the row at this place of the list, and wait until its rollout is shown."""
         row = self.all(".list tbody tr")[place]
-        question, sample = (c.get_attribute("textContent") for c in row.find_elements("css selector", "td")[:2])
+        key = row.get_attribute("data-key")
         row.find_element("css selector", "button").click()
-        self.until(lambda: self.all("#rollout h3") and self.text("#rollout h3") == f"{question} · sample {sample}")
+        self.until(lambda: self.js("return document.querySelector('#rollout').dataset.key") == key)
 
     def text(self, selector) -> str:
         return self.js("return document.querySelector(arguments[0]).textContent", selector)
@@ -194,17 +198,17 @@ def two_runs(tmp_path_factory):
 def test_filters_change_what_is_listed(browser, two_runs):
     page = Page(browser, two_runs)
     assert page.settled() == "1 to 25 of 78 rollouts"
-    assert page.column(0)[:5] == ["a-0", "a-0", "a-0", "a-0", "a-1"]
+    assert page.questions()[:5] == ["a-0", "a-0", "a-0", "a-0", "a-1"]
     assert page.choose("run_id", "b") == "1 to 25 of 30 rollouts (of 78 in this page)"
     assert page.choose("category", "grade_error") == "1 to 1 of 1 rollouts (of 78 in this page)"
-    assert page.column(0) == ["b-29"]
+    assert page.questions() == ["b-29"]
     page.one("#reset").click()
     assert page.settled() == "1 to 25 of 78 rollouts"
     page.choose("phase", "train")
     page.choose("step", "1")
     assert page.choose("reward", "above 0.5") == "1 to 4 of 4 rollouts (of 78 in this page)"
-    assert page.column(0) == ["a-0", "a-1", "a-2", "a-3"]
-    assert page.column(1) == ["0", "1", "2", "3"]
+    assert page.questions() == ["a-0", "a-1", "a-2", "a-3"]
+    assert page.column("sample_index") == ["0", "1", "2", "3"]
     assert page.choose("failure_kind", "wrong_answer").startswith("0 rollouts")
     page.one("#reset").click()
     assert page.choose("reward", "none: the grade failed").startswith("1 to 1 of 1 ")
@@ -213,27 +217,27 @@ def test_filters_change_what_is_listed(browser, two_runs):
 
 def test_pages_and_sorting(browser, two_runs):
     page = Page(browser, two_runs)
-    assert len(page.column(0)) == 25
+    assert len(page.questions()) == 25
     assert not page.one("#page-previous").is_enabled()
     page.one("#page-next").click()
     assert page.settled() == "26 to 50 of 78 rollouts"
     page.one("#page-last").click()
     assert page.settled() == "76 to 78 of 78 rollouts"
-    assert page.column(0) == ["b-27", "b-28", "b-29"]
+    assert page.questions() == ["b-27", "b-28", "b-29"]
     assert not page.one("#page-next").is_enabled()
     page.one("[data-sort=advantage]").click()
     assert page.settled() == "1 to 25 of 78 rollouts"
-    values = page.column(6)
+    values = page.column("advantage")
     assert values == ["1.5"] * 12 + ["-0.5"] * 13  # missing ones last
     page.one("[data-sort=advantage]").click()
-    assert page.column(6)[0] == "-0.5"
+    assert page.column("advantage")[0] == "-0.5"
     assert page.js("return document.querySelector('[data-sort=advantage]').parentNode.ariaSort") == "ascending"
 
 
 def test_search_finds_text_of_prompts_responses_and_ids(browser, two_runs):
     page = Page(browser, two_runs)
     assert page.search("SAYS 21") == "1 to 3 of 3 rollouts (of 78 in this page)"
-    assert page.column(0) == ["a-2"] * 3
+    assert page.questions() == ["a-2"] * 3
     assert page.search("What is b-17?").startswith("1 to 1 of 1 ")
     assert page.search("says 99").startswith("0 rollouts")
     page.choose("step", "2")
@@ -279,6 +283,82 @@ def test_the_list_can_be_used_with_a_keyboard(browser, two_runs):
     page.until(lambda: page.js("return document.activeElement.tagName") == "H3")
 
 
+def test_the_detail_stands_beside_the_list_on_a_wide_screen_and_below_it_on_a_narrow_one(browser, two_runs):
+    page = Page(browser, two_runs)
+    sides = "const [a, b] = ['.listing', '#rollout'].map(s => document.querySelector(s).getBoundingClientRect());"
+    hidden = "return [...document.querySelectorAll('.list, .list td')].some(e => e.scrollWidth > e.clientWidth + 1 && !e.matches('.clip'))"
+    page.open(2)
+    assert page.js(f"{sides} return a.right < b.left && Math.abs(a.top - b.top) < 20")
+    assert not page.js(hidden)
+    assert page.js("return document.documentElement.scrollWidth <= innerWidth")
+    try:
+        browser.set_window_size(800, 1000)
+        page.until(lambda: page.js(f"{sides} return a.bottom < b.top"))
+        assert page.js("return document.documentElement.scrollWidth <= innerWidth")
+    finally:
+        browser.set_window_size(1400, 1000)
+    page.one("#close").click()
+    assert not page.all("#rollout h3")
+    assert page.js("return document.activeElement.closest('tr').rowIndex") == 3
+
+
+def test_a_row_shows_question_answer_and_reward(browser, two_runs):
+    page = Page(browser, two_runs)
+    page.choose("run_id", "a")
+    assert page.column("example_id")[1] == "What is a-0?"
+    assert page.column("extracted_answer")[:2] == ["7", "8"]
+    assert page.column("reward")[:2] == ["1", "0"]
+
+
+def test_previous_and_next_go_over_the_pages(browser, two_runs):
+    page = Page(browser, two_runs)
+    page.open(24)
+    here = page.text("#rollout h3")
+    page.all(".moves button")[1].click()
+    page.until(lambda: page.text("#rollout h3") != here)
+    assert page.settled() == "26 to 50 of 78 rollouts"
+    assert page.js("return document.querySelector('.list tr[aria-current]').rowIndex") == 1
+    page.all(".moves button")[0].click()
+    page.until(lambda: page.text("#rollout h3") == here)
+    assert page.settled() == "1 to 25 of 78 rollouts"
+
+
+@pytest.fixture(scope="module")
+def same_questions(tmp_path_factory):
+    """Two runs of two steps with the same questions; of q0, run a learns one sample, and run b all."""
+    root = tmp_path_factory.mktemp("same-questions")
+    right = {("a", 0): 0, ("a", 1): 1, ("b", 0): 0, ("b", 1): 2}
+    runs = [
+        make_run(root, run, [
+            rollout(run, q, s, phase="train", step=step, reward=float(s < right[run, step]), response=f"{run}{step} {q} {s}")
+            for step in range(2) for q in ("q0", "q1") for s in range(2)
+        ])
+        for run in ("a", "b")
+    ]  # fmt: skip
+    return write_report(runs, root / "report.html")
+
+
+def test_the_same_question_at_other_steps_and_in_the_other_run_is_shown_side_by_side(browser, same_questions):
+    page = Page(browser, same_questions)
+    page.open(1)  # a, step 0, q0, sample 1
+    assert [e.text for e in page.all(".place")] == ["0 0/2", "1 1/2", "0 0/2", "1 2/2"]
+    assert [e.text for e in page.all(".places dt")] == ["a, train", "b, train"]
+    assert [e.text for e in page.all(".card pre")] == ["a0 q0 0", "a0 q0 1"]
+    page.all(".place")[3].click()
+    page.until(lambda: page.all(".pairs"))
+    assert [e.text for e in page.all(".pairs h4")] == ["a, train, step 0", "b, train, step 1"]
+    assert [e.text for e in page.all(".card pre")] == ["a0 q0 0", "b1 q0 0", "a0 q0 1", "b1 q0 1"]
+    tops = page.js("return [...document.querySelectorAll('.card')].map(e => Math.round(e.getBoundingClientRect().top))")
+    assert tops[0] == tops[1] < tops[2] == tops[3]
+    page.all(".place")[0].click()  # its own place: the group again
+    page.until(lambda: not page.all(".pairs"))
+    page.all(".place")[1].click()
+    page.until(lambda: page.all(".pairs"))
+    page.all(".card button")[1].click()  # opens the other step's first sample
+    page.until(lambda: page.text("pre.response") == "a1 q0 0")
+    assert page.is_unharmed()
+
+
 def test_without_a_tokenizer_the_page_says_why_there_is_no_shading(browser, two_runs):
     page = Page(browser, two_runs)
     page.choose("run_id", "b")
@@ -316,7 +396,7 @@ def test_hostile_rollouts_are_only_text_and_ask_for_nothing(browser, tmp_path, l
     scripts = page.js("return document.scripts.length")
     elements = set(page.js("return [...document.querySelectorAll('*')].map(e => e.localName)"))
     assert not elements & {"img", "iframe", "object", "link", "base", "embed", "template", "textarea"}
-    questions = page.column(0)
+    questions = page.questions()
     assert len(questions) == 25
     for place, text in enumerate(hostile):
         page.search(text[:40] if text.isprintable() else "right to left")
