@@ -37,6 +37,7 @@ COMMANDS = {
     "grade": "Regrade a run with another grader.",
     "filter": "Make a dataset from a run's rollouts or another dataset.",
     "analyze": "Analyze runs with SQL, named queries or an HTML report.",
+    "view": "Show runs in a browser while they run.",
     "check": "Verify a run: every file against its sha256.",
     "doctor": "Say whether this machine can do what rlvr does.",
 }

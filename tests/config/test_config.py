@@ -206,6 +206,7 @@ GRADED = {"above 0": "grader_timeout"}
 MINIMUMS = {  # of each command
     "analyze": [{"above 0": "timeout_seconds", "at_least 0": "limit step"}],
     "quickstart": [{"at_least 0": "seed"}],
+    "view": [{"at_least 0": "port"}],
     "grade": [GRADED, {"at_least 1": "grader_workers"}],
     "filter": [
         {"above 0": "timeout_seconds", "at_least 0": "step seed min_pass_rate min_language_share"},

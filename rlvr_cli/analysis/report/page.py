@@ -9,6 +9,7 @@ that nothing else can run, load or be sent anywhere, whatever a model wrote.
 """
 
 import base64
+import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -171,6 +172,11 @@ def render(template: str, assets: Assets, *, folders: Sequence[Path] = (), **val
 
     `finalize` handles every value that the template writes, so that none is left unescaped.
     """
+    return _environment(tuple(folders)).get_template(template).render(assets=assets, **values)
+
+
+@functools.cache
+def _environment(folders: tuple[Path, ...]) -> Any:
     import jinja2
     from markupsafe import Markup
 
@@ -186,7 +192,7 @@ def render(template: str, assets: Assets, *, folders: Sequence[Path] = (), **val
     environment.filters |= {"across": _across, "figure": _figure}
     environment.tests["share"] = lambda value: isinstance(value, Share)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    return environment.get_template(template).render(assets=assets, **values)
+    return environment
 
 
 def _hash(text: str) -> str:
