@@ -225,13 +225,15 @@
     return element("label", {}, element("span", {}, label), select);
   }
 
-  // Offer these values, of which the chosen one stays chosen.
+  // Offer these values and "all". The options that stay are not touched: somebody may be choosing one.
   function offer(name, values) {
-    const select = filters[name], chosen = select.value;
-    const options = values.map((data) => element("option", { value: JSON.stringify(data) }, ...visible(shown(data))));
-    select.replaceChildren(element("option", { value: "" }, "all"), ...options);
-    select.value = chosen;
-    if (select.selectedIndex < 0) select.value = "";
+    const select = filters[name], wanted = ["", ...values.map((data) => JSON.stringify(data))];
+    for (const option of [...select.options]) if (!wanted.includes(option.value)) option.remove();
+    wanted.forEach((value, i) => {
+      if (select.options[i]?.value === value) return;
+      const made = element("option", { value }, ...(i ? visible(shown(values[i - 1])) : ["all"]));
+      select.insertBefore(made, select.options[i] ?? null);
+    });
   }
 
   let offered = "";
@@ -239,7 +241,9 @@
     const facets = await source.facets();
     if (JSON.stringify(facets) === offered) return;
     offered = JSON.stringify(facets);
+    const before = JSON.stringify(asked());
     for (const [name] of FACETS) offer(name, facets[name]);
+    if (JSON.stringify(asked()) !== before) first = 0; // a value is gone that was chosen
     filters.run_id.parentNode.hidden = facets.run_id.length < 2;
     listing.classList.toggle("one-run", facets.run_id.length < 2);
     listing.classList.toggle("one-phase", facets.phase.length < 2);
@@ -322,7 +326,19 @@
     return list();
   }
 
+  let listed = "";
   function show() {
+    if (JSON.stringify(page) !== listed) fill(); // a list that stays keeps the focus, and the click that has begun
+    listed = JSON.stringify(page);
+    pager.first.disabled = pager.previous.disabled = first === 0;
+    pager.next.disabled = pager.last.disabled = first + PAGE_ROWS >= found;
+    if (!total) return say("There are no rollouts.");
+    const range = page.length ? `${(first + 1).toLocaleString("en")} to ${(first + page.length).toLocaleString("en")} of ` : "";
+    say(`${range}${found.toLocaleString("en")} rollouts${found === total ? "" : ` (of ${total.toLocaleString("en")} ${source.place})`}`);
+  }
+
+  function fill() {
+    const focused = body.contains(document.activeElement) ? document.activeElement.closest("tr").dataset.key : null;
     body.replaceChildren(...page.map((row) => {
       const cells = COLUMNS.map(([name, , text = (r) => r[name]], i) => {
         const content = visible(shown(text(row)));
@@ -332,11 +348,7 @@
       const kind = row.reward === null ? "ungraded" : row.reward > 0.5 ? "right" : "wrong";
       return element("tr", { class: kind, "data-key": row.key, "aria-current": row.key === opened?.key ? "true" : null }, ...cells);
     }));
-    pager.first.disabled = pager.previous.disabled = first === 0;
-    pager.next.disabled = pager.last.disabled = first + PAGE_ROWS >= found;
-    const range = page.length ? `${(first + 1).toLocaleString("en")} to ${(first + page.length).toLocaleString("en")} of ` : "";
-    if (!total) return say("There are no rollouts.");
-    say(`${range}${found.toLocaleString("en")} rollouts${found === total ? "" : ` (of ${total.toLocaleString("en")} ${source.place})`}`);
+    if (focused) [...body.children].find((line) => line.dataset.key === focused)?.querySelector("button").focus();
   }
 
   function keys(event) {

@@ -25,7 +25,7 @@ def browser():
 
 
 @pytest.fixture
-def served(tmp_path):
+def served(browser, tmp_path):
     """The address of a server of the runs in `tmp_path`, with its token."""
     import uvicorn
 
@@ -34,6 +34,8 @@ def served(tmp_path):
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        browser.get("about:blank")  # a page that goes on asking would find nobody
+        browser.get_log("browser")
         server.should_exit = True
         thread.join()
 
