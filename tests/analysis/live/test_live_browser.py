@@ -85,7 +85,7 @@ def test_rows_and_points_appear_while_a_run_trains(browser, served, tmp_path):
         assert page.text("pre.response") == "step 0 of a says q0"  # the open rollout stays
         assert page.js("return document.querySelector('.list tr[aria-current]').rowIndex") == 8
         page.choose("step", "1")
-        assert page.settled() == "1 to 6 of 6 rollouts (of 12 in all)"
+        page.until(lambda: page.all(".status")[0].text == "1 to 6 of 6 rollouts (of 12 in all)")
         commit(run, "a", 2)
         page.until(lambda: page.all(".status")[0].text == "1 to 6 of 6 rollouts (of 18 in all)")
         assert page.js("return [...document.querySelectorAll('#filter-step option')].map(o => o.textContent)") == [
