@@ -792,6 +792,33 @@ MATHEMATICS = [
         ("a majority of ties", "(draws * (1 + ties))", "draws", "tests/analysis/test_estimators.py -k majority"),
         ("McNemar's test has one side", "return min(1.0, 2 * math.fsum(", "return min(1.0, math.fsum(", "tests/analysis/test_estimators.py -k mcnemar"),
     ),
+    *mutations_of(
+        "analysis/figures.py",
+        ("updates whatever --x says", 'value, asked = row[self.columns.x], self.wishes.x', 'value, asked = row[self.columns.x], "updates"', "tests/analysis/test_figures.py -k test_x"),
+        ("seeds are not averaged over the same steps", "if len({p.arm for p in here}) == 1 and len(asked) > 1 and len(here) < len(asked):", "if False:", "tests/analysis/test_figures.py -k mean_of_its_seeds"),
+        ("an arm has the interval of one seed", "if len(here) == 1 else seed_interval([p.y for p in here])", "", "tests/analysis/test_figures.py -k mean_of_its_seeds"),
+        ("runs in the order of the alphabet", "ordered = [arm.label for arm in self.arms] if self.by_run and self.arms else list(series)", "ordered = sorted(series)", "tests/analysis/test_figures.py -k order_asked"),
+        ("what has an interval is smoothed", "smooth = 1 if self._has_interval(points, column) or self.columns.bars else self.wishes.smooth", "smooth = self.wishes.smooth", "tests/analysis/test_figures.py -k not_smoothed"),
+        ("--log has no effect", "axis in wishes.log or axis in self.plot.get", "axis in self.plot.get", "tests/commands/test_analyze.py -k logarithmic"),
+    ),
+    *mutations_of(
+        "commands/analyze.py",
+        ("--x is lost", "x=config.x,", "", "tests/commands/test_analyze.py -k options_of_a_picture"),
+        ("--panels is lost", "panels=tuple(name for text in config.panels for name in text.split(\",\") if name),", "", "tests/commands/test_analyze.py -k panels_of_a_picture"),
+        ("--smooth is lost", "smooth=config.smooth,", "", "tests/commands/test_analyze.py -k options_of_a_picture"),
+        ("--title is lost", "title=config.title,", "", "tests/commands/test_analyze.py -k options_of_a_picture"),
+    ),
+    *mutations_of(
+        "analysis/picture.py",
+        ("the axis of shares is always from 0", "(0.0 if low < high / 2 else min(low, (1 - LEAST_SPAN) * high)), high", "0.0, high", "tests/analysis/test_picture.py -k differ_little"),
+        ("an axis exaggerates noise", "min(low, (1 - LEAST_SPAN) * high)", "low", "tests/analysis/test_picture.py -k differ_little"),
+        ("a color for each panel's line", "number = line.series if len(self.series) > 1 else line.variant", "number = line.series + line.variant", "tests/analysis/test_picture.py -k one_color"),
+    ),
+    *mutations_of(
+        "analysis/at_k.py",
+        ("rounding makes a question rare", "round(value, 12)", "value", "tests/analysis/test_at_k.py -k rounding"),
+        ("the ks are not those asked for", "chosen = sorted(set(ks)) if ks else", "chosen = None or", "tests/analysis/test_at_k.py -k asked_for"),
+    ),
 ]  # fmt: skip
 
 MUTATIONS = [*WIRING, *MATHEMATICS]

@@ -90,6 +90,8 @@ LIGHT = {
     "cli",
     "analysis/database",
     "analysis/named_queries",
+    "analysis/columns",
+    "analysis/picture",
     "analysis/plots",
     "analysis/report",
 }

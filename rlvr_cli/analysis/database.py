@@ -55,6 +55,13 @@ _SQL_TYPES = {
     **{"int32": "INTEGER", "int64": "BIGINT", "float32": "FLOAT", "float64": "DOUBLE"},
 }
 _DATASET_COLUMNS = ("id", "question", "ground_truth")
+# The interval of a share, as in `estimators.share_interval`; n is the effective number of trials.
+_MACROS = """
+    CREATE MACRO share_center(share, n) AS (share * n + 1.959963984540054 ** 2 / 2) / (n + 1.959963984540054 ** 2);
+    CREATE MACRO share_half(center, n) AS sqrt(1.959963984540054 ** 2 * center * (1 - center) / (n + 1.959963984540054 ** 2));
+    CREATE MACRO share_low(share, n) AS greatest(share_center(share, n) - share_half(share_center(share, n), n), 0);
+    CREATE MACRO share_high(share, n) AS least(share_center(share, n) + share_half(share_center(share, n), n), 1);
+"""
 _RUNS_COLUMNS = """
     run_id VARCHAR, command VARCHAR, status VARCHAR, created_at TIMESTAMP, wall_seconds DOUBLE, seed BIGINT,
     model VARCHAR, dataset VARCHAR, config JSON, metadata JSON,
@@ -342,6 +349,7 @@ def _place(sql: str, position: str | None) -> str:
 
 def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInfo]) -> None:
     connection.execute("SET parquet_metadata_cache = true")
+    connection.execute(_MACROS)
     parts, grades = [p for r in runs for p in r.parts], [p for r in runs for p in r.grades]
     if parts:
         connection.execute(f"CREATE VIEW rollouts AS {_rows_in(parts, Rollout, connection)}")
