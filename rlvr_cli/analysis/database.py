@@ -1,7 +1,7 @@
 """SQL over runs: committed Parquet parts in, rows out; the only module that uses DuckDB.
 
-Enters: for each run its committed files, and one SELECT over the views `rollouts`, `grades`, `metrics` and `runs`; or the
-examples of a dataset, and a condition on its table `dataset`. Leaves: a `Table`.
+Enters: for each run its committed files, and one SELECT over the views `rollouts`, `grades`, `metrics` and `runs`; or rows,
+such as the examples of a dataset, and a condition on their table. Leaves: a `Table`.
 
 A query cannot write, cannot read any other file, and cannot run forever:
 
@@ -94,11 +94,26 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> Iter
 @contextmanager
 def open_examples(examples: Sequence[Example], *, timeout_seconds: float = 30.0) -> Iterator["Database"]:
     """Open a sealed database with the table `dataset` of these examples, in order; its columns are `_DATASET_COLUMNS`."""
+    rows = [tuple(storable(getattr(e, name)) for name in _DATASET_COLUMNS) for e in examples]
+    columns: dict[str, str] = {name: "VARCHAR" for name in _DATASET_COLUMNS}
+    with open_table("dataset", columns, rows, timeout_seconds=timeout_seconds) as database:
+        yield database
+
+
+@contextmanager
+def open_table(
+    name: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]], *, timeout_seconds: float = 30.0
+) -> Iterator["Database"]:
+    """Open a sealed database with one table, its rows in order.
+
+    Args:
+        columns: name -> SQL type.
+    """
     with _connection(timeout_seconds=timeout_seconds) as (database, connection):
         with database.explained_errors():
-            columns = [[storable(getattr(e, name)) for e in examples] for name in _DATASET_COLUMNS]
-            unnested = ", ".join(f"unnest(?::VARCHAR[]) AS {name}" for name in _DATASET_COLUMNS)
-            connection.execute(f"CREATE TABLE dataset AS SELECT {unnested}", columns)
+            values = [[row[i] for row in rows] for i in range(len(columns))]
+            unnested = ", ".join(f"unnest(?::{kind}[]) AS {column}" for column, kind in columns.items())
+            connection.execute(f"CREATE TABLE {name} AS SELECT {unnested}", values)
             _seal(connection, [], timeout_seconds=timeout_seconds)
         yield database
 
@@ -125,7 +140,7 @@ def _connection(*, timeout_seconds: float) -> Iterator[tuple["Database", "duckdb
 
 
 class Database:
-    """A sealed connection, made by `open_runs` or `open_examples`."""
+    """A sealed connection, made by `open_runs`, `open_examples` or `open_table`."""
 
     def __init__(self, connection: "duckdb.DuckDBPyConnection", *, timeout_seconds: float) -> None:
         self._connection = connection

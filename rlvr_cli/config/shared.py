@@ -144,7 +144,7 @@ class SamplingOptions(Provenance):
 @dataclass(frozen=True)
 class RunOptions(Provenance):
     seed: int = knob(0, "Seed of every random choice of the run.", group="Run", common=True, at_least=0)
-    run: str = knob("", "Name of the run directory. Empty: COMMAND-DATE-TIME-ID.", group="Run", common=True)
+    run: str = knob("", "Name of the run directory. Empty: COMMAND-MODEL-DATASET-DATE-TIME.", group="Run", common=True)
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", free_on_resume=True)
     config: str = knob("", "TOML file with options; flags override it.", group="Run", free_on_resume=True)
     preset: str = knob(
