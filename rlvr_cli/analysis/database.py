@@ -39,6 +39,7 @@ from rlvr_cli.types import Example, Metric, Regrade, Rollout, Table
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 MAX_SQL_CHARACTERS = 50_000  # the parser takes quadratic time and memory for parentheses
 MEMORY_LIMIT = "2GB"  # of DuckDB
@@ -54,7 +55,7 @@ _SQL_TYPES = {
     **{"string": "VARCHAR", "bool_": "BOOLEAN", "timestamp": "TIMESTAMP"},
     **{"int32": "INTEGER", "int64": "BIGINT", "float32": "FLOAT", "float64": "DOUBLE"},
 }
-_DATASET_COLUMNS = ("id", "question", "ground_truth")
+_DATASET_COLUMNS: tuple[str, ...] = ("id", "question", "ground_truth")
 _RUNS_COLUMNS = """
     run_id VARCHAR, command VARCHAR, status VARCHAR, created_at TIMESTAMP, wall_seconds DOUBLE, seed BIGINT,
     model VARCHAR, dataset VARCHAR, config JSON, metadata JSON,
@@ -95,7 +96,7 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> Iter
 def open_examples(examples: Sequence[Example], *, timeout_seconds: float = 30.0) -> Iterator["Database"]:
     """Open a sealed database with the table `dataset` of these examples, in order; its columns are `_DATASET_COLUMNS`."""
     rows = [tuple(storable(getattr(e, name)) for name in _DATASET_COLUMNS) for e in examples]
-    columns: dict[str, str] = {name: "VARCHAR" for name in _DATASET_COLUMNS}
+    columns = dict.fromkeys(_DATASET_COLUMNS, "VARCHAR")
     with open_table("dataset", columns, rows, timeout_seconds=timeout_seconds) as database:
         yield database
 
@@ -160,6 +161,12 @@ class Database:
         with self.explained_errors(), self._bounded():
             statement = self._checked_statement(sql)
             return self._fetch(statement, parameters or {}, limit=limit)
+
+    def arrow(self, sql: str, parameters: Mapping[str, Any] | None = None) -> "pa.Table":
+        """Run one untrusted SELECT as `select` does, and return all rows as an Arrow table. Raises RlvrError."""
+        with self.explained_errors(), self._bounded():
+            values = _values(self._checked_statement(sql), parameters or {})
+            return self._connection.sql(sql, params=values).to_arrow_table()
 
     def script(self, sql: str, parameters: Mapping[str, Any]) -> Iterator[Table]:
         """Run a trusted script, which may make temporary tables, and yield the result of each SELECT.
@@ -244,10 +251,9 @@ class Database:
             raise RlvrError(f"The query is longer than {MAX_SQL_CHARACTERS:,} characters.")
         if "\0" in sql or storable(sql) != sql:
             raise RlvrError("The query has a character that SQL does not allow: NUL or a lone surrogate.")
-        serialized = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchone()
-        assert serialized is not None
+        ((serialized,),) = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
         try:
-            tree = json.loads(serialized[0])
+            tree = json.loads(serialized)
         except RecursionError:
             raise RlvrError("The query is nested too deeply.") from None
         if not tree["error"]:
@@ -270,12 +276,7 @@ class Database:
         )
 
     def _fetch(self, statement: "duckdb.Statement", parameters: Mapping[str, Any], *, limit: int) -> Table:
-        missing = sorted(statement.named_parameters - parameters.keys())
-        if missing:
-            known = ", ".join(f"${name}" for name in sorted(parameters)) or "none"
-            raise RlvrError(f"The query has no value for ${missing[0]}.", f"Parameters with a value: {known}.")
-        values = {name: parameters[name] for name in statement.named_parameters}
-        cursor = self._connection.execute(statement, values)
+        cursor = self._connection.execute(statement, _values(statement, parameters))
         columns = tuple(c[0] for c in cursor.description or ())
         if not limit:
             return Table(columns, cursor.fetchall())
@@ -318,6 +319,15 @@ class Database:
             " WHERE NOT internal AND database_name <> 'temp' GROUP BY 1 ORDER BY 1 DESC"
         ).fetchall()
         return "\n".join(f"{table} has: {names}" for table, names in columns)
+
+
+def _values(statement: "duckdb.Statement", parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a statement's parameters. Raises RlvrError if it has one without a value."""
+    missing = sorted(statement.named_parameters - parameters.keys())
+    if missing:
+        known = ", ".join(f"${name}" for name in sorted(parameters)) or "none"
+        raise RlvrError(f"The query has no value for ${missing[0]}.", f"Parameters with a value: {known}.")
+    return {name: parameters[name] for name in statement.named_parameters}
 
 
 def _check_tree(tree: Any) -> None:
