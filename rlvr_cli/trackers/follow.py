@@ -1,6 +1,6 @@
 """The process that sends one run to one tracker while it is written: `python -m rlvr_cli.trackers.follow NAME RUN PROJECT`.
 
-Enters: the run's committed files, looked at every `EVERY` seconds, until the standard input closes or the parent is gone. Leaves: lines
+Enters: the run's committed files, looked at every few seconds, until the standard input closes or the parent is gone. Leaves: lines
 for the user on stdout, and in the tracker all complete rows. It then has `LAST_SECONDS` for the rest. What the tracker's package prints
 goes to the run's `trackers/NAME.log`.
 """
@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,8 @@ from rlvr_cli.trackers.open import PATIENCE, open_tracker
 from rlvr_cli.trackers.rows import complete_rows
 from rlvr_cli.trackers.sent import FOLDER
 
-EVERY = 2.0  # seconds between two looks
+EVERY = 2.0  # seconds between two looks, at least
+SHARE = 0.05  # of a core that looking may take: of a long run it takes long
 LAST_SECONDS = 60  # after the run has ended, or its process has died
 
 
@@ -35,17 +37,18 @@ def follow(name: str, run: Path, project: str, *, ended: Callable[[float], bool]
     """
     with open_tracker(name, read_run(run), project=project, live=True, patience=PATIENCE) as tracker:
         say(tracker.note)
-        seen, over = None, False
+        seen, over, took = None, False, 0.0
         while not over:
-            over = ended(EVERY)
+            over = ended(max(EVERY, took / SHARE))
             if over:
                 signal.alarm(LAST_SECONDS)
-            now = _state(run)
+            now, began = _state(run), time.process_time()
             if now != seen or over:
                 with suppress(*() if over else (RlvrError,)):  # the writer may be in the middle of something
                     info = read_run(run)
                     tracker.send(complete_rows(info))
                     seen = now
+                took = time.process_time() - began
         tracker.finish(read_run(run).metadata["status"])
 
 
