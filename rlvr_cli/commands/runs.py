@@ -71,7 +71,7 @@ def _progress(row: Mapping[str, Any]) -> str:
     if row["done"] is None:
         return ""
     of = f"/{row['planned']}" if row["planned"] else ""
-    return f"{row['done']}{of} {row['unit']}"
+    return f"{row['done']}{of}"
 
 
 def _accuracy(row: Mapping[str, Any]) -> str | None:
