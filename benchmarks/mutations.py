@@ -210,6 +210,22 @@ WIRING = [
         ("no floor of priorities", ", LEAST_PRIORITY)", ", 1e-12)", "tests/training/test_question_order.py"),
         ("solved questions first", "1 - self._right[name] / self._asked[name]", "self._right[name] / self._asked[name]", replays("grpo-cispo")),
     ),
+    *mutations_of(
+        "training/session.py",
+        ("no tracker follows a training run", "trackers.start(run.path)", "pass", "tests/trackers/test_trackers.py -k goes_on", "track"),
+        ("another project", "project=config.track_project)", 'project="")', "tests/trackers/test_trackers.py -k goes_on", "track_project"),
+    ),
+    *mutations_of(
+        "commands/eval.py",
+        ("no tracker follows an evaluation", "trackers.start(run.path)", "pass", "tests/trackers/test_trackers.py -k eval_is", "eval.track"),
+        ("another project of evaluations", "project=one.track_project)", 'project="")', "tests/trackers/test_trackers.py -k eval_is", "eval.track_project"),
+    ),
+    *mutations_of(
+        "trackers/rows.py",
+        ("what is not complete is sent", "if row.rank < begins[-1].rank", "if row.rank <= begins[-1].rank", "tests/trackers/test_trackers.py -k complete"),
+        ("updates come before evaluations", '(self.axis == "train")', '(self.axis == "eval")', "tests/trackers/test_trackers.py -k complete"),
+    ),
+    Mutation("what was sent is sent again", "trackers/sent.py", "if row.rank > self._rank]", "if True]", "tests/trackers/test_trackers.py -k goes_on"),
     Mutation("rollouts do not count in priorities", "commands/grpo.py", "order.count(sampled)", "pass", replays("grpo-cispo"), ("question_order",)),
     Mutation("every draw is the first", "commands/grpo.py", "order.draw(wanted - len(used), number=number,", "order.draw(wanted - len(used), number=0,", replays("grpo-cispo"), ("question_order",)),
     *mutations_of(

@@ -19,7 +19,7 @@ from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.options import options
 from rlvr_cli.config.ppo import PpoConfig
 from rlvr_cli.config.sft import SftConfig
-from rlvr_cli.runs.readers import RunInfo, is_run, resolve_run
+from rlvr_cli.runs.readers import RunInfo, expanded_by_shell, is_run, resolve_runs
 
 MAX_OPTIONS = 3  # arms that differ in more options are labeled by name
 _CONFIGS = (DistillConfig, DpoConfig, EiConfig, EvalConfig, GrpoConfig, PpoConfig, SftConfig)
@@ -42,20 +42,34 @@ class Arm:
     command: str = ""  # "" if its runs are of different ones
 
 
-def split_arms(arguments: Sequence[str], runs_dir: str) -> list[list[Path]]:
-    """`A1,A2 B1` -> the directories of each arm. A run whose own path has a comma is one run.
+def split_arms(
+    arguments: Sequence[str], runs_dir: str, *, patterns_are_arms: bool = False
+) -> tuple[list[list[Path]], list[str]]:
+    """`A1,A2 B1` -> the directories of each arm, and what patterns match besides, which is no run.
+
+    A run whose own path has a comma is one run. The runs of a pattern ('abl-*') are an arm each, or together one.
 
     Raises:
         RlvrError: there is no such run.
     """
-    return [
-        [
-            resolve_run(name, runs_dir)
-            for name in ([argument] if is_run(argument, runs_dir) else argument.split(","))
-            if name
-        ]
-        for argument in arguments
-    ]
+    arms: list[list[Path]] = []
+    others: list[str] = []
+    expanded = expanded_by_shell(arguments)
+    for argument in arguments:
+        if argument in expanded and not is_run(argument, runs_dir):
+            others.append(argument)
+            continue
+        names = [argument] if is_run(argument, runs_dir) else [name for name in argument.split(",") if name]
+        named = [resolve_runs([name], runs_dir) for name in names]
+        runs = [path for each in named for path in each.runs]
+        others += [name for each in named for name in each.others]
+        if len(names) > 1 or patterns_are_arms:
+            arms.append(runs)
+        else:
+            arms += [[path] for path in runs if [path] not in arms]
+    if others and not arms:
+        resolve_runs(others, runs_dir)  # raises: none is a run
+    return arms, others
 
 
 def arms_of(runs: Sequence[Sequence[RunInfo]]) -> list[Arm]:

@@ -20,7 +20,16 @@ from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.options import nearest
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import ROLLOUTS, part_name
-from rlvr_cli.runs.readers import RunInfo, is_run, latest_run, read_run, resolve_run, run_names
+from rlvr_cli.runs.readers import (
+    RunInfo,
+    expanded_by_shell,
+    is_pattern,
+    is_run,
+    latest_run,
+    read_run,
+    resolve_runs,
+    run_names,
+)
 from rlvr_cli.terminal import cases, console, tables
 from rlvr_cli.types import Table
 
@@ -48,7 +57,7 @@ def run(config: AnalyzeConfig) -> None:
             )
         )
         return tables.print_table(("query", "answers", "parameters"), rows, output=config.format)
-    if config.query not in (REPORT, *named_queries()) and is_run(config.query, config.runs_dir):  # rlvr analyze RUN...
+    if config.query not in (REPORT, *named_queries()) and names_runs(config):  # rlvr analyze RUN...
         config = replace(config, query="summary", runs=(config.query, *config.runs))
     if config.query == REPORT:
         return report(config)
@@ -60,7 +69,9 @@ def run(config: AnalyzeConfig) -> None:
     if query.name == "compare":
         return compare_arms(config, parameters)
 
-    arms = split_arms(config.runs, config.runs_dir) or [[latest_run(config.runs_dir)]]
+    arms, others = split_arms(config.runs, config.runs_dir)
+    console.report_passed_over(others)
+    arms = arms or [[latest_run(config.runs_dir)]]
     infos = _read([path for arm in arms for path in arm])
     if query.name == "summary":
         return summarize_runs(infos, config, parameters)
@@ -87,6 +98,21 @@ def run(config: AnalyzeConfig) -> None:
         console.say(f"no rows; there are rollouts of {'; '.join(map(stored_steps, infos)) or 'none'}")
 
 
+def names_runs(config: AnalyzeConfig) -> bool:
+    """Whether the first argument names runs instead of a query."""
+    text = config.query
+    if is_run(text, config.runs_dir) or is_pattern(text):
+        return True
+    return bool(config.runs) and text in expanded_by_shell([text, *config.runs])
+
+
+def named_runs(config: AnalyzeConfig) -> Sequence[Path]:
+    """Return the runs of the command line, or the latest one."""
+    named = resolve_runs(config.runs, config.runs_dir)
+    console.report_passed_over(named.others)
+    return named.runs or [latest_run(config.runs_dir)]
+
+
 def stored_steps(info: RunInfo) -> str:
     """The phases and steps that a run has rollouts of, as text."""
     steps: dict[str, set[int]] = {}
@@ -110,7 +136,7 @@ def report(config: AnalyzeConfig) -> None:
     from rlvr_cli.analysis.alarms import run_alarms
     from rlvr_cli.analysis.report.build import write_report
 
-    paths = [resolve_run(r, config.runs_dir) for r in config.runs] or [latest_run(config.runs_dir)]
+    paths = named_runs(config)
     alarms = [
         {
             "name": alarm.name,
@@ -262,11 +288,23 @@ def _is_count(value: Any, name: str) -> bool:
 
 def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     """Print the summary of each run; several runs share the same tables."""
-    chosen = {"phase": parameters["phase"], "step": parameters["step"], "timeout_seconds": config.timeout_seconds}
-    summaries = [summarize(info, **chosen) for info in infos]
+    phase, step = parameters["phase"], parameters["step"]
+    held = [info for info in infos if _has_rollouts(info, phase=phase, step=step)]
+    if held and len(held) < len(infos):
+        without = [info.id for info in infos if info not in held]
+        console.say(
+            f"passed over, since without {phase} rollouts{'' if step is None else f' of step {step}'}: {', '.join(without)}"
+        )
+    summaries = [
+        summarize(info, phase=phase, step=step, timeout_seconds=config.timeout_seconds) for info in held or infos
+    ]
     if len(summaries) == 1:
         return tables.print_tables(summaries[0].tables(), output=config.format, missing="–")
     tables.print_tables(combined_tables(summaries), output=config.format, missing="–")
+
+
+def _has_rollouts(info: RunInfo, *, phase: str, step: int | None) -> bool:
+    return any((e.folder, e.phase) == (ROLLOUTS, phase) and step in (None, e.step) for e in info.entries)
 
 
 def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
@@ -278,7 +316,8 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
             f"compare needs two runs; {len(config.runs)} were given.",
             "rlvr analyze compare RUN_A RUN_B, or with several seeds each: rlvr analyze compare A1,A2,A3 B1,B2,B3",
         )
-    arms = split_arms(config.runs, config.runs_dir)
+    arms, others = split_arms(config.runs, config.runs_dir, patterns_are_arms=True)
+    console.report_passed_over(others)
     infos = [_read(arm) for arm in arms]
     runs = [info for arm in infos for info in arm]
     if not all(infos) or len({info.path.resolve() for info in runs}) < sum(map(len, arms)):

@@ -70,6 +70,73 @@ def test_a_run_by_name_and_by_path(analyze, runs_dir):
         analyze(runs=("odl",))
 
 
+@pytest.fixture
+def mixed(tmp_path, monkeypatch):
+    """In `runs`: the runs a-1, a-2 and b, and a file and a folder that are no runs."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a-1", "a-2", "b"):
+        with RunDir.create("runs", "eval", name=name, metadata={}) as run:
+            run.commit_rollouts("eval", 0, [rollout(name, "q", 1.0)])
+    Path("runs/README.md").write_text("no run")
+    Path("runs/notes").mkdir()
+    return Path("runs")
+
+
+RUN_IDS = "SELECT run_id FROM runs ORDER BY run_id"
+
+
+@pytest.mark.parametrize(
+    ("names", "found", "others"),
+    [
+        (("a-*",), ["a-1", "a-2"], []),
+        (("runs/a-*", "b"), ["a-1", "a-2", "b"], []),
+        (("*",), ["a-1", "a-2", "b"], ["runs/README.md", "runs/notes"]),
+        (("[ab]*", "a-1"), ["a-1", "a-2", "b"], []),
+        # what a shell makes of runs/* and of runs/*/
+        (
+            tuple(f"runs/{n}" for n in ("README.md", "a-1", "a-2", "b", "notes")),
+            ["a-1", "a-2", "b"],
+            ["README", "notes"],
+        ),
+        (tuple(f"runs/{n}/" for n in ("a-1", "a-2", "b")), ["a-1", "a-2", "b"], []),
+    ],
+)
+def test_patterns_of_runs(mixed, capsys, names, found, others):
+    run(AnalyzeConfig(query=RUN_IDS, runs=names, format="json"))
+    said = capsys.readouterr()
+    assert [row["run_id"] for row in json.loads(said.out)] == found
+    assert said.err.count("passed over") == bool(others)
+    assert all(name in said.err for name in others)
+
+
+@pytest.mark.parametrize(
+    "names", [("runs/notes",), ("runs/a-1", "runs/notes"), ("runs/b", "nothing"), ("c-*",), ("n*",)]
+)
+def test_what_is_typed_and_is_no_run_is_an_error(mixed, names):
+    with pytest.raises(RlvrError, match=r"[Nn]o run|is a run"):
+        run(AnalyzeConfig(query=RUN_IDS, runs=names))
+
+
+def test_runs_alone_mean_their_summary(mixed, capsys):
+    """Also as a pattern, quoted or not; those that have no such rollouts are passed over."""
+    with RunDir.create("runs", "sft", name="without", metadata={}):
+        pass
+    for first, *more in (["*"], sorted(map(str, mixed.iterdir()))):
+        run(AnalyzeConfig(query=first, runs=tuple(more), format="json"))
+        said = capsys.readouterr()
+        assert [row["run_id"] for row in json.loads(said.out)["run"]] == ["a-1", "a-2", "b"]
+        assert "without eval rollouts: without" in said.err
+    with pytest.raises(RlvrError, match="without has no eval rollouts"):
+        run(AnalyzeConfig(query="without"))
+
+
+def test_arms_may_be_patterns(mixed, capsys):
+    run(AnalyzeConfig(query="compare", runs=("a-*", "b"), format="json"))
+    assert "run runs/a-2 (finished)" in capsys.readouterr().err
+    with pytest.raises(RlvrError, match="each run only once"):
+        run(AnalyzeConfig(query="compare", runs=("a-*", "a-1")))
+
+
 def test_several_runs_are_compared(analyze):
     captured = analyze(runs=("old", "new"), format="json")
     rows = [r for r in json.loads(captured.out)["measures"] if r["measure"] == "accuracy"]
