@@ -76,7 +76,7 @@ def test_arms_are_read_from_commas(tmp_path):
     for name in ("a", "b", "c"):
         with RunDir.create(tmp_path, "eval", name=name, metadata={}):
             pass
-    assert split_arms(["a,b", "c"], str(tmp_path)) == [[tmp_path / "a", tmp_path / "b"], [tmp_path / "c"]]
+    assert split_arms(["a,b", "c"], str(tmp_path))[0] == [[tmp_path / "a", tmp_path / "b"], [tmp_path / "c"]]
     with pytest.raises(RlvrError, match="no run 'd'"):
         split_arms(["a,d"], str(tmp_path))
 
@@ -85,4 +85,4 @@ def test_a_directory_with_a_comma_is_one_run(tmp_path):
     with RunDir.create(tmp_path / "x,y", "eval", name="a", metadata={}):
         pass
     path = tmp_path / "x,y" / "a"
-    assert split_arms([str(path)], str(tmp_path)) == [[path]]
+    assert split_arms([str(path)], str(tmp_path))[0] == [[path]]
