@@ -63,7 +63,7 @@ def split_arms(
         named = [resolve_runs([name], runs_dir) for name in names]
         runs = [path for each in named for path in each.runs]
         others += [name for each in named for name in each.others]
-        if len(names) > 1 or patterns_are_arms:
+        if len(names) != 1 or patterns_are_arms:
             arms.append(runs)
         else:
             arms += [[path] for path in runs if [path] not in arms]
