@@ -11,7 +11,7 @@ Target = Literal["wandb", "tensorboard", "trackio", "csv"]
 
 @dataclass(frozen=True)
 class ExportConfig(Provenance):
-    """Send runs to W&B, TensorBoard or Trackio, or write CSV: their metrics. What --track has sent is not sent again.
+    """Send runs to W&B, TensorBoard or Trackio, or write CSV: their metrics. What a tracker already has is not sent again.
 
     Examples:
         rlvr export my-grpo --to tensorboard
