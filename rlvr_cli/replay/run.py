@@ -435,23 +435,26 @@ def _wrong_versions(run: StoredRun) -> list[str]:
     for version, found in sorted(run.steps.items()):
         for phase, step in found:
             due = before.get(step, step) if phase == "train" else step
-            if version != due:
+            goes_on = phase == "train" and bool(run.options.get("partial_rollout_tokens"))
+            if version != due and not (goes_on and version < step):
                 wrong.append(f"policy {version} sampled {phase} rollouts of step {step}, and policy {due} should have")
     return wrong
 
 
 def _rollouts_of_version(run: StoredRun, policy: Policy, version: int) -> Iterator[tuple[float, str | None]]:
-    """For each rollout that this version of the policy sampled, the largest gap of a token, and the rule that it breaks."""
+    """For each rollout with tokens that this version of the policy sampled, the largest gap of one, and the rule that it breaks."""
     for phase, step in run.steps.get(version, []):
         params = sampling_params(run, phase)
         for row in rows_of(run, phase, step):
-            if row.policy_version != version:
+            if version not in (row.policy_version, *(row.token_versions or ())):
                 continue
             rule = broken_rule(row, params, thinking_budget=int(run.options.get("thinking_budget") or 0))
             where = f"the {phase} rollout {row.example_id}/{row.sample_index} of step {step}"
             with torch.no_grad():
                 logits = row_logits(policy, [*row.prompt_ids], [*row.response_ids])
                 gaps = log_prob_gaps(row, params, logits=logits, ends=policy.eos_token_ids)
+            if row.token_versions is not None:
+                gaps = gaps[torch.tensor(row.token_versions, device=gaps.device) == version]
             yield float(gaps.max()) if len(gaps) else 0.0, f"{where} {rule}" if rule else None
 
 

@@ -347,6 +347,20 @@ def rollout_tensors(rollouts: Sequence[Rollout], *, pad_id: int) -> Batch:
     }
 
 
+def stale_tokens(rollouts: Sequence[Rollout], *, like: Tensor) -> Tensor:
+    """Return which response tokens an earlier policy sampled than the one that is trained, `Rollout.step`: (batch, seq) bool.
+
+    Args:
+        like: the response mask of these rollouts, with every token of the responses in it.
+    """
+    stale = [
+        [version != r.step for version in r.token_versions or [r.policy_version] * len(r.response_ids)]
+        for r in rollouts
+    ]
+    flat = torch.tensor([*chain.from_iterable(stale)], dtype=torch.bool)
+    return torch.zeros_like(like, dtype=torch.bool).masked_scatter(like, flat)
+
+
 def zero_advantage_rows(batch: Batch) -> Tensor:
     """Return which rows have advantage 0 at all their response tokens, (batch, 1) bool, for `zero_advantage`."""
     zero = (batch["advantages"] == 0).expand_as(batch["response_mask"])  # one for each response, or for each token
