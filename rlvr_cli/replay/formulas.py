@@ -150,7 +150,7 @@ def policy_gradient_loss(
     correction = options["importance_correction"]
     weight = torch.exp(torch.clamp(old - sampled, -MOST, MOST))
     floor, cap = options["importance_floor"], options["importance_cap"]
-    lags = options["async_steps"] == 1 or options["partial_rollout_tokens"] > 0
+    lags = options["async_steps"] == 1 or options.get("partial_rollout_tokens", 0) > 0
     if correction == "truncated" or (correction == "auto" and lags):
         loss = torch.clamp(weight, floor, cap) * loss
     if correction == "masked":

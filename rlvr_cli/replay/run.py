@@ -176,9 +176,9 @@ def _replay(
         nonlocal rows
         if nudged_from is None:
             found = list(_rollouts_of_version(run, policy, len(updates)))
-            gaps.append(max((gap for gap, _ in found), default=0.0))
-            broken.extend(rule for _, rule in found if rule)
-            rows += len(found)
+            gaps.append(max((gap for gap, _, _ in found), default=0.0))
+            broken.extend(rule for _, rule, _ in found if rule)
+            rows += sum(begins for _, _, begins in found)
 
     def look_at_weights() -> None:
         if nudged_from is not None:
@@ -441,13 +441,16 @@ def _wrong_versions(run: StoredRun) -> list[str]:
     return wrong
 
 
-def _rollouts_of_version(run: StoredRun, policy: Policy, version: int) -> Iterator[tuple[float, str | None]]:
-    """For each rollout with tokens that this version of the policy sampled, the largest gap of one, and the rule that it breaks."""
+def _rollouts_of_version(run: StoredRun, policy: Policy, version: int) -> Iterator[tuple[float, str | None, bool]]:
+    """For each rollout with tokens that this version of the policy sampled: the largest gap of one, the rule that the rollout
+    breaks, and whether they are its first.
+    """
     for phase, step in run.steps.get(version, []):
         params = sampling_params(run, phase)
         for row in rows_of(run, phase, step):
             if version not in (row.policy_version, *(row.token_versions or ())):
                 continue
+            begins = row.policy_version == version
             rule = broken_rule(row, params, thinking_budget=int(run.options.get("thinking_budget") or 0))
             where = f"the {phase} rollout {row.example_id}/{row.sample_index} of step {step}"
             with torch.no_grad():
@@ -455,7 +458,7 @@ def _rollouts_of_version(run: StoredRun, policy: Policy, version: int) -> Iterat
                 gaps = log_prob_gaps(row, params, logits=logits, ends=policy.eos_token_ids)
             if row.token_versions is not None:
                 gaps = gaps[torch.tensor(row.token_versions, device=gaps.device) == version]
-            yield float(gaps.max()) if len(gaps) else 0.0, f"{where} {rule}" if rule else None
+            yield float(gaps.max()) if len(gaps) else 0.0, f"{where} {rule}" if rule and begins else None, begins
 
 
 def weight_difference(weights: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> float:

@@ -58,7 +58,9 @@ class StoredRun:
     compute_dtype: str  # of matrix products; `auto` if it was not recorded
     facts: dict[str, Any]
     logged: list[dict[str, float]]  # per update, its metrics by name
-    steps: dict[int, list[tuple[Phase, int]]]  # policy version -> the (phase, step) of rollouts with tokens that it sampled
+    steps: dict[
+        int, list[tuple[Phase, int]]
+    ]  # policy version -> the (phase, step) of rollouts with tokens that it sampled
 
 
 def read_stored(path: Path) -> StoredRun:

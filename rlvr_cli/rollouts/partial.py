@@ -159,9 +159,9 @@ def sample_segments(
     assert len(segments) == total, (len(segments), total)
     waited = time.monotonic() - started
     worked = waited if sampler.worked_seconds is None else sampler.worked_seconds
-    run.commit_segments(
-        step, segments, cost=SamplingStats(sum(len(s.response_ids) for s in segments), worked, waited).cost
-    )
+    stats = SamplingStats(sum(len(s.response_ids) for s in segments), worked, waited)
+    run.commit_segments(step, segments, cost=stats.cost)
+    fault_point("segments")
     return segments
 
 

@@ -416,7 +416,7 @@ class RunDir:
 
     def graded_keys(self, grader: str, phase: Phase, step: int, *, attempt: int) -> set[tuple[str, int]]:
         """Return the (example_id, sample_index) of the rollouts that this attempt of the grader has graded."""
-        held = self._keys.committed(phase, step, grader=grader_slug(grader))
+        held = self._keys.committed(phase, step, folder=GRADES, grader=grader_slug(grader))
         return {(e, i) for (e, number), bits in held.items() if number == attempt for i in bit_positions(bits)}
 
     def close(self) -> None:

@@ -304,6 +304,7 @@ def test_an_unknown_table_names_the_tables(database):
     assert caught.value.problem.startswith("Table with name rollout does not exist!")
     assert {line.split(" has:")[0] for line in caught.value.hint.splitlines()} == {
         "rollouts",
+        "segments",
         "grades",
         "metrics",
         "runs",

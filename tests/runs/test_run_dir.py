@@ -862,9 +862,12 @@ def test_every_grader_has_its_own_file_name():
     for slug in slugs:
         assert re.fullmatch(r"[A-Za-z0-9_.]+", slug)
         path = f"grades/{slug}-eval-000003-0012.parquet"
-        assert part_name(path) == (slug, "eval", 3, 12)
-    assert part_path("train", 5, 0, grader="mine.py:grade") == f"grades/{slugs[1]}-train-000005-0000.parquet"
-    assert part_name(part_path("train", 5, 0)) == ("", "train", 5, 0)
+        assert part_name(path) == ("grades", slug, "eval", 3, 12)
+    path = part_path("train", 5, 0, folder="grades", grader="mine.py:grade")
+    assert path == f"grades/{slugs[1]}-train-000005-0000.parquet"
+    for folder in ("rollouts", "segments"):
+        assert part_name(part_path("train", 5, 0, folder=folder)) == (folder, "", "train", 5, 0)
+    assert part_name("grades/train-000005-0000.parquet") is None
 
 
 def test_grades_are_stored_beside_the_rollouts(finished: Path):
