@@ -181,6 +181,17 @@ def test_the_rows_are_what_the_segments_say(train):
     )
 
 
+def test_a_small_dataset_is_not_asked_a_question_that_is_in_flight(train):
+    """5 questions, 4 of them in flight: the pass over the dataset comes to those again before they have ended."""
+    run = train(dataset="arithmetic:5")
+    for step, questions, most in select(
+        run, "select step, count(distinct example_id), max(n) from (select step, example_id, count(*) n from segments group by all) group by 1"
+    ):  # fmt: skip
+        assert (questions <= 4, most <= 4) == (True, True), step
+    asked = select(run, "select example_id, step from segments where start = 0 group by all")
+    assert len(asked) > 5
+
+
 def test_the_metrics_say_what_goes_on(train, capsys):
     run = train()
     metrics, rows = metrics_of(run), rows_of(run)
