@@ -190,9 +190,9 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
             trainer.metrics.add(sampled_at, {"step/seconds": trainer.clock.step_seconds})
             steps, asked, done = steps + 1, asked_after, 0
             bar.advance(1, **signals)
-    if flight and steps == config.n_grpo_steps:
+    if flight:
         console.say(
-            f"{len(flight)} questions are unfinished and were not trained on; their responses so far are in segments/"
+            f"{len(flight)} questions are unfinished and were not trained on: with more --n-grpo-steps, --resume goes on with them"
         )
     trainer.finish()
 

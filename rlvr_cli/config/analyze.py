@@ -8,7 +8,8 @@ from rlvr_cli.types import Phase
 
 @dataclass(frozen=True)
 class AnalyzeConfig(Provenance):
-    """Analyze runs with SQL, named queries or an HTML report. The SQL tables are `rollouts`, `grades`, `metrics` and `runs`.
+    """Analyze runs with SQL, named queries or an HTML report. The SQL tables are `rollouts`, `segments`, `grades`, `metrics`
+    and `runs`.
 
     Examples:
         rlvr analyze curves q0-sft q0-grpo --plot curves.png

@@ -33,7 +33,7 @@ SeedOf = Callable[..., int]  # `rollouts.requests.request_seed`
 class Check:
     """The result of checking a run; problems and pending parts are one sentence each."""
 
-    files: int  # number of files with a sum: rollouts, grades, metrics and the final model
+    files: int  # number of files with a sum: rollouts, segments, grades, metrics and the final model
     rows: int  # rollouts
     problems: list[str]  # files that are missing, differ from what was committed, or say what cannot be
     pending: list[

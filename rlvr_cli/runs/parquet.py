@@ -1,6 +1,6 @@
 """Convert records to Arrow tables and Parquet bytes, and back.
 
-Enters: rollouts, grades and metrics, or the bytes of a Parquet file. Leaves: Parquet bytes, or the table in them, after
+Enters: rollouts, segments, grades and metrics, or the bytes of a Parquet file. Leaves: Parquet bytes, or the table in them, after
 checking its columns and page checksums. Importing pyarrow costs 0.2 s of CPU, so functions import it.
 """
 
