@@ -241,6 +241,8 @@ WIRING = [
         ("the minimum is of the continuation", "(*before, *completion.token_ids)[: params.min_tokens]", "completion.token_ids[: params.min_tokens]", "tests/samplers/test_stop_strings.py -k two_parts"),
         ("what follows the stop string is kept", "token_ids=completion.token_ids[:end],", "token_ids=completion.token_ids,", "tests/samplers/test_stop_strings.py -k two_parts"),
     ),
+    Mutation("of servers, a stop string across the border is not seen", "samplers/servers.py", "if begun else completion", "if False else completion", "tests/samplers/test_servers.py -k has_begun"),
+    Mutation("of servers, a continuation has a minimum of its own", "samplers/openai.py", "max(params.min_tokens - item.begun, 0)", "params.min_tokens", "tests/samplers/test_servers.py -k has_begun"),
     Mutation("seeds of responses that began earlier count as wrong", "runs/check.py", 'steps = table["policy_version"].to_pylist() if begun else', "steps =", f"{PARTIAL} -k segments_say"),
     Mutation("a step without a group that ended is an alarm", "analysis/alarms.py", "if value and step not in going_on]", "if value]", f"{PARTIAL} -k say_what"),
     Mutation("questions sampled ahead are others", "commands/grpo.py", "order.draw(config.n_prompts_per_rollout_batch, number=number, start=asked", "order.draw(config.n_prompts_per_rollout_batch, number=number, start=asked + 1", f"{GRPO} -k lags_one_batch", ("async_steps",), "what was sampled ahead and is not asked for is dropped and sampled again: only time is lost"),

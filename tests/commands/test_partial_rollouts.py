@@ -12,6 +12,7 @@ from rlvr_cli.analysis.alarms import find_alarms
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.commands import grpo
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.sources import resolve
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
@@ -132,7 +133,8 @@ def test_each_token_has_the_log_probability_that_its_policy_gave_it(train):
 
 
 def test_the_rows_are_what_the_segments_say(train):
-    run = train(epochs_per_rollout_batch=2, train_batch_size=8, gradient_accumulation_steps=1, loss_type="grpo_clip")
+    several = {"epochs_per_rollout_batch": 2, "train_batch_size": 8, "gradient_accumulation_steps": 1}
+    run = train(**several, loss_type="grpo_clip", sampling_max_tokens=18)
     with RunDir.annotate(run) as opened:
         steps = {step: opened.segments(step) for step in opened.segment_steps()}
     rows = rows_of(run)
@@ -158,6 +160,8 @@ def test_the_rows_are_what_the_segments_say(train):
         assert all(len(p.response_ids) == 6 for p in parts[:-1])
         assert [p.start for p in parts] == [6 * i for i in range(len(parts))]
         assert len({p.seed for p in parts}) == len(parts)
+    assert {len(parts) for parts in responses.values()} == {1, 2, 3}
+    assert {(r.finish_reason, r.num_response_tokens == 18) for r in rows} >= {("stop", False), ("length", True)}
     # A group is in the step in which its last response ends, and the number in flight is always the same.
     groups = defaultdict(list)
     for row in rows:
@@ -182,14 +186,14 @@ def test_the_rows_are_what_the_segments_say(train):
 
 
 def test_a_small_dataset_is_not_asked_a_question_that_is_in_flight(train):
-    """5 questions, 4 of them in flight: the pass over the dataset comes to those again before they have ended."""
-    run = train(dataset="arithmetic:5")
+    """4 questions, all in flight: the pass over the dataset comes to those that go on."""
+    run = train(dataset="arithmetic:4", n_grpo_steps=9)
     for step, questions, most in select(
         run, "select step, count(distinct example_id), max(n) from (select step, example_id, count(*) n from segments group by all) group by 1"
     ):  # fmt: skip
         assert (questions <= 4, most <= 4) == (True, True), step
     asked = select(run, "select example_id, step from segments where start = 0 group by all")
-    assert len(asked) > 5
+    assert len(asked) > 8
 
 
 def test_the_metrics_say_what_goes_on(train, capsys):
@@ -219,6 +223,16 @@ def test_the_metrics_say_what_goes_on(train, capsys):
     in_flight = metrics["partial/groups_in_flight"][6]
     assert f"{in_flight:.0f} questions are unfinished and were not trained on" in said
     assert "each response goes on by up to 6 of its 24 tokens a batch" in said
+
+
+def test_a_run_with_more_steps_goes_on_with_what_is_in_flight(train, tmp_path):
+    whole, parts = train(run="whole"), train(run="parts", n_grpo_steps=4)
+    flags = {"resume": "parts", "runs_dir": str(tmp_path), "n_grpo_steps": 7}
+    grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
+    a, b = (read_rollouts(run, phase="train").to_pylist() for run in (whole, parts))
+    assert without(a) == without(b)
+    a, b = (select(run, "select step, example_id, sample_index, response_ids from segments") for run in (whole, parts))
+    assert a == b
 
 
 def test_a_stop_string_across_a_border_ends_the_response(train, tmp_path, tiny_model, tiny_tokenizer):

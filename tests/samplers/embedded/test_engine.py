@@ -429,27 +429,31 @@ def test_the_default_stop_string_ends_a_response_across_tokens(tiny_model, tiny_
     assert completion.num_tokens == 26  # the first one is complete within min_tokens and does not count
 
 
-@pytest.mark.parametrize("begun", [1, 3, 5, 8])
+@pytest.mark.parametrize("begun", [(1,), (3,), (5,), (8,), (1, 3, 5, 8)])
 def test_a_response_that_has_begun_ends_where_it_would_have(tiny_model, tiny_tokenizer, begun):
     """Greedy, so that the continuation is known: minimum, EOS and stop strings, also one across the border, are of the whole."""
     end_often(tiny_model, tiny_tokenizer)
-    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=3)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=8)
     free = collect(sampler, requests(), SamplingParams(temperature=0.0, max_tokens=24, min_tokens=7, stop=()))
-    across = {first.text[-4:] for first in free.values()} | {
-        response_text(tiny_tokenizer, c.token_ids[begun - 1 : begun + 2])
-        for c in free.values()
-        if c.num_tokens > begun + 2
-    }
-    params = SamplingParams(temperature=0.0, max_tokens=24, min_tokens=7, stop=tuple(sorted(filter(None, across))))
-    wholes = [c for c in collect(sampler, requests(), params).values() if c.num_tokens > begun]
+    stop = {c.text[-4:] for c in free.values()}
+    for place in begun:
+        stop |= {response_text(tiny_tokenizer, c.token_ids[place - 1 : place + 2]) for c in free.values()}
+    params = SamplingParams(temperature=0.0, max_tokens=24, min_tokens=7, stop=tuple(sorted(filter(None, stop))))
+    wholes = [c for c in collect(sampler, requests(), params).values() if c.num_tokens > max(begun)]
+    if len(begun) > 1:  # what is left to the limit differs
+        wholes = [c for c in wholes if c.finish_reason == "stop"]
     assert len({c.stop_reason for c in wholes}) > 2
-    continuing = [Request("", (1,), prompt_ids=c.prompt_ids + c.token_ids[:begun], begun=begun) for c in wholes]
-    rest = collect(sampler, continuing, replace(params, max_tokens=24 - begun))
-    for number, whole in enumerate(wholes):
+    borders = [begun[number % len(begun)] for number in range(len(wholes))]
+    continuing = [
+        Request("", (1,), prompt_ids=c.prompt_ids + c.token_ids[:border], begun=border)
+        for c, border in zip(wholes, borders, strict=True)
+    ]
+    rest = collect(sampler, continuing, replace(params, max_tokens=24 - min(begun)))
+    for number, (whole, border) in enumerate(zip(wholes, borders, strict=True)):
         part = rest[number, 0]
-        assert whole.token_ids == whole.token_ids[:begun] + part.token_ids
+        assert whole.token_ids == whole.token_ids[:border] + part.token_ids
         assert (part.text, part.finish_reason, part.stop_reason) == (whole.text, whole.finish_reason, whole.stop_reason)
-        assert part.logprobs == pytest.approx(whole.logprobs[begun:], abs=1e-5)
+        assert part.logprobs == pytest.approx(whole.logprobs[border:], abs=1e-5)
 
 
 def test_min_tokens_bars_eos_and_renormalizes(tiny_model, tiny_tokenizer):
