@@ -172,6 +172,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                     micro_batch_size=config.micro_train_batch_size,
                     normalization=config.length_normalization,
                     normalize_constant=config.masked_normalize_constant,
+                    share=len(rows) / config.train_batch_size if config.partial_rollout_tokens else 1.0,
                     temperature=config.sampling_temperature,
                 )
                 if update["update/tokens"]:

@@ -329,7 +329,8 @@ def _update(
     elif run.command not in ("ei", "distill"):
         normalization = own["length_normalization"]
         constant = own["normalize_constant"] or own["sampling_max_tokens"]
-    divisors = formulas.divisors(counts, normalization=normalization, constant=constant)
+    share = len(responses) / own["train_batch_size"] if own.get("partial_rollout_tokens") else 1.0
+    divisors = [d / share for d in formulas.divisors(counts, normalization=normalization, constant=constant)]
     optimizer.zero_grad()
     objective = 0.0
     for response, count, divisor, (old, reference) in zip(responses, counts, divisors, known, strict=True):

@@ -84,7 +84,7 @@ def _without_values_outside(inputs: LossInputs) -> LossInputs:
     return replace(inputs, **{k: v.masked_fill(~inputs.response_mask, 0) for k, v in found.items() if v is not None})
 
 
-def reduced_loss(loss: Tensor, mask: Tensor, *, denominators: Tensor, num_rows: int) -> Tensor:
+def reduced_loss(loss: Tensor, mask: Tensor, *, denominators: Tensor, num_rows: float) -> Tensor:
     """Reduce a micro-batch's loss to a scalar, its share of the update's loss.
 
     Args:
@@ -92,7 +92,7 @@ def reduced_loss(loss: Tensor, mask: Tensor, *, denominators: Tensor, num_rows: 
             divided by `num_rows`.
         mask: (batch, seq), the response tokens.
         denominators: (batch, 1), see `loss_denominators`.
-        num_rows: rows of the whole update, over all micro-batches.
+        num_rows: divisor of a loss per row: the rows of the whole update, over all micro-batches.
     """
     if loss.dim() == 1:
         assert len(loss) == len(mask), (loss.shape, mask.shape)

@@ -162,7 +162,7 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
     )
     partial_rollouts = (
         f"each response goes on by up to {config.partial_rollout_tokens} of its {config.sampling_max_tokens} tokens a batch, and a question is "
-        "trained on once all its responses have ended"
+        "trained on once all its responses have ended; an update of fewer responses counts for less, by their share"
     )
     return {
         "model": facts["model"]["name"],
