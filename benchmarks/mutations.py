@@ -156,7 +156,7 @@ WIRING = [
         ("raw rewards are divided by the batch's deviation", 'if config.std_over == "batch" and not loss.raw_rewards:', 'if config.std_over == "batch":', f"{GRPO} -k raw_rewards_stay", "std_normalization"),
         ("the batch's deviation has no eps", "divided = batch_normalized(centered, advantage_eps=config.advantage_eps)", "divided = batch_normalized(centered)", replays("grpo-gspo"), "advantage_eps"),
         ("rewards are not shaped", "shaped = sum(terms.values(), rewards_of(rollouts))", "shaped = rewards_of(rollouts)", replays("grpo-cispo"), "format_weight length_reward language_reward"),
-        ("every batch is the first", "order=order, number=steps, step=sampled_at", "order=order, number=0, step=sampled_at", replays("grpo-gspo"), "length_reward_after"),
+        ("every batch is the first", '"order": order, "number": steps,', '"order": order, "number": 0,', replays("grpo-gspo"), "length_reward_after"),
         ("terms have no columns", '"advantage": advantages, **terms}', '"advantage": advantages}', f"{GRPO} -k each_term_has_a_column", "format_weight"),
         ("the KL penalty is k3 whatever is asked", "kl_type=config.kl_type,", "", replays("grpo-gspo"), "kl_type"),
         ("no floor of importance weights", "importance_floor=config.importance_floor,", "", replays("grpo-floored"), "importance_floor"),
