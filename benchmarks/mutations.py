@@ -258,6 +258,22 @@ WIRING = [
         ("no floor of priorities", ", LEAST_PRIORITY)", ", 1e-12)", "tests/training/test_question_order.py"),
         ("solved questions first", "1 - self._right[name] / self._asked[name]", "self._right[name] / self._asked[name]", replays("grpo-cispo")),
     ),
+    *mutations_of(
+        "training/session.py",
+        ("no tracker follows a training run", "trackers.start(run.path)", "pass", "tests/trackers/test_trackers.py -k goes_on", "track"),
+        ("another project", "project=config.track_project)", 'project="")', "tests/trackers/test_trackers.py -k goes_on", "track_project"),
+    ),
+    *mutations_of(
+        "commands/eval.py",
+        ("no tracker follows an evaluation", "trackers.start(run.path)", "pass", "tests/trackers/test_trackers.py -k eval_is", "eval.track"),
+        ("another project of evaluations", "project=one.track_project)", 'project="")', "tests/trackers/test_trackers.py -k eval_is", "eval.track_project"),
+    ),
+    *mutations_of(
+        "trackers/rows.py",
+        ("what is not complete is sent", "if row.rank < begins[-1].rank", "if row.rank <= begins[-1].rank", "tests/trackers/test_trackers.py -k complete"),
+        ("updates come before evaluations", '(self.axis == "train")', '(self.axis == "eval")', "tests/trackers/test_trackers.py -k complete"),
+    ),
+    Mutation("what was sent is sent again", "trackers/sent.py", "if row.rank > self._rank]", "if True]", "tests/trackers/test_trackers.py -k goes_on"),
     Mutation("rollouts do not count in priorities", "commands/grpo.py", "order.count(sampled)", "pass", replays("grpo-cispo"), ("question_order",)),
     Mutation("every draw is the first", "commands/grpo.py", "order.draw(wanted - len(used), number=number,", "order.draw(wanted - len(used), number=0,", replays("grpo-cispo"), ("question_order",)),
     *mutations_of(
@@ -823,7 +839,7 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "samplers/embedded/batch.py",
-        ("EOS is barred one token too long", "barred=self._barred(age < params.min_tokens)", "barred=self._barred(age <= params.min_tokens)", replays("grpo-no baseline")),
+        ("EOS is barred one token too long", "self.begun[:rows] < params.min_tokens)", "self.begun[:rows] <= params.min_tokens)", replays("grpo-no baseline")),
         ("responses are one token short", "(age + 1 == params.max_tokens)", "(age + 2 == params.max_tokens)", f"{ENGINE} -k finish_reasons"),
         ("the draw does not depend on the position", "uniforms(self.seed[:rows], age)", "uniforms(self.seed[:rows], age * 0)", f"{ENGINE} -k inverse_cdf_of_the_seeds"),
     ),
@@ -839,6 +855,33 @@ MATHEMATICS = [
         ("pass@k is off by one", "range(n - c + 1, n + 1)", "range(n - c + 2, n + 2)", "tests/analysis/test_estimators.py -k pass_at_k"),
         ("a majority of ties", "(draws * (1 + ties))", "draws", "tests/analysis/test_estimators.py -k majority"),
         ("McNemar's test has one side", "return min(1.0, 2 * math.fsum(", "return min(1.0, math.fsum(", "tests/analysis/test_estimators.py -k mcnemar"),
+    ),
+    *mutations_of(
+        "analysis/figures.py",
+        ("updates whatever --x says", 'value, asked = row[self.columns.x], self.wishes.x', 'value, asked = row[self.columns.x], "updates"', "tests/analysis/test_figures.py -k test_x"),
+        ("seeds are not averaged over the same steps", "if len({p.arm for p in here}) == 1 and len(asked) > 1 and len(here) < len(asked):", "if False:", "tests/analysis/test_figures.py -k mean_of_its_seeds"),
+        ("an arm has the interval of one seed", "if len(here) == 1 else seed_interval([p.y for p in here])", "", "tests/analysis/test_figures.py -k mean_of_its_seeds"),
+        ("runs in the order of the alphabet", "ordered = [arm.label for arm in self.arms] if self.by_run and self.arms else list(series)", "ordered = sorted(series)", "tests/analysis/test_figures.py -k order_asked"),
+        ("what has an interval is smoothed", "smooth = 1 if self._has_interval(points, column) or self.columns.bars else self.wishes.smooth", "smooth = self.wishes.smooth", "tests/analysis/test_figures.py -k not_smoothed"),
+        ("--log has no effect", "axis in wishes.log or axis in self.plot.get", "axis in self.plot.get", "tests/commands/test_analyze.py -k logarithmic"),
+    ),
+    *mutations_of(
+        "commands/analyze.py",
+        ("--x is lost", "x=config.x,", "", "tests/commands/test_analyze.py -k options_of_a_picture"),
+        ("--panels is lost", "panels=tuple(name for text in config.panels for name in text.split(\",\") if name),", "", "tests/commands/test_analyze.py -k panels_of_a_picture"),
+        ("--smooth is lost", "smooth=config.smooth,", "", "tests/commands/test_analyze.py -k options_of_a_picture"),
+        ("--title is lost", "title=config.title,", "", "tests/commands/test_analyze.py -k options_of_a_picture"),
+    ),
+    *mutations_of(
+        "analysis/picture.py",
+        ("the axis of shares is always from 0", "(0.0 if low < high / 2 else min(low, (1 - LEAST_SPAN) * high)), high", "0.0, high", "tests/analysis/test_picture.py -k differ_little"),
+        ("an axis exaggerates noise", "min(low, (1 - LEAST_SPAN) * high)", "low", "tests/analysis/test_picture.py -k differ_little"),
+        ("a color for each panel's line", "number = line.series if len(self.series) > 1 else line.variant", "number = line.series + line.variant", "tests/analysis/test_picture.py -k one_color"),
+    ),
+    *mutations_of(
+        "analysis/at_k.py",
+        ("rounding makes a question rare", "round(value, 12)", "value", "tests/analysis/test_at_k.py -k rounding"),
+        ("the ks are not those asked for", "chosen = sorted(set(ks)) if ks else", "chosen = None or", "tests/analysis/test_at_k.py -k asked_for"),
     ),
 ]  # fmt: skip
 

@@ -22,7 +22,6 @@ from typing import Any
 
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.estimators import share_interval
-from rlvr_cli.analysis.figures import figures
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.cli import COMMANDS
 from rlvr_cli.config import config_of
@@ -138,7 +137,7 @@ def query_table() -> str:
     rows = []
     for query in named_queries().values():
         parameters = ", ".join(f"`{name}={value_text(value)}`" for name, value in query.parameters.items())
-        drawn = "yes" if query.name in figures() else ""
+        drawn = "" if query.plot is None else "yes"
         rows.append((f"[`{query.name}`](#{query.name})", query.description, parameters, drawn))
     return table(("query", "answers", "parameters and defaults", "`--plot`"), rows)
 

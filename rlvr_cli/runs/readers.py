@@ -393,6 +393,91 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
     )
 
 
+class Named(NamedTuple):
+    """What names and patterns stand for."""
+
+    runs: list[Path]  # each once, in the order in which they are named; those of a pattern by name
+    others: list[str]  # what a pattern matches besides, which is no run
+
+
+def resolve_runs(names: Sequence[str], root: Path | str) -> Named:
+    """Return the runs of names, paths and patterns. A pattern ('abl-*') is one of names in `root`, or else of paths.
+
+    Raises:
+        RlvrError: a name is no run, or a pattern matches none. A path that the shell has written in place of a pattern
+            (`runs/*`) may be something else.
+    """
+    runs: list[Path] = []
+    others: list[str] = []
+    expanded = expanded_by_shell(names)
+    for name in names:
+        if is_pattern(name) and not is_run(name, root):
+            found, besides = _matching(name, Path(root))
+            runs += found
+            others += besides
+        elif name in expanded and not is_run(name, root):
+            others.append(name)
+        else:
+            runs.append(resolve_run(name, root))
+    if names and not runs:
+        raise RlvrError(
+            f"None of {', '.join(map(shown, others))} is a run.",
+            "Name a run, or the directory of runs with --runs-dir.",
+        )
+    return Named(list({path.resolve(): path for path in runs}.values()), others)
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a text is a pattern of names or paths, such as 'abl-*'; False for SQL, which has spaces."""
+    return re.fullmatch(r"[^\s]*[*?\[][^\s]*", name) is not None
+
+
+def _matching(pattern: str, root: Path) -> tuple[list[Path], list[str]]:
+    """Return the runs that a pattern matches, and what it matches besides."""
+    import glob
+
+    for base in (root, Path()):
+        found = sorted(glob.glob(pattern, root_dir=base))
+        paths = [base / name for name in found]
+        if any(is_run(str(path), root) for path in paths):
+            runs = [path for path in paths if _is_run_directory(path)]
+            return runs, [str(path) for path in paths if path not in runs]
+    raise RlvrError(
+        f"No run matches {pattern!r}, neither in {shown(root)} nor as a path.",
+        "rlvr runs lists the runs; --runs-dir names another directory of runs.",
+    )
+
+
+def expanded_by_shell(names: Sequence[str]) -> set[str]:
+    """Return the names that a shell has put in place of a pattern PREFIX*SUFFIX: all that it matches in a directory."""
+    folders: dict[str, dict[str, str]] = {}  # folder -> last part of the path -> the name
+    for name in names:
+        if os.path.lexists(name):
+            folder, base = os.path.split(name.rstrip("/"))
+            folders.setdefault(folder, {})[base] = name
+    expanded: set[str] = set()
+    for folder, given in folders.items():
+        prefix = _common_start([*given])
+        suffix = _common_start([base[::-1] for base in given])[::-1]
+        with suppress(OSError):
+            present = {
+                b for b in os.listdir(folder or ".") if b.startswith(prefix) and b.endswith(suffix) and b[0] != "."
+            }
+            if len(given) > 1 and present == given.keys():
+                expanded.update(given.values())
+    return expanded
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    """Return the longest text that all of these begin with."""
+    first, last = min(texts), max(texts)
+    return next((first[:i] for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), first)
+
+
+def _is_run_directory(path: Path) -> bool:
+    return any(os.path.lexists(path / file) for file in (RUN_FILE, MANIFEST))
+
+
 def is_run(name_or_path: str, root: Path | str) -> bool:
     """Whether the text is the name of a run in `root` or the path of a run; False for any other text, such as SQL."""
     if "\0" in name_or_path or len(name_or_path) > 1000:
@@ -402,6 +487,14 @@ def is_run(name_or_path: str, root: Path | str) -> bool:
         return any((folder / file).is_file() for folder in folders for file in (RUN_FILE, MANIFEST))
     except OSError:
         return False  # for example a path component that is too long
+
+
+def all_runs(root: Path | str) -> list[Path]:
+    """Return the runs in a directory, damaged ones too. Raises RlvrError if there is no such directory."""
+    root = Path(root)
+    if not root.is_dir():
+        raise RlvrError(f"There is no directory {shown(root)}.", "Give the directory of runs with --runs-dir.")
+    return [path for path in sorted(root.iterdir()) if path.name[0] != "." and _is_run_directory(path)]
 
 
 def run_names(root: Path | str) -> list[str]:

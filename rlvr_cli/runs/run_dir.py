@@ -38,10 +38,12 @@ reporting damage.
 
 import errno
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -49,6 +51,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.activity import Activity
+from rlvr_cli.runs.check import MODELS
 from rlvr_cli.runs.commits import OpenManifest, new_entry
 from rlvr_cli.runs.files import (
     Reserve,
@@ -165,14 +168,21 @@ class RunDir:
 
     @classmethod
     def create(
-        cls, root: Path | str, command: str, *, name: str | None = None, metadata: Mapping[str, Any]
+        cls,
+        root: Path | str,
+        command: str,
+        *,
+        name: str | None = None,
+        about: Sequence[str] = (),
+        metadata: Mapping[str, Any],
     ) -> "RunDir":
         """Create a new run in `root`, a directory that is created if needed.
 
         Args:
             root: the directory that holds the runs.
-            command: the rlvr command; a generated id starts with it.
-            name: the id of the run; None or "" generates ``COMMAND-YYYYmmdd-HHMMSS-XXXX`` in UTC.
+            command: the rlvr command.
+            name: the id of the run; None or "" makes one, see `made_name`.
+            about: what a name that is made also says, such as the model and the dataset.
             metadata: additional fields for run.json; JSON values.
 
         Raises:
@@ -188,8 +198,9 @@ class RunDir:
         root = Path(root)
         with os_errors_as_user_errors(root):
             root.mkdir(parents=True, exist_ok=True)
-        while True:
-            run_id = name or f"{command}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
+        made = made_name(command, about)
+        for number in count(1):
+            run_id = name or (made if number == 1 else f"{made}-{number}")
             now = utc_now()
             head = {"schema_version": SCHEMA_VERSION, "run_id": run_id, "command": command, "status": "running"}
             times = {"created_at": now, "updated_at": now, "wall_seconds": 0.0}
@@ -201,6 +212,7 @@ class RunDir:
                     f"{shown(root / run_id)} exists already.",
                     f"Choose another name with --run, or resume it: --resume {run_id}",
                 )
+        raise AssertionError
 
     @classmethod
     def resume(cls, path: Path | str) -> "RunDir":
@@ -550,6 +562,25 @@ class RunDir:
         recorded = self._metadata.get("wall_seconds")
         measured = self._metrics.table["wall_seconds"].to_pylist()
         return max([float(recorded) if isinstance(recorded, int | float) else 0.0, *measured])
+
+
+def made_name(command: str, about: Sequence[str]) -> str:
+    """Return a name for a run: ``COMMAND-MODEL-DATASET-YYYYmmdd-HHMM`` in UTC, of characters that are safe everywhere.
+
+    Args:
+        about: the model and the dataset: names or paths. Of the path of a run's model, the run's name is taken.
+    """
+    return "-".join([command, *filter(None, map(_short, about)), f"{datetime.now(UTC):%Y%m%d-%H%M}"])
+
+
+def _short(name: str) -> str:
+    """Return up to 32 safe characters of a name or path, such as `q0-sft` of runs/q0-sft/model."""
+    parts = [part for part in re.split(r"[/\\]", name.partition(" (")[0]) if part]
+    last = parts[-1] if parts else ""
+    if last in MODELS and len(parts) > 1:
+        last = parts[-2]
+    last = re.sub(r"\.(jsonl?|csv|parquet)$", "", last)
+    return re.sub(r"[^A-Za-z0-9.]+", "-", last.encode("ascii", "ignore").decode())[:32].strip("-.")
 
 
 def _make_run(path: Path, metadata: Mapping[str, Any]) -> Lock | None:

@@ -31,6 +31,7 @@ from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.samplers.open import Engine, choose_engine, sampler_facts
 from rlvr_cli.terminal import console
 from rlvr_cli.text import printable
+from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.memory import MemoryPlan, memory_plan
 from rlvr_cli.training.placement import Placement, place
 from rlvr_cli.training.trainer import Trainer
@@ -176,6 +177,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
     with (
         inputs.pool,
         StopRequest() as stop,
+        tracked(config.track, project=config.track_project) as trackers,
         open_run(config, command=command, facts=inputs.facts) as run,
         Trainer(
             config,
@@ -190,7 +192,10 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             stop=stop,
         ) as trainer,
     ):
-        run.update(policy=trainer.policy.facts | {"trainers": trainer.trainers.size, "fsdp": config.fsdp})
+        trackers.start(run.path)
+        planned = {"updates": num_updates} if num_updates else {"steps": getattr(config, f"n_{command}_steps")}
+        policy = trainer.policy.facts | {"trainers": trainer.trainers.size, "fsdp": config.fsdp}
+        run.update(policy=policy, planned=planned)
         teacher = trainer.trainers.replica.teacher
         limits = (config.max_model_len, teacher and teacher.context_length)
         if inputs.questions:

@@ -35,6 +35,7 @@ from rlvr_cli.runs.keys import bit_positions, bits_of_keys, merge, overlap
 from rlvr_cli.runs.manifest import grader_slug, parse_manifest, part_name, part_path
 from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import (
+    RUN_NAME,
     latest_run,
     metadata_bytes,
     read_metadata,
@@ -440,14 +441,32 @@ def test_the_clock_of_a_killed_session_is_taken_from_its_metrics(tmp_path: Path,
 # run.json and the status of a run
 
 
-def test_a_generated_run_id_has_command_and_time(tmp_path: Path):
+def test_a_generated_run_id_says_command_model_dataset_and_time(tmp_path: Path):
     ids = set()
     for _ in range(5):
-        with RunDir.create(tmp_path, "eval", metadata={}) as run:
-            assert re.fullmatch(r"eval-\d{8}-\d{6}-[0-9a-f]{4}", run.id)
+        with RunDir.create(tmp_path, "eval", about=["runs/q0-sft/model", "arithmetic"], metadata={}) as run:
+            assert re.fullmatch(r"eval-q0-sft-arithmetic-\d{8}-\d{4}(-\d)?", run.id)
             assert run.path == tmp_path / run.id
             ids.add(run.id)
     assert len(ids) == 5
+
+
+@pytest.mark.parametrize(
+    ("about", "says"),
+    [
+        (["tiny-math (built in; name another with --model)", "arithmetic"], "tiny-math-arithmetic-"),
+        (["Qwen/Qwen2.5-Math-1.5B", "hf:org/name"], "Qwen2.5-Math-1.5B-name-"),
+        (["../a b/model-merged/", "/data/my questions.jsonl"], "a-b-my-questions-"),
+        (["model", ""], "model-"),
+        (["...", "数学", "\x1b[2J/\x00"], ""),
+        (["x" * 500, "-" * 500], "x" * 32 + "-"),
+        ([], ""),
+    ],
+)
+def test_a_generated_run_id_is_safe_whatever_it_is_about(tmp_path: Path, about, says):
+    with RunDir.create(tmp_path, "grpo", about=about, metadata={}) as run:
+        assert re.fullmatch(re.escape(f"grpo-{says}") + r"\d{8}-\d{4}", run.id)
+        assert RUN_NAME.fullmatch(run.id)
 
 
 def test_run_json_describes_the_run(run: RunDir):
