@@ -64,7 +64,7 @@ class Runs:
         return [read_run(path) for path in self.paths]
 
     def sql(self, query: str, **parameters: Any) -> "Rows":
-        """Answer one SELECT on the tables `rollouts`, `grades`, `metrics` and `runs`, or a named query of `rlvr analyze --list`.
+        """Answer one SELECT on the tables `rollouts`, `segments`, `grades`, `metrics` and `runs`, or a named query of `rlvr analyze --list`.
 
         Args:
             parameters: values of $name in the query.

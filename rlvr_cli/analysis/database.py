@@ -1,7 +1,7 @@
 """SQL over runs: committed Parquet parts in, rows out; the only module that uses DuckDB.
 
-Enters: for each run its committed files, and one SELECT over the views `rollouts`, `grades`, `metrics` and `runs`; or rows,
-such as the examples of a dataset, and a condition on their table. Leaves: a `Table`.
+Enters: for each run its committed files, and one SELECT over the views `rollouts`, `segments`, `grades`, `metrics` and `runs`; or
+rows, such as the examples of a dataset, and a condition on their table. Leaves: a `Table`.
 
 A query cannot write, cannot read any other file, and cannot run forever:
 
@@ -35,7 +35,7 @@ from rlvr_cli.runs.readers import RunInfo, read_metrics
 from rlvr_cli.runs.schemas import Column, columns_of
 from rlvr_cli.runs.sums import check_sums
 from rlvr_cli.text import storable
-from rlvr_cli.types import Example, Metric, Regrade, Rollout, Table
+from rlvr_cli.types import Example, Metric, Regrade, Rollout, Segment, Table
 
 if TYPE_CHECKING:
     import duckdb
@@ -72,7 +72,7 @@ _RUNS_COLUMNS = """
 
 @contextmanager
 def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> Iterator["Database"]:
-    """Open a sealed database with the views `rollouts`, `grades`, `metrics` and `runs` over these runs.
+    """Open a sealed database with the views `rollouts`, `segments`, `grades`, `metrics` and `runs` over these runs.
 
     Raises:
         RlvrError: two runs have the same id, or a file is not as it was committed.
@@ -90,11 +90,11 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> Iter
         # DuckDB opens a file more than once, and a run in progress replaces its metrics file: copy it, to see one version.
         runs = [replace(r, metrics=_copied_metrics(r, Path(folder) / f"{i}.parquet")) for i, r in enumerate(runs)]
         for run in runs:
-            read = {*run.parts, *run.grades}
+            read = {*run.parts, *run.segments, *run.grades}
             check_sums(run.path, {e.path: e.sha256 for e in run.entries if run.path / e.path in read})
         with database.explained_errors():
             _create_views(connection, runs)
-            paths = [p for r in runs for p in (*r.parts, *r.grades, *([r.metrics] if r.metrics else []))]
+            paths = [p for r in runs for p in (*r.parts, *r.segments, *r.grades, *([r.metrics] if r.metrics else []))]
             _seal(connection, paths, timeout_seconds=timeout_seconds)
         yield database
 
@@ -310,7 +310,7 @@ class Database:
         except duckdb.PermissionException as e:
             raise RlvrError(
                 f"The query tries to read something other than the runs: {_first_line(e)}",
-                "It may read the tables rollouts, grades, metrics and runs.",
+                "It may read the tables rollouts, segments, grades, metrics and runs.",
             ) from e
         except duckdb.Error as e:
             if "pytz" in str(e):
@@ -356,7 +356,7 @@ def _check_tree(tree: Any) -> None:
             if kind == "TABLE_FUNCTION" and (name := node["function"]["function_name"].lower()) not in TABLE_FUNCTIONS:
                 raise RlvrError(
                     f"The table function {name} is not allowed in queries.",
-                    f"Tables: rollouts, grades, metrics, runs. Table functions: {', '.join(sorted(TABLE_FUNCTIONS))}.",
+                    f"Tables: rollouts, segments, grades, metrics, runs. Table functions: {', '.join(sorted(TABLE_FUNCTIONS))}.",
                 )
             pending += node.values()
 
@@ -375,11 +375,16 @@ def _place(sql: str, position: str | None) -> str:
 def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInfo]) -> None:
     connection.execute("SET parquet_metadata_cache = true")
     connection.execute(_MACROS)
-    parts, grades = [p for r in runs for p in r.parts], [p for r in runs for p in r.grades]
-    if parts:
-        connection.execute(f"CREATE VIEW rollouts AS {_rows_in(parts, Rollout, connection)}")
-    else:
-        connection.execute(f"CREATE TABLE rollouts ({_typed(columns_of(Rollout))})")
+    sampled = {
+        "rollouts": (Rollout, [p for r in runs for p in r.parts]),
+        "segments": (Segment, [p for r in runs for p in r.segments]),
+    }
+    for name, (record, parts) in sampled.items():
+        if parts:
+            connection.execute(f"CREATE VIEW {name} AS {_rows_in(parts, record, connection)}")
+        else:
+            connection.execute(f"CREATE TABLE {name} ({_typed(columns_of(record))})")
+    grades = [p for r in runs for p in r.grades]
     if grades:
         key = "run_id, grader, phase, step, example_id, sample_index"
         last = f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY attempt DESC) = 1"

@@ -10,7 +10,8 @@ from rlvr_cli.types import Phase
 
 @dataclass(frozen=True)
 class AnalyzeConfig(Provenance):
-    """Analyze runs with SQL, named queries or an HTML report. The SQL tables are `rollouts`, `grades`, `metrics` and `runs`.
+    """Analyze runs with SQL, named queries or an HTML report. The SQL tables are `rollouts`, `segments`, `grades`, `metrics`
+    and `runs`.
 
     Examples:
         rlvr analyze curves a-s0,a-s1,a-s2 b-s0,b-s1,b-s2 --plot arms.svg --x steps --panels eval_reward

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import damaged_file, os_errors_as_user_errors, read_regular, refuse_links, shown
 from rlvr_cli.runs.manifest import (
+    FOLDERS,
     GRADES,
     METRICS,
     ROLLOUTS,
+    SEGMENTS,
     Entry,
     is_recorded,
     matches,
@@ -28,9 +30,9 @@ from rlvr_cli.runs.manifest import (
     part_name,
 )
 from rlvr_cli.runs.parquet import cost_of, from_parquet
-from rlvr_cli.runs.schemas import newer_version, rollout_schema
+from rlvr_cli.runs.schemas import arrow_schema, newer_version
 from rlvr_cli.text import printable, storable
-from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout
+from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout, Segment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +52,7 @@ class RunInfo:
     metadata: dict[str, Any]  # the content of run.json
     parts: list[Path]  # committed rollout parts, in commit order
     grades: list[Path]  # committed grades parts, in commit order
+    segments: list[Path]  # committed parts of segments, in commit order
     metrics: Path | None  # None before the first metric
     fingerprint: str  # SHA-256 (hex) of the rollout parts' hashes; changes when rollouts are added
     entries: Sequence[Entry]  # the manifest
@@ -150,7 +153,7 @@ def read_cost(run: Path, entry: Entry) -> dict[str, float]:
 
 def row_type_of(folder: str) -> type:
     """Return the row type of the parts in a folder."""
-    return Regrade if folder == GRADES else Rollout
+    return {ROLLOUTS: Rollout, GRADES: Regrade, SEGMENTS: Segment}[folder]
 
 
 def parsed_table(data: bytes, record: type, *, path: Path, columns: Sequence[str] | None = None) -> "pa.Table":
@@ -174,7 +177,7 @@ def read_run(path: Path | str) -> RunInfo:
     """
     path = Path(path)
     metadata, entries, settled, notices = read_index(path)
-    parts = {folder: [check_part(path, e) for e in entries if e.folder == folder] for folder in (ROLLOUTS, GRADES)}
+    parts = {folder: [check_part(path, e) for e in entries if e.folder == folder] for folder in FOLDERS}
     digests = "".join(e.sha256 for e in entries if e.folder == ROLLOUTS)
     return RunInfo(
         path=path,
@@ -182,6 +185,7 @@ def read_run(path: Path | str) -> RunInfo:
         metadata=metadata,
         parts=parts[ROLLOUTS],
         grades=parts[GRADES],
+        segments=parts[SEGMENTS],
         metrics=metrics_path(path, settled=settled),
         fingerprint=hashlib.sha256(digests.encode()).hexdigest(),
         entries=entries,
@@ -252,10 +256,10 @@ def check_record(run: Path, data: bytes, record: Any) -> None:
 
 
 def present_parts(run: Path) -> list[str]:
-    """Return the relative paths of all ``*.parquet`` files in rollouts/ and grades/, committed or not."""
+    """Return the relative paths of all ``*.parquet`` files in the folders of parts, committed or not."""
     found: list[str] = []
-    for folder in (ROLLOUTS, GRADES):
-        if folder == GRADES and not os.path.lexists(run / folder):
+    for folder in FOLDERS:
+        if folder != ROLLOUTS and not os.path.lexists(run / folder):
             continue
         refuse_links(run, folder)
         with os_errors_as_user_errors(run / folder, "read"):
@@ -325,13 +329,20 @@ def read_parts(
 
 
 def part_tables(
-    path: Path, entries: Sequence[Entry], *, phase: Phase | None, step: int | None, columns: Sequence[str] | None
+    path: Path,
+    entries: Sequence[Entry],
+    *,
+    phase: Phase | None,
+    step: int | None,
+    columns: Sequence[str] | None,
+    folder: str = ROLLOUTS,
 ) -> "Iterator[pa.Table]":
-    names = rollout_schema().names if columns is None else list(columns)
-    assert set(names) <= set(rollout_schema().names), names
-    yield rollout_schema().empty_table().select(names)
+    schema = arrow_schema(row_type_of(folder))
+    names = schema.names if columns is None else list(columns)
+    assert set(names) <= set(schema.names), names
+    yield schema.empty_table().select(names)
     for entry in entries:
-        if entry.folder == ROLLOUTS and phase in (None, entry.phase) and step in (None, entry.step):
+        if entry.folder == folder and phase in (None, entry.phase) and step in (None, entry.step):
             yield read_part(path, entry, names)
 
 

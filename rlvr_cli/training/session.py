@@ -35,7 +35,7 @@ from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.memory import MemoryPlan, memory_plan
 from rlvr_cli.training.placement import Placement, place
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.types import Example, Rollout
+from rlvr_cli.types import Example, Rollout, Sampler
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,13 @@ def sample_questions(
     step: int,
     num_samples: int,
     credit: Credit,
+    sampler: Sampler | None = None,
 ) -> list[Rollout]:
-    """Return `num_samples` rollouts of each of these training questions, see `rollouts.collect.sample_groups`."""
+    """Return `num_samples` rollouts of each of these training questions, see `rollouts.collect.sample_groups`.
+
+    Args:
+        sampler: who answers; None: the trainer's.
+    """
     return sample_groups(
         trainer.run,
         step=step,
@@ -231,7 +236,7 @@ def sample_questions(
         num_samples=num_samples,
         credit=credit,
         template=inputs.template,
-        sampler=trainer.sampler,
+        sampler=sampler or trainer.sampler,
         params=trainer.config.sampling_params,
         grader=inputs.pool,
         seed=trainer.config.seed,
