@@ -34,6 +34,11 @@ EXTRAS = {
     "py3langid": "language",
     "starlette": "view",
     "uvicorn": "view",
+    "pandas": "pandas",
+    "polars": "polars",
+    "wandb": "wandb",
+    "tensorboard": "tensorboard",
+    "trackio": "trackio",
 }
 REINSTALL = "Install it again, in a version that rlvr's pyproject.toml allows."
 GET_TORCH = "Install PyTorch's build for CUDA, or a driver that is new enough for it: see Get Started on pytorch.org."

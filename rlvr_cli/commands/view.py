@@ -12,7 +12,7 @@ from rlvr_cli import process
 from rlvr_cli.config.view import ViewConfig
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.files import shown
-from rlvr_cli.runs.readers import is_run, resolve_run
+from rlvr_cli.runs.readers import is_run, resolve_runs
 from rlvr_cli.terminal import console
 
 
@@ -55,7 +55,9 @@ def named_runs(config: ViewConfig) -> tuple[Path | None, list[Path]]:
     elif len(config.runs) == 1 and Path(config.runs[0]).is_dir() and not is_run(config.runs[0], config.runs_dir):
         root = Path(config.runs[0])
     else:
-        return None, [resolve_run(name, config.runs_dir) for name in config.runs]
+        named = resolve_runs(config.runs, config.runs_dir)
+        console.report_passed_over(named.others)
+        return None, named.runs
     if not root.is_dir():
         raise RlvrError(f"There is no directory {shown(root)}.", "Give the directory of runs with --runs-dir.")
     return root, []

@@ -12,13 +12,13 @@ class ViewConfig(Provenance):
 
     Examples:
         rlvr view
-        rlvr view my-grpo my-sft
+        rlvr view my-grpo 'abl-*'
         rlvr view --port 8000 --no-open
     """
 
     runs: tuple[str, ...] = knob(
         (),
-        "Run directories or names, or one directory of runs. Default: all runs in --runs-dir.",
+        "Runs: names, directories, or patterns in quotes; or one directory of runs. Default: all of --runs-dir.",
         group="Data",
         argument=True,
         completes="run",

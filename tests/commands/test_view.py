@@ -85,6 +85,8 @@ def serve(tmp_path):
 @installed
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_printed_address_answers_and_a_signal_ends_it_quietly(serve, runs, tmp_path, number):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        pytest.skip("the signal is ignored here, as under nohup, and so in what is started from here")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     served = serve(env={"TMPDIR": str(scratch)})
@@ -130,6 +132,15 @@ def test_named_runs_alone_are_served_on_a_chosen_port(serve, runs):
     assert re.findall('data-run="([^"]*)"', served.get()) == ["a"]
     with pytest.raises(urllib.error.HTTPError, match="404"):
         served.get("view?run=b")
+
+
+def test_patterns_of_runs(runs, monkeypatch, capsys):
+    monkeypatch.chdir(runs.parent)
+    (runs / "notes.txt").write_text("no run")
+    for names in (("[ab]",), ("runs/*",), ("runs/a", "runs/b", "runs/notes.txt")):
+        root, found = view.named_runs(ViewConfig(runs=names))
+        assert (root, [path.name for path in found]) == (None, ["a", "b"])
+    assert capsys.readouterr().err.count("passed over, since no run: runs/notes.txt") == 2
 
 
 @installed

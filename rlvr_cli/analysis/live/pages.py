@@ -8,17 +8,18 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.alarms import run_alarms
 from rlvr_cli.analysis.comparison import compare
 from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.live.listing import list_runs
 from rlvr_cli.analysis.live.rollouts import SECONDS
 from rlvr_cli.analysis.report.build import charts_of, configuration_of, environment_of, first_and_last, summary_tables
 from rlvr_cli.analysis.report.page import Browser, Grid, Report, Share, assets, render, report_values
-from rlvr_cli.analysis.report.rollouts import of_steps
+from rlvr_cli.analysis.report.rollouts import of_steps, step_of
+from rlvr_cli.analysis.run_list import list_runs
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.manifest import METRICS
@@ -68,9 +69,9 @@ def _identity(path: Path) -> tuple[int, ...]:
 def run_rows(paths: Mapping[str, Path]) -> list[dict[str, Any]]:
     """The list of runs for the template, each with its name in this view."""
     rows = []
-    for name, row in zip(paths, list_runs(list(paths.values()), timeout_seconds=SECONDS), strict=True):
+    for name, row in zip(paths, list_runs(list(paths.values())), strict=True):
         share = None if row["accuracy"] is None else Share(row["accuracy"], row["low"], row["high"])
-        created = row["created_at"].isoformat() if row["created_at"] else ""
+        created = row["created_at"].replace(tzinfo=UTC).isoformat() if row["created_at"] else ""
         rows.append(row | {"name": name, "share": share, "created": created})
     return rows
 
@@ -89,8 +90,8 @@ def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:
     """What the page of some runs shows of what they have committed. Raises RlvrError if one cannot be read."""
     infos = [read_run(path) for path in paths.values()]
     names = tuple(info.id for info in infos)
-    with open_runs([_metrics_of(info) for info in infos], timeout_seconds=SECONDS) as database:
-        charts = charts_of(database)
+    with open_runs([_evaluations_of(info) for info in infos], timeout_seconds=SECONDS) as database:
+        charts = charts_of(database, infos)
     alarms = [
         {
             "name": alarm.name,
@@ -142,5 +143,7 @@ def verdict_of(a: RunInfo, b: RunInfo) -> Verdict:
     return Verdict((found.verdict, *found.notes), arms)
 
 
-def _metrics_of(info: RunInfo) -> RunInfo:
-    return replace(info, parts=[], grades=[])
+def _evaluations_of(info: RunInfo) -> RunInfo:
+    """What the curves need: metrics, and for their intervals the held-out rollouts."""
+    places = {place for part in info.parts if (place := step_of(info, part))[1] == "eval"}
+    return replace(of_steps(info, places), grades=[])

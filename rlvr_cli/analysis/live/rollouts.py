@@ -104,7 +104,7 @@ class Databases:
 
 
 def _rollouts_of(info: RunInfo) -> RunInfo:
-    return replace(info, grades=[], metrics=None)
+    return replace(info, grades=[], segments=[], metrics=None)
 
 
 def facets(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str]) -> dict[str, list[Any]]:

@@ -199,8 +199,8 @@ def _read_chunks(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_s
 
 
 def of_steps(info: RunInfo, steps: Collection[tuple[str, str, int]]) -> RunInfo:
-    """The run with only its rollout parts of these (run, phase, step): what else it holds is not opened."""
-    return replace(info, parts=[part for part in info.parts if step_of(info, part) in steps])
+    """The run with only its rollout parts of these (run, phase, step), without segments: other parts are not opened."""
+    return replace(info, parts=[part for part in info.parts if step_of(info, part) in steps], segments=[])
 
 
 def step_of(info: RunInfo, part: Path) -> tuple[str, str, int]:

@@ -1,6 +1,7 @@
 -- Grades that failed: which error, how often, in which steps, and what was being graded.
 -- :phase = null
 -- :examples = 3
+-- plot: x=error y=samples panels=phase bars=yes lines=run_id
 
 SELECT
     run_id,

@@ -17,6 +17,7 @@ from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.live import rollouts as live_rollouts
 from rlvr_cli.analysis.live.server import Library, is_local, listen, open_app
+from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -38,7 +39,7 @@ def rollout(run_id, example, sample, *, phase="train", step=0, reward=0.0, respo
 
 
 def metadata(**config):
-    return {"facts": {"prompt": {"text": "Think.\nUser: {question}"}}, "config": config}
+    return {"facts": {"prompt": {"text": "Think.\nUser: {question}"}}, "config": config, "planned": {"steps": 9}}
 
 
 def commit(run, step, rows, *, reward=0.5, phase="train"):
@@ -56,7 +57,7 @@ def some_rollouts(run_id, step, *, phase="train"):
 
 
 def make_run(root, name, *, steps=3, learning_rate=0.1):
-    with RunDir.create(root, "grpo", name=name, metadata=metadata(learning_rate=learning_rate, n_grpo_steps=9)) as run:
+    with RunDir.create(root, "grpo", name=name, metadata=metadata(learning_rate=learning_rate)) as run:
         for step in range(steps):
             commit(run, step, some_rollouts(name, step), reward=step / 10)
         commit(run, steps, some_rollouts(name, steps, phase="eval"), phase="eval")
@@ -242,6 +243,16 @@ def test_two_runs_are_compared_in_the_words_of_compare(client):
     assert "The questions that both answered" in text
     assert "What differs between the runs" in text
     assert "cannot be compared" not in client.get("/view?run=a").text
+
+
+def test_the_curves_are_the_reports(client, root, tmp_path):
+    report = write_report([root / "a", root / "b"], tmp_path / "report.html").read_text()
+    live = client.get("/view?run=a&run=b").text
+    curves = [re.search('<section id="curves".*?</section>', text, re.DOTALL)[0] for text in (live, report)]
+    assert curves[0] == curves[1]
+    assert re.findall("</svg>(.*?)</li>", curves[0]) == ["learning_rate 0.1", "learning_rate 0.2"]
+    # the held-out reward with its interval
+    assert re.search(r"learning_rate 0\.1 at 3: 0\.5 \[0\.\d+, 0\.\d+\]", curves[0])
 
 
 def test_runs_that_share_no_question_say_so(tmp_path):
