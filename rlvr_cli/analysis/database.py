@@ -277,7 +277,7 @@ class Database:
         except duckdb.InterruptException as e:
             raise RlvrError(
                 f"The query was stopped after {self._timeout_seconds:g} seconds.",
-                "--timeout-seconds gives it more time.",
+                "Select fewer rows or columns, or give rlvr analyze more time: --timeout-seconds.",
             ) from e
         except duckdb.OutOfMemoryException as e:
             raise RlvrError(

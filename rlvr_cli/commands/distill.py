@@ -81,7 +81,8 @@ def train(config: DistillConfig, trainer: Trainer, inputs: Inputs, *, served: Se
         loss=partial(distillation, divergence=config.divergence, task_reward=config.task_reward),
     )
     asked = trainer.cursor.get("asked", 0)
-    with console.progress("steps", config.n_distill_steps - trainer.updates, running_mean=False) as bar:
+    longer = f"--n-distill-steps {2 * config.n_distill_steps}"
+    with trainer.progress("steps", config.n_distill_steps, done=trainer.updates, longer=longer) as bar:
         while trainer.updates < config.n_distill_steps and trainer.has_time():
             step = trainer.updates
             rollouts, asked, signals = sample_batch(

@@ -109,7 +109,8 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
     clipping_seen = False
     steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
     order = QuestionOrder(config, inputs.questions, trainer.run, before=trainer.updates - done)
-    with console.progress("steps", config.n_grpo_steps - steps, running_mean=False) as bar:
+    longer = f"--n-grpo-steps {2 * config.n_grpo_steps}"
+    with trainer.progress("steps", config.n_grpo_steps, done=steps, longer=longer) as bar:
         while steps < config.n_grpo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
             rollouts, asked_after, signals = rollout_batch(

@@ -54,7 +54,8 @@ def train(config: PpoConfig, trainer: Trainer, inputs: Inputs) -> None:
         kl_coef=config.kl_coef if config.kl_in == "loss" else 0.0,
     )
     steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
-    with console.progress("steps", config.n_ppo_steps - steps, running_mean=False) as bar:
+    longer = f"--n-ppo-steps {2 * config.n_ppo_steps}"
+    with trainer.progress("steps", config.n_ppo_steps, done=steps, longer=longer) as bar:
         while steps < config.n_ppo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
             rollouts, asked_after, signals = sample_batch(

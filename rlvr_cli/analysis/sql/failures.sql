@@ -40,7 +40,7 @@ SELECT
     category,
     failure_kind,
     CASE
-        WHEN reward IS NULL THEN 'the grade failed: ' || coalesce(grade_error, 'unknown')
+        WHEN reward IS NULL THEN 'the grade failed: ' || coalesce(grade_error, 'unknown') || coalesce(': ' || grade_error_detail, '')
         WHEN reward > 0.5 AND NOT isnan(reward) THEN 'it was rewarded'
         WHEN failure_kind = 'truncated' THEN 'cut off after ' || num_response_tokens || ' tokens, before its answer'
         WHEN failure_kind = 'empty' THEN 'there is nothing in the answer'
@@ -49,6 +49,7 @@ SELECT
         WHEN failure_kind = 'malformed_tags' THEN 'the tags are there, but not as "</think> <answer>" ... "</answer>"'
         WHEN failure_kind = 'multiple_answers' THEN 'there is more than one answer'
         WHEN failure_kind = 'unparsed_answer' THEN 'the answer cannot be read as mathematics'
+        WHEN failure_kind = 'low_reward' THEN 'the reward is ' || reward || ', and the grader said no more'
         WHEN failure_kind = 'wrong_answer' THEN 'the answer differs from the truth'
         WHEN failure_kind = 'correct_but_unformatted' THEN 'the answer is right, but stands where the format does not allow it: the fault is the parser''s, not the model''s'
         ELSE coalesce(failure_kind, 'unknown')
