@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.database import Database, open_runs
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_query
 from rlvr_cli.analysis.summary import combined_tables, summarize
 from rlvr_cli.config.analyze import AnalyzeConfig
@@ -19,7 +19,7 @@ from rlvr_cli.config.options import nearest
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import ROLLOUTS, part_name
 from rlvr_cli.runs.readers import RunInfo, is_run, latest_run, read_run, resolve_run, run_names
-from rlvr_cli.terminal import cases, console, tables
+from rlvr_cli.terminal import cases, console, help, tables
 
 COUNTS = {
     "k": 1,
@@ -31,19 +31,18 @@ COUNTS = {
     "step_b": 0,
 }  # parameters that are whole numbers, and their least values
 REPORT = "report"  # accepted in place of a query's name
+REPORT_ANSWERS = (
+    "One self-contained HTML page: summary, configuration, curves, alarms, rollouts to browse (--out FILE)."
+)
 
 
 def run(config: AnalyzeConfig) -> None:
     """Answer one query. Raises RlvrError for user errors."""
+    if config.list and config.format == "table":
+        return console.print_page(query_page())
     if config.list:
         rows = [(q.name, q.description, _listed(q.parameters)) for q in named_queries().values()]
-        rows.append(
-            (
-                REPORT,
-                "One self-contained HTML page: summary, configuration, curves, alarms, rollouts to browse (--out FILE).",
-                "",
-            )
-        )
+        rows.append((REPORT, REPORT_ANSWERS, ""))
         return tables.print_table(("query", "answers", "parameters"), rows, output=config.format)
     if config.query not in (REPORT, *named_queries()) and is_run(config.query, config.runs_dir):  # rlvr analyze RUN...
         config = replace(config, query="summary", runs=(config.query, *config.runs))
@@ -64,6 +63,7 @@ def run(config: AnalyzeConfig) -> None:
         return summarize_runs(infos, config, parameters)
     with open_runs(infos, timeout_seconds=config.timeout_seconds) as database:
         result = database.select(query.sql, parameters, limit=0 if config.plot else config.limit)
+        nothing = "" if result.rows else why_nothing(database, query, parameters, infos)
     if config.plot:
         from rlvr_cli.analysis.figures import figures
         from rlvr_cli.analysis.plots import save_plot
@@ -72,13 +72,52 @@ def run(config: AnalyzeConfig) -> None:
         console.say(f"picture {config.plot}")
         result = replace(result, rows=result.rows[: config.limit or None], more=0 < config.limit < len(result.rows))
     if config.format == "table" and set(result.columns) >= cases.CASE_COLUMNS:
-        cases.print_cases(result)
+        cases.print_cases(result, templates={info.id: prompt_template(info) for info in infos})
     else:
         tables.print_tables([result], output=config.format)
     if result.more:
         console.say(f"only the first {config.limit} rows are shown; --limit 0 shows all of them")
-    if not result.rows:
-        console.say(f"no rows; there are rollouts of {'; '.join(map(stored_steps, infos)) or 'none'}")
+    if nothing:
+        console.say(nothing)
+
+
+def why_nothing(database: Database, query: NamedQuery, parameters: Mapping[str, Any], infos: Sequence[RunInfo]) -> str:
+    """Say why a query has no rows."""
+    if query.name == "metrics":
+        names = [name for (name,) in database.select("SELECT DISTINCT name FROM metrics ORDER BY name").rows]
+        return (
+            f"no metric is named like {parameters['names']!r}, where % stands for any text; there are "
+            f"{textwrap.shorten(', '.join(names), 4000, placeholder=' …') or 'none'}"
+        )
+    narrowed = any(parameters.get(name) not in (None, "") for name in ("step", "category", "failure_kind"))
+    if query.name == "failures" and not narrowed:
+        rows = database.select("SELECT 1 FROM rollouts WHERE phase = $phase", parameters, limit=1).rows
+        if rows:
+            return "no failures: every response was rewarded; rlvr analyze rollouts shows some of them"
+    return f"no rows; there are rollouts of {'; '.join(map(stored_steps, infos)) or 'none'}"
+
+
+def prompt_template(info: RunInfo) -> str:
+    """The text of a run's prompt template; empty if run.json does not tell."""
+    facts = info.metadata.get("facts")
+    prompt = facts.get("prompt") if isinstance(facts, dict) else None
+    text = prompt.get("text") if isinstance(prompt, dict) else None
+    return text if isinstance(text, str) else ""
+
+
+def query_page() -> str:
+    """The named queries with their parameters, for reading."""
+    rows = [
+        help.Row((q.name,), f"{q.description} {f'[{_listed(q.parameters)}]' if _listed(q.parameters) else ''}".strip())
+        for q in named_queries().values()
+    ]
+    footer = [
+        "--set NAME=VALUE sets a parameter; --show prints a query's SQL.",
+        "--format json lists them for programs.",
+    ]
+    return help.page(
+        "rlvr analyze QUERY [RUN ...]", "", {"Queries": [*rows, help.Row((REPORT,), REPORT_ANSWERS)]}, footer=footer
+    )
 
 
 def stored_steps(info: RunInfo) -> str:
@@ -203,8 +242,8 @@ def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: 
     chosen = {"phase": parameters["phase"], "step": parameters["step"], "timeout_seconds": config.timeout_seconds}
     summaries = [summarize(info, **chosen) for info in infos]
     if len(summaries) == 1:
-        return tables.print_tables(summaries[0].tables(), output=config.format, missing="–")
-    tables.print_tables(combined_tables(summaries), output=config.format, missing="–")
+        return tables.print_tables(summaries[0].tables(), output=config.format)
+    tables.print_tables(combined_tables(summaries), output=config.format)
 
 
 def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
@@ -230,7 +269,7 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     *numbers, words = comparison.tables()
     if config.format != "table":
         return tables.print_tables([*numbers, words], output=config.format)
-    tables.print_tables(numbers, missing="–")
+    tables.print_tables(numbers)
     console.print_text("\n" + "\n".join(textwrap.fill(text, 100) for (text,) in words.rows))
 
 

@@ -90,7 +90,7 @@ def run(config: EvalConfig) -> None:
                     )
             evaluated.append(run.path)
     if len(evaluated) == 1:
-        tables.print_tables(summarize(evaluated[0]).tables(), output=config.format, missing="–")
+        tables.print_tables(summarize(evaluated[0]).tables(), output=config.format)
     else:
         with open_runs([read_run(path) for path in evaluated]) as database:
             query = named_queries()["thinking_budget"]

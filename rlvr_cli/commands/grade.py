@@ -57,7 +57,7 @@ def run(config: GradeConfig) -> None:
             words += ["--phase", config.phase] if config.phase != "all" else []
             raise Interrupted(f"what is done is kept in {run.path}; go on with: {shlex.join(words)}") from None
     changes = compare_grades(read_run(path), grader=grader, phase=config.phase)
-    tables.print_tables(changes, output=config.format, missing="–")
+    tables.print_tables(changes, output=config.format)
     if left and pool.failed == left:
         raise RlvrError(
             f"Not one of the {left} responses could be graded: see the note above.",
@@ -84,7 +84,7 @@ def check(config: GradeConfig) -> None:
         )
     with GraderPool(config.check, format_rule=config.format_rule, workers=1, timeout=config.grader_timeout) as pool:
         trials = try_grader(pool, cases)
-    tables.print_tables(trial_tables(trials), output=config.format, missing="–")
+    tables.print_tables(trial_tables(trials), output=config.format)
     number, failed = (sum(counts) for counts in zip(*((len(t.cases), t.failed) for t in trials), strict=True))
     if failed:
         hint = "Correct it at the lines shown."
@@ -114,7 +114,7 @@ def explain(config: GradeConfig, text: str) -> None:
     with GraderPool(grader, format_rule=config.format_rule, workers=1, timeout=config.grader_timeout) as pool:
         (verdict,) = pool.grade([(response, config.run)])
     found = explained(verdict, response, config.run, grader=grader, format_rule=config.format_rule)
-    tables.print_tables(found, output=config.format, missing="–")
+    tables.print_tables(found, output=config.format)
 
 
 def stored_name(config: GradeConfig) -> str:

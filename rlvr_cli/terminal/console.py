@@ -39,6 +39,11 @@ def print_text(text: str) -> None:
     write_text(sys.stdout, printable(text).rstrip("\n") + "\n")
 
 
+def print_page(page: str) -> None:
+    """Print a page of `help` on stdout."""
+    write_text(sys.stdout, page.rstrip("\n") + "\n")
+
+
 class Progress:
     """The state of running work; made by `progress`."""
 
