@@ -102,6 +102,7 @@ def mutations_of(file: str, *rows: tuple[str, str, str, str] | tuple[str, str, s
 
 
 ON_POLICY = "tests/commands/test_dpo.py -k own_pairs"
+FAILING = "tests/commands/test_rewards.py -k share_that_may_fail"
 BUDGETS = "tests/commands/test_end_to_end.py -k each_thinking_budget"
 EVALUATED = "tests/replay/test_wiring.py::test_an_evaluation_is_what_its_options_give"
 LOSSES = "tests/training/losses/test_losses.py"
@@ -318,6 +319,8 @@ WIRING = [
     *mutations_of(
         "training/session.py",
         ("questions of seed 0 (ppo)", "seed=trainer.config.seed, start=asked", "seed=0, start=asked", actor_critics("discounted"), "seed"),
+        ("a tenth of a batch's grades may fail whatever is asked", "at_most=trainer.config.max_grade_errors", "at_most=0.1", FAILING, "max_grade_errors"),
+        ("no grade of a batch may stop a run", "    if not trainer.updates:\n", "    if False:\n", FAILING, "max_grade_errors"),
     ),
     *mutations_of(
         "training/gae.py",
@@ -460,6 +463,7 @@ WIRING = [
     ),
     *mutations_of(
         "training/evaluation.py",
+        ("no grade of an evaluation may stop a run", "        if not updates:\n", "        if False:\n", FAILING, "max_grade_errors"),
         ("no evaluation between first and last", "return updates == 0 or bool(every and updates % every == 0)", "return updates == 0", replays("grpo-on-policy"), "grpo.eval_every sft.eval_every dpo.eval_every ppo.eval_every distill.eval_every"),
         ("1,024 evaluation questions", "return min(final or self.config.eval_examples,", "return min(final or 1024,", replays("grpo-on-policy"), "eval_examples"),
         ("the last evaluation is as the others", "final = self.config.final_eval_examples if last else None", "final = None", replays("grpo-on-policy"), "final_eval_examples"),
