@@ -107,7 +107,7 @@ def check_graded(path: Path) -> None:
         check_grade_errors(
             errors,
             at_most=0,
-            of="the responses",
+            of="the run",
             hint=f"rlvr analyze failures {path} shows them. Correct the grader; rlvr grade {path} --grader grades them again.",
         )
 

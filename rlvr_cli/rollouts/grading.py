@@ -57,7 +57,7 @@ def check_grade_errors(errors: Iterable[GradeError], *, at_most: float, of: str,
 
     Args:
         at_most: a share; 1 never raises.
-        of: what was graded, such as "the first batch's responses".
+        of: what the responses are of, such as "the first batch".
         hint: what to do about it.
     """
     known = list(errors)
@@ -67,7 +67,7 @@ def check_grade_errors(errors: Iterable[GradeError], *, at_most: float, of: str,
     commonest = Counter(error for error, _ in failed).most_common(1)[0][0]
     ((detail, times),) = Counter(detail for error, detail in failed if error == commonest).most_common(1)
     raise RlvrError(
-        f"{len(failed)} of {len(known)} of {of} could not be graded. The commonest error, {times} times: "
+        f"{len(failed)} of the {len(known)} responses of {of} could not be graded; {times} of them: "
         f"{described_error(commonest, detail)}",
         hint,
     )

@@ -76,7 +76,7 @@ class Evaluator:
             check_grade_errors(
                 stored_errors(self.run.path, phase="eval", step=updates),
                 at_most=self.config.max_grade_errors,
-                of="the first evaluation's responses",
+                of="the first evaluation",
                 hint=grader_hint(self.run.path, phase="eval"),
             )
         if new == len(examples):  # with only a few questions left, the fixed cost would dominate the average

@@ -258,7 +258,7 @@ def sample_questions(
         check_grade_errors(
             ((r.grade_error, r.grade_error_detail) for r in rollouts),
             at_most=trainer.config.max_grade_errors,
-            of="the first batch's responses",
+            of="the first batch",
             hint=grader_hint(trainer.run.path, phase="train"),
         )
     return rollouts
