@@ -51,6 +51,7 @@ KEPT = frozenset(
     " OMP_NUM_THREADS OMP_WAIT_POLICY MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS".split()
 )  # variables that a worker inherits, beside LC_*: where things are and how they run, no secrets
 _REPORTED_ERRORS = 3  # different errors that a pool reports: the names of exceptions are the grader's own
+_SAID_CHARACTERS = 300  # of an error's text, in a message
 _RECYCLE = 20_000  # items that one worker grades before it is replaced, so that a memory leak stays small
 
 
@@ -359,8 +360,9 @@ class _Worker:
 
 
 def described_error(error: str, detail: str | None) -> str:
-    """A grade's error in words."""
-    return f"{error}: {detail}" if detail else error
+    """A grade's error in words, on one line and of bounded length."""
+    words = " ".join((detail or "").split())
+    return f"{error}: {words[:_SAID_CHARACTERS]}" if words else error
 
 
 def environment() -> dict[str, str]:

@@ -370,6 +370,8 @@ def test_the_error_of_a_grade_says_what_and_where(tmp_path):
     assert bad.error_detail == f"{path}:15: \ud800\x00"
     assert nan.error_detail == f"{path}:9: the reward that it returned is nan, not a finite number"
     assert other.error_detail == f"{path}:16: could not convert string to float: 'x'"
+    assert len(said[2]) < 600
+    assert "\n" not in "".join(said)
     spec = f"{path}:grade"
     assert [text.partition(f"the grader {spec} failed on a response: ")[2][:20] for text in said] == [
         "ZeroDivisionError: /", f"Silent: {path}"[:20], f"ValueError: {path}"[:20]

@@ -269,8 +269,8 @@
       run: value("run_id", row), phase: value("phase", row), step: value("step", row), category: value("category", row),
       "failure kind": value("failure_kind", row), reward: value("reward", row), "format reward": all.format_reward,
       "answer reward": all.answer_reward, advantage: value("advantage", row), "ground truth": all.ground_truth,
-      "extracted answer": all.extracted_answer, grader: all.grader, "grade error": all.grade_error, finish: all.finish_reason,
-      "stopped by": all.stop_reason, tokens: value("num_response_tokens", row), "mean log-probability": all.mean_logprob,
+      "extracted answer": all.extracted_answer, grader: all.grader, "grade error": all.grade_error,
+      "what it says": all.grade_error_detail, finish: all.finish_reason, "stopped by": all.stop_reason, tokens: value("num_response_tokens", row), "mean log-probability": all.mean_logprob,
       "mean entropy": all.mean_entropy, "policy version": all.policy_version, seed: all.seed, "sampled at": all.sampled_at,
     };
     const entries = Object.entries(facts).filter(([name, data]) => data !== null || name === "extracted answer" || name === "reward")

@@ -38,6 +38,7 @@ INDEX_COLUMNS = (
 CUT_COLUMNS = {"extracted_answer", "ground_truth"}  # cut to MAX_LISTED in the index; whole in the texts
 TEXT_COLUMNS = (
     *("prompt", "response", "ground_truth", "extracted_answer", "format_reward", "answer_reward", "grade_error"),
+    "grade_error_detail",
     *("grader", "finish_reason", "stop_reason", "mean_logprob", "mean_entropy", "policy_version", "seed", "sampled_at"),
 )
 
