@@ -67,6 +67,7 @@ CASE
     WHEN kind = 'malformed_tags' THEN 'the tags are there, but not as "</think> <answer>" ... "</answer>"'
     WHEN kind = 'multiple_answers' THEN 'there is more than one answer'
     WHEN kind = 'unparsed_answer' THEN 'the answer cannot be read as mathematics'
+    WHEN kind = 'no_format' THEN 'the format is wrong, and the grader said no more'
     WHEN kind = 'low_reward' THEN 'the reward is ' || reward || ', and the grader said no more'
     WHEN kind = 'wrong_answer' THEN 'the answer differs from the truth'
     WHEN kind = 'correct_but_unformatted' THEN 'the answer is right, but stands where the format does not allow it: '

@@ -116,7 +116,7 @@ def grade_of(returned: Any) -> Grade:
     if rewards.keys() == {"reward"}:
         return Grade(None, None, reward, extracted, None if reward > 0.5 else kind or "low_reward")
     format_reward = rewards.get("format_reward", 1.0)
-    kind = None if reward > 0.5 else kind or ("wrong_answer" if format_reward > 0.5 else "malformed_tags")
+    kind = None if reward > 0.5 else kind or ("wrong_answer" if format_reward > 0.5 else "no_format")
     return Grade(format_reward, rewards.get("answer_reward", reward), reward, extracted, kind)
 
 

@@ -385,7 +385,7 @@ def test_a_user_s_file_needs_a_function(tmp_path):
         ("{'format_reward': 1, 'answer_reward': 0.5, 'reward': 0.5}", (1.0, 0.5, 0.5, "wrong_answer", "format_1_answer_0")),
         ("{'answer_reward': True}", (1.0, 1.0, 1.0, None, "format_1_answer_1")),
         ("{'answer_reward': 0, 'reward': 0.5}", (1.0, 0.0, 0.5, "wrong_answer", "format_1_answer_0")),
-        ("{'reward': 0, 'format_reward': 0}", (0.0, 0.0, 0.0, "malformed_tags", "format_0_answer_0")),
+        ("{'reward': 0, 'format_reward': 0}", (0.0, 0.0, 0.0, "no_format", "format_0_answer_0")),
         ("{'reward': 0, 'format_reward': 1}", (1.0, 0.0, 0.0, "wrong_answer", "format_1_answer_0")),
         ("{'answer_reward': 0, 'failure_kind': 'too_long', 'extracted_answer': 'x'}", (1.0, 0.0, 0.0, "too_long", "format_1_answer_0")),
         # nothing but a reward: no category is invented
