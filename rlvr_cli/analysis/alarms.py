@@ -73,6 +73,12 @@ class _Training(NamedTuple):
     curves: Curves
     disagreement: Curves
 
+    @property
+    def is_solved(self) -> bool:
+        """Whether the mean reward is `SOLVED` at the end."""
+        reward = self.ends("reward/mean")
+        return reward is not None and reward[1] >= SOLVED
+
     def ends(self, name: str) -> tuple[float, float] | None:
         return _ends(self.curves.get(name, {}))
 
@@ -90,7 +96,8 @@ class _Finding(NamedTuple):
 
 def _entropy_collapse(training: _Training) -> Iterator[_Finding]:
     reward = training.ends("reward/mean")
-    if (entropy := training.ends("policy/entropy")) and entropy[1] < entropy[0] / 10 and reward and reward[1] < SOLVED:
+    entropy = training.ends("policy/entropy")
+    if entropy and entropy[1] < entropy[0] / 10 and reward and not training.is_solved:
         yield _Finding(
             "warning",
             f"entropy fell from {entropy[0]:.3g} to {entropy[1]:.3g} nats per token while the reward is only {reward[1]:.2f}: the policy "
@@ -124,7 +131,7 @@ def _no_signal(training: _Training) -> Iterator[_Finding]:
     reward = training.ends("reward/mean")
     name = "groups/signal_share"
     lowest = 0.2 - _error_of_end(training.curves.get(name, {}))
-    if (signal := training.ends(name)) and signal[1] < lowest and not (reward and reward[1] >= SOLVED):
+    if (signal := training.ends(name)) and signal[1] < lowest and not training.is_solved:
         solved = reward is not None and reward[1] > 0.5
         yield _Finding(
             "warning",
@@ -172,8 +179,9 @@ def _gradient_spikes(training: _Training) -> Iterator[_Finding]:
     norms = {step: norm for step, norm in training.curves.get("optimizer/grad_norm", {}).items() if norm == norm}
     usual = statistics.median(norms.values()) if len(norms) >= MIN_STEPS else 0.0
     times = max(SPIKE, _usual_spread(norms.values())) if usual else 0.0
-    spikes = [step for step, norm in norms.items() if usual and norm > times * usual]
-    if spikes:
+    settled = sorted(norms)[MIN_STEPS:]  # the first steps of an untrained model are steep
+    spikes = [step for step in settled if usual and norms[step] > times * usual]
+    if spikes and not training.is_solved:  # a solved task has few rows with a signal, and their gradients vary
         yield _Finding(
             "warning",
             f"the gradient norm exceeded {times:.3g} times its median ({usual:.2g}) at {_steps(spikes)}",
@@ -187,7 +195,7 @@ def _skipped_updates(training: _Training) -> Iterator[_Finding]:
     empty = [step for step in skipped if tokens.get(step) == 0]
     for steps, severity, why in (
         ([step for step in skipped if step not in empty], "error", "a loss or gradient that was not finite"),
-        (empty, "warning", "nothing to train on"),
+        ([] if training.is_solved else empty, "warning", "nothing to train on"),
     ):
         if steps:
             query = "rlvr analyze metrics RUN --set names=update/%"

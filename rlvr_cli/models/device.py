@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models import onednn
 from rlvr_cli.text import printable
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a @ b of two results of `as_operand`, not rounded to half precision: near 20, bfloat16 logits are 0.125 apart."""
     if a.dtype.itemsize < 4:
         return torch.mm(a, b, out_dtype=torch.float32)  # type: ignore[call-overload]  (its stubs lack out_dtype)
-    return a @ b
+    return onednn.product(a, b)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from rlvr_cli.models.device import as_operand, operand_dtype, product
+from rlvr_cli.models.onednn import add_product
 from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.models.prefixes import Wanted, wanted_positions
 
@@ -89,7 +90,7 @@ def get_response_log_probs(
     assert temperature > 0, f"temperature {temperature}: a greedy policy has no log-probabilities"
     mask = torch.ones_like(labels, dtype=torch.bool) if response_mask is None else response_mask.bool()
     policy = as_policy(model)
-    positions = wanted or wanted_in(policy, input_ids, mask).to(labels.device)
+    positions = wanted or wanted_positions(input_ids, mask, shared=policy.shares_prefixes).to(labels.device)
     return policy.in_one_forward(
         lambda: _scores(
             policy,
@@ -158,8 +159,12 @@ def _scores(
 
 
 def wanted_in(model: PreTrainedModel | Policy, input_ids: Tensor, response_mask: Tensor) -> Wanted:
-    """Find, on the CPU, what `get_response_log_probs` computes for a batch; one on the CPU makes it wait for no device."""
-    return wanted_positions(input_ids, response_mask, shared=as_policy(model).shares_prefixes)
+    """Find, on the CPU, what `get_response_log_probs` computes for a batch; one on the CPU makes it wait for no device.
+
+    Only for a pass in the policy's `compute_dtype`: rows may be packed.
+    """
+    policy = as_policy(model)
+    return wanted_positions(input_ids, response_mask, shared=policy.shares_prefixes, packed=policy.packs_rows)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -261,7 +266,7 @@ class _LinearLogProbs(torch.autograd.Function):
                     grad_bias[chunk] = grad.sum(dim=0)
                 grad = as_operand(grad, dtype)
                 if grad_hidden is not None and grad.dtype == grad_hidden.dtype:
-                    grad_hidden.addmm_(grad, operand)  # in place: no other (positions, hidden) tensor
+                    add_product(grad_hidden, grad, operand)
                 elif grad_hidden is not None:
                     grad_hidden += product(grad, operand)
                 if grad_weight is not None:

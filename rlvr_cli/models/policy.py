@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlvr_cli.models.device import current_device, dtype_name, resolve_compute_dtype
 from rlvr_cli.models.directory import base_of
 from rlvr_cli.models.liger import fused_kernels, resolve_kernels
-from rlvr_cli.models.prefixes import Wanted, attention_function, gather, hidden_states, shares_prefixes
+from rlvr_cli.models.prefixes import Wanted, attention_function, gather, hidden_states, packs_rows, shares_prefixes
 from rlvr_cli.models.pretrained import end_tokens, read_pretrained, write_pretrained
 from rlvr_cli.models.recompute import gradient_checkpointing
 from rlvr_cli.models.rounded import rounded_weights
@@ -260,6 +260,11 @@ class Policy:
         """Whether `hidden_states` accepts prefixes; it does not with the gradient checkpointing of transformers."""
         return self.head() is not None and not self.model.is_gradient_checkpointing and shares_prefixes(self.model)
 
+    @property
+    def packs_rows(self) -> bool:
+        """Whether `hidden_states` accepts packed prefixes, while it computes in `compute_dtype`."""
+        return self.shares_prefixes and packs_rows(self.model, self.compute_dtype)
+
     def head(self) -> Head | None:
         """Return the output layer if it alone, as a linear map of the hidden states, gives the logits.
 
@@ -305,7 +310,7 @@ class Policy:
         if dtype == self.dtype:
             yield
             return
-        _ = self.shares_prefixes  # a model is tested with the weights that it has
+        _ = self.packs_rows  # a model is tested with the weights that it has
         output: Any = self.model.get_output_embeddings()  # its gradient is not rounded, and may be the embedding's too
         try:
             with rounded_weights(self.model, dtype, but=output):

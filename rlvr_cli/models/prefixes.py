@@ -8,13 +8,16 @@ gradient of a shared token is the sum over the rows that share it.
 
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -39,6 +42,12 @@ class Prefixes(NamedTuple):
     places: Tensor  # (rows, width) -> index of the prefix that ends there; arbitrary in the padding
     spread: Tensor  # (rows x width,) the same indices, with the rows sorted so that neighbors share the most
     origin: Tensor  # (prefixes,) -> index into `spread` where the prefix first occurs
+    starts: Tensor | None = None  # (rows + 1,) int32, where rows begin in `spread`, which then has no padding: "packed"
+
+    def to(self, device: torch.device) -> "Prefixes":
+        """Copy them to a device, for which the host does not wait."""
+        there = {name: to_device(tensor, device) for name, tensor in self._asdict().items() if tensor is not None}
+        return self._replace(**there)
 
 
 class Wanted(NamedTuple):
@@ -50,17 +59,18 @@ class Wanted(NamedTuple):
 
     def to(self, device: torch.device) -> "Wanted":
         """Copy it to a device, for which the host does not wait."""
-        prefixes = self.prefixes and Prefixes(*(to_device(tensor, device) for tensor in self.prefixes))
+        prefixes = self.prefixes and self.prefixes.to(device)
         return Wanted(to_device(self.positions, device), to_device(self.ends, device), prefixes)
 
 
-def wanted_positions(ids: Tensor, mask: Tensor, *, shared: bool) -> Wanted:
+def wanted_positions(ids: Tensor, mask: Tensor, *, shared: bool, packed: bool = False) -> Wanted:
     """Find what the hidden states at the positions in `mask` need, on the CPU.
 
     Args:
         ids: (rows, width), padded on the right.
         mask: (rows, width).
         shared: whether the model `shares_prefixes`.
+        packed: whether it `packs_rows` too.
     """
     ids, mask = ids.cpu(), mask.cpu()
     positions = mask.flatten().nonzero()[:, 0]
@@ -68,16 +78,17 @@ def wanted_positions(ids: Tensor, mask: Tensor, *, shared: bool) -> Wanted:
         return Wanted(positions, positions, None)
     lengths = row_lengths(mask)
     lengths[:1].clamp_(min=1)  # a model needs at least one token
-    prefixes = distinct_prefixes(ids, lengths)
+    prefixes = distinct_prefixes(ids, lengths, packed=packed)
     return Wanted(positions, prefixes.places.flatten()[positions], prefixes)
 
 
-def distinct_prefixes(ids: Tensor, lengths: Tensor) -> Prefixes:
+def distinct_prefixes(ids: Tensor, lengths: Tensor, *, packed: bool = False) -> Prefixes:
     """Find the distinct prefixes of all rows ids[row, :lengths[row]].
 
     Args:
         ids: (rows, width).
         lengths: (rows,), each at most `width`; the columns after it are padding.
+        packed: whether attention is computed for rows without their padding.
     """
     device = ids.device
     ids, lengths = ids.cpu(), lengths.cpu()
@@ -93,14 +104,19 @@ def distinct_prefixes(ids: Tensor, lengths: Tensor) -> Prefixes:
     spread = number.gather(0, first)
     places = torch.empty_like(spread)
     places[order] = spread
-    found = (
-        ids[new],
-        torch.arange(width).expand(rows, width)[new],
-        places,
-        spread.flatten(),
-        new.flatten().nonzero()[:, 0],
+    where, starts = torch.arange(rows * width).view(rows, width), None
+    if packed:
+        where = inside.flatten().cumsum(0).view(rows, width) - 1
+        starts = F.pad(inside.sum(1).cumsum(0), (1, 0)).int()
+    found = Prefixes(
+        tokens=ids[new],
+        positions=torch.arange(width).expand(rows, width)[new],
+        places=places,
+        spread=spread[inside] if packed else spread.flatten(),
+        origin=where[new],
+        starts=starts,
     )
-    return Prefixes(*(tensor.to(device) for tensor in found))
+    return found.to(device)
 
 
 def hidden_states(model: PreTrainedModel, prefixes: Prefixes) -> Tensor:
@@ -118,6 +134,7 @@ def gather(states: Tensor, index: Tensor) -> Tensor:
 
 
 _shares: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+_packs: weakref.WeakKeyDictionary[torch.nn.Module, dict[torch.dtype, bool]] = weakref.WeakKeyDictionary()
 
 
 def shares_prefixes(model: Any) -> bool:
@@ -139,6 +156,32 @@ def shares_prefixes(model: Any) -> bool:
     return known
 
 
+def packs_rows(model: PreTrainedModel, dtype: torch.dtype) -> bool:
+    """Return whether attention in `dtype` may leave out the padding of rows; tested once, on a few tokens.
+
+    It needs flash-attn, a CUDA device that flash-attn supports, and half precision.
+
+    Args:
+        model: one that `shares_prefixes`.
+    """
+    device = next(model.parameters()).device
+    if device.type != "cuda" or dtype.itemsize > 2 or find_spec("flash_attn") is None:
+        return False
+    known = _packs.setdefault(model, {})
+    if dtype not in known:
+        problem = ""
+        try:
+            with torch.autocast(device.type, dtype):
+                if not _agree(model, _by_prefixes, partial(_by_prefixes, packed=True)):
+                    problem = "its numbers differ from those of PyTorch's attention"
+        except (ImportError, RuntimeError) as error:
+            problem = str(error).strip().partition("\n")[0]
+        if problem:
+            warnings.warn(f"flash-attn is not used for updates: {problem.rstrip('.')}.", stacklevel=3)
+        known[dtype] = not problem
+    return known[dtype]
+
+
 def _is_ordinary(model: PreTrainedModel) -> bool:
     """Return whether the model declares full causal attention in all its layers and accepts `position_ids`."""
     if model.base_model is model or "position_ids" not in signature(model.base_model.forward).parameters:
@@ -148,23 +191,38 @@ def _is_ordinary(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def _probe(model: PreTrainedModel) -> bool:
+    with torch.autocast(next(model.parameters()).device.type, enabled=False):
+        try:
+            return _agree(model, _plain, _by_prefixes)
+        except (TypeError, ValueError, NotImplementedError):  # the model rejects `prefixes`, or `_attend` its arguments
+            return False
+
+
+def _plain(model: PreTrainedModel, ids: Tensor, lengths: Tensor) -> Tensor:
+    """Return the hidden states of padded rows, (rows, width, hidden)."""
+    return model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+
+
+def _by_prefixes(model: PreTrainedModel, ids: Tensor, lengths: Tensor, *, packed: bool = False) -> Tensor:
+    prefixes = distinct_prefixes(ids, lengths, packed=packed)
+    return hidden_states(model, prefixes)[prefixes.places]
+
+
+@torch.no_grad()
+def _agree(model: PreTrainedModel, *ways: Callable[[PreTrainedModel, Tensor, Tensor], Tensor]) -> bool:
+    """Return whether two ways to compute the hidden states of `_PROBE` give the same numbers."""
     device = next(model.parameters()).device
     lengths = torch.tensor([len(line) for line in _PROBE])
     ids = torch.tensor([[*line, *[0] * (int(lengths.max()) - len(line))] for line in _PROBE], device=device)
     training = [module for module in model.modules() if module.training]
     model.eval()  # dropout would make any two passes differ
     try:
-        with torch.autocast(device.type, enabled=False):
-            plain = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            prefixes = distinct_prefixes(ids, lengths)
-            ours = hidden_states(model, prefixes)[prefixes.places]
-    except (TypeError, ValueError, NotImplementedError):  # the model rejects `prefixes`, or `_attend` its arguments
-        return False
+        plain, ours = (way(model, ids, lengths) for way in ways)
     finally:
         for module in training:
             module.training = True
     inside = torch.arange(ids.shape[1], device=device) < lengths.to(device)[:, None]
-    bound = 1e-4 if plain.dtype in (torch.float32, torch.float64) else 5e-2
+    bound = 1e-4 if operand_dtype(plain).itemsize > 2 else 5e-2
     return bool((ours - plain)[inside].abs().max() <= bound * plain[inside].abs().max())
 
 
@@ -200,6 +258,10 @@ def _attend(
     if unknown:  # such as a sliding window, a soft cap, attention sinks
         raise NotImplementedError(f"attention with {', '.join(sorted(unknown))}")
     rows, width = prefixes.places.shape
+    if prefixes.starts is not None:
+        packed = [gather(states[0].transpose(0, 1), prefixes.spread) for states in (query, key, value)]
+        out = _packed_attention(packed, prefixes.starts, longest=width, dropout=dropout, scaling=scaling)
+        return out.index_select(0, prefixes.origin)[None], None
 
     def as_rows(states: Tensor) -> Tensor:
         heads, size = states.shape[1], states.shape[3]
@@ -218,6 +280,27 @@ def _attend(
 
 
 AttentionInterface.register(_ATTENTION, _attend)
+
+
+def _packed_attention(
+    states: Sequence[Tensor], starts: Tensor, *, longest: int, dropout: float, scaling: float | None
+) -> Tensor:
+    """Compute causal attention within each row by flash-attn, with operands in the precision of matrix products.
+
+    Args:
+        states: query, key and value, (tokens, heads or key-value heads, head size), the rows one after another.
+        starts: (rows + 1,) int32, where each row begins.
+        longest: no row has more tokens.
+
+    Returns:
+        (tokens, heads, head size).
+    """
+    from flash_attn import flash_attn_varlen_func  # pyright: ignore  (an extra)
+
+    operands = [as_operand(each, operand_dtype(each)) for each in states]
+    return flash_attn_varlen_func(
+        *operands, starts, starts, longest, longest, dropout_p=dropout, softmax_scale=scaling, causal=True
+    )
 
 
 def causal_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:

@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.device import dtype_name, resolve_device
 from rlvr_cli.models.directory import CONVERT, base_of, local_directory, tokenizer_of
+from rlvr_cli.models.onednn import use_onednn
 from rlvr_cli.models.own_tokenizer import read_tokenizer
 from rlvr_cli.text import printable
 
@@ -99,6 +100,7 @@ def read_pretrained(
             f"{printable(name)} needs {need:.1f} GiB in {dtype} and does not fit on {target}.",
             "Free memory on the device, or use a smaller model or bfloat16.",
         ) from error
+    use_onednn(model, but=model.get_output_embeddings())
     return model.eval(), tokenizer
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from rlvr_cli.models.onednn import LINEAR
+
 
 @contextlib.contextmanager
 def rounded_weights(model: nn.Module, dtype: torch.dtype, *, but: nn.Module | None = None) -> Iterator[None]:
@@ -23,7 +25,7 @@ def rounded_weights(model: nn.Module, dtype: torch.dtype, *, but: nn.Module | No
         but: a layer that keeps its weights.
     """
     first = next(model.parameters())
-    layers = [module for module in model.modules() if type(module) is nn.Linear and module is not but]
+    layers = [module for module in model.modules() if type(module) in LINEAR and module is not but]
     places = [
         (layer._parameters, name, weight)
         for layer in layers

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.onednn import LINEAR
 from rlvr_cli.models.policy import Policy
 
 
@@ -34,12 +35,12 @@ class ShardedPolicy(Policy):
     """
 
     def __init__(self, whole: Policy, mesh: DeviceMesh) -> None:
-        _ = whole.shares_prefixes, whole.head()  # tested with the weights that it has, as for the copy below
+        _ = whole.packs_rows, whole.head()  # tested with the weights that it has, as for the copy below
         own = {id(parameter): parameter for parameter in whole.model.parameters()}
         model = copy.deepcopy(whole.model, own)  # of the modules, not of the parameters
         super().__init__(model, whole._tokenizer, source=whole.source, compute_dtype=whole._compute_dtype)
         self.kernels = whole.kernels
-        _ = self.shares_prefixes, self.head()
+        _ = self.packs_rows, self.head()
         self._mesh = mesh
         _shard(model, mesh, multiplied_in=None if self.compute_dtype == self.dtype else self.compute_dtype)
         # While a pass computes, the model has other parameters: whole ones.
@@ -150,7 +151,7 @@ def _shard(model: PreTrainedModel, mesh: DeviceMesh, *, multiplied_in: torch.dty
     head = model.get_output_embeddings()
     for layer in [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
         linear: list[nn.Module] = [
-            module for module in layer.modules() if type(module) is nn.Linear and module is not head
+            module for module in layer.modules() if type(module) in LINEAR and module is not head
         ]
         if linear:
             fully_shard(linear, mesh=mesh, mp_policy=MixedPrecisionPolicy(multiplied_in, wide))

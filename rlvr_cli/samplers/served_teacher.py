@@ -5,15 +5,18 @@ Enters: prompts and responses, as token ids. Leaves: the log-probability of each
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.openai import FRAME_BYTES, TOKEN_BYTES
-from rlvr_cli.samplers.servers import ask_server, odd_answer
+from rlvr_cli.samplers.servers import NoAnswer, ask_server, odd_answer
 
 CONCURRENCY = 64
+SECONDS = 120.0  # for an answer; a response of 30,000 tokens takes seconds
+PAUSES = (1.0, 5.0, 20.0)  # seconds before a server that did not answer is asked again
 HINT = "Start it with: vllm serve TEACHER, the model that --teacher names; then name its address, such as http://localhost:8000."
 
 
@@ -80,8 +83,16 @@ class ServedTeacher:
     def _asked(self, method: str, route: str, body: dict[str, Any] | None) -> dict[str, Any]:
         limit = FRAME_BYTES + TOKEN_BYTES * len((body or {}).get("prompt", ()))
         said = None
-        with contextlib.suppress(ValueError, RecursionError):
-            said = json.loads(ask_server(method, self.url + route, body, limit=limit, hint=HINT))
+        for pause in (*PAUSES, None):
+            try:
+                said = json.loads(ask_server(method, self.url + route, body, seconds=SECONDS, limit=limit, hint=HINT))
+                break
+            except (ValueError, RecursionError):
+                break
+            except NoAnswer:
+                if pause is None:
+                    raise
+                time.sleep(pause)
         if not isinstance(said, dict):
             raise odd_answer(self.url, "no JSON object", hint=HINT)
         return said

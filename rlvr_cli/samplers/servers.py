@@ -50,7 +50,7 @@ CLOSE_SECONDS = 5.0  # in which it must have forgotten an adapter
 _COLD = 0.01  # a temperature at which nearly every token has log-probability 0 in the distribution sampled from
 
 
-class _NoAnswer(RlvrError):
+class NoAnswer(RlvrError):
     """A server is not there; the others may be."""
 
 
@@ -128,7 +128,7 @@ class ServersSampler(SeveralSamplers["_Server"]):
                         server.load(folder)
                     server.verify(policy, policy_version, served_version=self.policy_version)
                 except RlvrError as error:
-                    if not isinstance(error, _NoAnswer) and server.lives():
+                    if not isinstance(error, NoAnswer) and server.lives():
                         raise
                     self.leave_out(url, error)
             if self._takes_adapters:  # a server may read the one that it serves again
@@ -247,7 +247,7 @@ class _Server:
         """Raise RlvrError if the server has not said `MISSED` times in a row that its engine lives."""
         self._missed = 0 if self.lives() else self._missed + 1
         if self._missed >= MISSED:
-            raise _NoAnswer(f"The server at {self.url} does not answer, nor say that its engine lives.", HOW_TO_START)
+            raise NoAnswer(f"The server at {self.url} does not answer, nor say that its engine lives.", HOW_TO_START)
 
     def _awaited(self, route: str, body: dict[str, Any]) -> None:
         """Ask for what may take long, and wait for it while the server's engine lives. Raises RlvrError."""
@@ -387,7 +387,7 @@ def ask_server(
         why = " ".join(error.read(2000).decode(errors="replace").split())
         raise RlvrError(f"{url} answered {error.code}: {printable(why, keep='')}", hint) from error
     except (OSError, http.client.HTTPException) as error:
-        raise _NoAnswer(f"The server at {url} does not answer: {error}", hint) from error
+        raise NoAnswer(f"The server at {url} does not answer: {error}", hint) from error
     if len(said) > limit:
         raise odd_answer(url, f"more than {limit} bytes", hint=hint)
     return said.decode(errors="replace")

@@ -381,12 +381,15 @@ def _smaller(config: TrainingConfig, *, engine: str, rows: int) -> Iterator[tupl
         The options, and the config, rows of a micro-batch and engine that they give.
     """
     states: list[tuple[list[str], TrainingConfig]] = [([], config)]
-    for changes in _ADAPTED_STATES if config.lora_rank else _STATES:
+    smaller_states = _ADAPTED_STATES if config.lora_rank else _STATES
+    if config.critic == "own":  # only then another method: a head on the policy's model
+        smaller_states += tuple({"critic": "shared"} | changes for changes in ({}, *smaller_states))
+    for changes in smaller_states:
         try:
             smaller = replace(config, **changes)
         except RlvrError:  # not with the other options of this run
             continue
-        if _bytes_of(smaller) < _bytes_of(config):
+        if _networks(smaller) * _bytes_of(smaller) < _networks(config) * _bytes_of(config):
             states.append((_flags(config, changes), smaller))
     engines: list[tuple[list[str], str]] = [([], engine)]
     if engine_kind(engine).share is None and not engine_kind(engine).elsewhere:

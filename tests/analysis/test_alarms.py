@@ -73,6 +73,16 @@ def test_a_spike_is_told_by_its_steps_and_nan_is_none():
     assert alarm.sentence.endswith("at step 7")
 
 
+def test_steep_first_steps_and_those_of_a_solved_task_are_no_spikes():
+    steep = curves()
+    steep["optimizer/grad_norm"] |= dict.fromkeys(range(5), 9.0)
+    assert names(find_alarms(steep)) == []
+    late = curves(reward__mean=(0.3, 1.0))
+    late["optimizer/grad_norm"] |= {15: 9.0}
+    assert names(find_alarms(late)) == []
+    assert names(find_alarms(late | {"reward/mean": curves()["reward/mean"]})) == ["gradient_spikes"]
+
+
 def test_skipped_updates_are_errors():
     skipped = curves()
     skipped["update/skipped"] |= {3: 1.0, 4: 1.0}
@@ -89,6 +99,8 @@ def test_an_update_without_a_token_is_no_error():
     assert (error.severity, warning.severity) == ("error", "warning")
     assert "step 3: a loss" in error.sentence
     assert "step 4: nothing to train on" in warning.sentence
+    (alarm,) = find_alarms(skipped | {"reward/mean": curves(reward__mean=(0.3, 1.0))["reward/mean"]})
+    assert alarm == error
 
 
 def test_a_second_grader_that_disagrees_more_and_more():

@@ -5,6 +5,7 @@ from hashlib import sha256
 from itertools import groupby
 
 import pytest
+import torch
 
 from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
@@ -14,6 +15,8 @@ from rlvr_cli.analysis.summary import share_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.training.advantages import batch_normalized, group_advantages
+from rlvr_cli.training.losses.normalization import loss_denominators
 from rlvr_cli.types import Turn
 
 FORMAT = "</think> <answer> 7 </answer>"
@@ -595,3 +598,87 @@ def test_thinking_budget_has_the_accuracy_of_the_summary(ask):
     for r in found:
         share = expected[r["thinking_budget"]]
         assert (r["accuracy"], r["low"], r["high"]) == pytest.approx((share.value, share.low, share.high))
+
+
+OBJECTIVE = {
+    "loss_type": "reinforce_with_baseline", "use_std_normalization": True, "std_normalization": None, "advantage_eps": 1e-6,
+    "length_normalization": "masked_mean", "normalize_constant": None, "sampling_max_tokens": 7,
+}  # fmt: skip
+
+
+def test_the_handouts_example_of_length_normalization(ask):
+    """Two responses of 4 and 7 tokens with advantage 2: 0.5 and 0.2857 a token, or 0.2857 for both."""
+    rows = [row("q", i, 2.0, phase="train", num_response_tokens=n) for i, n in enumerate((4, 7))]
+    choice = {"length_normalization": "masked_normalize", "kind": "response"}
+    metadata = {"r": {"config": OBJECTIVE | {"loss_type": "no_baseline"}}}
+    found = ask("objective", rows, metadata=metadata, **choice)
+    assert [r["tokens"] for r in found] == [4, 7]
+    assert [round(r["token_weight"], 4) for r in found] == [0.5, 0.2857]
+    assert [round(r["other_token_weight"], 4) for r in found] == [0.2857, 0.2857]
+    assert [round(r["push_share"], 4) for r in found] == [0.5, 0.5]
+    assert [round(r["other_push_share"], 4) for r in found] == [round(4 / 11, 4), round(7 / 11, 4)]
+
+
+@pytest.mark.parametrize("std", ["group", "batch", "none"])
+@pytest.mark.parametrize("length", ["masked_mean", "masked_normalize", "token_mean"])
+def test_weights_of_an_objective_are_those_of_training(ask, std, length):
+    generator = random.Random(f"{std} {length}")
+    rewards, lengths = [[generator.choice([0.0, 0.3, 1.0]) for _ in range(4)] for _ in range(5)], []
+    rewards[2] = [1.0] * 4  # no signal
+    rows = []
+    for group, of_group in enumerate(rewards):
+        for i, reward in enumerate(of_group):
+            lengths.append(generator.randint(1, 7))
+            rows.append(row(f"q{group}", i, reward, phase="train", num_response_tokens=lengths[-1]))
+    found = ask(
+        "objective", rows, metadata={"r": {"config": OBJECTIVE}}, kind="response", std_normalization=std,
+        length_normalization=length,
+    )  # fmt: skip
+    flat = torch.tensor(rewards, dtype=torch.float64).flatten()
+
+    def weights(std, length):
+        advantages = group_advantages(flat, group_size=4, normalize_by_std=std == "group")
+        advantages = batch_normalized(advantages) if std == "batch" else advantages
+        mask = torch.arange(7) < torch.tensor(lengths)[:, None]
+        constant = 7.0 if length == "masked_normalize" else None
+        denominators = loss_denominators(mask, normalization=length, normalize_constant=constant)
+        return (advantages[:, None] / denominators * len(flat))[:, 0].tolist()
+
+    order = [f"step 0, q{group}, sample {i}" for group in range(5) for i in range(4)]
+    by_name = {r["bucket"]: r for r in found}
+    assert [by_name[name]["token_weight"] for name in order] == pytest.approx(weights("group", "masked_mean"))
+    assert [by_name[name]["other_token_weight"] for name in order] == pytest.approx(weights(std, length))
+
+
+def test_an_objectives_push_by_correctness_length_and_difficulty(ask):
+    rows = [
+        row(f"q{group}", i, reward, phase="train", num_response_tokens=tokens)
+        for group, of_group in enumerate(([(1.0, 2), (0.0, 6)], [(1.0, 3), (1.0, 5)], [(0.0, 1), (0.0, 7)]))
+        for i, (reward, tokens) in enumerate(of_group)
+    ]
+    found = ask("objective", rows, metadata={"r": {"config": OBJECTIVE}}, length_normalization="token_mean")
+    shares = {(r["kind"], r["bucket"]): (r["responses"], r["push_share"], r["other_push_share"]) for r in found}
+    assert shares["correctness", "correct"] == (3, pytest.approx(0.5), pytest.approx(0.25))
+    assert shares["correctness", "wrong"] == (3, pytest.approx(0.5), pytest.approx(0.75))
+    assert shares["difficulty", "half or more correct"] == (2, 1, 1)
+    assert shares["difficulty", "all of the group correct"] == (2, 0, 0)
+    assert shares["difficulty", "none of the group correct"] == (2, 0, 0)
+    assert shares["length", "wrong, longest quarter"][0] == 1
+    assert sum(r["responses"] for r in found if r["kind"] == "length") == 6
+    no_baseline = ask("objective", {"r": rows}, loss_type="no_baseline")
+    pushed = {r["bucket"]: r["other_push_share"] for r in no_baseline if r["kind"] == "correctness"}
+    assert pushed == {"correct": 1, "wrong": 0}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"std_normalization": "batches"}, "std_normalization is group, batch or none"),
+        ({"length_normalization": "mean"}, "length_normalization is masked_mean"),
+        ({"loss_type": "ppo"}, "loss_type is no_baseline, or any with a baseline"),
+    ],
+)
+def test_an_unknown_choice_of_an_objective_is_refused(ask, wrong, said):
+    rows = [row("q", i, float(i), phase="train") for i in range(2)]
+    with pytest.raises(RlvrError, match=said):
+        ask("objective", rows, metadata={"r": {"config": OBJECTIVE}}, **wrong)

@@ -1,5 +1,7 @@
 """Shared prefixes: which ones are found, and hidden states and gradients against those of the padded rows."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +18,16 @@ from transformers import (
     Qwen3Config,
 )
 
-from rlvr_cli.models.prefixes import causal_attention, distinct_prefixes, gather, hidden_states, shares_prefixes
+import flash
+from fake_cuda import fake_cuda
+from rlvr_cli.models.prefixes import (
+    causal_attention,
+    distinct_prefixes,
+    gather,
+    hidden_states,
+    packs_rows,
+    shares_prefixes,
+)
 
 SMALL = {
     "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -73,19 +84,28 @@ def test_every_place_finds_its_own_prefix_and_none_is_there_twice(lines, width):
             assert (int(found.tokens[place]), int(found.positions[place])) == (token, i)
     assert found.spread[found.origin].tolist() == list(range(len(found.tokens)))
     assert found.spread.shape == (len(lines) * width,)
+    packed = distinct_prefixes(ids, lengths, packed=True)
+    assert packed.spread[packed.origin].tolist() == list(range(len(found.tokens)))
+    assert len(packed.spread) == sum(map(len, lines))
+    rows = sorted(lines)
+    assert packed.starts.tolist() == [sum(map(len, rows[:row])) for row in range(len(rows) + 1)]
+    assert [int(found.tokens[place]) for place in packed.spread] == [token for row in rows for token in row]
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ORDINARY)
-def test_hidden_states_and_gradients_are_those_of_the_padded_rows(name):
+def test_hidden_states_and_gradients_are_those_of_the_padded_rows(name, packed, monkeypatch):
+    calls = flash.install(monkeypatch, dtypes=[torch.float64])
     model = make_model(ORDINARY[name])
     assert shares_prefixes(model)
     lines = [[5, 6, 7, 8, 9], [5, 6, 7, 3], [5, 6], [5, 6], [11], [2, 5, 6, 7, 8, 9, 10]]
     ids, lengths = padded(lines, width=8)
     inside = torch.arange(8) < lengths[:, None]
     weights = torch.randn(*ids.shape, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))[inside]
-    found = distinct_prefixes(ids, lengths)
+    found = distinct_prefixes(ids, lengths, packed=packed)
     assert len(found.tokens) == 5 + 1 + 1 + 7
     ours = gather(hidden_states(model, found), found.places[inside])
+    assert {(tokens, rows) for tokens, _, rows in calls} == ({(21, 6)} if packed else set())
     plain = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[inside]
     rounding = 1e-5  # these models' norms round float64 to float32
     torch.testing.assert_close(ours, plain, rtol=rounding, atol=rounding)
@@ -97,6 +117,38 @@ def test_hidden_states_and_gradients_are_those_of_the_padded_rows(name):
     ):
         torch.testing.assert_close(a, b, rtol=rounding, atol=20 * rounding)
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "faults", "said"),
+    [
+        (torch.bfloat16, {}, None),
+        (torch.float16, {}, None),
+        (torch.bfloat16, {"wrong": True}, "its numbers differ from those of PyTorch's attention"),
+        (
+            torch.bfloat16,
+            {"error": RuntimeError("FlashAttention only supports Ampere GPUs or newer.\n")},
+            "only supports",
+        ),
+        (torch.bfloat16, {"error": ImportError("undefined symbol: _ZN3c105")}, "undefined symbol"),
+    ],
+)
+def test_rows_are_packed_where_flash_attn_gives_the_same(monkeypatch, dtype, faults, said):
+    model = make_model(ORDINARY["qwen2"], torch.float32)
+    with fake_cuda():
+        model.to("cuda:1")
+        assert shares_prefixes(model)
+        assert not packs_rows(model, dtype), "it is not installed"
+        flash.install(monkeypatch, **faults)
+        assert not packs_rows(model, torch.float32)
+        with nullcontext() if said is None else pytest.warns(UserWarning, match=f"not used for updates: .*{said}"):
+            assert packs_rows(model, dtype) == (said is None)
+        assert packs_rows(model, dtype) == (said is None)  # the warning comes once
+
+
+def test_rows_are_not_packed_on_a_cpu(monkeypatch):
+    flash.install(monkeypatch)
+    assert not packs_rows(make_model(ORDINARY["qwen2"], torch.bfloat16), torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", OTHER)

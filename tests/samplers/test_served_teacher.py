@@ -7,6 +7,7 @@ from endpoint import Reply, error, serving
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
+from rlvr_cli.samplers import served_teacher
 from rlvr_cli.samplers.served_teacher import ServedTeacher
 from vllm_server import vllm_servers
 
@@ -43,7 +44,8 @@ def test_each_token_of_a_response_gets_its_log_probability():
         (Reply(status=0), "does not answer"),
     ],
 )
-def test_an_odd_answer_is_an_error_that_names_the_server(reply, problem):
+def test_an_odd_answer_is_an_error_that_names_the_server(reply, problem, monkeypatch):
+    monkeypatch.setattr(served_teacher, "PAUSES", (0.0, 0.0))
     models = Reply({"data": [{"id": "t"}]})
     with serving(lambda body: reply if body else models) as endpoint:
         teacher = ServedTeacher(endpoint.url.removesuffix("/v1"), "t")
@@ -57,3 +59,14 @@ def test_a_server_of_other_models_is_refused():
         assert ServedTeacher(endpoint.url.removesuffix("/v1"), "b").log_probs([]) == []
         with pytest.raises(RlvrError, match="serves a, b, and not c"):
             ServedTeacher(endpoint.url.removesuffix("/v1"), "c")
+
+
+def test_a_server_that_drops_a_connection_is_asked_again(monkeypatch):
+    monkeypatch.setattr(served_teacher, "PAUSES", (0.0, 0.0))
+    good = Reply({"choices": [{"prompt_logprobs": [None] + [{str(i): {"logprob": -1.0}} for i in (9, 11, 7, 8)]}]})
+    replies = iter([Reply(status=0), Reply(status=0), good])
+    models = Reply({"data": [{"id": "t"}]})
+    with serving(lambda body: next(replies) if body else models) as endpoint:
+        teacher = ServedTeacher(endpoint.url.removesuffix("/v1"), "t")
+        assert teacher.log_probs(ROWS[:1]) == [[-1.0, -1.0]]
+    assert next(replies, None) is None

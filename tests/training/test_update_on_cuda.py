@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+import flash
 from fake_cuda import fake_cuda
 from policies import make_batch, make_policy
 from rlvr_cli.models import log_probs
@@ -87,6 +88,29 @@ def test_an_update_is_that_of_a_cpu(dtype, checkpointing, monkeypatch):
     for name, tensor in expected.items():
         assert found[name].dtype == WIDE
         assert 0 < (found[name] - tensor).norm() < 0.15 * tensor.norm(), name
+
+
+def test_an_update_with_flash_attn_leaves_out_the_padding_of_rows(monkeypatch):
+    """Its numbers are those without it, to what the order of sums in bfloat16 makes of them."""
+    batch = with_columns(make_batch([(3, 9), (3, 5), (6, 7), (2, 11)]))
+    model = make_policy(WIDE)
+    found = []
+    with fake_cuda() as cuda:
+        for with_flash in (False, True):
+            calls = flash.install(monkeypatch) if with_flash else []
+            there = copy.deepcopy(model).to("cuda:1")
+            update(there, batch)  # tests the model's attention
+            there.load_state_dict(model.state_dict())
+            calls.clear()
+            cuda.forget()
+            found.append(update_and_score(there, batch)[1])
+            assert not cuda.astray
+            assert bool(cuda.attentions) != with_flash
+        layers = model.config.num_hidden_layers
+        passes = [calls[place] for place in range(0, len(calls), layers)]
+        assert sum(tokens for tokens, _, _ in passes[: len(passes) // 2]) == 11 + 7 + 12 + 12
+    for name, tensor in found[0].items():
+        assert (found[1][name] - tensor).norm() < 0.05 * tensor.norm(), name
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -21,11 +21,17 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rlvr_cli.models.device import as_operand, product
+from rlvr_cli.models.onednn import linear
 from rlvr_cli.models.policy import LowRank, Policy
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type`
 BLOCK = 32  # rows
-_KNOWN_PACKAGES = ("torch.nn.modules.", "transformers.models.", "transformers.activations")  # of unmodified modules
+_KNOWN_PACKAGES = (  # of unmodified modules
+    "torch.nn.modules.",
+    "transformers.models.",
+    "transformers.activations",
+    "rlvr_cli.models.onednn",
+)
 _JOINED_BELOW = 50_000_000  # parameters; larger models gain nothing from joined weights, and the copies cost memory
 
 
@@ -309,7 +315,7 @@ def _applied(linears: Sequence[_Linear], x: torch.Tensor) -> torch.Tensor:
     """Return the concatenated outputs of the layers."""
     outputs = []
     for weight, bias, added in linears:
-        output = F.linear(x, weight, bias)
+        output = linear(x, weight, bias)
         outputs.append(output if added is None else output + F.linear(F.linear(x, added.down), added.up))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
