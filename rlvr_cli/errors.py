@@ -26,7 +26,7 @@ class RlvrError(Exception):
 
 
 class UsageError(RlvrError):
-    """An error in the command line itself, found before anything but a preset or --config file is read."""
+    """An error in the command line itself: exit status 2. Nothing was begun."""
 
 
 class Interrupted(BaseException):

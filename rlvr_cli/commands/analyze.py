@@ -16,7 +16,7 @@ from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_que
 from rlvr_cli.analysis.summary import combined_tables, summarize
 from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.options import nearest
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.manifest import ROLLOUTS, part_name
 from rlvr_cli.runs.readers import RunInfo, is_run, latest_run, read_run, resolve_run, run_names
 from rlvr_cli.terminal import cases, console, help, tables
@@ -208,7 +208,7 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
     if query.name:
         for name in ("phase", "step", "category", "failure_kind"):
             if config.sources.get(name, "default") != "default" and name not in query.parameters:
-                raise RlvrError(
+                raise UsageError(
                     f"{query.name} has no --{name.replace('_', '-')}.",
                     f"Its parameters: {_listed(query.parameters) or 'none'}.",
                 )
@@ -218,9 +218,9 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
     for text in config.set:
         name, equals, value = text.partition("=")
         if not equals:
-            raise RlvrError(f"--set {text} has no value.", "Write --set NAME=VALUE, for example --set k=8.")
+            raise UsageError(f"--set {text} has no value.", "Write --set NAME=VALUE, for example --set k=8.")
         if name not in known:
-            raise RlvrError(
+            raise UsageError(
                 f"{query.name or 'This query'} has no parameter {name!r}.",
                 f"Its parameters: {_listed({k: query.parameters.get(k) for k in sorted(known)}) or 'none'}.",
             )
@@ -233,7 +233,7 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
             and given[name] is not None
             and not (type(given[name]) is int and given[name] >= COUNTS[name])
         ):
-            raise RlvrError(f"--set {text}: {name} must be a whole number, {COUNTS[name]} or more.")
+            raise UsageError(f"--set {text}: {name} must be a whole number, {COUNTS[name]} or more.")
     return {**query.parameters, **flags, "limit": options["limit"], **given}
 
 
@@ -251,7 +251,7 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     from rlvr_cli.analysis.comparison import compare
 
     if len(config.runs) != 2:
-        raise RlvrError(
+        raise UsageError(
             f"compare needs two runs; {len(config.runs)} were given.",
             "rlvr analyze compare RUN_A RUN_B, or with several seeds each: rlvr analyze compare A1,A2,A3 B1,B2,B3",
         )

@@ -10,7 +10,7 @@ from rlvr_cli import user_code
 from rlvr_cli.analysis.grade_changes import compare_grades
 from rlvr_cli.config.grade import GradeConfig
 from rlvr_cli.data.prompts import load_prompt
-from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.errors import Interrupted, RlvrError, UsageError
 from rlvr_cli.graders import GRADERS, has_format_rule
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
@@ -30,7 +30,7 @@ def run(config: GradeConfig) -> None:
     if config.check:
         return check(config)
     if not config.grader:
-        raise RlvrError("No grader is given.", f"Choose {', '.join(GRADERS)}, or FILE.py:FUNCTION, with --grader.")
+        raise UsageError("No grader is given.", f"Choose {', '.join(GRADERS)}, or FILE.py:FUNCTION, with --grader.")
     pool = GraderPool(
         config.grader,
         format_rule=config.format_rule,
@@ -105,7 +105,7 @@ def explain(config: GradeConfig, text: str) -> None:
     from rlvr_cli.graders.explain import explained, response_of
 
     if not config.run.strip():
-        raise RlvrError(
+        raise UsageError(
             "--explain needs the ground truth, too.",
             'rlvr grade --explain "ANSWER" "TRUTH"; one that starts with - comes after -- : --explain "-5" -- "-5"',
         )

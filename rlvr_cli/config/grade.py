@@ -1,14 +1,15 @@
 """The options of `rlvr grade`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
-from rlvr_cli.config.options import LONGEST, FileFunction, Format, Provenance, check_values, knob
+from rlvr_cli.config.options import LONGEST, FileFunction, Format, Provenance, check_values, flag, knob, options
 from rlvr_cli.config.shared import FORMAT_RULE, GraderChoice, QuestionOptions
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import FormatRule
 
 PhaseChoice = Literal["all", "eval", "train"]
+OF_CHECK = {"prompt", "limit", *(f.name for f in fields(QuestionOptions))}  # options that only --check has a use for
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ class GradeConfig(QuestionOptions, Provenance):
         if self.check and (self.explain is not None or self.grader):
             other = "--grader" if self.grader else "--explain"
             raise RlvrError(f"--check and {other} exclude each other.", "--check names the grader itself.")
-        if self.dataset and not self.check:
-            raise RlvrError("--dataset needs --check.", "To measure a model on a dataset: rlvr eval --dataset")
+        chosen = [f.name for f in options(type(self)) if f.name in OF_CHECK and getattr(self, f.name) != f.default]
+        if chosen and not self.check:
+            raise RlvrError(f"{flag(chosen[0])} needs --check.", "To measure a model on a dataset: rlvr eval --dataset")
         if self.check and not (self.dataset or self.run):
             raise RlvrError(
                 "--check has nothing to grade.",

@@ -132,6 +132,9 @@ def _reward(value: Any, key: str) -> float:
 
 def _described(value: Any) -> str:
     """A value for an error: its text, shortened, and its type."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # it is the user's own object, or nested too deeply
+        return f"an object of type {type(value).__name__}"
     text = text if len(text) <= 200 else f"{text[:200]}…"
     return "None" if value is None else f"{text} ({type(value).__name__})"
