@@ -21,7 +21,8 @@ from rlvr_cli.runs.readers import read_rollouts, read_run
 STORED = Path(__file__).with_name("recipes.json")
 HELD_OUT = "--eval-dataset arithmetic:1024 --eval-every 0 --eval-examples 64 --final-eval-examples 1024"
 FOUR = "--train-batch-size 64 --gradient-accumulation-steps 1 --warmup-steps 16 --learning-rate 1e-4"  # four updates a batch
-PAIRS = "--dataset samples-SEED --sampling-max-tokens 64 --train-batch-size 64 --dpo-epochs 1 --learning-rate 1e-4"
+PAIRS = "--dataset samples-SEED --sampling-max-tokens 64 --train-batch-size 64 --learning-rate 1e-4"
+DECAY = "--lr-schedule cosine --warmup-steps 6"
 # The questions of `rlvr quickstart --seed SEED`.
 QUESTIONS = "--preset quickstart --dataset arithmetic:4000:100SEED"
 # Name -> command; SEED is replaced, and OTHER by another seed, whose GRPO model is the teacher.
@@ -34,9 +35,9 @@ RECIPES = {
     "kimi": f"grpo {QUESTIONS} --loss-type kimi --no-use-std-normalization {FOUR}",
     "ppo": "ppo --preset quickstart --dataset arithmetic:12000:100SEED",
     "dpo, on-policy": f"dpo {QUESTIONS}",
-    "dpo": f"dpo --loss-type dpo {PAIRS}",
-    "dpo_norm": f"dpo --loss-type dpo_norm {PAIRS}",
-    "simpo": f"dpo --loss-type simpo {PAIRS}",
+    "dpo": f"dpo --loss-type dpo {PAIRS} --dpo-epochs 1 {DECAY}",
+    "dpo_norm": f"dpo --loss-type dpo_norm {PAIRS} --dpo-epochs 2 {DECAY}",
+    "simpo": f"dpo --loss-type simpo {PAIRS} --dpo-epochs 1",
     "distill": f"distill {QUESTIONS} --teacher runs/grpo-OTHER/model",
 }
 BEFORE = {
