@@ -95,7 +95,7 @@ def stale(self, requests, params):
 TransformersSampler.sample = stale
 sys.exit(main())
 """
-WITH = f"grpo {recipes.QUESTIONS} --max-grade-errors 1 --final-eval-examples 64 --eval-dataset arithmetic:1024 --eval-every 0"
+WITH = f"grpo {recipes.QUESTIONS} --final-eval-examples 64 --eval-dataset arithmetic:1024 --eval-every 0"
 # Fault -> the alarm that should find it, and the command.
 PLANTED = {
     "the policy collapses": ("entropy_collapse", f"{WITH} --model runs/sft-SEED/model --grader graders.py:collapse"),

@@ -116,6 +116,9 @@ PPO_UPDATE = "tests/training/losses/test_value.py"
 DISTILLATION = "tests/training/losses/test_distillation.py"
 GRPO = "tests/commands/test_grpo.py"
 ENGINE = "tests/samplers/embedded/test_engine.py"
+PARTIAL = "tests/commands/test_partial_rollouts.py"
+UNIT_PARTIAL = "tests/rollouts/test_partial.py"
+RESUME_PARTIAL = "tests/training/test_resume.py"
 IN_BFLOAT16 = "tests/replay/test_wiring.py -k in_bfloat16"
 
 WIRING = [
@@ -137,8 +140,8 @@ WIRING = [
         ("micro-batches of the whole batch", "return self.train_batch_size // self.gradient_accumulation_steps", "return self.train_batch_size", replays("grpo-on-policy"), "gradient_accumulation_steps"),
         ("questions of a fixed batch", "return self.rollout_batch_size // self.group_size", "return 32 // self.group_size", replays("grpo-no baseline"), "rollout_batch_size"),
         ("importance weights are never asked for", 'wanted = self.importance_correction in ("truncated", "masked") or (', "wanted = False or (", replays("grpo-weighted"), "importance_correction"),
-        ("no importance weights with --async-steps", 'self.importance_correction == "auto" and self.async_steps', "False", "tests/config/test_config.py -k importance", "importance_correction"),
-        ("importance weights with --async-steps though none are asked for", 'self.importance_correction == "auto" and self.async_steps', "self.async_steps", "tests/config/test_config.py -k importance", "importance_correction"),
+        ("no importance weights with --async-steps", 'self.importance_correction == "auto" and self.lags', "False", "tests/config/test_config.py -k importance", "importance_correction"),
+        ("importance weights with --async-steps though none are asked for", 'self.importance_correction == "auto" and self.lags', "self.lags", "tests/config/test_config.py -k importance", "importance_correction"),
         ("a cap of 2 whatever is asked", "return self.importance_cap if wanted", "return 2.0 if wanted", replays("grpo-weighted"), "importance_cap"),
         ("masked_normalize by the longest response always", "return self.normalize_constant or float(self.sampling_max_tokens)", "return float(self.sampling_max_tokens)", replays("grpo-dynamic"), "grpo.normalize_constant"),
         ("masked_normalize by 1 without a constant", "or float(self.sampling_max_tokens)", "or 1.0", replays("grpo-weighted"), "grpo.normalize_constant"),
@@ -154,7 +157,7 @@ WIRING = [
         ("raw rewards are divided by the batch's deviation", 'if config.std_over == "batch" and not loss.raw_rewards:', 'if config.std_over == "batch":', f"{GRPO} -k raw_rewards_stay", "std_normalization"),
         ("the batch's deviation has no eps", "divided = batch_normalized(centered, advantage_eps=config.advantage_eps)", "divided = batch_normalized(centered)", replays("grpo-gspo"), "advantage_eps"),
         ("rewards are not shaped", "shaped = sum(terms.values(), rewards_of(rollouts))", "shaped = rewards_of(rollouts)", replays("grpo-cispo"), "format_weight length_reward language_reward"),
-        ("every batch is the first", "order=order, number=steps, step=sampled_at", "order=order, number=0, step=sampled_at", replays("grpo-gspo"), "length_reward_after"),
+        ("every batch is the first", '"order": order, "number": steps,', '"order": order, "number": 0,', replays("grpo-gspo"), "length_reward_after"),
         ("terms have no columns", '"advantage": advantages, **terms}', '"advantage": advantages}', f"{GRPO} -k each_term_has_a_column", "format_weight"),
         ("the KL penalty is k3 whatever is asked", "kl_type=config.kl_type,", "", replays("grpo-gspo"), "kl_type"),
         ("no floor of importance weights", "importance_floor=config.importance_floor,", "", replays("grpo-floored"), "importance_floor"),
@@ -201,6 +204,51 @@ WIRING = [
         ("English whatever is asked", "language_share(r.response, config.language,", 'language_share(r.response, "en",', SHAPING, "language"),
         ("scripts whatever is asked", ", detector=config.language_detector)", ")", f"{SHAPING} -k detector", "language_detector"),
     ),
+    *mutations_of(
+        "rollouts/partial.py",
+        ("a response gets all its tokens in one step", "replace(params, max_tokens=tokens)", "params", f"{PARTIAL} -k segments_say", "partial_rollout_tokens"),
+        ("every step draws with the seeds of the first", '{"phase": "train", "step": step, "example_id"', '{"phase": "train", "step": 0, "example_id"', f"{PARTIAL} -k segments_say", "partial_rollout_tokens"),
+        ("the engine does not know what has begun", "begun=len(ids))", "begun=0)", f"{PARTIAL} -k border", "partial_rollout_tokens"),
+        ("a response goes on beyond its length", "request.begun + completion.num_tokens < max_tokens", "True", f"{PARTIAL} -k segments_say", "sampling_max_tokens"),
+        ("a response ends with its first segment", 'completion.finish_reason == "length" and', "False and", f"{PARTIAL} -k segments_say"),
+        ("responses that have ended go on", "if segments[-1].finish_reason is None:", "if True:", f"{PARTIAL} -k segments_say"),
+        ("the newest policy sampled all of it", "policy_version=first.policy_version,", "policy_version=last.policy_version,", UNIT_PARTIAL),
+        ("the versions of the tokens are lost", "token_versions=versions if versions[-1] != versions[0] else None,", "token_versions=None,", UNIT_PARTIAL),
+        ("groups that have ended are in flight", "if not has_ended(group)\n        }", "}", UNIT_PARTIAL),
+        ("a group ends with its first response", "return all(segments and", "return any(segments and", UNIT_PARTIAL),
+        ("a resumed run looks one step too short back", "(max_tokens // tokens - 1)", "(max_tokens // tokens - 2)", UNIT_PARTIAL),
+        ("a resumed run looks back beyond its step", "if step < before]", "]", UNIT_PARTIAL),
+        ("segments are sampled again", "if stored := run.segments(step):", "if stored := []:", f"{RESUME_PARTIAL} -k between_segments"),
+        ("entropies are averaged over segments", "sum(mean * count for mean, count in known) / len(tokens)", "sum(mean for mean, count in known) / len(known)", UNIT_PARTIAL),
+    ),
+    *mutations_of(
+        "commands/grpo.py",
+        ("more and more questions are in flight", "config.n_prompts_per_rollout_batch - len(begun)", "config.n_prompts_per_rollout_batch", f"{PARTIAL} -k segments_say", "partial_rollout_tokens"),
+        ("a question in flight is asked again", "exclude=begun", "exclude=[]", f"{PARTIAL} -k small_dataset", "partial_rollout_tokens"),
+        ("a resumed run begins anew", "flight = stored_in_flight(", "flight = {} and stored_in_flight(", f"{RESUME_PARTIAL} -k between_segments", "partial_rollout_tokens"),
+        ("rollouts are those of the step that they end in", "own = [with_origin(r, ended[storable(r.example_id)][r.sample_index]) for r in rollouts]", "own = rollouts", f"{PARTIAL} -k segments_say", "partial_rollout_tokens"),
+        ("staleness counts as a gap of the sampler", 'batch["stale"] =', "_ =", f"{PARTIAL} -k say_what", "partial_rollout_tokens"),
+        ("the tokens of a step are those trained on", "stats = replace(sampling, grading_seconds=grading.grading_seconds)", "stats = grading", f"{PARTIAL} -k say_what", "partial_rollout_tokens"),
+    ),
+    Mutation("a batch of few groups counts as a whole one", "commands/grpo.py", "share=len(rows) / config.train_batch_size if", "share=1.0 if", "tests/replay/test_wiring.py -k partial", ("partial_rollout_tokens",)),
+    Mutation("the share of an update is not used", "training/update.py", "normalize_constant=normalize_constant) / share", "normalize_constant=normalize_constant)", f"{UPDATE} -k share"),
+    Mutation("the share of an update is not used for a loss per row", "training/update.py", "for rows, _, _ in micro_batches) / share", "for rows, _, _ in micro_batches)", f"{UPDATE} -k share"),
+    Mutation("fresh tokens are the stale ones", "training/update.py", "version != r.step for", "version == r.step for", f"{PARTIAL} -k say_what", ("partial_rollout_tokens",)),
+    Mutation("no importance weights for partial rollouts", "config/grpo.py", "return bool(self.async_steps or self.partial_rollout_tokens)", "return bool(self.async_steps)", "tests/config/test_config.py -k importance", ("importance_correction",)),
+    Mutation("a continuation may end at once", "samplers/embedded/batch.py", "self._barred(age + self.begun[:rows] < params.min_tokens)", "self._barred(age + 99 < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
+    Mutation("a continuation has a minimum of its own", "samplers/embedded/batch.py", "self._barred(age + self.begun[:rows] < params.min_tokens)", "self._barred(age < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
+    Mutation("a continuation's stop strings begin in it", "samplers/embedded/batch.py", "response = [*question.beginning, *tokens]", "response = tokens", "tests/samplers/embedded/test_engine.py -k begun"),
+    Mutation("a row that moves forgets what it began with", "samplers/embedded/batch.py", "self.start, self.born, self.begun, *drawn", "self.start, self.born, *drawn", "tests/samplers/embedded/test_engine.py -k begun"),
+    *mutations_of(
+        "samplers/stop_strings.py",
+        ("a stop string across the border is not seen", "if found is not None and found[1] - len(found[0]) < len(response_text(tokenizer, before)):", "if False:", "tests/samplers/test_stop_strings.py -k two_parts"),
+        ("the minimum is of the continuation", "(*before, *completion.token_ids)[: params.min_tokens]", "completion.token_ids[: params.min_tokens]", "tests/samplers/test_stop_strings.py -k two_parts"),
+        ("what follows the stop string is kept", "token_ids=completion.token_ids[:end],", "token_ids=completion.token_ids,", "tests/samplers/test_stop_strings.py -k two_parts"),
+    ),
+    Mutation("of servers, a stop string across the border is not seen", "samplers/servers.py", "if begun else completion", "if False else completion", "tests/samplers/test_servers.py -k has_begun"),
+    Mutation("of servers, a continuation has a minimum of its own", "samplers/openai.py", "max(params.min_tokens - item.begun, 0)", "params.min_tokens", "tests/samplers/test_servers.py -k has_begun"),
+    Mutation("seeds of responses that began earlier count as wrong", "runs/check.py", 'steps = table["policy_version"].to_pylist() if begun else', "steps =", f"{PARTIAL} -k segments_say"),
+    Mutation("a step without a group that ended is an alarm", "analysis/alarms.py", "if value and step not in going_on]", "if value]", f"{PARTIAL} -k say_what"),
     Mutation("questions sampled ahead are others", "commands/grpo.py", "order.draw(config.n_prompts_per_rollout_batch, number=number, start=asked", "order.draw(config.n_prompts_per_rollout_batch, number=number, start=asked + 1", f"{GRPO} -k lags_one_batch", ("async_steps",), "what was sampled ahead and is not asked for is dropped and sampled again: only time is lost"),
     *mutations_of(
         "training/question_order.py",
@@ -211,6 +259,22 @@ WIRING = [
         ("no floor of priorities", ", LEAST_PRIORITY)", ", 1e-12)", "tests/training/test_question_order.py"),
         ("solved questions first", "1 - self._right[name] / self._asked[name]", "self._right[name] / self._asked[name]", replays("grpo-cispo")),
     ),
+    *mutations_of(
+        "training/session.py",
+        ("no tracker follows a training run", "trackers.start(run.path)", "pass", "tests/trackers/test_trackers.py -k goes_on", "track"),
+        ("another project", "project=config.track_project)", 'project="")', "tests/trackers/test_trackers.py -k goes_on", "track_project"),
+    ),
+    *mutations_of(
+        "commands/eval.py",
+        ("no tracker follows an evaluation", "trackers.start(run.path)", "pass", "tests/trackers/test_trackers.py -k eval_is", "eval.track"),
+        ("another project of evaluations", "project=one.track_project)", 'project="")', "tests/trackers/test_trackers.py -k eval_is", "eval.track_project"),
+    ),
+    *mutations_of(
+        "trackers/rows.py",
+        ("what is not complete is sent", "if row.rank < begins[-1].rank", "if row.rank <= begins[-1].rank", "tests/trackers/test_trackers.py -k complete"),
+        ("updates come before evaluations", '(self.axis == "train")', '(self.axis == "eval")', "tests/trackers/test_trackers.py -k complete"),
+    ),
+    Mutation("what was sent is sent again", "trackers/sent.py", "if row.rank > self._rank]", "if True]", "tests/trackers/test_trackers.py -k goes_on"),
     Mutation("rollouts do not count in priorities", "commands/grpo.py", "order.count(sampled)", "pass", replays("grpo-cispo"), ("question_order",)),
     Mutation("every draw is the first", "commands/grpo.py", "order.draw(wanted - len(used), number=number,", "order.draw(wanted - len(used), number=0,", replays("grpo-cispo"), ("question_order",)),
     *mutations_of(
@@ -779,7 +843,7 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "samplers/embedded/batch.py",
-        ("EOS is barred one token too long", "barred=self._barred(age < params.min_tokens)", "barred=self._barred(age <= params.min_tokens)", replays("grpo-no baseline")),
+        ("EOS is barred one token too long", "self.begun[:rows] < params.min_tokens)", "self.begun[:rows] <= params.min_tokens)", replays("grpo-no baseline")),
         ("responses are one token short", "(age + 1 == params.max_tokens)", "(age + 2 == params.max_tokens)", f"{ENGINE} -k finish_reasons"),
         ("the draw does not depend on the position", "uniforms(self.seed[:rows], age)", "uniforms(self.seed[:rows], age * 0)", f"{ENGINE} -k inverse_cdf_of_the_seeds"),
     ),
@@ -795,6 +859,33 @@ MATHEMATICS = [
         ("pass@k is off by one", "range(n - c + 1, n + 1)", "range(n - c + 2, n + 2)", "tests/analysis/test_estimators.py -k pass_at_k"),
         ("a majority of ties", "(draws * (1 + ties))", "draws", "tests/analysis/test_estimators.py -k majority"),
         ("McNemar's test has one side", "return min(1.0, 2 * math.fsum(", "return min(1.0, math.fsum(", "tests/analysis/test_estimators.py -k mcnemar"),
+    ),
+    *mutations_of(
+        "analysis/figures.py",
+        ("updates whatever --x says", 'value, asked = row[self.columns.x], self.wishes.x', 'value, asked = row[self.columns.x], "updates"', "tests/analysis/test_figures.py -k test_x"),
+        ("seeds are not averaged over the same steps", "if len({p.arm for p in here}) == 1 and len(asked) > 1 and len(here) < len(asked):", "if False:", "tests/analysis/test_figures.py -k mean_of_its_seeds"),
+        ("an arm has the interval of one seed", "if len(here) == 1 else seed_interval([p.y for p in here])", "", "tests/analysis/test_figures.py -k mean_of_its_seeds"),
+        ("runs in the order of the alphabet", "ordered = [arm.label for arm in self.arms] if self.by_run and self.arms else list(series)", "ordered = sorted(series)", "tests/analysis/test_figures.py -k order_asked"),
+        ("what has an interval is smoothed", "smooth = 1 if self._has_interval(points, column) or self.columns.bars else self.wishes.smooth", "smooth = self.wishes.smooth", "tests/analysis/test_figures.py -k not_smoothed"),
+        ("--log has no effect", "axis in wishes.log or axis in self.plot.get", "axis in self.plot.get", "tests/commands/test_analyze.py -k logarithmic"),
+    ),
+    *mutations_of(
+        "commands/analyze.py",
+        ("--x is lost", "x=config.x,", "", "tests/commands/test_analyze.py -k options_of_a_picture"),
+        ("--panels is lost", "panels=tuple(name for text in config.panels for name in text.split(\",\") if name),", "", "tests/commands/test_analyze.py -k panels_of_a_picture"),
+        ("--smooth is lost", "smooth=config.smooth,", "", "tests/commands/test_analyze.py -k options_of_a_picture"),
+        ("--title is lost", "title=config.title,", "", "tests/commands/test_analyze.py -k options_of_a_picture"),
+    ),
+    *mutations_of(
+        "analysis/picture.py",
+        ("the axis of shares is always from 0", "(0.0 if low < high / 2 else min(low, (1 - LEAST_SPAN) * high)), high", "0.0, high", "tests/analysis/test_picture.py -k differ_little"),
+        ("an axis exaggerates noise", "min(low, (1 - LEAST_SPAN) * high)", "low", "tests/analysis/test_picture.py -k differ_little"),
+        ("a color for each panel's line", "number = line.series if len(self.series) > 1 else line.variant", "number = line.series + line.variant", "tests/analysis/test_picture.py -k one_color"),
+    ),
+    *mutations_of(
+        "analysis/at_k.py",
+        ("rounding makes a question rare", "round(value, 12)", "value", "tests/analysis/test_at_k.py -k rounding"),
+        ("the ks are not those asked for", "chosen = sorted(set(ks)) if ks else", "chosen = None or", "tests/analysis/test_at_k.py -k asked_for"),
     ),
 ]  # fmt: skip
 

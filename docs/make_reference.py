@@ -22,7 +22,6 @@ from typing import Any
 
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.estimators import share_interval
-from rlvr_cli.analysis.figures import figures
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.cli import COMMANDS
 from rlvr_cli.config import config_of
@@ -32,7 +31,7 @@ from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.options import flag, options, value_type
 from rlvr_cli.config.ppo import PpoConfig
 from rlvr_cli.config.sources import preset_path, read_toml
-from rlvr_cli.runs.schemas import grade_schema, metrics_schema, rollout_schema
+from rlvr_cli.runs.schemas import grade_schema, metrics_schema, rollout_schema, segment_schema
 from rlvr_cli.training.losses.distillation import DIVERGENCES
 from rlvr_cli.training.losses.policy_gradient import KL_TYPES, LOSSES
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES
@@ -44,7 +43,7 @@ BLOCK = re.compile(r"(<!-- reference: ([a-z ]+) -->\n)(.*?)(<!-- /reference -->)
 MEANING = re.compile(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", re.MULTILINE)
 ARROW_LIST = re.compile(r"list<element: (.+?)(?: not null)?>$")
 ARROW_STRUCT = re.compile(r"struct<(.+)>")
-SCHEMAS = {"rollouts": rollout_schema, "grades": grade_schema, "metrics": metrics_schema}
+SCHEMAS = {"rollouts": rollout_schema, "segments": segment_schema, "grades": grade_schema, "metrics": metrics_schema}
 VALUES = {str: "TEXT", int: "INT", float: "NUMBER"}
 
 
@@ -138,7 +137,7 @@ def query_table() -> str:
     rows = []
     for query in named_queries().values():
         parameters = ", ".join(f"`{name}={value_text(value)}`" for name, value in query.parameters.items())
-        drawn = "yes" if query.name in figures() else ""
+        drawn = "" if query.plot is None else "yes"
         rows.append((f"[`{query.name}`](#{query.name})", query.description, parameters, drawn))
     return table(("query", "answers", "parameters and defaults", "`--plot`"), rows)
 
@@ -298,7 +297,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "divergences": divergence_table,
     "rooms": lambda old: room_table(),
     "recipes": lambda old: recipe_table(),
-    **{f"columns of {name}": column_table(name) for name in ("rollouts", "grades", "metrics", "runs")},
+    **{f"columns of {name}": column_table(name) for name in ("rollouts", "segments", "grades", "metrics", "runs")},
 }
 # What is missing where the last cell of a row, which is written by hand, is empty.
 HAND_KEPT = {name: "say what the column {} means" for name in TABLES if name.startswith("columns")}

@@ -1,6 +1,6 @@
 """The data types shared by all rooms: frozen dataclasses and the sampler protocols; standard library only.
 
-Data flows Example -> Request -> Completion -> Grade -> Rollout. The fields of `Rollout`, `Regrade` and `Metric` define
+Data flows Example -> Request -> Completion -> Grade -> Rollout. The fields of `Rollout`, `Segment`, `Regrade` and `Metric` define
 the columns of the Parquet files: name, order, type, and nullable where a field may be None. `runs.schemas` derives the
 schemas from them.
 
@@ -80,6 +80,9 @@ class Request:
     seeds: tuple[int, ...]  # each in [0, 2**63); weights, prompt and seed determine the tokens of a sample
     name: str = ""  # how error messages refer to it; empty: by its index
     prompt_ids: tuple[int, ...] | None = None  # sampled from as given; None: tokenize `prompt`
+    # So many of the last `prompt_ids` are the beginning of the response, which is to be continued: `min_tokens` and stop strings
+    # are of the whole response, `max_tokens` of what is added.
+    begun: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class Completion:
 
     request_index: int  # into the requests given to `sample`
     sample_index: int  # into that request's seeds
-    text: str  # includes the stop string
+    text: str  # of the response, with what it began with (`Request.begun`) and the stop string
     prompt_ids: tuple[int, ...]  # empty when the engine does not report them (an endpoint)
     token_ids: tuple[int, ...]  # as sampled, including a sampled EOS; empty when the engine does not report them
     # One per token, nats, under the distribution sampled from; 0 where `response_mask` is False.
@@ -181,7 +184,35 @@ class Rollout:
     length_term: Annotated[float | None, Since(2)] = None
     language_term: Annotated[float | None, Since(2)] = None
     overlong_term: Annotated[float | None, Since(2)] = None
+    # One per response token: the version of the policy that sampled it; None: `policy_version` sampled all of them.
+    token_versions: Annotated[tuple[Int32, ...] | None, Since(2)] = None
     grade_error_detail: Annotated[str | None, Since(2)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One row: the tokens that a training response got in one step of --partial-rollout-tokens.
+
+    (run_id, phase, step, example_id, sample_index) is unique in a run. The segments of a response, in the order of their steps, are
+    the response.
+    """
+
+    run_id: str
+    phase: Phase
+    step: int  # optimizer updates completed when it was sampled
+    policy_version: int
+    example_id: str
+    sample_index: int
+    start: Int32  # tokens of the response before these
+    response: str  # the text up to the last of these tokens
+    prompt_ids: TokenIds
+    response_ids: TokenIds  # these tokens
+    sampled_logprobs: LogProbs
+    finish_reason: FinishReason | None  # of the response; None: it goes on in the next step
+    stop_reason: str | None
+    mean_entropy: float | None  # over these tokens
+    seed: int
+    sampled_at: datetime  # UTC, naive
 
 
 class Sampler(Protocol):

@@ -191,7 +191,10 @@ def _gradient_spikes(training: _Training) -> Iterator[_Finding]:
 
 def _skipped_updates(training: _Training) -> Iterator[_Finding]:
     tokens = training.curves.get("update/tokens", {})
-    skipped = [step for step, value in training.curves.get("update/skipped", {}).items() if value]
+    # With --partial-rollout-tokens all questions of a step may go on.
+    going_on = {step for step, ended in training.curves.get("groups/sampled", {}).items() if not ended}
+    skips = training.curves.get("update/skipped", {})
+    skipped = [step for step, value in skips.items() if value and step not in going_on]
     empty = [step for step in skipped if tokens.get(step) == 0]
     for steps, severity, why in (
         ([step for step in skipped if step not in empty], "error", "a loss or gradient that was not finite"),

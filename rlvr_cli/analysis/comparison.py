@@ -168,9 +168,9 @@ def compare(
     promises = lone or min(len(arm_a), len(arm_b)) >= FEWEST_SEEDS
     single = lone and all(r[q]["samples"] == 1 for r in answers.values() for q in shared)
 
-    def arm(name: str, runs: Sequence[str], of: list[list[float]], samples: int, seeds: Spread) -> Arm:
+    def arm(name: str, runs: Sequence[str], of: list[list[float]], samples: int) -> Arm:
         accuracy = math.fsum(map(math.fsum, of)) / (len(of) * len(shared))
-        low, high = _arm_interval(of, accuracy=accuracy, samples=samples, seeds=seeds)
+        low, high = arm_interval(of, accuracy=accuracy, samples=samples)
         return Arm(
             name=name,
             runs=tuple(runs),
@@ -184,8 +184,8 @@ def compare(
         )
 
     return Comparison(
-        a=arm("A", arm_a, of_a, samples_a, found.seeds_a),
-        b=arm("B", arm_b, of_b, samples_b, found.seeds_b),
+        a=arm("A", arm_a, of_a, samples_a),
+        b=arm("B", arm_b, of_b, samples_b),
         questions=len(shared),
         difference=found.difference,
         low=found.low,
@@ -199,6 +199,43 @@ def compare(
     )
 
 
+def held_out_intervals(database: Database, arms: Sequence[Sequence[str]]) -> dict[tuple[int, int], tuple[float, float]]:
+    """(number of the arm, updates) -> 95 % interval of its accuracy at that evaluation, as `compare` has it.
+
+    Only of evaluations with rollouts of all runs of the arm, over the questions that all of them have, whose rewards are all 0 or 1.
+    """
+    answers: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
+    fractional = set()
+    for run, step, question, samples, correct, binary in database.rows(_EVALUATIONS):
+        answers.setdefault((run, step), {})[question] = samples, correct
+        if not binary:
+            fractional.add((run, step))
+    found = {}
+    for number, runs in enumerate(arms):
+        for step in sorted({step for run, step in answers if run == runs[0]}):
+            rows = [answers.get((run, step), {}) for run in runs]
+            shared = [question for question in rows[0] if all(question in row for row in rows)]
+            if shared and not any((run, step) in fractional for run in runs):
+                of = [[row[q][1] / row[q][0] for q in shared] for row in rows]
+                accuracy = math.fsum(map(math.fsum, of)) / (len(of) * len(shared))
+                samples = sum(row[q][0] for row in rows for q in shared)
+                found[number, step] = arm_interval(of, accuracy=accuracy, samples=samples)
+    return found
+
+
+_EVALUATIONS = """
+    SELECT
+        run_id, step, example_id,
+        count(*),
+        count(*) FILTER (reward > 0.5 AND NOT isnan(reward)),
+        bool_and(coalesce(reward, 0) IN (0, 1))
+    FROM rollouts
+    WHERE phase = 'eval'
+    GROUP BY ALL
+    ORDER BY ALL
+"""
+
+
 class PairedDifference(NamedTuple):
     """The difference of two arms' accuracies, B minus A, over the same questions."""
 
@@ -208,8 +245,6 @@ class PairedDifference(NamedTuple):
     by_question: list[float]
     spread: Spread  # of the interval
     power: Spread  # the same, with the mean square of the questions' differences, for what could be detected
-    seeds_a: Spread  # of each arm alone, without its questions
-    seeds_b: Spread
 
 
 def paired_difference(
@@ -226,39 +261,47 @@ def paired_difference(
     """
     import numpy as np
 
-    arms, each = [], []
-    for of in (np.array(of_a), np.array(of_b)):  # (runs, questions)
-        runs, questions = of.shape
-        means = of.mean(axis=1)
-        seen = noise = 0.0
-        if runs > 1:
-            left = of - of.mean(axis=0) - (means - means.mean())[:, None]  # neither the question's nor the run's
-            seen = float(means.var(ddof=1))
-            noise = float((left * left).sum() / ((runs - 1) * max(questions - 1, 1)) / questions)
-        arms.append((seen, noise, runs))
-        each.append(of.mean(axis=0))
-    differences = each[1] - each[0]
+    arms = [_seed_variances(of) for of in (of_a, of_b)]
+    differences = np.array(of_b).mean(axis=0) - np.array(of_a).mean(axis=0)
     questions = len(differences)
     padded = np.append(differences, [sample, -sample])
     spread = spread_of(float(padded.var(ddof=1)), questions=questions, arms=arms)
     power = replace(spread, per_question=float((differences * differences).mean()))
     error, df = spread.error(len(padded))
     middle, half = float(padded.mean()), t_quantile(0.975, df) * error
-    alone = [spread_of(0.0, questions=questions, arms=[arm]) for arm in arms]
     low, high = max(middle - half, -1.0), min(middle + half, 1.0)
-    return PairedDifference(float(differences.mean()), low, high, differences.tolist(), spread, power, *alone)
+    return PairedDifference(float(differences.mean()), low, high, differences.tolist(), spread, power)
 
 
-def _arm_interval(
-    of: Sequence[Sequence[float]], *, accuracy: float, samples: int, seeds: Spread
-) -> tuple[float, float]:
-    """The 95 % interval of an arm's accuracy: that of the summary, widened by the spread of its seeds if it has several."""
+def _seed_variances(of: Sequence[Sequence[float]]) -> tuple[float, float, int]:
+    """Of an arm's shares (runs, questions): the variance of the runs' means, that which noise alone would give, the runs."""
+    import numpy as np
+
+    shares = np.array(of)
+    runs, questions = shares.shape
+    if runs == 1:
+        return 0.0, 0.0, 1
+    means = shares.mean(axis=1)
+    left = shares - shares.mean(axis=0) - (means - means.mean())[:, None]  # neither the question's nor the run's
+    noise = float((left * left).sum() / ((runs - 1) * max(questions - 1, 1)) / questions)
+    return float(means.var(ddof=1)), noise, runs
+
+
+def arm_interval(of: Sequence[Sequence[float]], *, accuracy: float, samples: int) -> tuple[float, float]:
+    """The 95 % interval of an arm's accuracy: that of the summary, widened by the spread of its seeds if it has several.
+
+    Args:
+        of: for each run of the arm, the share of right samples of each question.
+        accuracy: the mean of all these shares.
+        samples: of all runs together.
+    """
     shares = [math.fsum(of_question) / len(of) for of_question in zip(*of, strict=True)]
     n = effective_number([(share, 1, 1) for share in shares], draws=samples)
     binary = accuracy * (1 - accuracy)
     if len(of) == 1 or not binary:
         return share_interval(accuracy, n)
-    error, df = replace(seeds, per_question=binary * len(shares) / n).error(len(shares))
+    spread = spread_of(binary * len(shares) / n, questions=len(shares), arms=[_seed_variances(of)])
+    error, df = spread.error(len(shares))
     return share_interval(accuracy, binary / error**2, z=t_quantile(0.975, df))
 
 

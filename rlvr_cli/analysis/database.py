@@ -1,7 +1,7 @@
 """SQL over runs: committed Parquet parts in, rows out; the only module that uses DuckDB.
 
-Enters: for each run its committed files, and one SELECT over the views `rollouts`, `grades`, `metrics` and `runs`; or the
-examples of a dataset, and a condition on its table `dataset`. Leaves: a `Table`.
+Enters: for each run its committed files, and one SELECT over the views `rollouts`, `segments`, `grades`, `metrics` and `runs`; or
+rows, such as the examples of a dataset, and a condition on their table. Leaves: a `Table`.
 
 A query cannot write, cannot read any other file, and cannot run forever:
 
@@ -35,10 +35,11 @@ from rlvr_cli.runs.readers import RunInfo, read_metrics
 from rlvr_cli.runs.schemas import Column, columns_of
 from rlvr_cli.runs.sums import check_sums
 from rlvr_cli.text import storable
-from rlvr_cli.types import Example, Metric, Regrade, Rollout, Table
+from rlvr_cli.types import Example, Metric, Regrade, Rollout, Segment, Table
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 MAX_SQL_CHARACTERS = 50_000  # the parser takes quadratic time and memory for parentheses
 MEMORY_LIMIT = "2GB"  # of DuckDB
@@ -75,7 +76,14 @@ CASE
     ELSE coalesce(kind, 'unknown')
 END
 """
-_DATASET_COLUMNS = ("id", "question", "ground_truth")
+_DATASET_COLUMNS: tuple[str, ...] = ("id", "question", "ground_truth")
+# The interval of a share, as in `estimators.share_interval`; n is the effective number of trials.
+_MACROS = """
+    CREATE MACRO share_center(share, n) AS (share * n + 1.959963984540054 ** 2 / 2) / (n + 1.959963984540054 ** 2);
+    CREATE MACRO share_half(center, n) AS sqrt(1.959963984540054 ** 2 * center * (1 - center) / (n + 1.959963984540054 ** 2));
+    CREATE MACRO share_low(share, n) AS greatest(share_center(share, n) - share_half(share_center(share, n), n), 0);
+    CREATE MACRO share_high(share, n) AS least(share_center(share, n) + share_half(share_center(share, n), n), 1);
+"""
 _RUNS_COLUMNS = """
     run_id VARCHAR, command VARCHAR, status VARCHAR, created_at TIMESTAMP, wall_seconds DOUBLE, seed BIGINT,
     model VARCHAR, dataset VARCHAR, config JSON, metadata JSON,
@@ -85,7 +93,7 @@ _RUNS_COLUMNS = """
 
 @contextmanager
 def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> Iterator["Database"]:
-    """Open a sealed database with the views `rollouts`, `grades`, `metrics` and `runs` over these runs.
+    """Open a sealed database with the views `rollouts`, `segments`, `grades`, `metrics` and `runs` over these runs.
 
     Raises:
         RlvrError: two runs have the same id, or a file is not as it was committed.
@@ -103,11 +111,11 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> Iter
         # DuckDB opens a file more than once, and a run in progress replaces its metrics file: copy it, to see one version.
         runs = [replace(r, metrics=_copied_metrics(r, Path(folder) / f"{i}.parquet")) for i, r in enumerate(runs)]
         for run in runs:
-            read = {*run.parts, *run.grades}
+            read = {*run.parts, *run.segments, *run.grades}
             check_sums(run.path, {e.path: e.sha256 for e in run.entries if run.path / e.path in read})
         with database.explained_errors():
             _create_views(connection, runs)
-            paths = [p for r in runs for p in (*r.parts, *r.grades, *([r.metrics] if r.metrics else []))]
+            paths = [p for r in runs for p in (*r.parts, *r.segments, *r.grades, *([r.metrics] if r.metrics else []))]
             _seal(connection, paths, timeout_seconds=timeout_seconds)
         yield database
 
@@ -115,11 +123,26 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> Iter
 @contextmanager
 def open_examples(examples: Sequence[Example], *, timeout_seconds: float = 30.0) -> Iterator["Database"]:
     """Open a sealed database with the table `dataset` of these examples, in order; its columns are `_DATASET_COLUMNS`."""
+    rows = [tuple(storable(getattr(e, name)) for name in _DATASET_COLUMNS) for e in examples]
+    columns = dict.fromkeys(_DATASET_COLUMNS, "VARCHAR")
+    with open_table("dataset", columns, rows, timeout_seconds=timeout_seconds) as database:
+        yield database
+
+
+@contextmanager
+def open_table(
+    name: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]], *, timeout_seconds: float = 30.0
+) -> Iterator["Database"]:
+    """Open a sealed database with one table, its rows in order.
+
+    Args:
+        columns: name -> SQL type.
+    """
     with _connection(timeout_seconds=timeout_seconds) as (database, connection):
         with database.explained_errors():
-            columns = [[storable(getattr(e, name)) for e in examples] for name in _DATASET_COLUMNS]
-            unnested = ", ".join(f"unnest(?::VARCHAR[]) AS {name}" for name in _DATASET_COLUMNS)
-            connection.execute(f"CREATE TABLE dataset AS SELECT {unnested}", columns)
+            values = [[row[i] for row in rows] for i in range(len(columns))]
+            unnested = ", ".join(f"unnest(?::{kind}[]) AS {column}" for column, kind in columns.items())
+            connection.execute(f"CREATE TABLE {name} AS SELECT {unnested}", values)
             _seal(connection, [], timeout_seconds=timeout_seconds)
         yield database
 
@@ -146,7 +169,7 @@ def _connection(*, timeout_seconds: float) -> Iterator[tuple["Database", "duckdb
 
 
 class Database:
-    """A sealed connection, made by `open_runs` or `open_examples`."""
+    """A sealed connection, made by `open_runs`, `open_examples` or `open_table`."""
 
     def __init__(self, connection: "duckdb.DuckDBPyConnection", *, timeout_seconds: float) -> None:
         self._connection = connection
@@ -166,6 +189,12 @@ class Database:
         with self.explained_errors(), self._bounded():
             statement = self._checked_statement(sql)
             return self._fetch(statement, parameters or {}, limit=limit)
+
+    def arrow(self, sql: str, parameters: Mapping[str, Any] | None = None) -> "pa.Table":
+        """Run one untrusted SELECT as `select` does, and return all rows as an Arrow table. Raises RlvrError."""
+        with self.explained_errors(), self._bounded():
+            values = _values(self._checked_statement(sql), parameters or {})
+            return self._connection.sql(sql, params=values).to_arrow_table()
 
     def script(self, sql: str, parameters: Mapping[str, Any]) -> Iterator[Table]:
         """Run a trusted script, which may make temporary tables, and yield the result of each SELECT.
@@ -250,10 +279,9 @@ class Database:
             raise RlvrError(f"The query is longer than {MAX_SQL_CHARACTERS:,} characters.")
         if "\0" in sql or storable(sql) != sql:
             raise RlvrError("The query has a character that SQL does not allow: NUL or a lone surrogate.")
-        serialized = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchone()
-        assert serialized is not None
+        ((serialized,),) = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
         try:
-            tree = json.loads(serialized[0])
+            tree = json.loads(serialized)
         except RecursionError:
             raise RlvrError("The query is nested too deeply.") from None
         if not tree["error"]:
@@ -276,12 +304,7 @@ class Database:
         )
 
     def _fetch(self, statement: "duckdb.Statement", parameters: Mapping[str, Any], *, limit: int) -> Table:
-        missing = sorted(statement.named_parameters - parameters.keys())
-        if missing:
-            known = ", ".join(f"${name}" for name in sorted(parameters)) or "none"
-            raise RlvrError(f"The query has no value for ${missing[0]}.", f"Parameters with a value: {known}.")
-        values = {name: parameters[name] for name in statement.named_parameters}
-        cursor = self._connection.execute(statement, values)
+        cursor = self._connection.execute(statement, _values(statement, parameters))
         columns = tuple(c[0] for c in cursor.description or ())
         if not limit:
             return Table(columns, cursor.fetchall())
@@ -308,7 +331,7 @@ class Database:
         except duckdb.PermissionException as e:
             raise RlvrError(
                 f"The query tries to read something other than the runs: {_first_line(e)}",
-                "It may read the tables rollouts, grades, metrics and runs.",
+                "It may read the tables rollouts, segments, grades, metrics and runs.",
             ) from e
         except duckdb.Error as e:
             if "pytz" in str(e):
@@ -324,6 +347,15 @@ class Database:
             " WHERE NOT internal AND database_name <> 'temp' GROUP BY 1 ORDER BY 1 DESC"
         ).fetchall()
         return "\n".join(f"{table} has: {names}" for table, names in columns)
+
+
+def _values(statement: "duckdb.Statement", parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a statement's parameters. Raises RlvrError if it has one without a value."""
+    missing = sorted(statement.named_parameters - parameters.keys())
+    if missing:
+        known = ", ".join(f"${name}" for name in sorted(parameters)) or "none"
+        raise RlvrError(f"The query has no value for ${missing[0]}.", f"Parameters with a value: {known}.")
+    return {name: parameters[name] for name in statement.named_parameters}
 
 
 def _check_tree(tree: Any) -> None:
@@ -345,7 +377,7 @@ def _check_tree(tree: Any) -> None:
             if kind == "TABLE_FUNCTION" and (name := node["function"]["function_name"].lower()) not in TABLE_FUNCTIONS:
                 raise RlvrError(
                     f"The table function {name} is not allowed in queries.",
-                    f"Tables: rollouts, grades, metrics, runs. Table functions: {', '.join(sorted(TABLE_FUNCTIONS))}.",
+                    f"Tables: rollouts, segments, grades, metrics, runs. Table functions: {', '.join(sorted(TABLE_FUNCTIONS))}.",
                 )
             pending += node.values()
 
@@ -364,11 +396,17 @@ def _place(sql: str, position: str | None) -> str:
 def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInfo]) -> None:
     connection.execute("SET parquet_metadata_cache = true")
     connection.execute(_WHY_GRADED)
-    parts, grades = [p for r in runs for p in r.parts], [p for r in runs for p in r.grades]
-    if parts:
-        connection.execute(f"CREATE VIEW rollouts AS {_rows_in(parts, Rollout, connection)}")
-    else:
-        connection.execute(f"CREATE TABLE rollouts ({_typed(columns_of(Rollout))})")
+    connection.execute(_MACROS)
+    sampled = {
+        "rollouts": (Rollout, [p for r in runs for p in r.parts]),
+        "segments": (Segment, [p for r in runs for p in r.segments]),
+    }
+    for name, (record, parts) in sampled.items():
+        if parts:
+            connection.execute(f"CREATE VIEW {name} AS {_rows_in(parts, record, connection)}")
+        else:
+            connection.execute(f"CREATE TABLE {name} ({_typed(columns_of(record))})")
+    grades = [p for r in runs for p in r.grades]
     if grades:
         key = "run_id, grader, phase, step, example_id, sample_index"
         last = f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY attempt DESC) = 1"

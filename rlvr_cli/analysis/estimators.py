@@ -161,6 +161,32 @@ def mean_interval(kinds: QuestionKinds) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over samples with its 95 % interval, and the method of the interval."""
+
+    value: float
+    low: float | None
+    high: float | None
+    interval: str
+
+
+def share_of(kinds: QuestionKinds, *, draws: float | None = None) -> Estimate:
+    """A mean of values from 0 to 1, with the interval for the effective number of samples; `draws` as in `effective_number`."""
+    share = min(_kinds_mean(kinds), 1.0)  # rounding
+    return Estimate(share, *share_interval(share, effective_number(kinds, draws=draws)), "agresti-coull")
+
+
+def mean_of(kinds: QuestionKinds) -> Estimate:
+    """A mean of any values, with Student's interval over the questions."""
+    low, high = mean_interval(kinds) or (None, None)
+    return Estimate(_kinds_mean(kinds), low, high, "" if low is None else "t by question")
+
+
+def _kinds_mean(kinds: QuestionKinds) -> float:
+    return sum(total * count for total, _, count in kinds) / sum(n * count for _, n, count in kinds)
+
+
 @functools.lru_cache(maxsize=1024)
 def t_quantile(p: float, df: float) -> float:
     """Quantile of Student's t, for p from 0.5 to 1 and df >= 1 that need not be whole; accurate to 1e-6.

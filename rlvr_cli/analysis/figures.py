@@ -1,141 +1,430 @@
-"""Result of a named query -> the panels of a picture.
+"""Result of a query -> the picture of it, for `--plot` and for the page.
 
-Enters: the rows of a named query. Leaves: panels for `plots.save_plot`, with several runs overlaid.
+Enters: the rows of a query, the arms that they are of, and what the options ask for. Leaves: a `Picture`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
 
-from rlvr_cli.analysis.estimators import share_interval
-from rlvr_cli.analysis.plots import Bars, Line, Panel
+from rlvr_cli.analysis.arms import Arm
+from rlvr_cli.analysis.columns import (
+    Columns,
+    columns_of,
+    count_distinct,
+    interval_columns,
+    nothing_to_draw,
+    with_wanted,
+)
+from rlvr_cli.analysis.database import Database
+from rlvr_cli.analysis.estimators import mean_interval
+from rlvr_cli.analysis.named_queries import NamedQuery, named_queries
+from rlvr_cli.analysis.picture import Line, Panel, Picture, number
+from rlvr_cli.config.options import nearest
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Table
 
-Row = dict[str, Any]
-Figure = Callable[[Table], Sequence[Panel | Bars]]
+MAX_LINES, MAX_PANELS = 24, 24  # more are no picture
+MAX_OVERLAID = 6  # lines that may share a panel with their variants; more get a panel for each variant
+LONG_MINUTES = 180.0  # above which x is in hours
+
+# column of a named query -> (title, label of the y axis); of other columns both are the name
+MEASURES = {
+    "eval_reward": ("Held-out reward", "mean reward"),
+    "train_reward": ("Training reward", "mean reward"),
+    "train_format_reward": ("Format reward in training", "mean reward"),
+    "groups_with_signal": ("Groups with a signal", "share of groups"),
+    "signal": ("Groups with a signal", "share of groups"),
+    "all_correct": ("Groups all correct", "share of groups"),
+    "all_wrong": ("Groups all wrong", "share of groups"),
+    "length": ("Response length", "tokens"),
+    "length_correct": ("Length of correct responses", "tokens"),
+    "length_wrong": ("Length of wrong responses", "tokens"),
+    "lengths.mean": ("Mean length", "tokens"),
+    "lengths.p95": ("95th percentile of lengths", "tokens"),
+    "truncated_share": ("Truncated responses", "share of responses"),
+    "entropy": ("Entropy of the policy", "nats per token"),
+    "estimate_correct": ("Entropy by position", "nats per token"),
+    "clip_fraction": ("Clipped tokens", "share of tokens"),
+    "grad_norm": ("Gradient norm", "norm before clipping"),
+    "mismatch_mean": ("Sampler against trainer, mean", "log-probability, nats"),
+    "mismatch_largest": ("Sampler against trainer, largest", "log-probability, nats "),
+    "nll": ("Loss", "nats per token "),
+    "accuracy": ("Accuracy", "share of samples"),
+    "share": ("Responses", "share of responses"),
+    "disagreement": ("Verdicts that differ", "share of samples"),
+}
+VARIANTS = {
+    **{"pass_at_k": "pass@k", "best_at_k": "best@k", "majority_at_k": "majority@k"},
+    **{"entropy": "all", "entropy_correct": "correct", "entropy_wrong": "wrong"},
+    **{"push_share": "the run's objective", "other_push_share": "the other"},
+    **{"estimate_correct": "correct", "estimate_wrong": "wrong", "correct": "correct", "wrong": "wrong"},
+}
+X_LABELS = {
+    "step": "updates",
+    "k": "samples k",
+    "thinking_budget": "thinking budget, tokens",
+    "from_tokens": "tokens, from",
+    "position": "position in the response, from",
+    "bucket_from": "position or length in tokens, from",
+    "run_id": "",
+}
+PROGRESS = {"steps": "algorithm_steps", "rollouts": "rollouts", "tokens": "tokens", "minutes": "minutes"}
+
+Progress = Mapping[tuple[str, int], Mapping[str, float]]  # (run, updates) -> row of the query `progress`
+Interval = tuple[float, float]
 
 
-def figures() -> dict[str, Figure]:
-    """The named queries that can be drawn, with the functions that make their panels."""
-    return {
-        "best_at_k": best_at_k,
-        "categories": categories,
-        "curves": curves,
-        "entropy": entropy,
-        "length_histogram": length_histogram,
-        "pass_at_k": pass_at_k,
-        "thinking_budget": thinking_budget,
-    }
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the options ask for; see the config of `rlvr analyze`."""
+
+    x: str = "updates"
+    panels: tuple[str, ...] = ()
+    smooth: int = 1
+    log: str = ""
+    title: str = ""
 
 
-def curves(result: Table) -> list[Panel]:
-    """Rewards against updates and wall-clock, lengths, entropy, signal and gradient norm."""
-    reward = _lines(result, "step", {"eval_reward": "held-out", "train_reward": "training"})
-    minutes = [
-        replace(line, x=[seconds / 60 for seconds in line.x])
-        for line in _lines(result, "eval_wall_seconds", {"eval_reward": "held-out"})
-    ]
-    length = _lines(result, "step", {"length": "all", "length_correct": "correct", "length_wrong": "wrong"})
-    shares = _lines(result, "step", {"groups_with_signal": "groups with a signal", "clip_fraction": "clipped tokens"})
-    panels = [
-        Panel("Reward", "updates", "mean reward", tuple(reward), share=True),
-        Panel("Held-out reward by the clock", "minutes of work", "mean reward", tuple(minutes), share=True),
-        Panel("Response length", "updates", "tokens", tuple(length)),
-        Panel(
-            "Entropy of the policy", "updates", "nats per token", tuple(_lines(result, "step", {"entropy": "entropy"}))
-        ),
-        Panel("What there is to learn from", "updates", "share", tuple(shares), share=True),
-        Panel("Gradient norm", "updates", "norm before clipping", tuple(_lines(result, "step", {"grad_norm": "norm"}))),
-    ]
-    return [panel for panel in panels if panel.lines]
+class Point(NamedTuple):
+    """One value: of a run, at an x. `key` is x before --x: what the runs of an arm have in common."""
+
+    run: str
+    arm: int
+    key: Any
+    x: float
+    y: float
+    low: float
+    high: float
+    note: str
 
 
-def entropy(result: Table) -> list[Panel]:
-    """Entropy against updates, for evaluations and training, and for correct and wrong responses."""
-    names = {"entropy": "all", "entropy_correct": "correct", "entropy_wrong": "wrong"}
-    phases = [(phase, _only(result, "phase", phase)) for phase in ("eval", "train")]
-    panels = [
-        Panel(f"Entropy, {phase}", "updates", "nats per token", tuple(_lines(rows, "step", names)))
-        for phase, rows in phases
-    ]
-    return [panel for panel in panels if panel.lines]
+def draw(
+    result: Table,
+    query: NamedQuery,
+    arms: Sequence[Arm],
+    *,
+    wishes: Wishes = Wishes(),
+    progress: Progress | None = None,
+    held_out: Mapping[tuple[int, int], Interval] | None = None,
+) -> Picture:
+    """Make the picture of a query's result.
 
+    Args:
+        arms: the runs of the result, in the order in which they were asked for; several runs of an arm are seeds.
+        progress: needed for `wishes.x` other than updates.
+        held_out: (number of the arm, updates) -> interval of its held-out accuracy, for the column eval_reward.
 
-def pass_at_k(result: Table) -> list[Panel]:
-    """The chance that one of k samples is right, against k."""
-    return [
-        Panel(
-            "pass@k", "samples k", "share of questions", tuple(_lines(result, "k", {"pass_at_k": "pass@k"})), share=True
+    Raises:
+        RlvrError: the result cannot be drawn, with what to select instead; or a panel has another name.
+    """
+    name, plot = query.name or "The result", query.plot or {}
+    columns = columns_of(result, plot, name)
+    if wishes.panels:
+        columns = with_wanted(columns, result, plot, wishes.panels)
+    if wishes.x != "updates" and columns.x != "step":
+        raise RlvrError(
+            f"--x {wishes.x} needs x to be the column step; here it is {columns.x}.",
+            "Select run_id and step, or leave --x out.",
         )
-    ]
-
-
-def best_at_k(result: Table) -> list[Panel]:
-    """The chance that the likeliest of k samples is right, against k."""
-    return [
-        Panel(
-            "best@k", "samples k", "share of questions", tuple(_lines(result, "k", {"best_at_k": "best@k"})), share=True
+    maker = _Maker(result, columns, query, arms, wishes=wishes, progress=progress or {}, held_out=held_out or {})
+    panels = maker.panels()
+    if not panels:
+        raise nothing_to_draw(name, result, columns)
+    if wishes.panels:
+        panels = _chosen(panels, wishes.panels)
+    for panel in panels:
+        if len(panel.lines) > MAX_LINES:
+            raise RlvrError(
+                f"{name}: a panel would have {len(panel.lines)} lines, and {MAX_LINES} are all that one can tell apart.",
+                "Select fewer rows, or fewer columns of text: each of their combinations is a line.",
+            )
+    if len(panels) > MAX_PANELS:
+        raise RlvrError(
+            f"{name}: there would be {len(panels)} panels; at most {MAX_PANELS} are drawn.",
+            f"Choose with --panels: {', '.join(panel.name for panel in panels)}.",
         )
-    ]
+    title = wishes.title or (arms[0].label if len(arms) == 1 else "")
+    return Picture(panels, maker.series, maker.variants, title, tuple(maker.notes(panels)))
 
 
-def thinking_budget(result: Table) -> list[Panel]:
-    """Accuracy against the budget. The runs RUN-128, RUN-512, ... of one evaluation are one line."""
-    place, budget = (result.columns.index(column) for column in ("run_id", "thinking_budget"))
-    named = [(*row[:place], row[place].removesuffix(f"-{row[budget]}"), *row[place + 1 :]) for row in result.rows]
-    lines = _lines(replace(result, rows=named), "thinking_budget", {"accuracy": "accuracy"})
-    return [Panel("Accuracy", "thinking budget, tokens", "share of samples", tuple(lines), share=True)]
+def _chosen(panels: Sequence[Panel], wanted: Sequence[str]) -> tuple[Panel, ...]:
+    """The panels of these names, in this order; a name may also be a word of several names, such as a phase."""
+    kept: dict[int, Panel] = {}
+    for name in wanted:
+        found = [p for p in panels if name == p.name] or [p for p in panels if name in p.name.split()]
+        if not found:
+            near = nearest(name, [panel.name for panel in panels])
+            raise RlvrError(
+                f"There is no panel {name!r}." + (f" Did you mean {near[0]}?" if near else ""),
+                f"Panels: {', '.join(panel.name for panel in panels)}.",
+            )
+        kept |= {id(panel): panel for panel in found}
+    return tuple(kept.values())
 
 
-def categories(result: Table) -> list[Bars]:
-    """The share of each category, the runs side by side."""
-    rows = list(result.records())
-    labels = tuple(dict.fromkeys(row["category"] for row in rows))
-    shares = {(row["run_id"], row["category"]): row["share"] for row in rows}
-    groups = tuple((run, tuple(shares.get((run, label), 0.0) for label in labels)) for run in _runs(rows))
-    return [Bars("Categories", "category", "share of responses", labels, groups)]
+# Points
 
 
-def length_histogram(result: Table) -> list[Bars]:
-    """Responses by length, correct and wrong ones side by side; a panel for each run."""
-    panels = []
-    for run in _runs(list(result.records())):
-        rows = list(_only(result, "run_id", run).records())
-        labels = tuple(str(row["from_tokens"]) for row in rows)
-        groups = tuple((name, tuple(float(row[name]) for row in rows)) for name in ("correct", "wrong"))
-        panels.append(Bars(run, "tokens, from", "responses", labels, groups))
-    return panels
+class _Maker:
+    """Groups the rows of a result into lines and panels."""
+
+    def __init__(
+        self,
+        result: Table,
+        columns: Columns,
+        query: NamedQuery,
+        arms: Sequence[Arm],
+        *,
+        wishes: Wishes,
+        progress: Progress,
+        held_out: Mapping[tuple[int, int], Interval],
+    ) -> None:
+        self.result, self.columns, self.arms = result, columns, arms
+        self.named, self.plot = query.name, query.plot or {}
+        self.wishes, self.progress, self.held_out = wishes, progress, held_out
+        self.arm_of = {run: number for number, arm in enumerate(arms) for run in arm.runs}
+        self.rows = [row for row in result.records() if row[columns.x] is not None]
+        self.hours = wishes.x == "minutes" and max((p["minutes"] for p in progress.values()), default=0) > LONG_MINUTES
+        self.by_run = columns.lines[:1] == ("run_id",)
+        self.log = "".join(axis for axis in "xy" if axis in wishes.log or axis in self.plot.get("log", ""))
+        self.series, self.variants = self._labels()
+
+    def _places(self, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+        """The texts along an x axis of places; none if x is a number. Those of numbers are the same in all panels."""
+        x = self.columns.x
+        if x == "run_id":
+            return tuple(arm.label for arm in self.arms)
+        if not self.columns.bars and self.plot.get("places") != "yes":
+            return ()
+        values = list(dict.fromkeys(row[x] for row in self.rows))
+        if all(isinstance(v, int | float) for v in values):
+            return tuple(map(_text, sorted(values)))
+        return tuple(dict.fromkeys(_text(row[x]) for row in rows))
+
+    def _labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The labels of the series, in the order asked for, and those of the variants, in the order of the rows."""
+        series, variants = {}, {}
+        for row in self.rows:
+            series.setdefault(self._series(row))
+        for group in self.columns.y:  # by column, then by text
+            for column in group:
+                for row in self.rows:
+                    if row[column] is not None:
+                        variants.setdefault(self._variant(row, column, group))
+        ordered = [arm.label for arm in self.arms] if self.by_run and self.arms else list(series)
+        return tuple(ordered) or ("",), tuple(variants) or ("",)
+
+    def _series(self, row: Mapping[str, Any]) -> str:
+        if not self.columns.lines:
+            return ""
+        value = row[self.columns.lines[0]]
+        return self.arms[self.arm_of[value]].label if self.by_run and value in self.arm_of else _text(value)
+
+    def _variant(self, row: Mapping[str, Any], column: str, group: Sequence[str]) -> str:
+        texts = [_text(row[c]) for c in self.columns.lines[1:] if count_distinct(self.result, c) > 1]
+        return " ".join([VARIANTS.get(column, _plain(column))] * (len(group) > 1) + texts)
+
+    def panels(self) -> tuple[Panel, ...]:
+        found = []
+        named = [c for c in self.columns.panels if c != "run_id"]
+        named = [c for c in named if c == named[0] or count_distinct(self.result, c) > 1]
+        keys = dict.fromkeys(tuple(row[c] for c in self.columns.panels) for row in self.rows)
+        for key in keys:
+            rows = [row for row in self.rows if tuple(row[c] for c in self.columns.panels) == key]
+            shown = dict(zip(self.columns.panels, key, strict=True))
+            of = " ".join(_text(shown[c]) for c in named)
+            if "run_id" in shown and len(self.arms) > 1:
+                of = " ".join(filter(None, (self.arms[self.arm_of[shown["run_id"]]].label, of)))
+            for group in self.columns.y:
+                found += self._group_panels(rows, group, of)
+        return tuple(found)
+
+    def _group_panels(self, rows: Sequence[Mapping[str, Any]], group: Sequence[str], of: str) -> list[Panel]:
+        """The panel of columns that share one, or a panel for each variant if they would be too many lines."""
+        places = self._places(rows)
+        lines = [line for column in group for line in self._lines(rows, column, group, places)]
+        if not lines:
+            return []
+        known = self.named and (MEASURES.get(f"{self.named}.{group[0]}") or MEASURES.get(group[0]))
+        title, y_label = known or (_plain(group[0]), _plain(group[0]))
+        title, y_label = (
+            self.plot.get("title", title if known or len(self.columns.y) > 1 or not of else ""),
+            self.plot.get("y_label", y_label),
+        )
+        title = ", ".join(filter(None, (title, of)))
+        if group == ("value",) and of:  # of `metrics`: each name has its own unit
+            y_label = of.split()[0]
+        panel = Panel(
+            title=title,
+            x_label=self._x_label(),
+            y_label=y_label,
+            lines=tuple(lines),
+            name=" ".join(filter(None, (of, group[0] if len(self.columns.y) > 1 or not of else ""))),
+            bars=self.columns.bars,
+            places=places,
+            log="" if self.columns.bars else self.log.replace("x", "") if places else self.log,
+        )
+        variants = list(dict.fromkeys(line.variant for line in lines))
+        if len(variants) < 2 or len(self.series) < 2 or len(lines) <= MAX_OVERLAID or panel.bars:
+            return [panel]
+        return [
+            replace(
+                panel,
+                title=f"{panel.title}: {self.variants[v]}",
+                name=f"{panel.name} {self.variants[v]}",
+                lines=tuple(replace(line, variant=0) for line in lines if line.variant == v),
+            )
+            for v in variants
+        ]
+
+    def _x_label(self) -> str:
+        x, asked = self.columns.x, self.wishes.x
+        if x != "step":
+            return X_LABELS.get(x, _plain(x))
+        commands = {arm.command for arm in self.arms}
+        algorithm = {"ei": "EI", "grpo": "GRPO", "ppo": "PPO", "sft": "SFT", "dpo": "DPO"}.get(
+            next(iter(commands), ""), ""
+        )
+        return {
+            "updates": "updates",
+            "steps": f"{algorithm} steps".strip() if len(commands) == 1 else "steps of the algorithm",
+            "rollouts": "rollouts for training",
+            "tokens": "tokens for training",
+            "minutes": "hours of work" if self.hours else "minutes of work",
+        }[asked]
+
+    def _lines(
+        self, rows: Sequence[Mapping[str, Any]], column: str, group: Sequence[str], places: Sequence[str]
+    ) -> Iterator[Line]:
+        points: dict[tuple[int, int], list[Point]] = {}
+        for row in rows:
+            if row[column] is not None:
+                at = self.series.index(self._series(row)), self.variants.index(self._variant(row, column, group))
+                points.setdefault(at, []).append(self._point(row, column, places))
+        for (series, variant), of_line in sorted(points.items(), key=lambda item: item[0]):
+            yield replace(self._line(of_line, column), series=series, variant=variant)
+
+    def _point(self, row: Mapping[str, Any], column: str, places: Sequence[str]) -> Point:
+        run = str(row.get("run_id", ""))
+        arm, value = self.arm_of.get(run, 0), row[self.columns.x]
+        bounds = interval_columns(self.result, column)
+        low, high = (number(row[b]) for b in bounds) if bounds else (math.nan, math.nan)
+        note = f"{row[self.plot['counts']]:,}" if "counts" in self.plot else ""
+        if self.columns.x == "run_id":
+            x = float(arm)
+        elif places:
+            x = float(places.index(_text(value)))
+        else:
+            x = self._moved(row, run, column)
+        return Point(run, arm, x if places else value, x, number(row[column]), low, high, note)
+
+    def _moved(self, row: Mapping[str, Any], run: str, column: str) -> float:
+        """x as --x asks for it."""
+        value, asked = row[self.columns.x], self.wishes.x
+        if asked == "updates":
+            return number(value)
+        if asked == "minutes":
+            own = "eval_wall_seconds" if column == "eval_reward" and "eval_wall_seconds" in row else "wall_seconds"
+            found = row[own] / 60 if row.get(own) is not None else self.progress.get((run, value), {}).get("minutes")
+            return number(found) / (60 if self.hours else 1)
+        return number(self.progress.get((run, value), {}).get(PROGRESS[asked]))
+
+    def _line(self, points: Sequence[Point], column: str) -> Line:
+        """The line of an arm's points: those of its one run, or the mean over its runs with an interval over seeds."""
+        smooth = 1 if self._has_interval(points, column) or self.columns.bars else self.wishes.smooth
+        merged = self._merged(points, column, smooth=smooth)
+        x, y, low, high, notes = (list(column) for column in zip(*merged, strict=True))
+        bounds = (low, high) if any(map(math.isfinite, low)) else (None, None)
+        raw = [p[1] for p in self._merged(points, column, smooth=1)] if smooth > 1 else None
+        return Line(x, y, *bounds, raw=raw, notes=tuple(notes) if any(notes) else ())
+
+    def _has_interval(self, points: Sequence[Point], column: str) -> bool:
+        return any(math.isfinite(p.low) for p in points) or (
+            column == "eval_reward" and any((p.arm, p.key) in self.held_out for p in points)
+        )
+
+    def _merged(
+        self, points: Sequence[Point], column: str, *, smooth: int
+    ) -> list[tuple[float, float, float, float, str]]:
+        """(x, y, low, high, note) in order of x; where an arm has several runs, only the x that all of them have."""
+        of_run = {}
+        for run, its in groupby(sorted(points, key=lambda p: p.run), key=lambda p: p.run):
+            ordered = sorted(its, key=lambda p: p.key)
+            self._check_once(ordered)
+            values = running_mean([p.y for p in ordered], smooth)
+            of_run[run] = {p.key: p._replace(y=y) for p, y in zip(ordered, values, strict=True)}
+        merged = []
+        for key in sorted({p.key for p in points}):
+            here = [its[key] for its in of_run.values() if key in its]
+            arm = here[0].arm
+            asked = self.arms[arm].runs if self.arms else ()
+            if len({p.arm for p in here}) == 1 and len(asked) > 1 and len(here) < len(asked):
+                continue
+            x, y = math.fsum(p.x for p in here) / len(here), math.fsum(p.y for p in here) / len(here)
+            low, high = (here[0].low, here[0].high) if len(here) == 1 else seed_interval([p.y for p in here])
+            if column == "eval_reward":
+                low, high = self.held_out.get((arm, key), (low, high))
+            notes = [int(p.note.replace(",", "")) for p in here if p.note]
+            merged.append((x, y, low, high, f"{sum(notes):,}" if notes else ""))
+        return sorted(merged, key=lambda point: point[0])
+
+    def _check_once(self, ordered: Sequence[Point]) -> None:
+        for before, after in pairwise(ordered):
+            if before.key == after.key:
+                raise RlvrError(
+                    f"The result has several rows with {self.columns.x} = {after.key} in one line.",
+                    "Aggregate them: GROUP BY the x and the columns of text that name a line.",
+                )
+
+    def notes(self, panels: Sequence[Panel]) -> Iterator[str]:
+        lines = [line for panel in panels for line in panel.lines]
+        seeds = any(len(arm.runs) > 1 for arm in self.arms)
+        whiskers = {panel.has_whiskers for panel in panels if any(line.low is not None for line in panel.lines)}
+        if whiskers:
+            mark = " and ".join(name for name, drawn in (("Bands", False), ("Whiskers", True)) if drawn in whiskers)
+            what = (
+                "95% intervals over the seeds; of held-out rewards over questions and seeds"
+                if seeds
+                else "95% intervals"
+            )
+            yield f"{mark}: {what}." + (" Lines: means over the seeds." if seeds else "")
+        if any(line.raw is not None for line in lines):
+            yield f"Lines: mean of {self.wishes.smooth} neighboring points; the points themselves are faint."
+        hidden = [v for line in lines for values in [(line.y if "y" in self.log else ())] for v in values if v <= 0]
+        if hidden or any(x <= 0 for panel in panels if "x" in panel.log for line in panel.lines for x in line.x):
+            yield "Values of 0 or less cannot be shown on a logarithmic axis."
 
 
-def _runs(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row["run_id"] for row in rows))
+def read_progress(database: Database) -> Progress:
+    """How far each run was at each number of updates."""
+    rows = database.select(named_queries()["progress"].sql).records()
+    return {(row["run_id"], row["step"]): row for row in rows}
 
 
-def _only(result: Table, column: str, value: str) -> Table:
-    place = result.columns.index(column)
-    return replace(result, rows=[row for row in result.rows if row[place] == value])
+def running_mean(values: Sequence[float], width: int) -> list[float]:
+    """The mean over up to `width` points around each one; at an end over those that are there, as many on both sides."""
+    half = max(width - 1, 0) // 2
+    means = []
+    for i in range(len(values)):
+        reach = min(half, i, len(values) - 1 - i)
+        means.append(math.fsum(values[i - reach : i + reach + 1]) / (2 * reach + 1))
+    return means
 
 
-def _lines(result: Table, x: str, names: dict[str, str]) -> list[Line]:
-    """One line for each run and column that has a value; its label has only the parts that distinguish it from the others."""
-    rows, lines = list(result.records()), []
-    runs = _runs(rows)
-    for run in runs:
-        for column, label in names.items():
-            points = [row for row in rows if row["run_id"] == run and row[column] is not None]
-            parts = (run if len(runs) > 1 else "", label if len(names) > 1 or len(runs) == 1 else "")
-            if points:
-                lines.append(_line(" ".join(filter(None, parts)), points, x, column))
-    return lines
+def seed_interval(values: Sequence[float]) -> Interval:
+    """95 % interval of a mean over seeds: Student's t, inside 0 to 1 if all values are; NaN for one seed or a gap."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return math.nan, math.nan
+    low, high = mean_interval([(value, 1, 1) for value in values]) or (math.nan, math.nan)
+    return (max(low, 0.0), min(high, 1.0)) if all(0 <= v <= 1 for v in values) else (low, high)
 
 
-def _line(label: str, points: Sequence[Row], x: str, column: str) -> Line:
-    """A line with a 95 % interval: the query's own, else that of a share of evaluated samples, else none."""
-    line = Line(label, [row[x] for row in points], [row[column] for row in points])
-    if "low" in points[0]:
-        return replace(line, low=[row["low"] for row in points], high=[row["high"] for row in points])
-    counts = {"eval_reward": "eval_samples"}.get(column)  # evaluations of a training run: one sample per question
-    if counts is None or any(row[counts] is None or not 0 <= row[column] <= 1 for row in points):
-        return line  # a user's own reward need not be a share
-    bounds = [share_interval(row[column], row[counts]) for row in points]
-    return replace(line, low=[low for low, _ in bounds], high=[high for _, high in bounds])
+def _plain(column: str) -> str:
+    return column.replace("_", " ")
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.estimators import QuestionKinds, pass_at_k
-from rlvr_cli.analysis.summary import share_of
+from rlvr_cli.analysis.estimators import QuestionKinds, pass_at_k, share_of
 from rlvr_cli.config.grade import PhaseChoice
 from rlvr_cli.config.grpo import overlong_buffer
 from rlvr_cli.runs.readers import RunInfo

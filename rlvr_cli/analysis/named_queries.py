@@ -2,8 +2,9 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ SQL_DIRECTORY = Path(__file__).parent / "sql"
 
 _HEADER_LINE = re.compile(r"--\s?(.*)")
 _PARAMETER = re.compile(r":([a-z][a-z0-9_]*)\s*=\s*(.+)")
+_PLOT = re.compile(r"plot:\s*(.*)")
+PLOT_KEYS = ("x", "y", "lines", "panels", "log", "bars", "places", "counts", "title", "y_label")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,8 @@ class NamedQuery:
     description: str
     parameters: Mapping[str, Any]
     sql: str  # the whole file
+    # How --plot draws the result: {} by the general rule of `figures`, None not at all.
+    plot: Mapping[str, str] | None = field(default_factory=dict)
 
 
 def named_queries() -> dict[str, NamedQuery]:
@@ -31,16 +36,20 @@ def named_queries() -> dict[str, NamedQuery]:
 
 
 def parse_query(name: str, sql: str) -> NamedQuery:
-    """Read the description and the parameters from the comment lines at the head of a query.
+    """Read the description, the parameters and the plot from the comment lines at the head of a query.
 
     Raises:
-        RlvrError: a parameter's default is not JSON.
+        RlvrError: a parameter's default is not JSON, or the line `plot:` has another form.
     """
     description, parameters = "", {}
+    plot: dict[str, str] | None = {}
     for line in sql.splitlines():
         comment = _HEADER_LINE.match(line)
         if comment is None:
             break
+        if drawn := _PLOT.fullmatch(comment[1].strip()):
+            plot = _plot_of(name, drawn[1])
+            continue
         parameter = _PARAMETER.fullmatch(comment[1].strip())
         if parameter is None:
             description = description or comment[1].strip()
@@ -52,4 +61,20 @@ def parse_query(name: str, sql: str) -> NamedQuery:
                 f"{name}: the default of :{parameter[1]} is not JSON: {parameter[2]}",
                 'Write for example  -- :phase = "eval"  or  -- :step = null',
             ) from e
-    return NamedQuery(name, description, parameters, sql)
+    return NamedQuery(name, description, parameters, sql, plot)
+
+
+def _plot_of(name: str, text: str) -> dict[str, str] | None:
+    """`x=k y=pass_at_k` -> {"x": "k", "y": "pass_at_k"}; `none` -> None."""
+    if text == "none":
+        return None
+    try:
+        parts = [word.partition("=") for word in shlex.split(text)]
+    except ValueError:
+        parts = [("", "", "")]
+    if not all(key in PLOT_KEYS and value for key, _, value in parts):
+        raise RlvrError(
+            f"{name}: the line plot: has another form: {text}",
+            f"Write for example  -- plot: x=step y=reward  with {', '.join(PLOT_KEYS)}; or  -- plot: none",
+        )
+    return {key: value for key, _, value in parts}

@@ -1,8 +1,8 @@
-"""Plots as files: lines with intervals, and bars, in a grid; the only module that uses matplotlib.
+"""Pictures as files: panels in a grid under one legend; the only module that uses matplotlib.
 
-Enters: labeled numbers; NaN and infinity are gaps; labels may be any text, however hostile or long. Leaves: a PNG or SVG
-file, with the same bytes for the same input, that can be read without color and on any background. It needs no display, and
-neither uses nor changes the process's matplotlib settings or those in the user's files.
+Enters: a `Picture`, which decides colors, marks, dashes, axes and the legend. Leaves: a PNG or SVG file, with the same bytes for
+the same input, that can be read without color and on any background. It needs no display, and neither uses nor changes the
+process's matplotlib settings or those in the user's files.
 """
 
 import bisect
@@ -12,39 +12,39 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from rlvr_cli.analysis.picture import COLORS, DASHES, Axis, Panel, Picture, Style, distinct, numbers
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import atomic_write, shown
 from rlvr_cli.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
-PANEL_INCHES = {1: (6.4, 4.0), 2: (4.8, 3.4), 3: (4.2, 3.2)}  # by columns, legends not counted
+PANEL_INCHES = {1: (6.4, 4.0), 2: (4.8, 3.4), 3: (4.2, 3.2)}  # by columns, without legend and notes
 TEXT_POINTS = 10.0
+LINE_POINTS = 15.0  # height of a line of the legend or the notes
+KEY_POINTS = 46.0  # the sample of a line in the legend, and the space around it
 MAX_IN_LEGEND = 24
-MARK_EVERY_POINT = 30  # a line of up to this many points has a marker at each of them
-MAX_MARKERS = 12  # on a longer line; an isolated point always has one
-MAX_DASHED_POINTS = 60  # with more points, dashes look like gaps: the lines are solid
+MARK_EVERY_POINT = 30  # a line of up to this many points has a mark at each of them
+MAX_MARKS = 12  # on a longer line; an isolated point always has one
 MAX_LABEL_CHARACTERS = 300  # longer labels are shortened before they are measured
 
-# Series are distinguished by color (Okabe and Ito's, which color-blind readers can distinguish, without their yellow, which is
-# too faint on white), and without color by dashes, markers and hatches. The cycles have coprime lengths, so 35 pairs differ.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
+_MARKERS = {
+    **{"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "down": "v"},
+    **{"plus": "P", "cross": "X", "star": "*", "": ""},
+}
+_GRAY = "#555555"
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
 
 _STYLE = {
     "text.parse_math": False,  # draw $ as it is
     "svg.fonttype": "none",  # keep text as text, for search and screen readers
     "svg.hashsalt": "rlvr",  # ids are otherwise random
-    "axes.formatter.useoffset": False,
-    "axes.formatter.limits": (-4, 6),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -60,59 +60,16 @@ _STYLE = {
 }
 
 
-@dataclass(frozen=True)
-class Line:
-    """Points (x, y) in order; `low` and `high`, if both are given, are intervals. All sequences have the same length."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Lines over common axes; with `share`, y is a share and its axis shows 0 to 1."""
-
-    title: str
-    x_label: str
-    y_label: str
-    lines: tuple[Line, ...]
-    share: bool = False
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Grouped bars: each of `groups` is the name of a series and its values, one per label."""
-
-    title: str
-    x_label: str
-    y_label: str
-    labels: tuple[str, ...]
-    groups: tuple[tuple[str, tuple[float, ...]], ...]
-
-
-class _Key(NamedTuple):
-    """An entry of a legend: the artist that shows how its series is drawn, and the series' name."""
-
-    artist: Any
-    label: str
-
-
-def save_plot(panels: Sequence[Panel | Bars], path: Path, *, title: str = "") -> None:
-    """Draw the panels into a picture: one panel in one column, two to four in two columns, more in three.
+def save_plot(picture: Picture, path: Path) -> None:
+    """Draw a picture: one panel in one column, two to four in two columns, more in three.
 
     Args:
         path: ends in .png or .svg, which decides the format. An existing file is replaced.
-        title: one line above the panels.
 
     Raises:
         RlvrError: the path has another ending, or the file cannot be written.
     """
-    suffix = path.suffix.lower()
-    if suffix not in (".png", ".svg"):
-        raise RlvrError(f"{shown(path)} does not end in .png or .svg.", "Choose a name with one of these endings.")
+    check_ending(path)
 
     import matplotlib
 
@@ -120,174 +77,238 @@ def save_plot(panels: Sequence[Panel | Bars], path: Path, *, title: str = "") ->
     del settings["backend"]  # savefig chooses it by the format
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # missing in the font: drawn as a box; in an SVG it is text
-        data = _rendered(panels, suffix, title=title)
+        data = _rendered(picture, path.suffix.lower())
     atomic_write(path, data)
 
 
-def _rendered(panels: Sequence[Panel | Bars], suffix: str, *, title: str) -> bytes:
+def check_ending(path: Path) -> None:
+    """Raise RlvrError unless the path ends in .png or .svg."""
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise RlvrError(f"{shown(path)} does not end in .png or .svg.", "Choose a name with one of these endings.")
+
+
+def _rendered(picture: Picture, suffix: str) -> bytes:
     from matplotlib.figure import Figure
 
-    count = len(panels)
+    count = len(picture.panels)
     columns = 1 if count <= 1 else 2 if count <= 4 else 3
     rows = max(1, math.ceil(count / columns))
     width, height = PANEL_INCHES[columns]
     figure = Figure(layout="constrained", facecolor="white", dpi=150)
     grid = figure.add_gridspec(rows, columns)
-    legends = [0.0] * rows  # points
-    for place, panel in enumerate(panels):
+    for place, panel in enumerate(picture.panels):
         axes = figure.add_subplot(grid[divmod(place, columns)])
         inside = (width - 0.9) * 72  # width of the axes in points, without the labels of the y axis
-        keys = _draw_bars(axes, panel, inside) if isinstance(panel, Bars) else _draw_lines(axes, panel)
-        taken = _legend(axes, keys, inside)
-        legends[place // columns] = max(legends[place // columns], taken)
-        axes.set_title(_fitted(panel.title, inside, size=TEXT_POINTS + 1), loc="left", pad=6 + taken)
+        _draw_panel(axes, panel, picture, inside)
+        axes.set_title(_fitted(panel.title, inside, size=TEXT_POINTS + 1), loc="left")
         axes.set_xlabel(_fitted(panel.x_label, inside))
         axes.set_ylabel(_fitted(panel.y_label, (height - 0.9) * 72))
-    if not panels:
+    if not picture.panels:
         _no_data(figure.add_subplot(grid[0, 0]))
 
-    points = width * columns * 72
-    if title:
-        large = TEXT_POINTS + 2
-        figure.suptitle(_fitted(title, points - 20, size=large), fontsize=large)
-    figure.set_size_inches(width * columns, height * rows + sum(legends) / 72 + (0.3 if title else 0))
+    wide = width * columns * 72
+    strip = _Strip(figure, picture, wide)
+    tall = height * rows * 72 + strip.above + strip.below
+    figure.set_size_inches(wide / 72, tall / 72)
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0, strip.below / tall, 1, 1 - (strip.above + strip.below) / tall))
+    strip.draw(tall)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=suffix[1:], metadata={"Date": None} if suffix == ".svg" else None)
     return buffer.getvalue()
 
 
-# One function per kind of panel: (axes, panel, width of the axes in points) -> entries of the legend
+class _Strip:
+    """Title and legend above the panels, notes below. `above` and `below` are their heights in points."""
+
+    def __init__(self, figure: "Figure", picture: Picture, wide: float) -> None:
+        self.figure, self.wide = figure, wide
+        self.title = _fitted(picture.title, wide - 20, size=TEXT_POINTS + 2) if picture.title else ""
+        self.notes = [_fitted(note, wide - 20, size=TEXT_POINTS - 1) for note in picture.notes]
+        bars = bool(picture.panels) and all(panel.bars for panel in picture.panels)
+        self.blocks = [_Block(entries, wide, bars=bars) for entries in picture.legend if entries]
+        self.title_height = 22.0 if self.title else 0.0
+        self.above = self.title_height + sum(block.height for block in self.blocks) + 4 * bool(self.blocks)
+        self.below = LINE_POINTS * len(self.notes)
+
+    def draw(self, tall: float) -> None:
+        left = 10 / self.wide
+        if self.title:
+            self.figure.text(left, 1 - 5 / tall, self.title, ha="left", va="top", fontsize=TEXT_POINTS + 2)
+        top = self.title_height + 4
+        for block in self.blocks:
+            self.figure.add_artist(block.legend(self.figure, (left, 1 - top / tall)))
+            top += block.height
+        for number, note in enumerate(reversed(self.notes)):
+            at = (4 + number * LINE_POINTS) / tall
+            self.figure.text(left, at, note, ha="left", va="bottom", fontsize=TEXT_POINTS - 1, color=_GRAY)
 
 
-def _draw_lines(axes: "Axes", panel: Panel) -> list[_Key]:
-    keys, xs = [], []
-    for number, line in enumerate(panel.lines):
-        x, y = _numbers(line.x), _numbers(line.y)
-        drawn = [math.isfinite(a) and math.isfinite(b) for a, b in zip(x, y, strict=True)]
-        around = [False, *drawn, False]
-        alone = [i for i, d in enumerate(drawn) if d and not around[i] and not around[i + 2]]
-        stride = 1 if len(x) <= MARK_EVERY_POINT else math.ceil(len(x) / MAX_MARKERS)
-        marked = range(number * stride // max(1, len(panel.lines)), len(x), stride)  # stagger them: lines may overlap
-        dashes = _cycled(_DASHES, number) if len(x) <= MAX_DASHED_POINTS else "-"
-        style = {"color": _cycled(_COLORS, number), "linestyle": dashes}
-        if line.low is not None and line.high is not None:
-            low, high = _numbers(line.low), _numbers(line.high)
-            axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-            for bound in (low, high):
-                axes.plot(x, bound, **style, linewidth=0.5, alpha=0.6)
-            for i in alone:  # fill_between draws nothing at an isolated point
-                axes.plot([x[i], x[i]], [low[i], high[i]], color=style["color"], alpha=0.6)
-        (artist,) = axes.plot(
-            x,
-            y,
-            **style,
-            linewidth=1.6 if len(x) <= MAX_DASHED_POINTS else 1.2,
-            marker=_cycled(_MARKERS, number),
-            markersize=5.5,
-            markeredgecolor="white",
-            markeredgewidth=0.6,
-            markevery=sorted({*marked, *alone}),
+class _Block:
+    """A part of the legend in columns: its series, or its variants. `height` is in points."""
+
+    def __init__(self, entries: Sequence[tuple[str, Style]], wide: float, *, bars: bool) -> None:
+        shown, more = entries[:MAX_IN_LEGEND], entries[MAX_IN_LEGEND:]
+        size = TEXT_POINTS - 1
+        self.labels = distinct(
+            [text for text, _ in shown], lambda text: _fitted(text, wide - KEY_POINTS - 20, size=size)
         )
-        keys.append(_Key(artist, line.label if any(drawn) else f"{line.label} (no data)"))
-        xs += [a for a, d in zip(x, drawn, strict=True) if d]
-    if not xs:
-        _no_data(axes)
-        return keys if len(keys) > 1 else []
-    if all(a.is_integer() for a in xs):
-        axes.xaxis.set_major_locator(_whole_numbers())
-        if min(xs) == max(xs):
-            axes.set_xlim(xs[0] - 1, xs[0] + 1)
-    if panel.share:
-        axes.set_ylim(-0.03, 1.03)  # so that lines at 0 and 1 are fully visible
-        axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
-    return keys
+        self.keys = [_key(style, number, bars=bars) for number, (_, style) in enumerate(shown)]
+        if more:
+            self.labels[-1], self.keys[-1] = f"… and {len(more) + 1} more", _key(Style(None, "", -1), 0, bars=bars)
+        widest = max(_width(label, size=size) for label in self.labels) + KEY_POINTS
+        self.columns = max(1, min(len(self.labels), int((wide - 20) / widest)))
+        self.height = LINE_POINTS * math.ceil(len(self.labels) / self.columns)
 
+    def legend(self, figure: "Figure", at: tuple[float, float]) -> Any:
+        from matplotlib.legend import Legend
 
-def _draw_bars(axes: "Axes", panel: Bars, inside: float) -> list[_Key]:
-    count = len(panel.labels)
-    keys, any_drawn = [], False
-    each = 0.8 / max(1, len(panel.groups))
-    for number, (name, values) in enumerate(panel.groups):
-        heights = _numbers(values)
-        assert len(heights) == count, f"{len(heights)} values for {count} labels"
-        any_drawn |= any(map(math.isfinite, heights))
-        artist = axes.bar(
-            [i - 0.4 + each * (number + 0.5) for i in range(count)],
-            heights,
-            width=each * 0.94,
-            color=_cycled(_COLORS, number),
-            hatch=_cycled(_HATCHES, number),
-            edgecolor="white",
+        return Legend(
+            figure,
+            self.keys,
+            self.labels,
+            loc="upper left",
+            bbox_to_anchor=at,
+            bbox_transform=figure.transFigure,
+            ncols=self.columns,
+            frameon=False,
+            handlelength=3,
+            handletextpad=0.6,
+            columnspacing=1.2,
+            labelspacing=0.35,
+            borderpad=0,
+            borderaxespad=0,
         )
-        keys.append(_Key(artist, name))
-    if not any_drawn:
-        _no_data(axes)
-        return []
-    axes.grid(visible=False, axis="x")
-    axes.axhline(0, color="black", linewidth=0.8)
+
+
+def _key(style: Style, number: int, *, bars: bool) -> Any:
+    """What shows a style in the legend; nothing for the dash -1."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    if style.dash < 0:
+        return Patch(alpha=0)
+    if bars:
+        return Patch(facecolor=_color(style), hatch=_HATCHES[number % len(_HATCHES)], edgecolor="white")
+    return Line2D([], [], **_drawn(style))
+
+
+def _color(style: Style) -> str:
+    return _GRAY if style.color is None else COLORS[style.color]
+
+
+def _drawn(style: Style) -> dict[str, Any]:
+    """The style of a line as matplotlib names it."""
+    dash = DASHES[style.dash]
+    return {
+        "color": _color(style),
+        "linestyle": (0, dash) if dash else "-",
+        "linewidth": 1.6,
+        "marker": _MARKERS[style.mark],
+        "markersize": 5.5,
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.6,
+    }
+
+
+# Panels
+
+
+def _draw_panel(axes: "Axes", panel: Panel, picture: Picture, inside: float) -> None:
+    """Draw a panel's lines or bars; `inside` is the width of its axes in points."""
+    found = picture.axes(panel)
+    if found is None:
+        return _no_data(axes)
+    across, up = found
+    (_draw_bars if panel.bars else _draw_lines)(axes, panel, picture)
+    for axis, name in ((across, "x"), (up, "y")):
+        axes.set(**{f"{name}scale": "log" if axis.log else "linear"})
+        axes.set(**{f"{name}lim": (axis.low, axis.high)})
+    axes.minorticks_off()
+    axes.set_yticks(*zip(*up.ticks, strict=True))
+    _ticks_across(axes, across, places=bool(panel.places), inside=inside)
+
+
+def _ticks_across(axes: "Axes", across: Axis, *, places: bool, inside: float) -> None:
+    """Ticks of the x axis: only as many texts as fit, and slanting ones if they are long."""
     size = TEXT_POINTS - 1
-    every = math.ceil(count * 2 * size / inside)  # show only some labels if they would overlap at 30 degrees
-    labels = [_fitted(label, 100, size=size) for label in panel.labels[::every]]
-    axes.set_xticks(range(0, count, every), labels)
-    axes.set_xlim(-0.6, count - 0.4)
+    if not places:
+        axes.set_xticks(*zip(*across.ticks, strict=True))
+        return
+    every = math.ceil(len(across.ticks) * 2 * size / inside)
+    kept = across.ticks[::every]
+    labels = distinct([text for _, text in kept], lambda text: _fitted(text, 130, size=size))
+    axes.set_xticks([at for at, _ in kept], labels)
     if max(_width(label, size=size) for label in labels) > 0.95 * inside / len(labels):
         axes.tick_params(axis="x", labelrotation=30)
         for text in axes.get_xticklabels():
             text.set(ha="right", rotation_mode="anchor")
-    return keys
 
 
-def _legend(axes: "Axes", keys: list[_Key], inside: float) -> float:
-    """Put a legend between axes and title if there are two keys or more. Returns its height in points."""
-    if len(keys) < 2:
-        return 0.0
+def _draw_lines(axes: "Axes", panel: Panel, picture: Picture) -> None:
+    from matplotlib.transforms import ScaledTranslation
 
-    from matplotlib.patches import Patch
-
-    size = TEXT_POINTS - 1
-    handle = 5 * size  # the sample of the line, and the space around it
-    labels = [_fitted(key.label, inside - handle, size=size) for key in keys[:MAX_IN_LEGEND]]
-    artists = [key.artist for key in keys[:MAX_IN_LEGEND]]
-    if len(keys) > MAX_IN_LEGEND:
-        labels[-1], artists[-1] = f"… and {len(keys) - MAX_IN_LEGEND + 1} more", Patch(alpha=0)
-    columns = max(1, min(len(labels), int(inside / (max(_width(label, size=size) for label in labels) + handle))))
-    axes.legend(
-        artists,
-        labels,
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=columns,
-        frameon=False,
-        handlelength=3,
-        handletextpad=0.6,
-        columnspacing=1.2,
-        labelspacing=0.3,
-        borderpad=0,
-        borderaxespad=0.4,
-    )
-    return math.ceil(len(labels) / columns) * size * 1.32 + 5
+    for order, line in enumerate(panel.lines):
+        x, y = numbers(line.x, log="x" in panel.log), numbers(line.y, log="y" in panel.log)
+        drawn = [math.isfinite(a) and math.isfinite(b) for a, b in zip(x, y, strict=True)]
+        around = [False, *drawn, False]
+        alone = [i for i, d in enumerate(drawn) if d and not around[i] and not around[i + 2]]
+        stride = 1 if len(x) <= MARK_EVERY_POINT else math.ceil(len(x) / MAX_MARKS)
+        marked = range(order * stride // max(1, len(panel.lines)), len(x), stride)  # stagger them: lines may overlap
+        style = _drawn(picture.style(line))
+        color = style["color"]
+        if line.low is not None and line.high is not None:
+            low, high = (numbers(bounds, log="y" in panel.log) for bounds in (line.low, line.high))
+            if panel.has_whiskers:
+                aside = 3.0 * (order - (len(panel.lines) - 1) / 2) / 72  # beside each other, in inches
+                moved = axes.transData + ScaledTranslation(aside, 0, axes.figure.dpi_scale_trans)
+                axes.vlines(x, low, high, color=color, alpha=0.7, linewidth=1.0, transform=moved)
+            else:
+                axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+                for i in alone:  # fill_between draws nothing at an isolated point
+                    axes.plot([x[i], x[i]], [low[i], high[i]], color=color, alpha=0.6)
+        if line.raw is not None:
+            axes.plot(x, numbers(line.raw, log="y" in panel.log), color=color, linewidth=0.8, alpha=0.3)
+        axes.plot(x, y, **style, markevery=sorted({*marked, *alone}))
 
 
-def _whole_numbers() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator("auto", integer=True, steps=[1, 2, 2.5, 5, 10])
+def _draw_bars(axes: "Axes", panel: Panel, picture: Picture) -> None:
+    each = 0.8 / max(1, len(panel.lines))
+    for order, line in enumerate(panel.lines):
+        x = [place - 0.4 + each * (order + 0.5) for place in line.x]
+        y = numbers(line.y)
+        axes.bar(
+            x,
+            y,
+            width=each * 0.94,
+            color=_color(picture.style(line)),
+            hatch=_HATCHES[(line.series or line.variant) % len(_HATCHES)],
+            edgecolor="white",
+        )
+        top = y
+        if line.low is not None and line.high is not None:
+            low, high = numbers(line.low), numbers(line.high)
+            top = [b if math.isfinite(b) else v for v, b in zip(y, high, strict=True)]
+            axes.vlines(x, low, high, color="#333333", linewidth=1.0)
+        for place, height, note in zip(x, top, line.notes, strict=False):
+            if math.isfinite(height):
+                axes.annotate(
+                    _fitted(note, 60, size=7),
+                    (place, height),
+                    (0, 1),
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom",
+                    fontsize=7,
+                )
+    axes.grid(visible=False, axis="x")
+    axes.axhline(0, color="black", linewidth=0.8)
 
 
 def _no_data(axes: "Axes") -> None:
     axes.set_xticks([])
     axes.set_yticks([])
     axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color="#555555")
-
-
-def _cycled(values: Sequence[Any], number: int) -> Any:
-    return values[number % len(values)]
-
-
-def _numbers(values: Sequence[float]) -> list[float]:
-    """Convert to floats, with NaN for values that cannot be drawn: None, infinity, and those that overflow in matplotlib."""
-    numbers = [math.nan if v is None else float(v) for v in values]
-    return [v if abs(v) < 1e100 else math.nan for v in numbers]
 
 
 def _plain(text: str) -> str:

@@ -3,21 +3,14 @@
 Enters: a run directory, a phase and a step. Leaves: a `RunSummary`, whose `tables` print in any format.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlvr_cli.analysis.at_k import AtK, at_k
 from rlvr_cli.analysis.database import Database, open_runs
-from rlvr_cli.analysis.estimators import (
-    QuestionKinds,
-    best_at_k,
-    effective_number,
-    majority_at_k,
-    mean_interval,
-    pass_at_k,
-    share_interval,
-)
+from rlvr_cli.analysis.estimators import Estimate, QuestionKinds, mean_of, share_of
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, read_run
@@ -27,32 +20,11 @@ HANDOUT_CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over samples with its 95 % interval, and the method of the interval."""
-
-    value: float
-    low: float | None
-    high: float | None
-    interval: str
-
-
-@dataclass(frozen=True, slots=True)
 class CategoryCount:
     category: str
     samples: int
     share: Estimate
     mean_tokens: float | None  # None when there are no samples
-
-
-@dataclass(frozen=True, slots=True)
-class AtK:
-    """Means over the questions with at least k samples, of exact expectations over k of a question's samples."""
-
-    k: int
-    questions: int
-    pass_at_k: Estimate
-    best_at_k: float | None  # None if the log-probability of a sample is missing: then there is no best sample
-    majority_at_k: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +78,10 @@ class RunSummary:
         ]
         if self.at_k:
             columns = ("k", "questions", "pass_at_k", "low", "high", "interval", "best_at_k", "majority_at_k")
-            rows = [(a.k, a.questions, *_cells(a.pass_at_k), a.best_at_k, a.majority_at_k) for a in self.at_k]
+            rows = [
+                (a.k, a.questions, *_cells(a.pass_at_k), a.best_at_k and a.best_at_k.value, a.majority_at_k.value)
+                for a in self.at_k
+            ]
             tables.append(Table(columns, rows, title="at_k"))
         if self.failure_kinds:
             rows = [(kind, count, count / self.samples) for kind, count in self.failure_kinds]
@@ -149,7 +124,8 @@ def _cells(estimate: Estimate) -> tuple[float, float | None, float | None, str]:
 
 
 def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, step: int | None) -> RunSummary:
-    tables = database.script(query.sql, {"phase": phase, "step": step})
+    chosen = {"phase": phase, "step": step}
+    tables = database.script(query.sql, chosen)
     samples = next(next(tables).records())
     if not samples["samples"]:
         raise _nothing(database, run_id=run_id, phase=phase, step=step)
@@ -181,7 +157,7 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
         categories=tuple(
             category(name) for name in dict.fromkeys((*(HANDOUT_CATEGORIES if by_format else ()), *counts))
         ),
-        at_k=_at_k(tables, kinds) if most > 1 else (),
+        at_k=tuple(at_k(list(database.select(named_queries()["at_k"].sql, chosen).records()))) if most > 1 else (),
         failure_kinds=failures,
         mean_tokens=samples["tokens"],
         mean_tokens_correct=samples["tokens_correct"],
@@ -201,61 +177,6 @@ def _with_misses(hits: Sequence[tuple[float, int, int]], asked: Sequence[tuple[i
     for _, n, count in hits:
         misses[n] -= count
     return [*hits, *((0.0, n, count) for n, count in misses.items() if count)]
-
-
-def share_of(kinds: QuestionKinds, *, draws: float | None = None) -> Estimate:
-    """A mean of values from 0 to 1, with the interval for the effective number of samples; `draws` as in `effective_number`."""
-    share = _mean(kinds)
-    return Estimate(share, *share_interval(share, effective_number(kinds, draws=draws)), "agresti-coull")
-
-
-def mean_of(kinds: QuestionKinds) -> Estimate:
-    """A mean of any values, with Student's interval over the questions."""
-    low, high = mean_interval(kinds) or (None, None)
-    return Estimate(_mean(kinds), low, high, "" if low is None else "t by question")
-
-
-def _mean(kinds: QuestionKinds) -> float:
-    return sum(total * count for total, _, count in kinds) / sum(n * count for _, n, count in kinds)
-
-
-def _at_k(tables: Iterator[Table], kinds: list[tuple[int, int, float, int]]) -> tuple[AtK, ...]:
-    ranked: dict[int, list[dict[str, Any]]] = {}  # number of samples -> rows by rank, the best first
-    for row in next(tables).records():
-        ranked.setdefault(row["n"], []).append(row)
-    votes = [(row["correct"], row["wrong"], row["abstained"], row["questions"]) for row in next(tables).records()]
-    most = max(n for n, *_ in kinds)
-
-    def best(k: int) -> float | None:
-        values = []
-        for n, ranks in ranked.items():
-            if n >= k:
-                scores = [None if r["missing"] else -position for position, r in enumerate(ranks)]
-                value = best_at_k([r["reward"] for r in ranks], scores, k)
-                if value is None:
-                    return None
-                values.append((value, ranks[0]["questions"]))
-        return sum(value * count for value, count in values) / sum(count for _, count in values)
-
-    def at(k: int) -> AtK:
-        asked = [(n, c, count) for n, c, _, count in kinds if n >= k]
-        passed = [(pass_at_k(n, c, k), 1, count) for n, c, count in asked]
-        majority = [
-            (majority_at_k(correct, wrong, k, abstained=abstained), count)
-            for correct, wrong, abstained, count in votes
-            if correct + sum(wrong) + abstained >= k
-        ]
-        questions = sum(count for *_, count in passed)
-        return AtK(
-            k=k,
-            questions=questions,
-            pass_at_k=share_of(passed, draws=sum(n * count for n, _, count in asked) / k),
-            best_at_k=best(k),
-            majority_at_k=sum(value * count for value, count in majority) / questions,
-        )
-
-    ks = [2**i for i in range(most.bit_length()) if 2**i < most]
-    return tuple(at(k) for k in [*ks, most])
 
 
 def _nothing(database: Database, *, run_id: str, phase: str, step: int | None) -> RlvrError:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlvr_cli.analysis.arms import split_arms
+from rlvr_cli.analysis.at_k import at_k_table
 from rlvr_cli.analysis.database import Database, open_runs
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_query
 from rlvr_cli.analysis.summary import combined_tables, summarize
@@ -18,8 +20,18 @@ from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.options import nearest
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.manifest import ROLLOUTS, part_name
-from rlvr_cli.runs.readers import RunInfo, is_run, latest_run, read_run, resolve_run, run_names
+from rlvr_cli.runs.readers import (
+    RunInfo,
+    expanded_by_shell,
+    is_pattern,
+    is_run,
+    latest_run,
+    read_run,
+    resolve_runs,
+    run_names,
+)
 from rlvr_cli.terminal import cases, console, help, tables
+from rlvr_cli.types import Table
 
 COUNTS = {
     "k": 1,
@@ -44,33 +56,38 @@ def run(config: AnalyzeConfig) -> None:
         rows = [(q.name, q.description, _listed(q.parameters)) for q in named_queries().values()]
         rows.append((REPORT, REPORT_ANSWERS, ""))
         return tables.print_table(("query", "answers", "parameters"), rows, output=config.format)
-    if config.query not in (REPORT, *named_queries()) and is_run(config.query, config.runs_dir):  # rlvr analyze RUN...
+    if config.query not in (REPORT, *named_queries()) and names_runs(config):  # rlvr analyze RUN...
         config = replace(config, query="summary", runs=(config.query, *config.runs))
     if config.query == REPORT:
         return report(config)
     query = find_query(config.query, config.runs_dir)
     if config.show:
         return console.print_text(query.sql)
-    if config.plot:
-        check_plot(query)
+    check_plot(query, config)
     parameters = chosen_parameters(query, config)
     if query.name == "compare":
         return compare_arms(config, parameters)
 
-    paths = [resolve_run(r, config.runs_dir) for r in config.runs] or [latest_run(config.runs_dir)]
-    infos = _read(paths)
+    arms, others = split_arms(config.runs, config.runs_dir)
+    console.report_passed_over(others)
+    arms = arms or [[latest_run(config.runs_dir)]]
+    infos = _read([path for arm in arms for path in arm])
     if query.name == "summary":
         return summarize_runs(infos, config, parameters)
     with open_runs(infos, timeout_seconds=config.timeout_seconds) as database:
-        result = database.select(query.sql, parameters, limit=0 if config.plot else config.limit)
+        if query.name == "at_k":
+            result = at_k_table(database, parameters)
+        else:
+            result = database.select(query.sql, parameters, limit=0 if config.plot else config.limit)
         nothing = "" if result.rows else why_nothing(database, query, parameters, infos)
-    if config.plot:
-        from rlvr_cli.analysis.figures import figures
-        from rlvr_cli.analysis.plots import save_plot
-
-        save_plot(figures()[query.name](result), Path(config.plot), title=", ".join(info.id for info in infos))
-        console.say(f"picture {config.plot}")
-        result = replace(result, rows=result.rows[: config.limit or None], more=0 < config.limit < len(result.rows))
+        if config.plot:
+            by_path = {info.path.resolve(): info for info in infos}
+            plot(result, query, config, database, [[by_path[path.resolve()] for path in arm] for arm in arms])
+    result = replace(
+        result,
+        rows=result.rows[: config.limit or None],
+        more=result.more or 0 < config.limit < len(result.rows),
+    )
     if config.format == "table" and set(result.columns) >= cases.CASE_COLUMNS:
         cases.print_cases(result, templates={info.id: prompt_template(info) for info in infos})
     else:
@@ -120,6 +137,21 @@ def query_page() -> str:
     )
 
 
+def names_runs(config: AnalyzeConfig) -> bool:
+    """Whether the first argument names runs instead of a query."""
+    text = config.query
+    if is_run(text, config.runs_dir) or is_pattern(text):
+        return True
+    return bool(config.runs) and text in expanded_by_shell([text, *config.runs])
+
+
+def named_runs(config: AnalyzeConfig) -> Sequence[Path]:
+    """Return the runs of the command line, or the latest one."""
+    named = resolve_runs(config.runs, config.runs_dir)
+    console.report_passed_over(named.others)
+    return named.runs or [latest_run(config.runs_dir)]
+
+
 def stored_steps(info: RunInfo) -> str:
     """The phases and steps that a run has rollouts of, as text."""
     steps: dict[str, set[int]] = {}
@@ -143,7 +175,7 @@ def report(config: AnalyzeConfig) -> None:
     from rlvr_cli.analysis.alarms import run_alarms
     from rlvr_cli.analysis.report.build import write_report
 
-    paths = [resolve_run(r, config.runs_dir) for r in config.runs] or [latest_run(config.runs_dir)]
+    paths = named_runs(config)
     alarms = [
         {
             "name": alarm.name,
@@ -158,14 +190,65 @@ def report(config: AnalyzeConfig) -> None:
     console.say(f"page {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
-def check_plot(query: NamedQuery) -> None:
-    """Raise RlvrError if there is no figure for the query."""
-    from rlvr_cli.analysis.figures import figures
+def check_plot(query: NamedQuery, config: AnalyzeConfig) -> None:
+    """Raise RlvrError if there can be no picture, or if an option of the picture has no effect without one."""
+    if config.plot:
+        from rlvr_cli.analysis.plots import check_ending
 
-    if query.name not in figures():
-        raise RlvrError(
-            f"There is no picture for {query.name or 'this query'}.", f"--plot can draw {', '.join(figures())}."
-        )
+        if query.plot is None:
+            drawn = ", ".join(q.name for q in named_queries().values() if q.plot is not None)
+            raise RlvrError(
+                f"There is no picture of {query.name}: it is for reading.",
+                f"--plot draws {drawn}, and a SELECT of an x such as step and columns of numbers.",
+            )
+        return check_ending(Path(config.plot))
+    for name in ("x", "panels", "smooth", "log", "title"):
+        if config.sources.get(name, "default") != "default":
+            raise RlvrError(f"--{name} is an option of the picture.", "Add --plot FILE.png or FILE.svg.")
+
+
+def plot(
+    result: Table, query: NamedQuery, config: AnalyzeConfig, database: Database, arms: Sequence[Sequence[RunInfo]]
+) -> None:
+    """Draw the result into the file of --plot."""
+    from rlvr_cli.analysis.arms import arms_of
+    from rlvr_cli.analysis.comparison import held_out_intervals
+    from rlvr_cli.analysis.figures import Wishes, draw, read_progress
+    from rlvr_cli.analysis.plots import save_plot
+
+    _check_arms(arms)
+    named = arms_of(arms)
+    wishes = Wishes(
+        x=config.x,
+        panels=tuple(name for text in config.panels for name in text.split(",") if name),
+        smooth=config.smooth,
+        log=config.log,
+        title=config.title,
+    )
+    picture = draw(
+        result,
+        query,
+        named,
+        wishes=wishes,
+        progress=read_progress(database) if config.x != "updates" else None,
+        held_out=held_out_intervals(database, [arm.runs for arm in named]) if "eval_reward" in result.columns else None,
+    )
+    save_plot(picture, Path(config.plot))
+    console.say(f"picture {config.plot}")
+
+
+def _check_arms(arms: Sequence[Sequence[RunInfo]]) -> None:
+    """Raise RlvrError if an arm has no run, or a run is in two arms or twice in one."""
+    seen: set[str] = set()
+    for arm in arms:
+        if not arm:
+            raise RlvrError(
+                "An arm has no run.", "Arms are separated by spaces, their runs by commas: A1,A2,A3 B1,B2,B3"
+            )
+        for info in arm:
+            if info.id in seen:
+                raise RlvrError(f"{info.id} is in two arms, or twice in one.", "Name each run once.")
+            seen.add(info.id)
 
 
 def find_query(text: str, runs_dir: str) -> NamedQuery:
@@ -228,22 +311,39 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
             given[name] = json.loads(value)
         except ValueError:
             given[name] = value
-        if (
-            name in COUNTS
-            and given[name] is not None
-            and not (type(given[name]) is int and given[name] >= COUNTS[name])
-        ):
-            raise UsageError(f"--set {text}: {name} must be a whole number, {COUNTS[name]} or more.")
+        if name in COUNTS and given[name] is not None and not _is_count(given[name], name):
+            several = ", or several such as k=1,2,4,8" if name == "k" else ""
+            raise UsageError(f"--set {text}: {name} must be a whole number, {COUNTS[name]} or more{several}.")
     return {**query.parameters, **flags, "limit": options["limit"], **given}
+
+
+def _is_count(value: Any, name: str) -> bool:
+    """Whether a parameter is a whole number that is large enough; k may also be several: 1,2,4 or [1,2,4]."""
+    if name == "k" and isinstance(value, str | list):
+        parts = value.split(",") if isinstance(value, str) else [str(part) for part in value]
+        return bool(parts) and all(re.fullmatch(r"\s*[1-9][0-9]{0,8}\s*", part) for part in parts)
+    return type(value) is int and value >= COUNTS[name]
 
 
 def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     """Print the summary of each run; several runs share the same tables."""
-    chosen = {"phase": parameters["phase"], "step": parameters["step"], "timeout_seconds": config.timeout_seconds}
-    summaries = [summarize(info, **chosen) for info in infos]
+    phase, step = parameters["phase"], parameters["step"]
+    held = [info for info in infos if _has_rollouts(info, phase=phase, step=step)]
+    if held and len(held) < len(infos):
+        without = [info.id for info in infos if info not in held]
+        console.say(
+            f"passed over, since without {phase} rollouts{'' if step is None else f' of step {step}'}: {', '.join(without)}"
+        )
+    summaries = [
+        summarize(info, phase=phase, step=step, timeout_seconds=config.timeout_seconds) for info in held or infos
+    ]
     if len(summaries) == 1:
         return tables.print_tables(summaries[0].tables(), output=config.format)
     tables.print_tables(combined_tables(summaries), output=config.format)
+
+
+def _has_rollouts(info: RunInfo, *, phase: str, step: int | None) -> bool:
+    return any((e.folder, e.phase) == (ROLLOUTS, phase) and step in (None, e.step) for e in info.entries)
 
 
 def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
@@ -255,7 +355,8 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
             f"compare needs two runs; {len(config.runs)} were given.",
             "rlvr analyze compare RUN_A RUN_B, or with several seeds each: rlvr analyze compare A1,A2,A3 B1,B2,B3",
         )
-    arms = [[resolve_run(name, config.runs_dir) for name in arm.split(",") if name] for arm in config.runs]
+    arms, others = split_arms(config.runs, config.runs_dir, patterns_are_arms=True)
+    console.report_passed_over(others)
     infos = [_read(arm) for arm in arms]
     runs = [info for arm in infos for info in arm]
     if not all(infos) or len({info.path.resolve() for info in runs}) < sum(map(len, arms)):

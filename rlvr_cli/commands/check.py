@@ -2,7 +2,7 @@
 updates again.
 
 Enters: a CheckConfig. Leaves: on stdout what is wrong, one sentence each, or a sentence that nothing is, and what a replay
-found; exit status 1 or 0.
+found; exit status 1 or 0. Of several runs, all are checked, whatever is wrong with one.
 """
 
 import os
@@ -14,18 +14,37 @@ from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.files import shown
 from rlvr_cli.runs.lock import description, holder_of
-from rlvr_cli.runs.readers import latest_run, resolve_run
+from rlvr_cli.runs.readers import latest_run, resolve_runs
 from rlvr_cli.terminal import console, tables
 
 SHOWN_PROBLEMS = 5
 
 
 def run(config: CheckConfig) -> None:
-    """Check a run, which may still be running. Raises RlvrError when a file differs from what was committed."""
-    path = resolve_run(config.run, config.runs_dir) if config.run else latest_run(config.runs_dir)
+    """Check runs, which may still be running. Raises RlvrError when a file differs from what was committed."""
+    named = resolve_runs(config.runs, config.runs_dir)
+    console.report_passed_over(named.others)
+    paths = named.runs or [latest_run(config.runs_dir)]
+    if len(paths) == 1:
+        return check(paths[0], config)
+    if config.format != "table":
+        raise RlvrError(f"--format {config.format} is for one run; these are {len(paths)}.", "Leave it out.")
+    failed: list[RlvrError] = []
+    for path in paths:
+        try:
+            check(path, config)
+        except RlvrError as error:
+            console.say(f"error: {error.problem}")
+            failed.append(error)
+    if failed:
+        raise RlvrError(f"{len(failed)} of {len(paths)} runs are not as they were committed.", failed[0].hint)
+
+
+def check(path: Path, config: CheckConfig) -> None:
+    """Check one run."""
     console.say(f"run      {path}")
-    check = check_run(path, seed_of=request_seed)
-    files, problems = check.files, check.problems
+    found = check_run(path, seed_of=request_seed)
+    files, problems = found.files, found.problems
     if os.path.lexists(path / "checkpoints"):
         from rlvr_cli.training.checkpoints import check_checkpoints  # imports torch: only if needed
 
@@ -33,13 +52,13 @@ def run(config: CheckConfig) -> None:
         files, problems = files + in_checkpoints, [*problems, *damaged]
     if holder := holder_of(path):
         console.say(f"it is being written by {description(holder)}")
-    for sentence in check.pending:
+    for sentence in found.pending:
         console.say(sentence)
     if problems or config.format != "table":
         tables.print_table(["problem"], [[problem] for problem in problems], output=config.format)
     else:
         console.print_text(
-            f"every byte of {files} files is as it was committed; the keys, seeds and steps of {check.rows} rollouts fit"
+            f"every byte of {files} files is as it was committed; the keys, seeds and steps of {found.rows} rollouts fit"
         )
     if problems:
         raise RlvrError(

@@ -32,6 +32,11 @@ EXTRAS = {
     "datasets": "hub",
     "peft": "lora",
     "py3langid": "language",
+    "pandas": "pandas",
+    "polars": "polars",
+    "wandb": "wandb",
+    "tensorboard": "tensorboard",
+    "trackio": "trackio",
 }
 REINSTALL = "Install it again, in a version that rlvr's pyproject.toml allows."
 GET_TORCH = "Install PyTorch's build for CUDA, or a driver that is new enough for it: see Get Started on pytorch.org."

@@ -6,7 +6,7 @@ Enters: an EvalConfig. Leaves: a run directory with every sample, and the summar
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import check_grade_errors, grader_pool, stored_errors
 from rlvr_cli.rollouts.inputs import chat_line, input_facts, load_questions, load_template
-from rlvr_cli.runs.provenance import open_run, resumed_config
-from rlvr_cli.runs.readers import is_run, read_run
+from rlvr_cli.runs.provenance import name_of, open_run, resumed_config
+from rlvr_cli.runs.readers import is_run, read_run, run_names
+from rlvr_cli.runs.run_dir import made_name
 from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_facts, settings_of
 from rlvr_cli.samplers.thinking_budget import SENTENCE, BudgetedSampler
 from rlvr_cli.terminal import console, tables
+from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.placement import place_samplers
 from rlvr_cli.types import Sampler
 
@@ -60,8 +62,12 @@ def run(config: EvalConfig) -> None:
     evaluated: list[Path] = []
     with pool, StopRequest() as stop, ExitStack() as opened:
         sampler: Sampler | None = None
-        for one in config_of_each_run(config):
-            with open_run(one, command="eval", facts=facts) as run:
+        for one in config_of_each_run(config, about=[name_of(facts["model"]), dataset.name]):
+            with (
+                tracked(one.track, project=one.track_project) as trackers,
+                open_run(one, command="eval", facts=facts) as run,
+            ):
+                trackers.start(run.path)
                 console.say(f"run      {run.path}")
                 for notice in run.notices:
                     console.say(notice)
@@ -71,8 +77,8 @@ def run(config: EvalConfig) -> None:
                         console.say(f"thinking is ended after {config.thinking_budget} tokens with {ending!r}")
                     sampler = open_sampler(engine.name, settings_of(config), devices=devices)
                     opened.callback(sampler.close)
-                run.update(sampler=sampler_facts(sampler, reason=engine.reason))
                 total = len(dataset.examples) * config.num_samples
+                run.update(sampler=sampler_facts(sampler, reason=engine.reason), planned={"samples": total})
                 with console.progress("sampling", total, done=run.num_rollouts("eval", 0)) as bar:
                     log_generations(
                         run,
@@ -127,12 +133,12 @@ def say_inputs(
         console.say(f"endpoint {config.base_url}; it gets the key in {config.api_key_env}")
 
 
-def config_of_each_run(config: EvalConfig) -> list[EvalConfig]:
+def config_of_each_run(config: EvalConfig, *, about: Sequence[str]) -> list[EvalConfig]:
     """The config of each run: of each thinking budget, if there are several. Those that an earlier command began are resumed."""
     budgets = config.thinking_budgets
     if len(budgets) < 2:
         return [config]
-    name = config.run or f"eval-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    name = config.run or _free_name(config, about)
     configs = []
     for budget in budgets:
         one = replace(config, thinking_budget=str(budget), run=f"{name}-{budget}")
@@ -153,6 +159,14 @@ def config_of_each_run(config: EvalConfig) -> list[EvalConfig]:
                 )
         configs.append(one)
     return configs
+
+
+def _free_name(config: EvalConfig, about: Sequence[str]) -> str:
+    """Return a name that no run begins with, so that none of an earlier command is taken for one of this."""
+    made = made_name("eval", about)
+    taken = run_names(config.runs_dir)
+    names = (made if number == 1 else f"{made}-{number}" for number in count(1))
+    return next(name for name in names if f"{name}-{config.thinking_budgets[0]}" not in taken)
 
 
 def stop_thinking(config: EvalConfig, template: PromptTemplate) -> str:

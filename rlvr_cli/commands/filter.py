@@ -36,7 +36,7 @@ from rlvr_cli.data.pairs import pair_row, pair_up
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import shown, utc_now, write_together
 from rlvr_cli.runs.parquet import records_parquet
-from rlvr_cli.runs.readers import RunInfo, is_run, read_run, resolve_run
+from rlvr_cli.runs.readers import RunInfo, is_pattern, is_run, read_run, resolve_runs
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.text import storable
 
@@ -55,10 +55,8 @@ def run(config: FilterConfig) -> None:
     evaluation = [
         e.question for spec in config.decontaminate_against for e in load_dataset(spec, purpose="eval").examples
     ]
-    runs = [is_run(source, config.runs_dir) for source in config.source]
-    if any(runs):
-        if not all(runs):
-            resolve_run(config.source[runs.index(False)], config.runs_dir)  # raises: it is not a run
+    of_runs = any(is_run(source, config.runs_dir) or is_pattern(source) for source in config.source)
+    if of_runs:
         selected, rows, described = from_runs(config, evaluation)
     else:
         selected, rows, described = from_dataset(config, evaluation)
@@ -89,7 +87,7 @@ def run(config: FilterConfig) -> None:
     write_together([(meta, described_by), *files])  # no data is ever without its meta
     for path in filter(None, (out, control, meta)):
         console.say(f"wrote    {path}")
-    if runs[0] and config.emit == "traces":
+    if of_runs and config.emit == "traces":
         console.say(
             "tokens   are not written: rlvr sft on this file tokenizes the text; on the run itself it uses the sampled ids"
         )
@@ -98,8 +96,9 @@ def run(config: FilterConfig) -> None:
 
 def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected, Mapping[Any, Any], Rows]:
     """Select from runs: the selection, the rows to write by key, and a description of each run."""
-    paths = {p.resolve(): p for p in (resolve_run(s, config.runs_dir) for s in config.source)}
-    infos = [read_run(p) for p in paths.values()]
+    named = resolve_runs(config.source, config.runs_dir)
+    console.report_passed_over(named.others)
+    infos = [read_run(path) for path in named.runs]
     for notice in (notice for info in infos for notice in info.notices):
         console.say(notice)
     with open_runs(infos, timeout_seconds=config.timeout_seconds) as database:

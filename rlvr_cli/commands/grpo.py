@@ -4,7 +4,7 @@ Enters: a GrpoConfig. Leaves: a run directory with every rollout and metric, che
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,10 +19,23 @@ from rlvr_cli.errors import UsageError
 from rlvr_cli.graders.language import check_detector
 from rlvr_cli.models.tokenization import Batch, pad_id_of
 from rlvr_cli.rollouts.collect import stored_stats
-from rlvr_cli.rollouts.metrics import rollout_metrics
+from rlvr_cli.rollouts.metrics import SamplingStats, rollout_metrics
+from rlvr_cli.rollouts.partial import (
+    Answers,
+    Group,
+    Groups,
+    extended,
+    has_ended,
+    partial_metrics,
+    sample_segments,
+    stored_in_flight,
+    with_origin,
+)
 from rlvr_cli.rollouts.requests import prefetch_groups
+from rlvr_cli.runs.manifest import SEGMENTS
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
+from rlvr_cli.text import storable
 from rlvr_cli.training.advantages import batch_normalized, group_advantages, has_signal
 from rlvr_cli.training.losses.custom import load_loss
 from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
@@ -33,7 +46,7 @@ from rlvr_cli.training.question_order import QuestionOrder
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
 from rlvr_cli.training.shaping import reward_terms, rewards_of
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import check_ratios, rollout_tensors, select_rows, zero_advantage_rows
+from rlvr_cli.training.update import check_ratios, rollout_tensors, select_rows, stale_tokens, zero_advantage_rows
 from rlvr_cli.types import Rollout
 
 
@@ -109,13 +122,26 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
     clipping_seen = False
     steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
     order = QuestionOrder(config, inputs.questions, trainer.run, before=trainer.updates - done)
+    flight: dict[str, Group] = {}
+    if config.partial_rollout_tokens:
+        flight = stored_in_flight(
+            trainer.run,
+            before=trainer.updates - done,
+            group_size=config.group_size,
+            max_tokens=config.sampling_max_tokens,
+            tokens=config.partial_rollout_tokens,
+        )
     longer = f"--n-grpo-steps {2 * config.n_grpo_steps}"
     with trainer.progress("steps", config.n_grpo_steps, done=steps, longer=longer) as bar:
         while steps < config.n_grpo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
-            rollouts, asked_after, signals = rollout_batch(
-                config, trainer, inputs, loss=loss, order=order, number=steps, step=sampled_at, asked=asked
-            )
+            place = {"order": order, "number": steps, "step": sampled_at, "asked": asked}
+            if config.partial_rollout_tokens:
+                rollouts, asked_after, signals, flight = partial_batch(
+                    config, trainer, inputs, loss=loss, flight=flight, **place
+                )
+            else:
+                rollouts, asked_after, signals = rollout_batch(config, trainer, inputs, loss=loss, **place)
             # If no group has a signal, there is one empty update, which is skipped and counted.
             minibatches = update_rows(
                 len(rollouts),
@@ -147,6 +173,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                     micro_batch_size=config.micro_train_batch_size,
                     normalization=config.length_normalization,
                     normalize_constant=config.masked_normalize_constant,
+                    share=len(rows) / config.train_batch_size if config.partial_rollout_tokens else 1.0,
                     temperature=config.sampling_temperature,
                 )
                 if update["update/tokens"]:
@@ -160,9 +187,15 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                         clipping_seen = True
                         if note := clip_note(config, update, loss=loss):
                             console.say(f"note: {note}")
+            if not rollouts and config.partial_rollout_tokens:
+                console.say(f"step {steps}: all {len(flight)} questions go on, so there is nothing to train on yet")
             trainer.metrics.add(sampled_at, {"step/seconds": trainer.clock.step_seconds})
             steps, asked, done = steps + 1, asked_after, 0
             bar.advance(1, **signals)
+    if flight:
+        console.say(
+            f"{len(flight)} questions are unfinished and were not trained on: with more --n-grpo-steps, --resume goes on with them"
+        )
     trainer.finish()
 
 
@@ -193,7 +226,7 @@ def rollout_batch(
     groups: list[list[Rollout]] = []  # all that were sampled
     used: list[list[Rollout]] = []
     indices: list[int] = []
-    rounds, with_signal = 0, 0
+    rounds = 0
     syncing = trainer.sync_weights(trainer.updates, rollouts=True)
     while len(used) < wanted and rounds < (config.max_sampling_rounds if config.dynamic_sampling else 1):
         fresh, asked = order.draw(wanted - len(used), number=number, start=asked, exclude=indices)
@@ -210,34 +243,126 @@ def rollout_batch(
         new = [rollouts[first : first + size] for first in range(0, len(rollouts), size)]
         signal = has_signal(rewards_of(rollouts), group_size=size).tolist()
         groups += new
-        with_signal += sum(signal)
         used += [group for group, kept in zip(new, signal, strict=True) if kept or not config.dynamic_sampling]
         indices, rounds = indices + fresh, rounds + 1
     sampled = [r for group in groups for r in group]
     order.count(sampled)
-    means = [sum(r.reward or 0.0 for r in group) / size for group in groups]
-    metrics = rollout_metrics(sampled) | {
-        "groups/sampled": float(len(groups)),
+    metrics = {
+        **group_metrics(config, sampled, step=step),
         "groups/used": float(len(used)),
-        "groups/signal_share": with_signal / len(groups),
-        "groups/all_correct_share": sum(mean == 1 for mean in means) / len(groups),
-        "groups/all_wrong_share": sum(mean == 0 for mean in means) / len(groups),
         "sampling/rounds": float(rounds),
-        "sampling/lag": float(step - min(r.policy_version for r in sampled)),  # updates since the policy that sampled
         "weight_sync/seconds": syncing,
     }
-    if config.shapes_rewards:
-        metrics["reward/shaped"] = sum(r.shaped_reward or 0.0 for r in sampled) / len(sampled)
     stats = stored_stats(trainer.run, phase="train", step=step)
     trainer.metrics.add(step, metrics | stats.metrics)
-    signals = {
-        "reward": metrics["reward/mean"],
-        "signal": metrics["groups/signal_share"],
-        "length": metrics["length/mean"],
-        "truncated": metrics["length/truncated_share"],
-        "tokens": stats.tokens,
+    return [r for group in used for r in group], asked, signals_of(metrics, stats)
+
+
+def group_metrics(config: GrpoConfig, rollouts: Sequence[Rollout], *, step: int) -> dict[str, float]:
+    """Metrics of the groups of a batch. `step`: updates done before it is trained on."""
+    size = config.group_size
+    means = [
+        sum(r.reward or 0.0 for r in rollouts[first : first + size]) / size for first in range(0, len(rollouts), size)
+    ]
+    metrics = {"groups/sampled": float(len(means))}
+    if not means:
+        return metrics
+    metrics |= rollout_metrics(rollouts) | {
+        "groups/signal_share": sum(has_signal(rewards_of(rollouts), group_size=size).tolist()) / len(means),
+        "groups/all_correct_share": sum(mean == 1 for mean in means) / len(means),
+        "groups/all_wrong_share": sum(mean == 0 for mean in means) / len(means),
+        "sampling/lag": float(step - min(r.policy_version for r in rollouts)),  # updates since the policy that sampled
     }
-    return [r for group in used for r in group], asked, signals
+    if config.shapes_rewards:
+        metrics["reward/shaped"] = sum(r.shaped_reward or 0.0 for r in rollouts) / len(rollouts)
+    return metrics
+
+
+def signals_of(metrics: Mapping[str, float], stats: SamplingStats) -> dict[str, float]:
+    """The values for the progress bar."""
+    shown = {
+        "reward": "reward/mean",
+        "signal": "groups/signal_share",
+        "length": "length/mean",
+        "truncated": "length/truncated_share",
+        "unfinished": "partial/unfinished_share",
+    }
+    return {label: metrics[name] for label, name in shown.items() if name in metrics} | {"tokens": float(stats.tokens)}
+
+
+def partial_batch(
+    config: GrpoConfig,
+    trainer: Trainer,
+    inputs: Inputs,
+    *,
+    loss: Loss,
+    flight: Groups,
+    order: QuestionOrder,
+    number: int,
+    step: int,
+    asked: int,
+) -> tuple[list[Rollout], int, dict[str, float], dict[str, Group]]:
+    """Let every response in flight go on by --partial-rollout-tokens; grade and store the groups whose responses have all ended.
+
+    As many new questions are asked as groups ended in the step before, so that the number in flight stays the same.
+
+    Args:
+        flight: the groups in flight before the step.
+        number, step, asked: as for `rollout_batch`.
+
+    Returns:
+        The rollouts to train on, none if no group has ended; `asked` after them; the values for the progress bar; and the groups that
+        are in flight now.
+    """
+    places = {storable(question.id): index for index, question in enumerate(inputs.questions)}
+    begun = [places[name] for name in flight]
+    fresh, asked = order.draw(
+        config.n_prompts_per_rollout_batch - len(begun), number=number, start=asked, exclude=begun
+    )
+    syncing = trainer.sync_weights(trainer.updates, rollouts=True)
+    segments = sample_segments(
+        trainer.run,
+        step=step,
+        groups=flight,
+        questions=[inputs.questions[i] for i in begun + fresh],
+        tokens=config.partial_rollout_tokens,
+        template=inputs.template,
+        num_samples=config.group_size,
+        sampler=trainer.sampler,
+        params=config.sampling_params,
+        seed=config.seed,
+        stop=trainer.stop,
+    )
+    groups = extended(flight, segments, group_size=config.group_size)
+    ended = {name: group for name, group in groups.items() if has_ended(group)}
+    flight = {name: group for name, group in groups.items() if name not in ended}
+
+    def credited(rollouts: Sequence[Rollout]) -> list[Rollout]:
+        own = [with_origin(r, ended[storable(r.example_id)][r.sample_index]) for r in rollouts]
+        return credit(config, own, loss=loss, number=number)
+
+    rollouts = sample_questions(
+        trainer,
+        inputs,
+        [places[name] for name in ended],
+        step=step,
+        num_samples=config.group_size,
+        credit=credited,
+        sampler=Answers(ended, trainer.sampler),
+    )
+    order.count(rollouts)
+    metrics = {
+        **group_metrics(config, rollouts, step=step),
+        **partial_metrics(segments, groups=flight, ended=ended),
+        "groups/used": float(len(ended)),
+        "sampling/rounds": 1.0,
+        "weight_sync/seconds": syncing,
+    }
+    sampling = SamplingStats.of_cost(trainer.run.cost("train", step, folder=SEGMENTS))
+    grading = stored_stats(trainer.run, phase="train", step=step)
+    stats = replace(sampling, grading_seconds=grading.grading_seconds)
+    trainer.metrics.add(step, metrics | stats.metrics)
+    return rollouts, asked, signals_of(metrics, stats), flight
 
 
 def sample_ahead(
@@ -307,6 +432,8 @@ def training_batch(
         divided = batch_normalized(centered, advantage_eps=config.advantage_eps).tolist()
         rollouts = [replace(r, advantage=a) for r, a in zip(rollouts, divided, strict=True)]
     batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
+    if config.partial_rollout_tokens:
+        batch["stale"] = stale_tokens(rollouts, like=batch["response_mask"])
     if config.overlong == "mask":
         batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
     batch["group"] = torch.arange(len(rollouts))[:, None] // config.group_size

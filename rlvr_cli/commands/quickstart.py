@@ -1,6 +1,7 @@
 """`rlvr quickstart`: train a tiny model to reason, on a CPU.
 
-Enters: a QuickstartConfig. Leaves: the runs of the commands that it ran, a picture of their curves, and a table of rewards.
+Enters: a QuickstartConfig. Leaves: the runs of the commands that it ran, with the untrained model and a picture of the curves
+in them, and a table of rewards.
 
 Every step is a command that can also be typed, and runs as a process of its own.
 """
@@ -25,6 +26,7 @@ from rlvr_cli.runs.readers import RUN_NAME, read_rollouts
 from rlvr_cli.terminal import console, tables
 
 SHOWN = re.compile(r"evaluation +after|updates: |steps: |sampling: |note: ")  # lines of a command's stderr to show
+PICTURE = "curves.png"  # in the run of GRPO
 STAGES = {"untrained": "start-eval", "after SFT": "sft-eval", "after GRPO": "grpo-eval"}
 
 
@@ -43,7 +45,7 @@ def run(config: QuickstartConfig) -> None:
     for title, command in commands(name, runs, seed=config.seed):
         console.say(f"\n# {title}\n$ {shlex.join(command)}")
         run_command(command)
-    console.say(f"\ncurves         {runs / f'{name}-curves.png'}")
+    console.say(f"\ncurves         {runs / f'{name}-grpo' / PICTURE}")
     rows = []
     for stage, suffix in STAGES.items():
         table = read_rollouts(runs / f"{name}-{suffix}", columns=["reward", "format_reward", "num_response_tokens"])
@@ -63,11 +65,13 @@ def run(config: QuickstartConfig) -> None:
 
 def commands(name: str, runs: Path, *, seed: int) -> list[tuple[str, list[str]]]:
     """The commands of the quickstart: a title and a command line each."""
-    start = str(runs / f"{name}-start")
-    where = ["--runs-dir", str(runs)] if str(runs) != "runs" else []
 
     def model_of(run: str) -> str:
         return str(runs / f"{name}-{run}" / "model")
+
+    start = model_of("start")
+    picture = runs / f"{name}-grpo" / PICTURE
+    where = ["--runs-dir", str(runs)] if str(runs) != "runs" else []
 
     def rlvr(command: str, run: str, *, model: str, dataset: str = "") -> list[str]:
         options = ["--preset", "quickstart", "--model", model, *(["--dataset", dataset] if dataset else [])]
@@ -76,8 +80,8 @@ def commands(name: str, runs: Path, *, seed: int) -> list[tuple[str, list[str]]]
     def traces(size: int, offset: int) -> str:
         return f"arithmetic:{size}:{seed + offset}"
 
-    make = ["python", "-m", "rlvr_cli.models.tiny", start, "--seed", str(seed)]
-    draw = ["rlvr", "analyze", "curves", f"{name}-grpo", *where, "--plot", str(runs / f"{name}-curves.png")]
+    make = ["python", "-m", "rlvr_cli.models.tiny", str(runs / f"{name}-start"), "--as-run", "--seed", str(seed)]
+    draw = ["rlvr", "analyze", "curves", f"{name}-grpo", *where, "--plot", str(picture)]
     return [
         ("a tokenizer and an untrained model of 0.4M parameters", make),
         ("evaluate the untrained model: it solves nothing", rlvr("eval", "start-eval", model=start)),

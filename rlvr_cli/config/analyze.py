@@ -1,17 +1,20 @@
 """The options of `rlvr analyze`."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from rlvr_cli.config.options import LONGEST, Format, Provenance, check_values, knob
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Phase
 
 
 @dataclass(frozen=True)
 class AnalyzeConfig(Provenance):
-    """Analyze runs with SQL, named queries or an HTML report. The SQL tables are `rollouts`, `grades`, `metrics` and `runs`.
+    """Analyze runs with SQL, named queries or an HTML report. The SQL tables are `rollouts`, `segments`, `grades`, `metrics`
+    and `runs`.
 
     Examples:
-        rlvr analyze curves q0-sft q0-grpo --plot curves.png
+        rlvr analyze curves a-s0,a-s1,a-s2 b-s0,b-s1,b-s2 --plot arms.svg --x steps --panels eval_reward
         rlvr analyze "select step, avg(reward) from rollouts group by step" q0-grpo
         rlvr analyze report q0-grpo
     """
@@ -25,7 +28,7 @@ class AnalyzeConfig(Provenance):
     )
     runs: tuple[str, ...] = knob(
         (),
-        "Run directories or names (compare: A1,A2,A3 B1,B2,B3). Default: the latest run.",
+        "Run directories or names; A1,A2,A3 B1,B2,B3 are arms of several seeds (compare, --plot). Default: the latest run.",
         group="Query",
         argument=True,
         completes="run",
@@ -47,10 +50,21 @@ class AnalyzeConfig(Provenance):
     format: Format = knob("table", "How rows are printed.", group="Output", common=True)
     plot: str = knob(
         "",
-        "Also plot the result to this .png or .svg file (curves, entropy, pass_at_k, best_at_k, categories, length_histogram, thinking_budget).",
+        "Also draw the result into this .png or .svg file: curves A1,A2,A3 B1,B2,B3 draws arms of several seeds.",
         group="Output",
         common=True,
     )
+    x: Literal["updates", "steps", "rollouts", "tokens", "minutes"] = knob(
+        "updates", "--plot: what x is instead of updates: the algorithm's steps, what training sampled, or time.", group="Output", common=True
+    )  # fmt: skip
+    panels: tuple[str, ...] = knob(
+        (), "--plot: only these panels, such as eval_reward,grad_norm; repeatable. A wrong name lists them.", group="Output", common=True
+    )  # fmt: skip
+    smooth: int = knob(
+        1, "--plot: draw lines without intervals as the mean of so many neighboring points, an odd number.", group="Output", at_least=1
+    )  # fmt: skip
+    log: Literal["", "x", "y", "xy"] = knob("", "--plot: logarithmic axes.", group="Output")
+    title: str = knob("", "--plot: a line above the picture.", group="Output")
     out: str = knob(
         "",
         "report: the HTML file to write. Default: report.html in the first run's directory.",
@@ -64,3 +78,8 @@ class AnalyzeConfig(Provenance):
 
     def __post_init__(self) -> None:
         check_values(self)
+        if self.smooth % 2 == 0:
+            raise RlvrError(
+                f"--smooth is {self.smooth}.",
+                f"Give an odd number, such as {self.smooth + 1}: as many points on both sides.",
+            )

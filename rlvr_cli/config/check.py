@@ -11,11 +11,17 @@ class CheckConfig(Provenance):
 
     Examples:
         rlvr check
-        rlvr check my-grpo
+        rlvr check 'abl-*'
         rlvr check my-grpo --replay 3
     """
 
-    run: str = knob("", "Run directory or name. Default: the latest run.", group="Data", argument=True, completes="run")
+    runs: tuple[str, ...] = knob(
+        (),
+        "Runs: names, directories, or patterns in quotes ('*': all). Default: the latest run.",
+        group="Data",
+        argument=True,
+        completes="run",
+    )
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data", common=True)
     replay: str = knob(
         "",

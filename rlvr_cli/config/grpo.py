@@ -140,10 +140,17 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
     async_steps: int = knob(
         0, "1: a second process samples the next batch during training, with weights one batch old; 0: sample and train in turn.", group="Algorithm"
     )  # fmt: skip
+    partial_rollout_tokens: int = knob(
+        0,
+        "Most tokens that a response gets in one step: a longer one goes on in the next batch, sampled by the policy of then (Kimi k1.5); 0: no "
+        "such limit.",
+        group="Algorithm",
+        at_least=0,
+    )
     importance_correction: ImportanceCorrection = knob(
         "auto",
         "Weight tokens by trainer / sampler probability: truncated to --importance-floor and --importance-cap; masked: 0 outside "
-        "them. auto: truncated with --async-steps 1, else none.",
+        "them. auto: truncated with --async-steps 1 or --partial-rollout-tokens, else none.",
         group="Algorithm",
     )
     importance_floor: float = knob(
@@ -217,9 +224,14 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
     def importance_truncation(self) -> float | None:
         """The upper bound of the importance weights; None without importance correction."""
         wanted = self.importance_correction in ("truncated", "masked") or (
-            self.importance_correction == "auto" and self.async_steps
+            self.importance_correction == "auto" and self.lags
         )
         return self.importance_cap if wanted else None
+
+    @property
+    def lags(self) -> bool:
+        """Whether older policies than the one that is trained have sampled some of the tokens."""
+        return bool(self.async_steps or self.partial_rollout_tokens)
 
     @property
     def shapes_rewards(self) -> bool:
@@ -275,11 +287,31 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
                 f"--overlong-buffer {self.overlong_buffer} exceeds --sampling-max-tokens {self.sampling_max_tokens}.",
                 "Lower it, or leave it out for a fifth of --sampling-max-tokens.",
             )
+        if self.partial_rollout_tokens:
+            self._check_partial_rollouts()
         self._check_effects()
+
+    def _check_partial_rollouts(self) -> None:
+        """Raise RlvrError for options that do not go with --partial-rollout-tokens."""
+        divides(self, "partial_rollout_tokens", "sampling_max_tokens")
+        if self.partial_rollout_tokens < self.sampling_min_tokens:
+            raise RlvrError(
+                f"--partial-rollout-tokens {self.partial_rollout_tokens} is below --sampling-min-tokens {self.sampling_min_tokens}.",
+                "Raise the first, or lower the second.",
+            )
+        refused = {
+            "async_steps": "the next batch is sampled before it is known which responses go on in it",
+            "dynamic_sampling": "a batch has the groups that are finished, and cannot be filled up in its step",
+        }
+        for name, why in refused.items():
+            if getattr(self, name):
+                raise RlvrError(
+                    f"{flag(name)} and --partial-rollout-tokens exclude each other: {why}.", "Leave one of them out."
+                )
 
     def _check_effects(self) -> None:
         """Raise RlvrError for an option of the command line that the others leave without effect."""
-        corrects = self.importance_correction in ("truncated", "masked") or bool(self.async_steps)
+        corrects = self.importance_correction in ("truncated", "masked") or self.lags
         needs = {
             "kl_type": (self.kl_coef > 0, "--kl-coef"),
             "cispo_cap": (self.loss_type not in get_args(LossType) or self.loss_type == "cispo", "--loss-type cispo"),

@@ -19,6 +19,7 @@ OptimizerKind = Literal["adamw", "adamw_kahan", "adamw_8bit"]
 FusedKernels = Literal["auto", "none", "liger"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 Schedule = Literal["constant", "cosine"]
+Tracker = Literal["", "wandb", "tensorboard", "trackio"]  # "" for none, where a resumed run has one
 LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
 
 GraderName = Literal["r1_zero", "question_only", "math_verify", "gsm8k", "countdown"]  # modules of graders/
@@ -144,7 +145,7 @@ class SamplingOptions(Provenance):
 @dataclass(frozen=True)
 class RunOptions(Provenance):
     seed: int = knob(0, "Seed of every random choice of the run.", group="Run", common=True, at_least=0)
-    run: str = knob("", "Name of the run directory. Empty: COMMAND-DATE-TIME-ID.", group="Run", common=True)
+    run: str = knob("", "Name of the run directory. Empty: COMMAND-MODEL-DATASET-DATE-TIME.", group="Run", common=True)
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", free_on_resume=True)
     config: str = knob("", "TOML file with options; flags override it.", group="Run", free_on_resume=True)
     preset: str = knob(
@@ -158,6 +159,15 @@ class RunOptions(Provenance):
         common=True,
         completes="run of the command",
         free_on_resume=True,
+    )
+    track: tuple[Tracker, ...] = knob(
+        (),
+        "Also send metrics and some responses to this tracker while the run goes on; repeatable; '' for none.",
+        group="Run",
+        free_on_resume=True,
+    )
+    track_project: str = knob(
+        "", "Project of W&B and Trackio. Empty: WANDB_PROJECT, or rlvr.", group="Run", free_on_resume=True
     )
     stall_minutes: float = knob(
         10.0, "Minutes without progress after which a note says what the run waits for; 0: none.", group="Run", free_on_resume=True, at_least=0,

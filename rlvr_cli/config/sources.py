@@ -165,7 +165,7 @@ def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
     if value == "auto" and option.metadata["auto"] is not None:
         return option.metadata["auto"]
     kind, repeatable, *_ = value_type(option)
-    items = value if repeatable and isinstance(value, list) else [value]
+    items = value if repeatable and isinstance(value, list | tuple) else [value]
     right = [
         (isinstance(v, kind) and (kind is bool or not isinstance(v, bool))) or (kind is float and type(v) is int)
         for v in items

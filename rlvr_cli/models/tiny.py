@@ -3,7 +3,7 @@
 The design follows measurements of what learns in under a minute on one core: every frequent phrase between digits is
 one token, so that the long r1_zero template takes only a handful of tokens; initializer_range is 0.1, since 0.02 learns
 far more slowly at this size. `python -m rlvr_cli.models.tiny DIRECTORY` makes the untrained start of the built-in
-model.
+model, with `--as-run` in the folder `model` of a run, where `rlvr quickstart` has it.
 """
 
 import argparse
@@ -11,10 +11,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlvr_cli.models.policy import Policy
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.sums import sums_of
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -89,11 +92,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--as-run", action="store_true", help="make DIRECTORY a run, and the model in its folder model")
     arguments = parser.parse_args()
     template = load_prompt("r1_zero")
     traces = load_dataset("arithmetic:2000", purpose="traces").examples
     texts = [text for e in traces for text in (template.fill(e.question), e.response or "")]
-    new_tiny_model(arguments.directory, texts=texts, seed=arguments.seed)
+    make = partial(new_tiny_model, texts=texts, seed=arguments.seed)
+    if not arguments.as_run:
+        return make(arguments.directory)
+    path: Path = arguments.directory
+    metadata = {"seed": arguments.seed, "facts": {"model": {"name": "tiny-math, untrained"}}}
+    with RunDir.create(path.parent, "tiny", name=path.name, metadata=metadata) as run:
+        make(run.path / "model")
+        run.update(model_files=sums_of(run.path / "model"))
 
 
 if __name__ == "__main__":

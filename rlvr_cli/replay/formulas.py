@@ -150,7 +150,8 @@ def policy_gradient_loss(
     correction = options["importance_correction"]
     weight = torch.exp(torch.clamp(old - sampled, -MOST, MOST))
     floor, cap = options["importance_floor"], options["importance_cap"]
-    if correction == "truncated" or (correction == "auto" and options["async_steps"] == 1):
+    lags = options["async_steps"] == 1 or options.get("partial_rollout_tokens", 0) > 0
+    if correction == "truncated" or (correction == "auto" and lags):
         loss = torch.clamp(weight, floor, cap) * loss
     if correction == "masked":
         loss = torch.where((weight >= floor) & (weight <= cap), weight, 0.0) * loss

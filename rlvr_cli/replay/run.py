@@ -176,9 +176,9 @@ def _replay(
         nonlocal rows
         if nudged_from is None:
             found = list(_rollouts_of_version(run, policy, len(updates)))
-            gaps.append(max((gap for gap, _ in found), default=0.0))
-            broken.extend(rule for _, rule in found if rule)
-            rows += len(found)
+            gaps.append(max((gap for gap, _, _ in found), default=0.0))
+            broken.extend(rule for _, rule, _ in found if rule)
+            rows += sum(begins for _, _, begins in found)
 
     def look_at_weights() -> None:
         if nudged_from is not None:
@@ -329,7 +329,8 @@ def _update(
     elif run.command not in ("ei", "distill"):
         normalization = own["length_normalization"]
         constant = own["normalize_constant"] or own["sampling_max_tokens"]
-    divisors = formulas.divisors(counts, normalization=normalization, constant=constant)
+    share = len(responses) / own["train_batch_size"] if own.get("partial_rollout_tokens") else 1.0
+    divisors = [d / share for d in formulas.divisors(counts, normalization=normalization, constant=constant)]
     optimizer.zero_grad()
     objective = 0.0
     for response, count, divisor, (old, reference) in zip(responses, counts, divisors, known, strict=True):
@@ -435,24 +436,30 @@ def _wrong_versions(run: StoredRun) -> list[str]:
     for version, found in sorted(run.steps.items()):
         for phase, step in found:
             due = before.get(step, step) if phase == "train" else step
-            if version != due:
+            goes_on = phase == "train" and bool(run.options.get("partial_rollout_tokens"))
+            if version != due and not (goes_on and version < step):
                 wrong.append(f"policy {version} sampled {phase} rollouts of step {step}, and policy {due} should have")
     return wrong
 
 
-def _rollouts_of_version(run: StoredRun, policy: Policy, version: int) -> Iterator[tuple[float, str | None]]:
-    """For each rollout that this version of the policy sampled, the largest gap of a token, and the rule that it breaks."""
+def _rollouts_of_version(run: StoredRun, policy: Policy, version: int) -> Iterator[tuple[float, str | None, bool]]:
+    """For each rollout with tokens that this version of the policy sampled: the largest gap of one, the rule that the rollout
+    breaks, and whether they are its first.
+    """
     for phase, step in run.steps.get(version, []):
         params = sampling_params(run, phase)
         for row in rows_of(run, phase, step):
-            if row.policy_version != version:
+            if version not in (row.policy_version, *(row.token_versions or ())):
                 continue
+            begins = row.policy_version == version
             rule = broken_rule(row, params, thinking_budget=int(run.options.get("thinking_budget") or 0))
             where = f"the {phase} rollout {row.example_id}/{row.sample_index} of step {step}"
             with torch.no_grad():
                 logits = row_logits(policy, [*row.prompt_ids], [*row.response_ids])
                 gaps = log_prob_gaps(row, params, logits=logits, ends=policy.eos_token_ids)
-            yield float(gaps.max()) if len(gaps) else 0.0, f"{where} {rule}" if rule else None
+            if row.token_versions is not None:
+                gaps = gaps[torch.tensor(row.token_versions, device=gaps.device) == version]
+            yield float(gaps.max()) if len(gaps) else 0.0, f"{where} {rule}" if rule and begins else None, begins
 
 
 def weight_difference(weights: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> float:

@@ -58,7 +58,9 @@ class StoredRun:
     compute_dtype: str  # of matrix products; `auto` if it was not recorded
     facts: dict[str, Any]
     logged: list[dict[str, float]]  # per update, its metrics by name
-    steps: dict[int, list[tuple[Phase, int]]]  # policy version -> the (phase, step) of rollouts that it sampled
+    steps: dict[
+        int, list[tuple[Phase, int]]
+    ]  # policy version -> the (phase, step) of rollouts with tokens that it sampled
 
 
 def read_stored(path: Path) -> StoredRun:
@@ -96,9 +98,11 @@ def read_stored(path: Path) -> StoredRun:
     if command == "distill":
         _check_weights(path, values["teacher"], facts.get("teacher"), whose="its teacher's weights")
     steps: dict[int, list[tuple[Phase, int]]] = {}
-    for part in read_parts(path, columns=["phase", "step", "policy_version"]):
-        for row in set(zip(*(part[name].to_pylist() for name in ("policy_version", "phase", "step")), strict=True)):
-            steps.setdefault(row[0], []).append((row[1], row[2]))
+    for part in read_parts(path, columns=["policy_version", "token_versions", "phase", "step"]):
+        of_tokens = zip(*(part[name].to_pylist() for name in part.column_names), strict=True)
+        rows = {(v, phase, step) for first, more, phase, step in of_tokens for v in {first, *(more or ())}}
+        for version, phase, step in rows:
+            steps.setdefault(version, []).append((phase, step))
     return StoredRun(
         path=path,
         command=command,
@@ -174,7 +178,7 @@ def batches(run: StoredRun, tokenizer: Any) -> Iterator[Batch]:
             made, number = 0, 0
             while made < len(run.logged):
                 rollouts = rows_of(run, "train", made)
-                if not rollouts:
+                if not rollouts and not run.options.get("partial_rollout_tokens"):
                     raise _cannot(run.path, f"it has no rollouts of step {made}")
                 made_of = {"ei": _experts, "grpo": _groups, "distill": _students}[run.command]
                 batch = made_of(run.options, rollouts, number=number)

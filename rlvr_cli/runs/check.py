@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import read_regular, refuse_links, shown
 from rlvr_cli.runs.keys import KeyBits, bits_of_keys, merge, overlap
-from rlvr_cli.runs.manifest import METRICS, Entry, matches, part_name
+from rlvr_cli.runs.manifest import METRICS, ROLLOUTS, Entry, matches, part_name
 from rlvr_cli.runs.parquet import keys_of, version_of
 from rlvr_cli.runs.readers import RUN_FILE, parsed_table, read_index, read_metadata, read_metrics, row_type_of
 from rlvr_cli.runs.sums import check_sums
@@ -33,7 +33,7 @@ SeedOf = Callable[..., int]  # `rollouts.requests.request_seed`
 class Check:
     """The result of checking a run; problems and pending parts are one sentence each."""
 
-    files: int  # number of files with a sum: rollouts, grades, metrics and the final model
+    files: int  # number of files with a sum: rollouts, segments, grades, metrics and the final model
     rows: int  # rollouts
     problems: list[str]  # files that are missing, differ from what was committed, or say what cannot be
     pending: list[
@@ -63,7 +63,7 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
             problems += _metrics_problems(path, parsed_table(data, Metric, path=path / METRICS))
     except RlvrError as error:
         problems.append(error.problem)
-    held: dict[tuple[str, str, int], KeyBits] = {}
+    held: dict[tuple[str, str, str, int], KeyBits] = {}
     newest: dict[str, Entry] = {}  # by phase
     for entry in entries:
         name = part_name(entry.path)
@@ -78,8 +78,8 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
             if entry.step < before.step:
                 problems.append(f"{shown(path / entry.path)} was committed after {shown(before.path)}, a later step.")
             newest[entry.phase] = entry
-    for (grader, phase, step), keys in held.items():
-        sampled = held.get(("", phase, step), {})
+    for (_, grader, phase, step), keys in held.items():
+        sampled = held.get((ROLLOUTS, "", phase, step), {})
         graded = {who[0]: bits for who, bits in keys.items()} if grader else {}
         if missing := [who for who, bits in graded.items() if bits & ~sampled.get(who, 0)]:
             problems.append(
@@ -92,7 +92,7 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
             check_model_file(path, name, sha256, folder=folder)
         except RlvrError as error:
             problems.append(error.problem)
-    rows = sum(e.rows for e in entries if (n := part_name(e.path)) and not n.grader)
+    rows = sum(e.rows for e in entries if e.folder == ROLLOUTS)
     return Check(len({e.path for e in entries}) + len(trained), rows, problems, pending)
 
 
@@ -133,7 +133,7 @@ def _part_problems(
     run: Path,
     entry: Entry,
     metadata: dict[str, Any],
-    held: dict[tuple[str, str, int], KeyBits],
+    held: dict[tuple[str, str, str, int], KeyBits],
     *,
     seed_of: SeedOf | None,
 ) -> list[str]:
@@ -159,7 +159,7 @@ def _part_problems(
         fresh = bits_of_keys(keys)
     except ValueError as error:
         return [f"{shown(path)} is damaged: {printable(str(error), keep='')}."]
-    committed = held.setdefault((name.grader, entry.phase, entry.step), {})
+    committed = held.setdefault(name[:4], {})
     if twice := overlap(committed, fresh):
         found.append(f"repeats a row of another part: {shown(str(twice[0]))}")
     merge(committed, fresh)
@@ -167,16 +167,23 @@ def _part_problems(
         if any(version > entry.step for version in table["policy_version"].to_pylist()):
             found.append("has rows that a later policy sampled")
         seed = metadata.get("seed")
-        if seed_of is not None and type(seed) is int and (wrong := _wrong_seeds(table, seed, entry, seed_of)):
+        # A response that began in an earlier step has the seed of that step, which is the version of its policy.
+        begun = name.folder == ROLLOUTS and bool((metadata.get("config") or {}).get("partial_rollout_tokens"))
+        steps = table["policy_version"].to_pylist() if begun else [entry.step] * table.num_rows
+        if (
+            seed_of is not None
+            and type(seed) is int
+            and (wrong := _wrong_seeds(table, seed, entry.phase, steps, seed_of))
+        ):
             found.append(f"has {wrong} rows with a seed that is not the one of their key")
     return [f"{shown(path)} {what}." for what in found]
 
 
-def _wrong_seeds(table: "pa.Table", seed: int, entry: Entry, seed_of: SeedOf) -> int:
+def _wrong_seeds(table: "pa.Table", seed: int, phase: str, steps: list[int], seed_of: SeedOf) -> int:
     columns = (table[c].to_pylist() for c in ("example_id", "sample_index", "seed"))
     return sum(
-        stored != seed_of(seed, phase=entry.phase, step=entry.step, example_id=example_id, sample_index=index)
-        for example_id, index, stored in zip(*columns, strict=True)
+        stored != seed_of(seed, phase=phase, step=step, example_id=example_id, sample_index=index)
+        for step, example_id, index, stored in zip(steps, *columns, strict=True)
         if "\\ud" not in example_id  # an escaped surrogate: the seed is that of the original
     )
 

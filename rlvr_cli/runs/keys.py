@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.runs.files import damaged_file
-from rlvr_cli.runs.manifest import Entry, part_name
+from rlvr_cli.runs.manifest import ROLLOUTS, Entry, part_name
 from rlvr_cli.runs.parquet import keys_of
 from rlvr_cli.runs.readers import read_part
 
@@ -19,7 +19,7 @@ MAX_SAMPLES = 2**24  # per question: a damaged part with a larger index would ex
 
 
 class CommittedKeys:
-    """The keys of the committed rollouts and grades of a run that is open for writing."""
+    """The keys of the committed rows of a run that is open for writing."""
 
     def __init__(self, run: Path, entries: list[Entry]) -> None:
         """
@@ -27,26 +27,23 @@ class CommittedKeys:
             entries: the manifest's list, which grows as the run is written.
         """
         self._run, self._entries = run, entries
-        self._held: dict[tuple[str, str, int], KeyBits] = {}
+        self._held: dict[tuple[str, str, str, int], KeyBits] = {}
 
-    def committed(self, phase: str, step: int, *, grader: str = "") -> KeyBits:
-        """Return the committed keys of a phase and step: of its rollouts or, with a grader's slug, of its grades.
+    def committed(self, phase: str, step: int, *, folder: str = ROLLOUTS, grader: str = "") -> KeyBits:
+        """Return the committed keys of a phase and step, of the parts in a folder; of grades, with the grader's slug.
 
         The caller must `merge` new keys into the returned dict after each commit.
 
         Raises:
             RlvrError: a part is missing or damaged.
         """
-        group = (grader, phase, step)
+        group = (folder, grader, phase, step)
         if group not in self._held:
             columns = ["example_id", "sample_index", *(["attempt"] if grader else [])]
             held: KeyBits = {}
             for entry in self._entries:
-                if (
-                    (entry.phase, entry.step) == (phase, step)
-                    and (name := part_name(entry.path))
-                    and name.grader == grader
-                ):
+                same = (entry.folder, entry.phase, entry.step) == (folder, phase, step)
+                if same and (name := part_name(entry.path)) and name.grader == grader:
                     try:
                         merge(held, bits_of_keys(keys_of(read_part(self._run, entry, columns))))
                     except ValueError as error:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rlvr_cli.runs.files import (
 )
 
 LOCK = ".lock"
+_CLOCK_SECONDS = 60.0  # by which clocks may have been set since
 _SIZE = 1024  # bytes of its text, so that each new one is written whole over the last one
 
 
@@ -117,7 +119,9 @@ def _read(text: bytes, *, alive: bool = True) -> dict[str, Any] | None:
     holder = json.loads(text)
     host = str(holder["host"])
     facts = {**holder, "host": host, "pid": int(holder["pid"]), "since": str(holder["since"])}
-    return facts if not alive or host != os.uname().nodename or _lives(facts["pid"]) else None
+    if alive and host == os.uname().nodename and not (_lives(facts["pid"]) and _may_be_holder(facts)):
+        return None
+    return facts
 
 
 def _holder(path: Path, *, alive: bool = True) -> str:
@@ -136,6 +140,16 @@ def description(holder: Mapping[str, Any]) -> str:
     if "activity" not in holder:
         return who
     return f"{who}: {shown(str(holder['activity']))}, since {shown(str(holder.get('activity_since')))}"
+
+
+def _may_be_holder(facts: Mapping[str, Any]) -> bool:
+    """Whether the process of that number was there when the lock was taken: a killed one's number may be another's by now (Linux)."""
+    with suppress(OSError, ValueError, IndexError):
+        boot = next((line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime ")), "")
+        ticks = Path(f"/proc/{facts['pid']}/stat").read_text().rpartition(")")[2].split()[19]
+        started = int(boot.split()[1]) + int(ticks) / os.sysconf("SC_CLK_TCK")
+        return started <= datetime.fromisoformat(facts["since"]).timestamp() + _CLOCK_SECONDS
+    return True
 
 
 def _lives(pid: int) -> bool:

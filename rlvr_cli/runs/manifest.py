@@ -1,7 +1,8 @@
 """The format of a run's manifest (one JSON line per commit) and of part names.
 
 Enters: the bytes of manifest.jsonl, or of a file about to be committed. Leaves: validated entries, or a new entry and
-its line. Parts are in ``rollouts/`` or, if they hold later grades by another grader, in ``grades/``.
+its line. Parts are in ``rollouts/``; in ``grades/``, if they hold later grades by another grader; or in ``segments/``, if they hold
+parts of responses.
 """
 
 import hashlib
@@ -15,10 +16,10 @@ from rlvr_cli.runs.schemas import newer_version
 from rlvr_cli.types import Phase
 
 METRICS = "metrics.parquet"
-ROLLOUTS, GRADES = "rollouts", "grades"  # the folders of parts
+ROLLOUTS, GRADES, SEGMENTS = FOLDERS = ("rollouts", "grades", "segments")  # of parts
 
 _PART_PATH = re.compile(
-    rf"(?:{ROLLOUTS}/|{GRADES}/([a-z0-9_][A-Za-z0-9_.]{{0,63}})-)"
+    rf"(?:({ROLLOUTS}|{SEGMENTS})/|({GRADES})/([a-z0-9_][A-Za-z0-9_.]{{0,63}})-)"
     rf"({'|'.join(get_args(Phase))})-([0-9]{{6,12}})-([0-9]{{4,9}})\.parquet"
 )
 
@@ -26,7 +27,8 @@ _PART_PATH = re.compile(
 class PartName(NamedTuple):
     """The fields encoded in the path of a part."""
 
-    grader: str  # the `grader_slug`; "" for rollouts
+    folder: str  # one of FOLDERS
+    grader: str  # the `grader_slug`; "" outside of GRADES
     phase: str
     step: int
     number: int
@@ -46,17 +48,22 @@ class Entry:
 
     @property
     def folder(self) -> str:
-        """ROLLOUTS or GRADES; "" for the metrics."""
+        """One of FOLDERS; "" for the metrics."""
         return self.path.rpartition("/")[0]
 
 
 _TYPES = {field.name: field.type for field in fields(Entry)}
 
 
-def part_path(phase: Phase, step: int, number: int, *, grader: str = "") -> str:
-    """Return the path of a part relative to its run: a grades part if `grader` is given, else a rollout part."""
-    folder = f"{GRADES}/{grader_slug(grader)}-" if grader else f"{ROLLOUTS}/"
-    return f"{folder}{phase}-{step:06d}-{number:04d}.parquet"
+def part_path(phase: Phase, step: int, number: int, *, folder: str = ROLLOUTS, grader: str = "") -> str:
+    """Return the path of a part relative to its run.
+
+    Args:
+        grader: of a part in GRADES.
+    """
+    assert (folder == GRADES) == bool(grader), (folder, grader)
+    name = f"{grader_slug(grader)}-" if grader else ""
+    return f"{folder}/{name}{phase}-{step:06d}-{number:04d}.parquet"
 
 
 def grader_slug(grader: str) -> str:
@@ -70,7 +77,9 @@ def grader_slug(grader: str) -> str:
 def part_name(path: str) -> PartName | None:
     """Parse the path of a part; None if it is not one."""
     match = _PART_PATH.fullmatch(path)
-    return None if match is None else PartName(match[1] or "", match[2], int(match[3]), int(match[4]))
+    if match is None:
+        return None
+    return PartName(match[1] or match[2], match[3] or "", match[4], int(match[5]), int(match[6]))
 
 
 def entry_of(data: bytes | memoryview, *, path: str, rows: int, phase: str, step: int, schema_version: int) -> Entry:

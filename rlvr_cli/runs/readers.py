@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import damaged_file, os_errors_as_user_errors, read_regular, refuse_links, shown
 from rlvr_cli.runs.manifest import (
+    FOLDERS,
     GRADES,
     METRICS,
     ROLLOUTS,
+    SEGMENTS,
     Entry,
     is_recorded,
     matches,
@@ -28,9 +30,9 @@ from rlvr_cli.runs.manifest import (
     part_name,
 )
 from rlvr_cli.runs.parquet import cost_of, from_parquet
-from rlvr_cli.runs.schemas import newer_version, rollout_schema
+from rlvr_cli.runs.schemas import arrow_schema, newer_version
 from rlvr_cli.text import printable, storable
-from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout
+from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout, Segment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +52,7 @@ class RunInfo:
     metadata: dict[str, Any]  # the content of run.json
     parts: list[Path]  # committed rollout parts, in commit order
     grades: list[Path]  # committed grades parts, in commit order
+    segments: list[Path]  # committed parts of segments, in commit order
     metrics: Path | None  # None before the first metric
     fingerprint: str  # SHA-256 (hex) of the rollout parts' hashes; changes when rollouts are added
     entries: Sequence[Entry]  # the manifest
@@ -150,7 +153,7 @@ def read_cost(run: Path, entry: Entry) -> dict[str, float]:
 
 def row_type_of(folder: str) -> type:
     """Return the row type of the parts in a folder."""
-    return Regrade if folder == GRADES else Rollout
+    return {ROLLOUTS: Rollout, GRADES: Regrade, SEGMENTS: Segment}[folder]
 
 
 def parsed_table(data: bytes, record: type, *, path: Path, columns: Sequence[str] | None = None) -> "pa.Table":
@@ -174,7 +177,7 @@ def read_run(path: Path | str) -> RunInfo:
     """
     path = Path(path)
     metadata, entries, settled, notices = read_index(path)
-    parts = {folder: [check_part(path, e) for e in entries if e.folder == folder] for folder in (ROLLOUTS, GRADES)}
+    parts = {folder: [check_part(path, e) for e in entries if e.folder == folder] for folder in FOLDERS}
     digests = "".join(e.sha256 for e in entries if e.folder == ROLLOUTS)
     return RunInfo(
         path=path,
@@ -182,6 +185,7 @@ def read_run(path: Path | str) -> RunInfo:
         metadata=metadata,
         parts=parts[ROLLOUTS],
         grades=parts[GRADES],
+        segments=parts[SEGMENTS],
         metrics=metrics_path(path, settled=settled),
         fingerprint=hashlib.sha256(digests.encode()).hexdigest(),
         entries=entries,
@@ -252,10 +256,10 @@ def check_record(run: Path, data: bytes, record: Any) -> None:
 
 
 def present_parts(run: Path) -> list[str]:
-    """Return the relative paths of all ``*.parquet`` files in rollouts/ and grades/, committed or not."""
+    """Return the relative paths of all ``*.parquet`` files in the folders of parts, committed or not."""
     found: list[str] = []
-    for folder in (ROLLOUTS, GRADES):
-        if folder == GRADES and not os.path.lexists(run / folder):
+    for folder in FOLDERS:
+        if folder != ROLLOUTS and not os.path.lexists(run / folder):
             continue
         refuse_links(run, folder)
         with os_errors_as_user_errors(run / folder, "read"):
@@ -325,13 +329,20 @@ def read_parts(
 
 
 def part_tables(
-    path: Path, entries: Sequence[Entry], *, phase: Phase | None, step: int | None, columns: Sequence[str] | None
+    path: Path,
+    entries: Sequence[Entry],
+    *,
+    phase: Phase | None,
+    step: int | None,
+    columns: Sequence[str] | None,
+    folder: str = ROLLOUTS,
 ) -> "Iterator[pa.Table]":
-    names = rollout_schema().names if columns is None else list(columns)
-    assert set(names) <= set(rollout_schema().names), names
-    yield rollout_schema().empty_table().select(names)
+    schema = arrow_schema(row_type_of(folder))
+    names = schema.names if columns is None else list(columns)
+    assert set(names) <= set(schema.names), names
+    yield schema.empty_table().select(names)
     for entry in entries:
-        if entry.folder == ROLLOUTS and phase in (None, entry.phase) and step in (None, entry.step):
+        if entry.folder == folder and phase in (None, entry.phase) and step in (None, entry.step):
             yield read_part(path, entry, names)
 
 
@@ -382,6 +393,91 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
     )
 
 
+class Named(NamedTuple):
+    """What names and patterns stand for."""
+
+    runs: list[Path]  # each once, in the order in which they are named; those of a pattern by name
+    others: list[str]  # what a pattern matches besides, which is no run
+
+
+def resolve_runs(names: Sequence[str], root: Path | str) -> Named:
+    """Return the runs of names, paths and patterns. A pattern ('abl-*') is one of names in `root`, or else of paths.
+
+    Raises:
+        RlvrError: a name is no run, or a pattern matches none. A path that the shell has written in place of a pattern
+            (`runs/*`) may be something else.
+    """
+    runs: list[Path] = []
+    others: list[str] = []
+    expanded = expanded_by_shell(names)
+    for name in names:
+        if is_pattern(name) and not is_run(name, root):
+            found, besides = _matching(name, Path(root))
+            runs += found
+            others += besides
+        elif name in expanded and not is_run(name, root):
+            others.append(name)
+        else:
+            runs.append(resolve_run(name, root))
+    if names and not runs:
+        raise RlvrError(
+            f"None of {', '.join(map(shown, others))} is a run.",
+            "Name a run, or the directory of runs with --runs-dir.",
+        )
+    return Named(list({path.resolve(): path for path in runs}.values()), others)
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a text is a pattern of names or paths, such as 'abl-*'; False for SQL, which has spaces."""
+    return re.fullmatch(r"[^\s]*[*?\[][^\s]*", name) is not None
+
+
+def _matching(pattern: str, root: Path) -> tuple[list[Path], list[str]]:
+    """Return the runs that a pattern matches, and what it matches besides."""
+    import glob
+
+    for base in (root, Path()):
+        found = sorted(glob.glob(pattern, root_dir=base))
+        paths = [base / name for name in found]
+        if any(is_run(str(path), root) for path in paths):
+            runs = [path for path in paths if _is_run_directory(path)]
+            return runs, [str(path) for path in paths if path not in runs]
+    raise RlvrError(
+        f"No run matches {pattern!r}, neither in {shown(root)} nor as a path.",
+        "rlvr runs lists the runs; --runs-dir names another directory of runs.",
+    )
+
+
+def expanded_by_shell(names: Sequence[str]) -> set[str]:
+    """Return the names that a shell has put in place of a pattern PREFIX*SUFFIX: all that it matches in a directory."""
+    folders: dict[str, dict[str, str]] = {}  # folder -> last part of the path -> the name
+    for name in names:
+        if os.path.lexists(name):
+            folder, base = os.path.split(name.rstrip("/"))
+            folders.setdefault(folder, {})[base] = name
+    expanded: set[str] = set()
+    for folder, given in folders.items():
+        prefix = _common_start([*given])
+        suffix = _common_start([base[::-1] for base in given])[::-1]
+        with suppress(OSError):
+            present = {
+                b for b in os.listdir(folder or ".") if b.startswith(prefix) and b.endswith(suffix) and b[0] != "."
+            }
+            if len(given) > 1 and present == given.keys():
+                expanded.update(given.values())
+    return expanded
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    """Return the longest text that all of these begin with."""
+    first, last = min(texts), max(texts)
+    return next((first[:i] for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), first)
+
+
+def _is_run_directory(path: Path) -> bool:
+    return any(os.path.lexists(path / file) for file in (RUN_FILE, MANIFEST))
+
+
 def is_run(name_or_path: str, root: Path | str) -> bool:
     """Whether the text is the name of a run in `root` or the path of a run; False for any other text, such as SQL."""
     if "\0" in name_or_path or len(name_or_path) > 1000:
@@ -391,6 +487,14 @@ def is_run(name_or_path: str, root: Path | str) -> bool:
         return any((folder / file).is_file() for folder in folders for file in (RUN_FILE, MANIFEST))
     except OSError:
         return False  # for example a path component that is too long
+
+
+def all_runs(root: Path | str) -> list[Path]:
+    """Return the runs in a directory, damaged ones too. Raises RlvrError if there is no such directory."""
+    root = Path(root)
+    if not root.is_dir():
+        raise RlvrError(f"There is no directory {shown(root)}.", "Give the directory of runs with --runs-dir.")
+    return [path for path in sorted(root.iterdir()) if path.name[0] != "." and _is_run_directory(path)]
 
 
 def run_names(root: Path | str) -> list[str]:

@@ -11,7 +11,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.commits import MetricsFile, OpenManifest, new_entry
 from rlvr_cli.runs.files import fsync_directory, os_errors_as_user_errors, read_regular, refuse_links, shown
 from rlvr_cli.runs.keys import CommittedKeys, bits_of_keys, merge, overlap
-from rlvr_cli.runs.manifest import GRADES, METRICS, ROLLOUTS, Entry, grader_slug, matches, part_name
+from rlvr_cli.runs.manifest import FOLDERS, METRICS, ROLLOUTS, Entry, grader_slug, matches, part_name
 from rlvr_cli.runs.parquet import keys_of, version_of
 from rlvr_cli.runs.readers import check_part, parsed_table, present_parts, row_type_of
 from rlvr_cli.runs.schemas import NewerVersion, metrics_schema
@@ -21,11 +21,12 @@ from rlvr_cli.types import Metric
 
 def remove_temporaries(run: Path) -> None:
     """Delete the temporary files of interrupted writes. Raises RlvrError."""
-    for name in (ROLLOUTS, GRADES):
+    for name in FOLDERS:
         refuse_links(run, name)
-    for folder in (run, *(run / name for name in (ROLLOUTS, GRADES))):
-        if folder.name == GRADES and not os.path.lexists(folder):
-            continue  # the run was never regraded
+    for name in ("", *FOLDERS):
+        folder = run / name
+        if name not in ("", ROLLOUTS) and not os.path.lexists(folder):
+            continue  # the run has no such rows
         with os_errors_as_user_errors(folder):
             for item in list(os.scandir(folder)):
                 if item.name.startswith(".") and item.name.endswith(".tmp") and item.is_file(follow_symlinks=False):
@@ -94,7 +95,7 @@ def _verified(run: Path, relative: str, keys: CommittedKeys, *, run_id: str) -> 
         raise RlvrError("its name is not a part name")
     phase, step = name.phase, name.step
     data = read_regular(run, relative)
-    table = parsed_table(data, row_type_of(relative.partition("/")[0]), path=run / relative)
+    table = parsed_table(data, row_type_of(name.folder), path=run / relative)
     owners = set(zip(*(table[c].to_pylist() for c in ("run_id", "phase", "step")), strict=True))
     if owners != {(run_id, phase, step)}:
         raise RlvrError("its rows belong to another run, phase or step")
@@ -102,7 +103,7 @@ def _verified(run: Path, relative: str, keys: CommittedKeys, *, run_id: str) -> 
         raise RlvrError("its rows belong to another grader")
     found = keys_of(table)
     try:
-        fresh, held = bits_of_keys(found), keys.committed(phase, step, grader=name.grader)
+        fresh, held = bits_of_keys(found), keys.committed(phase, step, folder=name.folder, grader=name.grader)
     except ValueError as error:
         raise RlvrError(str(error)) from error
     if len(found) != table.num_rows or overlap(held, fresh):

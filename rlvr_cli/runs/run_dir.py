@@ -6,6 +6,7 @@ Enters: rollouts, metrics and metadata. Leaves: a run directory ::
     manifest.jsonl                      one line per commit: path, rows, bytes, sha256, schema_version, phase, step
     rollouts/PHASE-STEP-PART.parquet    immutable parts; the columns are the fields of `Rollout`
     grades/GRADER-PHASE-STEP-PART.parquet   immutable parts with later grades by other graders; the fields of `Regrade`
+    segments/PHASE-STEP-PART.parquet    immutable parts with the parts of responses (--partial-rollout-tokens); the fields of `Segment`
     metrics.parquet                     long format; replaced atomically by each commit
     set-aside/                          files that recovery found and could not adopt
 
@@ -37,10 +38,12 @@ reporting damage.
 
 import errno
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -48,6 +51,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.activity import Activity
+from rlvr_cli.runs.check import MODELS
 from rlvr_cli.runs.commits import OpenManifest, new_entry
 from rlvr_cli.runs.files import (
     Reserve,
@@ -64,12 +68,21 @@ from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.manifest import (
     GRADES,
     ROLLOUTS,
+    SEGMENTS,
     grader_slug,
     part_name,
     part_path,
     record_of,
 )
-from rlvr_cli.runs.parquet import grade_table, keys_of, rollout_table, to_parquet, with_metrics
+from rlvr_cli.runs.parquet import (
+    grade_table,
+    keys_of,
+    rollout_table,
+    segment_table,
+    to_parquet,
+    to_records,
+    with_metrics,
+)
 from rlvr_cli.runs.readers import (
     MANIFEST,
     RUN_FILE,
@@ -85,7 +98,7 @@ from rlvr_cli.runs.readers import (
 )
 from rlvr_cli.runs.recovery import recover, remove_temporaries
 from rlvr_cli.text import storable
-from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout
+from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout, Segment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -171,14 +184,21 @@ class RunDir:
 
     @classmethod
     def create(
-        cls, root: Path | str, command: str, *, name: str | None = None, metadata: Mapping[str, Any]
+        cls,
+        root: Path | str,
+        command: str,
+        *,
+        name: str | None = None,
+        about: Sequence[str] = (),
+        metadata: Mapping[str, Any],
     ) -> "RunDir":
         """Create a new run in `root`, a directory that is created if needed.
 
         Args:
             root: the directory that holds the runs.
-            command: the rlvr command; a generated id starts with it.
-            name: the id of the run; None or "" generates ``COMMAND-YYYYmmdd-HHMMSS-XXXX`` in UTC.
+            command: the rlvr command.
+            name: the id of the run; None or "" makes one, see `made_name`.
+            about: what a name that is made also says, such as the model and the dataset.
             metadata: additional fields for run.json; JSON values.
 
         Raises:
@@ -190,8 +210,9 @@ class RunDir:
         check_new_name(name, root)
         with os_errors_as_user_errors(root):
             root.mkdir(parents=True, exist_ok=True)
-        while True:
-            run_id = name or f"{command}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
+        made = made_name(command, about)
+        for number in count(1):
+            run_id = name or (made if number == 1 else f"{made}-{number}")
             now = utc_now()
             head = {"schema_version": SCHEMA_VERSION, "run_id": run_id, "command": command, "status": "running"}
             times = {"created_at": now, "updated_at": now, "wall_seconds": 0.0}
@@ -199,6 +220,7 @@ class RunDir:
             if lock is not None:
                 return cls(root / run_id, lock)
             check_new_name(name, root)
+        raise AssertionError
 
     @classmethod
     def resume(cls, path: Path | str) -> "RunDir":
@@ -271,15 +293,28 @@ class RunDir:
         self._costs[path] = dict(cost or {})
         return path
 
-    def cost(self, phase: Phase, step: int) -> dict[str, float]:
-        """Return the sum of the costs of all committed rollouts of a phase and step, by name.
+    def commit_segments(
+        self, step: int, segments: Sequence[Segment], *, cost: Mapping[str, float] | None = None
+    ) -> Path:
+        """Commit the segments of one training step, all or none. `cost`, the path and errors: as for `commit_rollouts`."""
+        self._assert_open()
+        assert segments, "a part has at least one row"
+        places = {(s.run_id, s.phase, s.step) for s in segments}
+        assert places == {(self.id, "train", step)}, (places, self.id, step)
+        self._make_folder(SEGMENTS)
+        path = self._commit_part(segment_table(segments, cost=cost), phase="train", step=step, folder=SEGMENTS)
+        self._costs[path] = dict(cost or {})
+        return path
+
+    def cost(self, phase: Phase, step: int, *, folder: str = ROLLOUTS) -> dict[str, float]:
+        """Return the sum of the costs of all committed rollouts, or segments, of a phase and step, by name.
 
         Raises:
             RlvrError: a part of an earlier session is damaged.
         """
         total: dict[str, float] = {}
         for entry in self._entries:
-            if (entry.folder, entry.phase, entry.step) == (ROLLOUTS, phase, step):
+            if (entry.folder, entry.phase, entry.step) == (folder, phase, step):
                 path = self.path / entry.path
                 if path not in self._costs:
                     self._costs[path] = read_cost(self.path, entry)
@@ -301,11 +336,14 @@ class RunDir:
         owners = {(g.run_id, g.phase, g.step, g.grader, g.attempt, g.grader_sha256) for g in grades}
         assert len(owners) == 1, owners
         assert next(iter(owners))[:3] == (self.id, phase, step), (owners, self.id, phase, step)
-        with os_errors_as_user_errors(self.path / GRADES):
-            if not os.path.lexists(self.path / GRADES):
-                (self.path / GRADES).mkdir()
+        self._make_folder(GRADES)
+        return self._commit_part(grade_table(grades), phase=phase, step=step, folder=GRADES, grader=grades[0].grader)
+
+    def _make_folder(self, name: str) -> None:
+        with os_errors_as_user_errors(self.path / name):
+            if not os.path.lexists(self.path / name):
+                (self.path / name).mkdir()
                 fsync_directory(self.path)
-        return self._commit_part(grade_table(grades), phase=phase, step=step, grader=grades[0].grader)
 
     def commit_metrics(self, step: int, phase: Phase, values: Mapping[str, float]) -> None:
         """Commit the metrics of one step; see `commit_metric_rows`."""
@@ -372,6 +410,15 @@ class RunDir:
         """Return the (phase, step) pairs of the committed rollouts, in the order of their first commits."""
         return list(dict.fromkeys((e.phase, e.step) for e in self._entries if e.folder == ROLLOUTS))  # type: ignore[misc]  (checked on reading)
 
+    def segment_steps(self) -> list[int]:
+        """Return the steps of the committed segments, in the order of their commits."""
+        return list(dict.fromkeys(e.step for e in self._entries if e.folder == SEGMENTS))
+
+    def segments(self, step: int) -> list[Segment]:
+        """Return the segments of a step, in the order of their commit. Raises RlvrError if a part is damaged."""
+        parts = part_tables(self.path, self._entries, phase="train", step=step, columns=None, folder=SEGMENTS)
+        return [segment for part in parts for segment in to_records(part, Segment)]
+
     def rollouts(self, phase: Phase, step: int, *, columns: Sequence[str]) -> "pa.Table":
         """Return the given columns of a phase and step, as `read_rollouts` does. Raises RlvrError if a part is damaged."""
         import pyarrow as pa
@@ -389,7 +436,7 @@ class RunDir:
 
     def graded_keys(self, grader: str, phase: Phase, step: int, *, attempt: int) -> set[tuple[str, int]]:
         """Return the (example_id, sample_index) of the rollouts that this attempt of the grader has graded."""
-        held = self._keys.committed(phase, step, grader=grader_slug(grader))
+        held = self._keys.committed(phase, step, folder=GRADES, grader=grader_slug(grader))
         return {(e, i) for (e, number), bits in held.items() if number == attempt for i in bit_positions(bits)}
 
     def close(self) -> None:
@@ -486,13 +533,17 @@ class RunDir:
                 self._reserve.hold(RESERVED_BYTES)
         self._metadata = metadata
 
-    def _commit_part(self, table: "pa.Table", *, phase: Phase, step: int, grader: str = "") -> Path:
+    def _commit_part(
+        self, table: "pa.Table", *, phase: Phase, step: int, folder: str = ROLLOUTS, grader: str = ""
+    ) -> Path:
         keys = keys_of(table)
-        fresh, held = bits_of_keys(keys), self._keys.committed(phase, step, grader=grader and grader_slug(grader))
+        slug = grader and grader_slug(grader)
+        fresh, held = bits_of_keys(keys), self._keys.committed(phase, step, folder=folder, grader=slug)
         assert len(keys) == table.num_rows, "two of the rows have the same key"
         assert not (twice := overlap(held, fresh)), f"already committed: {twice[:3]}"
 
-        relative = part_path(phase, step, self._next_part(phase, step, grader=grader), grader=grader)
+        number = self._next_part((folder, slug, phase, step))
+        relative = part_path(phase, step, number, folder=folder, grader=grader)
         path = self.path / relative
         assert not path.exists(), path
         data = to_parquet(table)
@@ -510,15 +561,34 @@ class RunDir:
         merge(held, fresh)
         return path
 
-    def _next_part(self, phase: str, step: int, *, grader: str) -> int:
-        group = (grader and grader_slug(grader), phase, step)
-        names = [part_name(e.path) for e in self._entries if (e.phase, e.step) == (phase, step)]
-        return max((n.number for n in names if n and n[:3] == group), default=-1) + 1
+    def _next_part(self, group: tuple[str, str, str, int]) -> int:
+        """The number of the next part of a folder, grader's slug, phase and step."""
+        names = [part_name(e.path) for e in self._entries if (e.phase, e.step) == group[2:]]
+        return max((n.number for n in names if n and n[:4] == group), default=-1) + 1
 
     def _seconds_before(self) -> float:
         recorded = self._metadata.get("wall_seconds")
         measured = self._metrics.table["wall_seconds"].to_pylist()
         return max([float(recorded) if isinstance(recorded, int | float) else 0.0, *measured])
+
+
+def made_name(command: str, about: Sequence[str]) -> str:
+    """Return a name for a run: ``COMMAND-MODEL-DATASET-YYYYmmdd-HHMM`` in UTC, of characters that are safe everywhere.
+
+    Args:
+        about: the model and the dataset: names or paths. Of the path of a run's model, the run's name is taken.
+    """
+    return "-".join([command, *filter(None, map(_short, about)), f"{datetime.now(UTC):%Y%m%d-%H%M}"])
+
+
+def _short(name: str) -> str:
+    """Return up to 32 safe characters of a name or path, such as `q0-sft` of runs/q0-sft/model."""
+    parts = [part for part in re.split(r"[/\\]", name.partition(" (")[0]) if part]
+    last = parts[-1] if parts else ""
+    if last in MODELS and len(parts) > 1:
+        last = parts[-2]
+    last = re.sub(r"\.(jsonl?|csv|parquet)$", "", last)
+    return re.sub(r"[^A-Za-z0-9.]+", "-", last.encode("ascii", "ignore").decode())[:32].strip("-.")
 
 
 def _make_run(path: Path, metadata: Mapping[str, Any]) -> Lock | None:

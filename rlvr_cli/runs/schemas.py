@@ -1,6 +1,6 @@
 """The schemas of the run store's Parquet files, current and older versions, derived from the row dataclasses.
 
-Enters: `Rollout`, `Regrade` or `Metric`. Leaves: its columns, as `Column` objects or as an Arrow schema.
+Enters: `Rollout`, `Segment`, `Regrade` or `Metric`. Leaves: its columns, as `Column` objects or as an Arrow schema.
 """
 
 import functools
@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.types import SCHEMA_VERSION, Metric, Regrade, Rollout, Since
+from rlvr_cli.types import SCHEMA_VERSION, Metric, Regrade, Rollout, Segment, Since
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,6 +106,11 @@ def _arrow_field(column: Column) -> "pa.Field":
 def rollout_schema() -> "pa.Schema":
     """Return the Arrow schema of a rollout part."""
     return arrow_schema(Rollout)
+
+
+def segment_schema() -> "pa.Schema":
+    """Return the Arrow schema of a part of segments."""
+    return arrow_schema(Segment)
 
 
 def grade_schema() -> "pa.Schema":

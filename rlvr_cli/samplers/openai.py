@@ -69,6 +69,7 @@ class _Item:
     sample_index: int
     prompt: str | tuple[int, ...]  # text or token ids
     seed: int
+    begun: int = 0  # see `types.Request`: the endpoint takes these tokens for the prompt
 
 
 _LAST_ERROR: ContextVar[str] = ContextVar("_LAST_ERROR", default="")  # last error of a task's sample
@@ -180,7 +181,7 @@ class OpenAISampler:
                 )
             prompts.append(request.prompt if request.prompt_ids is None else request.prompt_ids)
         self.arrived = ()
-        items = [_Item(i, j, prompts[i], s) for i, r in enumerate(requests) for j, s in enumerate(r.seeds)]
+        items = [_Item(i, j, prompts[i], s, r.begun) for i, r in enumerate(requests) for j, s in enumerate(r.seeds)]
         if not items:
             return
         outbox: queue.SimpleQueue[Completion | BaseException | None] = queue.SimpleQueue()
@@ -373,7 +374,8 @@ class OpenAISampler:
             fields["prompt"] = item.prompt
         if self._processed_logprobs or (params.temperature in (0, 1) and params.top_p == 1):
             fields["logprobs"] = True if chat else 1
-        extra: dict[str, Any] = {"min_tokens": min(params.min_tokens, params.max_tokens), "return_token_ids": True}
+        extra: dict[str, Any] = {"min_tokens": min(max(params.min_tokens - item.begun, 0), params.max_tokens)}
+        extra["return_token_ids"] = True
         if params.stop and self._sends_stop:
             fields["stop"] = list(params.stop)
             extra["include_stop_str_in_output"] = True

@@ -29,7 +29,7 @@ from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.openai import CHECK_SECONDS, FRAME_BYTES, OpenAISampler
 from rlvr_cli.samplers.openai_answer import Unreadable, error_message, read_answer
 from rlvr_cli.samplers.several import SeveralSamplers
-from rlvr_cli.samplers.stop_strings import first_stop, prompt_token_ids, response_text
+from rlvr_cli.samplers.stop_strings import continued, first_stop, prompt_token_ids, response_text
 from rlvr_cli.samplers.weight_check import Probe, probe_prompts, take_probe, verify_weights
 from rlvr_cli.text import printable
 from rlvr_cli.types import Completion, Request, SamplingParams
@@ -207,7 +207,10 @@ class _Server:
         try:
             for completion in completions:
                 self._check(completion)
-                yield self._as_everywhere(completion, params)
+                begun = requests[completion.request_index].begun
+                rest = replace(params, min_tokens=max(params.min_tokens - begun, 0))
+                completion = self._as_everywhere(completion, rest)
+                yield continued(completion, self._tokenizer, params, begun=begun) if begun else completion
         finally:
             completions.close()
 

@@ -14,13 +14,14 @@ Where a response breaks off within a character, its text ends in U+FFFD, as deco
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.types import Request
+from rlvr_cli.types import Completion, Request, SamplingParams
 
 _UNDECODABLE = "\ufffd"  # what decoding shows for bytes that are no whole character (yet)
 
@@ -91,6 +92,46 @@ def first_stop(text: str, stop: Sequence[str], *, start: int = 0) -> tuple[str, 
         if found >= 0 and (best is None or found + len(string) < best[1]):
             best = string, found + len(string)
     return best
+
+
+def continued(completion: Completion, tokenizer: Any, params: SamplingParams, *, begun: int) -> Completion:
+    """A continuation by an engine that saw only the new tokens, as one by an engine that sees the whole response.
+
+    Its text is that of the whole response. Where a stop string that began before the new tokens is complete in them, it ends.
+
+    Args:
+        completion: its token ids are the new ones, and its `prompt_ids` end with the others.
+        params: of the whole response, but for `max_tokens`.
+        begun: see `types.Request`.
+    """
+    before = completion.prompt_ids[len(completion.prompt_ids) - begun :]
+    protected = len(
+        response_text(tokenizer, (*before, *completion.token_ids)[: params.min_tokens]).rstrip(_UNDECODABLE)
+    )
+
+    def found_in(tokens: int) -> tuple[str, int] | None:
+        text = response_text(tokenizer, (*before, *completion.token_ids[:tokens]))
+        return first_stop(text, params.stop, start=protected if params.min_tokens else 0)
+
+    text, end = response_text(tokenizer, (*before, *completion.token_ids)), completion.num_tokens
+    found = found_in(end)
+    if found is not None and found[1] - len(found[0]) < len(response_text(tokenizer, before)):
+        end = next(
+            tokens for tokens in range(1, end + 1) if len(before) + tokens > params.min_tokens and found_in(tokens)
+        )
+        return replace(
+            completion,
+            text=text[: found[1]],
+            token_ids=completion.token_ids[:end],
+            logprobs=completion.logprobs[:end],
+            num_tokens=end,
+            finish_reason="stop",
+            stop_reason=found[0],
+            mean_entropy=completion.mean_entropy if end == completion.num_tokens else None,
+        )
+    if completion.stop_reason in params.stop and found is not None:
+        text = text[: found[1]]
+    return replace(completion, text=text)
 
 
 class StopStrings:

@@ -16,12 +16,13 @@ import re
 import tempfile
 import warnings
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.directory import adapter_settings, base_of, local_directory, tokenizer_of
-from rlvr_cli.samplers.stop_strings import first_stop, prompt_token_ids, response_text
+from rlvr_cli.samplers.stop_strings import continued, first_stop, prompt_token_ids, response_text
 from rlvr_cli.samplers.weight_check import PROBE_BOUND, Probe, probe_params, probe_prompts, take_probe, verify_weights
 from rlvr_cli.types import Completion, Request, SamplingParams
 
@@ -198,7 +199,7 @@ class VllmSampler:
                     f"{len(ids) + params.max_tokens}, and the engine's max_model_len is {self.max_model_len}.",
                     "Lower --sampling-max-tokens, shorten the prompt, or raise --max-model-len.",
                 )
-        yield from self._answer(prompts, [r.seeds for r in requests], params)
+        yield from self._answer(prompts, [r.seeds for r in requests], params, begun=[r.begun for r in requests])
 
     def load_weights(self, policy: "Policy", policy_version: int) -> None:
         """Switch to the weights of `policy`, and verify that they are served: see `weight_check.verify_weights`.
@@ -293,9 +294,14 @@ class VllmSampler:
         seeds: Sequence[Sequence[int]],
         params: SamplingParams,
         *,
+        begun: Sequence[int] = (),
         ignore_eos: bool = False,
     ) -> Iterator[Completion]:
         from vllm.inputs import tokens_input
+
+        begun = begun or [0] * len(prompts)
+        # vLLM takes what a response began with for the prompt.
+        rest = [replace(params, min_tokens=max(params.min_tokens - tokens, 0)) for tokens in begun]
 
         engine = self.llm.llm_engine
         self._drop_pending()
@@ -309,7 +315,7 @@ class VllmSampler:
                     engine.add_request(
                         name,
                         tokens_input(prompt),
-                        _vllm_params(params, self._fold(seed), ignore_eos=ignore_eos),
+                        _vllm_params(rest[i], self._fold(seed), ignore_eos=ignore_eos),
                         lora_request=self._adapter,
                     )
             while self._pending and call == self._calls:
@@ -317,7 +323,10 @@ class VllmSampler:
                     outputs = engine.step()
                 for output in outputs:
                     if sample := self._pending.pop(output.request_id, None):  # else canceled meanwhile
-                        yield self._completion(output, *sample, min_tokens=params.min_tokens)
+                        completion = self._completion(output, *sample, min_tokens=rest[sample[0]].min_tokens)
+                        if tokens := begun[sample[0]]:
+                            completion = continued(completion, self.llm.get_tokenizer(), params, begun=tokens)
+                        yield completion
         finally:
             if call == self._calls:
                 self._drop_pending()

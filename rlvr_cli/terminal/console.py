@@ -34,6 +34,13 @@ def report_skipped_lines(count: int, reasons: Sequence[str]) -> None:
             say(f"  {reason}")
 
 
+def report_passed_over(names: Sequence[str]) -> None:
+    """Say on stderr what a pattern of runs matches besides runs."""
+    if names:
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        say(f"passed over, since no run: {', '.join(names[:5])}{more}")
+
+
 def print_text(text: str) -> None:
     """Print a text on stdout unformatted, with control characters escaped."""
     write_text(sys.stdout, printable(text).rstrip("\n") + "\n")

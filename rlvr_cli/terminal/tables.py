@@ -67,6 +67,13 @@ def _print_tables(results: Sequence[Table], *, missing: str) -> None:
             write_text(sys.stdout, _plain_grid(result, columns, cells, title=title))
 
 
+def as_text(result: Table) -> str:
+    """Return a table as it is printed into a pipe."""
+    columns = [one_line(shortened(c, MAX_CELL_CHARACTERS)) for c in result.columns]
+    cells = [[one_line(shortened(_shown(v, "NULL"), MAX_CELL_CHARACTERS)) for v in row] for row in result.rows]
+    return _plain_grid(result, columns, cells, title="")
+
+
 def _plain_grid(result: Table, columns: Sequence[str], cells: Sequence[Sequence[str]], *, title: str) -> str:
     """Format a table for a pipe, without width limit or colors; importing rich would cost more than the query."""
     widths = [max(map(_cell_width, [name, *(row[i] for row in cells)])) for i, name in enumerate(columns)]

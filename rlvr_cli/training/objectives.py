@@ -41,7 +41,7 @@ def policy_gradient(
 
     Returns:
         The loss and its statistics, with these added: `ratio` (new / old), `mismatch` (the trainer's old log-probability minus
-        the sampler's), `position` in the response, `length` of the response (tokens), and, where they apply,
+        the sampler's), `position` in the response, `length` of the response (tokens), and, where they apply, `stale`,
         `importance_weight` and `kl`, which is `kl_penalty` whatever the type.
     """
     inputs = _without_values_outside(inputs)
@@ -51,6 +51,8 @@ def policy_gradient(
     assert sampled is not None
     statistics.setdefault("ratio", (inputs.log_probs.detach() - old).exp())
     statistics["mismatch"] = old - sampled
+    if inputs.stale is not None:
+        statistics["stale"] = inputs.stale
     statistics["position"] = mask.cumsum(dim=1) - 1
     statistics["length"] = mask.sum(dim=1, keepdim=True).expand_as(mask)
     if importance_cap is not None:
@@ -82,7 +84,7 @@ def _without_values_outside(inputs: LossInputs) -> LossInputs:
     return replace(inputs, **{k: v.masked_fill(~inputs.response_mask, 0) for k, v in found.items() if v is not None})
 
 
-def reduced_loss(loss: Tensor, mask: Tensor, *, denominators: Tensor, num_rows: int) -> Tensor:
+def reduced_loss(loss: Tensor, mask: Tensor, *, denominators: Tensor, num_rows: float) -> Tensor:
     """Reduce a micro-batch's loss to a scalar, its share of the update's loss.
 
     Args:
@@ -90,7 +92,7 @@ def reduced_loss(loss: Tensor, mask: Tensor, *, denominators: Tensor, num_rows: 
             divided by `num_rows`.
         mask: (batch, seq), the response tokens.
         denominators: (batch, 1), see `loss_denominators`.
-        num_rows: rows of the whole update, over all micro-batches.
+        num_rows: divisor of a loss per row: the rows of the whole update, over all micro-batches.
     """
     if loss.dim() == 1:
         assert len(loss) == len(mask), (loss.shape, mask.shape)
@@ -116,27 +118,36 @@ def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
         `mismatch/logprob_mean_abs` and `_max_abs`, |trainer - sampler| in nats; `mismatch/ratio_mean`, `_min`, `_p01`, `_p99`,
         `_max`, trainer over sampler; `mismatch/importance_weight_mean`; the mean |trainer - sampler| of the tokens at
         positions 0, 1 to 3, 4 to 15, ... as `mismatch/position/0`, `/1`, `/4`, ...; and of the tokens in responses of
-        1 to 3, 4 to 15, ... tokens as `mismatch/length/1`, `/4`, ...
+        1 to 3, 4 to 15, ... tokens as `mismatch/length/1`, `/4`, ... Where `stale` is known, these, but for the importance weights, are
+        of the other tokens, which the same policy sampled; there are none without one. `sampling/stale_share` is the share of the
+        stale ones.
     """
     metrics: dict[str, float] = {}
+    comparable = dict(statistics)
+    if (stale := statistics.get("stale")) is not None:
+        comparable = {
+            name: v[~stale.bool()] for name, v in statistics.items() if name in ("mismatch", "position", "length")
+        }
     for name, values in statistics.items():
         match name:
             case "ratio":
                 metrics |= {f"policy/ratio_{k}": v for k, v in _spread(values).items()}
-            case "mismatch":
-                metrics["mismatch/logprob_mean_abs"] = float(values.abs().mean())
-                metrics["mismatch/logprob_max_abs"] = float(values.abs().max())
-                metrics |= {f"mismatch/ratio_{k}": v for k, v in _spread(values.exp()).items()}
-                for where in statistics.keys() & {"position", "length"}:
-                    means = _means_by_size(values.abs(), statistics[where])
+            case "mismatch" if len(gaps := comparable["mismatch"]):
+                metrics["mismatch/logprob_mean_abs"] = float(gaps.abs().mean())
+                metrics["mismatch/logprob_max_abs"] = float(gaps.abs().max())
+                metrics |= {f"mismatch/ratio_{k}": v for k, v in _spread(gaps.exp()).items()}
+                for where in comparable.keys() & {"position", "length"}:
+                    means = _means_by_size(gaps.abs(), comparable[where])
                     metrics |= {f"mismatch/{where}/{start}": mean for start, mean in means.items()}
+            case "stale":
+                metrics["sampling/stale_share"] = float(values.double().mean())
             case "importance_weight":
                 metrics["mismatch/importance_weight_mean"] = float(values.mean())
             case "kl":
                 metrics["policy/kl"] = float(values.mean())
             case "clipped" | "clipped_low" | "clipped_high":
                 metrics[f"policy/{name.replace('clipped', 'clip_fraction')}"] = float(values.double().mean())
-            case "position" | "length":
+            case "mismatch" | "position" | "length":
                 pass
             case _:
                 metrics[name if "/" in name else f"policy/{name}_mean"] = float(values.double().mean())

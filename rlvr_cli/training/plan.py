@@ -150,6 +150,8 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
     )
     if config.async_steps:
         policy = f"rollouts one batch behind, sampled in a second process meanwhile; else {policy}"
+    if config.partial_rollout_tokens:
+        policy = f"old log-probabilities are the trainer's, also of tokens that earlier policies sampled; else {policy}"
     order = {
         "shuffled": "",
         "file": "; questions in the order of the dataset",
@@ -158,11 +160,16 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
     rounds = (
         f"; up to {config.max_sampling_rounds} rounds until every group has a signal" if config.dynamic_sampling else ""
     )
+    partial_rollouts = (
+        f"each response goes on by up to {config.partial_rollout_tokens} of its {config.sampling_max_tokens} tokens a batch, and a question is "
+        "trained on once all its responses have ended; an update of fewer responses counts for less, by their share"
+    )
     return {
         "model": facts["model"]["name"],
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
         **_chat(config, facts),
         "rollouts": f"{config.n_grpo_steps} batches of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples{rounds}{order}",
+        **({"partial rollouts": partial_rollouts} if config.partial_rollout_tokens else {}),
         "updates": f"{updates} per batch ({config.epochs_per_rollout_batch} epochs, {config.train_batch_size} responses each), "
         f"{config.n_grpo_steps * updates} in all; {policy}",
         "micro-batches": f"{config.micro_train_batch_size} responses, {config.gradient_accumulation_steps} per update",
@@ -269,6 +276,12 @@ def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
     if config.async_steps and config.importance_correction == "none":
         notes.append(
             "rollouts come from a policy that is one batch old, and --importance-correction none does not correct for that"
+        )
+    if config.partial_rollout_tokens and config.importance_correction == "none":
+        notes.append(
+            "tokens come from policies up to "
+            f"{(config.sampling_max_tokens // config.partial_rollout_tokens - 1) * config.updates_per_rollout_batch} updates old, and "
+            "--importance-correction none does not correct for that"
         )
     notes += shared_notes(config)
     if loss.raw_rewards and config.dynamic_sampling:

@@ -31,10 +31,11 @@ from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.samplers.open import Engine, choose_engine, sampler_facts
 from rlvr_cli.terminal import console
 from rlvr_cli.text import printable
+from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.memory import MemoryPlan, memory_plan
 from rlvr_cli.training.placement import Placement, place
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.types import Example, Rollout
+from rlvr_cli.types import Example, Rollout, Sampler
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
     with (
         inputs.pool,
         StopRequest() as stop,
+        tracked(config.track, project=config.track_project) as trackers,
         open_run(config, command=command, facts=inputs.facts) as run,
         Trainer(
             config,
@@ -208,7 +210,10 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             stop=stop,
         ) as trainer,
     ):
-        run.update(policy=trainer.policy.facts | {"trainers": trainer.trainers.size, "fsdp": config.fsdp})
+        trackers.start(run.path)
+        planned = {"updates": num_updates} if num_updates else {"steps": getattr(config, f"n_{command}_steps")}
+        policy = trainer.policy.facts | {"trainers": trainer.trainers.size, "fsdp": config.fsdp}
+        run.update(policy=policy, planned=planned)
         teacher = trainer.trainers.replica.teacher
         limits = (config.max_model_len, teacher and teacher.context_length)
         if inputs.questions:
@@ -235,8 +240,12 @@ def sample_questions(
     step: int,
     num_samples: int,
     credit: Credit,
+    sampler: Sampler | None = None,
 ) -> list[Rollout]:
     """Return `num_samples` rollouts of each of these training questions, see `rollouts.collect.sample_groups`.
+
+    Args:
+        sampler: who answers; None: the trainer's.
 
     Raises:
         RlvrError: before the first update, more of them than --max-grade-errors could not be graded.
@@ -248,7 +257,7 @@ def sample_questions(
         num_samples=num_samples,
         credit=credit,
         template=inputs.template,
-        sampler=trainer.sampler,
+        sampler=sampler or trainer.sampler,
         params=trainer.config.sampling_params,
         grader=inputs.pool,
         seed=trainer.config.seed,

@@ -55,6 +55,7 @@ class UpdateOptions(TypedDict):
     skip_zero_advantage: NotRequired[bool]
     normalization: NotRequired[LengthNormalization]
     normalize_constant: NotRequired[float | None]
+    share: NotRequired[float]
     temperature: NotRequired[float]
 
 
@@ -70,6 +71,7 @@ def train_update(
     max_grad_norm: float = 1.0,
     normalization: LengthNormalization = "token_mean",
     normalize_constant: float | None = None,
+    share: float = 1.0,
     temperature: float = 1.0,
     micro_batch_tokens: int | None = None,
     gradient_checkpointing: bool = False,
@@ -99,6 +101,7 @@ def train_update(
         normalization: what a loss per token is divided by, see `loss_denominators`. A loss per row is averaged over the rows
             that go through the model: all but the units without a response token.
         normalize_constant: for `masked_normalize`.
+        share: of the rows of a whole update: the loss is multiplied by it.
         temperature: divides the logits.
         micro_batch_tokens: most tokens that a micro-batch computes, in place of `micro_batch_size`; a larger unit is one by itself.
         gradient_checkpointing: compute activations again in the backward pass, instead of keeping them.
@@ -137,12 +140,12 @@ def train_update(
             f"No response token in this batch of {len(mask)} rows: there is nothing to train on.",
             "Look for empty responses in the training data.",
         )
-    denominators = loss_denominators(mask, normalization=normalization, normalize_constant=normalize_constant)
+    denominators = loss_denominators(mask, normalization=normalization, normalize_constant=normalize_constant) / share
     with policy.on_its_device(), ExitStack() as rounded:
         micro_batches = _micro_batches(
             batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes
         )
-        num_rows = sum(len(rows) for rows, _, _ in micro_batches)
+        num_rows = sum(len(rows) for rows, _, _ in micro_batches) / share
         per_row = False
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, -log p, entropy
         statistics: dict[str, list[Tensor]] = {}
@@ -214,7 +217,7 @@ def train_update(
     real = int(row_lengths(mask).sum())
     return {
         "loss/objective": objective_value,
-        "loss/denominator": float(num_rows) if per_row else float((denominators * mask).sum() / num_tokens),
+        "loss/denominator": num_rows if per_row else float((denominators * mask).sum() / num_tokens),
         "loss/nll": nll / num_tokens,
         "policy/entropy": entropy_sum / num_tokens,
         **token_metrics(of_tokens),
@@ -345,6 +348,20 @@ def rollout_tensors(rollouts: Sequence[Rollout], *, pad_id: int) -> Batch:
         "advantages": advantages,
         "sampled_log_probs": torch.zeros(mask.shape).masked_scatter(mask, flat),
     }
+
+
+def stale_tokens(rollouts: Sequence[Rollout], *, like: Tensor) -> Tensor:
+    """Return which response tokens an earlier policy sampled than the one that is trained, `Rollout.step`: (batch, seq) bool.
+
+    Args:
+        like: the response mask of these rollouts, with every token of the responses in it.
+    """
+    stale = [
+        [version != r.step for version in r.token_versions or [r.policy_version] * len(r.response_ids)]
+        for r in rollouts
+    ]
+    flat = torch.tensor([*chain.from_iterable(stale)], dtype=torch.bool)
+    return torch.zeros_like(like, dtype=torch.bool).masked_scatter(like, flat)
 
 
 def zero_advantage_rows(batch: Batch) -> Tensor:

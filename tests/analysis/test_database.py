@@ -44,7 +44,7 @@ def run_of(name, parts=(), metadata=None):
     entries = [
         entry_of(part.read_bytes(), path=str(part), rows=1, phase="eval", step=0, schema_version=1) for part in parts
     ]
-    return RunInfo(Path(name), name, metadata or {}, [*parts], [], None, "", entries, settled=0, notices=())
+    return RunInfo(Path(name), name, metadata or {}, [*parts], [], [], None, "", entries, settled=0, notices=())
 
 
 @pytest.fixture(scope="module")
@@ -304,6 +304,7 @@ def test_an_unknown_table_names_the_tables(database):
     assert caught.value.problem.startswith("Table with name rollout does not exist!")
     assert {line.split(" has:")[0] for line in caught.value.hint.splitlines()} == {
         "rollouts",
+        "segments",
         "grades",
         "metrics",
         "runs",

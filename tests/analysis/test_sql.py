@@ -9,9 +9,8 @@ import torch
 
 from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.estimators import best_at_k, pass_at_k, share_interval
+from rlvr_cli.analysis.estimators import best_at_k, pass_at_k, share_interval, share_of
 from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.analysis.summary import share_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir

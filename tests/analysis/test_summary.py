@@ -97,9 +97,9 @@ def test_several_samples_per_question(sampled):
     # a: 1 - C(2, k) / C(4, k) = 1/2, 5/6, 1; b: 0
     assert [a.pass_at_k.value for a in s.at_k] == pytest.approx([1 / 4, 5 / 12, 1 / 2])
     # a, ranked 1 0 0 1: 1/2; of 6 pairs the 3 with the first: 1/2; 1. b: 0
-    assert [a.best_at_k for a in s.at_k] == pytest.approx([1 / 4, 1 / 4, 1 / 2])
+    assert [a.best_at_k.value for a in s.at_k] == pytest.approx([1 / 4, 1 / 4, 1 / 2])
     # a: 1/2; of 6 pairs 1 both right and 4 tied; of the one draw of four a tie: 1/2. b never votes.
-    assert [a.majority_at_k for a in s.at_k] == pytest.approx([1 / 4, 1 / 4, 1 / 4])
+    assert [a.majority_at_k.value for a in s.at_k] == pytest.approx([1 / 4, 1 / 4, 1 / 4])
 
 
 def test_the_best_of_k_is_that_of_each_question_averaged(tmp_path):
@@ -110,7 +110,7 @@ def test_the_best_of_k_is_that_of_each_question_averaged(tmp_path):
     for at in s.at_k:
         asked = [q for q in rewards if len(rewards[q]) >= at.k]
         expected = [best_at_k(rewards[q], scores[q], at.k) for q in asked]
-        assert at.best_at_k == pytest.approx(sum(filter(None, expected)) / len(asked)), at.k
+        assert at.best_at_k.value == pytest.approx(sum(filter(None, expected)) / len(asked)), at.k
 
 
 def test_without_log_probabilities_there_is_no_best(tmp_path):
@@ -168,7 +168,7 @@ def test_a_failed_grade_is_no_reward_everywhere(tmp_path):
     assert s.grade_errors == 1
     assert s.mean_reward is not None
     assert s.mean_reward.value == pytest.approx((0.8 + 0 + 0.4 + 0.8) / 4)
-    assert s.at_k[1].best_at_k == pytest.approx(0.5)  # all log-probabilities are equal: the mean of 0.4 and 0.6
+    assert s.at_k[1].best_at_k.value == pytest.approx(0.5)  # all log-probabilities are equal: the mean of 0.4 and 0.6
 
 
 def test_the_last_step_of_the_phase_is_the_default(tmp_path):

@@ -70,6 +70,73 @@ def test_a_run_by_name_and_by_path(analyze, runs_dir):
         analyze(runs=("odl",))
 
 
+@pytest.fixture
+def mixed(tmp_path, monkeypatch):
+    """In `runs`: the runs a-1, a-2 and b, and a file and a folder that are no runs."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a-1", "a-2", "b"):
+        with RunDir.create("runs", "eval", name=name, metadata={}) as run:
+            run.commit_rollouts("eval", 0, [rollout(name, "q", 1.0)])
+    Path("runs/README.md").write_text("no run")
+    Path("runs/notes").mkdir()
+    return Path("runs")
+
+
+RUN_IDS = "SELECT run_id FROM runs ORDER BY run_id"
+
+
+@pytest.mark.parametrize(
+    ("names", "found", "others"),
+    [
+        (("a-*",), ["a-1", "a-2"], []),
+        (("runs/a-*", "b"), ["a-1", "a-2", "b"], []),
+        (("*",), ["a-1", "a-2", "b"], ["runs/README.md", "runs/notes"]),
+        (("[ab]*", "a-1"), ["a-1", "a-2", "b"], []),
+        # what a shell makes of runs/* and of runs/*/
+        (
+            tuple(f"runs/{n}" for n in ("README.md", "a-1", "a-2", "b", "notes")),
+            ["a-1", "a-2", "b"],
+            ["README", "notes"],
+        ),
+        (tuple(f"runs/{n}/" for n in ("a-1", "a-2", "b")), ["a-1", "a-2", "b"], []),
+    ],
+)
+def test_patterns_of_runs(mixed, capsys, names, found, others):
+    run(AnalyzeConfig(query=RUN_IDS, runs=names, format="json"))
+    said = capsys.readouterr()
+    assert [row["run_id"] for row in json.loads(said.out)] == found
+    assert said.err.count("passed over") == bool(others)
+    assert all(name in said.err for name in others)
+
+
+@pytest.mark.parametrize(
+    "names", [("runs/notes",), ("runs/a-1", "runs/notes"), ("runs/b", "nothing"), ("c-*",), ("n*",)]
+)
+def test_what_is_typed_and_is_no_run_is_an_error(mixed, names):
+    with pytest.raises(RlvrError, match=r"[Nn]o run|is a run"):
+        run(AnalyzeConfig(query=RUN_IDS, runs=names))
+
+
+def test_runs_alone_mean_their_summary(mixed, capsys):
+    """Also as a pattern, quoted or not; those that have no such rollouts are passed over."""
+    with RunDir.create("runs", "sft", name="without", metadata={}):
+        pass
+    for first, *more in (["*"], sorted(map(str, mixed.iterdir()))):
+        run(AnalyzeConfig(query=first, runs=tuple(more), format="json"))
+        said = capsys.readouterr()
+        assert [row["run_id"] for row in json.loads(said.out)["run"]] == ["a-1", "a-2", "b"]
+        assert "without eval rollouts: without" in said.err
+    with pytest.raises(RlvrError, match="without has no eval rollouts"):
+        run(AnalyzeConfig(query="without"))
+
+
+def test_arms_may_be_patterns(mixed, capsys):
+    run(AnalyzeConfig(query="compare", runs=("a-*", "b"), format="json"))
+    assert "run runs/a-2 (finished)" in capsys.readouterr().err
+    with pytest.raises(RlvrError, match="each run only once"):
+        run(AnalyzeConfig(query="compare", runs=("a-*", "a-1")))
+
+
 def test_several_runs_are_compared(analyze):
     captured = analyze(runs=("old", "new"), format="json")
     rows = [r for r in json.loads(captured.out)["measures"] if r["measure"] == "accuracy"]
@@ -283,6 +350,134 @@ def test_the_timeout(analyze):
         analyze(query="SELECT count(*) FROM range(1000000) a, range(1000000) b", timeout_seconds=0.2)
 
 
+# Pictures
+
+
+@pytest.fixture(scope="module")
+def seeds_dir(tmp_path_factory):
+    """Two loss types with two seeds each: 2 updates a step, evaluated at 0 and 4 updates."""
+    root = tmp_path_factory.mktemp("seeds")
+    for loss in ("no_baseline", "grpo_clip"):
+        for seed in (0, 1):
+            name = f"{loss}-s{seed}"
+            metadata = {"config": {"loss_type": loss, "seed": seed, "run": name}}
+            with RunDir.create(root, "grpo", name=name, metadata=metadata) as made:
+                for step in (0, 4):
+                    made.commit_rollouts(
+                        "eval",
+                        step,
+                        [rollout(name, q, float(i < step + seed), step=step) for i, q in enumerate("abcdef")],
+                    )
+                    made.commit_metrics(step, "eval", {"reward/mean": (step + seed) / 6, "reward/samples": 6})
+                for step in range(4):
+                    sampled = (
+                        {"reward/mean": 0.25 * step, "reward/samples": 8, "sampling/tokens": 1000}
+                        if step % 2 == 0
+                        else {}
+                    )
+                    updated = {"optimizer/grad_norm": 10.0**step, "update/rows": 4}
+                    made.commit_metrics(step, "train", sampled | updated)
+    return root
+
+
+@pytest.fixture
+def picture(seeds_dir, tmp_path, capsys):
+    """The texts of the picture that the command draws, in order, and what it said."""
+
+    def call(query="curves", runs=("grpo_clip-s0,grpo_clip-s1", "no_baseline-s0,no_baseline-s1"), **flags):
+        path = tmp_path / "p.svg"
+        given = {"runs_dir": str(seeds_dir), "query": query, "runs": runs, "plot": str(path), **flags}
+        run(resolve(AnalyzeConfig, flags=given, command="analyze"))
+        assert f"picture {path}" in capsys.readouterr().err
+        return re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text())
+
+    return call
+
+
+def test_arms_of_seeds_in_one_picture(picture):
+    found = picture()
+    for label in (
+        "loss_type grpo_clip (2 seeds)",
+        "loss_type no_baseline (2 seeds)",
+        "Held-out reward",
+        "Gradient norm",
+    ):
+        assert found.count(label) == 1, label
+    legend = [text for text in found if text.startswith("loss_type")]
+    assert legend == ["loss_type grpo_clip (2 seeds)", "loss_type no_baseline (2 seeds)"], "as typed"
+    assert any("over questions and seeds" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ({}, "updates"),
+        ({"x": "steps"}, "GRPO steps"),
+        ({"x": "rollouts"}, "rollouts for training"),
+        ({"x": "tokens"}, "tokens for training"),
+        ({"x": "minutes"}, "minutes of work"),
+        ({"title": "Which loss?"}, "Which loss?"),
+        ({"smooth": 3}, "Lines: mean of 3 neighboring points; the points themselves are faint."),
+    ],
+)
+def test_what_the_options_of_a_picture_change(picture, flags, shown):
+    assert shown in picture(**flags)
+    assert not flags or shown not in picture()
+
+
+def test_x_is_what_training_took(picture):
+    assert {"0", "500", "1,000", "1,500", "2,000"} <= set(picture(x="tokens", panels=("eval_reward",)))
+    assert {"0", "1", "2"} <= set(picture(x="steps", panels=("eval_reward",)))
+    assert "4" not in picture(x="steps", panels=("eval_reward",))
+
+
+def test_panels_of_a_picture(picture):
+    found = picture(panels=("grad_norm,eval_reward",))
+    assert [text for text in found if text in ("Held-out reward", "Gradient norm", "Training reward")] == [
+        "Gradient norm",
+        "Held-out reward",
+    ]
+    with pytest.raises(RlvrError, match="no panel 'reward'") as caught:
+        picture(panels=("reward",))
+    assert caught.value.hint == "Panels: eval_reward, train_reward, grad_norm."
+
+
+def test_a_logarithmic_picture(picture):
+    assert {"1", "10", "100", "1,000"} <= set(picture(panels=("grad_norm",), log="y"))
+    assert "10" not in picture(panels=("grad_norm",))
+
+
+def test_any_select_can_be_drawn(picture):
+    sql = "SELECT run_id, step, avg(reward) AS my_mean FROM rollouts GROUP BY ALL ORDER BY ALL"
+    found = picture(sql, runs=("no_baseline-s0", "grpo_clip-s0"))
+    assert found.count("my mean") == 2  # the title, and the label of the axis
+    assert [t for t in found if t.startswith("loss_type")] == ["loss_type no_baseline", "loss_type grpo_clip"]
+
+
+def test_the_ks_of_a_picture(picture):
+    assert "pass@k" in picture("at_k", runs=("no_baseline-s1",), set=("k=1",))
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"query": "compare"}, "There is no picture of compare"),
+        ({"query": "summary"}, "There is no picture of summary"),
+        ({"query": "SELECT 'a' AS b"}, "hold no numbers against an x"),
+        ({"plot": "p.pdf"}, r"p\.pdf does not end in \.png or \.svg"),
+        ({"plot": "", "x": "steps"}, "--x is an option of the picture"),
+        ({"plot": "", "panels": ("eval_reward",)}, "--panels is an option of the picture"),
+        ({"smooth": 4}, "--smooth is 4"),
+        ({"runs": ("no_baseline-s0", "no_baseline-s0,no_baseline-s1")}, "no_baseline-s0 is in two arms"),
+        ({"runs": (",",)}, "An arm has no run"),
+    ],
+)
+def test_what_cannot_be_drawn(picture, flags, problem):
+    with pytest.raises(RlvrError, match=problem) as caught:
+        picture(**flags)
+    assert caught.value.hint
+
+
 COMMAND = [sys.executable, "-c", "from rlvr_cli.cli import main; main()", "analyze"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm-256color"}
 
@@ -358,6 +553,9 @@ def test_analyze_imports_nothing_that_it_does_not_need(runs_dir):
         ({"query": "lengths", "category": "format_1_answer_1"}, "lengths has no --category"),
         ({"query": "pass_at_k", "set": ("k=abc",)}, "k must be a whole number, 1 or more"),
         ({"query": "pass_at_k", "set": ("k=0",)}, "k must be a whole number, 1 or more"),
+        ({"query": "at_k", "set": ("k=1,2,x",)}, "k must be a whole number, 1 or more, or several such as k=1,2,4,8"),
+        ({"query": "at_k", "set": ("k=[1,0]",)}, "k must be a whole number, 1 or more, or several"),
+        ({"query": "hardest", "set": ("least=1,2",)}, "least must be a whole number, 0 or more"),
     ],
 )
 def test_what_does_not_apply_is_said(runs_dir, given, problem):

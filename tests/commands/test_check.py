@@ -156,3 +156,24 @@ def test_grades_of_rollouts_that_are_not_there(tmp_path):
         run.commit_grades("eval", 0, [a_grade(), a_grade(example_id="q1")])
     (problem,) = check_run(run.path).problems
     assert "for rollouts that are not in it, first for q1" in problem
+
+
+def test_several_runs_are_all_checked(tmp_path, check):
+    """A damaged one does not keep the others from being checked."""
+    for name in ("a", "b", "c"):
+        with RunDir.create(tmp_path, "eval", name=name, metadata={}) as run:
+            run.commit_rollouts(
+                "eval",
+                0,
+                [a_rollout(run_id=name, seed=request_seed(0, phase="eval", step=0, example_id="q0", sample_index=0))],
+            )
+    (tmp_path / "notes.txt").write_text("no run")
+    assert check("*", "--runs-dir", ".").status == 0
+    flip(next((tmp_path / "b" / "rollouts").iterdir()))
+    result = check("*", "--runs-dir", ".")
+    assert result.status == 1
+    assert result.out.count("every byte of 1 files") == 2
+    assert "error: b is not as it was committed: 1 problem." in result.err
+    assert "error: 1 of 3 runs are not as they were committed." in result.err
+    assert "passed over, since no run: notes.txt" in result.err
+    assert "is for one run" in check("a", "c", "--runs-dir", ".", "--format", "json").err

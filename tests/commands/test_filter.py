@@ -258,6 +258,7 @@ def test_several_runs(made, call, tmp_path):
     rows, _ = call((made, "s", "r"), phase="all", overwrite=True)  # one of them twice
     assert starts(rows) == "xaAbcdefhzy"
     assert len({r["id"] for r in rows}) == len(rows)
+    assert call("*", phase="all", overwrite=True)[0] == call(("r", "s"), phase="all", overwrite=True)[0]
     with pytest.raises(RlvrError, match="s has no train rollouts"):
         call(("r", "s"), overwrite=True)
 

@@ -56,7 +56,7 @@ def test_an_adapter_learns_from_traces(runs):
     metadata = read_run(runs / "taught").metadata
     assert metadata["model_files"].keys() == files
     assert "model.safetensors" in metadata["merged_model_files"]
-    check.run(CheckConfig(run="taught", runs_dir=str(runs), replay="2"))
+    check.run(CheckConfig(runs=("taught",), runs_dir=str(runs), replay="2"))
 
 
 def test_without_lora_merge_only_the_adapter_is_saved(runs):
@@ -143,7 +143,7 @@ def test_a_damaged_adapter_is_named(runs, tmp_path):
         with pytest.raises(RlvrError, match=rf"{folder}/{file} is damaged"):
             evaluate.run(EvalConfig(model=str(copied / folder), dataset="arithmetic:4", runs_dir=str(tmp_path)))
     with pytest.raises(RlvrError, match="2 problems"):
-        check.run(CheckConfig(run="taught", runs_dir=str(tmp_path)))
+        check.run(CheckConfig(runs=("taught",), runs_dir=str(tmp_path)))
 
 
 def test_the_plan_says_what_is_trained_and_at_which_rate(capsys):

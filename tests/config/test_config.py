@@ -204,7 +204,8 @@ TRAINED = {
 HELD_OUT = {"at_least 0": "eval_temperature eval_min_tokens", "at_least 1": "eval_max_tokens max_model_len samplers"}
 GRADED = {"above 0": "grader_timeout"}
 MINIMUMS = {  # of each command
-    "analyze": [{"above 0": "timeout_seconds", "at_least 0": "limit step"}],
+    "analyze": [{"above 0": "timeout_seconds", "at_least 0": "limit step", "at_least 1": "smooth"}],
+    "runs": [{"above 0": "timeout_seconds", "at_least 0": "limit"}],
     "quickstart": [{"at_least 0": "seed"}],
     "grade": [GRADED, {"at_least 1": "grader_workers limit"}],
     "filter": [
@@ -237,7 +238,8 @@ MINIMUMS = {  # of each command
         *(SAMPLED, GRADED, TRAINED, HELD_OUT),
         {
             "above 0": "cliprange cliprange_high importance_cap normalize_constant kimi_tau",
-            "at_least 0": "kl_coef advantage_eps importance_floor format_weight length_reward length_reward_after language_reward",
+            "at_least 0": "kl_coef advantage_eps importance_floor format_weight length_reward length_reward_after language_reward "
+            "partial_rollout_tokens",
             "at_least 1": "n_grpo_steps rollout_batch_size group_size epochs_per_rollout_batch train_batch_size "
             "gradient_accumulation_steps max_sampling_rounds overlong_buffer cispo_cap",
         },
@@ -515,6 +517,8 @@ def test_options_of_some_training_commands_are_constants_in_the_others():
 def test_importance_weights_are_used_when_asked_for_or_when_the_sampler_lags(correction, async_steps, expected):
     config = GrpoConfig(importance_correction=correction, async_steps=async_steps, importance_cap=3.0)
     assert config.importance_truncation == expected
+    partial = GrpoConfig(importance_correction=correction, partial_rollout_tokens=64 * async_steps, importance_cap=3.0)
+    assert partial.importance_truncation == expected
 
 
 @pytest.mark.parametrize(

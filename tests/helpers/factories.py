@@ -1,4 +1,4 @@
-"""Rows for tests: the only place in the tests that lists all columns of a rollout and of a grade.
+"""Rows for tests: the only place in the tests that lists all columns of a rollout, of a grade and of a segment.
 
 All tests can import it (`pythonpath` in pyproject.toml): ``from factories import a_rollout``.
 """
@@ -6,7 +6,7 @@ All tests can import it (`pythonpath` in pyproject.toml): ``from factories impor
 from datetime import datetime
 from typing import Any
 
-from rlvr_cli.types import Regrade, Rollout
+from rlvr_cli.types import Regrade, Rollout, Segment
 
 _ROLLOUT = {
     "run_id": "r",
@@ -56,6 +56,24 @@ _GRADE = {
     "category": "format_1_answer_0",
     "failure_kind": "wrong_answer",
 }
+_SEGMENT = {
+    "run_id": "r",
+    "phase": "train",
+    "step": 0,
+    "policy_version": 0,
+    "example_id": "q0",
+    "sample_index": 0,
+    "start": 0,
+    "response": "3",
+    "prompt_ids": (1,),
+    "response_ids": (2,),
+    "sampled_logprobs": (-1.0,),
+    "finish_reason": None,
+    "stop_reason": None,
+    "mean_entropy": None,
+    "seed": 1,
+    "sampled_at": datetime(2026, 1, 2),
+}
 
 
 def a_rollout(**changes: Any) -> Rollout:
@@ -66,3 +84,8 @@ def a_rollout(**changes: Any) -> Rollout:
 def a_grade(**changes: Any) -> Regrade:
     """Return another grader's verdict on that rollout: a wrong answer."""
     return Regrade(**{**_GRADE, **changes})
+
+
+def a_segment(**changes: Any) -> Segment:
+    """Return the first token of a training response that goes on, with the given fields changed."""
+    return Segment(**{**_SEGMENT, **changes})

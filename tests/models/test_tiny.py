@@ -1,12 +1,18 @@
 """A new tiny model is a model like any other: every loader loads what was made."""
 
+from pathlib import Path
+
 import pytest
 
+from rlvr_cli.commands.quickstart import commands
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.prompts import load_prompt
-from rlvr_cli.models.identity import builtin_model_path
+from rlvr_cli.models.identity import builtin_model_path, model_identity
 from rlvr_cli.models.policy import load_policy
-from rlvr_cli.models.tiny import new_tiny_model, new_tokenizer
+from rlvr_cli.models.tiny import main, new_tiny_model, new_tokenizer
+from rlvr_cli.runs.check import check_run
+from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.sums import sums_of
 
 TEMPLATE = load_prompt("r1_zero")
 TRACES = load_dataset("arithmetic:200", purpose="traces").examples
@@ -45,6 +51,25 @@ def test_the_seed_determines_the_model(tmp_path):
         weights.append(load_policy(tmp_path / name).model.model.embed_tokens.weight)
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_the_quickstarts_start_is_the_model_of_a_run(tmp_path, monkeypatch):
+    """So that nothing but runs lies among the runs; that of a folder is the same."""
+    for arguments in (["runs/q0-start", "--as-run"], ["folder"]):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.argv", ["tiny", *arguments, "--seed", "3"])
+        main()
+    info = read_run(tmp_path / "runs/q0-start")
+    assert info.metadata["model_files"] == sums_of(tmp_path / "folder")
+    assert (info.metadata["status"], info.metadata["seed"]) == ("finished", 3)
+    assert check_run(info.path).problems == []
+    assert model_identity(info.path / "model")["sha256"] == model_identity(tmp_path / "folder")["sha256"]
+
+
+def test_the_quickstart_writes_only_runs_among_the_runs():
+    made = [word for _, line in commands("q0", Path("runs"), seed=0) for word in line if word.startswith("runs/")]
+    assert {Path(word).parts[1] for word in made} == {"q0-start", "q0-sft", "q0-grpo"}
+    assert [word for word in made if word.endswith(".png")] == ["runs/q0-grpo/curves.png"]
 
 
 def test_the_built_in_model_is_small_and_knows_its_tokens():

@@ -55,14 +55,14 @@ def change(run: Path, **values) -> None:
 
 
 def test_a_run_that_is_as_it_says(run, capsys):
-    check.run(CheckConfig(run=str(run), replay="1"))
+    check.run(CheckConfig(runs=(str(run),), replay="1"))
     table = capsys.readouterr().out
     assert "\n     0 " in table
     assert "\n     1 " not in table
     assert "give the logged objective and gradient norm of its first 1 updates to 1e-6" in table
-    check.run(CheckConfig(run=str(run), replay="all"))
+    check.run(CheckConfig(runs=(str(run),), replay="all"))
     assert "objective, gradient norm and weights to" in capsys.readouterr().out
-    check.run(CheckConfig(run=str(run), replay="9", format="json"))
+    check.run(CheckConfig(runs=(str(run),), replay="9", format="json"))
     assert len(json.loads(capsys.readouterr().out.partition("]")[2])) == 4
 
 
@@ -116,7 +116,7 @@ def test_another_option_is_named(run, changed, named):
     problems = replay_run(read_stored(run), most=None).problems
     assert any(named in problem for problem in problems), problems
     with pytest.raises(RlvrError, match="do not give what it logged"):
-        check.run(CheckConfig(run=str(run), replay="all"))
+        check.run(CheckConfig(runs=(str(run),), replay="all"))
 
 
 def test_other_weights_are_named(run, tiny_model_dir):

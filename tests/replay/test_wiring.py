@@ -375,6 +375,43 @@ def test_a_run_is_what_its_options_and_rollouts_give(command, name, given, place
     check(make(command, given | {"run": f"{command}-{name.replace(' ', '-')}"}, place, tiny_model_dir))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"importance_correction": "none", "loss_type": "grpo_clip", "cliprange": 0.01, "train_batch_size": 8, "kl_coef": 0.5},
+        {"importance_cap": 0.9, "question_order": "file", "overlong": "mask", "epochs_per_rollout_batch": 2},
+        {"std_normalization": "batch", "length_reward": 0.4, "sampling_top_p": 0.8, "importance_correction": "masked"},
+    ],
+    ids=["weighted", "clip", "capped", "masked"],
+)  # fmt: skip
+def test_partial_rollouts_are_what_their_options_and_rollouts_give(given, place, tiny_model_dir):
+    run = f"partial-{'-'.join(given) or 'plain'}"
+    more = {
+        "partial_rollout_tokens": 4,
+        "n_grpo_steps": 6,
+        "group_size": 2,
+        "learning_rate": 1e-3,
+        "sampling_max_tokens": 12,
+        "stop": ("an",),
+    }
+    stored = read_stored(make("grpo", more | given | {"run": run}, place, tiny_model_dir))
+    found = replay_run(stored, most=None)
+    assert found.problems == []
+    assert sum(update.objective is not None for update in found.updates) > 1
+    assert max(found.gaps) <= GAP
+    rows = to_rollouts(read_rollouts(stored.path, phase="train"))
+    assert found.rows == len(rows) + len(rows_of(stored.path, "eval"))
+    assert max(len(set(row.token_versions or ())) for row in rows) == 3
+    assert {row.stop_reason for row in rows} >= {"an", None}
+    most = [
+        update["mismatch/importance_weight_mean"]
+        for update in stored.logged
+        if "mismatch/importance_weight_mean" in update
+    ]
+    assert bool(most) == (given.get("importance_correction") != "none")
+
+
 def test_the_cases_have_every_value_of_every_option():
     for command, table in TABLES.items():
         first = {name: values[0] for name, values in table.items()}

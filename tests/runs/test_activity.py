@@ -89,12 +89,12 @@ def test_queries_checks_and_other_writers_see_what_a_run_does(tmp_path: Path, ca
     ):
         with open_runs([read_run(run.path)]) as database:
             assert database.select(ACTIVITY).rows == [("update 3 of 8, micro-batch 0", True)]
-        check.run(CheckConfig(run=str(run.path)))
+        check.run(CheckConfig(runs=(str(run.path),)))
         assert f"it is being written by process {os.getpid()} on " in (said := capsys.readouterr().err)
         assert ": update 3 of 8, micro-batch 0, since 20" in said
         with pytest.raises(RlvrError, match=r"is being written by process .*: update 3 of 8"):
             RunDir.resume(run.path)
-    check.run(CheckConfig(run=str(run.path)))
+    check.run(CheckConfig(runs=(str(run.path),)))
     assert "written by" not in capsys.readouterr().err
     with open_runs([read_run(run.path)]) as database:
         assert database.select(ACTIVITY).rows == [(None, None)]

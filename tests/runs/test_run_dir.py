@@ -35,6 +35,7 @@ from rlvr_cli.runs.keys import bit_positions, bits_of_keys, merge, overlap
 from rlvr_cli.runs.manifest import grader_slug, parse_manifest, part_name, part_path
 from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import (
+    RUN_NAME,
     latest_run,
     metadata_bytes,
     read_metadata,
@@ -440,14 +441,32 @@ def test_the_clock_of_a_killed_session_is_taken_from_its_metrics(tmp_path: Path,
 # run.json and the status of a run
 
 
-def test_a_generated_run_id_has_command_and_time(tmp_path: Path):
+def test_a_generated_run_id_says_command_model_dataset_and_time(tmp_path: Path):
     ids = set()
     for _ in range(5):
-        with RunDir.create(tmp_path, "eval", metadata={}) as run:
-            assert re.fullmatch(r"eval-\d{8}-\d{6}-[0-9a-f]{4}", run.id)
+        with RunDir.create(tmp_path, "eval", about=["runs/q0-sft/model", "arithmetic"], metadata={}) as run:
+            assert re.fullmatch(r"eval-q0-sft-arithmetic-\d{8}-\d{4}(-\d)?", run.id)
             assert run.path == tmp_path / run.id
             ids.add(run.id)
     assert len(ids) == 5
+
+
+@pytest.mark.parametrize(
+    ("about", "says"),
+    [
+        (["tiny-math (built in; name another with --model)", "arithmetic"], "tiny-math-arithmetic-"),
+        (["Qwen/Qwen2.5-Math-1.5B", "hf:org/name"], "Qwen2.5-Math-1.5B-name-"),
+        (["../a b/model-merged/", "/data/my questions.jsonl"], "a-b-my-questions-"),
+        (["model", ""], "model-"),
+        (["...", "数学", "\x1b[2J/\x00"], ""),
+        (["x" * 500, "-" * 500], "x" * 32 + "-"),
+        ([], ""),
+    ],
+)
+def test_a_generated_run_id_is_safe_whatever_it_is_about(tmp_path: Path, about, says):
+    with RunDir.create(tmp_path, "grpo", about=about, metadata={}) as run:
+        assert re.fullmatch(re.escape(f"grpo-{says}") + r"\d{8}-\d{4}", run.id)
+        assert RUN_NAME.fullmatch(run.id)
 
 
 def test_run_json_describes_the_run(run: RunDir):
@@ -862,9 +881,12 @@ def test_every_grader_has_its_own_file_name():
     for slug in slugs:
         assert re.fullmatch(r"[A-Za-z0-9_.]+", slug)
         path = f"grades/{slug}-eval-000003-0012.parquet"
-        assert part_name(path) == (slug, "eval", 3, 12)
-    assert part_path("train", 5, 0, grader="mine.py:grade") == f"grades/{slugs[1]}-train-000005-0000.parquet"
-    assert part_name(part_path("train", 5, 0)) == ("", "train", 5, 0)
+        assert part_name(path) == ("grades", slug, "eval", 3, 12)
+    path = part_path("train", 5, 0, folder="grades", grader="mine.py:grade")
+    assert path == f"grades/{slugs[1]}-train-000005-0000.parquet"
+    for folder in ("rollouts", "segments"):
+        assert part_name(part_path("train", 5, 0, folder=folder)) == (folder, "", "train", 5, 0)
+    assert part_name("grades/train-000005-0000.parquet") is None
 
 
 def test_grades_are_stored_beside_the_rollouts(finished: Path):
@@ -1312,3 +1334,25 @@ def test_the_kill_tests_cover_every_fault_point(request: pytest.FixtureRequest):
     points = set(re.findall(r'fault_point\("([a-z.]+)"\)', source))
     kill_test = Path(__file__).with_name("test_run_dir_kill.py").read_text()
     assert points == set(re.findall(r'"([a-z.]+)"', kill_test.split("POINTS = (")[1].split(")")[0]))
+
+
+def test_segments_that_a_kill_left_unlisted_are_adopted(tmp_path: Path):
+    rows = [factories.a_segment(), factories.a_segment(sample_index=1, finish_reason="stop")]
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
+        run.commit_segments(0, rows)
+        run.commit_segments(3, [replace(rows[0], step=3)])
+    manifest = tmp_path / "r/manifest.jsonl"
+    lines = manifest.read_text().splitlines(keepends=True)
+    manifest.write_text("".join(lines[:-1]))
+    (tmp_path / "r/segments/.train-000003-0001.parquet.tmp").write_text("half")
+    with RunDir.resume(tmp_path / "r") as run:
+        assert [notice for notice in run.notices if "has been adopted" in notice]
+        assert run.segment_steps() == [0, 3]
+        assert (run.segments(0), run.segments(3)) == (rows, [replace(rows[0], step=3)])
+    assert manifest.read_text().splitlines()[-1] == lines[-1].strip()
+    assert sorted(os.listdir(tmp_path / "r/segments")) == ["train-000000-0000.parquet", "train-000003-0000.parquet"]
+    part = tmp_path / "r/segments/train-000003-0000.parquet"
+    part.write_bytes(part.read_bytes()[:-1])
+    for read in (read_run, RunDir.resume):
+        with pytest.raises(RlvrError, match=r"segments/train-000003-0000\.parquet is damaged"):
+            read(tmp_path / "r")

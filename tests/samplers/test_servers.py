@@ -35,6 +35,7 @@ from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.openai import OpenAISampler
 from rlvr_cli.samplers.served_teacher import ServedTeacher
 from rlvr_cli.samplers.servers import ServersSampler
+from rlvr_cli.samplers.stop_strings import response_text
 from rlvr_cli.types import Request, SamplingParams
 from vllm_server import vllm_servers
 
@@ -111,6 +112,31 @@ def test_completions_have_the_text_and_the_end_that_the_embedded_engine_gives(se
         )  # fmt: skip
         ends.add(completion.stop_reason)
     assert len(ends) > 1, ends
+
+
+@pytest.mark.parametrize("begun", [2, 3])
+def test_a_response_that_has_begun_ends_where_it_would_have(servers, policy, begun):
+    """Greedy, so that the continuation is known. The servers take what has begun for the prompt."""
+    engine, tokenizer = TransformersSampler(policy), policy.tokenizer
+    free = answers(engine, policy, replace(PARAMS, temperature=0.0, stop=()))
+    across = response_text(tokenizer, free[0, 0].token_ids[begun - 1 : begun + 2])
+    params = replace(PARAMS, temperature=0.0, min_tokens=begun, stop=(across, "</answer>"))
+    wholes = [c for c in answers(engine, policy, params).values() if c.num_tokens > begun]
+    assert begun + 2 in {c.num_tokens for c in wholes}
+    asked = [Request("", (1,), prompt_ids=c.prompt_ids + c.token_ids[:begun], begun=begun) for c in wholes]
+    rest = sampler_of(servers, policy).sample(asked, replace(params, max_tokens=24 - begun))
+    for part in rest:
+        whole = wholes[part.request_index]
+        assert whole.token_ids == whole.token_ids[:begun] + part.token_ids
+        assert len(part.logprobs) == part.num_tokens == len(part.token_ids)
+        assert (part.text, part.finish_reason, part.stop_reason) == (whole.text, whole.finish_reason, whole.stop_reason)
+    least = {
+        body["min_tokens"]
+        for server in servers
+        for body in server.endpoint.bodies
+        if "seed" in body and body["max_tokens"] == 24 - begun
+    }
+    assert least == {0}
 
 
 def test_log_probabilities_are_of_the_distribution_sampled_from(servers, policy):

@@ -10,11 +10,12 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.stop_strings import (
     StopStrings,
     _has_common_decode,
+    continued,
     first_stop,
     prompt_token_ids,
     response_text,
 )
-from rlvr_cli.types import Request
+from rlvr_cli.types import Completion, Request, SamplingParams
 
 LENIENT = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -83,6 +84,46 @@ def test_stop_strings_equal_decoding_at_every_token(tiny_tokenizer, data):
     min_tokens = data.draw(st.integers(0, 5))
     stops = StopStrings(tiny_tokenizer, stop, vocab_size=len(tiny_tokenizer))
     assert fast_end(stops, ids, min_tokens) == slow_end(tiny_tokenizer, ids, stop, min_tokens)
+
+
+@LENIENT
+@given(data=st.data())
+def test_a_response_in_two_parts_ends_where_it_would_in_one(tiny_tokenizer, data):
+    """The engine of the second part sees only its tokens."""
+    words = [i for s in ("</answer>", " 42 </", "answer>", "user") for i in tiny_tokenizer(s)["input_ids"]]
+    ids = tuple(data.draw(st.lists(st.sampled_from(words), min_size=2, max_size=14)))
+    text = response_text(tiny_tokenizer, ids)
+    cut = data.draw(st.integers(0, len(text) - 1))
+    stop = (text[cut : cut + data.draw(st.integers(1, 6))], "</answer>")
+    begun, min_tokens = data.draw(st.integers(1, len(ids) - 1)), data.draw(st.integers(0, 5))
+    before = slow_end(tiny_tokenizer, ids[:begun], stop, min_tokens)
+    if before is not None:
+        return  # it ended in the first part
+    length, _, reason = slow_end(tiny_tokenizer, ids[begun:], stop, max(min_tokens - begun, 0)) or (
+        len(ids) - begun,
+        "",
+        None,
+    )
+    seen = Completion(
+        request_index=0,
+        sample_index=0,
+        text="only of the new tokens",
+        prompt_ids=(9, *ids[:begun]),
+        token_ids=ids[begun : begun + length],
+        logprobs=tuple(-float(i) for i in range(length)),
+        num_prompt_tokens=1 + begun,
+        num_tokens=length,
+        finish_reason="stop" if reason else "length",
+        stop_reason=reason,
+        mean_entropy=None,
+    )
+    found = continued(seen, tiny_tokenizer, SamplingParams(stop=stop, min_tokens=min_tokens), begun=begun)
+    expected = slow_end(tiny_tokenizer, ids, stop, min_tokens) or (len(ids), text, None)
+    assert (begun + found.num_tokens, found.text, found.stop_reason) == expected
+    assert found.token_ids == ids[begun : expected[0]]
+    assert len(found.logprobs) == found.num_tokens
+    assert found.logprobs == seen.logprobs[: found.num_tokens]
+    assert found.finish_reason == ("stop" if found.stop_reason else "length")
 
 
 def test_a_stop_string_split_over_tokens_is_kept_and_the_rest_of_its_token_cut(tiny_tokenizer):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -413,6 +414,26 @@ def test_a_request_that_does_not_fit_names_the_prompt_and_the_numbers(sampler, t
         next(sampler.sample(requests, SamplingParams(max_tokens=200)))
     fits = SamplingParams(max_tokens=512 - length, min_tokens=0)
     assert len(list(sampler.sample(requests, fits))) == 2
+
+
+@vllm
+@pytest.mark.parametrize(("begun", "min_tokens"), [(2, 1), (5, 4)])
+def test_a_response_that_has_begun_ends_where_it_would_have(sampler, tiny_tokenizer, begun, min_tokens):
+    """Greedy, so that the continuation is known: minimum and stop strings, also one across the border, are of the whole."""
+    asked = [Request(p, (1,)) for p in PROMPTS[::4]]
+    free = collect(sampler, asked, SamplingParams(temperature=0.0, max_tokens=24, min_tokens=min_tokens, stop=()))
+    across = {response_text(tiny_tokenizer, c.token_ids[begun - 1 : begun + 2]) for c in free.values()}
+    stop = tuple(sorted(text for text in across if text and "\ufffd" not in text))  # vLLM does not see half characters
+    params = SamplingParams(temperature=0.0, max_tokens=24, min_tokens=min_tokens, stop=stop)
+    wholes = [c for c in collect(sampler, asked, params).values() if c.num_tokens > begun]
+    assert {c.num_tokens for c in wholes} & {begun + 1, begun + 2}, "some end across the border"
+    continuing = [Request("", (1,), prompt_ids=c.prompt_ids + c.token_ids[:begun], begun=begun) for c in wholes]
+    rest = collect(sampler, continuing, replace(params, max_tokens=24 - begun))
+    for number, whole in enumerate(wholes):
+        part = rest[number, 0]
+        assert whole.token_ids == whole.token_ids[:begun] + part.token_ids
+        assert (part.text, part.finish_reason, part.stop_reason) == (whole.text, whole.finish_reason, whole.stop_reason)
+        assert part.logprobs == pytest.approx(whole.logprobs[begun:], abs=1e-4)
 
 
 @vllm

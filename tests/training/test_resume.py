@@ -1,5 +1,6 @@
 """Training that is killed, stopped, refused or out of disk goes on to the same bits: `rlvr grpo`, `rlvr ei`, `rlvr sft`."""
 
+import json
 import os
 import re
 import shlex
@@ -7,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,7 @@ from killed import (
 )
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.run_dir import RunDir
 from teachers import write_teacher
 
 
@@ -122,6 +125,7 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
         pytest.param([*GRPO, "--param-dtype", "bfloat16", "--offload-optimizer"], marks=pytest.mark.slow),
         pytest.param([*GRPO, "--optimizer", "adamw_8bit"], marks=pytest.mark.slow),
         [*GRPO, "--async-steps", "1"],
+        [*GRPO, "--partial-rollout-tokens", "8", "--question-order", "prioritized"],
         pytest.param([*GRPO, "--compute-dtype", "bfloat16", "--kl-coef", "0.1"], marks=pytest.mark.slow),
         [*GRPO, "--lora-rank", "4", "--learning-rate", "5e-3", "--kl-coef", "0.1", "--lora-merge"],
         pytest.param(
@@ -151,6 +155,7 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
         "offload",
         "8bit",
         "async",
+        "partial",
         "bfloat16",
         "lora",
         "lora-async",
@@ -173,6 +178,31 @@ def test_other_training_killed_at_some_points_ends_the_same(forks: Forks, tmp_pa
         assert_readable(run)
     go_on(forks, run, command)
     assert_ended_as(whole, run)
+
+
+def test_partial_rollouts_killed_between_segments_and_rollouts_end_the_same(forks: Forks, tmp_path: Path):
+    """In every step: its segments are committed, and the rollouts that are made of them are not."""
+    command = [*GRPO, "--partial-rollout-tokens", "8", "--question-order", "prioritized"]
+    whole, run = tmp_path / "runs/whole", tmp_path / "runs/cut"
+    go_on(forks, whole, command)
+    steps = [json.loads(line) for line in (whole / "manifest.jsonl").read_text().splitlines()]
+    steps = [entry["step"] for entry in steps if entry["path"].startswith("segments/")]
+    assert len(steps) == 4
+    for step in steps:
+        go_on(forks, run, command, fault="segments:1", status=-signal.SIGKILL)
+        assert_readable(run)
+        last = json.loads((run / "manifest.jsonl").read_text().splitlines()[-1])
+        assert (last["path"].partition("/")[0], last["step"]) == ("segments", step)
+    go_on(forks, run, command)
+    assert_ended_as(whole, run)
+    assert segments_of(run) == segments_of(whole)
+
+
+def segments_of(run: Path) -> list[dict]:
+    """The segments of a run, in the order of their commits, but for the run's name and the time."""
+    with RunDir.annotate(run) as opened:
+        rows = [asdict(segment) for step in opened.segment_steps() for segment in opened.segments(step)]
+    return [{k: v for k, v in row.items() if k not in ("run_id", "sampled_at")} for row in rows]
 
 
 def test_sampling_ahead_is_stopped_with_its_process(forks: Forks, tmp_path: Path):

@@ -742,6 +742,20 @@ def test_the_handouts_grpo_accumulation_is_a_special_case(policy, loss_type):
     assert metrics["loss/objective"] == pytest.approx(sum(losses), rel=1e-12)
 
 
+@pytest.mark.parametrize("loss_type", ["reinforce_with_baseline", "kimi"])
+@pytest.mark.parametrize(("normalization", "constant"), [("masked_mean", None), ("masked_normalize", 7.0)])
+def test_updates_by_their_share_of_the_rows_add_up_to_the_whole(policy, loss_type, normalization, constant):
+    batch = make_rollouts(policy, LENGTHS)
+    how = update_options(loss_type) | {"normalization": normalization, "normalize_constant": constant}
+    expected, whole = update_gradient(policy, batch, **how)
+    parts = [
+        update_gradient(policy, {name: tensor[rows] for name, tensor in batch.items()}, **how, share=len(rows) / 4)
+        for rows in ([0, 2, 3], [1])
+    ]
+    assert_same([a + b for a, b in zip(*(gradient for gradient, _ in parts), strict=True)], expected)
+    assert sum(metrics["loss/objective"] for _, metrics in parts) == pytest.approx(whole["loss/objective"], rel=1e-10)
+
+
 @pytest.mark.parametrize(("normalization", "constant"), NORMALIZATIONS)
 def test_on_policy_all_types_have_one_gradient(policy, normalization, constant):
     same = [name for name, loss in LOSSES.items() if (loss.uses_ratio or loss.raw_rewards) and not loss.per_row]

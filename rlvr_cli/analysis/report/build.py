@@ -6,30 +6,42 @@ and rollouts; if there are too many rollouts, the page says which are left out.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis import figures
+from rlvr_cli.analysis.arms import arms_of
+from rlvr_cli.analysis.comparison import held_out_intervals
 from rlvr_cli.analysis.database import Database, open_runs
+from rlvr_cli.analysis.estimators import Estimate
+from rlvr_cli.analysis.figures import draw
 from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.analysis.plots import Line, Panel
+from rlvr_cli.analysis.picture import Picture
 from rlvr_cli.analysis.report.page import Grid, Report, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import Group, groups_of, pack_rollouts
-from rlvr_cli.analysis.summary import Estimate, RunSummary, summarize
+from rlvr_cli.analysis.summary import RunSummary, summarize
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.readers import RunInfo, read_run
 
 SECONDS = 300.0  # time limit of each query
-METRIC_PANELS = {  # training metrics drawn in addition to `figures.curves`: title -> metric, label of the y axis
-    "Gradient norm": ("optimizer/grad_norm", "norm before clipping"),
-    "Sampler against trainer, mean": ("mismatch/logprob_mean_abs", "difference of log-probability, nats"),
-    "Sampler against trainer, largest": ("mismatch/logprob_max_abs", "difference of log-probability, nats"),
-    "Loss": ("loss/nll", "nats per token"),
+METRICS = {  # training metrics that are drawn besides the columns of `curves`: column -> metric
+    "mismatch_mean": "mismatch/logprob_mean_abs",
+    "mismatch_largest": "mismatch/logprob_max_abs",
+    "nll": "loss/nll",
 }
-_METRICS = """
-    SELECT run_id, name, step, value FROM metrics WHERE phase = 'train' AND list_contains($names, name) ORDER BY step
-"""
+COLUMNS = (
+    *(
+        "eval_reward",
+        "train_reward",
+        "groups_with_signal",
+        "length",
+        "length_correct",
+        "length_wrong",
+        "truncated_share",
+    ),
+    *("entropy", "grad_norm", "clip_fraction", *METRICS),
+)
 
 
 def write_report(
@@ -58,7 +70,7 @@ def write_report(
             runs=names,
             alarms=alarms,
             summary=_summary(infos, groups),
-            charts=_charts(database),
+            charts=_charts(database, infos),
             browser=pack_rollouts(infos, groups, timeout_seconds=SECONDS),
             configuration=_configuration(infos),
             environment=_environment(infos),
@@ -114,8 +126,11 @@ def _summary(infos: Sequence[RunInfo], groups: Sequence[Group]) -> list[Grid]:
         ),
         Grid(
             "Of k samples",
-            (*which, "k", "questions", "pass@k [95 % interval]", "best@k", "majority@k"),
-            [(*named(s), a.k, a.questions, _share(a.pass_at_k), a.best_at_k, a.majority_at_k) for s in summaries for a in s.at_k],
+            (*which, "k", "questions", "pass@k [95 % interval]", "best@k [95 % interval]", "majority@k [95 % interval]"),
+            [
+                (*named(s), a.k, a.questions, _share(a.pass_at_k), a.best_at_k and _share(a.best_at_k), _share(a.majority_at_k))
+                for s in summaries for a in s.at_k
+            ],
         ),
     ]  # fmt: skip
     return [_without_empty_columns(grid) for grid in grids if grid.rows]
@@ -130,18 +145,21 @@ def _share(estimate: Estimate) -> Share:
     return Share(estimate.value, estimate.low, estimate.high)
 
 
-def _charts(database: Database) -> list[Panel]:
+def _charts(database: Database, infos: Sequence[RunInfo]) -> Picture:
+    """The curves of all runs, with more panels than `rlvr analyze curves --plot` has."""
     query = named_queries()["curves"]
-    panels = figures.curves(database.select(query.sql, query.parameters))
-    names = [name for name, _ in METRIC_PANELS.values()]
-    points: dict[str, dict[str, list[tuple[int, float]]]] = {name: {} for name in names}
-    for run, name, step, value in database.select(_METRICS, {"names": names}).rows:
-        points[name].setdefault(run, []).append((step, value))
-    for title, (name, label) in METRIC_PANELS.items():
-        lines = [Line(run, *zip(*its, strict=True)) for run, its in sorted(points[name].items())]
-        if lines and title not in {panel.title for panel in panels}:
-            panels.append(Panel(title, "updates", label, tuple(lines)))
-    return panels
+    columns = ", ".join(f"any_value(value) FILTER (name = '{metric}') AS {name}" for name, metric in METRICS.items())
+    metrics = f"SELECT run_id, step, {columns} FROM metrics WHERE phase = 'train' GROUP BY run_id, step"
+    result = database.select(
+        f"WITH curves AS ({query.sql.rstrip().rstrip(';')}\n), others AS ({metrics})"
+        " SELECT * FROM curves LEFT JOIN others USING (run_id, step) ORDER BY run_id, step"
+    )
+    drawn = [c for c in COLUMNS if any(row[result.columns.index(c)] is not None for row in result.rows)]
+    if not drawn:
+        return Picture(())
+    arms = arms_of([[info] for info in infos])
+    held_out = held_out_intervals(database, [arm.runs for arm in arms])
+    return draw(result, replace(query, plot={"x": "step", "y": ",".join(drawn)}), arms, held_out=held_out)
 
 
 def _configuration(infos: Sequence[RunInfo]) -> list[Setting]:

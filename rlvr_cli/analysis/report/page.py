@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.plots import Panel
-from rlvr_cli.analysis.report.charts import layout_chart
+from rlvr_cli.analysis.picture import Picture
+from rlvr_cli.analysis.report.charts import layout_chart, layout_legend
 from rlvr_cli.text import printable
 
 FOLDER = Path(__file__).parent
@@ -116,7 +116,7 @@ class Report:
     runs: tuple[str, ...]
     alarms: Sequence[Mapping[str, Any]]  # name, severity, sentence, query
     summary: Sequence[Grid]
-    charts: Sequence[Panel]
+    charts: Picture
     browser: Browser
     configuration: Sequence[Setting]
     environment: Sequence[Setting]
@@ -147,7 +147,8 @@ def render_page(report: Report) -> str:
     return environment.get_template("page.html.j2").render(
         report=report,
         title=", ".join(report.runs),
-        drawings=[layout_chart(panel) for panel in report.charts],
+        drawings=[layout_chart(panel, report.charts) for panel in report.charts.panels],
+        legend_blocks=layout_legend(report.charts),
         configuration=_grouped(report.configuration, runs=len(report.runs)),
         environment=_grouped(report.environment, runs=len(report.runs)),
         policy=policy,

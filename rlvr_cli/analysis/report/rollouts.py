@@ -168,7 +168,7 @@ def _read_chunks(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_s
     """Yield the rollouts of these groups, sorted by group and sample, one block at a time."""
     for batch in _batches(groups, rows=READ_ROWS, tokens=READ_TOKENS):
         steps = {group.key[:3] for group in batch}
-        runs = [replace(info, parts=[p for p in info.parts if _step(info, p) in steps]) for info in infos]
+        runs = [replace(info, parts=[p for p in info.parts if _step(info, p) in steps], segments=[]) for info in infos]
         with open_runs(runs, timeout_seconds=timeout_seconds) as database:
             rows = iter(_read(database, batch))
         for chunk in _batches(batch, rows=CHUNK_ROWS, tokens=CHUNK_TOKENS):

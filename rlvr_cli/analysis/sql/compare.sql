@@ -1,6 +1,7 @@
 -- Two runs on the same questions (or arms of several seeds, A1,A2,A3 B1,B2,B3): difference, interval, and whether the data can tell.
 -- :phase = "eval"
 -- :step = null
+-- plot: none
 
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id

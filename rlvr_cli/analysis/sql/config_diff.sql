@@ -1,4 +1,5 @@
 -- What differs between runs: options, the command, the model's weights, the data and the prompt, each beside the first run's.
+-- plot: none
 
 WITH given AS (
     SELECT

@@ -1,4 +1,5 @@
--- A training run step by step: rewards, groups with a signal, lengths, entropy, clipping, gradient norm (--plot FILE draws them).
+-- A training run step by step: rewards, groups with a signal, lengths, entropy, clipping, gradient norm.
+-- plot: x=step y=eval_reward,train_reward,groups_with_signal,length,entropy,grad_norm,clip_fraction
 
 SELECT
     run_id,

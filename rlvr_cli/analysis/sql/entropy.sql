@@ -1,5 +1,6 @@
 -- Entropy step by step, in nats per token: exact, and estimated from the sampled tokens; for correct and for wrong responses.
 -- :phase = null
+-- plot: x=step y=entropy+entropy_correct+entropy_wrong panels=phase
 
 -- The estimate is minus the mean log-probability of the sampled tokens: the Monte Carlo estimate of the entropy of the
 -- distribution that was sampled from. It is all there is if the engine does not return the exact entropy; for a greedy run

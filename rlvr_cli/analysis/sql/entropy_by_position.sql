@@ -1,6 +1,7 @@
 -- Estimated entropy (minus the log-probability of the sampled tokens, nats) by position in the response; correct and wrong responses.
 -- :phase = "eval"
 -- :step = null
+-- plot: x=position places=yes y=estimate_correct+estimate_wrong
 
 -- A bucket starts at `position`, counted from 0, and ends before the next power of two.
 WITH latest AS (

@@ -1,6 +1,7 @@
 -- Responses without reward by failure kind: how many, how long, and whether the model, the parser or the grader is at fault.
 -- :phase = "eval"
 -- :step = null
+-- plot: x=run_id lines=failure_kind y=share counts=samples bars=yes
 
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id

@@ -4,6 +4,7 @@
 -- :category = ""
 -- :failure_kind = ""
 -- :limit = null
+-- plot: none
 
 -- At most $limit rows are chosen, in turn from each category and, within a category, from each kind; one sample of each
 -- question comes first. So a frequent category does not hide a rare one. `rlvr analyze` sets $limit to --limit + 1 and only

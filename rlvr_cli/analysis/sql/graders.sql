@@ -5,6 +5,7 @@
 -- :against = ""
 -- :examples = 3
 -- :by_step = false
+-- plot: y=disagreement,kappa lines=run_id,grader,against
 
 -- $grader: a grader in `grades`, '' for all of them. $against: another grader in `grades`, '' for the run's own grader.
 -- $step null: all steps. A grade that failed counts as the verdict "not right".

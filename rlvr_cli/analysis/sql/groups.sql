@@ -1,5 +1,6 @@
 -- Groups of a training run step by step: how many have a signal (rewards that differ), are all correct or all wrong, and |advantage|.
 -- :phase = "train"
+-- plot: x=step y=signal,all_correct,all_wrong,mean_abs_advantage
 
 -- The shares are of all groups. A failed grade counts as reward 0, as in training.
 WITH groups AS (

@@ -3,6 +3,7 @@
 -- :step = null
 -- :least = 1
 -- :limit = null
+-- plot: none
 
 -- Only questions with at least :least samples. `question` is the prompt without the text of the r1_zero template.
 WITH answers AS (

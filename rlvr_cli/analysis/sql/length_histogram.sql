@@ -1,7 +1,8 @@
--- Number of responses by length in tokens, correct and wrong ones separately (--plot FILE draws it).
+-- Number of responses by length in tokens, correct and wrong ones separately.
 -- :phase = "eval"
 -- :step = null
 -- :bins = 20
+-- plot: x=from_tokens y=correct+wrong panels=run_id bars=yes title="Response length" y_label=responses
 
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id

@@ -1,5 +1,6 @@
 -- Response lengths in tokens step by step, correct and wrong ones separately: mean, median, 95th percentile, longest, truncated share.
 -- :phase = null
+-- plot: x=step y=mean,p95,truncated_share panels=phase lines=run_id,responses
 
 SELECT
     run_id,

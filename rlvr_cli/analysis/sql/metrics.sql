@@ -1,6 +1,7 @@
 -- Metrics against step and wall-clock: those whose name matches a pattern, in which % stands for any text.
 -- :names = "reward/%"
 -- :phase = null
+-- plot: x=step y=value panels=name,phase
 
 SELECT run_id, name, phase, step, wall_seconds, value
 FROM metrics

@@ -1,5 +1,6 @@
 -- How far the trainer's log-probabilities are from the sampler's, in nats per token: over the run, by position, by response length.
 -- :phase = "train"
+-- plot: x=bucket_from y=mean+largest panels=measure places=yes log=y title="Log-probability, trainer against sampler" y_label="nats per token"
 
 -- mismatch/position/NNNN and mismatch/length/NNNN are means of |trainer - sampler| over the tokens whose position, or whose
 -- response's length, is in the bucket that starts at NNNN. A gap that grows with either points to a bug in trainer or sampler.

@@ -2,6 +2,7 @@
 -- :k = null
 -- :phase = "eval"
 -- :step = null
+-- plot: x=k y=pass_at_k log=x y_label="share of questions"
 
 -- Without k: 1, 2, 4, ... and the largest number of samples of a question. 1 - C(n - c, k) / C(n, k) for c correct of n samples.
 -- A failed grade counts as not correct. The interval is that of Agresti and Coull (1998) for the effective number of draws of k
@@ -23,7 +24,7 @@ WITH latest AS (
     SELECT run_id, unnest(
         CASE WHEN $k IS NULL
         THEN list_append([2 ** i FOR i IN range(0, 20) IF 2 ** i < max(n)], max(n))
-        ELSE [greatest($k::BIGINT, 1)] END
+        ELSE string_split(trim($k::VARCHAR, '[]'), ',')::BIGINT[] END
     )::BIGINT AS k
     FROM kinds
     GROUP BY run_id
@@ -62,16 +63,13 @@ WITH latest AS (
     SELECT
         *,
         -- With one question more, whose samples are all alike: then there are as many draws as questions.
-        coalesce((rarer + 1) / (rarer * seen + 1 / questions), questions) AS n,
-        1.959963984540054 ** 2 AS z2
+        coalesce((rarer + 1) / (rarer * seen + 1 / questions), questions) AS n
     FROM means JOIN spreads USING (run_id, k)
-), centers AS (
-    SELECT *, (pass_at_k * n + z2 / 2) / (n + z2) AS center FROM effective
 )
 SELECT
     run_id, step, k, questions, pass_at_k,
-    CASE WHEN questions > 0 THEN greatest(center - sqrt(z2 * center * (1 - center) / (n + z2)), 0) END AS low,
-    CASE WHEN questions > 0 THEN least(center + sqrt(z2 * center * (1 - center) / (n + z2)), 1) END AS high,
+    CASE WHEN questions > 0 THEN share_low(pass_at_k, n) END AS low,
+    CASE WHEN questions > 0 THEN share_high(pass_at_k, n) END AS high,
     too_few_samples, grade_errors
-FROM centers
+FROM effective
 ORDER BY run_id, step, k;

@@ -2,6 +2,7 @@
 -- :phase = "eval"
 -- :step = null
 -- :repeating_below = 0.3
+-- plot: x=run_id y=shared,duplicates,repeating,distinct_words bars=yes
 
 -- shared: responses that another question also got. duplicates: responses equal to an earlier one to the same question.
 -- distinct_words: different words / all words of a response. A response of 20 or more words counts as repeating if this is

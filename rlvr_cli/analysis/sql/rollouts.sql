@@ -6,6 +6,7 @@
 -- :correct = null
 -- :seed = 0
 -- :limit = null
+-- plot: none
 
 -- The draw does not depend on the step: with one seed, each step shows its responses to the same questions.
 WITH latest AS (

@@ -1,6 +1,7 @@
 -- Accuracy, categories, lengths and failures of one phase and step, with intervals, and pass@k, best@k and majority@k.
 -- :phase = "eval"
 -- :step = null
+-- plot: none
 
 -- A failed grade (NULL reward) counts as no reward, and is also counted as `ungraded`.
 CREATE OR REPLACE TEMP TABLE chosen AS
@@ -65,34 +66,3 @@ FROM chosen
 WHERE NOT correct
 GROUP BY ALL
 ORDER BY samples DESC, failure_kind;
-
--- for each n: the mean reward, over the questions with n samples, of the sample with the 1st, 2nd, ... highest
--- log-probability; tied samples all count with their mean. best@k is linear in these rewards, so the means are enough.
-SELECT n, favg(reward) AS reward, count(*) AS questions, bool_or(missing) AS missing
-FROM (
-    SELECT
-        count(*) OVER (PARTITION BY example_id) AS n,
-        row_number() OVER (PARTITION BY example_id ORDER BY logprob DESC) AS position,
-        avg(reward) OVER (PARTITION BY example_id, logprob) AS reward,
-        logprob IS NULL AS missing
-    FROM chosen
-)
-GROUP BY n, position
-ORDER BY n, position;
-
--- questions, by the votes for the correct answer, the votes for each wrong answer, and the samples without an answer
-SELECT correct, wrong, abstained, count(*) AS questions
-FROM (
-    SELECT
-        coalesce(sum(votes) FILTER (correct), 0)::BIGINT AS correct,
-        coalesce(list(votes ORDER BY votes) FILTER (NOT correct AND answer IS NOT NULL), []) AS wrong,
-        coalesce(sum(votes) FILTER (NOT correct AND answer IS NULL), 0)::BIGINT AS abstained
-    FROM (
-        SELECT example_id, correct, CASE WHEN NOT correct THEN answer END AS answer, count(*) AS votes
-        FROM chosen
-        GROUP BY ALL
-    )
-    GROUP BY example_id
-)
-GROUP BY ALL
-ORDER BY ALL;

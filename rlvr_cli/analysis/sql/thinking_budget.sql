@@ -1,5 +1,6 @@
 -- Accuracy against the thinking budget: a row for each run of `rlvr eval --thinking-budget`, and how many thoughts it ended.
 -- :phase = "eval"
+-- plot: x=thinking_budget y=accuracy lines=evaluation log=x
 
 -- A failed grade counts as not correct. The interval is that of Agresti and Coull (1998) for the effective number of samples, as
 -- in `rlvr analyze pass_at_k`. A thought was ended where the response has a turn of the environment.
@@ -40,15 +41,15 @@ WITH budgets AS (
     GROUP BY run_id
 ), effective AS (
     -- With one question more, whose samples are all alike: then there are as many samples as questions.
-    SELECT *, coalesce((rarer + 1) / (rarer * seen + alike), 1 / alike) AS n, 1.959963984540054 ** 2 AS z2
+    SELECT *, coalesce((rarer + 1) / (rarer * seen + alike), 1 / alike) AS n
     FROM means JOIN spreads USING (run_id)
-), centers AS (
-    SELECT *, (accuracy * n + z2 / 2) / (n + z2) AS center FROM effective
 )
 SELECT
-    run_id, thinking_budget, questions, samples, accuracy,
-    greatest(center - sqrt(z2 * center * (1 - center) / (n + z2)), 0) AS low,
-    least(center + sqrt(z2 * center * (1 - center) / (n + z2)), 1) AS high,
+    run_id,
+    regexp_replace(run_id, '-' || thinking_budget || '$', '') AS evaluation,  -- its runs are RUN-128, RUN-512, ...
+    thinking_budget, questions, samples, accuracy,
+    share_low(accuracy, n) AS low,
+    share_high(accuracy, n) AS high,
     ended_share, mean_tokens
-FROM centers
+FROM effective
 ORDER BY thinking_budget, run_id;

@@ -182,6 +182,12 @@ class Question:
     prompt_ids: list[int]
     samples: deque[tuple[int, int]]  # (sample index, seed)
     prefix: Prefix | None = None  # None before the prefill
+    begun: int = 0  # see `types.Request`
+
+    @property
+    def beginning(self) -> list[int]:
+        """The tokens of the response that are in the prompt."""
+        return self.prompt_ids[len(self.prompt_ids) - self.begun :]
 
 
 class Batch:
@@ -230,6 +236,7 @@ class Batch:
         self.seed = np.zeros(rows, dtype=np.int64)
         self.start = np.zeros(rows, dtype=np.int64)  # the row's first column
         self.born = np.zeros(rows, dtype=np.int64)  # the step that drew its first token
+        self.begun = np.zeros(rows, dtype=np.int64)  # tokens of the response before that one
         self.step = 0
         # Tokens drawn in step s are in column s modulo max_tokens: no row has more tokens than that.
         self.tokens = np.zeros((rows, params.max_tokens), dtype=np.int64)
@@ -264,6 +271,7 @@ class Batch:
         self.inputs[at] = question.prompt_ids[-1]
         self.positions[at] = length
         self.alive[rows], self.born[rows], self.start[rows] = True, self.step, w.column - length
+        self.begun[rows] = question.begun
         for row in rows:
             self.questions[row] = question
             self.sample[row], self.seed[row] = question.samples.popleft()
@@ -312,7 +320,7 @@ class Batch:
                 u,
                 temperature=params.temperature,
                 top_p=params.top_p,
-                barred=self._barred(age < params.min_tokens),
+                barred=self._barred(age + self.begun[:rows] < params.min_tokens),
             )
         self.inputs[:rows, 0] = draw.tokens
         self.positions[:rows] += 1
@@ -349,7 +357,8 @@ class Batch:
                     slots[:, :, w.low : w.column][to] = slots[:, :, w.low : w.column][of]
             for tensor in (self.mask, self.inputs, self.positions):
                 tensor[to] = tensor[of]
-            for array in (self.sample, self.seed, self.start, self.born, self.tokens, self.logprobs, self.entropy):
+            drawn = (self.tokens, self.logprobs, self.entropy)
+            for array in (self.sample, self.seed, self.start, self.born, self.begun, *drawn):
                 array[holes] = array[movers]
             for hole, mover in zip(holes, movers, strict=True):
                 self.questions[hole], self.questions[mover] = self.questions[mover], None
@@ -375,15 +384,16 @@ class Batch:
             else np.arange(born, self.step) % params.max_tokens
         )
         tokens = self.tokens[row, slots].tolist()
+        response = [*question.beginning, *tokens]
         reason: FinishReason = "stop"
         stop: str | None
         # A token may be EOS, or the last one allowed, and complete a stop string: then the stop string is the reason.
-        if self._stops.candidates[tokens[-1]] and (found := self._stops.find(tokens, min_tokens=params.min_tokens)):
+        if self._stops.candidates[tokens[-1]] and (found := self._stops.find(response, min_tokens=params.min_tokens)):
             text, stop = found
         elif self._is_eos[tokens[-1]]:
-            text, stop = response_text(self._stops.tokenizer, tokens), "eos"
+            text, stop = response_text(self._stops.tokenizer, response), "eos"
         elif count == params.max_tokens:
-            text, reason, stop = response_text(self._stops.tokenizer, tokens), "length", None
+            text, reason, stop = response_text(self._stops.tokenizer, response), "length", None
         else:
             return None
         self.alive[row], self.questions[row] = False, None

@@ -113,7 +113,7 @@ class TransformersSampler:
                 that are not finite.
         """
         assert params.max_tokens > 0, params
-        if params.min_tokens > params.max_tokens:
+        if params.min_tokens > params.max_tokens + min((request.begun for request in requests), default=0):
             raise RlvrError(
                 f"The minimum of {params.min_tokens} tokens per response exceeds the maximum of {params.max_tokens}.",
                 "Make --sampling-min-tokens at most --sampling-max-tokens.",
@@ -134,7 +134,7 @@ class TransformersSampler:
                     else "Leave the question out, or use a model with a longer context.",
                 )
         questions = [
-            Question(index, ids, deque(enumerate(request.seeds)))
+            Question(index, ids, deque(enumerate(request.seeds)), begun=request.begun)
             for index, (request, ids) in enumerate(zip(requests, prompts, strict=True))
             if request.seeds
         ]

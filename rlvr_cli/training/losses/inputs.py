@@ -28,6 +28,8 @@ class LossInputs:
     # (batch, 1), or (batch, seq) with one for each token; the raw rewards for a loss with `raw_rewards`.
     advantages: Tensor | None = None
     sampled_log_probs: Tensor | None = None  # (batch, seq), as the sampler computed them
+    # (batch, seq) bool: an earlier policy sampled the token than that of `old_log_probs`; None: it is not told.
+    stale: Tensor | None = None
     reference_log_probs: Tensor | None = None  # (batch, seq), of the frozen reference model; None without one
     values: Tensor | None = None  # (batch, seq), of the policy's critic; None without one
     old_values: Tensor | None = None  # (batch, seq), of the critic before the first update on these rollouts
@@ -72,6 +74,7 @@ def loss_inputs(
         old_log_probs=log_probs.detach() if old is None else old,
         advantages=advantages,
         sampled_log_probs=batch.get("sampled_log_probs"),
+        stale=batch.get("stale"),
         reference_log_probs=batch.get("reference_log_probs"),
         values=values,
         old_values=batch.get("old_values"),

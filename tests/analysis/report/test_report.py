@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from factories import a_rollout
-from rlvr_cli.analysis.plots import Line, Panel
+from rlvr_cli.analysis.picture import COLORS, Line, Panel, Picture
 from rlvr_cli.analysis.report import rollouts as report_rollouts
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.analysis.report.page import Browser, Grid, Report, Setting, Share, render_page
@@ -91,13 +91,18 @@ class Parsed(HTMLParser):
 
 def report_of(text: str) -> Report:
     """A report that has the text wherever a text may stand."""
-    line = Line(text, (0, 1), (0.5, 0.7), low=(0.4, 0.6), high=(0.6, 0.8))
+    lines = [
+        Line((0, 1), (0.5, 0.7), low=(0.4, 0.6), high=(0.6, 0.8), series=s, variant=v) for s in (0, 1) for v in (0, 1)
+    ]
+    panel = Panel(text, text, text, tuple(lines))
     index = {"rows": 1, "starts": [0], "columns": {"category": {"codes": [0], "values": [text]}}, "tokenizers": [text]}
     return Report(
         runs=(text, "other"),
         alarms=[{"name": text, "severity": text, "sentence": text, "query": text}],
         summary=[Grid(text, (text, "share"), [(text, Share(0.5, 0.4, 0.6)), (None, 1.5)])],
-        charts=[Panel(text, text, text, (line, line))],
+        charts=Picture(
+            (panel, dataclasses.replace(panel, places=(text, "b"))), (text, "c"), (text, "d"), text, (text,)
+        ),
         browser=Browser(index, [], [], note=text),
         configuration=[
             Setting(text, (text, "b"), (text, "flag")),
@@ -378,8 +383,13 @@ def test_the_page_of_two_runs_says_how_they_differ(tmp_path):
     assert re.search(r"kl_coef</th><td><span>–</span></td><td><code>0.5</code>", text)
     assert "25.0% [3.4%, 71.1%]" in text  # Agresti and Coull, 1 in 4
     assert "torch" in text
-    assert [t for _, t in parsed.all("figcaption")] == ["Reward", "Gradient norm"]
-    assert any(t == "a training at 2: 0.5" for _, t in parsed.all("title"))
+    assert [t for _, t in parsed.all("figcaption")] == ["Training reward", "Gradient norm"]
+    ((_, legend),) = [
+        (a, re.findall(r"</svg>([^<]*)</li>", t))
+        for a, t in [({}, text.split('<ul class="legend">')[1].split("</ul>")[0])]
+    ]
+    assert legend == ["learning_rate 0.1", "learning_rate 0.2"]
+    assert any(t == "learning_rate 0.1 at 2: 0.5" for _, t in parsed.all("title"))
     assert ("pre", "SELECT 1 < 2") in [("pre", t) for _, t in parsed.all("pre")]
     again = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "again.html", alarms=[alarm])
     assert again.read_bytes() == path.read_bytes()
@@ -398,13 +408,44 @@ def test_a_run_without_rollouts_or_metrics_has_a_page(tmp_path):
     ]
 
 
+def charts(*panels, series=("l", "m")):
+    return Parsed(render_page(dataclasses.replace(report_of("text"), charts=Picture(panels, series))))
+
+
 def test_points_that_cannot_be_drawn_are_gaps():
     nan = float("nan")
-    line = Line("l", (0, 1, 2, 3, 4), (0.5, nan, None, 0.6, float("inf")))
-    report = dataclasses.replace(
-        report_of("text"), charts=[Panel("t", "x", "y", (line,)), Panel("n", "x", "y", (Line("l", (0,), (nan,)),))]
-    )
-    parsed = Parsed(render_page(report))
+    line = Line((0, 1, 2, 3, 4), (0.5, nan, None, 0.6, float("inf")))
+    parsed = charts(Panel("t", "x", "y", (line,)), Panel("n", "x", "y", (Line((0,), (nan,)),)))
     assert [t for _, t in parsed.all("title")][1:] == ["l at 0: 0.5", "l at 3: 0.6"]
     assert ("p", "No data.") in [("p", t) for _, t in parsed.all("p")]
     assert "nan" not in "".join(str(a.get("d")) for a, _ in parsed.all("path"))
+
+
+def test_the_page_has_the_colors_marks_and_axes_of_the_pictures():
+    lines = tuple(Line((0, 10), (0.05, 0.2), series=i) for i in range(2))
+    parsed = charts(Panel("one", "x", "y", lines), Panel("two", "x", "y", lines[1:]))
+    classes = [a["class"] for a, _ in parsed.all("g")]
+    assert classes == [
+        "series c0 d0",
+        "series c1 d0",
+        "series c0 d0",
+        "series c1 d0",
+        "series c1 d0",
+    ]  # the legend first
+    ((_, style),) = parsed.all("style")
+    light = dict(re.findall(r"--c(\d): (#\w{6})", style.split("@media")[0]))
+    assert [light[str(i)].upper() for i in range(len(COLORS))] == [color.upper() for color in COLORS]
+    ticks = [t for a, t in parsed.all("text") if a["class"] == "tick y"]
+    assert ticks[: len(ticks) // 2] == ticks[len(ticks) // 2 :] == ["0", "0.05", "0.1", "0.15", "0.2"], "the same axis"
+
+
+def test_the_intervals_of_many_lines_are_whiskers():
+    lines = tuple(Line((0, 1), (0.5, 0.6), (0.4, 0.5), (0.6, 0.7), series=i) for i in range(4))
+    names = ("a", "b", "c", "d")
+    parsed = charts(Panel("t", "x", "y", lines), series=names)
+    whiskers = [a["d"] for a, _ in parsed.all("path", **{"class": "whiskers"})]
+    assert len(whiskers) == 4
+    assert not parsed.all("path", **{"class": "band"})
+    assert len({path.split()[0] for path in whiskers}) == 4, "beside each other"
+    assert [t for _, t in parsed.all("title")][1] == "a at 0: 0.5 [0.4, 0.6]"
+    assert len(charts(Panel("t", "x", "y", lines[:3]), series=names).all("path", **{"class": "band"})) == 3

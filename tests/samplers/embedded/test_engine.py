@@ -5,6 +5,7 @@ import gc
 import math
 import random
 from collections import deque
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -426,6 +427,33 @@ def test_the_default_stop_string_ends_a_response_across_tokens(tiny_model, tiny_
     assert completion.num_tokens == 17
     (completion,) = sampler.sample([Request("<", (7,))], SamplingParams(max_tokens=100, min_tokens=17))
     assert completion.num_tokens == 26  # the first one is complete within min_tokens and does not count
+
+
+@pytest.mark.parametrize("begun", [(1,), (3,), (5,), (8,), (1, 3, 5, 8)])
+def test_a_response_that_has_begun_ends_where_it_would_have(tiny_model, tiny_tokenizer, begun):
+    """Greedy, so that the continuation is known: minimum, EOS and stop strings, also one across the border, are of the whole."""
+    end_often(tiny_model, tiny_tokenizer)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=8)
+    free = collect(sampler, requests(), SamplingParams(temperature=0.0, max_tokens=24, min_tokens=7, stop=()))
+    stop = {c.text[-4:] for c in free.values()}
+    for place in begun:
+        stop |= {response_text(tiny_tokenizer, c.token_ids[place - 1 : place + 2]) for c in free.values()}
+    params = SamplingParams(temperature=0.0, max_tokens=24, min_tokens=7, stop=tuple(sorted(filter(None, stop))))
+    wholes = [c for c in collect(sampler, requests(), params).values() if c.num_tokens > max(begun)]
+    if len(begun) > 1:  # what is left to the limit differs
+        wholes = [c for c in wholes if c.finish_reason == "stop"]
+    assert len({c.stop_reason for c in wholes}) > 2
+    borders = [begun[number % len(begun)] for number in range(len(wholes))]
+    continuing = [
+        Request("", (1,), prompt_ids=c.prompt_ids + c.token_ids[:border], begun=border)
+        for c, border in zip(wholes, borders, strict=True)
+    ]
+    rest = collect(sampler, continuing, replace(params, max_tokens=24 - min(begun)))
+    for number, (whole, border) in enumerate(zip(wholes, borders, strict=True)):
+        part = rest[number, 0]
+        assert whole.token_ids == whole.token_ids[:border] + part.token_ids
+        assert (part.text, part.finish_reason, part.stop_reason) == (whole.text, whole.finish_reason, whole.stop_reason)
+        assert part.logprobs == pytest.approx(whole.logprobs[border:], abs=1e-5)
 
 
 def test_min_tokens_bars_eos_and_renormalizes(tiny_model, tiny_tokenizer):

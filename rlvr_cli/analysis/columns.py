@@ -1,0 +1,133 @@
+"""Which columns of a result are drawn.
+
+Enters: the rows of a query, and its line ``-- plot:``. Leaves: `Columns`, or an error that says what to select.
+
+The rule, which the line may change: x is the column `step`, else the first column of numbers, of those with more than one value.
+Each other column of numbers is a panel; columns NAME_low and NAME_high, or low and high behind it, are its interval. The runs are
+the series; each combination of the other texts is a line of its own. If no line would have two points, the picture is bars:
+x is then the first column of texts.
+"""
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import NamedTuple
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.types import Table
+
+
+class Columns(NamedTuple):
+    """Which columns of a result are drawn, and how."""
+
+    x: str
+    y: tuple[tuple[str, ...], ...]  # of each panel, the columns that share it
+    lines: tuple[str, ...]
+    panels: tuple[str, ...]
+    bars: bool
+
+
+def columns_of(result: Table, plot: Mapping[str, str], name: str) -> Columns:
+    """Which columns are x, y, lines and panels: by the query's line ``-- plot:``, the rest by the rule."""
+    kinds = {column: kind_of(result, column) for column in result.columns}
+    numeric = [c for c in result.columns if kinds[c] == "number" and not _bounds_of(result, c)]
+    texts = [c for c in result.columns if kinds[c] == "text"]
+    asked = [
+        c
+        for key in ("x", "y", "lines", "panels", "counts")
+        for c in plot.get(key, "").replace("+", ",").split(",")
+        if c
+    ]
+    for column in asked:
+        if column not in kinds:
+            raise RlvrError(f"{name}: the line plot: names {column}, which is no column of the result.")
+    panels = tuple(filter(None, plot.get("panels", "").split(",")))
+    x = plot.get("x") or _first_x(result, numeric)
+    y = tuple(tuple(group.split("+")) for group in plot.get("y", "").split(",") if group)
+    rest = [c for c in texts if c not in (x, *panels)]
+    lines = tuple(filter(None, plot.get("lines", "").split(","))) or tuple(
+        rest if "x" not in plot else [c for c in rest if c == "run_id"]
+    )
+    bars = plot.get("bars") == "yes"
+    if "x" not in plot and (x is None or not _is_curve(result, x, (*lines, *panels))):
+        if not texts:
+            raise _no_x(name, result)
+        x, bars = next((t for t in texts if count_distinct(result, t) > 1), texts[0]), True
+        lines = tuple(c for c in lines if c != x)
+        numeric = [c for c in numeric if c != "seed"]
+    y = y or tuple((c,) for c in numeric if c not in (x, "step"))
+    if not y or x is None:
+        raise _no_x(name, result)
+    return Columns(x, y, lines, panels, bars)
+
+
+def with_wanted(columns: Columns, result: Table, plot: Mapping[str, str], wanted: Sequence[str]) -> Columns:
+    """With --panels any column of numbers may be drawn, also one that is not by default."""
+    drawn = {c for group in columns.y for c in group}
+    others = [
+        c
+        for c in wanted
+        if c in result.columns and c not in drawn and c != columns.x and kind_of(result, c) == "number"
+    ]
+    return columns._replace(y=(*columns.y, *((c,) for c in others)))
+
+
+def kind_of(result: Table, column: str) -> str:
+    place = result.columns.index(column)
+    values = [row[place] for row in result.rows if row[place] is not None]
+    if values and all(isinstance(v, int | float | Decimal) and not isinstance(v, bool) for v in values):
+        return "number"
+    return "text" if values and all(isinstance(v, str) for v in values) else "other"
+
+
+def _bounds_of(result: Table, column: str) -> str:
+    """The column whose interval this one is a bound of; "" if it is none."""
+    names = result.columns
+    if column in ("low", "high"):
+        at = names.index("low") if "low" in names else 0
+        return names[at - 1] if at and names[at + 1 : at + 2] == ("high",) else ""
+    owner = column.removesuffix("_low").removesuffix("_high")
+    return owner if owner != column and {owner, f"{owner}_low", f"{owner}_high"} <= set(names) else ""
+
+
+def interval_columns(result: Table, column: str) -> tuple[str, str] | None:
+    names, after = result.columns, result.columns.index(column) + 1
+    if {f"{column}_low", f"{column}_high"} <= set(names):
+        return f"{column}_low", f"{column}_high"
+    return ("low", "high") if names[after : after + 2] == ("low", "high") else None
+
+
+def count_distinct(result: Table, column: str) -> int:
+    place = result.columns.index(column)
+    return len({row[place] for row in result.rows})
+
+
+def _first_x(result: Table, numeric: Sequence[str]) -> str | None:
+    varied = [c for c in numeric if count_distinct(result, c) > 1]
+    return "step" if "step" in varied else next(iter(varied), None)
+
+
+def _is_curve(result: Table, x: str, texts: Sequence[str]) -> bool:
+    """Whether a line has two points or more."""
+    places = [result.columns.index(c) for c in texts]
+    lines = [tuple(row[p] for p in places) for row in result.rows]
+    return len(set(lines)) < len(lines)
+
+
+def _no_x(name: str, result: Table) -> RlvrError:
+    return RlvrError(
+        f"{name} cannot be drawn: its columns {', '.join(result.columns)} hold no numbers against an x."
+        if result.rows
+        else f"{name} cannot be drawn: it has no rows.",
+        "Select an x such as step, and columns of numbers: SELECT run_id, step, avg(reward) FROM rollouts GROUP BY ALL",
+    )
+
+
+def nothing_to_draw(name: str, result: Table, columns: Columns) -> RlvrError:
+    drawn = ", ".join(c for group in columns.y for c in group)
+    others = [
+        c for c in result.columns if kind_of(result, c) == "number" and c != columns.x and c not in drawn.split(", ")
+    ]
+    return RlvrError(
+        f"{name} cannot be drawn: {drawn} against {columns.x} has no values in these runs.",
+        f"--panels draws others: {', '.join(others)}." if others else "",
+    )

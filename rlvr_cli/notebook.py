@@ -1,0 +1,205 @@
+"""Runs in a notebook or a script: `rlvr_cli.open_run("runs/q0-grpo")`.
+
+Enters: names or directories of runs, and queries as `rlvr analyze` takes them. Leaves: `Rows`, which are Arrow, pandas or
+Polars, and pictures. Each query opens the runs anew, in the sealed database of the command line, so that one of a run in
+progress has what is committed by then.
+"""
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlvr_cli.analysis import database
+from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.analysis.summary import RunSummary, summarize
+from rlvr_cli.config.options import nearest
+from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.runs.readers import RunInfo, read_run, resolve_runs
+from rlvr_cli.terminal import tables
+from rlvr_cli.types import Table
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow as pa
+
+SHOWN_ROWS = 20  # of `Rows` in a notebook
+
+
+def open_run(run: str | Path, *, runs_dir: str | Path = "runs") -> "Runs":
+    """Open a run, which may be in progress.
+
+    Args:
+        run: its directory, or its name in `runs_dir`.
+
+    Raises:
+        RlvrError: it is no run, or is damaged.
+    """
+    return open_runs(run, runs_dir=runs_dir)
+
+
+def open_runs(*runs: str | Path, runs_dir: str | Path = "runs") -> "Runs":
+    """Open several runs as one database; a name may be a pattern: `open_runs("abl-*")`. Raises as `open_run`."""
+    paths = resolve_runs([str(run) for run in runs], runs_dir).runs
+    if not paths:
+        raise RlvrError("No run is named.", 'Name some, or all: open_runs("*")')
+    opened = Runs(paths)
+    opened.infos()
+    return opened
+
+
+@dataclass(frozen=True)
+class Runs:
+    """One or several runs, in this order."""
+
+    paths: Sequence[Path]
+    timeout_seconds: float = 30.0  # of a query
+
+    def infos(self) -> list[RunInfo]:
+        """Return what each run contains by now. Raises RlvrError if one is damaged."""
+        return [read_run(path) for path in self.paths]
+
+    def sql(self, query: str, **parameters: Any) -> "Rows":
+        """Answer one SELECT on the tables `rollouts`, `segments`, `grades`, `metrics` and `runs`, or a named query of `rlvr analyze --list`.
+
+        Args:
+            parameters: values of $name in the query.
+
+        Raises:
+            RlvrError: as `rlvr analyze`.
+        """
+        named = named_queries().get(query)
+        if query == "summary":
+            raise RlvrError("The summary is several tables.", "Use .summary().")
+        if named is not None:
+            unknown = sorted(parameters.keys() - named.parameters.keys())
+            if unknown:
+                known = ", ".join(named.parameters) or "none"
+                raise RlvrError(f"{query} has no parameter {unknown[0]!r}.", f"Its parameters: {known}.")
+            query, parameters = named.sql, {**named.parameters, **parameters}
+        elif query.isidentifier():
+            near = "".join(f" Did you mean {name}?" for name in nearest(query, named_queries()))
+            raise RlvrError(f"There is no query named {query!r}.{near}", "Give its name, or a SELECT.")
+        with database.open_runs(self.infos(), timeout_seconds=self.timeout_seconds) as opened:
+            return Rows(opened.arrow(query, parameters))
+
+    @property
+    def rollouts(self) -> "Rows":
+        """All rollouts, a row for each; of large runs select with `sql` instead."""
+        return self.sql("SELECT * FROM rollouts")
+
+    @property
+    def metrics(self) -> "Rows":
+        """All metrics, a row for each number."""
+        return self.sql("SELECT * FROM metrics")
+
+    def summary(self, *, phase: str = "eval", step: int | None = None) -> list[RunSummary]:
+        """Return the summary of each run, of its last step by default."""
+        return [summarize(info, phase=phase, step=step, timeout_seconds=self.timeout_seconds) for info in self.infos()]
+
+    def curves(self, **options: Any) -> "Figure":
+        """Return the picture of `rlvr analyze curves`; see `plot`."""
+        return self.plot("curves", **options)
+
+    def plot(self, query: str, **options: Any) -> "Figure":
+        """Return the picture that `rlvr analyze QUERY --plot` draws.
+
+        Args:
+            query: a named query, or a SELECT.
+            options: of `rlvr analyze`: ``step=40``, ``set=("k=8",)``.
+
+        Raises:
+            RlvrError: as `rlvr analyze`.
+        """
+        figure = Figure(tuple(map(str, self.paths)), query, options)
+        figure._repr_svg_()
+        return figure
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture of runs, drawn as they are when it is shown or saved."""
+
+    runs: Sequence[str]
+    query: str
+    options: dict[str, Any]
+
+    def save(self, path: str | Path) -> None:
+        """Draw it into a .png or .svg file. Raises RlvrError if that cannot be written."""
+        from rlvr_cli.commands import analyze
+        from rlvr_cli.config.analyze import AnalyzeConfig
+        from rlvr_cli.config.sources import resolve
+
+        flags = {**self.options, "query": self.query, "runs": tuple(self.runs), "plot": str(path)}
+        unknown = sorted(flags.keys() - {option.name for option in analyze_options()})
+        if unknown:
+            raise RlvrError(f"rlvr analyze has no option {unknown[0]!r}.", "rlvr analyze --help-all lists the options.")
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            analyze.run(resolve(AnalyzeConfig, flags=flags, command="analyze"))
+
+    def _repr_svg_(self) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "figure.svg")
+            self.save(path)
+            return path.read_text(encoding="utf-8")
+
+
+def analyze_options() -> list[Any]:
+    """Return the options of `rlvr analyze`."""
+    from rlvr_cli.config.analyze import AnalyzeConfig
+    from rlvr_cli.config.options import options
+
+    return options(AnalyzeConfig)
+
+
+class Rows:
+    """The result of a query. Anything that reads Arrow's C stream takes it, such as `polars.DataFrame(rows)`."""
+
+    def __init__(self, table: "pa.Table") -> None:
+        self._table = table
+
+    def arrow(self) -> "pa.Table":
+        """Return an Arrow table."""
+        return self._table
+
+    def pandas(self) -> "pandas.DataFrame":
+        """Return a pandas DataFrame. Raises RlvrError if pandas is not installed."""
+        try:
+            import pandas  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise missing_extra("pandas", "pandas") from error
+        return self._table.to_pandas()
+
+    def polars(self) -> "polars.DataFrame":
+        """Return a Polars DataFrame. Raises RlvrError if Polars is not installed."""
+        try:
+            import polars
+        except ModuleNotFoundError as error:
+            raise missing_extra("polars", "polars") from error
+        return polars.DataFrame(self._table)
+
+    @property
+    def columns(self) -> list[str]:
+        return self._table.column_names
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows as dicts."""
+        for batch in self._table.to_batches(max_chunksize=1024):
+            yield from batch.to_pylist()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        """The first rows as `rlvr analyze` prints them."""
+        first = self._table.slice(0, SHOWN_ROWS).to_pylist()
+        shown = Table(tuple(self.columns), [tuple(row.values()) for row in first])
+        more = f"... {len(self) - SHOWN_ROWS} more rows\n" if len(self) > SHOWN_ROWS else ""
+        return tables.as_text(shown) + more

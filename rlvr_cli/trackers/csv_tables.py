@@ -1,0 +1,41 @@
+"""CSV: a table for each axis, train.csv and eval.csv in the run's folder `csv/`, a row for each step and a column for each metric.
+
+Enters: rows. Leaves: the files, written anew.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+
+from rlvr_cli.runs.files import atomic_write
+from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.trackers.rows import Row
+
+FOLDER = "csv"  # in the run
+
+
+class Csv:
+    """Writes the tables of one run."""
+
+    def __init__(self, info: RunInfo, *, project: str, live: bool) -> None:
+        self._folder = info.path / FOLDER
+
+    @property
+    def note(self) -> str:
+        return f"in {self._folder}"
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """Write all rows."""
+        self._folder.mkdir(exist_ok=True)
+        for axis in dict.fromkeys(row.axis for row in rows):
+            of_axis = [row for row in rows if row.axis == axis]
+            names = sorted({name for row in of_axis for name in row.values})
+            text = io.StringIO()
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(["step", "wall_seconds", *names])
+            for row in of_axis:
+                writer.writerow([row.step, row.seconds, *(row.values.get(name, "") for name in names)])
+            atomic_write(self._folder / f"{axis}.csv", text.getvalue().encode())
+
+    def finish(self, status: str) -> None:
+        pass

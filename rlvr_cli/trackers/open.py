@@ -1,0 +1,107 @@
+"""The trackers by name, and how one is opened.
+
+Enters: a name and a run. Leaves: an open `Tracker`, which no other process sends the same run to.
+"""
+
+import fcntl
+import importlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.runs.files import os_errors_as_user_errors, shown
+from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.trackers.rows import Row
+from rlvr_cli.trackers.sent import FOLDER
+
+PATIENCE = 60.0  # seconds that one waits for another process, such as that of a run that was killed and resumed
+
+
+class Tracker(Protocol):
+    """Gets the rows of one run."""
+
+    @property
+    def note(self) -> str:
+        """Where its user finds the run."""
+        ...
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """Send what is new. `rows` are all complete rows of the run so far."""
+        ...
+
+    def finish(self, status: str) -> None:
+        """Wait until all is sent, and end. `status` is the run's."""
+        ...
+
+
+class Kind(NamedTuple):
+    """Where a tracker's class is, and which package it needs."""
+
+    module: str
+    class_name: str
+    package: str
+
+
+TRACKERS = {
+    "wandb": Kind("wandb_run", "WandB", "wandb"),
+    "tensorboard": Kind("tensorboard_events", "TensorBoard", "tensorboard"),
+    "trackio": Kind("trackio_run", "Trackio", "trackio"),
+    "csv": Kind("csv_tables", "Csv", ""),
+}
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Raise RlvrError if a package of these trackers is not installed."""
+    for name in names:
+        package = TRACKERS[name].package
+        if package and find_spec(package) is None:
+            raise missing_extra(package, package)
+
+
+@contextmanager
+def open_tracker(name: str, info: RunInfo, *, project: str, live: bool, patience: float) -> Iterator[Tracker]:
+    """Open a tracker for a run.
+
+    Args:
+        project: the tracker's project; empty: its own default.
+        live: whether it follows a run in progress on this machine.
+        patience: seconds to wait for another process that has it open.
+
+    Raises:
+        RlvrError: the package is not installed, or another process still has it open.
+    """
+    check_installed([name])
+    kind = TRACKERS[name]
+    with _locked(info.path, name, patience=patience):
+        tracker: Tracker = getattr(importlib.import_module(f"rlvr_cli.trackers.{kind.module}"), kind.class_name)(
+            info, project=project, live=live
+        )
+        yield tracker
+
+
+@contextmanager
+def _locked(run: Path, name: str, *, patience: float) -> Iterator[None]:
+    folder = run / FOLDER
+    with os_errors_as_user_errors(folder):
+        folder.mkdir(exist_ok=True)
+        descriptor = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RlvrError(
+                        f"Another process sends {shown(run)} to {name}.", "Wait until it ends, or stop it."
+                    ) from None
+                time.sleep(0.1)
+        yield
+    finally:
+        os.close(descriptor)

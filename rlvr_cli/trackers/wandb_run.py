@@ -1,0 +1,67 @@
+"""Weights & Biases: a run of the same name, its files in the run's folder `wandb/`.
+
+Enters: rows. Leaves: the history of a W&B run, with train/NAME against train_step and eval/NAME against eval_step, its config, and
+tables of some responses. A resumed run goes on in the same W&B run. A row's step in W&B's own counting is its rank, so that W&B ignores
+a row that it has; what a resumed run measures again keeps the value that was sent first.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import wandb
+
+from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.trackers.rows import SAMPLE_COLUMNS, Row, described, samples
+from rlvr_cli.trackers.sent import Sent
+
+
+class WandB:
+    """Sends the rows of one run."""
+
+    def __init__(self, info: RunInfo, *, project: str, live: bool) -> None:
+        self._path, self._sent = info.path, Sent(info.path, "wandb")
+        settings = {
+            "console": "off",
+            "silent": True,
+            "disable_git": True,
+            "disable_code": True,
+            "x_disable_stats": not live,
+        }
+        name, created = info.metadata["run_id"], info.metadata["created_at"]
+        offline = os.environ.get("WANDB_MODE", "online") != "online"
+        self._run: Any = wandb.init(
+            project=project or os.environ.get("WANDB_PROJECT") or "rlvr",
+            dir=str(info.path),
+            id=hashlib.sha256(f"{name} {created}".encode()).hexdigest()[:16],
+            name=name,
+            group=info.metadata["command"],
+            config=described(info),
+            resume=None if offline else "allow",
+            settings=wandb.Settings(**settings),
+        )
+        for axis in ("train", "eval"):
+            self._run.define_metric(f"{axis}_step", hidden=True)
+            self._run.define_metric(f"{axis}/*", step_metric=f"{axis}_step")
+        self._offline = offline
+
+    @property
+    def note(self) -> str:
+        if not self._offline:
+            return self._run.url or ""
+        return f"offline; send it with: wandb sync {self._path / 'wandb'}/offline-run-*"
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """Send the rows that have not been sent."""
+        for row in self._sent.left(rows):
+            values: dict[str, Any] = dict(row.named())
+            if shown := samples(self._path, row):
+                values["eval/samples"] = wandb.Table(
+                    columns=list(SAMPLE_COLUMNS), data=[list(cells) for cells in shown]
+                )
+            self._run.log(values, step=row.rank)
+        self._sent.record(rows)
+
+    def finish(self, status: str) -> None:
+        self._run.finish(exit_code=0 if status == "finished" else 1)

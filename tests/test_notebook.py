@@ -1,0 +1,161 @@
+"""`rlvr_cli.open_run` and `open_runs`: the rows of the command line as Arrow, pandas or Polars, and its pictures."""
+
+import doctest
+import re
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import rlvr_cli
+from factories import a_rollout
+from rlvr_cli.analysis.summary import summarize
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.readers import read_rollouts
+from rlvr_cli.runs.run_dir import RunDir
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The runs a-1 and a-2, each with two evaluations."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a-1", "a-2"):
+        with RunDir.create("runs", "grpo", name=name, metadata={}) as run:
+            for step, rewards in ((0, (0.0, 0.0)), (5, (1.0, 0.0))):
+                rows = [a_rollout(run_id=name, step=step, example_id=f"q{i}", reward=r) for i, r in enumerate(rewards)]
+                run.commit_rollouts("eval", step, rows)
+                run.commit_metrics(step, "eval", {"reward/mean": sum(rewards) / 2, "reward/samples": 2.0})
+    return tmp_path
+
+
+BY_STEP = "SELECT step, avg(reward) AS reward FROM rollouts GROUP BY step ORDER BY step"
+
+
+def test_a_run_by_name_and_by_path(here):
+    for name in ("a-1", "runs/a-1", here / "runs" / "a-1"):
+        run = rlvr_cli.open_run(name)
+        assert list(run.sql(BY_STEP)) == [{"step": 0, "reward": 0.0}, {"step": 5, "reward": 0.5}]
+    with pytest.raises(RlvrError, match="There is no run 'a-3'"):
+        rlvr_cli.open_run("a-3")
+    with pytest.raises(RlvrError, match="No run is named"):
+        rlvr_cli.open_runs()
+
+
+def test_rows_are_arrow_pandas_and_lists(here):
+    run = rlvr_cli.open_run("a-1")
+    stored = read_rollouts("runs/a-1")
+    assert run.rollouts.arrow().select(stored.column_names).cast(stored.schema).equals(stored)
+    assert run.rollouts.arrow()["sampled_at"][0].as_py() == datetime(2026, 1, 2)
+    frame = run.metrics.pandas()
+    assert frame.columns.tolist() == run.metrics.columns
+    assert frame[frame.name == "reward/mean"]["value"].tolist() == [0.0, 0.5]
+    assert pa.table(run.metrics).equals(run.metrics.arrow())
+    assert len(run.metrics) == 4
+    nothing = run.sql("SELECT step, reward FROM rollouts WHERE false").arrow()
+    assert (nothing.num_rows, nothing.schema.types) == (0, [pa.int64(), pa.float64()])
+
+
+def test_rows_are_polars(here):
+    pytest.importorskip("polars", reason="needs the extra polars")
+    assert rlvr_cli.open_run("a-1").sql(BY_STEP).polars()["reward"].to_list() == [0.0, 0.5]
+
+
+def test_a_missing_library_gives_the_line_for_pip(here, monkeypatch):
+    rows = rlvr_cli.open_run("a-1").sql(BY_STEP)
+    for name in ("pandas", "polars"):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(RlvrError) as raised:
+            getattr(rows, name)()
+        assert str(raised.value) == (
+            f"{name} is not installed.\nInstall it from the clone of rlvr: pip install -e '.[{name}]'"
+        )
+
+
+def test_named_queries_and_parameters(here):
+    run = rlvr_cli.open_run("a-1")
+    assert [row["value"] for row in run.sql("metrics", names="reward/mean")] == [0.0, 0.5]
+    assert list(run.sql("SELECT $x::INT + step AS y FROM metrics LIMIT 1", x=3)) == [{"y": 3}]
+    with pytest.raises(RlvrError, match="metrics has no parameter 'name'"):
+        run.sql("metrics", name="x")
+    with pytest.raises(RlvrError, match=r"Did you mean curves\?"):
+        run.sql("curve")
+    assert run.summary() == [summarize("runs/a-1")]
+    assert run.summary(step=0)[0].accuracy.value == 0.0
+    with pytest.raises(RlvrError, match="several tables"):
+        run.sql("summary")
+
+
+def test_several_runs(here):
+    runs = rlvr_cli.open_runs("a-*")
+    assert [row["run_id"] for row in runs.sql("SELECT run_id FROM runs ORDER BY run_id")] == ["a-1", "a-2"]
+    assert [s.run_id for s in rlvr_cli.open_runs("a-2", "a-1").summary()] == ["a-2", "a-1"]
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("DELETE FROM runs", "must be one SELECT"),
+        ("SELECT 1; SELECT 2", "2 statements"),
+        ("SELECT * FROM read_csv('runs/a-1/run.json')", "not allowed"),
+        ("SELECT * FROM 'runs/a-2/metrics.parquet'", "other than the runs"),
+        ("WITH a AS (COPY (SELECT 1) TO 'x.csv') SELECT 1", "must be one SELECT"),
+    ],
+)
+def test_the_database_is_sealed(here, query, says):
+    with pytest.raises(RlvrError, match=says):
+        rlvr_cli.open_run("a-1").sql(query)
+
+
+def test_a_run_in_progress_is_read_anew(here):
+    with RunDir.resume("runs/a-1") as writer:
+        run = rlvr_cli.open_run("a-1")
+        before = len(run.rollouts)
+        writer.commit_rollouts("eval", 9, [a_rollout(run_id="a-1", step=9)])
+        assert len(run.rollouts) == before + 1
+
+
+def test_curves_are_the_pictures_of_the_command_line(here, capsys):
+    figure = rlvr_cli.open_runs("a-*").curves()
+    figure.save("curves.png")
+    figure.save("curves.svg")
+    assert (here / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert figure._repr_svg_() == (here / "curves.svg").read_text()
+    assert "<svg" in figure._repr_svg_()
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(RlvrError, match="has no option 'colour'"):
+        rlvr_cli.open_run("a-1").curves(colour="red")
+    with pytest.raises(RlvrError, match="Cannot write"):
+        figure.save("missing/curves.png")
+
+
+def test_the_examples_of_the_docs(here):
+    with RunDir.create("runs", "grpo", name="q0-grpo", metadata={}) as run:
+        for step in (0, 5):
+            run.commit_rollouts("eval", step, [a_rollout(run_id="q0-grpo", step=step, mean_entropy=0.5)])
+            run.commit_metrics(step, "eval", {"reward/mean": 1.0, "reward/samples": 1.0})
+    page = (Path(__file__).parents[1] / "docs" / "analysis.md").read_text()
+    (examples,) = re.findall(r"^```pycon\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    printed: list[str] = []
+    found = doctest.DocTestRunner(verbose=False).run(
+        doctest.DocTestParser().get_doctest(examples, {}, "analysis.md", None, 0), out=printed.append
+    )
+    assert found.attempted >= 9
+    assert found.failed == 0, "".join(printed)
+
+
+def test_what_a_notebook_shows(here):
+    rows = rlvr_cli.open_run("a-1").sql("SELECT x, NULL AS y FROM range(30) AS r(x)")
+    lines = repr(rows).splitlines()
+    assert lines[0].split() == ["x", "y"]
+    assert (lines[2].split(), lines[-1]) == (["0", "NULL"], "... 10 more rows")
+    assert len(lines) == 23
+
+
+def test_the_import_is_quick():
+    """`import rlvr_cli` imports nothing that it does not need."""
+    code = "import sys, rlvr_cli; print(sorted({m.split('.')[0] for m in sys.modules} & {'duckdb', 'pyarrow', 'torch', 'rich', 'typer'}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

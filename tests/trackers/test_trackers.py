@@ -1,0 +1,343 @@
+"""Trackers: what they have of a run is what metrics.parquet says, once each, and none of them can delay or end a run.
+
+The real packages write offline, and their own readers read it back. A package of the tests stands in for one that fails or hangs.
+"""
+
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import tracked as readers
+from factories import a_rollout
+from rlvr_cli.cli import invoke
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.trackers import open as opening
+from rlvr_cli.trackers.children import Children, tracked
+from rlvr_cli.trackers.rows import Row, complete_rows, samples
+
+ROOT = Path(__file__).parents[2]
+REAL = [
+    pytest.param(name, marks=pytest.mark.skipif(not importlib.util.find_spec(name), reason=f"needs the extra {name}"))
+    for name in ("tensorboard", "wandb", "trackio")
+]
+CHECKPOINT = "train/checkpoint/seconds"  # that after the last update is not sent
+TEXTS = ("eval/samples", "config")  # beside the numbers
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def write_steps(run: RunDir, steps, *, seconds=1.0) -> None:
+    """Evaluations at every second step, and training steps with a metric that is no number at step 1."""
+    for step in steps:
+        if step % 2 == 0:
+            run.commit_rollouts(
+                "eval", step, [a_rollout(run_id=run.id, step=step, example_id=f"q{i}") for i in range(12)]
+            )
+            run.commit_metrics(step, "eval", {"reward/mean": 1 / (step + 3), "reward/samples": 12.0})
+        loss = math.nan if step == 1 else -step / 7
+        timing = {"update/seconds": seconds + step, "update/skipped": 0.0}
+        run.commit_metrics(step, "train", {"reward/mean": step / 9, "loss/policy": loss} | timing)
+
+
+def truth(run: Path) -> dict[tuple[str, int], float]:
+    rows = pq.read_table(run / "metrics.parquet").to_pylist()
+    return {(f"{r['phase']}/{r['name']}", r["step"]): r["value"] for r in rows}
+
+
+def read_back(name: str, run: Path) -> readers.Points:
+    script = ROOT / "tests/helpers/tracked.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script, name, run], capture_output=True, text=True, check=True
+    )
+    return {(tag, step): values for tag, step, values in json.loads(done.stdout.splitlines()[-1])}
+
+
+def numbers(points: readers.Points) -> dict[tuple[str, int], float]:
+    """The metrics, of which each is there once."""
+    assert {key: len(values) for key, values in points.items() if len(values) != 1} == {}
+    kept = {k: v[0] for k, v in points.items() if not k[0].startswith(TEXTS) and not k[0].endswith("/wall_seconds")}
+    return kept
+
+
+def export(run: Path, name: str) -> str:
+    """Call the command in a process of its own, as the packages leave threads behind."""
+    command = [sys.executable, "-m", "rlvr_cli", "export", str(run), "--to", name]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=run.parents[1], check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+def same(a: float, b: float, *, name: str) -> bool:
+    kind = np.float32 if name == "tensorboard" else np.float64
+    return bool(np.array_equal(kind(a), kind(b), equal_nan=True))
+
+
+# What is sent
+
+
+def test_rows_are_complete_and_in_order(tmp_path):
+    """The last batch may get more metrics, and so may not be sent while the run goes on, nor may what comes after it."""
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
+        run.commit_metrics(0, "eval", {"reward/mean": 0.5})
+        assert [(r.axis, r.step) for r in complete_rows(read_run(run.path))] == [("eval", 0)]
+        run.commit_metrics(0, "train", {"reward/mean": 0.25})
+        run.commit_metrics(1, "train", {"update/skipped": 0.0})  # the second update on this batch
+        assert [(r.axis, r.step) for r in complete_rows(read_run(run.path))] == [("eval", 0)]
+        run.commit_metrics(2, "train", {"checkpoint/seconds": 1.0})
+        run.commit_metrics(2, "eval", {"reward/mean": 0.75})
+        assert [(r.axis, r.step) for r in complete_rows(read_run(run.path))] == [("eval", 0)]
+        run.commit_metrics(2, "train", {"reward/mean": 0.5})
+        run.commit_metrics(0, "train", {"step/seconds": 9.0})
+        rows = complete_rows(read_run(run.path))
+        assert [(r.axis, r.step) for r in rows] == [("eval", 0), ("train", 0), ("train", 1), ("eval", 2)]
+        assert rows[1].values == {"reward/mean": 0.25, "step/seconds": 9.0}
+    rows = complete_rows(read_run(tmp_path / "r"))
+    assert [(r.axis, r.step) for r in rows[4:]] == [("train", 2)]
+    with RunDir.resume(tmp_path / "r") as run:
+        run.commit_metrics(3, "train", {"checkpoint/seconds": 1.0})  # step 3 has not begun
+    assert complete_rows(read_run(tmp_path / "r")) == rows
+    assert [r.rank for r in rows] == sorted({r.rank for r in rows})
+    assert Row("eval", 3, 2.0, {"a/b": 1.0}).named() == {"eval/a/b": 1.0, "eval/wall_seconds": 2.0, "eval_step": 3.0}
+
+
+def test_without_rollouts_the_last_update_waits(tmp_path):
+    with RunDir.create(tmp_path, "sft", name="r", metadata={}) as run:
+        for step in range(3):
+            run.commit_metrics(step, "train", {"update/skipped": 0.0})
+        assert [r.step for r in complete_rows(read_run(run.path))] == [0, 1]
+
+
+def test_the_same_questions_are_shown_each_time(tmp_path):
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
+        write_steps(run, range(3))
+        shown = {row.step: samples(run.path, row) for row in complete_rows(read_run(run.path)) if row.axis == "eval"}
+    assert (
+        [cells[0] for cells in shown[0]]
+        == [cells[0] for cells in shown[2]]
+        == ["q0", "q1", "q10", "q11", *map("q{}".format, range(2, 6))]
+    )
+    assert samples(run.path, Row("train", 0, 0.0, {"reward/mean": 1.0})) == []
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_an_exported_run_is_read_back(tmp_path, name):
+    """Each number once; exported again, nothing is sent twice, and a run that has gone on is sent on."""
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={"config": {"learning_rate": 1e-5}}) as run:
+        write_steps(run, range(5))
+    for _ in range(2):
+        assert "5 rows of training, 3 of evaluations" in export(run.path, name)
+        found = numbers(read_back(name, run.path))
+        assert found.keys() == truth(run.path).keys()
+        assert [key for key, value in truth(run.path).items() if not same(found[key], value, name=name)] == []
+    points = read_back(name, run.path)
+    texts = {step for tag, step in points if tag.startswith("eval/samples")}
+    assert texts == {0, 2, 4}
+    with RunDir.resume(run.path) as run:  # it repeats step 4, whose seconds are other ones, and goes on
+        write_steps(run, [5, 6])
+        run.commit_metrics(4, "train", {"update/seconds": 77.0})
+    export(run.path, name)
+    found, now = numbers(read_back(name, run.path)), truth(run.path)
+    assert found.keys() == now.keys()
+    first_wins = set() if name == "tensorboard" else {("train/update/seconds", 4)}
+    assert {key for key, value in now.items() if not same(found[key], value, name=name)} == first_wins
+
+
+def test_csv(tmp_path):
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
+        write_steps(run, range(3))
+    invoke(["export", str(run.path), "--to", "csv"])
+    lines = [line.split(",") for line in (run.path / "csv" / "train.csv").read_text().splitlines()]
+    assert lines[0] == ["step", "wall_seconds", "loss/policy", "reward/mean", "update/seconds", "update/skipped"]
+    assert [(line[0], float(line[3])) for line in lines[1:]] == [("0", 0.0), ("1", 1 / 9), ("2", 2 / 9)]
+    assert (run.path / "csv" / "eval.csv").read_text().splitlines()[1].startswith("0,")
+
+
+def test_bad_exports_are_errors(tmp_path, monkeypatch):
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
+        write_steps(run, range(2))
+    with pytest.raises(RlvrError, match="Nothing says where to"):
+        invoke(["export", str(run.path)])
+    with pytest.raises(RlvrError, match=r"--to is 'wanb'\. Did you mean wandb"):
+        invoke(["export", str(run.path), "--to", "wanb"])
+    monkeypatch.setitem(opening.TRACKERS, "csv", opening.Kind("csv_tables", "Csv", "no_such_package"))
+    with pytest.raises(RlvrError, match="no_such_package is not installed") as raised:
+        invoke(["export", str(run.path), "--to", "csv"])
+    assert "pip install -e '.[no_such_package]'" in raised.value.hint
+
+
+def test_two_processes_never_send_one_run_at_once(tmp_path):
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
+        write_steps(run, range(2))
+    info = read_run(run.path)
+    with (
+        opening.open_tracker("csv", info, project="", live=False, patience=0.0),
+        pytest.raises(RlvrError, match="Another process sends"),
+        opening.open_tracker("csv", info, project="", live=False, patience=0.2),
+    ):
+        pass
+
+
+# A run and its trackers
+
+
+STAND_IN = """
+import json, os, time
+def init(**given):
+    {init}
+    return Run()
+class Run:
+    def log(self, values, step):
+        {log}
+        with open(os.environ["LOGGED"], "a") as file:
+            file.write(json.dumps([step, dict(values)], default=repr) + chr(10))
+class Table:
+    def __init__(self, columns, data):
+        pass
+def finish():
+    {finish}
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Installs a package `trackio` in which each of the given functions also does something; gives the file that it logs to."""
+
+    def install(**does: str) -> Path:
+        folder = tmp_path / "packages"
+        folder.mkdir(exist_ok=True)
+        (folder / "trackio.py").write_text(STAND_IN.format(**{"init": "pass", "log": "pass", "finish": "pass"} | does))
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}")
+        monkeypatch.setenv("LOGGED", str(tmp_path / "logged"))
+        return tmp_path / "logged"
+
+    return install
+
+
+def test_a_run_is_followed_while_it_is_written(tmp_path, stand_in, capfd):
+    logged = stand_in()
+    with (
+        tracked(["trackio", "", "trackio"], project="p") as trackers,
+        RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run,
+    ):
+        trackers.start(run.path)
+        write_steps(run, range(3))
+        deadline = time.monotonic() + 60
+        while not (logged.exists() and len(logged.read_text().splitlines()) >= 4):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert len(logged.read_text().splitlines()) == 4  # all but the last step
+        write_steps(run, [3])
+    lines = [json.loads(line) for line in logged.read_text().splitlines()]
+    sent = [("eval" if "eval_step" in values else "train", step) for step, values in lines]
+    assert sent == [("eval", 0), ("train", 0), ("train", 1), ("eval", 2), ("train", 2), ("train", 3)]
+    assert capfd.readouterr().err == "trackio: look at it with: trackio show --project p\n"
+
+
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        (
+            {"init": 'raise ValueError("no key")'},
+            "trackio: ValueError: no key (the run goes on without it; later: rlvr export",
+        ),
+        ({"log": 'raise OSError("the net is down")'}, "trackio: OSError: the net is down (the run"),
+        ({"log": "os._exit(7)"}, "note: the process of trackio ended with status 7; the rest: rlvr export"),
+        ({"log": "os.abort()"}, "note: the process of trackio ended with status -6"),
+        ({"init": "time.sleep(1000)"}, "note: trackio has not got everything within 3 s; the rest: rlvr export"),
+        ({"finish": "time.sleep(1000)"}, "note: trackio has not got everything within 3 s; the rest: rlvr export"),
+    ],
+)
+def test_a_tracker_that_fails_or_hangs_neither_ends_nor_holds_up_a_run(tmp_path, stand_in, capfd, does, says):
+    logged = stand_in(**does)
+    trackers = Children(["trackio"], project="")
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
+        trackers.start(run.path)
+        write_steps(run, range(3))
+    began = time.monotonic()
+    trackers.end(seconds=3.0 if "sleep" in str(does) else 60.0)
+    assert time.monotonic() - began < 60
+    assert capfd.readouterr().err.count(says) == 1
+    assert read_run(run.path).metadata["status"] == "finished"
+    assert "finish" in does or not logged.exists()
+
+
+def sent_to(logged: Path) -> readers.Points:
+    """What the stand-in got."""
+    points: readers.Points = {}
+    for _, values in map(json.loads, logged.read_text().splitlines()):
+        axis = "train" if "train_step" in values else "eval"
+        for name, value in values.items():
+            if name.startswith(f"{axis}/") and name != "eval/samples":
+                points.setdefault((name, int(values[f"{axis}_step"])), []).append(float(value))
+    return points
+
+
+def test_a_training_run_is_tracked_and_a_resumed_one_goes_on(tmp_path, stand_in, monkeypatch, capfd):
+    """From the command line: --track is stored in the run, and no point is sent twice."""
+    logged = stand_in()
+    monkeypatch.chdir(tmp_path)
+    invoke(
+        "grpo --dataset arithmetic:64 --n-grpo-steps 2 --rollout-batch-size 16 --group-size 4 --train-batch-size 16 "
+        "--gradient-accumulation-steps 2 --sampling-max-tokens 16 --eval-examples 4 --run r --track trackio "
+        "--track-project ablations".split()
+    )
+    run = tmp_path / "runs" / "r"
+    assert "trackio show --project ablations" in capfd.readouterr().err
+    assert numbers(sent_to(logged)) == {
+        key: value for key, value in truth(run).items() if key[0] != CHECKPOINT or key[1] < 2
+    }
+    assert read_run(run).metadata["config"]["track"] == ["trackio"]
+    invoke("grpo --resume r --n-grpo-steps 3".split())
+    assert numbers(sent_to(logged)) == {
+        key: value for key, value in truth(run).items() if key[0] != CHECKPOINT or key[1] < 3
+    }
+    logged.unlink()
+    invoke(["grpo", "--resume", "r", "--n-grpo-steps", "4", "--track", ""])
+    assert not logged.exists()
+
+
+def test_eval_is_tracked(tmp_path, stand_in, monkeypatch, capfd):
+    logged = stand_in()
+    monkeypatch.chdir(tmp_path)
+    invoke("eval --limit 8 --sampling-max-tokens 16 --run e --track trackio --track-project p".split())
+    assert numbers(sent_to(logged)) == truth(tmp_path / "runs" / "e")
+    assert "trackio show --project p" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_tracker_of_a_killed_and_resumed_run(tmp_path, forks, name):
+    """Killed with its trackers at work, resumed, and read back by the tracker's own reader."""
+    environment = {name: os.environ[name] for name in ("PYTHONPATH", "WANDB_MODE", "TRACKIO_DIR")}
+    command = (
+        "grpo --dataset arithmetic:64 --n-grpo-steps 8 --rollout-batch-size 16 --group-size 4 --train-batch-size 16 "
+        f"--gradient-accumulation-steps 2 --sampling-max-tokens 16 --eval-examples 4 --eval-every 2 --checkpoint-every 3 --run r --track {name}"
+    ).split()
+    forks.run(*command, cwd=tmp_path, environment=environment, fault="update:6", status=-signal.SIGKILL)
+    forks.run("grpo", "--resume", "r", cwd=tmp_path, environment=environment, status=0)
+    run = tmp_path / "runs" / "r"
+    found = numbers(read_back(name, run))
+    now = {key: value for key, value in truth(run).items() if key[0] != CHECKPOINT or key[1] < 8}
+    assert found.keys() == now.keys()
+    differing = {key[0] for key, value in now.items() if not same(found[key], value, name=name)}
+    assert all("seconds" in tag for tag in differing)
+    assert name != "tensorboard" or not differing
