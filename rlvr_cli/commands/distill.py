@@ -79,6 +79,7 @@ def train(config: DistillConfig, trainer: Trainer, inputs: Inputs, *, served: Se
     objective = partial(
         policy_gradient,
         loss=partial(distillation, divergence=config.divergence, task_reward=config.task_reward),
+        min_tokens=config.sampling_min_tokens,
     )
     asked = trainer.cursor.get("asked", 0)
     longer = f"--n-distill-steps {2 * config.n_distill_steps}"

@@ -118,6 +118,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
         importance_cap=config.importance_truncation,
         importance_floor=config.importance_floor,
         importance_masked=config.importance_correction == "masked",
+        min_tokens=config.sampling_min_tokens,
     )
     clipping_seen = False
     steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))

@@ -52,6 +52,7 @@ def train(config: PpoConfig, trainer: Trainer, inputs: Inputs) -> None:
         vf_coef=config.vf_coef,
         vf_cliprange=config.vf_cliprange,
         kl_coef=config.kl_coef if config.kl_in == "loss" else 0.0,
+        min_tokens=config.sampling_min_tokens,
     )
     steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
     longer = f"--n-ppo-steps {2 * config.n_ppo_steps}"
