@@ -17,7 +17,7 @@ from rlvr_cli.analysis.database import Database, open_runs
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_query
 from rlvr_cli.analysis.summary import combined_tables, summarize
 from rlvr_cli.config.analyze import AnalyzeConfig
-from rlvr_cli.config.options import nearest
+from rlvr_cli.config.options import flag, nearest
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.manifest import ROLLOUTS, part_name
 from rlvr_cli.runs.readers import (
@@ -60,6 +60,10 @@ def run(config: AnalyzeConfig) -> None:
         config = replace(config, query="summary", runs=(config.query, *config.runs))
     if config.query == REPORT:
         return report(config)
+    if config.out:
+        raise UsageError(
+            "--out is the file of the report.", "rlvr analyze report RUN --out FILE.html; a picture: --plot FILE.png"
+        )
     query = find_query(config.query, config.runs_dir)
     if config.show:
         return console.print_text(query.sql)
@@ -175,6 +179,12 @@ def report(config: AnalyzeConfig) -> None:
     from rlvr_cli.analysis.alarms import run_alarms
     from rlvr_cli.analysis.report.build import write_report
 
+    ignored = [name for name in _given(config) if name not in ("query", "runs", "runs_dir", "out")]
+    if ignored:
+        raise UsageError(
+            f"{flag(ignored[0])} has no effect on the report, which has all curves and rollouts.",
+            "Leave it out, or name a query: rlvr analyze --list",
+        )
     paths = named_runs(config)
     alarms = [
         {
@@ -190,6 +200,11 @@ def report(config: AnalyzeConfig) -> None:
     console.say(f"page {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
+def _given(config: AnalyzeConfig) -> list[str]:
+    """The options that were given on the command line."""
+    return [name for name, source in config.sources.items() if source == "flag"]
+
+
 def check_plot(query: NamedQuery, config: AnalyzeConfig) -> None:
     """Raise RlvrError if there can be no picture, or if an option of the picture has no effect without one."""
     if config.plot:
@@ -203,8 +218,8 @@ def check_plot(query: NamedQuery, config: AnalyzeConfig) -> None:
             )
         return check_ending(Path(config.plot))
     for name in ("x", "panels", "smooth", "log", "title"):
-        if config.sources.get(name, "default") != "default":
-            raise RlvrError(f"--{name} is an option of the picture.", "Add --plot FILE.png or FILE.svg.")
+        if name in _given(config):
+            raise UsageError(f"--{name} is an option of the picture.", "Add --plot FILE.png or FILE.svg.")
 
 
 def plot(
