@@ -102,6 +102,7 @@ def mutations_of(file: str, *rows: tuple[str, str, str, str] | tuple[str, str, s
 
 
 ON_POLICY = "tests/commands/test_dpo.py -k own_pairs"
+FAILING = "tests/commands/test_rewards.py -k share_that_may_fail"
 BUDGETS = "tests/commands/test_end_to_end.py -k each_thinking_budget"
 EVALUATED = "tests/replay/test_wiring.py::test_an_evaluation_is_what_its_options_give"
 LOSSES = "tests/training/losses/test_losses.py"
@@ -161,6 +162,7 @@ WIRING = [
         ("the KL penalty is k3 whatever is asked", "kl_type=config.kl_type,", "", replays("grpo-gspo"), "kl_type"),
         ("no floor of importance weights", "importance_floor=config.importance_floor,", "", replays("grpo-floored"), "importance_floor"),
         ("importance weights are truncated always", 'importance_masked=config.importance_correction == "masked",', "", replays("grpo-masked"), "importance_correction"),
+        ("the mismatch has the tokens before the minimum", "min_tokens=config.sampling_min_tokens,", "", "tests/replay/test_wiring.py -k mismatch_leaves"),
         ("cispo's cap is 5", "getattr(config, name) for name in loss.options", '(5.0 if name == "cispo_cap" else getattr(config, name)) for name in loss.options', replays("grpo-cispo"), "cispo_cap"),
         ("kimi's tau is 0.1", "getattr(config, name) for name in loss.options", '(0.1 if name == "kimi_tau" else getattr(config, name)) for name in loss.options', replays("grpo-kimi"), "kimi_tau"),
         ("a missing detector is found too late", "check_detector(config.language_detector)", "pass", f"{GRPO} -k missing_language", "language_detector"),
@@ -229,6 +231,8 @@ WIRING = [
         ("staleness counts as a gap of the sampler", 'batch["stale"] =', "_ =", f"{PARTIAL} -k say_what", "partial_rollout_tokens"),
         ("the tokens of a step are those trained on", "stats = replace(sampling, grading_seconds=grading.grading_seconds)", "stats = grading", f"{PARTIAL} -k say_what", "partial_rollout_tokens"),
     ),
+    Mutation("ppo: the mismatch has the tokens before the minimum", "commands/ppo.py", "min_tokens=config.sampling_min_tokens,", "", "tests/commands/test_ppo.py -k mismatch_leaves"),
+    Mutation("distill: the mismatch has the tokens before the minimum", "commands/distill.py", "min_tokens=config.sampling_min_tokens,", "", "tests/replay/test_wiring.py -k mismatch_leaves"),
     Mutation("a batch of few groups counts as a whole one", "commands/grpo.py", "share=len(rows) / config.train_batch_size if", "share=1.0 if", "tests/replay/test_wiring.py -k partial", ("partial_rollout_tokens",)),
     Mutation("the share of an update is not used", "training/update.py", "normalize_constant=normalize_constant) / share", "normalize_constant=normalize_constant)", f"{UPDATE} -k share"),
     Mutation("the share of an update is not used for a loss per row", "training/update.py", "for rows, _, _ in micro_batches) / share", "for rows, _, _ in micro_batches)", f"{UPDATE} -k share"),
@@ -382,6 +386,8 @@ WIRING = [
     *mutations_of(
         "training/session.py",
         ("questions of seed 0 (ppo)", "seed=trainer.config.seed, start=asked", "seed=0, start=asked", actor_critics("discounted"), "seed"),
+        ("a tenth of a batch's grades may fail whatever is asked", "at_most=trainer.config.max_grade_errors", "at_most=0.1", FAILING, "max_grade_errors"),
+        ("no grade of a batch may stop a run", "    if not trainer.updates:\n", "    if False:\n", FAILING, "max_grade_errors"),
     ),
     *mutations_of(
         "training/gae.py",
@@ -524,6 +530,7 @@ WIRING = [
     ),
     *mutations_of(
         "training/evaluation.py",
+        ("no grade of an evaluation may stop a run", "        if not updates:\n", "        if False:\n", FAILING, "max_grade_errors"),
         ("no evaluation between first and last", "return updates == 0 or bool(every and updates % every == 0)", "return updates == 0", replays("grpo-on-policy"), "grpo.eval_every sft.eval_every dpo.eval_every ppo.eval_every distill.eval_every"),
         ("1,024 evaluation questions", "return min(final or self.config.eval_examples,", "return min(final or 1024,", replays("grpo-on-policy"), "eval_examples"),
         ("the last evaluation is as the others", "final = self.config.final_eval_examples if last else None", "final = None", replays("grpo-on-policy"), "final_eval_examples"),

@@ -1,7 +1,8 @@
 """The command line: config dataclasses become Typer commands, each built, and its code imported, only when it is called.
 
-Enters: argv. Leaves: exit status 0, 1 (an error that the user can fix, such as a result that cannot be written), 2 (usage
-error) or 130 (interrupted by Ctrl-C, SIGTERM, SIGHUP or SIGUSR1; finished work is kept).
+Enters: argv. Leaves: exit status 0; 2, a usage error: an unknown command, option or choice, a value out of range, options
+that exclude each other, wherever they are given (flag, preset, --config file); 1, any other error that the user can fix, such
+as a file or a run that is not there; or 130 (interrupted by Ctrl-C, SIGTERM, SIGHUP or SIGUSR1; finished work is kept).
 """
 
 import importlib
@@ -21,7 +22,7 @@ from rlvr_cli.config import config_of
 from rlvr_cli.config.options import flag, nearest, options, read_value, summary_and_examples, value_type
 from rlvr_cli.config.sources import preset_names, resolve
 from rlvr_cli.config.synonyms import suggested_options
-from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.errors import Interrupted, RlvrError, UsageError
 from rlvr_cli.terminal import help, streams
 from rlvr_cli.text import printable, redacted
 
@@ -45,11 +46,13 @@ COMMANDS = {
 }
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 COMPLETE = "_RLVR_COMPLETE"  # environment variable that a shell's completion script sets (Typer's protocol)
-MOVED = {"report": "analyze report", "list": "analyze --list", "plot": "analyze curves RUN --plot FILE.png"}
-
-
-class UsageError(RlvrError):
-    """An error in the command line itself, found before the command runs: exit status 2."""
+MOVED = {
+    "report": "analyze report",
+    "plot": "analyze curves RUN --plot FILE.png",
+    "list": "runs",
+    "ls": "runs",
+    "train": "grpo, or rlvr sft, ei, dpo, ppo",
+}
 
 
 class Command(TyperCommand):
@@ -124,7 +127,10 @@ def build(name: str) -> TyperCommand:
         # An option that was not given is None: leave it out, so that run.json records it as a default.
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items() if v is not None}
         given.pop("help_all", None)
-        config = resolve(config_type, flags=given, command=name)
+        try:
+            config = resolve(config_type, flags=given, command=name)
+        except RlvrError as e:
+            raise UsageError(e.problem, e.hint) from e
         importlib.import_module(f"rlvr_cli.commands.{name}").run(config)
 
     parameters = [_parameter(option, command=name) for option in options(config_type)]

@@ -1,6 +1,7 @@
 """The exceptions that the command line shows to the user without a traceback.
 
-Enters: what is wrong and where, and what to do about it. Leaves: exit status 1 and two lines on stderr.
+Enters: what is wrong and where, and what to do about it. Leaves: two lines on stderr, and exit status 1 or, for a
+`UsageError`, 2.
 """
 
 
@@ -22,6 +23,10 @@ class RlvrError(Exception):
 
     def __reduce__(self) -> tuple[type["RlvrError"], tuple[str, str]]:
         return type(self), (self.problem, self.hint)  # pickling between processes keeps both lines
+
+
+class UsageError(RlvrError):
+    """An error in the command line itself: exit status 2. Nothing was begun."""
 
 
 class Interrupted(BaseException):

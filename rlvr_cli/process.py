@@ -24,11 +24,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 # Ctrl-C, an end that is asked for, a closed terminal, and the warning that SLURM sends before its time limit.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+HEARD = b"stopping: what is done will be saved. Another Ctrl-C stops at once, without saving more.\n"
 REPEAT_SECONDS = 1.0  # within which another signal is the same one: `timeout` and closing terminals send it twice
 
 
 class StopRequest:
     """Context manager that turns `STOP_SIGNALS` into a flag, polled with `check`; `stoppable` blocks end at once.
+
+    The first signal is acknowledged on stderr, because the work may need seconds to notice it.
 
     A second Ctrl-C, or another signal after `REPEAT_SECONDS`, raises KeyboardInterrupt wherever the work is. Only the main
     thread can handle signals; in another thread the flag is never set. A SIGHUP that is ignored stays so (nohup).
@@ -61,6 +64,8 @@ class StopRequest:
             raise KeyboardInterrupt
         if not self.requested:
             self.requested, self._received_at = True, time.monotonic()
+            with suppress(OSError):
+                os.write(2, HEARD)  # not print: it may be the code that the signal has interrupted
         if _only_waiting:
             _only_waiting = False  # once: the exception must not be interrupted by another
             raise Interrupted

@@ -44,7 +44,7 @@ FinishReason = Literal["stop", "length"]
 Phase = Literal["train", "eval"]
 ChatThinking = Literal["auto", "on", "off"]  # auto: as the chat template has it
 FormatRule = Literal["literal", "lenient"]  # exactly one space between </think> and <answer>, or any white space
-KEPT_CHARACTERS = 1_000  # of an extracted answer
+KEPT_CHARACTERS = 1_000  # of an extracted answer, of the text of an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,25 +110,30 @@ class Completion:
 class Grade:
     """A grader's verdict. When grading failed, `error` is set and the rewards are None, never a silent 0.
 
-    Of a longer `extracted_answer` only the first 1,000 characters are kept.
+    Of a longer `extracted_answer` or `error_detail` only the first 1,000 characters are kept.
     """
 
-    format_reward: float | None
+    format_reward: float | None  # None with a reward: the grader gave nothing but the reward
     answer_reward: float | None
     reward: float | None
     extracted_answer: str | None = None
     failure_kind: str | None = None  # why there was no reward; None for a rewarded response
     error: str | None = None  # "timeout", "crash" or the exception's name
+    error_detail: str | None = None  # FILE:LINE of a user's function, and the exception's text
 
     def __post_init__(self) -> None:
-        if self.extracted_answer is not None and len(self.extracted_answer) > KEPT_CHARACTERS:
-            object.__setattr__(self, "extracted_answer", self.extracted_answer[:KEPT_CHARACTERS])  # frozen
+        for name in ("extracted_answer", "error_detail"):
+            text = getattr(self, name)
+            if text is not None and len(text) > KEPT_CHARACTERS:
+                object.__setattr__(self, name, text[:KEPT_CHARACTERS])  # frozen
 
     @property
     def category(self) -> str:
-        """The handout's three categories, `format_1_answer_1` and so on, or `grade_error`."""
-        if self.format_reward is None or self.answer_reward is None:
+        """The handout's three categories, `format_1_answer_1` and so on; `reward_only`, or `grade_error`."""
+        if self.reward is None:
             return "grade_error"
+        if self.format_reward is None or self.answer_reward is None:
+            return "reward_only"
         return f"format_{int(self.format_reward > 0.5)}_answer_{int(self.answer_reward > 0.5)}"
 
 
@@ -181,6 +186,7 @@ class Rollout:
     overlong_term: Annotated[float | None, Since(2)] = None
     # One per response token: the version of the policy that sampled it; None: `policy_version` sampled all of them.
     token_versions: Annotated[tuple[Int32, ...] | None, Since(2)] = None
+    grade_error_detail: Annotated[str | None, Since(2)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +295,7 @@ class Regrade:
     extracted_answer: str | None
     category: str
     failure_kind: str | None
+    grade_error_detail: Annotated[str | None, Since(2)] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from rlvr_cli.process import STOP_SIGNALS, StopRequest, stoppable
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_the_first_signal_is_raised_at_the_next_check_and_the_second_at_once(number, monkeypatch):
+def test_the_first_signal_is_raised_at_the_next_check_and_the_second_at_once(number, monkeypatch, capfd):
     monkeypatch.setattr(process, "REPEAT_SECONDS", 0.0)
     before = signal.getsignal(number)
     if before is signal.SIG_IGN:
@@ -22,10 +22,12 @@ def test_the_first_signal_is_raised_at_the_next_check_and_the_second_at_once(num
         stop.check()
         os.kill(os.getpid(), number)
         assert stop.requested
+        assert capfd.readouterr().err.startswith("stopping: what is done will be saved. Another Ctrl-C stops at once")
         with pytest.raises(Interrupted):
             stop.check()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
+        assert capfd.readouterr().err == ""
     assert signal.getsignal(number) is before
 
 

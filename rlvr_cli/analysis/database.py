@@ -55,6 +55,27 @@ _SQL_TYPES = {
     **{"string": "VARCHAR", "bool_": "BOOLEAN", "timestamp": "TIMESTAMP"},
     **{"int32": "INTEGER", "int64": "BIGINT", "float32": "FLOAT", "float64": "DOUBLE"},
 }
+# Why a response got its reward, in words.
+_WHY_GRADED = """
+CREATE MACRO why_graded(reward, error, detail, kind, tokens) AS
+CASE
+    WHEN reward IS NULL THEN 'the grade failed: ' || coalesce(error, 'unknown') || coalesce(': ' || detail, '')
+    WHEN reward > 0.5 AND NOT isnan(reward) THEN 'it was rewarded'
+    WHEN kind = 'truncated' THEN 'cut off after ' || tokens || ' tokens, before its answer'
+    WHEN kind = 'empty' THEN 'there is nothing in the answer'
+    WHEN kind = 'no_think_close' THEN 'the thinking is never closed: there is no </think>'
+    WHEN kind = 'no_answer_tags' THEN 'there is no answer where the grader looks: in <answer> tags, or in \\boxed{} for question_only'
+    WHEN kind = 'malformed_tags' THEN 'the tags are there, but not as "</think> <answer>" ... "</answer>"'
+    WHEN kind = 'multiple_answers' THEN 'there is more than one answer'
+    WHEN kind = 'unparsed_answer' THEN 'the answer cannot be read as mathematics'
+    WHEN kind = 'no_format' THEN 'the format is wrong, and the grader said no more'
+    WHEN kind = 'low_reward' THEN 'the reward is ' || reward || ', and the grader said no more'
+    WHEN kind = 'wrong_answer' THEN 'the answer differs from the truth'
+    WHEN kind = 'correct_but_unformatted' THEN 'the answer is right, but stands where the format does not allow it: '
+        || 'the fault is the parser''s, not the model''s'
+    ELSE coalesce(kind, 'unknown')
+END
+"""
 _DATASET_COLUMNS: tuple[str, ...] = ("id", "question", "ground_truth")
 # The interval of a share, as in `estimators.share_interval`; n is the effective number of trials.
 _MACROS = """
@@ -300,7 +321,7 @@ class Database:
         except duckdb.InterruptException as e:
             raise RlvrError(
                 f"The query was stopped after {self._timeout_seconds:g} seconds.",
-                "--timeout-seconds gives it more time.",
+                "Select fewer rows or columns, or give rlvr analyze more time: --timeout-seconds.",
             ) from e
         except duckdb.OutOfMemoryException as e:
             raise RlvrError(
@@ -374,6 +395,7 @@ def _place(sql: str, position: str | None) -> str:
 
 def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInfo]) -> None:
     connection.execute("SET parquet_metadata_cache = true")
+    connection.execute(_WHY_GRADED)
     connection.execute(_MACROS)
     sampled = {
         "rollouts": (Rollout, [p for r in runs for p in r.parts]),

@@ -13,4 +13,4 @@ def report_end(trainer: Trainer, *, output: str) -> None:
     for alarm in run_alarms(run.path):
         console.say(f"{alarm.severity}: {alarm.sentence}\n    {alarm.command_for(run.path)}")
     if trainer.evaluator is not None:
-        tables.print_tables(summarize(run.path, step=trainer.updates).tables(), output=output, missing="–")
+        tables.print_tables(summarize(run.path, step=trainer.updates).tables(), output=output)

@@ -138,6 +138,7 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
         hits.setdefault(row["category"], []).append((row["hits"], row["n"], row["questions"]))
     failures = tuple((row["failure_kind"], row["samples"]) for row in next(tables).records())
     asked = [(n, count) for n, _, _, count in kinds]
+    by_format = "reward_only" not in counts or not counts.keys() <= {"reward_only", "grade_error"}
 
     def category(name: str) -> CategoryCount:
         counted = counts.get(name, {"samples": 0, "tokens": None})
@@ -153,7 +154,9 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
         grade_errors=samples["ungraded"],
         accuracy=share_of([(c, n, count) for n, c, _, count in kinds]),
         mean_reward=None if samples["binary_reward"] else mean_of([(t, n, count) for n, _, t, count in kinds]),
-        categories=tuple(category(name) for name in dict.fromkeys((*HANDOUT_CATEGORIES, *counts))),
+        categories=tuple(
+            category(name) for name in dict.fromkeys((*(HANDOUT_CATEGORIES if by_format else ()), *counts))
+        ),
         at_k=tuple(at_k(list(database.select(named_queries()["at_k"].sql, chosen).records()))) if most > 1 else (),
         failure_kinds=failures,
         mean_tokens=samples["tokens"],

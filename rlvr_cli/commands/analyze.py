@@ -17,8 +17,8 @@ from rlvr_cli.analysis.database import Database, open_runs
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_query
 from rlvr_cli.analysis.summary import combined_tables, summarize
 from rlvr_cli.config.analyze import AnalyzeConfig
-from rlvr_cli.config.options import nearest
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.config.options import flag, nearest
+from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.manifest import ROLLOUTS, part_name
 from rlvr_cli.runs.readers import (
     RunInfo,
@@ -30,7 +30,7 @@ from rlvr_cli.runs.readers import (
     resolve_runs,
     run_names,
 )
-from rlvr_cli.terminal import cases, console, tables
+from rlvr_cli.terminal import cases, console, help, tables
 from rlvr_cli.types import Table
 
 COUNTS = {
@@ -43,24 +43,27 @@ COUNTS = {
     "step_b": 0,
 }  # parameters that are whole numbers, and their least values
 REPORT = "report"  # accepted in place of a query's name
+REPORT_ANSWERS = (
+    "One self-contained HTML page: summary, configuration, curves, alarms, rollouts to browse (--out FILE)."
+)
 
 
 def run(config: AnalyzeConfig) -> None:
     """Answer one query. Raises RlvrError for user errors."""
+    if config.list and config.format == "table":
+        return console.print_page(query_page())
     if config.list:
         rows = [(q.name, q.description, _listed(q.parameters)) for q in named_queries().values()]
-        rows.append(
-            (
-                REPORT,
-                "One self-contained HTML page: summary, configuration, curves, alarms, rollouts to browse (--out FILE).",
-                "",
-            )
-        )
+        rows.append((REPORT, REPORT_ANSWERS, ""))
         return tables.print_table(("query", "answers", "parameters"), rows, output=config.format)
     if config.query not in (REPORT, *named_queries()) and names_runs(config):  # rlvr analyze RUN...
         config = replace(config, query="summary", runs=(config.query, *config.runs))
     if config.query == REPORT:
         return report(config)
+    if config.out:
+        raise UsageError(
+            "--out is the file of the report.", "rlvr analyze report RUN --out FILE.html; a picture: --plot FILE.png"
+        )
     query = find_query(config.query, config.runs_dir)
     if config.show:
         return console.print_text(query.sql)
@@ -80,6 +83,7 @@ def run(config: AnalyzeConfig) -> None:
             result = at_k_table(database, parameters)
         else:
             result = database.select(query.sql, parameters, limit=0 if config.plot else config.limit)
+        nothing = "" if result.rows else why_nothing(database, query, parameters, infos)
         if config.plot:
             by_path = {info.path.resolve(): info for info in infos}
             plot(result, query, config, database, [[by_path[path.resolve()] for path in arm] for arm in arms])
@@ -89,13 +93,52 @@ def run(config: AnalyzeConfig) -> None:
         more=result.more or 0 < config.limit < len(result.rows),
     )
     if config.format == "table" and set(result.columns) >= cases.CASE_COLUMNS:
-        cases.print_cases(result)
+        cases.print_cases(result, templates={info.id: prompt_template(info) for info in infos})
     else:
         tables.print_tables([result], output=config.format)
     if result.more:
         console.say(f"only the first {config.limit} rows are shown; --limit 0 shows all of them")
-    if not result.rows:
-        console.say(f"no rows; there are rollouts of {'; '.join(map(stored_steps, infos)) or 'none'}")
+    if nothing:
+        console.say(nothing)
+
+
+def why_nothing(database: Database, query: NamedQuery, parameters: Mapping[str, Any], infos: Sequence[RunInfo]) -> str:
+    """Say why a query has no rows."""
+    if query.name == "metrics":
+        names = [name for (name,) in database.select("SELECT DISTINCT name FROM metrics ORDER BY name").rows]
+        return (
+            f"no metric is named like {parameters['names']!r}, where % stands for any text; there are "
+            f"{textwrap.shorten(', '.join(names), 4000, placeholder=' …') or 'none'}"
+        )
+    narrowed = any(parameters.get(name) not in (None, "") for name in ("step", "category", "failure_kind"))
+    if query.name == "failures" and not narrowed:
+        rows = database.select("SELECT 1 FROM rollouts WHERE phase = $phase", parameters, limit=1).rows
+        if rows:
+            return "no failures: every response was rewarded; rlvr analyze rollouts shows some of them"
+    return f"no rows; there are rollouts of {'; '.join(map(stored_steps, infos)) or 'none'}"
+
+
+def prompt_template(info: RunInfo) -> str:
+    """The text of a run's prompt template; empty if run.json does not tell."""
+    facts = info.metadata.get("facts")
+    prompt = facts.get("prompt") if isinstance(facts, dict) else None
+    text = prompt.get("text") if isinstance(prompt, dict) else None
+    return text if isinstance(text, str) else ""
+
+
+def query_page() -> str:
+    """The named queries with their parameters, for reading."""
+    rows = [
+        help.Row((q.name,), f"{q.description} {f'[{_listed(q.parameters)}]' if _listed(q.parameters) else ''}".strip())
+        for q in named_queries().values()
+    ]
+    footer = [
+        "--set NAME=VALUE sets a parameter; --show prints a query's SQL.",
+        "--format json lists them for programs.",
+    ]
+    return help.page(
+        "rlvr analyze QUERY [RUN ...]", "", {"Queries": [*rows, help.Row((REPORT,), REPORT_ANSWERS)]}, footer=footer
+    )
 
 
 def names_runs(config: AnalyzeConfig) -> bool:
@@ -136,6 +179,12 @@ def report(config: AnalyzeConfig) -> None:
     from rlvr_cli.analysis.alarms import run_alarms
     from rlvr_cli.analysis.report.build import write_report
 
+    ignored = [name for name in _given(config) if name not in ("query", "runs", "runs_dir", "out")]
+    if ignored:
+        raise UsageError(
+            f"{flag(ignored[0])} has no effect on the report, which has all curves and rollouts.",
+            "Leave it out, or name a query: rlvr analyze --list",
+        )
     paths = named_runs(config)
     alarms = [
         {
@@ -151,6 +200,11 @@ def report(config: AnalyzeConfig) -> None:
     console.say(f"page {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
+def _given(config: AnalyzeConfig) -> list[str]:
+    """The options that were given on the command line."""
+    return [name for name, source in config.sources.items() if source == "flag"]
+
+
 def check_plot(query: NamedQuery, config: AnalyzeConfig) -> None:
     """Raise RlvrError if there can be no picture, or if an option of the picture has no effect without one."""
     if config.plot:
@@ -164,8 +218,8 @@ def check_plot(query: NamedQuery, config: AnalyzeConfig) -> None:
             )
         return check_ending(Path(config.plot))
     for name in ("x", "panels", "smooth", "log", "title"):
-        if config.sources.get(name, "default") != "default":
-            raise RlvrError(f"--{name} is an option of the picture.", "Add --plot FILE.png or FILE.svg.")
+        if name in _given(config):
+            raise UsageError(f"--{name} is an option of the picture.", "Add --plot FILE.png or FILE.svg.")
 
 
 def plot(
@@ -252,7 +306,7 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
     if query.name:
         for name in ("phase", "step", "category", "failure_kind"):
             if config.sources.get(name, "default") != "default" and name not in query.parameters:
-                raise RlvrError(
+                raise UsageError(
                     f"{query.name} has no --{name.replace('_', '-')}.",
                     f"Its parameters: {_listed(query.parameters) or 'none'}.",
                 )
@@ -262,9 +316,9 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
     for text in config.set:
         name, equals, value = text.partition("=")
         if not equals:
-            raise RlvrError(f"--set {text} has no value.", "Write --set NAME=VALUE, for example --set k=8.")
+            raise UsageError(f"--set {text} has no value.", "Write --set NAME=VALUE, for example --set k=8.")
         if name not in known:
-            raise RlvrError(
+            raise UsageError(
                 f"{query.name or 'This query'} has no parameter {name!r}.",
                 f"Its parameters: {_listed({k: query.parameters.get(k) for k in sorted(known)}) or 'none'}.",
             )
@@ -274,7 +328,7 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
             given[name] = value
         if name in COUNTS and given[name] is not None and not _is_count(given[name], name):
             several = ", or several such as k=1,2,4,8" if name == "k" else ""
-            raise RlvrError(f"--set {text}: {name} must be a whole number, {COUNTS[name]} or more{several}.")
+            raise UsageError(f"--set {text}: {name} must be a whole number, {COUNTS[name]} or more{several}.")
     return {**query.parameters, **flags, "limit": options["limit"], **given}
 
 
@@ -299,8 +353,8 @@ def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: 
         summarize(info, phase=phase, step=step, timeout_seconds=config.timeout_seconds) for info in held or infos
     ]
     if len(summaries) == 1:
-        return tables.print_tables(summaries[0].tables(), output=config.format, missing="–")
-    tables.print_tables(combined_tables(summaries), output=config.format, missing="–")
+        return tables.print_tables(summaries[0].tables(), output=config.format)
+    tables.print_tables(combined_tables(summaries), output=config.format)
 
 
 def _has_rollouts(info: RunInfo, *, phase: str, step: int | None) -> bool:
@@ -312,7 +366,7 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     from rlvr_cli.analysis.comparison import compare
 
     if len(config.runs) != 2:
-        raise RlvrError(
+        raise UsageError(
             f"compare needs two runs; {len(config.runs)} were given.",
             "rlvr analyze compare RUN_A RUN_B, or with several seeds each: rlvr analyze compare A1,A2,A3 B1,B2,B3",
         )
@@ -331,7 +385,7 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     *numbers, words = comparison.tables()
     if config.format != "table":
         return tables.print_tables([*numbers, words], output=config.format)
-    tables.print_tables(numbers, missing="–")
+    tables.print_tables(numbers)
     console.print_text("\n" + "\n".join(textwrap.fill(text, 100) for (text,) in words.rows))
 
 

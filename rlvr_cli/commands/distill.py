@@ -13,7 +13,7 @@ import torch
 
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.distill import DistillConfig
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.models.divergence import check_teacher
 from rlvr_cli.models.identity import model_facts, model_path
 from rlvr_cli.models.tokenization import Batch, pad_id_of
@@ -38,9 +38,9 @@ def run(config: DistillConfig) -> None:
         return
     config = resumed_config(config, command="distill")
     if not config.teacher:
-        raise RlvrError("rlvr distill needs a teacher.", "Name one with --teacher: a directory or a hub id.")
+        raise UsageError("rlvr distill needs a teacher.", "Name one with --teacher: a directory or a hub id.")
     if "://" in config.teacher:
-        raise RlvrError(
+        raise UsageError(
             f"--teacher {config.teacher} is an address, and the student's tokens are compared with the teacher's.",
             "Name the model with --teacher, for its tokenizer, and the server with --teacher-url.",
         )
@@ -79,9 +79,11 @@ def train(config: DistillConfig, trainer: Trainer, inputs: Inputs, *, served: Se
     objective = partial(
         policy_gradient,
         loss=partial(distillation, divergence=config.divergence, task_reward=config.task_reward),
+        min_tokens=config.sampling_min_tokens,
     )
     asked = trainer.cursor.get("asked", 0)
-    with console.progress("steps", config.n_distill_steps - trainer.updates, running_mean=False) as bar:
+    longer = f"--n-distill-steps {2 * config.n_distill_steps}"
+    with trainer.progress("steps", config.n_distill_steps, done=trainer.updates, longer=longer) as bar:
         while trainer.updates < config.n_distill_steps and trainer.has_time():
             step = trainer.updates
             rollouts, asked, signals = sample_batch(

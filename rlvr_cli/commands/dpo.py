@@ -37,6 +37,7 @@ from rlvr_cli.training.session import (
     load_inputs,
     open_trainer,
     sample_batch,
+    warn_of_shared_questions,
 )
 from rlvr_cli.training.traces import check_lengths, encode_traces
 from rlvr_cli.training.trainer import Trainer
@@ -80,7 +81,8 @@ def train_on_policy(config: DpoConfig, trainer: Trainer, inputs: Inputs) -> None
     """Sample, make pairs, update; repeat. Resumes after an interruption: three counters determine all data that follow."""
     loss, objective = objective_of(config)
     steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_step"))
-    with console.progress("steps", config.n_dpo_steps - steps, running_mean=False) as bar:
+    longer = f"--n-dpo-steps {2 * config.n_dpo_steps}"
+    with trainer.progress("steps", config.n_dpo_steps, done=steps, longer=longer) as bar:
         while steps < config.n_dpo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
             if not done:
@@ -165,6 +167,7 @@ def run_on_pairs(config: DpoConfig) -> None:
     num_pairs = len(pairs.examples) // 2
     num_updates = config.dpo_epochs * math.ceil(num_pairs / config.train_batch_size)
     eval_dataset = load_eval_dataset(config)
+    warn_of_shared_questions(pairs.examples, eval_dataset)
     pool = grader_pool(config, eval_dataset.default_grader if eval_dataset else None)
     facts = input_facts(
         {
@@ -221,7 +224,7 @@ def train(config: DpoConfig, trainer: Trainer, pairs: Pairs) -> None:
             lengths,
             micro_batch_size=2 * config.micro_batch_size,
         )
-    with console.progress("updates", trainer.num_updates - trainer.updates, running_mean=False) as bar:
+    with trainer.progress("updates", trainer.num_updates, done=trainer.updates) as bar:
         for chosen in islice(updates, trainer.updates, None):
             if not trainer.has_time():
                 break

@@ -37,7 +37,8 @@ def run(config: EiConfig) -> None:
 def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
     """Algorithm 2. Resumes after an interruption: three counters, the data cursor, determine all data that follow."""
     steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_step"))
-    with console.progress("steps", config.n_ei_steps - steps, running_mean=False) as bar:
+    longer = f"--n-ei-steps {2 * config.n_ei_steps}"
+    with trainer.progress("steps", config.n_ei_steps, done=steps, longer=longer) as bar:
         while steps < config.n_ei_steps and trainer.has_time():
             sampled_at = trainer.updates - done
             if config.eval_every and steps % config.eval_every == 0 and not done:
@@ -64,7 +65,9 @@ def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
                 signals |= {"nll": update["loss/nll"], "entropy": update["policy/entropy"]}
             if not minibatches:
                 console.say(
-                    f"step {steps + 1}: no response was correct, so there is nothing to train on; the next step uses other questions"
+                    f"step {steps + 1}: no response was correct, so there is nothing to train on; the next step uses other questions.\n"
+                    f"  If that goes on: a model that was fine-tuned first (rlvr sft), a larger --group-size, easier questions, or "
+                    f"another --prompt or --grader. rlvr analyze failures {trainer.run.path} --phase train shows what was wrong."
                 )
                 trainer.skip(after)
             trainer.metrics.add(sampled_at, {"step/seconds": trainer.clock.step_seconds})

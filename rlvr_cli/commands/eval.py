@@ -23,7 +23,7 @@ from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.identity import model_facts, model_path
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
-from rlvr_cli.rollouts.grading import grader_pool
+from rlvr_cli.rollouts.grading import check_grade_errors, grader_pool, stored_errors
 from rlvr_cli.rollouts.inputs import chat_line, input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import name_of, open_run, resumed_config
 from rlvr_cli.runs.readers import is_run, read_run, run_names
@@ -38,7 +38,7 @@ from rlvr_cli.types import Sampler
 
 def run(config: EvalConfig) -> None:
     """Evaluate a model. Raises RlvrError for user errors, Interrupted after a signal."""
-    config = resumed_config(config, command="eval")
+    config = resumed_config(config, command="eval", one_run="," not in config.thinking_budget)
     template = load_template(config, model=config.model)
     dataset = load_questions(config, purpose="eval", limit=config.limit)
     pool = grader_pool(config, dataset.default_grader)
@@ -79,7 +79,7 @@ def run(config: EvalConfig) -> None:
                     opened.callback(sampler.close)
                 total = len(dataset.examples) * config.num_samples
                 run.update(sampler=sampler_facts(sampler, reason=engine.reason), planned={"samples": total})
-                with console.progress("sampling", total - run.num_rollouts("eval", 0)) as bar:
+                with console.progress("sampling", total, done=run.num_rollouts("eval", 0)) as bar:
                     log_generations(
                         run,
                         phase="eval",
@@ -96,12 +96,26 @@ def run(config: EvalConfig) -> None:
                     )
             evaluated.append(run.path)
     if len(evaluated) == 1:
-        tables.print_tables(summarize(evaluated[0]).tables(), output=config.format, missing="–")
+        tables.print_tables(summarize(evaluated[0]).tables(), output=config.format)
     else:
         with open_runs([read_run(path) for path in evaluated]) as database:
             query = named_queries()["thinking_budget"]
             tables.print_tables([database.select(query.sql, query.parameters)], output=config.format)
         console.say(f"picture  rlvr analyze thinking_budget {' '.join(map(str, evaluated))} --plot budget.png")
+    for path in evaluated:
+        check_graded(path)
+
+
+def check_graded(path: Path) -> None:
+    """Raise RlvrError if not one response of a run could be graded."""
+    errors = stored_errors(path, phase="eval", step=0)
+    if all(error is not None for error, _ in errors):
+        check_grade_errors(
+            errors,
+            at_most=0,
+            of="the run",
+            hint=f"rlvr analyze failures {path} shows them. Correct the grader; rlvr grade {path} --grader grades them again.",
+        )
 
 
 def say_inputs(

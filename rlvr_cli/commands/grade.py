@@ -1,6 +1,7 @@
-"""`rlvr grade`: grade the responses of a run again with another grader, and show what changes.
+"""`rlvr grade`: grade the responses of a run again with another grader, and show what changes; or try a grader.
 
-Enters: a GradeConfig. Leaves: new grades stored beside the run's own, and on stdout how the two differ.
+Enters: a GradeConfig. Leaves: new grades stored beside the run's own, and on stdout how the two differ; or, stored nowhere, what
+a grader makes of some responses.
 """
 
 import shlex
@@ -8,27 +9,34 @@ import shlex
 from rlvr_cli import user_code
 from rlvr_cli.analysis.grade_changes import compare_grades
 from rlvr_cli.config.grade import GradeConfig
-from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.errors import Interrupted, RlvrError, UsageError
 from rlvr_cli.graders import GRADERS, has_format_rule
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.grading import say_failure
+from rlvr_cli.rollouts.inputs import load_questions
 from rlvr_cli.rollouts.regrade import plan_regrade, regrade
+from rlvr_cli.rollouts.trial_grades import question_cases, stored_cases, trial_tables, try_grader
 from rlvr_cli.runs.readers import latest_run, read_run, resolve_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.terminal import console, tables
 
 
 def run(config: GradeConfig) -> None:
-    """Grade a run again, or explain a verdict. Raises RlvrError for user errors, Interrupted after a signal."""
+    """Grade a run again, explain a verdict, or try a grader. Raises RlvrError for user errors, Interrupted after a signal."""
     if config.explain is not None:
         return explain(config, config.explain)
+    if config.check:
+        return check(config)
     if not config.grader:
-        raise RlvrError("No grader is given.", f"Choose {', '.join(GRADERS)}, or FILE.py:FUNCTION, with --grader.")
+        raise UsageError("No grader is given.", f"Choose {', '.join(GRADERS)}, or FILE.py:FUNCTION, with --grader.")
     pool = GraderPool(
         config.grader,
         format_rule=config.format_rule,
         workers=config.grader_workers,
         timeout=config.grader_timeout,
+        report=say_failure,
     )
     path = resolve_run(config.run, config.runs_dir) if config.run else latest_run(config.runs_dir)
     grader, sha256 = stored_name(config), _sha256_of(config.grader)
@@ -41,7 +49,7 @@ def run(config: GradeConfig) -> None:
         console.say(f"grader   {grader}: {left} rollouts to grade" + (f", {done} graded already" if done else ""))
         try:
             if left:
-                with console.progress("grading", left) as bar:
+                with console.progress("grading", done + left, done=done) as bar:
                     regrade(run, works, grader=grader, grader_sha256=sha256, pool=pool, stop=stop, progress=bar)
         except (Interrupted, KeyboardInterrupt):
             words = ["rlvr", "grade", str(run.path), "--grader", config.grader]
@@ -49,7 +57,47 @@ def run(config: GradeConfig) -> None:
             words += ["--phase", config.phase] if config.phase != "all" else []
             raise Interrupted(f"what is done is kept in {run.path}; go on with: {shlex.join(words)}") from None
     changes = compare_grades(read_run(path), grader=grader, phase=config.phase)
-    tables.print_tables(changes, output=config.format, missing="–")
+    tables.print_tables(changes, output=config.format)
+    if left and pool.failed == left:
+        raise RlvrError(
+            f"Not one of the {left} responses could be graded: see the note above.",
+            "Correct the grader, and give the same command again: a changed file grades all of them anew.",
+        )
+
+
+def check(config: GradeConfig) -> None:
+    """Try a grader on answers that are known to be right or wrong, and on stored responses.
+
+    Raises:
+        RlvrError: a grade failed, after the tables.
+    """
+    cases = []
+    if config.dataset:
+        template = load_prompt(config.prompt)
+        questions = load_questions(config, purpose="eval", limit=config.limit).examples
+        cases += question_cases(questions, template, grader=config.check)
+    if config.run:
+        cases += stored_cases(resolve_run(config.run, config.runs_dir), limit=config.limit)
+    if not cases:
+        raise RlvrError(
+            f"{config.run or config.dataset} has no response to try.", "Name other questions or another run."
+        )
+    with GraderPool(config.check, format_rule=config.format_rule, workers=1, timeout=config.grader_timeout) as pool:
+        trials = try_grader(pool, cases)
+    tables.print_tables(trial_tables(trials), output=config.format)
+    number, failed = (sum(counts) for counts in zip(*((len(t.cases), t.failed) for t in trials), strict=True))
+    if failed:
+        hint = "Correct it at the lines shown."
+        if number < len(cases):
+            hint = f"The {len(cases) - number} others were not tried. --grader-timeout gives each more time."
+        raise RlvrError(f"{config.check} failed on {failed} of {number} responses.", hint)
+    means = {trial.cases[0].kind: trial.mean_reward or 0.0 for trial in trials}
+    if means.get("perfect", 1.0) <= max(means.get("wrong", 0.0), means.get("empty", 0.0)):
+        perfect = next(case for case in cases if case.kind == "perfect")
+        console.say(
+            "warning: perfect answers are not rewarded more than wrong or empty ones. Does the function look for another format? "
+            f"A perfect answer to {perfect.example['id']} was {perfect.response!r}, for the truth {perfect.ground_truth!r}."
+        )
 
 
 def explain(config: GradeConfig, text: str) -> None:
@@ -57,7 +105,7 @@ def explain(config: GradeConfig, text: str) -> None:
     from rlvr_cli.graders.explain import explained, response_of
 
     if not config.run.strip():
-        raise RlvrError(
+        raise UsageError(
             "--explain needs the ground truth, too.",
             'rlvr grade --explain "ANSWER" "TRUTH"; one that starts with - comes after -- : --explain "-5" -- "-5"',
         )
@@ -66,7 +114,7 @@ def explain(config: GradeConfig, text: str) -> None:
     with GraderPool(grader, format_rule=config.format_rule, workers=1, timeout=config.grader_timeout) as pool:
         (verdict,) = pool.grade([(response, config.run)])
     found = explained(verdict, response, config.run, grader=grader, format_rule=config.format_rule)
-    tables.print_tables(found, output=config.format, missing="–")
+    tables.print_tables(found, output=config.format)
 
 
 def stored_name(config: GradeConfig) -> str:

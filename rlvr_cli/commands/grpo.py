@@ -15,7 +15,7 @@ from rlvr_cli import user_code
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.data.order import update_rows
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import UsageError
 from rlvr_cli.graders.language import check_detector
 from rlvr_cli.models.tokenization import Batch, pad_id_of
 from rlvr_cli.rollouts.collect import stored_stats
@@ -84,19 +84,19 @@ def resolve_loss(config: GrpoConfig) -> Loss:
     """
     loss = LOSSES.get(config.loss_type) or load_loss(config.loss_type, with_reference=config.kl_coef > 0)
     if config.length_normalization != (needed := loss.length_normalization or config.length_normalization):
-        raise RlvrError(
+        raise UsageError(
             f"--length-normalization {config.length_normalization} does not go with {config.loss_type}, whose ratio is that of a "
             "whole response: the mean over its tokens makes its gradient that of the response.",
             f"Use --length-normalization {needed}.",
         )
     if loss.per_row and config.importance_truncation is not None:
-        raise RlvrError(
+        raise UsageError(
             f"{config.loss_type} gives one loss per response; --importance-correction needs one per token.",
             "Use --importance-correction none, or a loss that gives one number per token.",
         )
     if config.group_size == 1 and not loss.raw_rewards:
         without_baseline = " or ".join(name for name, known in LOSSES.items() if known.raw_rewards)
-        raise RlvrError(
+        raise UsageError(
             "With --group-size 1 every advantage is 0, so nothing is learned.",
             f"Use --group-size 8, or --loss-type {without_baseline}.",
         )
@@ -118,6 +118,7 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
         importance_cap=config.importance_truncation,
         importance_floor=config.importance_floor,
         importance_masked=config.importance_correction == "masked",
+        min_tokens=config.sampling_min_tokens,
     )
     clipping_seen = False
     steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
@@ -131,7 +132,8 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
             max_tokens=config.sampling_max_tokens,
             tokens=config.partial_rollout_tokens,
         )
-    with console.progress("steps", config.n_grpo_steps - steps, running_mean=False) as bar:
+    longer = f"--n-grpo-steps {2 * config.n_grpo_steps}"
+    with trainer.progress("steps", config.n_grpo_steps, done=steps, longer=longer) as bar:
         while steps < config.n_grpo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
             place = {"order": order, "number": steps, "step": sampled_at, "asked": asked}

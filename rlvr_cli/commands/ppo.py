@@ -52,9 +52,11 @@ def train(config: PpoConfig, trainer: Trainer, inputs: Inputs) -> None:
         vf_coef=config.vf_coef,
         vf_cliprange=config.vf_cliprange,
         kl_coef=config.kl_coef if config.kl_in == "loss" else 0.0,
+        min_tokens=config.sampling_min_tokens,
     )
     steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_batch"))
-    with console.progress("steps", config.n_ppo_steps - steps, running_mean=False) as bar:
+    longer = f"--n-ppo-steps {2 * config.n_ppo_steps}"
+    with trainer.progress("steps", config.n_ppo_steps, done=steps, longer=longer) as bar:
         while steps < config.n_ppo_steps and trainer.has_time():
             sampled_at = trainer.updates - done
             rollouts, asked_after, signals = sample_batch(

@@ -20,7 +20,7 @@ from rlvr_cli.samplers.open import Engine
 from rlvr_cli.terminal import console
 from rlvr_cli.training.nodes import lend_trainers
 from rlvr_cli.training.plan import FEW_UPDATES, print_plan, sft_plan
-from rlvr_cli.training.session import Inputs, divide_devices, load_eval_dataset, open_trainer
+from rlvr_cli.training.session import Inputs, divide_devices, load_eval_dataset, open_trainer, warn_of_shared_questions
 from rlvr_cli.training.traces import check_lengths, encode_traces
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example
@@ -56,6 +56,7 @@ def run(config: SftConfig) -> None:
     examples = choose_examples(examples, config.num_examples, order=order)
     num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(examples) / config.train_batch_size)
     eval_dataset = load_eval_dataset(config)
+    warn_of_shared_questions(examples, eval_dataset)
     pool = grader_pool(config, eval_dataset.default_grader if eval_dataset else None)
     facts = input_facts(
         {
@@ -100,7 +101,7 @@ def train(
         batches(range(len(examples)), batch_size=config.train_batch_size, seed=config.seed, epoch=epoch)
         for epoch in count()
     )
-    with console.progress("updates", trainer.num_updates - trainer.updates, running_mean=False) as bar:
+    with trainer.progress("updates", trainer.num_updates, done=trainer.updates) as bar:
         for rows in islice(stream, trainer.updates, trainer.num_updates):
             if not trainer.has_time():
                 break

@@ -43,9 +43,9 @@ class AnalyzeConfig(Provenance):
         None, "Step of the rollouts. Default: the last one.", group="Query", common=True, at_least=0
     )
     category: str = knob(
-        "", "failures: show only this category, such as format_0_answer_0.", group="Query", common=True
+        "", "failures, rollouts: show only this category, such as format_0_answer_0.", group="Query", common=True
     )
-    failure_kind: str = knob("", "failures: show only this kind, such as wrong_answer.", group="Query")
+    failure_kind: str = knob("", "failures, rollouts: show only this kind, such as wrong_answer.", group="Query")
     limit: int = knob(50, "Rows to show; 0: all.", group="Output", common=True, at_least=0)
     format: Format = knob("table", "How rows are printed.", group="Output", common=True)
     plot: str = knob(

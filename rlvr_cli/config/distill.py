@@ -54,8 +54,13 @@ class DistillConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingCo
         0.0, "Weight of GRPO's advantage of the grader's reward; 0: the teacher alone.", group="Algorithm", at_least=0
     )
     n_distill_steps: int = knob(
-        200, "Number of rollout batches, each for one update.", group="Algorithm", common=True, free_on_resume=True, at_least=1
-    )  # fmt: skip
+        200,
+        "Number of rollout batches, each for one update. With --resume, more of them extend the run.",
+        group="Algorithm",
+        common=True,
+        free_on_resume=True,
+        at_least=1,
+    )
     rollout_batch_size: int = knob(
         256,
         "Responses per rollout batch: number of questions times --group-size.",

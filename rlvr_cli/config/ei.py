@@ -27,7 +27,7 @@ class EiConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig)
     )
     n_ei_steps: int = knob(
         5,
-        "Rounds of sampling and fine-tuning.",
+        "Rounds of sampling and fine-tuning. With --resume, more of them extend the run.",
         group="Algorithm",
         common=True,
         free_on_resume=True,

@@ -44,7 +44,12 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
         group="Algorithm",
     )
     n_grpo_steps: int = knob(
-        200, "Number of rollout batches.", group="Algorithm", common=True, free_on_resume=True, at_least=1
+        200,
+        "Number of rollout batches. With --resume, more of them extend the run.",
+        group="Algorithm",
+        common=True,
+        free_on_resume=True,
+        at_least=1,
     )
     rollout_batch_size: int = knob(
         256,

@@ -62,7 +62,8 @@ def knob(
 
 @dataclass(frozen=True)
 class Provenance:
-    """Base of all configs: the source of each option's value ("flag", "config FILE", "preset NAME", "resumed run" or "default")."""
+    """Base of all configs: the source of each option's value ("flag", "config FILE", "preset NAME", "environment", "resumed run" or
+    "default")."""
 
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 

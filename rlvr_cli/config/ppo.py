@@ -30,7 +30,12 @@ class PpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig
         "arithmetic", "Training questions: as for rlvr eval.", group="Data", common=True, completes="dataset"
     )
     n_ppo_steps: int = knob(
-        200, "Number of rollout batches.", group="Algorithm", common=True, free_on_resume=True, at_least=1
+        200,
+        "Number of rollout batches. With --resume, more of them extend the run.",
+        group="Algorithm",
+        common=True,
+        free_on_resume=True,
+        at_least=1,
     )
     rollout_batch_size: int = knob(
         256,

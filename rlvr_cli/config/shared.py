@@ -380,6 +380,14 @@ class TrainingRunOptions(RunOptions):
         at_least=0,
     )
     dry_run: bool = knob(False, "Print the plan and stop.", group="Run", common=True, free_on_resume=True)
+    max_grade_errors: float = knob(
+        0.1,
+        "Stop before the first update if more than this share of the first batch, or of the first evaluation, cannot be graded.",
+        group="Grading",
+        free_on_resume=True,
+        at_least=0,
+        at_most=1,
+    )
 
     @property
     def time_limit_seconds(self) -> float:
@@ -575,6 +583,12 @@ def check_training(config: TrainingConfig) -> None:
         )
     if config.time_limit:
         _seconds(config.time_limit)
+        if config.time_limit[-1] not in _SECONDS and config.sources.get("time_limit") != "resumed run":
+            text = config.time_limit
+            raise RlvrError(
+                f"--time-limit is {text!r}, without a unit.",
+                f"Write {text}h for hours, {text}m for minutes, or {text}s for seconds.",
+            )
     if isinstance(config, EvaluationSamplingOptions):
         held_out = config.eval_sampling_params
         if held_out.min_tokens > held_out.max_tokens:
@@ -587,11 +601,11 @@ def check_training(config: TrainingConfig) -> None:
 
 
 def _seconds(text: str) -> float:
-    """Parse a duration: "4h", "90m", "1h30m", "45s" or a number of seconds."""
+    """Parse a duration: "4h", "90m", "1h30m", "45s" or, of a run of an older version, a number of seconds."""
     parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text)
     if text and "".join(n + unit for n, unit in parts) == text:
         seconds = sum(float(n) * _SECONDS[unit] for n, unit in parts)
-    elif re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+    elif text.replace(".", "", 1).isdecimal():
         seconds = float(text)
     else:
         seconds = 0.0

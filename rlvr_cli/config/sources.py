@@ -1,8 +1,11 @@
 """Resolve option values: flag > ``--config FILE`` > ``--preset NAME`` > default, or the stored config of a resumed run.
 
+The environment variable RLVR_RUNS_DIR is the default of --runs-dir.
+
 Enters: flags by field name, TOML files, a stored config. Leaves: a config that records the source of each value.
 """
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Provenance)
 
 PRESETS = Path(__file__).parent / "presets"
+VARIABLES = {"runs_dir": "RLVR_RUNS_DIR"}  # environment variables in place of a default
 CONFIGURED = (
     "eval",
     "sft",
@@ -51,10 +55,17 @@ def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> 
     preset = flags.get("preset") or from_file.get("preset")
     from_preset = read_toml(config_type, preset_path(preset, command=command), command=command) if preset else {}
     sources = {f.name: "default" for f in options(config_type)}
+    from_environment = {name: value for name, value in environment_values().items() if name in sources}
+    sources |= dict.fromkeys(from_environment, "environment")
     sources |= dict.fromkeys(from_preset, f"preset {preset}")
     sources |= dict.fromkeys(from_file, f"config {file}")
     sources |= dict.fromkeys(flags, "flag")
-    return config_type(**{**from_preset, **from_file, **flags}, sources=sources)
+    return config_type(**{**from_environment, **from_preset, **from_file, **flags}, sources=sources)
+
+
+def environment_values() -> dict[str, str]:
+    """The options that the environment sets, by field name."""
+    return {name: value for name, variable in VARIABLES.items() if (value := os.environ.get(variable))}
 
 
 def preset_path(name: str, *, command: str) -> Path:

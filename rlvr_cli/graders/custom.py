@@ -1,4 +1,4 @@
-"""A user's own grader: `path/to/file.py:function`, called as `function(response, ground_truth) -> dict[str, float]`.
+"""A user's own grader: `path/to/file.py:function`, called as `function(response, ground_truth)`; it returns a reward, or a dict of them.
 
 A function with one more parameter, `example`, also gets the example, as a dict with the keys `id`, `question`,
 `prompt`, `ground_truth`, `response` and `solution` (the last two are the dataset's own trace). Unknown fields are
@@ -8,21 +8,22 @@ Enters: the specification. Leaves: a grading function. The file is the user's ow
 `check` reads it without running it, `load` runs it.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, SupportsFloat
 
 from rlvr_cli import user_code
 from rlvr_cli.types import KEPT_CHARACTERS, Example, Grade
 
 GRADER = user_code.Role(
-    "grader", 2, "(response: str, ground_truth: str) -> dict[str, float]", optional_parameter="example"
+    "grader", 2, "(response: str, ground_truth: str) -> float | dict[str, float]", optional_parameter="example"
 )
 
 
 class BadGrade(TypeError):
-    """The user's function returned something that is not a dictionary of finite rewards."""
+    """The user's function returned something that is neither a finite number nor a dictionary of finite rewards."""
 
 
 def check(spec: str) -> None:
@@ -39,9 +40,26 @@ def load(spec: str) -> Callable[[str, str], Grade]:
     function = user_code.load(spec, GRADER)
 
     def grade(response: str, ground_truth: str, **given: Any) -> Grade:
-        return grade_from_dict(function(response, ground_truth, **given))
+        return grade_of(function(response, ground_truth, **given))
 
+    grade.__wrapped__ = function  # type: ignore[attr-defined]  # for `error_detail`
     return with_example(grade) if wants_example(function) else grade
+
+
+def error_detail(error: BaseException, spec: str, function: Callable[..., Any]) -> str:
+    """Return the text of an exception that a grader raised, after FILE:LINE if the grader is a user's function.
+
+    Args:
+        function: of `load`, for a user's function.
+    """
+    try:
+        text = str(error).strip()
+    except Exception:  # the user's own exception
+        text = "its text cannot be read"
+    if not user_code.is_file_spec(spec):
+        return text
+    where = user_code.location(spec, inspect.unwrap(function), error=error)
+    return f"{where}: {text}" if text else where
 
 
 def wants_example(function: Callable[..., Any]) -> bool:
@@ -58,6 +76,7 @@ def with_example(grade: Callable[..., Grade]) -> Callable[..., Grade]:
     def grade_with_example(response: str, ground_truth: str, example: Mapping[str, Any] | None = None) -> Grade:
         return grade(response, ground_truth, example=example or example_of_truth(ground_truth))
 
+    grade_with_example.__wrapped__ = grade  # type: ignore[attr-defined]  # for `error_detail`
     return grade_with_example
 
 
@@ -66,37 +85,56 @@ def example_of_truth(ground_truth: str) -> dict[str, Any]:
     return dict.fromkeys(field.name for field in fields(Example)) | {"ground_truth": ground_truth}
 
 
-def grade_from_dict(returned: Any) -> Grade:
-    """Convert the dictionary that a user's grader returned to a `Grade`.
+def grade_of(returned: Any) -> Grade:
+    """Convert what a user's grader returned to a `Grade`.
 
-    A missing `reward` defaults to `answer_reward`, a missing `answer_reward` to `reward`, and a missing `format_reward`
-    to 1: a grader without a format rule never fails the format. The strings `failure_kind` (only of a reward of at most
-    0.5) and `extracted_answer` are kept, up to 1,000 characters of each.
+    A number, also one of numpy or torch, is the reward, and so is a dictionary's `reward` alone: the format and answer
+    rewards stay None, the category is `reward_only`. With `format_reward` or `answer_reward`, a missing `reward` is
+    `answer_reward`, a missing `answer_reward` is `reward`, and a missing `format_reward` is 1: a grader without a format
+    rule never fails the format. The strings `failure_kind` (only of a reward of at most 0.5) and `extracted_answer` are
+    kept, up to 1,000 characters of each.
 
     Raises:
-        BadGrade: it is not a dictionary, lacks both rewards, or has a reward that is not a finite number.
+        BadGrade: it is neither a number nor a dictionary, lacks both rewards, or has a reward that is not a finite number.
     """
     if not isinstance(returned, dict):
-        raise BadGrade(f"a grader returns a dictionary, not {type(returned).__name__}")
-    rewards: dict[str, float] = {}
-    for key in ("format_reward", "answer_reward", "reward"):
-        if returned.get(key) is None:
-            continue
-        try:
-            rewards[key] = float(returned[key])
-        except (TypeError, ValueError) as error:
-            raise BadGrade(f"{key} is {type(returned[key]).__name__}, not a number") from error
-        if not math.isfinite(rewards[key]):
-            raise BadGrade(f"{key} is {rewards[key]}")
+        if isinstance(returned, str | bytes) or not isinstance(returned, SupportsFloat):
+            raise BadGrade(f"it returned {_described(returned)}, not a number or a dictionary of rewards")
+        returned = {"reward": returned}
+    rewards = {
+        key: _reward(returned[key], key)
+        for key in ("format_reward", "answer_reward", "reward")
+        if returned.get(key) is not None
+    }
     if "reward" not in rewards and "answer_reward" not in rewards:
-        raise BadGrade("neither reward nor answer_reward in " + ", ".join(map(str, list(returned)[:8])))
-    reward = rewards.get("reward", rewards.get("answer_reward", 0.0))
-    answer_reward = rewards.get("answer_reward", reward)
-    format_reward = rewards.get("format_reward", 1.0)
+        keys = ", ".join(map(str, list(returned)[:8])) or "nothing"
+        raise BadGrade(f"it returned a dictionary with neither reward nor answer_reward: it has {keys}")
     kind, extracted = returned.get("failure_kind"), returned.get("extracted_answer")
-    if reward > 0.5:
-        kind = None
-    elif not isinstance(kind, str):
-        kind = "wrong_answer" if format_reward > 0.5 else "malformed_tags"
+    kind = kind[:KEPT_CHARACTERS] if isinstance(kind, str) else None
     extracted = extracted if isinstance(extracted, str) else None
-    return Grade(format_reward, answer_reward, reward, extracted, kind and kind[:KEPT_CHARACTERS])
+    reward = rewards.get("reward", rewards.get("answer_reward", 0.0))
+    if rewards.keys() == {"reward"}:
+        return Grade(None, None, reward, extracted, None if reward > 0.5 else kind or "low_reward")
+    format_reward = rewards.get("format_reward", 1.0)
+    kind = None if reward > 0.5 else kind or ("wrong_answer" if format_reward > 0.5 else "no_format")
+    return Grade(format_reward, rewards.get("answer_reward", reward), reward, extracted, kind)
+
+
+def _reward(value: Any, key: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadGrade(f"the {key} that it returned is {_described(value)}, not a number") from error
+    if not math.isfinite(number):
+        raise BadGrade(f"the {key} that it returned is {number}, not a finite number")
+    return number
+
+
+def _described(value: Any) -> str:
+    """A value for an error: its text, shortened, and its type."""
+    try:
+        text = repr(value)
+    except Exception:  # it is the user's own object, or nested too deeply
+        return f"an object of type {type(value).__name__}"
+    text = text if len(text) <= 200 else f"{text[:200]}…"
+    return "None" if value is None else f"{text} ({type(value).__name__})"

@@ -48,6 +48,7 @@ def explained(verdict: Grade, response: str, ground_truth: str, *, grader: str, 
     """The tables of a verdict."""
     rows = list(_steps(verdict, response, ground_truth, grader=grader, format_rule=format_rule))
     fields = ("format_reward", "answer_reward", "reward", "category", "extracted_answer", "failure_kind", "error")
+    fields += ("error_detail",) if verdict.error else ()
     return [
         Table(("step", "answer", "truth", "result"), rows, title="steps"),
         Table(("verdict", "value"), [("grader", grader), *((f, getattr(verdict, f)) for f in fields)], title="verdict"),

@@ -3,7 +3,7 @@
 Enters: (response, ground truth) pairs and, for a grader that takes them, their examples. Leaves: one `Grade` per pair,
 in order. When a pair exceeds the time limit, its worker is killed with every process that it has started, and replaced.
 The `error` of its grade is `timeout`; it is the name of the exception that the grader raised, or `crash` if the worker
-died. A worker that dies may suffer from what an earlier pair has left behind, so the pair is graded again, as the first
+died; `error_detail` says more. A worker that dies may suffer from what an earlier pair has left behind, so the pair is graded again, as the first
 one of a new worker. The grades of all other pairs are unaffected: a reply counts only for the item that is being graded,
 by the token of its batch and its index, and only if it is a verdict; anything else in the pipe is passed over.
 """
@@ -50,6 +50,8 @@ KEPT = frozenset(
     " SSL_CERT_FILE SSL_CERT_DIR CUDA_HOME CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER"
     " OMP_NUM_THREADS OMP_WAIT_POLICY MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS".split()
 )  # variables that a worker inherits, beside LC_*: where things are and how they run, no secrets
+_REPORTED_ERRORS = 3  # different errors that a pool reports: the names of exceptions are the grader's own
+_SAID_CHARACTERS = 300  # of an error's text, in a message
 _RECYCLE = 20_000  # items that one worker grades before it is replaced, so that a memory leak stays small
 
 
@@ -62,6 +64,7 @@ class GraderPool:
         workers: number of worker processes.
         timeout: seconds that one item may take.
         memory_gb: address-space limit of one worker, in GiB; a grader that needs more gets a MemoryError.
+        report: gets a sentence on the first failed grade of each error (of the first few), as soon as it is known, from any thread.
 
     Raises:
         RlvrError: there is no such grader. A user's file that cannot be run raises it on the first `grade`.
@@ -75,12 +78,15 @@ class GraderPool:
         workers: int = 2,
         timeout: float = 5.0,
         memory_gb: float = 4.0,
+        report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         assert min(workers, timeout, memory_gb) > 0, (workers, timeout, memory_gb)
         check_grader(spec)
         self.spec = spec
         self.timeout = timeout
         self.restarts = 0  # workers killed or found dead so far
+        self.failed = 0  # grades that failed so far
+        self._report, self._reported = report, set[str]()
         self._setup = {
             "spec": spec,
             "format_rule": format_rule,
@@ -141,6 +147,21 @@ class GraderPool:
             self._starter.shutdown()
         self._background.shutdown()
 
+    def _unanswered(self, *, expired: bool) -> Grade:
+        if expired:
+            detail = f"no grade within {self.timeout:g} s (--grader-timeout)"
+            return Grade(None, None, None, error="timeout", error_detail=detail)
+        return Grade(None, None, None, error="crash", error_detail="the grading process died, also when started afresh")
+
+    def _count_failure(self, grade: Grade) -> None:
+        assert grade.error is not None
+        self.failed += 1
+        if grade.error not in self._reported and len(self._reported) < _REPORTED_ERRORS:
+            self._reported.add(grade.error)
+            self._report(
+                f"the grader {self.spec} failed on a response: {described_error(grade.error, grade.error_detail)}"
+            )
+
     def _check_open(self) -> None:
         if self._closed:
             raise CancelledError
@@ -172,7 +193,7 @@ class GraderPool:
                 now = time.monotonic()
                 deadline = min((worker.deadline(self.timeout) for worker in self._workers), default=now)
                 for key, _ in selector.select(min(max(0.0, deadline - now) + 0.001, _LONGEST_WAIT)):
-                    key.data.receive(verdicts)
+                    key.data.receive(verdicts, failed=self._count_failure)
                 self._check_open()  # `close` kills the workers: that is no crash of the items they were grading
                 now = time.monotonic()
                 for worker in list(self._workers):
@@ -190,8 +211,8 @@ class GraderPool:
                         if worker.graded and not expired:
                             doubtful.append(cause)  # what an earlier item has left behind may be the cause
                         else:
-                            error = "timeout" if expired else "crash"
-                            verdicts[cause] = Grade(None, None, None, error=error)
+                            verdicts[cause] = grade = self._unanswered(expired=expired)
+                            self._count_failure(grade)
                     waiting.extendleft(reversed(worker.pending))
                     if failed_starts >= 3:
                         raise RlvrError(
@@ -281,8 +302,8 @@ class _Worker:
             self.ended = True
         return not self.ended
 
-    def receive(self, verdicts: list[Grade | None]) -> None:
-        """Read the replies that have arrived, or those that a dead worker has left, into `verdicts`."""
+    def receive(self, verdicts: list[Grade | None], *, failed: Callable[[Grade], None]) -> None:
+        """Read the replies that have arrived, or those that a dead worker has left, into `verdicts`; `failed` gets failed grades."""
         try:
             data = os.read(self.output.fileno(), 1 << 20)
         except BlockingIOError:
@@ -294,9 +315,9 @@ class _Worker:
         self._buffer = self._buffer[: _LINE_BYTES + 1]
         for line in lines:
             if 0 < len(line) <= _LINE_BYTES:
-                self._take(line, verdicts)
+                self._take(line, verdicts, failed=failed)
 
-    def _take(self, line: bytes, verdicts: list[Grade | None]) -> None:
+    def _take(self, line: bytes, verdicts: list[Grade | None], *, failed: Callable[[Grade], None]) -> None:
         try:
             reply = json.loads(line)
         except (ValueError, RecursionError):
@@ -312,6 +333,8 @@ class _Worker:
                 elif (grade := _grade(verdict)) is not None:
                     verdicts[self.pending.popleft()] = grade
                     self.graded += 1
+                    if grade.error is not None:
+                        failed(grade)
             case _:
                 return
         self._since = time.monotonic()
@@ -336,6 +359,12 @@ class _Worker:
                 stream.close()
 
 
+def described_error(error: str, detail: str | None) -> str:
+    """A grade's error in words, on one line and of bounded length."""
+    words = " ".join((detail or "").split())
+    return f"{error}: {words[:_SAID_CHARACTERS]}" if words else error
+
+
 def environment() -> dict[str, str]:
     """The environment of a worker: `KEPT` and LC_* of this process, and what `GIVEN` names; no key that is not named."""
     kept = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith("LC_")}
@@ -351,9 +380,10 @@ def environment() -> dict[str, str]:
 def _grade(verdict: Any) -> Grade | None:
     """The grade that a reply holds; None if it holds none."""
     match verdict:
-        case str(error):
-            return Grade(None, None, None, error=error[:KEPT_CHARACTERS])
-        case [format_reward, answer_reward, reward, str() | None as answer, str() | None as kind, None]:
-            if all(type(r) in (int, float) and math.isfinite(r) for r in (format_reward, answer_reward, reward)):
+        case [str(error), str(detail)]:
+            return Grade(None, None, None, error=error[:KEPT_CHARACTERS], error_detail=detail)
+        case [format_reward, answer_reward, reward, str() | None as answer, str() | None as kind, None, None]:
+            rewards = [reward] if format_reward is answer_reward is None else [format_reward, answer_reward, reward]
+            if all(type(r) in (int, float) and math.isfinite(r) for r in rewards):
                 return Grade(format_reward, answer_reward, reward, answer, kind and kind[:KEPT_CHARACTERS])
     return None

@@ -23,6 +23,8 @@ FAILURE_KINDS = (
     "multiple_answers",  # formatted, not right, and more than one <answer>
     "unparsed_answer",  # formatted, but the answer could not be read; of gsm8k and math_verify: no answer found
     "wrong_answer",  # formatted, read, and not equal to the ground truth
+    "no_format",  # of a user's function: it gave a format reward of at most 0.5, and no kind
+    "low_reward",  # of a user's function that returned nothing but a reward: it is at most 0.5
 )
 _LENIENT = re.compile(r"</think>\s*<answer>")
 

@@ -3,8 +3,8 @@
 Enters, on standard input: one JSON line with the grader and its settings, then one JSON line per batch: its token and its
 items, each [index, response, truth] or, if the grader takes the example, [index, response, truth, example]. Leaves, on
 standard output: one JSON line that says whether it does, or why the grader could not be loaded; then one JSON line per
-item: the token, the index and the verdict, which is the fields of its `Grade`, or the name of the exception that the
-grader raised, or null if it must be graded again by a new process. JSON, never pickle: a worker cannot make its parent
+item: the token, the index and the verdict, which is the fields of its `Grade`, or the name and the text of the exception that
+the grader raised, or null if it must be graded again by a new process. JSON, never pickle: a worker cannot make its parent
 run anything.
 
 The process that is started only guards the one that grades, see `process.fork_guarded`. The grader sees empty standard
@@ -41,7 +41,7 @@ def main() -> None:
     os.register_at_fork(after_in_child=lambda: [os.close(pipe) for pipe in pipes])
     sys.path[:0] = [entry for entry in setup["path"] if entry not in sys.path]
     from rlvr_cli.graders import resolve_grader
-    from rlvr_cli.graders.custom import wants_example
+    from rlvr_cli.graders.custom import error_detail, wants_example
 
     try:
         grade = resolve_grader(setup["spec"], format_rule=setup["format_rule"])
@@ -56,11 +56,15 @@ def main() -> None:
             try:
                 verdict: Any = astuple(grade(*item))
             except BaseException as error:  # whatever a grader raises becomes the error of this item
-                verdict = type(error).__name__[:KEPT_CHARACTERS]
+                verdict = [type(error).__name__[:KEPT_CHARACTERS], ""]
+                try:
+                    verdict[1] = error_detail(error, setup["spec"], grade)[:KEPT_CHARACTERS]
+                except BaseException:  # the text of an exception may be the grader's own code
+                    verdict[1] = "the text of the exception cannot be read"
             signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that is left would go off in a later item
             if os.getpid() != process:  # the grader forked and returned in the copy, too
                 os._exit(0)
-            if verdict == "MemoryError" and graded and _address_space() > limit / 2:
+            if verdict[0] == "MemoryError" and graded and _address_space() > limit / 2:
                 verdict = None  # earlier items have filled the memory
             _reply(replies, [token, index, verdict])
             graded += 1

@@ -1,19 +1,24 @@
 """Grade completions in the background while others are sampled."""
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from rlvr_cli.config.shared import PromptOptions
-from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.types import Completion, Grade
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.pool import GraderPool, described_error
+from rlvr_cli.runs.readers import read_parts
+from rlvr_cli.terminal import console
+from rlvr_cli.types import Completion, Grade, Phase
 
 GRADE_ROWS = 64  # completions per grading batch
 GRADING_AHEAD = 4  # batches that may be pending before sampling waits for the graders
-UNFINISHED_KINDS = {"no_think_close", "no_answer_tags", "malformed_tags", "empty", "unparsed_answer"}
+UNFINISHED_KINDS = {"no_think_close", "no_answer_tags", "malformed_tags", "no_format", "empty", "unparsed_answer"}
+GradeError = tuple[str | None, str | None]  # `error` and `error_detail` of a grade; None: it did not fail
 
 
 def choose_grader(grader: str, *, dataset_grader: str | None, prompt: str) -> str:
@@ -28,6 +33,51 @@ def grader_pool(config: PromptOptions, dataset_grader: str | None) -> GraderPool
         format_rule=config.format_rule,
         workers=config.grader_workers,
         timeout=config.grader_timeout,
+        report=say_failure,
+    )
+
+
+def say_failure(sentence: str) -> None:
+    """Print what a `GraderPool` reports."""
+    console.say(f"note: {sentence}")
+
+
+def stored_errors(run: Path, *, phase: Phase, step: int) -> list[GradeError]:
+    """The error of each grade of a phase and step."""
+    columns = ("grade_error", "grade_error_detail")
+    return [
+        (row[columns[0]], row[columns[1]])
+        for part in read_parts(run, phase=phase, step=step, columns=columns)
+        for row in part.to_pylist()
+    ]
+
+
+def check_grade_errors(errors: Iterable[GradeError], *, at_most: float, of: str, hint: str) -> None:
+    """Raise RlvrError, with the commonest error, if more than this share of grades failed.
+
+    Args:
+        at_most: a share; 1 never raises.
+        of: what the responses are of, such as "the first batch".
+        hint: what to do about it.
+    """
+    known = list(errors)
+    failed = [(error, detail) for error, detail in known if error is not None]
+    if not failed or len(failed) <= at_most * len(known):
+        return
+    commonest = Counter(error for error, _ in failed).most_common(1)[0][0]
+    ((detail, times),) = Counter(detail for error, detail in failed if error == commonest).most_common(1)
+    raise RlvrError(
+        f"{len(failed)} of the {len(known)} responses of {of} could not be graded; {times} of them: "
+        f"{described_error(commonest, detail)}",
+        hint,
+    )
+
+
+def grader_hint(run: Path, *, phase: Phase) -> str:
+    """What to do about a grader whose grades fail in training."""
+    return (
+        f"rlvr analyze failures {run} --phase {phase} shows them. Correct the grader, try it with rlvr grade --check, and start a new run. "
+        "--max-grade-errors 1 trains in spite of it."
     )
 
 
@@ -114,6 +164,7 @@ def grade_fields(grade: Grade, *, finish_reason: str) -> dict[str, Any]:
         "extracted_answer": grade.extracted_answer,
         "category": grade.category,
         "failure_kind": failure_kind_of(grade, finish_reason=finish_reason),
+        "grade_error_detail": grade.error_detail,
     }
 
 

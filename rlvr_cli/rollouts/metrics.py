@@ -54,6 +54,8 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 def generation_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Compute averages over rollout rows; a failed grade counts as reward 0, and in `reward/grade_errors`.
 
+    A mean over no value is absent: `reward/format` and `reward/answer` of a grader that gives nothing but the reward.
+
     Args:
         rows: by column, at least the columns `AVERAGED`.
     """
@@ -64,8 +66,8 @@ def generation_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         samples, errors = samples + 1, errors + (row["reward"] is None)
         values = {
             "reward/mean": reward,
-            "reward/format": row["format_reward"] or 0.0,
-            "reward/answer": row["answer_reward"] or 0.0,
+            "reward/format": 0.0 if row["reward"] is None else row["format_reward"],
+            "reward/answer": 0.0 if row["reward"] is None else row["answer_reward"],
             "length/mean": tokens,
             "length/correct": tokens if reward > 0.5 else None,
             "length/wrong": tokens if reward <= 0.5 else None,

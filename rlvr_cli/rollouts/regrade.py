@@ -113,7 +113,7 @@ def _regrade_step(
             stop.check()
             batch = rows[start : start + GRADE_ROWS]
             pairs = [(r["response"], r["ground_truth"]) for r in batch]
-            grades = pool.grade(pairs, example_of=lambda i, batch=batch: _known_example(batch[i]))
+            grades = pool.grade(pairs, example_of=lambda i, batch=batch: known_example(batch[i]))
             for row, grade in zip(batch, grades, strict=True):
                 graded.append(
                     Regrade(
@@ -139,7 +139,7 @@ def _regrade_step(
         commit()
 
 
-def _known_example(row: Mapping[str, Any]) -> dict[str, Any]:
+def known_example(row: Mapping[str, Any]) -> dict[str, Any]:
     """Reconstruct the fields of an example from its rollout; unknown fields are None."""
     return example_of_truth(row["ground_truth"]) | {"id": row["example_id"], "prompt": row["prompt"]}
 

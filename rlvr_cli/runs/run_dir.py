@@ -111,6 +111,22 @@ RESERVED_BYTES = 2**15  # more than run.json takes
 _FIXED_FIELDS = ("schema_version", "run_id", "command", "status", "created_at", "updated_at", "wall_seconds")
 
 
+def check_new_name(name: str | None, root: Path | str) -> None:
+    """Raise RlvrError if no run of this name can be created in `root`; None and "" stand for a generated name."""
+    if not name:
+        return
+    if RUN_NAME.fullmatch(name) is None:
+        raise RlvrError(
+            f"{name!r} cannot be the name of a run.",
+            "Use at most 128 of the characters A-Z a-z 0-9 . _ - and start with a letter or digit.",
+        )
+    if os.path.lexists(Path(root) / name):
+        raise RlvrError(
+            f"{shown(Path(root) / name)} exists already.",
+            f"Choose another name with --run, or resume it: --resume {name}",
+        )
+
+
 class Attempt(NamedTuple):
     """One pass of a grader over the rollouts of a run; see `Regrade.attempt`."""
 
@@ -190,12 +206,8 @@ class RunDir:
         """
         assert command.isidentifier(), command
         assert not set(_FIXED_FIELDS) & metadata.keys(), metadata.keys()
-        if name and RUN_NAME.fullmatch(name) is None:
-            raise RlvrError(
-                f"{name!r} cannot be the name of a run.",
-                "Use at most 128 of the characters A-Z a-z 0-9 . _ - and start with a letter or digit.",
-            )
         root = Path(root)
+        check_new_name(name, root)
         with os_errors_as_user_errors(root):
             root.mkdir(parents=True, exist_ok=True)
         made = made_name(command, about)
@@ -207,11 +219,7 @@ class RunDir:
             lock = _make_run(root / run_id, {**head, **times, **metadata})
             if lock is not None:
                 return cls(root / run_id, lock)
-            if name:
-                raise RlvrError(
-                    f"{shown(root / run_id)} exists already.",
-                    f"Choose another name with --run, or resume it: --resume {run_id}",
-                )
+            check_new_name(name, root)
         raise AssertionError
 
     @classmethod

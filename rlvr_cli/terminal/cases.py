@@ -1,6 +1,6 @@
 """Print whole rollouts for reading, through a pager on a terminal.
 
-Enters: rows of the query `failures`. Leaves: paragraphs on stdout.
+Enters: rows of the query `failures` or `rollouts`. Leaves: paragraphs on stdout.
 """
 
 import io
@@ -15,6 +15,7 @@ from rlvr_cli.terminal.console import one_line, rich_console, shortened, write_t
 from rlvr_cli.text import printable
 from rlvr_cli.types import Table
 
+PLACEHOLDER = "{question}"
 MAX_CASE_CHARACTERS = 3000  # per text of a case; the middle of a longer text is left out
 CASE_COLUMNS = {
     *("run_id", "step", "example_id", "sample_index", "category", "failure_kind", "why", "ground_truth"),
@@ -24,22 +25,44 @@ CASE_COLUMNS = {
 _ANSWER = re.compile(r"(<answer>.*?</answer>|\\boxed\{[^{}]*\})", re.DOTALL)
 
 
-def print_cases(result: Table) -> None:
+def print_cases(result: Table, *, templates: Mapping[str, str] | None = None) -> None:
     """Print rollouts one below the other: run and step, why it failed, ground truth, extracted answer, prompt, response.
+
+    Where the prompt is made from a known template, the template stands once, at the beginning, and the case has the question.
 
     On a terminal the answer is highlighted, and output longer than the screen goes through a pager. The middle of a
     long text is replaced by the number of characters left out.
 
     Args:
-        result: the rows of the query `failures`, with the columns `CASE_COLUMNS`.
+        result: the rows of the query `failures` or `rollouts`, with the columns `CASE_COLUMNS`.
+        templates: run id -> the template of its prompts, in which `{question}` stands for the question.
     """
-    shown = [list(_case(i, case)) for i, case in enumerate(result.records(), start=1)]
+    cases = [_with_question(case, (templates or {}).get(case["run_id"], "")) for case in result.records()]
+    used = dict.fromkeys(template for _, template in cases if template)
+    shown = [list(_template(template)) for template in used]
+    shown += [list(_case(i, case)) for i, (case, _) in enumerate(cases, start=1)]
     if not sys.stdout.isatty():
         return write_text(sys.stdout, "".join(map(_plain_case, shown)))
     page = io.StringIO()
     for lines in shown:
         _print_case(lines, page)
     _page(page.getvalue())
+
+
+def _with_question(case: dict[str, Any], template: str) -> tuple[dict[str, Any], str]:
+    """Return the case with its question in place of its prompt, and the template; without it if the prompt is not made from it."""
+    before, placeholder, after = template.partition(PLACEHOLDER)
+    prompt = str(case["prompt"])
+    question = prompt[len(before) : len(prompt) - len(after)]
+    if not placeholder or not before + after or before + question + after != prompt:
+        return case, ""
+    return case | {"question": question}, template
+
+
+def _template(template: str) -> Iterator[list[tuple[str, str]]]:
+    yield [(f"prompt, where {PLACEHOLDER} stands for the question of a case", "cyan")]
+    yield [(printable(shortened(template, MAX_CASE_CHARACTERS)), "")]
+    yield [("", "")]
 
 
 def _case(number: int, case: Mapping[str, Any]) -> Iterator[list[tuple[str, str]]]:
@@ -51,7 +74,7 @@ def _case(number: int, case: Mapping[str, Any]) -> Iterator[list[tuple[str, str]
     for label, name in (("why", "why"), ("truth", "ground_truth"), ("extracted", "extracted_answer")):
         value = "(nothing)" if case[name] in (None, "") else one_line(shortened(str(case[name]), MAX_CASE_CHARACTERS))
         yield [(f"{label:<10}", "cyan"), (value, "")]
-    for name in ("prompt", "response"):
+    for name in ("question" if "question" in case else "prompt", "response"):
         yield [(name, "cyan")]
         text = printable(shortened(str(case[name]), MAX_CASE_CHARACTERS))
         styles = ("", "bold green" if name == "response" else "")
@@ -103,5 +126,5 @@ def _plain_case(lines: Sequence[Sequence[tuple[str, str]]]) -> str:
 
 
 def _is_quoted(number: int, lines: Sequence[Sequence[tuple[str, str]]]) -> bool:
-    """Whether a paragraph is the prompt or the response; these are indented, so that they cannot imitate the next case."""
+    """Whether a paragraph is the template, the prompt or the response; these are indented, so that they cannot imitate the next case."""
     return number in (len(lines) - 4, len(lines) - 2)

@@ -46,12 +46,17 @@ def print_text(text: str) -> None:
     write_text(sys.stdout, printable(text).rstrip("\n") + "\n")
 
 
+def print_page(page: str) -> None:
+    """Print a page of `help` on stdout."""
+    write_text(sys.stdout, page.rstrip("\n") + "\n")
+
+
 class Progress:
     """The state of running work; made by `progress`."""
 
-    def __init__(self, total: int, *, running_mean: bool) -> None:
+    def __init__(self, total: int, *, running_mean: bool, done: int = 0) -> None:
         self.total = total
-        self.done = 0
+        self.done = self._done_before = done
         self._running_mean = running_mean
         self._sums: dict[str, tuple[float, int]] = {}
         self._tokens = 0.0
@@ -83,7 +88,7 @@ class Progress:
     def line(self, description: str) -> str:
         """Return the state as one log line."""
         seconds = time.monotonic() - self._started
-        rate = self.done / seconds if seconds > 0 else 0.0
+        rate = (self.done - self._done_before) / seconds if seconds > 0 else 0.0
         left = duration((self.total - self.done) / rate) if rate else "?"
         share = f" ({self.done / self.total:.0%})" if self.total else ""
         parts = [f"{self.done}/{self.total}{share}", f"{rate:.3g}/s", f"{left} left"]
@@ -91,9 +96,13 @@ class Progress:
 
 
 @contextmanager
-def progress(description: str, total: int, *, running_mean: bool = True) -> Iterator[Progress]:
-    """Show progress on stderr: a bar with rate, time left and signals on a terminal, else a line every few seconds."""
-    state = Progress(total, running_mean=running_mean)
+def progress(description: str, total: int, *, done: int = 0, running_mean: bool = True) -> Iterator[Progress]:
+    """Show progress on stderr: a bar with rate, time left and signals on a terminal, else a line every few seconds.
+
+    Args:
+        done: items of `total` that were done before, such as those of a run that resumes.
+    """
+    state = Progress(total, running_mean=running_mean, done=done)
     with _bar(description, state) if sys.stderr.isatty() else _log_lines(description, state):
         yield state
 
@@ -135,7 +144,7 @@ def _bar(description: str, state: Progress) -> Iterator[None]:
     )
     console = rich_console(sys.stderr)
     with RichProgress(*columns, console=console, redirect_stdout=False, refresh_per_second=BAR_RATE) as bars:
-        task = bars.add_task(one_line(description), total=state.total)
+        task = bars.add_task(one_line(description), total=state.total, completed=state.done)
         state._show = lambda: bars.update(task, completed=state.done)
         yield
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+KEYS = ("run_id", "phase", "step", "name", "example_id")  # first columns that are repeated where a table is divided
+MOST_NARROW = 24  # terminal columns of the widest cell of a column in such a table
 MAX_CELL_CHARACTERS = 300  # per cell of the table format; the other formats do not shorten
 _PLAIN_NUMBER = re.compile(r"[-+]?[\d.,]+")
 
@@ -33,7 +35,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, output
     print_tables([Table(tuple(columns), [tuple(row) for row in rows])], output=output)
 
 
-def print_tables(results: Sequence[Table], *, output: str = "table", missing: str = "NULL") -> None:
+def print_tables(results: Sequence[Table], *, output: str = "table", missing: str = "–") -> None:
     """Print tables on stdout; the table format shows None as `missing`.
 
     As JSON, one table is a list of objects; several tables are an object that maps each title to such a list. As CSV,
@@ -101,15 +103,44 @@ def _print_grid(result: Table, columns: Sequence[str], cells: Sequence[Sequence[
     if title:
         console.print(Text(title, style="bold"))
     widths = [max(map(_cell_width, [name, *(row[i] for row in cells)])) for i, name in enumerate(columns)]
-    if sum(widths) + 3 * len(widths) > console.width and 12 * len(columns) > console.width:
+    blocks = _blocks(columns, widths, width=console.width) if len(cells) > 1 else []
+    if not blocks and sum(widths) + 3 * len(widths) > console.width and 12 * len(columns) > console.width:
         return _print_records(console, columns, cells)  # in a grid every column would be too narrow to read
-    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for i, name in enumerate(columns):
-        justify = "right" if _is_numeric(result.rows, i) else "left"
-        grid.add_column(Text(name), justify=justify, overflow="fold")
-    for row, texts in zip(result.rows, cells, strict=True):
-        grid.add_row(*(Text(t, style="dim" if v is None else "") for v, t in zip(row, texts, strict=True)))
-    console.print(grid)
+    for block in blocks or [range(len(columns))]:
+        grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for i in block:
+            justify = "right" if _is_numeric(result.rows, i) else "left"
+            grid.add_column(Text(columns[i]), justify=justify, overflow="fold")
+        for row, texts in zip(result.rows, cells, strict=True):
+            grid.add_row(*(Text(texts[i], style="dim" if row[i] is None else "") for i in block))
+        console.print(grid)
+        if block[-1] < len(columns) - 1:
+            console.print()
+
+
+def _blocks(columns: Sequence[str], widths: Sequence[int], *, width: int) -> list[list[int]]:
+    """Divide the columns of a table that is too wide among several tables, each with the key columns; none if that does not help.
+
+    Args:
+        widths: of the columns' widest cells.
+        width: of the terminal.
+    """
+    if sum(widths) + 3 * (len(widths) - 1) <= width:
+        return []
+    num_keys = next((i for i, name in enumerate(columns) if name not in KEYS), len(columns))
+    keys, rest = list(range(num_keys)), range(num_keys, len(columns))
+    taken = sum(widths[i] + 3 for i in keys)
+    if not rest or max(widths[i] for i in rest) > min(MOST_NARROW, width - taken):
+        return []
+    blocks: list[list[int]] = []
+    left = 0
+    for i in rest:
+        if not blocks or left < widths[i] + 3:
+            blocks.append([*keys])
+            left = width - taken + 3
+        blocks[-1].append(i)
+        left -= widths[i] + 3
+    return blocks
 
 
 def _print_records(console: "Console", columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:

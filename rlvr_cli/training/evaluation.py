@@ -11,6 +11,7 @@ from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
+from rlvr_cli.rollouts.grading import check_grade_errors, grader_hint, stored_errors
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.terminal import console
 from rlvr_cli.types import Sampler, SamplingParams
@@ -45,7 +46,11 @@ class Evaluator:
         return updates == 0 or bool(every and updates % every == 0)
 
     def evaluate(self, sampler: Sampler, updates: int, *, last: bool = False) -> float:
-        """Sample and grade the questions that the run does not yet hold for this evaluation. Returns seconds."""
+        """Sample and grade the questions that the run does not yet hold for this evaluation. Returns seconds.
+
+        Raises:
+            RlvrError: before the first update, more responses than --max-grade-errors could not be graded.
+        """
         started = time.monotonic()
         examples = self.eval_dataset.examples[: self.num_questions(last=last)]
         new = len(examples) - len(self.run.committed_keys("eval", updates))
@@ -67,6 +72,13 @@ class Evaluator:
             f"evaluation     after {updates} updates: reward {averages['reward/mean']:.3f}, "
             f"length {averages['length/mean']:.0f}, {len(examples)} questions in {seconds:.1f} s"
         )
+        if not updates:
+            check_grade_errors(
+                stored_errors(self.run.path, phase="eval", step=updates),
+                at_most=self.config.max_grade_errors,
+                of="the first evaluation",
+                hint=grader_hint(self.run.path, phase="eval"),
+            )
         if new == len(examples):  # with only a few questions left, the fixed cost would dominate the average
             self.seconds_per_question = max(self.seconds_per_question, seconds / new)
         return seconds

@@ -26,6 +26,7 @@ def policy_gradient(
     importance_cap: float | None = None,
     importance_floor: float = 0.0,
     importance_masked: bool = False,
+    min_tokens: int = 0,
 ) -> LossOutputs:
     """The objective of GRPO and its relatives; bind the keywords with functools.partial.
 
@@ -38,11 +39,12 @@ def policy_gradient(
         kl_type: one of `KL_TYPES`.
         importance_cap, importance_floor, importance_masked: if the cap is given, each token's loss is multiplied by
             `importance_weights`. Not for a loss per row.
+        min_tokens: the sampler lets no response end before so many tokens, so that it draws those from another distribution.
 
     Returns:
         The loss and its statistics, with these added: `ratio` (new / old), `mismatch` (the trainer's old log-probability minus
-        the sampler's), `position` in the response, `length` of the response (tokens), and, where they apply, `stale`,
-        `importance_weight` and `kl`, which is `kl_penalty` whatever the type.
+        the sampler's), `position` in the response, `length` of the response (tokens), `early` (a token among the first
+        `min_tokens`), and, where they apply, `stale`, `importance_weight` and `kl`, which is `kl_penalty` whatever the type.
     """
     inputs = _without_values_outside(inputs)
     outputs = loss(inputs)
@@ -55,6 +57,7 @@ def policy_gradient(
         statistics["stale"] = inputs.stale
     statistics["position"] = mask.cumsum(dim=1) - 1
     statistics["length"] = mask.sum(dim=1, keepdim=True).expand_as(mask)
+    statistics["early"] = statistics["position"] < min_tokens
     if importance_cap is not None:
         assert value.dim() == 2, "importance weights are per token"
         weights = importance_weights(old, sampled, cap=importance_cap, floor=importance_floor, masked=importance_masked)
@@ -118,27 +121,30 @@ def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
         `mismatch/logprob_mean_abs` and `_max_abs`, |trainer - sampler| in nats; `mismatch/ratio_mean`, `_min`, `_p01`, `_p99`,
         `_max`, trainer over sampler; `mismatch/importance_weight_mean`; the mean |trainer - sampler| of the tokens at
         positions 0, 1 to 3, 4 to 15, ... as `mismatch/position/0`, `/1`, `/4`, ...; and of the tokens in responses of
-        1 to 3, 4 to 15, ... tokens as `mismatch/length/1`, `/4`, ... Where `stale` is known, these, but for the importance weights, are
-        of the other tokens, which the same policy sampled; there are none without one. `sampling/stale_share` is the share of the
-        stale ones.
+        1 to 3, 4 to 15, ... tokens as `mismatch/length/1`, `/4`, ... These, but for the importance weights, are of the tokens that
+        the same policy sampled from the same distribution, if there are any: not of `stale` ones, and, but for the means by
+        position, not of `early` ones. `sampling/stale_share` is the share of the stale ones.
     """
     metrics: dict[str, float] = {}
-    comparable = dict(statistics)
+    gaps = {name: statistics[name] for name in ("mismatch", "position", "length", "early") if name in statistics}
     if (stale := statistics.get("stale")) is not None:
-        comparable = {
-            name: v[~stale.bool()] for name, v in statistics.items() if name in ("mismatch", "position", "length")
-        }
+        gaps = {name: values[~stale.bool()] for name, values in gaps.items()}
+    if len(gaps.get("position", ())):
+        means = _means_by_size(gaps["mismatch"].abs(), gaps["position"])
+        metrics |= {f"mismatch/position/{start}": mean for start, mean in means.items()}
+    if (early := gaps.pop("early", None)) is not None:
+        gaps = {name: values[~early.bool()] for name, values in gaps.items()}
+    if len(gaps.get("length", ())):
+        means = _means_by_size(gaps["mismatch"].abs(), gaps["length"])
+        metrics |= {f"mismatch/length/{start}": mean for start, mean in means.items()}
     for name, values in statistics.items():
         match name:
             case "ratio":
                 metrics |= {f"policy/ratio_{k}": v for k, v in _spread(values).items()}
-            case "mismatch" if len(gaps := comparable["mismatch"]):
-                metrics["mismatch/logprob_mean_abs"] = float(gaps.abs().mean())
-                metrics["mismatch/logprob_max_abs"] = float(gaps.abs().max())
-                metrics |= {f"mismatch/ratio_{k}": v for k, v in _spread(gaps.exp()).items()}
-                for where in comparable.keys() & {"position", "length"}:
-                    means = _means_by_size(gaps.abs(), comparable[where])
-                    metrics |= {f"mismatch/{where}/{start}": mean for start, mean in means.items()}
+            case "mismatch" if len(gaps["mismatch"]):
+                metrics["mismatch/logprob_mean_abs"] = float(gaps["mismatch"].abs().mean())
+                metrics["mismatch/logprob_max_abs"] = float(gaps["mismatch"].abs().max())
+                metrics |= {f"mismatch/ratio_{k}": v for k, v in _spread(gaps["mismatch"].exp()).items()}
             case "stale":
                 metrics["sampling/stale_share"] = float(values.double().mean())
             case "importance_weight":
@@ -147,7 +153,7 @@ def token_metrics(statistics: Mapping[str, Tensor]) -> dict[str, float]:
                 metrics["policy/kl"] = float(values.mean())
             case "clipped" | "clipped_low" | "clipped_high":
                 metrics[f"policy/{name.replace('clipped', 'clip_fraction')}"] = float(values.double().mean())
-            case "mismatch" | "position" | "length":
+            case "mismatch" | "position" | "length" | "early":
                 pass
             case _:
                 metrics[name if "/" in name else f"policy/{name}_mean"] = float(values.double().mean())

@@ -24,7 +24,7 @@ from rlvr_cli.models.liger import check_liger
 from rlvr_cli.models.tokenization import encode_prompts
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import Credit, sample_groups, stored_stats
-from rlvr_cli.rollouts.grading import grader_pool
+from rlvr_cli.rollouts.grading import check_grade_errors, grader_hint, grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
 from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import open_run
@@ -73,6 +73,7 @@ def load_inputs(
             "Use a smaller batch, a larger --group-size, or a larger --dataset.",
         )
     eval_dataset = load_eval_dataset(config)
+    warn_of_shared_questions(dataset.examples, eval_dataset)
     pool = grader_pool(config, dataset.default_grader)
     if eval_dataset is not None and grader_pool(config, eval_dataset.default_grader).spec != pool.spec:
         raise RlvrError(
@@ -168,6 +169,23 @@ def load_eval_dataset(config: TrainingConfig) -> Dataset | None:
     return questions
 
 
+def warn_of_shared_questions(trained: Sequence[Example], eval_dataset: Dataset | None) -> None:
+    """Say how many evaluation questions are also trained on: compared by their text, white space aside."""
+    if eval_dataset is None:
+        return
+    known = {_text_of(e) for e in trained}
+    shared = sum(_text_of(e) in known for e in eval_dataset.examples)
+    if shared:
+        console.say(
+            f"warning: {shared} of the {eval_dataset.rows} evaluation questions are also trained on. What the run learns by heart counts "
+            "as progress there: give other questions with --eval-dataset."
+        )
+
+
+def _text_of(example: Example) -> str:
+    return " ".join((example.question or example.prompt or "").split())
+
+
 @contextmanager
 def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_updates: int) -> Iterator[Trainer]:
     """Open a new run, or the one to resume, and its trainer, until the block ends. The run stores how its policy computes.
@@ -228,8 +246,11 @@ def sample_questions(
 
     Args:
         sampler: who answers; None: the trainer's.
+
+    Raises:
+        RlvrError: before the first update, more of them than --max-grade-errors could not be graded.
     """
-    return sample_groups(
+    rollouts = sample_groups(
         trainer.run,
         step=step,
         examples=[inputs.questions[i] for i in indices],
@@ -242,6 +263,14 @@ def sample_questions(
         seed=trainer.config.seed,
         stop=trainer.stop,
     )
+    if not trainer.updates:
+        check_grade_errors(
+            ((r.grade_error, r.grade_error_detail) for r in rollouts),
+            at_most=trainer.config.max_grade_errors,
+            of="the first batch",
+            hint=grader_hint(trainer.run.path, phase="train"),
+        )
+    return rollouts
 
 
 def sample_batch(

@@ -7,8 +7,8 @@ optimizer, and writes the run's metrics, checkpoints and final model. It uses `w
 
 import shutil
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Unpack
 
@@ -321,6 +321,23 @@ class Trainer:
                 f"note: the sampler's log-probabilities differ from the trainer's by {gap:.2g} nats per token on average "
                 f"(metrics mismatch/*){advice and f'; {advice}'}."
             )
+
+    @contextmanager
+    def progress(self, unit: str, total: int, *, done: int, longer: str = "") -> Iterator[console.Progress]:
+        """Show the progress of the whole run; of a run that is finished, say so.
+
+        Args:
+            total, done: how many steps or updates the run has, and how many of them before now.
+            longer: an option that extends the run, with a value.
+        """
+        if self.updates and done >= total:
+            how = f"; longer with: rlvr {self.run.metadata['command']} --resume {self.run.path} {longer}"
+            extends = (
+                longer and self.config.lr_schedule == "constant"
+            )  # else more would have changed those that are done
+            console.say(f"finished       all {total} {unit} are done{how if extends else ''}")
+        with console.progress(unit, total, done=done, running_mean=False) as bar:
+            yield bar
 
     def evaluate_if_due(self) -> None:
         """Evaluate before the first update and every `eval_every` updates."""

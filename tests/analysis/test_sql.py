@@ -135,6 +135,32 @@ def test_failures_take_turns(ask):
     assert len(ask("failures", rows, limit=None, failure_kind="unparsed_answer")) == 2
 
 
+def test_rollouts_are_drawn_at_random_with_a_seed(ask):
+    rows = [row(f"q{i}", reward=float(i % 2), step=s) for i in range(40) for s in (0, 5)]
+    first = columns(ask("rollouts", rows, limit=8), "step", "example_id")
+    assert {step for step, _ in first} == {5}  # the last one
+    assert len({example for _, example in first}) == 8
+    assert first == columns(ask("rollouts", rows, limit=8), "step", "example_id")
+    other = columns(ask("rollouts", rows, limit=8, seed=1), "step", "example_id")
+    assert set(other) != set(first)
+    earlier = columns(ask("rollouts", rows, limit=8, step=0), "step", "example_id")
+    assert [example for _, example in earlier] == [example for _, example in first]  # the same questions
+    assert columns(ask("rollouts", rows, limit=4), "step", "example_id") == first[:4]
+
+
+def test_rollouts_of_a_kind(ask):
+    rows = [row("right"), row("wrong", reward=0.0), row("failed", reward=None, grade_error_detail="m.py:3: no")]
+    found = ask("rollouts", rows)
+    assert {(r["example_id"], r["why"]) for r in found} == {
+        ("right", "it was rewarded"), ("wrong", "the answer differs from the truth"),
+        ("failed", "the grade failed: timeout: m.py:3: no"),
+    }  # fmt: skip
+    assert columns(ask("rollouts", rows, correct=True), "example_id") == [("right",)]
+    assert {*columns(ask("rollouts", rows, correct=False), "example_id")} == {("wrong",), ("failed",)}
+    assert columns(ask("rollouts", rows, category="grade_error"), "example_id") == [("failed",)]
+    assert columns(ask("rollouts", rows, failure_kind="wrong_answer"), "example_id") == [("wrong",)]
+
+
 def test_failures_show_one_sample_of_each_question_first(ask):
     rows = [row(example, sample, 0.0) for example in "ab" for sample in range(3)]
     assert columns(ask("failures", rows, limit=4), "example_id", "sample_index")[:3] == [("a", 0), ("b", 0), ("a", 1)]
@@ -441,6 +467,18 @@ def test_grade_errors(ask):
         ("eval", "r1_zero", "timeout", 4, 0.4, 2, 6, ["a", "b"], FORMAT),
         ("eval", "r1_zero", "crash", 1, 0.1, 2, 2, ["c"], FORMAT),
     ]
+    assert columns(found, "detail") == [(None,), (None,)]
+
+
+def test_grade_errors_show_the_commonest_text_of_each_error(ask):
+    details = ["m.py:3: rare", "m.py:9: often", "m.py:9: often", None]
+    rows = [row(f"q{i}", reward=None, grade_error="ValueError", grade_error_detail=d) for i, d in enumerate(details)]
+    found = ask(
+        "grade_errors", [*rows, row("x", reward=None, grade_error="KeyError", grade_error_detail="m.py:1: 'a'")]
+    )
+    assert columns(found, "error", "samples", "detail") == [
+        ("ValueError", 4, "m.py:9: often"), ("KeyError", 1, "m.py:1: 'a'")
+    ]  # fmt: skip
 
 
 def test_config_diff(ask):

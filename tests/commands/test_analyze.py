@@ -467,6 +467,8 @@ def test_the_ks_of_a_picture(picture):
         ({"plot": "p.pdf"}, r"p\.pdf does not end in \.png or \.svg"),
         ({"plot": "", "x": "steps"}, "--x is an option of the picture"),
         ({"plot": "", "panels": ("eval_reward",)}, "--panels is an option of the picture"),
+        ({"query": "report"}, "--plot has no effect on the report"),
+        ({"out": "curves.html"}, "--out is the file of the report"),
         ({"smooth": 4}, "--smooth is 4"),
         ({"runs": ("no_baseline-s0", "no_baseline-s0,no_baseline-s1")}, "no_baseline-s0 is in two arms"),
         ({"runs": (",",)}, "An arm has no run"),

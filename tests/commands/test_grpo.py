@@ -287,7 +287,7 @@ def test_a_failed_grade_counts_as_nothing_and_is_counted(train, tmp_path):
         "    if truth in '0123': raise KeyError(truth)\n"
         "    return {'format_reward': 1.0, 'answer_reward': float(len(response) % 2), 'reward': float(len(response) % 2)}\n"
     )
-    rows, metrics = train(grader=f"{tmp_path / 'mine.py'}:grade", n_grpo_steps=1)
+    rows, metrics = train(grader=f"{tmp_path / 'mine.py'}:grade", n_grpo_steps=1, max_grade_errors=1)
     failed = [r for r in rows if r["grade_error"]]
     assert failed
     assert {(r["reward"], r["advantage"]) for r in failed} == {(None, 0.0)}
@@ -404,9 +404,12 @@ def test_too_few_questions_for_a_batch(tmp_path):
 
 
 def test_time_limits_are_read():
-    given = {"4h": 14400, "90m": 5400, "1h30m": 5400, "45s": 45, "600": 600, "1.5h": 5400, "1d": 86400}
+    given = {"4h": 14400, "90m": 5400, "1h30m": 5400, "45s": 45, "1.5h": 5400, "1d": 86400}
     assert {text: GrpoConfig(time_limit=text).time_limit_seconds for text in given} == given
     assert GrpoConfig().time_limit_seconds == float("inf")
+    with pytest.raises(RlvrError, match="without a unit"):
+        GrpoConfig(time_limit="600")
+    assert GrpoConfig(time_limit="600", sources={"time_limit": "resumed run"}).time_limit_seconds == 600  # it began so
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,13 @@ def test_what_is_logged_and_stored(tmp_path):
     assert not list(run.glob("model/policy.safetensors"))
 
 
+def test_the_mismatch_leaves_out_the_tokens_before_the_minimum(tmp_path):
+    metrics = metrics_of(trained(tmp_path, n_ppo_steps=1, sampling_min_tokens=32))
+    assert {name for name in metrics if name.startswith("mismatch/")} == {
+        f"mismatch/position/{n}" for n in (0, 1, 4, 16)
+    }
+
+
 def test_returns_that_do_not_differ_have_no_explained_variance(tmp_path):
     (tmp_path / "g.py").write_text(
         "def grade(response, truth):\n    return {'format_reward': 1.0, 'answer_reward': 1.0, 'reward': 1.0}\n"

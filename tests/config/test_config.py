@@ -198,7 +198,7 @@ SAMPLED = {
 }
 TRAINED = {
     "above 0": "learning_rate max_grad_norm",
-    "at_least 0": "eval_every warmup_steps weight_decay checkpoint_every checkpoint_minutes micro_batch_tokens node_rank lora_rank",
+    "at_least 0": "eval_every warmup_steps weight_decay checkpoint_every checkpoint_minutes micro_batch_tokens node_rank lora_rank max_grade_errors",
     "at_least 1": "eval_examples final_eval_examples max_skipped_updates trainers nodes lora_alpha",
 }
 HELD_OUT = {"at_least 0": "eval_temperature eval_min_tokens", "at_least 1": "eval_max_tokens max_model_len samplers"}
@@ -208,7 +208,7 @@ MINIMUMS = {  # of each command
     "runs": [{"above 0": "timeout_seconds", "at_least 0": "limit"}],
     "quickstart": [{"at_least 0": "seed"}],
     "view": [{"at_least 0": "port"}],
-    "grade": [GRADED, {"at_least 1": "grader_workers"}],
+    "grade": [GRADED, {"at_least 1": "grader_workers limit"}],
     "filter": [
         {"above 0": "timeout_seconds", "at_least 0": "step seed min_pass_rate min_language_share"},
         {"at_least 1": "max_per_question ngram limit max_paragraph_words pairs_per_question"},

@@ -382,28 +382,36 @@ def test_a_user_s_file_needs_a_function(tmp_path):
 @pytest.mark.parametrize(
     ("returned", "expected"),
     [
-        ("{'format_reward': 1, 'answer_reward': 0.5, 'reward': 0.5}", (1.0, 0.5, 0.5, "wrong_answer")),
-        ("{'reward': 1.0}", (1.0, 1.0, 1.0, None)),
-        ("{'answer_reward': True}", (1.0, 1.0, 1.0, None)),
-        ("{'reward': 0}", (1.0, 0.0, 0.0, "wrong_answer")),
-        ("{'reward': 0, 'format_reward': 0}", (0.0, 0.0, 0.0, "malformed_tags")),
-        ("{'reward': 0, 'failure_kind': 'too_long', 'extracted_answer': 'x'}", (1.0, 0.0, 0.0, "too_long")),
-        ("{'reward': 0.5, 'failure_kind': 'too_long'}", (1.0, 0.5, 0.5, "too_long")),
-        ("{'reward': 0.2}", (1.0, 0.2, 0.2, "wrong_answer")),
-        ("{'reward': 0.6, 'failure_kind': 'too_long'}", (1.0, 0.6, 0.6, None)),
+        ("{'format_reward': 1, 'answer_reward': 0.5, 'reward': 0.5}", (1.0, 0.5, 0.5, "wrong_answer", "format_1_answer_0")),
+        ("{'answer_reward': True}", (1.0, 1.0, 1.0, None, "format_1_answer_1")),
+        ("{'answer_reward': 0, 'reward': 0.5}", (1.0, 0.0, 0.5, "wrong_answer", "format_1_answer_0")),
+        ("{'reward': 0, 'format_reward': 0}", (0.0, 0.0, 0.0, "no_format", "format_0_answer_0")),
+        ("{'reward': 0, 'format_reward': 1}", (1.0, 0.0, 0.0, "wrong_answer", "format_1_answer_0")),
+        ("{'answer_reward': 0, 'failure_kind': 'too_long', 'extracted_answer': 'x'}", (1.0, 0.0, 0.0, "too_long", "format_1_answer_0")),
+        # nothing but a reward: no category is invented
+        ("{'reward': 1.0}", (None, None, 1.0, None, "reward_only")),
+        ("{'reward': 0.5}", (None, None, 0.5, "low_reward", "reward_only")),
+        ("{'reward': 0.5, 'failure_kind': 'too_long'}", (None, None, 0.5, "too_long", "reward_only")),
+        ("{'reward': 0.6, 'failure_kind': 'too_long'}", (None, None, 0.6, None, "reward_only")),
+        ("1", (None, None, 1.0, None, "reward_only")),
+        ("0.25", (None, None, 0.25, "low_reward", "reward_only")),
+        ("True", (None, None, 1.0, None, "reward_only")),
+        ("__import__('numpy').float32(0.5)", (None, None, 0.5, "low_reward", "reward_only")),
+        ("__import__('numpy').bool_(True)", (None, None, 1.0, None, "reward_only")),
+        ("{'reward': __import__('numpy').int64(2)}", (None, None, 2.0, None, "reward_only")),
+        ("__import__('torch').tensor(0.75)", (None, None, 0.75, None, "reward_only")),
     ],
-)
+)  # fmt: skip
 def test_a_user_s_grader(returned, expected, tmp_path):
     (tmp_path / "helper.py").write_text(f"RESULT = {returned}")
-    (tmp_path / "mine.py").write_text(
-        "from helper import RESULT\n\ndef grade(response, truth):\n    return dict(RESULT)\n"
-    )
+    (tmp_path / "mine.py").write_text("from helper import RESULT\n\ndef grade(response, truth):\n    return RESULT\n")
     try:
         verdict = resolve_grader(f"{tmp_path / 'mine.py'}:grade")("response", "truth")
     finally:
         sys.path.remove(str(tmp_path))
         sys.modules.pop("helper", None)
-    assert (verdict.format_reward, verdict.answer_reward, verdict.reward, verdict.failure_kind) == expected
+    rewards = (verdict.format_reward, verdict.answer_reward, verdict.reward)
+    assert (*rewards, verdict.failure_kind, verdict.category) == expected
 
 
 @pytest.mark.parametrize(
@@ -459,15 +467,29 @@ def test_a_built_in_grader_may_ask_for_the_example(tmp_path, monkeypatch, parame
     assert grade("r", "5").failure_kind == repr(dict.fromkeys(example) | {"ground_truth": "5"})
 
 
-@pytest.mark.parametrize("returned", ["1.0", "None", "{}", "{'reward': 'high'}", "{'reward': float('nan')}", "(1, 1)"])
-def test_a_user_s_grader_that_returns_something_else(returned, tmp_path):
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        ("'1.0'", r"it returned '1.0' \(str\), not a number or a dictionary"),
+        ("None", "it returned None, not a number"),
+        ("{}", "neither reward nor answer_reward: it has nothing"),
+        ("{'score': 1}", "neither reward nor answer_reward: it has score"),
+        ("{'reward': 'high'}", r"the reward that it returned is 'high' \(str\), not a number"),
+        ("{'reward': float('nan')}", "the reward that it returned is nan, not a finite number"),
+        ("float('inf')", "the reward that it returned is inf, not a finite number"),
+        ("{'reward': 1, 'format_reward': 10**400}", "the format_reward that it returned is 1000"),
+        ("(1, 1)", r"it returned \(1, 1\) \(tuple\)"),
+        ("[0.5] * 1000", r"it returned \[0.5, .{180,200}… \(list\)"),
+    ],
+)
+def test_a_user_s_grader_that_returns_something_else(returned, says, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(f"def grade(response, truth):\n    return {returned}\n")
     try:
         grade = resolve_grader(f"{path}:grade")
     finally:
         sys.path.remove(str(tmp_path))
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=says):
         grade("response", "truth")
 
 

@@ -335,6 +335,60 @@ def test_text_of_any_kind_crosses_the_pipe():
     assert [verdict.reward for verdict in verdicts] == [1.0] * len(odd)
 
 
+FAILING = """
+    import sys
+    from helper import divide
+
+    class Silent(Exception):
+        def __str__(self):
+            raise ValueError
+
+    def grade(response, truth):
+        if response == "silent":
+            raise Silent
+        if response == "long":
+            raise ValueError("x" * 5_000)
+        if response == "bad text":
+            raise ValueError("\\ud800\\x00\\n")
+        return divide(1, float(response))
+"""
+
+
+def test_the_error_of_a_grade_says_what_and_where(tmp_path):
+    (tmp_path / "helper.py").write_text("def divide(a, b):\n    return a / b\n")
+    path = tmp_path / "mine.py"
+    path.write_text(textwrap.dedent(FAILING))
+    said = []
+    with GraderPool(f"{path}:grade", workers=1, report=said.append) as pool:
+        texts = ["0", "silent", "long", "bad text", "1", "nan", "x"]
+        zero, silent, long, bad, right, nan, other = pool.grade([(text, "5") for text in texts])
+        assert pool.failed == 6
+    assert right.reward == 1.0
+    assert (zero.error, zero.error_detail) == ("ZeroDivisionError", f"{path}:16: float division by zero")
+    assert (silent.error, silent.error_detail) == ("Silent", f"{path}:11: its text cannot be read")
+    assert (long.error, len(long.error_detail)) == ("ValueError", 1_000)
+    assert bad.error_detail == f"{path}:15: \ud800\x00"
+    assert nan.error_detail == f"{path}:9: the reward that it returned is nan, not a finite number"
+    assert other.error_detail == f"{path}:16: could not convert string to float: 'x'"
+    assert len(said[2]) < 600
+    assert "\n" not in "".join(said)
+    spec = f"{path}:grade"
+    assert [text.partition(f"the grader {spec} failed on a response: ")[2][:20] for text in said] == [
+        "ZeroDivisionError: /", f"Silent: {path}"[:20], f"ValueError: {path}"[:20]
+    ]  # the first of each error, of the first three  # fmt: skip
+
+
+def test_a_hang_and_a_crash_are_reported_when_they_happen(hostile):
+    said = []
+    with GraderPool(hostile, workers=1, timeout=0.3, report=said.append) as pool:
+        first, second, *_ = pool.grade([("hang", "5"), ("exit", "5"), ("hang", "5")])
+        with pytest.raises(RlvrError), GraderPool("nonsense", report=said.append):
+            pass
+    assert (first.error, first.error_detail) == ("timeout", "no grade within 0.3 s (--grader-timeout)")
+    assert (second.error, second.error_detail) == ("crash", "the grading process died, also when started afresh")
+    assert [text.split(": ")[1] for text in said] == ["timeout", "crash"]
+
+
 def test_options_reach_the_workers():
     pair = ("r </think>\n<answer> 5 </answer>", "5")
     with (

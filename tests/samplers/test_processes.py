@@ -304,5 +304,5 @@ def test_the_processes_die_with_the_run_which_goes_on(forks: Forks, whole: Path,
     ],
 )
 def test_samplers_that_cannot_be(forks: Forks, tmp_path: Path, command: str, said: str):
-    assert said in forks.run(*command.split(), cwd=tmp_path, status=1).err
+    assert said in forks.run(*command.split(), cwd=tmp_path, status=2).err
     assert list(tmp_path.iterdir()) == [], "nothing was begun"

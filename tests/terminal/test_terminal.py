@@ -48,12 +48,12 @@ def test_a_pipe_gets_no_escape_codes(capsys, monkeypatch):
 def test_table(capsys):
     tables.print_table(("name", "n"), [("a", 1), ("bb", 22), (None, None), ("漢字e\u0301", 3)])
     assert capsys.readouterr().out.splitlines() == [
-        "name       n",  # the columns are 5 and 4 wide, with 3 between them
-        "------------",
-        "a          1",
-        "bb        22",
-        "NULL    NULL",
-        "漢字e\u0301      3",
+        "name     n",  # the columns are 5 and 2 wide, with 3 between them
+        "----------",
+        "a        1",
+        "bb      22",
+        "–        –",
+        "漢字e\u0301    3",
     ]
 
 
@@ -119,9 +119,24 @@ def test_only_the_table_format_shortens_long_cells(capsys):
         assert text in capsys.readouterr().out
 
 
-def test_many_columns_on_a_terminal_are_shown_row_by_row():
+def test_a_wide_table_on_a_terminal_is_divided_by_columns():
+    """Each part has the key columns, and none is wider than the terminal."""
+    names = ["run_id", "step", *(f"column_{i}" for i in range(12))]
     with terminal() as screen:
-        tables.print_table([f"column_{i}" for i in range(30)], [tuple(range(30)), tuple(range(30))])
+        tables.print_table(names, [("a", 0, *range(12)), ("b", 10, *range(100, 112))])
+    lines = without_style(screen.getvalue()).splitlines()
+    heads = [line.split() for line in lines if "run_id" in line]
+    assert [head[:2] for head in heads] == [["run_id", "step"]] * 2
+    assert [name for head in heads for name in head[2:]] == names[2:]
+    assert [line.split() for line in lines if line.startswith("b")] == [
+        ["b", "10", *map(str, range(100, 107))], ["b", "10", *map(str, range(107, 112))]
+    ]  # fmt: skip
+    assert max(map(len, lines)) <= 100
+
+
+def test_many_wide_columns_on_a_terminal_are_shown_row_by_row():
+    with terminal() as screen:
+        tables.print_table([f"column_{i}" for i in range(30)], [(*range(29), "x" * 50), (*range(29), "x" * 50)])
     lines = without_style(screen.getvalue()).splitlines()
     assert [line.split() for line in lines[:3]] == [["row", "1"], ["column_0", "0"], ["column_1", "1"]]
     assert len(lines) == 62
@@ -189,6 +204,29 @@ def test_a_long_response_is_shortened_in_the_middle(capsys):
 def test_an_empty_answer_is_shown_as_nothing(capsys):
     cases.print_cases(case_table(""))
     assert "extracted (nothing)\n" in capsys.readouterr().out
+
+
+TEMPLATE = "Solve it.\nUser: {question}\nAssistant: <think>"
+
+
+def test_the_template_of_the_prompts_stands_once(capsys):
+    result = case_table("x")
+    rows = []
+    for run, prompt in (("a", "3 + 4?"), ("a", "{question}"), ("b", "1 + 1?"), ("c", "4")):
+        text = prompt if run == "c" else TEMPLATE.replace("{question}", prompt)
+        row = dict(zip(result.columns, result.rows[0], strict=True)) | {"run_id": run, "prompt": text}
+        rows.append(tuple(row.values()))
+    templates = {"a": TEMPLATE, "b": TEMPLATE, "c": TEMPLATE}
+    cases.print_cases(Table(result.columns, rows), templates=templates)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == [
+        "prompt, where {question} stands for the question of a case",
+        "  Solve it.", "  User: {question}", "  Assistant: <think>", "",
+    ]  # fmt: skip
+    assert sum("Solve it." in line for line in lines) == 1
+    after = [lines[i + 1] for i, line in enumerate(lines) if line in ("question", "prompt")]
+    assert after == ["  3 + 4?", "  {question}", "  1 + 1?", "  4"]
+    assert lines.count("question") == 3  # the prompt of c is not made from the template
 
 
 # The pager
@@ -289,6 +327,18 @@ def test_progress_in_a_pipe_is_a_few_lines(capsys, monkeypatch):
         "sampling: 50/100 (50%), 10/s, 5 s left, reward 0.5, tokens/s 1,000",
         "sampling: 100/100 (100%), 10/s, 0 s left, reward 0.5, tokens/s 1,000",
     ]
+
+
+def test_progress_of_work_that_goes_on_shows_the_whole(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    with console.progress("steps", 60, done=40) as bar:
+        now[0] += 10
+        bar.advance(5, reward=0.5)
+    assert capsys.readouterr().err == "steps: 45/60 (75%), 0.5/s, 30 s left, reward 0.5\n"
+    with terminal() as screen, console.progress("steps", 60, done=40):
+        pass
+    assert "40/60" in screen.getvalue()
 
 
 def test_progress_that_stops_early_shows_its_last_state(capsys):

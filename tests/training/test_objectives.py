@@ -428,6 +428,7 @@ def test_a_loss_of_the_table_is_what_its_line_says(name):
 def test_what_the_objective_says_of_every_loss_is_reserved():
     batch = make_batch(LENGTHS)
     log_probs = batch["old_log_probs"].clone().requires_grad_()
+    batch["stale"] = torch.zeros_like(batch["response_mask"])
     inputs = loss_inputs(batch, log_probs=log_probs, entropy=log_probs)
     loss = LOSSES["no_baseline"].function
     objective = functools.partial(policy_gradient, loss=loss, kl_coef=0.1, importance_cap=2.0)

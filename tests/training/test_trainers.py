@@ -340,7 +340,7 @@ def test_shards_of_other_commands_and_precisions(forks: Forks, tmp_path: Path, c
     ],
 )
 def test_what_shards_do_not_go_with(forks: Forks, tmp_path: Path, options: str, said: str):
-    assert said in forks.run(*GRPO, *options.split(), cwd=tmp_path, status=1).err
+    assert said in forks.run(*GRPO, *options.split(), cwd=tmp_path, status=2).err
 
 
 # Several machines, which here are one
@@ -409,20 +409,20 @@ def test_a_machine_waits_until_it_is_told_to_stop(forks: Forks, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "status", "said"),
     [
-        ("--nodes 2", "10.0.0.1:29500"),
-        ("--nodes 2 --rendezvous 10.0.0.1", "10.0.0.1:29500"),
-        ("--nodes 2 --rendezvous h:1 --trainers 3", "use 2, 4"),
-        ("--rendezvous h:1", "--rendezvous needs --nodes"),
-        ("--node-rank 1", "--node-rank needs --nodes"),
-        ("--nodes 2 --rendezvous h:1 --trainers 2 --node-rank 2", "there are 2 machines"),
-        ("--nodes 3 --rendezvous 192.0.2.7:1 --trainers 3", "Add --node-rank"),
-        ("--nodes 2 --rendezvous 192.0.2.7:1 --trainers 2 --node-rank 0", "cannot meet at 192.0.2.7:1"),
+        ("--nodes 2", 2, "10.0.0.1:29500"),
+        ("--nodes 2 --rendezvous 10.0.0.1", 2, "10.0.0.1:29500"),
+        ("--nodes 2 --rendezvous h:1 --trainers 3", 2, "use 2, 4"),
+        ("--rendezvous h:1", 2, "--rendezvous needs --nodes"),
+        ("--node-rank 1", 2, "--node-rank needs --nodes"),
+        ("--nodes 2 --rendezvous h:1 --trainers 2 --node-rank 2", 1, "there are 2 machines"),
+        ("--nodes 3 --rendezvous 192.0.2.7:1 --trainers 3", 1, "Add --node-rank"),
+        ("--nodes 2 --rendezvous 192.0.2.7:1 --trainers 2 --node-rank 0", 1, "cannot meet at 192.0.2.7:1"),
     ],
 )
-def test_machines_that_cannot_meet(forks: Forks, tmp_path: Path, options: str, said: str):
-    done = forks.run(*GRPO, *options.split(), cwd=tmp_path, status=1)
+def test_machines_that_cannot_meet(forks: Forks, tmp_path: Path, options: str, status: int, said: str):
+    done = forks.run(*GRPO, *options.split(), cwd=tmp_path, status=status)
     assert said in done.err
 
 

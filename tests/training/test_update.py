@@ -1052,6 +1052,24 @@ def test_the_mismatch_is_also_told_by_position_and_length():
     }
 
 
+def test_the_mismatch_of_tokens_before_the_minimum_is_told_by_position_alone():
+    """The sampler forbids the end of a response there. Two responses, of 3 and 5 tokens, at least 2 each; worked out by hand."""
+    statistics = {
+        "mismatch": torch.tensor([8.0, -8.0, 1.0, 6.0, -6.0, -2.0, 3.0, -4.0]),
+        "position": torch.tensor([0, 1, 2, 0, 1, 2, 3, 4]),
+        "length": torch.tensor([3, 3, 3, 5, 5, 5, 5, 5]),
+        "early": torch.tensor([True, True, False, True, True, False, False, False]),
+    }
+    metrics = token_metrics(statistics)
+    assert metrics["mismatch/logprob_mean_abs"] == 2.5
+    assert metrics["mismatch/logprob_max_abs"] == 4.0
+    assert metrics["mismatch/ratio_max"] == pytest.approx(math.exp(3))
+    told = {k.removeprefix("mismatch/"): v for k, v in metrics.items() if "position" in k or "length" in k}
+    assert told == {"position/0": 7.0, "position/1": 4.0, "position/4": 4.0, "length/1": 1.0, "length/4": 3.0}
+    nothing = token_metrics({name: values[:2] for name, values in statistics.items()})
+    assert nothing == {"mismatch/position/0": 8.0, "mismatch/position/1": 8.0}
+
+
 def test_rollouts_are_trained_on_as_the_ids_that_were_sampled():
     """The second response's text would tokenize to one id; it was sampled as two."""
     rows = [((1, 2), (3, 4, 5), (-0.5, -0.25, -1.0), 0.5), ((7,), (8, 9), (-2.0, -0.125), -0.5)]

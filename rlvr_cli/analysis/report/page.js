@@ -381,7 +381,8 @@
       run: row.run_id, phase: row.phase, step: row.step, category: row.category,
       "failure kind": row.failure_kind, reward: row.reward, "format reward": all.format_reward,
       "answer reward": all.answer_reward, advantage: row.advantage, "ground truth": all.ground_truth,
-      "extracted answer": all.extracted_answer, grader: all.grader, "grade error": all.grade_error, finish: all.finish_reason,
+      "extracted answer": all.extracted_answer, grader: all.grader, "grade error": all.grade_error,
+      "what it says": all.grade_error_detail, finish: all.finish_reason,
       "stopped by": all.stop_reason, tokens: row.num_response_tokens, "mean log-probability": all.mean_logprob,
       "mean entropy": all.mean_entropy, "policy version": all.policy_version, seed: all.seed, "sampled at": all.sampled_at,
     };

@@ -39,6 +39,7 @@ LIST_COLUMNS = (
 )
 TEXT_COLUMNS = (
     *("prompt", "response", "ground_truth", "extracted_answer", "format_reward", "answer_reward", "grade_error"),
+    "grade_error_detail",
     *("grader", "finish_reason", "stop_reason", "mean_logprob", "mean_entropy", "policy_version", "seed", "sampled_at"),
 )
 

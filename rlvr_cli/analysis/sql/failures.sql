@@ -40,20 +40,7 @@ SELECT
     sample_index,
     category,
     failure_kind,
-    CASE
-        WHEN reward IS NULL THEN 'the grade failed: ' || coalesce(grade_error, 'unknown')
-        WHEN reward > 0.5 AND NOT isnan(reward) THEN 'it was rewarded'
-        WHEN failure_kind = 'truncated' THEN 'cut off after ' || num_response_tokens || ' tokens, before its answer'
-        WHEN failure_kind = 'empty' THEN 'there is nothing in the answer'
-        WHEN failure_kind = 'no_think_close' THEN 'the thinking is never closed: there is no </think>'
-        WHEN failure_kind = 'no_answer_tags' THEN 'there is no answer where the grader looks: in <answer> tags, or in \boxed{} for question_only'
-        WHEN failure_kind = 'malformed_tags' THEN 'the tags are there, but not as "</think> <answer>" ... "</answer>"'
-        WHEN failure_kind = 'multiple_answers' THEN 'there is more than one answer'
-        WHEN failure_kind = 'unparsed_answer' THEN 'the answer cannot be read as mathematics'
-        WHEN failure_kind = 'wrong_answer' THEN 'the answer differs from the truth'
-        WHEN failure_kind = 'correct_but_unformatted' THEN 'the answer is right, but stands where the format does not allow it: the fault is the parser''s, not the model''s'
-        ELSE coalesce(failure_kind, 'unknown')
-    END AS why,
+    why_graded(reward, grade_error, grade_error_detail, failure_kind, num_response_tokens) AS why,
     ground_truth,
     extracted_answer,
     num_response_tokens,

@@ -4,6 +4,7 @@
 
 -- mismatch/position/NNNN and mismatch/length/NNNN are means of |trainer - sampler| over the tokens whose position, or whose
 -- response's length, is in the bucket that starts at NNNN. A gap that grows with either points to a bug in trainer or sampler.
+-- Only those by position have the tokens before --sampling-min-tokens, where the sampler forbids the end of a response.
 WITH found AS (
     SELECT
         run_id, step, value,

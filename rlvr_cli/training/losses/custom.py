@@ -24,7 +24,7 @@ from rlvr_cli.training.losses.policy_gradient import Loss
 
 LOSS = user_code.Role("loss", 1, "(inputs: LossInputs) -> Tensor | tuple[Tensor, dict[str, Tensor]]")
 # Statistics that the objective (`objectives.policy_gradient`) adds to those of every loss.
-RESERVED = ("ratio", "mismatch", "position", "length", "importance_weight", "kl")
+RESERVED = ("ratio", "mismatch", "position", "length", "early", "stale", "importance_weight", "kl")
 _RETURNS = "Return the loss, (batch, seq) or (batch,), or a tuple: loss, dictionary of statistics of these shapes."
 
 

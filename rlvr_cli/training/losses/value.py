@@ -40,6 +40,7 @@ def actor_critic(
     vf_cliprange: float = 0.0,
     kl_coef: float = 0.0,
     critic_alone: bool = False,
+    min_tokens: int = 0,
 ) -> LossOutputs:
     """The objective of `rlvr ppo`; bind the keywords with functools.partial.
 
@@ -51,6 +52,7 @@ def actor_critic(
         vf_cliprange: of the values (`compute_value_loss`).
         kl_coef: weight of a KL penalty in the loss (`policy_gradient`); 0 if it is in the reward.
         critic_alone: no gradient goes to the policy.
+        min_tokens: of a response, see `policy_gradient`.
 
     Returns:
         The loss and the statistics of `policy_gradient`, with those of the critic added: `critic/loss`, `critic/value_mean`
@@ -72,7 +74,7 @@ def actor_critic(
         advantages = of.advantages.masked_fill(outside, 0)
         return LossOutputs(*compute_grpo_clip_loss(advantages, of.log_probs, of.old_log_probs, cliprange))
 
-    outputs = policy_gradient(inputs, loss=clip, kl_coef=kl_coef)
+    outputs = policy_gradient(inputs, loss=clip, kl_coef=kl_coef, min_tokens=min_tokens)
     of_critic = {"critic/loss": value_loss.detach(), "critic/value_mean": values.detach()}
     if vf_cliprange:
         of_critic["critic/clip_fraction"] = clipped

@@ -101,6 +101,7 @@ def two_runs(tmp_path_factory):
         "category": "grade_error",
         "failure_kind": None,
         "grade_error": "timeout",
+        "grade_error_detail": "mine.py:3: too slow",
         "extracted_answer": None,
     }
     evaluated = [rollout("b", f"b-{q}", 0, response=f"b{q}", **(failed if q == 29 else {})) for q in range(30)]

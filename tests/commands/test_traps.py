@@ -1,0 +1,93 @@
+"""Quiet traps: what a user would not notice is said, and what cannot work is said before anything is loaded."""
+
+import json
+
+import pytest
+
+from rlvr_cli.runs.readers import read_run
+
+SMALL = ("--rollout-batch-size", 16, "--group-size", 4, "--train-batch-size", 16, "--gradient-accumulation-steps", 1,
+         "--sampling-max-tokens", 8, "--eval-examples", 4)  # fmt: skip
+
+
+@pytest.fixture
+def rlvr(tmp_path, forks):
+    """Run the command line; `Done`, once it has ended with this status and without a traceback."""
+    return lambda *arguments, status=0, **more: forks.run(*arguments, cwd=tmp_path, status=status, **more)
+
+
+def questions(path, numbers):
+    path.write_text("".join(json.dumps({"question": f"{n} + 1?", "answer": str(n + 1)}) + "\n" for n in numbers))
+
+
+@pytest.mark.parametrize("command", ["eval", "grpo", "ei", "ppo", "sft", "dpo", "distill"])
+def test_the_name_of_a_run_is_checked_before_anything_is_read(rlvr, tmp_path, command):
+    """The dataset does not exist, so an error about the name comes first; --dry-run says it, too."""
+    (tmp_path / "runs/old").mkdir(parents=True)
+    given = (command, "--dataset", "missing.jsonl")
+    for more in ([], ["--dry-run"][: command != "eval"]):
+        assert "exists already" in rlvr(*given, "--run", "old", *more, status=1).err
+        assert "'../evil' cannot be the name of a run" in rlvr(*given, "--run", "../evil", *more, status=1).err
+    teacher = ("--teacher", "missing-teacher") if command == "distill" else ()
+    assert "missing" in rlvr(*given, *teacher, "--run", "new", status=1).err
+
+
+def test_training_on_evaluation_questions_is_said(rlvr, tmp_path):
+    questions(tmp_path / "a.jsonl", range(8))
+    questions(tmp_path / "b.jsonl", range(6, 12))
+    same = rlvr("grpo", *SMALL, "--dataset", "a.jsonl", "--eval-dataset", "a.jsonl", "--dry-run")
+    assert "warning: 4 of the 4 evaluation questions are also trained on." in same.err  # --eval-examples 4
+    some = rlvr("grpo", *SMALL, "--dataset", "a.jsonl", "--eval-dataset", "b.jsonl", "--dry-run")
+    assert "warning: 2 of the 4 evaluation questions" in some.err
+    apart = rlvr("grpo", *SMALL, "--dataset", "arithmetic", "--dry-run")
+    assert "warning" not in apart.err
+    traces = [{"question": f"{n} + 1?", "answer": "1", "response": "1 </think> <answer> 1 </answer>"} for n in range(8)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(t) + "\n" for t in traces))
+    fine_tuned = rlvr("sft", "--dataset", "t.jsonl", "--eval-dataset", "b.jsonl", "--dry-run")
+    assert "warning: 2 of the 6 evaluation questions" in fine_tuned.err
+
+
+def test_a_resumed_run_shows_the_whole_and_a_finished_one_says_so(rlvr, tmp_path):
+    first = rlvr("grpo", *SMALL, "--n-grpo-steps", 2, "--run", "r")
+    assert "finished       " not in first.err
+    again = rlvr("grpo", "--resume", "r")
+    assert "finished       all 2 steps are done; longer with: rlvr grpo --resume runs/r --n-grpo-steps 4\n" in again.err
+    longer = rlvr("grpo", "--resume", "r", "--n-grpo-steps", 3)
+    assert "finished       " not in longer.err
+    assert "steps: 3/3 (100%)" in longer.err
+    assert read_run(tmp_path / "runs/r").metadata["updates"] == 3
+    scheduled = ("--lr-schedule", "cosine", "--n-grpo-steps", 1)
+    rlvr("grpo", *SMALL, *scheduled, "--run", "c")
+    assert "finished       all 1 steps are done\n" in rlvr("grpo", "--resume", "c").err  # more cannot extend it
+
+
+def test_the_environment_names_the_directory_of_runs(tmp_path, forks):
+    def rlvr(*arguments):
+        variable = {"RLVR_RUNS_DIR": str(tmp_path / "elsewhere")}
+        return forks.run(*arguments, cwd=tmp_path, status=0, environment=variable)
+
+    rlvr("eval", "--limit", 2, "--sampling-max-tokens", 8, "--run", "r")
+    assert read_run(tmp_path / "elsewhere/r").metadata["sources"]["runs_dir"] == "environment"
+    assert "elsewhere/r" in rlvr("analyze", "summary").err
+    rlvr("eval", "--limit", 2, "--sampling-max-tokens", 8, "--run", "r", "--runs-dir", "here")
+    assert (tmp_path / "here/r").is_dir()
+    rlvr("eval", "--resume", "r")
+
+
+def test_a_query_without_rows_says_why(rlvr, tmp_path):
+    (tmp_path / "all.py").write_text("def right(response, truth):\n    return 1\n")
+    rlvr("eval", "--limit", 2, "--sampling-max-tokens", 8, "--grader", "all.py:right", "--run", "r")
+    assert "no failures: every response was rewarded; rlvr analyze rollouts" in rlvr("analyze", "failures", "r").err
+    assert "no rows; there are rollouts of r: eval step 0" in rlvr("analyze", "failures", "r", "--step", 7).err
+    named = rlvr("analyze", "metrics", "r", "--set", "names=clip%").err
+    assert "no metric is named like 'clip%'" in named
+    assert "reward/grade_errors, reward/mean, reward/samples" in named
+
+
+def test_the_list_of_queries_is_for_reading_and_for_programs(rlvr):
+    page = rlvr("analyze", "--list").out
+    assert "rollouts" in page
+    assert max(map(len, page.splitlines())) <= 100
+    assert "correct = null" in page
+    rows = json.loads(rlvr("analyze", "--list", "--format", "json").out)
+    assert {"rollouts", "failures", "report"} <= {row["query"] for row in rows}
