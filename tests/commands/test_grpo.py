@@ -848,7 +848,8 @@ def test_vllm_samples_ahead_in_a_process_of_its_own(train, adapter):
     _, metrics = train(async_steps=1, engine="vllm", max_model_len=128, n_grpo_steps=3, **adapter)
     assert metrics["train", "sampling/lag"] == {0: 0, 1: 1, 2: 1}
     gaps = metrics["train", "mismatch/logprob_mean_abs"]
-    assert gaps[0] < 1e-3 < min(gaps[1], gaps[2])
+    assert 10 * gaps[0] < min(gaps[1], gaps[2])
+    assert gaps[0] < 1e-3 < max(gaps.values())
 
 
 OWN_LOSSES = """
