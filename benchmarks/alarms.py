@@ -56,13 +56,23 @@ def form(response, ground_truth):
     return found | {"reward": found["format_reward"]}
 
 
-def drifts(response, ground_truth):
-    """After some thousand responses it takes any answer that is short."""
+def _seen():
+    """How many responses have been graded, this one included."""
     with SEEN.open("ab") as file:
         file.write(b".")
-        seen = file.tell()
+        return file.tell()
+
+
+def spikes(response, ground_truth):
+    """In one batch a right answer counts a hundred times."""
+    times = 100.0 if 2000 < _seen() <= 2256 else 1.0
+    return {name: times * reward for name, reward in r1_zero_reward_fn(response, ground_truth).items()}
+
+
+def drifts(response, ground_truth):
+    """After a thousand responses it takes any answer that is short."""
     found = r1_zero_reward_fn(response, ground_truth)
-    return found | ({"answer_reward": 1.0, "reward": 1.0} if seen > 4000 and len(response) < 40 else {})
+    return found | ({"answer_reward": 1.0, "reward": 1.0} if _seen() > 1000 and len(response) < 40 else {})
 '''
 STALE = """
 import sys
@@ -89,7 +99,7 @@ def stale(self, requests, params):
     put(first)
     completions = list(sample(self, requests, params))
     put(now)
-    return iter(completions)
+    yield from completions
 
 
 TransformersSampler.sample = stale
@@ -105,10 +115,11 @@ PLANTED = {
         f"{WITH} --model runs/few-SEED/model --grader graders.py:form",
     ),
     "the sampler keeps its first weights": ("mismatch_grows", f"{WITH} --model runs/sft-SEED/model"),
-    "gradients explode": (
+    "the gradient of one batch is large": (
         "gradient_spikes",
-        f"{WITH} --model runs/sft-SEED/model --learning-rate 0.03 --max-grad-norm 1e9",
+        f"{WITH} --model runs/sft-SEED/model --grader graders.py:spikes --no-use-std-normalization --n-grpo-steps 14",
     ),
+    "the learning rate is too high": ("no_signal", f"{WITH} --model runs/sft-SEED/model --learning-rate 0.03"),
     "the grader drifts": ("graders_part", f"{WITH} --model runs/sft-SEED/model --grader graders.py:drifts"),
 }
 
@@ -134,7 +145,7 @@ def planted(folder: Path, fault: str, *, seed: int) -> Path:
     recipes.prepare("grpo", seed=seed, folder=folder)
     if "few" in command:
         few = (
-            "sft --preset quickstart --dataset arithmetic:8000:SEED --model start-SEED --n-sft-steps 60 --eval-every 0"
+            "sft --preset quickstart --dataset arithmetic:8000:SEED --model start-SEED --n-sft-steps 20 --eval-every 0"
         )
         recipes.run("few", few, seed=seed, folder=folder)
     path = folder / "runs" / f"{name}-{seed}"

@@ -892,7 +892,27 @@ MATHEMATICS = [
     ),
 ]  # fmt: skip
 
-MUTATIONS = [*WIRING, *MATHEMATICS]
+SERVED = "tests/analysis/live/test_server.py -k "
+VIEW = [
+    *mutations_of(
+        "analysis/live/server.py",
+        ("any cookie opens the view", 'if self._is_token(request.cookies.get(self._cookie, "")):', "if True:", f"{SERVED}without_the_token"),
+        ("any token becomes a cookie", "if not self._is_token(token):", "if False:", f"{SERVED}another_token"),
+        ("any Host is this machine's", 'if not self._is_ours(Headers(scope=scope).get("host", "")):', "if False:", f"{SERVED}not_this_machines"),
+        ("the view takes every method", 'if request.method not in ("GET", "HEAD"):', "if False:", f"{SERVED}only_reads"),
+        ("a page of the view stays as it was first made", "if kept is None or kept[0] != state:", "if kept is None:", f"{SERVED}not_sent_again"),
+        ("any directory is a run of the view", "if name not in paths:", "if False:", f"{SERVED}only_runs_of_the_directory"),
+    ),
+    *mutations_of(
+        "analysis/live/rollouts.py",
+        ("filters of the view find equal values only, and NULL none", "IS NOT DISTINCT FROM", "=", f"{SERVED}filters_are_sql"),
+        ("NULLs change sides from page to page", 'nulls = "FIRST" if is_reversed else "LAST"', 'nulls = "LAST"', f"{SERVED}pages_follow"),
+        ("a database of one step is lent for all", "info.fingerprint, tuple(info.parts))", "info.fingerprint)", f"{SERVED}leaves_the_others"),
+        ("the view's search minds the case", "lower($words)", "$words", f"{SERVED}filters_are_sql"),
+    ),
+]  # fmt: skip
+
+MUTATIONS = [*WIRING, *MATHEMATICS, *VIEW]
 
 
 def applied(mutation: Mutation, source: str) -> str:

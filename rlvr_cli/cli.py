@@ -39,6 +39,7 @@ COMMANDS = {
     "filter": "Make a dataset from a run's rollouts or another dataset.",
     "runs": "List the runs.",
     "analyze": "Analyze runs with SQL, named queries or an HTML report.",
+    "view": "Show runs in a browser while they run.",
     "export": "Send runs to W&B, TensorBoard or Trackio, or write CSV.",
     "check": "Verify a run: every file against its sha256.",
     "doctor": "Say whether this machine can do what rlvr does.",

@@ -54,12 +54,16 @@ HEAVY = {
     "sympy",
     "matplotlib",
     "jinja2",
+    "starlette",
+    "uvicorn",
 }
 # Rooms or files in which a library may be imported.
 HOMES = {
     "duckdb": {"analysis/database"},
     "matplotlib": {"analysis/plots"},
     "jinja2": {"analysis/report/page"},
+    "starlette": {"analysis/live/server"},
+    "uvicorn": {"analysis/live/server"},
     "rich": {"terminal"},
     "typer": {"cli"},
     "click": set(),  # use typer instead, which bundles it

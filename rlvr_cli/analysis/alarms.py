@@ -79,6 +79,11 @@ class _Training(NamedTuple):
         reward = self.ends("reward/mean")
         return reward is not None and reward[1] >= SOLVED
 
+    def was_solved(self, step: int) -> bool:
+        """Whether the mean reward was `SOLVED` before a step."""
+        before = [value for at, value in self.curves.get("reward/mean", {}).items() if at < step]
+        return bool(before) and statistics.fmean(before[-MIN_STEPS:]) >= SOLVED
+
     def ends(self, name: str) -> tuple[float, float] | None:
         return _ends(self.curves.get(name, {}))
 
@@ -144,11 +149,12 @@ def _no_signal(training: _Training) -> Iterator[_Finding]:
 def _format_without_answers(training: _Training) -> Iterator[_Finding]:
     form, answer = training.ends("reward/format"), training.ends("reward/answer")
     rises = training.rises("reward/format")
-    if form and answer and rises and form[1] > form[0] + 0.1 and answer[1] < answer[0] + 0.02:
+    # Answers count only in the right format, so that some come to count when the format is learned.
+    if form and answer and rises and form[1] > form[0] + 0.1 and answer[1] - answer[0] < 0.4 * (form[1] - form[0]):
         yield _Finding(
             "warning",
-            f"format reward rose from {form[0]:.2f} to {form[1]:.2f}, but answer reward stayed at {answer[1]:.2f}: the policy "
-            "learns only the format",
+            f"format reward rose from {form[0]:.2f} to {form[1]:.2f}, but answer reward only from {answer[0]:.2f} to {answer[1]:.2f}: the "
+            "policy learns little but the format",
             "rlvr analyze metrics RUN --set names=reward/%",
         )
 
@@ -180,8 +186,9 @@ def _gradient_spikes(training: _Training) -> Iterator[_Finding]:
     usual = statistics.median(norms.values()) if len(norms) >= MIN_STEPS else 0.0
     times = max(SPIKE, _usual_spread(norms.values())) if usual else 0.0
     settled = sorted(norms)[MIN_STEPS:]  # the first steps of an untrained model are steep
-    spikes = [step for step in settled if usual and norms[step] > times * usual]
-    if spikes and not training.is_solved:  # a solved task has few rows with a signal, and their gradients vary
+    # On a solved task few rows have a signal, and their gradients vary.
+    spikes = [step for step in settled if usual and norms[step] > times * usual and not training.was_solved(step)]
+    if spikes:
         yield _Finding(
             "warning",
             f"the gradient norm exceeded {times:.3g} times its median ({usual:.2g}) at {_steps(spikes)}",

@@ -136,7 +136,7 @@ def _last_parts(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _only(info: RunInfo, parts: Sequence[Entry]) -> RunInfo:
-    return replace(info, parts=[info.path / entry.path for entry in parts], grades=[], metrics=None)
+    return replace(info, parts=[info.path / entry.path for entry in parts], grades=[], segments=[], metrics=None)
 
 
 def _measured(infos: Mapping[Path, RunInfo]) -> dict[Path, _Measured]:

@@ -32,6 +32,8 @@ EXTRAS = {
     "datasets": "hub",
     "peft": "lora",
     "py3langid": "language",
+    "starlette": "view",
+    "uvicorn": "view",
     "pandas": "pandas",
     "polars": "polars",
     "wandb": "wandb",

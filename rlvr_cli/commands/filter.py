@@ -27,6 +27,7 @@ from rlvr_cli.analysis.selection import (
     read_samples,
     response_rows,
     select,
+    template_of,
 )
 from rlvr_cli.config.filter import FilterConfig
 from rlvr_cli.config.options import flag, options
@@ -213,12 +214,6 @@ def thinking_rules(config: FilterConfig) -> ThinkingRules:
         max_paragraph_words=config.max_paragraph_words,
         without_code=config.without_code,
     )
-
-
-def template_of(info: RunInfo) -> str:
-    """The prompt template of a run; "" if run.json has none."""
-    text = (_fact(info, "prompt") or {}).get("text", "") if isinstance(_fact(info, "prompt"), dict) else ""
-    return text if isinstance(text, str) else ""
 
 
 def files_left_over(meta: Path, out: Path) -> list[Path]:

@@ -45,6 +45,7 @@ def test_nothing_sounds_when_nothing_is_wrong():
         ("no_signal", {"groups__signal_share": (0.9, 0.0), "reward__mean": (0.3, 0.85)}, "easy"),
         ("no_signal", {"groups__signal_share": (0.9, 0.0), "reward__mean": (0.0, 0.01)}, "hard"),
         ("format_without_answers", {"reward__format": (0.2, 0.9), "reward__answer": (0.1, 0.1)}, "0.85"),
+        ("format_without_answers", {"reward__format": (0.2, 0.9), "reward__answer": (0.1, 0.3)}, "from 0.12 to 0.29"),
         ("mismatch_grows", {"mismatch__logprob_mean_abs": (0.001, 0.05)}, "0.046"),
         ("grade_errors", {"reward__grade_errors": (1, 1)}, "21 of 5376"),
     ],
@@ -77,9 +78,11 @@ def test_steep_first_steps_and_those_of_a_solved_task_are_no_spikes():
     steep = curves()
     steep["optimizer/grad_norm"] |= dict.fromkeys(range(5), 9.0)
     assert names(find_alarms(steep)) == []
-    late = curves(reward__mean=(0.3, 1.0))
-    late["optimizer/grad_norm"] |= {15: 9.0}
+    late = curves(reward__mean=(0.6, 1.0))
+    late["optimizer/grad_norm"] |= {20: 9.0}
     assert names(find_alarms(late)) == []
+    late["optimizer/grad_norm"] |= {8: 9.0}  # when the mean reward is 0.7
+    assert [a.sentence[-9:] for a in find_alarms(late)] == ["at step 8"]
     assert names(find_alarms(late | {"reward/mean": curves()["reward/mean"]})) == ["gradient_spikes"]
 
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from factories import a_rollout
+from factories import a_rollout, a_segment
 from rlvr_cli.analysis.run_list import COLUMNS, list_runs
 from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.cli import invoke
@@ -156,6 +156,16 @@ def test_damaged_runs_are_listed_as_broken(tmp_path, run_command):
     assert "run.json is damaged" in rows["torn"]["problem"]
     assert said.err.count("broken: ") == 3
     assert whole.name not in said.err
+
+
+def test_what_the_list_does_not_show_is_not_read(tmp_path):
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
+        run.commit_segments(0, [a_segment(run_id="r")])
+        run.commit_rollouts("eval", 0, [a_rollout(run_id="r", reward=1.0)])
+    part = next((tmp_path / "r" / "segments").iterdir())
+    part.write_bytes(bytes(part.stat().st_size))
+    make(tmp_path, "other")
+    assert {name: row["accuracy"] for name, row in listed(tmp_path).items()} == {"r": 1.0, "other": 0.5}
 
 
 def test_where_and_sort(tmp_path, run_command):

@@ -18,7 +18,7 @@ from rlvr_cli.analysis.figures import draw
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.picture import Picture
 from rlvr_cli.analysis.report.page import Grid, Report, Setting, Share, render_page
-from rlvr_cli.analysis.report.rollouts import Group, groups_of, pack_rollouts
+from rlvr_cli.analysis.report.rollouts import groups_of, of_steps, pack_rollouts, step_of
 from rlvr_cli.analysis.summary import RunSummary, summarize
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.files import atomic_write
@@ -69,11 +69,11 @@ def write_report(
         report = Report(
             runs=names,
             alarms=alarms,
-            summary=_summary(infos, groups),
-            charts=_charts(database, infos),
+            summary=summary_tables(infos, timeout_seconds=SECONDS),
+            charts=charts_of(database, infos),
             browser=pack_rollouts(infos, groups, timeout_seconds=SECONDS),
-            configuration=_configuration(infos),
-            environment=_environment(infos),
+            configuration=configuration_of(infos),
+            environment=environment_of(infos),
         )
     path = infos[0].path / "report.html" if out is None else out
     fault_point("report")
@@ -84,33 +84,38 @@ def write_report(
 # Tables and charts
 
 
-def _summary(infos: Sequence[RunInfo], groups: Sequence[Group]) -> list[Grid]:
+def first_and_last(info: RunInfo) -> list[tuple[str, str, int]]:
+    """The run, phase and step of a run's first and last evaluation; without evaluations, of its first and last training step."""
+    steps = {step_of(info, part) for part in info.parts}
+    for phase in ("eval", "train"):
+        if found := sorted(step for step in steps if step[1] == phase):
+            return list(dict.fromkeys((found[0], found[-1])))
+    return []
+
+
+def summary_tables(infos: Sequence[RunInfo], *, timeout_seconds: float) -> list[Grid]:
     """Summaries of the first and the last evaluation of each run; without evaluations, of its first and last training rollouts."""
-    summaries = []
-    for info in infos:
-        steps = {
-            phase: sorted({g.step for g in groups if (g.run, g.phase) == (info.id, phase)})
-            for phase in ("eval", "train")
-        }
-        phase = "eval" if steps["eval"] else "train"
-        for step in dict.fromkeys((*steps[phase][:1], *steps[phase][-1:])):
-            summaries.append(summarize(info, phase=phase, step=step, timeout_seconds=SECONDS))
+    summaries = [
+        summarize(of_steps(info, {place}), phase=place[1], step=place[2], timeout_seconds=timeout_seconds)
+        for info in infos
+        for place in first_and_last(info)
+    ]
     if not summaries:
         return []
 
     def named(summary: RunSummary) -> tuple[Any, ...]:
-        return summary.run_id if len(infos) > 1 else None, summary.phase, summary.step
+        return summary.run_id if len(infos) > 1 else None, f"{summary.phase} {summary.step}"
 
-    which = ("run", "phase", "step")
+    which = ("run", "step")
     grids = [
         Grid(
             "Accuracy, lengths and entropy",
             (*which, "questions", "samples", "accuracy [95 % interval]", "mean reward", "tokens", "if correct", "if wrong",
-             "truncated", "entropy", "log-probability", "failed grades"),
+             "truncated", "entropy", "log-prob.", "failed grades"),
             [
                 (*named(s), s.questions, s.samples, _share(s.accuracy), s.mean_reward and s.mean_reward.value, s.mean_tokens,
                  s.mean_tokens_correct, s.mean_tokens_wrong, f"{s.truncated_share:.1%}", s.mean_entropy, s.mean_logprob,
-                 s.grade_errors)
+                 s.grade_errors or None)
                 for s in summaries
             ],
         ),
@@ -145,7 +150,7 @@ def _share(estimate: Estimate) -> Share:
     return Share(estimate.value, estimate.low, estimate.high)
 
 
-def _charts(database: Database, infos: Sequence[RunInfo]) -> Picture:
+def charts_of(database: Database, infos: Sequence[RunInfo]) -> Picture:
     """The curves of all runs, with more panels than `rlvr analyze curves --plot` has."""
     query = named_queries()["curves"]
     columns = ", ".join(f"any_value(value) FILTER (name = '{metric}') AS {name}" for name, metric in METRICS.items())
@@ -162,7 +167,8 @@ def _charts(database: Database, infos: Sequence[RunInfo]) -> Picture:
     return draw(result, replace(query, plot={"x": "step", "y": ",".join(drawn)}), arms, held_out=held_out)
 
 
-def _configuration(infos: Sequence[RunInfo]) -> list[Setting]:
+def configuration_of(infos: Sequence[RunInfo]) -> list[Setting]:
+    """The options of the runs, with the source of each value."""
     configs = [_mapping(info.metadata.get("config")) for info in infos]
     sources = [_mapping(info.metadata.get("sources")) for info in infos]
     return [
@@ -175,7 +181,7 @@ def _configuration(infos: Sequence[RunInfo]) -> list[Setting]:
     ]
 
 
-def _environment(infos: Sequence[RunInfo]) -> list[Setting]:
+def environment_of(infos: Sequence[RunInfo]) -> list[Setting]:
     """The runs' metadata: command, status, inputs, machine and versions."""
     kept = ("command", "status", "created_at", "updated_at", "wall_seconds", "seed", "updates", "facts", "sampler")
     flat = []

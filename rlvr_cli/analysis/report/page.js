@@ -1,7 +1,7 @@
 // The rollout browser. Text that a model wrote is only ever put into text nodes: nothing here parses markup.
 //
-// The block `rollout-index` has the columns for filtering, sorting and listing, each as {codes, values}. The other columns
-// are in compressed blocks, `texts-N` and `tokens-N`, which are unpacked when one of their rollouts is shown or searched.
+// A source answers what the list and the open rollout ask: of a report, from the blocks in the page (`embedded`), or of a
+// running `rlvr view`, from its server (`remote`). A row is an object with the columns of the list and its `key`.
 "use strict";
 (() => {
   const PAGE_ROWS = 25;
@@ -9,48 +9,174 @@
   const KEPT_BLOCKS = 24; // unpacked blocks kept in memory, of each kind
   const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/u; // characters that `text.printable` escapes, plus newline and tab
   const SURPRISE = [0.9, 0.5, 0.2, 0.05, 0.01]; // probabilities below which a token is shaded one level darker
+  const GROUP = ["run_id", "phase", "step", "example_id"]; // what the samples of a question at one step share
+  const FACETS = [["run_id", "run"], ["phase", "phase"], ["step", "step"], ["category", "category"], ["failure_kind", "failure kind"]];
+  const REWARDS = {
+    "above 0.5": (reward) => reward > 0.5,
+    "0.5 or less": (reward) => reward !== null && !(reward > 0.5),
+    "none: the grade failed": (reward) => reward === null,
+  };
 
-  const index = JSON.parse(document.getElementById("rollout-index").textContent);
   const root = document.getElementById("browser");
+  if (!root) return;
 
-  // Data
+  const outcome = (row) => row.failure_kind ?? row.category;
+  const keyOf = (row) => JSON.stringify([...GROUP, "sample_index"].map((name) => row[name]));
 
-  const value = (name, row) => index.columns[name].values[index.columns[name].codes[row]];
+  function compare(a, b) {
+    if (a === b) return 0;
+    if (a === null || b === null) return a === null ? 1 : -1;
+    return a < b ? -1 : 1;
+  }
 
-  function blockOf(row) {
-    let low = 0, high = index.starts.length - 1;
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (index.starts[middle] <= row) low = middle;
-      else high = middle - 1;
+  // The rollouts of a report. The block `rollout-index` has the columns for filtering, sorting and listing, each as
+  // {codes, values}. The other columns are in compressed blocks, `texts-N` and `tokens-N`, which are unpacked when one of
+  // their rollouts is shown or searched.
+  function embedded(index) {
+    const value = (name, row) => index.columns[name].values[index.columns[name].codes[row]];
+
+    function listed(row) {
+      const made = { row };
+      for (const name in index.columns) made[name] = value(name, row);
+      made.key = keyOf(made);
+      return made;
     }
-    return low;
+
+    function blockOf(row) {
+      let low = 0, high = index.starts.length - 1;
+      while (low < high) {
+        const middle = (low + high + 1) >> 1;
+        if (index.starts[middle] <= row) low = middle;
+        else high = middle - 1;
+      }
+      return low;
+    }
+
+    async function unpack(id) {
+      const packed = atob(document.getElementById(id).textContent);
+      const bytes = Uint8Array.from(packed, (c) => c.charCodeAt(0));
+      const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+      return JSON.parse(await new Response(stream).text());
+    }
+
+    const unpacked = new Map(); // block id -> promise of its data, the least recently used first
+
+    function block(kind, number) {
+      const id = `${kind}-${number}`;
+      const data = unpacked.get(id) ?? unpack(id);
+      unpacked.delete(id);
+      unpacked.set(id, data);
+      if (unpacked.size > 2 * KEPT_BLOCKS) unpacked.delete(unpacked.keys().next().value);
+      return data;
+    }
+
+    async function whole(row) {
+      const number = blockOf(row), i = row - index.starts[number];
+      const [texts, tokens] = await Promise.all([block("texts", number), block("tokens", number)]);
+      const all = { ...listed(row), centinats: tokens.centinats[i], lengths: tokens.lengths[i] };
+      for (const name in texts) all[name] = name === "prompt" ? texts.prompt.values[texts.prompt.codes[i]] : texts[name][i];
+      return all;
+    }
+
+    // The rows in which these columns have these values.
+    function matching(wanted) {
+      const codes = Object.entries(wanted).map(([name, data]) => [index.columns[name].codes, index.columns[name].values.indexOf(data)]);
+      const rows = [];
+      for (let row = 0; row < index.rows; row++) if (codes.every(([column, code]) => column[row] === code)) rows.push(row);
+      return rows;
+    }
+
+    // The rows whose texts contain the words. Yields to the browser after each block; null if a newer request has started.
+    async function searched(rows, words, { say, isCurrent }) {
+      const needle = words.toLowerCase(), found = [];
+      const holds = (text) => text !== null && text.toLowerCase().includes(needle);
+      let texts = null, number = -1, prompts = [];
+      for (const [place, row] of rows.entries()) {
+        if (blockOf(row) !== number) {
+          number = blockOf(row);
+          texts = await block("texts", number);
+          if (!isCurrent()) return null;
+          prompts = texts.prompt.values.map(holds);
+          say(`Searching: ${Math.round((100 * place) / rows.length)} %, ${found.length.toLocaleString("en")} found.`);
+          await new Promise((done) => setTimeout(done));
+        }
+        const i = row - index.starts[number];
+        const hit = prompts[texts.prompt.codes[i]] || holds(texts.response[i]) || holds(texts.ground_truth[i]) ||
+          holds(texts.extracted_answer[i]) || holds(value("example_id", row));
+        if (hit) found.push(row);
+      }
+      return found;
+    }
+
+    function sorted(rows, { name, down }) {
+      const of = name === "outcome" ? (row) => value("failure_kind", row) ?? value("category", row) : (row) => value(name, row);
+      return rows.sort((a, b) => {
+        if (name === null) return a - b;
+        const x = of(a), y = of(b);
+        const missing = x === null || y === null; // missing values come last in both directions
+        return (down && !missing ? -compare(x, y) : compare(x, y)) || a - b;
+      });
+    }
+
+    let found = [], asked = ""; // the rows of the last filters and search
+
+    return {
+      place: "in this page",
+      unshaded: "Not shaded: the tokenizer was not available when this page was made.",
+      facets: async () => Object.fromEntries(FACETS.map(([name]) => [name, [...index.columns[name].values].sort(compare)])),
+      async list({ filters, reward, words, order, first }, request) {
+        const asks = JSON.stringify([filters, reward, words]);
+        if (asks !== asked) {
+          let rows = matching(filters);
+          if (reward) rows = rows.filter((row) => REWARDS[reward](value("reward", row)));
+          if (words) rows = await searched(rows, words, request);
+          if (rows === null) return null;
+          [found, asked] = [rows, asks];
+        }
+        sorted(found, order);
+        return { rows: found.slice(first, first + PAGE_ROWS).map(listed), found: found.length, total: index.rows };
+      },
+      group: (row) => Promise.all(matching(Object.fromEntries(GROUP.map((name) => [name, row[name]]))).map(whole)),
+      async places(row) {
+        const places = new Map();
+        for (const other of matching({ example_id: row.example_id }).map(listed)) {
+          const key = JSON.stringify([other.run_id, other.phase, other.step]);
+          if (!places.has(key)) places.set(key, { ...other, samples: 0, right: 0 });
+          places.get(key).samples += 1;
+          places.get(key).right += other.reward > 0.5;
+        }
+        return [...places.values()];
+      },
+      tokenizers: index.tokenizers,
+    };
   }
 
-  async function unpack(id) {
-    const packed = atob(document.getElementById(id).textContent);
-    const bytes = Uint8Array.from(packed, (c) => c.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    return JSON.parse(await new Response(stream).text());
-  }
-
-  const unpacked = new Map(); // block id -> promise of its data, the least recently used first
-
-  function block(kind, number) {
-    const id = `${kind}-${number}`;
-    const data = unpacked.get(id) ?? unpack(id);
-    unpacked.delete(id);
-    unpacked.set(id, data);
-    if (unpacked.size > 2 * KEPT_BLOCKS) unpacked.delete(unpacked.keys().next().value);
-    return data;
-  }
-
-  async function rollout(row) {
-    const number = blockOf(row), i = row - index.starts[number];
-    const [texts, tokens] = await Promise.all([block("texts", number), block("tokens", number)]);
-    const all = { centinats: tokens.centinats[i], lengths: tokens.lengths[i] };
-    for (const name in texts) all[name] = name === "prompt" ? texts.prompt.values[texts.prompt.codes[i]] : texts[name][i];
-    return all;
+  // The rollouts that a server has: it filters, sorts and pages.
+  function remote({ runs }) {
+    async function ask(what, parameters) {
+      const query = new URLSearchParams(runs.map((run) => ["run", run]));
+      for (const [name, data] of Object.entries(parameters)) query.set(name, data);
+      const answer = await fetch(`${what}?${query}`, { cache: "no-store" });
+      const body = await answer.json().catch(() => ({}));
+      if (!answer.ok) throw new Error(body.error ?? `The server answered ${answer.status}.`);
+      return body;
+    }
+    const keyed = (row) => ({ ...row, key: keyOf(row) });
+    const columns = (row) => Object.fromEntries([...GROUP, "sample_index"].map((name) => [name, JSON.stringify(row[name])]));
+    return {
+      place: "in all",
+      unshaded: "Not shaded: the tokenizer is not available.",
+      facets: () => ask("facets", {}),
+      async list({ filters, reward, words, order, first }, { isCurrent }) {
+        const wanted = Object.fromEntries(Object.entries(filters).map(([name, data]) => [name, JSON.stringify(data)]));
+        const sort = order.name === null ? {} : { sort: order.name, down: Number(order.down) };
+        const answer = await ask("rollouts", { ...wanted, ...(reward && { reward }), ...(words && { words }), ...sort, first });
+        return isCurrent() ? { ...answer, rows: answer.rows.map(keyed) } : null;
+      },
+      group: async (row) => (await ask("group", columns(row))).rows.map(keyed),
+      places: async (row) => (await ask("places", { example_id: JSON.stringify(row.example_id) })).places,
+      tokenizers: null,
+    };
   }
 
   // Elements
@@ -91,79 +217,49 @@
 
   // Filters
 
-  const rewardKinds = {
-    "above 0.5": (reward) => reward > 0.5,
-    "0.5 or less": (reward) => reward !== null && !(reward > 0.5),
-    "none: the grade failed": (reward) => reward === null,
-  };
   const filters = {};
 
-  function choice(name, label, options) {
-    const select = element("select", { id: `filter-${name}`, onchange: () => refresh() }, element("option", { value: "" }, "all"));
-    options.forEach((text, i) => select.append(element("option", { value: String(i + 1) }, ...visible(text))));
+  function choice(name, label) {
+    const select = element("select", { id: `filter-${name}`, onchange: () => refresh() });
     filters[name] = select;
     return element("label", {}, element("span", {}, label), select);
   }
 
-  const sortedValues = (name) =>
-    [...index.columns[name].values.keys()].sort((a, b) => compare(index.columns[name].values[a], index.columns[name].values[b]));
-  const orders = {};
-
-  function columnChoice(name, label) {
-    orders[name] = sortedValues(name);
-    return choice(name, label, orders[name].map((code) => shown(index.columns[name].values[code])));
+  // Offer these values and "all". The options that stay are not touched: somebody may be choosing one.
+  function offer(name, values) {
+    const select = filters[name], wanted = ["", ...values.map((data) => JSON.stringify(data))];
+    for (const option of [...select.options]) if (!wanted.includes(option.value)) option.remove();
+    wanted.forEach((value, i) => {
+      if (select.options[i]?.value === value) return;
+      const made = element("option", { value }, ...(i ? visible(shown(values[i - 1])) : ["all"]));
+      select.insertBefore(made, select.options[i] ?? null);
+    });
   }
 
-  function compare(a, b) {
-    if (a === b) return 0;
-    if (a === null || b === null) return a === null ? 1 : -1;
-    return a < b ? -1 : 1;
-  }
-
-  function filtered() {
-    const wanted = Object.keys(orders).filter((name) => filters[name].value)
-      .map((name) => [index.columns[name].codes, orders[name][filters[name].value - 1]]);
-    const kind = Object.values(rewardKinds)[filters.reward.value - 1];
-    const rows = [];
-    for (let row = 0; row < index.rows; row++) {
-      if (wanted.every(([codes, code]) => codes[row] === code) && (!kind || kind(value("reward", row)))) rows.push(row);
-    }
-    return rows;
-  }
-
-  // The rows whose texts contain the query. Yields to the browser after each block; null if a newer request has started.
-  async function searched(rows, query, request) {
-    const needle = query.toLowerCase(), found = [];
-    const holds = (text) => text !== null && text.toLowerCase().includes(needle);
-    let texts = null, number = -1, prompts = [];
-    for (const [place, row] of rows.entries()) {
-      if (blockOf(row) !== number) {
-        number = blockOf(row);
-        texts = await block("texts", number);
-        if (request !== requests) return null;
-        prompts = texts.prompt.values.map(holds);
-        say(`Searching: ${Math.round((100 * place) / rows.length)} %, ${found.length.toLocaleString("en")} found.`);
-        await new Promise((done) => setTimeout(done));
-      }
-      const i = row - index.starts[number];
-      const hit = prompts[texts.prompt.codes[i]] || holds(texts.response[i]) || holds(texts.ground_truth[i]) ||
-        holds(texts.extracted_answer[i]) || holds(value("example_id", row));
-      if (hit) found.push(row);
-    }
-    return found;
+  let offered = "";
+  async function offerFacets() {
+    const facets = await source.facets();
+    if (JSON.stringify(facets) === offered) return;
+    offered = JSON.stringify(facets);
+    const before = JSON.stringify(asked());
+    for (const [name] of FACETS) offer(name, facets[name]);
+    if (JSON.stringify(asked()) !== before) first = 0; // a value is gone that was chosen
+    filters.run_id.parentNode.hidden = facets.run_id.length < 2;
+    listing.classList.toggle("one-run", facets.run_id.length < 2);
+    listing.classList.toggle("one-phase", facets.phase.length < 2);
   }
 
   // The list
 
-  const COLUMNS = [
-    ["example_id", "question"], ["sample_index", "sample"], ["run_id", "run"], ["phase", "phase"], ["step", "step"],
-    ["reward", "reward"], ["advantage", "advantage"], ["category", "category"], ["failure_kind", "failure kind"],
-    ["extracted_answer", "answer"], ["ground_truth", "truth"], ["num_response_tokens", "tokens"],
-  ].filter(([name]) => name !== "run_id" || index.columns.run_id.values.length > 1);
+  const COLUMNS = [ // name, heading, text of a cell
+    ["example_id", "question", (row) => row.question || row.example_id], ["extracted_answer", "answer"], ["ground_truth", "truth"],
+    ["reward", "reward"], ["run_id", "run"], ["phase", "phase"], ["step", "step"], ["sample_index", "sample"], ["advantage", "advantage"],
+    ["outcome", "outcome", outcome], ["num_response_tokens", "tokens"],
+  ];
   const NUMBERS = new Set(["sample_index", "step", "reward", "advantage", "num_response_tokens"]);
 
   let requests = 0; // number of the latest request for a list; older ones stop
-  let rows = [], first = 0, selected = -1;
+  let page = [], found = 0, total = 0, first = 0, opened = null, beside = null;
   let order = { name: null, down: false };
 
   const status = element("p", { role: "status", class: "status" });
@@ -178,114 +274,163 @@
     status.textContent = text;
   }
 
-  let timer = 0;
+  let timer = 0, busy = 0;
   function later() {
     clearTimeout(timer);
     timer = setTimeout(refresh, 250);
   }
 
   async function refresh() {
-    clearTimeout(timer);
-    const request = ++requests;
-    let found = filtered();
-    if (search.value) found = await searched(found, search.value, request);
-    if (found === null) return;
-    rows = found;
-    sort();
     first = 0;
-    list();
+    return list();
   }
 
-  function sort() {
-    const { name, down } = order;
-    if (name === null) rows.sort((a, b) => a - b);
-    else rows.sort((a, b) => {
-      const x = value(name, a), y = value(name, b);
-      const missing = x === null || y === null; // missing values come last in both directions
-      return (down && !missing ? -compare(x, y) : compare(x, y)) || a - b;
-    });
-    for (const [key, heading] of headings) {
-      heading.setAttribute("aria-sort", key !== name ? "none" : down ? "descending" : "ascending");
+  function asked() {
+    const chosen = Object.entries(filters).filter(([, select]) => select.value).map(([name, select]) => [name, JSON.parse(select.value)]);
+    const { reward = "", ...wanted } = Object.fromEntries(chosen);
+    return { filters: wanted, reward, words: search.value, order, first };
+  }
+
+  // Whether the list could be had, and no newer one was asked for meanwhile.
+  async function list() {
+    clearTimeout(timer);
+    const request = ++requests, isCurrent = () => request === requests;
+    if (source.place === "in all") busy = setTimeout(() => isCurrent() && say("Asking …"), 300);
+    try {
+      const answer = await source.list(asked(), { say, isCurrent });
+      if (answer === null) return false;
+      ({ rows: page, found, total } = answer);
+    } catch (error) {
+      if (isCurrent()) say(error.message);
+      return false;
+    } finally {
+      clearTimeout(busy);
     }
+    show();
+    return true;
   }
 
   function sortBy(name) {
     if (order.name !== name) order = { name, down: NUMBERS.has(name) };
     else if (order.down === NUMBERS.has(name)) order = { name, down: !order.down };
     else order = { name: null, down: false };
-    sort();
-    first = 0;
-    list();
+    for (const [key, heading] of headings) {
+      heading.setAttribute("aria-sort", key !== order.name ? "none" : order.down ? "descending" : "ascending");
+    }
+    return refresh();
   }
 
   function turn(where) {
-    const last = Math.max(0, Math.ceil(rows.length / PAGE_ROWS) - 1) * PAGE_ROWS;
+    const last = Math.max(0, Math.ceil(found / PAGE_ROWS) - 1) * PAGE_ROWS;
     first = { first: 0, previous: Math.max(0, first - PAGE_ROWS), next: Math.min(last, first + PAGE_ROWS), last }[where];
-    list();
+    return list();
   }
 
-  function list() {
-    const page = rows.slice(first, first + PAGE_ROWS);
-    body.replaceChildren(...page.map((row) => {
-      const cells = COLUMNS.map(([name], i) => {
-        const text = visible(shown(value(name, row)));
-        const inside = i ? element("span", { class: "clip" }, ...text) : element("button", { type: "button", class: "open clip" }, ...text);
-        return element("td", { class: NUMBERS.has(name) ? "number" : null }, inside);
-      });
-      return element("tr", { "data-row": row, "aria-current": row === selected ? "true" : null }, ...cells);
-    }));
-    const all = rows.length === index.rows ? "" : ` of ${index.rows.toLocaleString("en")}`;
-    const range = rows.length ? `${(first + 1).toLocaleString("en")} to ${(first + page.length).toLocaleString("en")} of ` : "";
-    say(`${range}${rows.length.toLocaleString("en")} rollouts${all && ` (${all.trim()} in this page)`}`);
+  let listed = "";
+  function show() {
+    if (JSON.stringify(page) !== listed) fill(); // a list that stays keeps the focus, and the click that has begun
+    listed = JSON.stringify(page);
     pager.first.disabled = pager.previous.disabled = first === 0;
-    pager.next.disabled = pager.last.disabled = first + PAGE_ROWS >= rows.length;
+    pager.next.disabled = pager.last.disabled = first + PAGE_ROWS >= found;
+    if (!total) return say("There are no rollouts.");
+    const range = page.length ? `${(first + 1).toLocaleString("en")} to ${(first + page.length).toLocaleString("en")} of ` : "";
+    say(`${range}${found.toLocaleString("en")} rollouts${found === total ? "" : ` (of ${total.toLocaleString("en")} ${source.place})`}`);
+  }
+
+  function fill() {
+    const focused = body.contains(document.activeElement) ? document.activeElement.closest("tr").dataset.key : null;
+    body.replaceChildren(...page.map((row) => {
+      const cells = COLUMNS.map(([name, , text = (r) => r[name]], i) => {
+        const content = visible(shown(text(row)));
+        const inside = i ? element("span", { class: "clip" }, ...content) : element("button", { type: "button", class: "open clip" }, ...content);
+        return element("td", { class: `col-${name}${NUMBERS.has(name) ? " number" : ""}` }, inside);
+      });
+      const kind = row.reward === null ? "ungraded" : row.reward > 0.5 ? "right" : "wrong";
+      return element("tr", { class: kind, "data-key": row.key, "aria-current": row.key === opened?.key ? "true" : null }, ...cells);
+    }));
+    if (focused) [...body.children].find((line) => line.dataset.key === focused)?.querySelector("button").focus();
   }
 
   function keys(event) {
     const line = event.target.closest("tr");
-    const beside = { ArrowDown: line?.nextElementSibling, ArrowUp: line?.previousElementSibling }[event.key];
-    if (!beside) return;
+    const next = { ArrowDown: line?.nextElementSibling, ArrowUp: line?.previousElementSibling }[event.key];
+    if (!next) return;
     event.preventDefault();
-    beside.querySelector("button").focus();
+    next.querySelector("button").focus();
   }
 
   // One rollout
 
-  async function open(row, { focus = true } = {}) {
-    selected = row;
+  async function open(row) {
+    opened = row;
+    beside = null;
     for (const line of body.children) {
-      if (Number(line.dataset.row) === row) line.setAttribute("aria-current", "true");
+      if (line.dataset.key === row.key) line.setAttribute("aria-current", "true");
       else line.removeAttribute("aria-current");
     }
-    const all = await rollout(row);
-    if (selected !== row) return;
-    const place = rows.indexOf(row);
-    const step = (label, to) =>
-      element("button", { type: "button", disabled: to === undefined ? "" : null, onclick: () => open(to) }, label);
-    const title = element("h3", { tabindex: "-1" }, ...visible(value("example_id", row)), ` · sample ${value("sample_index", row)}`);
-    const moves = element("p", { class: "moves" }, step("‹ previous", rows[place - 1]), step("next ›", place < 0 ? undefined : rows[place + 1]),
-      element("a", { href: "#rollouts" }, "back to the list"));
+    let members, places;
+    try {
+      [members, places] = await Promise.all([source.group(row), source.places(row)]);
+    } catch (error) {
+      return say(error.message);
+    }
+    if (opened !== row) return;
+    const all = members.find((member) => member.key === row.key);
+    const title = element("h3", { tabindex: "-1" }, ...visible(row.example_id), ` · sample ${row.sample_index}`);
     const facts = {
-      run: value("run_id", row), phase: value("phase", row), step: value("step", row), category: value("category", row),
-      "failure kind": value("failure_kind", row), reward: value("reward", row), "format reward": all.format_reward,
-      "answer reward": all.answer_reward, advantage: value("advantage", row), "ground truth": all.ground_truth,
+      run: row.run_id, phase: row.phase, step: row.step, category: row.category,
+      "failure kind": row.failure_kind, reward: row.reward, "format reward": all.format_reward,
+      "answer reward": all.answer_reward, advantage: row.advantage, "ground truth": all.ground_truth,
       "extracted answer": all.extracted_answer, grader: all.grader, "grade error": all.grade_error,
-      "what it says": all.grade_error_detail, finish: all.finish_reason, "stopped by": all.stop_reason, tokens: value("num_response_tokens", row), "mean log-probability": all.mean_logprob,
+      "what it says": all.grade_error_detail, finish: all.finish_reason,
+      "stopped by": all.stop_reason, tokens: row.num_response_tokens, "mean log-probability": all.mean_logprob,
       "mean entropy": all.mean_entropy, "policy version": all.policy_version, seed: all.seed, "sampled at": all.sampled_at,
     };
     const entries = Object.entries(facts).filter(([name, data]) => data !== null || name === "extracted answer" || name === "reward")
       .map(([name, data]) => element("div", {}, element("dt", {}, name), element("dd", {}, ...visible(shown(data)))));
-    detail.replaceChildren(title, moves, element("dl", { class: "facts" }, ...entries),
-      element("h4", {}, "Prompt"), element("pre", { class: "prompt", tabindex: "0", "aria-label": "prompt" }, ...visible(all.prompt)),
-      element("h4", {}, "Response"), ...response(row, all), ...(await group(row)));
-    if (focus) {
-      title.focus({ preventScroll: true });
-      detail.scrollIntoView({ block: "start" });
-    }
+    const samples = element("div", { id: "samples" });
+    detail.dataset.key = row.key;
+    detail.replaceChildren(title, moves(row), element("h4", {}, "Prompt"),
+      element("pre", { class: "prompt", tabindex: "0", "aria-label": "prompt" }, ...visible(all.prompt)),
+      element("h4", {}, "Response"), ...response(all), element("dl", { class: "facts" }, ...entries),
+      ...elsewhere(row, members, places, samples), samples);
+    group(row, members, samples);
+    layout.classList.add("open");
+    detail.scrollTop = 0;
+    title.focus({ preventScroll: true });
+    if (getComputedStyle(layout).gridTemplateColumns.split(" ").length < 2) detail.scrollIntoView({ block: "start" });
   }
 
-  function response(row, all) {
-    const why = unshaded(row, all);
+  function moves(row) {
+    const place = page.findIndex((other) => other.key === row.key);
+    const last = first + page.length >= found;
+    const step = (label, by) => {
+      const isEnd = place < 0 || (by < 0 ? first + place === 0 : last && place + 1 === page.length);
+      return element("button", { type: "button", disabled: isEnd ? "" : null, onclick: () => go(place + by) }, label);
+    };
+    const close = element("button", { type: "button", id: "close", onclick: () => shut() }, "close");
+    return element("p", { class: "moves" }, step("‹ previous", -1), step("next ›", 1), close, element("a", { href: "#rollouts" }, "back to the list"));
+  }
+
+  async function go(place) {
+    if (place < 0 || place >= page.length) {
+      if (!(await turn(place < 0 ? "previous" : "next"))) return;
+      place = place < 0 ? page.length - 1 : 0;
+    }
+    if (page[place]) await open(page[place]);
+  }
+
+  function shut() {
+    const line = [...body.children].find((other) => other.dataset.key === opened.key);
+    opened = null;
+    detail.replaceChildren();
+    layout.classList.remove("open");
+    line?.removeAttribute("aria-current");
+    line?.querySelector("button").focus();
+  }
+
+  function response(all) {
+    const why = unshaded(all);
     if (why) return [element("pre", { class: "response", tabindex: "0", "aria-label": "response" }, ...visible(all.response)), element("p", { class: "note" }, why)];
     const spans = shaded(all);
     const tokens = spans.filter((span) => span.dataset?.token);
@@ -316,10 +461,10 @@
     return [text, readout, legend()];
   }
 
-  function unshaded(row, all) {
+  function unshaded(all) {
     if (!all.centinats.length) return "Not shaded: the engine returned no log-probabilities.";
     if (all.lengths) return "";
-    if (!index.tokenizers.includes(value("run_id", row))) return "Not shaded: the tokenizer was not available when this page was made.";
+    if (!(all.has_tokenizer ?? source.tokenizers.includes(all.run_id))) return source.unshaded;
     return "Not shaded: the tokens do not decode to this text.";
   }
 
@@ -347,47 +492,83 @@
     return element("p", { class: "note shades" }, "Probability of a token: ", element("span", { class: "p0" }, `above ${SURPRISE[0]}`), ...keys.flatMap((key) => [" ", key]));
   }
 
-  // The samples of the same question at the same step, side by side.
-  async function group(row) {
-    const same = ["run_id", "phase", "step", "example_id"].map((name) => [index.columns[name].codes, index.columns[name].codes[row]]);
-    const members = [];
-    for (let other = 0; other < index.rows; other++) {
-      if (same.every(([codes, code]) => codes[other] === code)) members.push(other);
+  // The same question at other steps and in other runs: one button each, which puts its samples beside those of this step.
+  function elsewhere(row, members, places, samples) {
+    if (places.length < 2) return [];
+    const lines = new Map(); // run and phase -> its buttons
+    for (const place of places) {
+      const isHere = GROUP.every((name) => place[name] === undefined || place[name] === row[name]);
+      const name = `${place.run_id}, ${place.phase}`;
+      if (!lines.has(name)) lines.set(name, []);
+      const share = element("span", { class: place.right ? "right" : "wrong" }, `${place.right}/${place.samples}`);
+      lines.get(name).push(element("button", {
+        type: "button", class: "place", "aria-pressed": String(isHere), "data-place": `${place.run_id} ${place.phase} ${place.step}`,
+        onclick: async (event) => {
+          for (const button of event.currentTarget.closest(".places").querySelectorAll("button")) button.setAttribute("aria-pressed", "false");
+          event.currentTarget.setAttribute("aria-pressed", "true");
+          beside = place;
+          if (isHere) return group(row, members, samples);
+          try {
+            const others = await source.group({ sample_index: row.sample_index, ...place, example_id: row.example_id });
+            if (opened === row && beside === place) pairs(members, others, samples);
+          } catch (error) {
+            samples.replaceChildren(element("p", { class: "note" }, error.message));
+          }
+        },
+      }, `${place.step} `, share));
     }
-    if (members.length < 2) return [];
-    const cards = element("div", { class: "group" });
-    const show = async (from, to) => cards.append(...(await Promise.all(members.slice(from, to).map((other) => card(other, other === row)))));
-    await show(0, GROUP_CARDS);
-    const more = element("button", { type: "button", onclick: async () => { more.remove(); await show(GROUP_CARDS); } },
-      `the other ${members.length - GROUP_CARDS} samples`);
-    const rewarded = members.filter((other) => value("reward", other) > 0.5).length;
-    const head = element("h4", {}, `The group: ${members.length} samples, ${rewarded} with a reward above 0.5`);
-    return [head, cards, ...(members.length > GROUP_CARDS ? [more] : [])];
+    const list = [...lines].map(([name, buttons]) => element("div", {}, element("dt", {}, ...visible(name)), element("dd", {}, ...buttons)));
+    return [element("h4", {}, "The same question: step, and rewarded of all samples"), element("dl", { class: "places" }, ...list)];
   }
 
-  async function card(row, isOpen) {
-    const all = await rollout(row);
+  // The samples of this question at this step.
+  function group(row, members, samples) {
+    samples.replaceChildren();
+    if (members.length < 2) return;
+    const cards = element("div", { class: "group" });
+    const show = (from, to) => cards.append(...members.slice(from, to).map((member) => card(member, member.key === row.key)));
+    show(0, GROUP_CARDS);
+    const more = element("button", { type: "button", onclick: () => { more.remove(); show(GROUP_CARDS); } },
+      `the other ${members.length - GROUP_CARDS} samples`);
+    const rewarded = members.filter((member) => member.reward > 0.5).length;
+    samples.append(element("h4", {}, `The group: ${members.length} samples, ${rewarded} with a reward above 0.5`), cards,
+      ...(members.length > GROUP_CARDS ? [more] : []));
+  }
+
+  // Two groups side by side, sample by sample.
+  function pairs(ours, theirs, samples) {
+    const cards = element("div", { class: "group pairs" });
+    const heading = ([one]) => element("h4", {}, ...visible(`${one.run_id}, ${one.phase}, step ${one.step}`));
+    cards.append(heading(ours), heading(theirs));
+    const shownPairs = Math.min(Math.max(ours.length, theirs.length), GROUP_CARDS);
+    for (let i = 0; i < shownPairs; i++) {
+      for (const side of [ours, theirs]) cards.append(side[i] ? card(side[i], side[i].key === opened.key) : element("span"));
+    }
+    samples.replaceChildren(cards);
+  }
+
+  function card(row, isOpen) {
     const facts = [["reward", "reward"], ["advantage", "advantage"], ["num_response_tokens", "tokens"]]
-      .map(([name, label]) => `${label} ${shown(value(name, row))}`).join(", ");
-    const name = `sample ${value("sample_index", row)}`;
+      .map(([name, label]) => `${label} ${shown(row[name])}`).join(", ");
+    const name = `sample ${row.sample_index}`;
     const head = isOpen ? element("strong", {}, `${name} (above)`) : element("button", { type: "button", onclick: () => open(row) }, name);
-    const text = unshaded(row, all) ? visible(all.response) : shaded(all);
-    return element("section", { class: "card", "data-row": row, "aria-label": name }, element("p", {}, head, ` ${facts}`),
-      element("p", {}, ...visible(shown(value("failure_kind", row) ?? value("category", row))), ", answer ",
-        element("code", {}, ...visible(shown(value("extracted_answer", row))))),
+    const text = unshaded(row) ? visible(row.response) : shaded(row);
+    return element("section", { class: "card", "aria-label": name }, element("p", {}, head, ` ${facts}`),
+      element("p", {}, ...visible(shown(outcome(row))), ", answer ",
+        element("code", {}, ...visible(shown(row.extracted_answer)))),
       element("pre", { tabindex: "0", "aria-label": `response of ${name}` }, ...text));
   }
 
   // The page
 
-  function build() {
-    if (!index.rows) return root.append(element("p", {}, "There are no rollouts."));
-    const several = (name) => index.columns[name].values.length > 1;
+  const listing = element("div", { class: "listing" });
+  const layout = element("div", { class: "layout" }, listing, detail);
+
+  async function build() {
     const controls = element("div", { class: "filters", role: "search", "aria-label": "Filter rollouts" });
-    for (const [name, label] of [["run_id", "run"], ["phase", "phase"], ["step", "step"], ["category", "category"], ["failure_kind", "failure kind"]]) {
-      if (several(name) || name !== "run_id") controls.append(columnChoice(name, label));
-    }
-    controls.append(choice("reward", "reward", Object.keys(rewardKinds)));
+    for (const [name, label] of FACETS) controls.append(choice(name, label));
+    controls.append(choice("reward", "reward"));
+    offer("reward", Object.keys(REWARDS));
     controls.append(element("label", { class: "search" }, element("span", {}, "search in prompts, responses, answers and ids"), search));
     controls.append(element("button", { type: "button", id: "reset", onclick: () => {
       for (const select of Object.values(filters)) select.value = "";
@@ -396,21 +577,34 @@
     } }, "show all"));
     const head = element("tr");
     for (const [name, label] of COLUMNS) {
-      const heading = element("th", { scope: "col", class: NUMBERS.has(name) ? "number" : null },
+      const heading = element("th", { scope: "col", class: `col-${name}${NUMBERS.has(name) ? " number" : ""}` },
         element("button", { type: "button", "data-sort": name, onclick: () => sortBy(name) }, label));
       headings.set(name, heading);
       head.append(heading);
     }
     body.addEventListener("click", (event) => {
       const line = event.target.closest("tr");
-      if (line && !String(getSelection())) open(Number(line.dataset.row));
+      if (line && !String(getSelection())) open(page.find((row) => row.key === line.dataset.key));
     });
     body.addEventListener("keydown", keys);
     const table = element("table", { class: "list" }, element("thead", {}, head), body);
-    root.append(controls, element("div", { class: "pager" }, status, ...Object.values(pager)),
-      element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "list of rollouts" }, table), detail);
-    refresh();
+    listing.append(element("div", { class: "pager" }, status, ...Object.values(pager)), table);
+    root.append(controls, layout);
+    await update();
   }
 
+  // Show what is there now: at the start, and when a server has more. The open rollout stays.
+  async function update() {
+    try {
+      await offerFacets();
+    } catch (error) {
+      return say(error.message);
+    }
+    await list();
+  }
+
+  const block = document.getElementById("rollout-index");
+  const source = block ? embedded(JSON.parse(block.textContent)) : remote(JSON.parse(document.getElementById("rollout-source").textContent));
+  document.addEventListener("rlvr-changed", update);
   build();
 })();

@@ -1,4 +1,4 @@
-"""The HTML page of `rlvr analyze report`: one file that loads nothing from the network.
+"""The HTML page of `rlvr analyze report`: one file that loads nothing from the network. `rlvr view` serves the same page.
 
 Enters: plain data, in which any text may be hostile. Leaves: HTML.
 
@@ -9,6 +9,7 @@ that nothing else can run, load or be sent anywhere, whatever a model wrote.
 """
 
 import base64
+import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -99,7 +100,7 @@ class SettingsGroup:
 
 @dataclass(frozen=True, slots=True)
 class Browser:
-    """The data of the rollout browser.
+    """The data of the rollout browser, in the page.
 
     `index` has the columns for filtering, sorting and listing; `texts` and `tokens` have the others, one packed block
     (`rollouts.pack`) per chunk of rollouts.
@@ -122,13 +123,66 @@ class Report:
     environment: Sequence[Setting]
 
 
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """The style and the script of a page: both stand in it, and its policy allows nothing else to run."""
+
+    style: str
+    script: str
+    is_live: bool = False  # whether the page may ask the server that it came from
+
+    @property
+    def policy(self) -> str:
+        """The content security policy."""
+        return (
+            f"default-src 'none'; style-src {_hash(self.style)}; script-src {_hash(self.script)}; base-uri 'none';"
+            + (" form-action 'self'; connect-src 'self';" if self.is_live else " form-action 'none';")
+            + " require-trusted-types-for 'script'; trusted-types 'none'"
+        )
+
+
+def assets(*paths: Path, is_live: bool = False) -> Assets:
+    """The page's own style and script, followed by those in these files."""
+    files = (FOLDER / "page.css", FOLDER / "page.js", *paths)
+    style, script = (
+        "".join(path.read_text(encoding="utf-8") for path in files if path.suffix == suffix)
+        for suffix in (".css", ".js")
+    )
+    return Assets(style, script, is_live)
+
+
 def render_page(report: Report) -> str:
-    """Render the page. `finalize` handles every value that the template writes, so that none is left unescaped."""
+    """Render the report."""
+    return render("page.html.j2", assets(), **report_values(report))
+
+
+def report_values(report: Report) -> dict[str, Any]:
+    """What the template writes of a report."""
+    return {
+        "report": report,
+        "title": ", ".join(report.runs) if len(report.runs) <= 3 else f"{len(report.runs)} runs",
+        "drawings": [layout_chart(panel, report.charts) for panel in report.charts.panels],
+        "legend_blocks": layout_legend(report.charts),
+        "configuration": _grouped(report.configuration, runs=len(report.runs)),
+        "environment": _grouped(report.environment, runs=len(report.runs)),
+    }
+
+
+def render(template: str, assets: Assets, *, folders: Sequence[Path] = (), **values: Any) -> str:
+    """Render a template of the report, or of other folders.
+
+    `finalize` handles every value that the template writes, so that none is left unescaped.
+    """
+    return _environment(tuple(folders)).get_template(template).render(assets=assets, **values)
+
+
+@functools.cache
+def _environment(folders: tuple[Path, ...]) -> Any:
     import jinja2
     from markupsafe import Markup
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER),
+        loader=jinja2.FileSystemLoader([*folders, FOLDER]),
         autoescape=True,
         finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
         undefined=jinja2.StrictUndefined,
@@ -139,22 +193,7 @@ def render_page(report: Report) -> str:
     environment.filters |= {"across": _across, "figure": _figure}
     environment.tests["share"] = lambda value: isinstance(value, Share)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none';"
-        " require-trusted-types-for 'script'; trusted-types 'none'"
-    )
-    return environment.get_template("page.html.j2").render(
-        report=report,
-        title=", ".join(report.runs),
-        drawings=[layout_chart(panel, report.charts) for panel in report.charts.panels],
-        legend_blocks=layout_legend(report.charts),
-        configuration=_grouped(report.configuration, runs=len(report.runs)),
-        environment=_grouped(report.environment, runs=len(report.runs)),
-        policy=policy,
-        style=style,
-        script=script,
-    )
+    return environment
 
 
 def _hash(text: str) -> str:

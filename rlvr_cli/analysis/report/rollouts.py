@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
@@ -19,6 +19,8 @@ from typing import Any
 from rlvr_cli.analysis.database import Database, open_runs
 from rlvr_cli.analysis.report.page import Browser
 from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
+from rlvr_cli.analysis.selection import template_of
+from rlvr_cli.data.prompts import PLACEHOLDER
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import read_regular
 from rlvr_cli.runs.manifest import part_name
@@ -30,12 +32,11 @@ MAX_ROLLOUTS = 50_000  # most rollouts in a page
 MAX_TOKENS = 30_000_000  # most response tokens in a page: about 110 MB of HTML
 CHUNK_ROWS, CHUNK_TOKENS = 500, 200_000  # size of a block, which the page unpacks as a whole; a group is never split
 READ_ROWS, READ_TOKENS = 5_000, 1_000_000  # size of one query's result
-MAX_LISTED = 60  # characters of an answer shown in the list of rollouts
-INDEX_COLUMNS = (
+MAX_LISTED = {"extracted_answer": 60, "ground_truth": 60, "question": 160}  # characters shown in the list of rollouts
+LIST_COLUMNS = (
     *("run_id", "phase", "step", "example_id", "sample_index", "category", "failure_kind", "reward", "advantage"),
     *("num_response_tokens", "extracted_answer", "ground_truth"),
 )
-CUT_COLUMNS = {"extracted_answer", "ground_truth"}  # cut to MAX_LISTED in the index; whole in the texts
 TEXT_COLUMNS = (
     *("prompt", "response", "ground_truth", "extracted_answer", "format_reward", "answer_reward", "grade_error"),
     "grade_error_detail",
@@ -51,7 +52,7 @@ _ROLLOUTS = f"""
     WITH wanted AS (
         SELECT unnest($runs) AS run_id, unnest($phases) AS phase, unnest($steps) AS step, unnest($examples) AS example_id
     )
-    SELECT {", ".join(dict.fromkeys(INDEX_COLUMNS + TEXT_COLUMNS))}, response_ids, {_LOGPROBS}
+    SELECT {", ".join(dict.fromkeys(LIST_COLUMNS + TEXT_COLUMNS))}, response_ids, {_LOGPROBS}
     FROM rollouts SEMI JOIN wanted USING (run_id, phase, step, example_id)
 """
 
@@ -87,17 +88,19 @@ def pack_rollouts(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_
     total, tokens = _rows(groups), sum(group.tokens for group in groups)
     limit = min(MAX_ROLLOUTS, int(total * min(1.0, MAX_TOKENS / max(tokens, 1))))
     kept = list(groups) if total <= limit else choose_groups(groups, limit)
-    pieces = {info.id: _pieces(info) for info in infos}
-    index: dict[str, list[Any]] = {name: [] for name in INDEX_COLUMNS}
+    pieces = {info.id: pieces_of(info) for info in infos}
+    templates = {info.id: template_of(info) for info in infos}
+    index: dict[str, list[Any]] = {name: [] for name in (*LIST_COLUMNS, "question")}
     starts, texts, spans = [], [], []
     for rows in _read_chunks(infos, kept, timeout_seconds=timeout_seconds):
         starts.append(len(index["step"]))
+        listed = [list_entry(row, template=templates[row["run_id"]]) for row in rows]
         for name, values in index.items():
-            values += [_listed(row[name]) if name in CUT_COLUMNS else _plain(row[name]) for row in rows]
-        columns = {name: [_plain(row[name]) for row in rows] for name in TEXT_COLUMNS}
+            values += [entry[name] for entry in listed]
+        details = [detail_of(row, pieces=pieces[row["run_id"]]) for row in rows]
+        columns = {name: [detail[name] for detail in details] for name in TEXT_COLUMNS}
         texts.append(pack(columns | {"prompt": _coded(columns["prompt"])}))
-        lengths = [token_lengths(row["response_ids"], row["response"], pieces=pieces[row["run_id"]]) for row in rows]
-        spans.append(pack({"centinats": [row["centinats"] for row in rows], "lengths": lengths}))
+        spans.append(pack({name: [detail[name] for detail in details] for name in ("centinats", "lengths")}))
     columns = {name: _coded(values) for name, values in index.items()}
     with_tokenizer = [info.id for info in infos if pieces[info.id]]
     return Browser(
@@ -106,6 +109,27 @@ def pack_rollouts(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_
         spans,
         _left_out(groups, kept, by_rows=limit == MAX_ROLLOUTS),
     )
+
+
+def list_entry(row: Row, *, template: str) -> dict[str, Any]:
+    """What the list shows of a rollout: `LIST_COLUMNS` and the question, long texts cut."""
+    entry = {name: _listed(name, row[name]) for name in LIST_COLUMNS}
+    return entry | {"question": _listed("question", question_in(row["prompt"], template))}
+
+
+def detail_of(row: Row, *, pieces: Mapping[int, bytes]) -> dict[str, Any]:
+    """What only the open rollout shows: `TEXT_COLUMNS`, and each token's log-probability and length in the text."""
+    detail = {name: _plain(row[name]) for name in TEXT_COLUMNS}
+    lengths = token_lengths(row["response_ids"], row["response"], pieces=pieces)
+    return detail | {"centinats": row["centinats"], "lengths": lengths}
+
+
+def question_in(prompt: str, template: str) -> str:
+    """The question in a prompt, on one line: what stands where the template has it, also within a chat, else the whole prompt."""
+    head, hole, tail = (part.strip() for part in template.partition(PLACEHOLDER))
+    start = prompt.find(head) + len(head) if hole and head in prompt else 0
+    end = prompt.rfind(tail) if hole and tail else len(prompt)
+    return " ".join(prompt[start:end].split() if start < end else ()) or " ".join(prompt.split())
 
 
 def pack(value: Any) -> str:
@@ -168,14 +192,19 @@ def _read_chunks(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_s
     """Yield the rollouts of these groups, sorted by group and sample, one block at a time."""
     for batch in _batches(groups, rows=READ_ROWS, tokens=READ_TOKENS):
         steps = {group.key[:3] for group in batch}
-        runs = [replace(info, parts=[p for p in info.parts if _step(info, p) in steps], segments=[]) for info in infos]
+        runs = [of_steps(info, steps) for info in infos]
         with open_runs(runs, timeout_seconds=timeout_seconds) as database:
-            rows = iter(_read(database, batch))
+            rows = iter(read_groups(database, batch))
         for chunk in _batches(batch, rows=CHUNK_ROWS, tokens=CHUNK_TOKENS):
             yield list(islice(rows, _rows(chunk)))
 
 
-def _step(info: RunInfo, part: Path) -> tuple[str, str, int]:
+def of_steps(info: RunInfo, steps: Collection[tuple[str, str, int]]) -> RunInfo:
+    """The run with only its rollout parts of these (run, phase, step), without segments: other parts are not opened."""
+    return replace(info, parts=[part for part in info.parts if step_of(info, part) in steps], segments=[])
+
+
+def step_of(info: RunInfo, part: Path) -> tuple[str, str, int]:
     """The run, phase and step of a part."""
     name = part_name(part.relative_to(info.path).as_posix())
     assert name is not None, part
@@ -196,7 +225,8 @@ def _batches(groups: Sequence[Group], *, rows: int, tokens: int) -> Iterator[lis
         yield batch
 
 
-def _read(database: Database, groups: Sequence[Group]) -> list[Row]:
+def read_groups(database: Database, groups: Sequence[Group]) -> list[Row]:
+    """The rollouts of these groups, by group and sample."""
     runs, phases, steps, examples = (list(column) for column in zip(*(g.key for g in groups), strict=True))
     table = database.select(_ROLLOUTS, {"runs": runs, "phases": phases, "steps": steps, "examples": examples})
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
@@ -210,9 +240,9 @@ def _coded(values: Sequence[Any]) -> dict[str, list[Any]]:
     return {"codes": [codes.setdefault(value, len(codes)) for value in values], "values": list(codes)}
 
 
-def _listed(value: Any) -> Any:
-    value = _plain(value)
-    return value[:MAX_LISTED] + "…" if isinstance(value, str) and len(value) > MAX_LISTED else value
+def _listed(name: str, value: Any) -> Any:
+    value, most = _plain(value), MAX_LISTED.get(name)
+    return value[:most] + "…" if most and isinstance(value, str) and len(value) > most else value
 
 
 def _plain(value: Any) -> Any:
@@ -246,7 +276,7 @@ def _left_out(groups: Sequence[Group], kept: Sequence[Group], *, by_rows: bool) 
     )
 
 
-def _pieces(info: RunInfo) -> dict[int, bytes]:
+def pieces_of(info: RunInfo) -> dict[int, bytes]:
     """The text of each token id, from the tokenizer of the run's final model, else of the model it sampled from; may be empty.
 
     The latter is read only if its hash is the recorded one: run.json may come from someone else.

@@ -234,6 +234,35 @@ def test_ids_that_begin_alike_stay_apart_and_long_answers_are_whole_among_the_te
     assert parsed.data("texts-0")["ground_truth"] == ["7" * 100] * 2
 
 
+@pytest.mark.parametrize(
+    ("prompt", "template", "question"),
+    [
+        (
+            "Solve.\nUser: What is\n 1+1?\nAssistant: <think>",
+            "Solve.\nUser: {question}\nAssistant: <think>",
+            "What is 1+1?",
+        ),
+        ("<|im_start|>user\nSolve: 1+1?<|im_end|>", "Solve: {question}", "1+1?<|im_end|>"),
+        ("<s>Think. 1+1? Answer:</s>", "Think. {question} Answer:", "1+1?"),
+        ("another prompt", "Solve: {question}", "another prompt"),
+        ("1+1?", "{question}", "1+1?"),
+        ("1+1?", "", "1+1?"),
+        ("Solve: ", "Solve: {question}", "Solve:"),
+    ],
+)
+def test_the_question_is_what_stands_in_the_template(prompt, template, question):
+    assert report_rollouts.question_in(prompt, template) == question
+
+
+def test_the_list_has_the_question_of_each_prompt(tmp_path):
+    facts = {"prompt": {"text": "Think.\nUser: {question}\nAssistant:"}}
+    rows = [rollout("r", f"q{i}", 0, prompt=f"Think.\nUser: {'very ' * 50 * i}long {i}?\nAssistant:") for i in range(2)]
+    parsed = read(write_report([make_run(tmp_path, "r", rows, metadata={"facts": facts})]))
+    short, cut = parsed.data("rollout-index")["columns"]["question"]["values"]
+    assert short == "long 0?"
+    assert cut == ("very " * 50)[:160] + "…"
+
+
 def test_rollouts_are_listed_as_people_count(tmp_path):
     rows = [rollout("r", name, 0) for name in ("q-10", "q-9", "q-010", "q", "p-2", "q-x")]
     parsed = read(write_report([make_run(tmp_path, "r", rows)]))
@@ -399,9 +428,9 @@ def test_a_run_without_rollouts_or_metrics_has_a_page(tmp_path):
     parsed = read(write_report([make_run(tmp_path, "r", [])]))
     assert parsed.data("rollout-index")["rows"] == 0
     assert [t for _, t in parsed.all("h2")] == [
+        "Curves",
         "Alarms",
         "Summary",
-        "Curves",
         "Rollouts",
         "Configuration",
         "Environment",

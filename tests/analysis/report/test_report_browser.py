@@ -4,27 +4,17 @@ Needs Chromium with its driver, and selenium; without them these tests are skipp
 """
 
 import json
-import shutil
 import socket
 import threading
 
 import pytest
 
+from browsers import NEEDED, Page, chromium
 from factories import a_rollout
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.runs.run_dir import RunDir
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-CHROMEDRIVER = shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason="there is no chromium with its chromedriver"),
-]
-WATCH = """
-window.__violations = [];
-document.addEventListener("securitypolicyviolation", (e) => window.__violations.push(e.violatedDirective + " " + e.blockedURI));
-window.alert = () => { window.__pwned = "alert"; };
-"""
+pytestmark = NEEDED
 
 
 class Listener:
@@ -61,86 +51,13 @@ def listener():
 
 @pytest.fixture(scope="module")
 def browser():
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1400,1000"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(CHROMEDRIVER))
-    driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": WATCH})
-    yield driver
-    driver.quit()
+    with chromium() as driver:
+        yield driver
 
 
-class Page:
+def opened(browser, path) -> Page:
     """A report that is open in the browser."""
-
-    def __init__(self, browser, path) -> None:
-        self.browser = browser
-        browser.get_log("performance")
-        browser.get(path.as_uri())
-        self.settled()
-
-    def js(self, script, *arguments):
-        return self.browser.execute_script(script, *arguments)
-
-    def all(self, selector):
-        return self.browser.find_elements("css selector", selector)
-
-    def one(self, selector):
-        (found,) = self.all(selector)
-        return found
-
-    def until(self, holds):
-        from selenium.webdriver.support.ui import WebDriverWait
-
-        return WebDriverWait(self.browser, 30, poll_frequency=0.02).until(lambda _: holds())
-
-    def settled(self) -> str:
-        """The status line, once no search is under way."""
-        # No status line either, while the page still unpacks its rollouts: that goes on after the browser's load event.
-        self.until(lambda: [e for e in self.all(".status") if "rollouts" in e.text])
-        return self.one(".status").text
-
-    def choose(self, name, text) -> str:
-        from selenium.webdriver.support.ui import Select
-
-        Select(self.one(f"#filter-{name}")).select_by_visible_text(text)
-        return self.settled()
-
-    def search(self, text) -> str:
-        self.js("const s = document.querySelector('.status'); s.textContent = 'waiting'")
-        self.one("#search").clear()
-        self.one("#search").send_keys(text)
-        return self.settled()
-
-    def column(self, number) -> list[str]:
-        return self.js(
-            "return [...document.querySelectorAll('.list tbody tr')].map(r => r.cells[arguments[0]].textContent)",
-            number,
-        )
-
-    def open(self, place) -> None:
-        """Click the row at this place of the list, and wait until its rollout is shown."""
-        row = self.all(".list tbody tr")[place]
-        question, sample = (c.get_attribute("textContent") for c in row.find_elements("css selector", "td")[:2])
-        row.find_element("css selector", "button").click()
-        self.until(lambda: self.all("#rollout h3") and self.text("#rollout h3") == f"{question} · sample {sample}")
-
-    def text(self, selector) -> str:
-        return self.js("return document.querySelector(arguments[0]).textContent", selector)
-
-    def requests(self) -> list[str]:
-        """What the browser asked for since the page was opened."""
-        events = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
-        return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-
-    def is_unharmed(self) -> bool:
-        return self.js(
-            "return window.__pwned === undefined && window.__violations.length === 0"
-            " && document.querySelectorAll('img, iframe, base, object, embed, #browser script, #browser style').length === 0"
-        )
+    return Page(browser, path.as_uri())
 
 
 def rollout(run_id, example, sample, *, phase="eval", step=0, response="r", reward=0.0, **changes):
@@ -193,19 +110,19 @@ def two_runs(tmp_path_factory):
 
 
 def test_filters_change_what_is_listed(browser, two_runs):
-    page = Page(browser, two_runs)
+    page = opened(browser, two_runs)
     assert page.settled() == "1 to 25 of 78 rollouts"
-    assert page.column(0)[:5] == ["a-0", "a-0", "a-0", "a-0", "a-1"]
+    assert page.questions()[:5] == ["a-0", "a-0", "a-0", "a-0", "a-1"]
     assert page.choose("run_id", "b") == "1 to 25 of 30 rollouts (of 78 in this page)"
     assert page.choose("category", "grade_error") == "1 to 1 of 1 rollouts (of 78 in this page)"
-    assert page.column(0) == ["b-29"]
+    assert page.questions() == ["b-29"]
     page.one("#reset").click()
     assert page.settled() == "1 to 25 of 78 rollouts"
     page.choose("phase", "train")
     page.choose("step", "1")
     assert page.choose("reward", "above 0.5") == "1 to 4 of 4 rollouts (of 78 in this page)"
-    assert page.column(0) == ["a-0", "a-1", "a-2", "a-3"]
-    assert page.column(1) == ["0", "1", "2", "3"]
+    assert page.questions() == ["a-0", "a-1", "a-2", "a-3"]
+    assert page.column("sample_index") == ["0", "1", "2", "3"]
     assert page.choose("failure_kind", "wrong_answer").startswith("0 rollouts")
     page.one("#reset").click()
     assert page.choose("reward", "none: the grade failed").startswith("1 to 1 of 1 ")
@@ -213,28 +130,28 @@ def test_filters_change_what_is_listed(browser, two_runs):
 
 
 def test_pages_and_sorting(browser, two_runs):
-    page = Page(browser, two_runs)
-    assert len(page.column(0)) == 25
+    page = opened(browser, two_runs)
+    assert len(page.questions()) == 25
     assert not page.one("#page-previous").is_enabled()
     page.one("#page-next").click()
     assert page.settled() == "26 to 50 of 78 rollouts"
     page.one("#page-last").click()
     assert page.settled() == "76 to 78 of 78 rollouts"
-    assert page.column(0) == ["b-27", "b-28", "b-29"]
+    assert page.questions() == ["b-27", "b-28", "b-29"]
     assert not page.one("#page-next").is_enabled()
     page.one("[data-sort=advantage]").click()
     assert page.settled() == "1 to 25 of 78 rollouts"
-    values = page.column(6)
+    values = page.column("advantage")
     assert values == ["1.5"] * 12 + ["-0.5"] * 13  # missing ones last
     page.one("[data-sort=advantage]").click()
-    assert page.column(6)[0] == "-0.5"
+    assert page.column("advantage")[0] == "-0.5"
     assert page.js("return document.querySelector('[data-sort=advantage]').parentNode.ariaSort") == "ascending"
 
 
 def test_search_finds_text_of_prompts_responses_and_ids(browser, two_runs):
-    page = Page(browser, two_runs)
+    page = opened(browser, two_runs)
     assert page.search("SAYS 21") == "1 to 3 of 3 rollouts (of 78 in this page)"
-    assert page.column(0) == ["a-2"] * 3
+    assert page.questions() == ["a-2"] * 3
     assert page.search("What is b-17?").startswith("1 to 1 of 1 ")
     assert page.search("says 99").startswith("0 rollouts")
     page.choose("step", "2")
@@ -244,7 +161,7 @@ def test_search_finds_text_of_prompts_responses_and_ids(browser, two_runs):
 def test_a_rollout_is_shown_with_its_tokens_and_its_group(browser, two_runs):
     from selenium.webdriver.common.keys import Keys
 
-    page = Page(browser, two_runs)
+    page = opened(browser, two_runs)
     page.choose("step", "2")
     page.open(5)  # a-1, sample 1
     assert page.text("pre.response") == "step 2 says 11"
@@ -271,7 +188,7 @@ def test_a_rollout_is_shown_with_its_tokens_and_its_group(browser, two_runs):
 def test_the_list_can_be_used_with_a_keyboard(browser, two_runs):
     from selenium.webdriver.common.keys import Keys
 
-    page = Page(browser, two_runs)
+    page = opened(browser, two_runs)
     page.all(".list .open")[0].send_keys(Keys.ARROW_DOWN)
     page.browser.switch_to.active_element.send_keys(Keys.ARROW_DOWN)
     page.browser.switch_to.active_element.send_keys(Keys.ENTER)
@@ -280,8 +197,84 @@ def test_the_list_can_be_used_with_a_keyboard(browser, two_runs):
     page.until(lambda: page.js("return document.activeElement.tagName") == "H3")
 
 
+def test_the_detail_stands_beside_the_list_on_a_wide_screen_and_below_it_on_a_narrow_one(browser, two_runs):
+    page = opened(browser, two_runs)
+    sides = "const [a, b] = ['.listing', '#rollout'].map(s => document.querySelector(s).getBoundingClientRect());"
+    hidden = "return [...document.querySelectorAll('.list, .list td')].some(e => e.scrollWidth > e.clientWidth + 1 && !e.matches('.clip'))"
+    page.open(2)
+    assert page.js(f"{sides} return a.right < b.left && Math.abs(a.top - b.top) < 20")
+    assert not page.js(hidden)
+    assert page.js("return document.documentElement.scrollWidth <= innerWidth")
+    try:
+        browser.set_window_size(800, 1000)
+        page.until(lambda: page.js(f"{sides} return a.bottom < b.top"))
+        assert page.js("return document.documentElement.scrollWidth <= innerWidth")
+    finally:
+        browser.set_window_size(1400, 1000)
+    page.one("#close").click()
+    assert not page.all("#rollout h3")
+    assert page.js("return document.activeElement.closest('tr').rowIndex") == 3
+
+
+def test_a_row_shows_question_answer_and_reward(browser, two_runs):
+    page = opened(browser, two_runs)
+    page.choose("run_id", "a")
+    assert page.column("example_id")[1] == "What is a-0?"
+    assert page.column("extracted_answer")[:2] == ["7", "8"]
+    assert page.column("reward")[:2] == ["1", "0"]
+
+
+def test_previous_and_next_go_over_the_pages(browser, two_runs):
+    page = opened(browser, two_runs)
+    page.open(24)
+    here = page.text("#rollout h3")
+    page.all(".moves button")[1].click()
+    page.until(lambda: page.text("#rollout h3") != here)
+    assert page.settled() == "26 to 50 of 78 rollouts"
+    assert page.js("return document.querySelector('.list tr[aria-current]').rowIndex") == 1
+    page.all(".moves button")[0].click()
+    page.until(lambda: page.text("#rollout h3") == here)
+    assert page.settled() == "1 to 25 of 78 rollouts"
+
+
+@pytest.fixture(scope="module")
+def same_questions(tmp_path_factory):
+    """Two runs of two steps with the same questions; of q0, run a learns one sample, and run b all."""
+    root = tmp_path_factory.mktemp("same-questions")
+    right = {("a", 0): 0, ("a", 1): 1, ("b", 0): 0, ("b", 1): 2}
+    runs = [
+        make_run(root, run, [
+            rollout(run, q, s, phase="train", step=step, reward=float(s < right[run, step]), response=f"{run}{step} {q} {s}")
+            for step in range(2) for q in ("q0", "q1") for s in range(2)
+        ])
+        for run in ("a", "b")
+    ]  # fmt: skip
+    return write_report(runs, root / "report.html")
+
+
+def test_the_same_question_at_other_steps_and_in_the_other_run_is_shown_side_by_side(browser, same_questions):
+    page = opened(browser, same_questions)
+    page.open(1)  # a, step 0, q0, sample 1
+    assert [e.text for e in page.all(".place")] == ["0 0/2", "1 1/2", "0 0/2", "1 2/2"]
+    assert [e.text for e in page.all(".places dt")] == ["a, train", "b, train"]
+    assert [e.text for e in page.all(".card pre")] == ["a0 q0 0", "a0 q0 1"]
+    page.all(".place")[3].click()
+    page.until(lambda: page.all(".pairs"))
+    assert [e.text for e in page.all(".pairs h4")] == ["a, train, step 0", "b, train, step 1"]
+    assert [e.text for e in page.all(".card pre")] == ["a0 q0 0", "b1 q0 0", "a0 q0 1", "b1 q0 1"]
+    tops = page.js("return [...document.querySelectorAll('.card')].map(e => Math.round(e.getBoundingClientRect().top))")
+    assert tops[0] == tops[1] < tops[2] == tops[3]
+    page.all(".place")[0].click()  # its own place: the group again
+    page.until(lambda: not page.all(".pairs"))
+    page.all(".place")[1].click()
+    page.until(lambda: page.all(".pairs"))
+    page.all(".card button")[1].click()  # opens the other step's first sample
+    page.until(lambda: page.text("pre.response") == "a1 q0 0")
+    assert page.is_unharmed()
+
+
 def test_without_a_tokenizer_the_page_says_why_there_is_no_shading(browser, two_runs):
-    page = Page(browser, two_runs)
+    page = opened(browser, two_runs)
     page.choose("run_id", "b")
     page.open(3)
     assert page.text("pre.response") == "b3"
@@ -313,11 +306,11 @@ def test_hostile_rollouts_are_only_text_and_ask_for_nothing(browser, tmp_path, l
     ]  # fmt: skip
     alarm = dict.fromkeys(("name", "severity", "sentence", "query"), hostile[1])
     path = write_report([make_run(tmp_path, "r", rows, tokenizer=tokenizer)], alarms=[alarm])
-    page = Page(browser, path)
+    page = opened(browser, path)
     scripts = page.js("return document.scripts.length")
     elements = set(page.js("return [...document.querySelectorAll('*')].map(e => e.localName)"))
     assert not elements & {"img", "iframe", "object", "link", "base", "embed", "template", "textarea"}
-    questions = page.column(0)
+    questions = page.questions()
     assert len(questions) == 25
     for place, text in enumerate(hostile):
         page.search(text[:40] if text.isprintable() else "right to left")
@@ -337,7 +330,7 @@ def test_hostile_rollouts_are_only_text_and_ask_for_nothing(browser, tmp_path, l
 
 
 def test_the_policy_stops_what_would_get_past_everything_else(browser, two_runs, listener):
-    page = Page(browser, two_runs)
+    page = opened(browser, two_runs)
     url = listener.url
     page.js("document.body.append(Object.assign(new Image(), {src: arguments[0]}))", url)
     assert (
@@ -365,7 +358,7 @@ def test_fifty_thousand_rollouts_are_a_list_like_any_other(browser, tmp_path):
         rollout("r", f"q{i}", s, phase="train", step=step, response=f"{step} {i}", reward=float(s == 0))
         for step in range(25) for i in range(250) for s in range(8)
     ]  # fmt: skip
-    page = Page(browser, write_report([make_run(tmp_path, "r", rows)]))
+    page = opened(browser, write_report([make_run(tmp_path, "r", rows)]))
     assert page.settled() == "1 to 25 of 50,000 rollouts"
     assert page.js("return document.querySelectorAll('*').length") < 2000
     assert page.choose("step", "17") == "1 to 25 of 2,000 rollouts (of 50,000 in this page)"

@@ -1,0 +1,1 @@
+"""`rlvr view`: the report of runs, served while they run."""

@@ -1,0 +1,149 @@
+"""The pages of `rlvr view`: the list of runs, and the report of some of them.
+
+Enters: run directories. Leaves: HTML, from the templates of the report, and the state that it shows: pages of the same state are
+the same.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli.analysis.alarms import run_alarms
+from rlvr_cli.analysis.comparison import compare
+from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.live.rollouts import SECONDS
+from rlvr_cli.analysis.report.build import charts_of, configuration_of, environment_of, first_and_last, summary_tables
+from rlvr_cli.analysis.report.page import Browser, Grid, Report, Share, assets, render, report_values
+from rlvr_cli.analysis.report.rollouts import of_steps, step_of
+from rlvr_cli.analysis.run_list import list_runs
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.lock import holder_of
+from rlvr_cli.runs.manifest import METRICS
+from rlvr_cli.runs.readers import MANIFEST, RUN_FILE, RunInfo, read_run
+
+FOLDER = Path(__file__).parent
+ASSETS = assets(FOLDER / "live.css", FOLDER / "live.js", is_live=True)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which of two runs is better, in words and numbers; `problem` says why it cannot be told."""
+
+    sentences: Sequence[str] = ()
+    arms: Grid | None = None
+    problem: str = ""
+
+
+def committed_state(paths: Mapping[str, Path]) -> str:
+    """A hash of what is committed in these runs and of whether somebody writes them, without reading the files."""
+    files = [(name, [_identity(path / file) for file in (RUN_FILE, MANIFEST, METRICS)]) for name, path in paths.items()]
+    return _hash(files, [(holder_of(path) or {}).get("pid") for path in paths.values()])
+
+
+def activities(paths: Mapping[str, Path]) -> dict[str, str]:
+    """Name -> what its writer says that it is doing; "" where nobody writes."""
+    return {name: str((holder_of(path) or {}).get("activity", "")) for name, path in paths.items()}
+
+
+def page_state(committed: str, doing: Mapping[str, str]) -> str:
+    """A hash of all that a page shows."""
+    return _hash(committed, doing, ASSETS.policy)
+
+
+def _hash(*values: Any) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    try:
+        state = os.lstat(path)
+    except OSError:
+        return ()
+    return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def run_rows(paths: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """The list of runs for the template, each with its name in this view."""
+    rows = []
+    for name, row in zip(paths, list_runs(list(paths.values())), strict=True):
+        share = None if row["accuracy"] is None else Share(row["accuracy"], row["low"], row["high"])
+        created = row["created_at"].replace(tzinfo=UTC).isoformat() if row["created_at"] else ""
+        rows.append(row | {"name": name, "share": share, "created": created})
+    return rows
+
+
+def runs_page(rows: Sequence[Mapping[str, Any]], doing: Mapping[str, str], *, title: str, state: str) -> str:
+    """The page that lists the runs."""
+    return render("runs.html.j2", ASSETS, folders=[FOLDER], title=title, state=state, rows=rows, doing=doing)
+
+
+def report_page(values: Mapping[str, Any], doing: Mapping[str, str], *, state: str) -> str:
+    """The report of some runs."""
+    return render("view.html.j2", ASSETS, folders=[FOLDER], state=state, doing=doing, **values)
+
+
+def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:
+    """What the page of some runs shows of what they have committed. Raises RlvrError if one cannot be read."""
+    infos = [read_run(path) for path in paths.values()]
+    names = tuple(info.id for info in infos)
+    with open_runs([_evaluations_of(info) for info in infos], timeout_seconds=SECONDS) as database:
+        charts = charts_of(database, infos)
+    alarms = [
+        {
+            "name": alarm.name,
+            "severity": alarm.severity,
+            "sentence": f"{info.id}: {alarm.sentence}" if len(infos) > 1 else alarm.sentence,
+            "query": alarm.command_for(info.path),
+        }
+        for info in infos
+        for alarm in run_alarms(info.path)
+    ]
+    report = Report(
+        runs=names,
+        alarms=alarms,
+        summary=summary_tables(infos, timeout_seconds=SECONDS),
+        charts=charts,
+        browser=Browser({}, [], [], note=""),
+        configuration=configuration_of(infos),
+        environment=environment_of(infos),
+    )
+    verdict = verdict_of(*infos) if len(infos) == 2 else None
+    source = {"runs": list(paths)}
+    return report_values(report) | {"rows": run_rows(paths), "verdict": verdict, "source": source}
+
+
+def problem_page(error: RlvrError) -> str:
+    """The page that says why another one cannot be shown."""
+    return render("problem.html.j2", ASSETS, folders=[FOLDER], title="rlvr view", error=error)
+
+
+def verdict_of(a: RunInfo, b: RunInfo) -> Verdict:
+    """What `rlvr analyze compare` says of two runs' last evaluations."""
+    lasts = [of_steps(info, first_and_last(info)[-1:]) for info in (a, b)]
+    try:
+        with open_runs(lasts, timeout_seconds=SECONDS) as database:
+            found = compare(database, [a.id], [b.id])
+    except RlvrError as error:
+        return Verdict(problem=error.problem)
+    rows = [
+        (
+            arm.name,
+            ", ".join(arm.runs),
+            f"eval {', '.join(map(str, arm.steps))}",
+            arm.samples,
+            Share(arm.accuracy, arm.low, arm.high),
+        )
+        for arm in (found.a, found.b)
+    ]
+    arms = Grid("The questions that both answered", ("arm", "run", "step", "samples", "accuracy [95 % interval]"), rows)
+    return Verdict((found.verdict, *found.notes), arms)
+
+
+def _evaluations_of(info: RunInfo) -> RunInfo:
+    """What the curves need: metrics, and for their intervals the held-out rollouts."""
+    places = {place for part in info.parts if (place := step_of(info, part))[1] == "eval"}
+    return replace(of_steps(info, places), grades=[])

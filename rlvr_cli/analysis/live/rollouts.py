@@ -1,0 +1,261 @@
+"""What the rollout browser of `rlvr view` asks: which rollouts there are, a page of them, one with its group, and where else
+its question was asked.
+
+Enters: runs, and the parameters of a request, of which none becomes SQL text. Leaves: objects for JSON.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from rlvr_cli.analysis.database import Database, open_runs
+from rlvr_cli.analysis.report.rollouts import Group, detail_of, list_entry, of_steps, pieces_of, read_groups, step_of
+from rlvr_cli.analysis.selection import template_of
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.lock import holder_of
+from rlvr_cli.runs.manifest import ROLLOUTS
+from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.text import storable
+
+PAGE_ROWS = 25
+MAX_GROUP = 64  # samples of a group in one answer
+MAX_WORDS = 500  # characters of a search
+SECONDS = 20.0  # time limit of each query
+IDLE = 4  # opened databases kept for the next query
+
+_FACETS = ("run_id", "phase", "step", "category", "failure_kind")
+_RIGHT = "coalesce(reward > 0.5 AND NOT isnan(reward), false)"
+_REWARDS = {
+    "above 0.5": _RIGHT,
+    "0.5 or less": f"reward IS NOT NULL AND NOT {_RIGHT}",
+    "none: the grade failed": "reward IS NULL",
+}
+_SEARCHED = ("prompt", "response", "ground_truth", "extracted_answer", "example_id")
+_WORDS = f"({' OR '.join(f'contains(lower({name}), lower($words))' for name in _SEARCHED)})"
+_KEY = "run_id, phase, step, example_id, sample_index"
+_SORTS = {
+    **{name: name for name in ("example_id", "extracted_answer", "ground_truth", "reward", "run_id", "phase", "step")},
+    **{name: name for name in ("sample_index", "advantage", "num_response_tokens")},
+    "outcome": "coalesce(failure_kind, category)",
+}
+_SORTED = ("reward", "advantage", "num_response_tokens", "extracted_answer", "ground_truth", "category", "failure_kind")
+_NEWEST = (("step", True), ("phase", False), ("run_id", False), ("example_id", False), ("sample_index", False))
+_PLACES = f"""
+    SELECT run_id, phase, step, count(*) AS samples, count(*) FILTER ({_RIGHT}) AS "right"
+    FROM rollouts WHERE example_id = $example_id GROUP BY ALL ORDER BY ALL
+"""
+_LISTED = """
+    WITH wanted AS (
+        SELECT unnest($runs) AS run_id, unnest($phases) AS phase, unnest($steps) AS step, unnest($examples) AS example_id,
+            unnest($samples) AS sample_index
+    )
+    SELECT run_id, phase, step, example_id, sample_index, category, failure_kind, reward, advantage, num_response_tokens,
+        extracted_answer, ground_truth, prompt
+    FROM rollouts SEMI JOIN wanted USING (run_id, phase, step, example_id, sample_index)
+"""
+
+
+class Databases:
+    """Opened runs, kept for the next query over the same committed rollouts. Each is used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._idle: OrderedDict[tuple[Any, ...], list[tuple[Database, ExitStack]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def lease(self, infos: Sequence[RunInfo]) -> Iterator[Database]:
+        """Lend a database over the rollouts of these runs."""
+        key = tuple((info.path, info.fingerprint, tuple(info.parts)) for info in infos)
+        with self._lock:
+            idle = self._idle.pop(key, [])
+            database, stack = idle.pop() if idle else (None, ExitStack())
+            if idle:
+                self._idle[key] = idle
+        if database is None:
+            database = stack.enter_context(open_runs([_rollouts_of(i) for i in infos], timeout_seconds=SECONDS))
+        try:
+            yield database
+        except BaseException:
+            stack.close()
+            raise
+        with self._lock:
+            self._idle.setdefault(key, []).append((database, stack))
+            self._idle.move_to_end(key)
+            spare = []
+            while sum(map(len, self._idle.values())) > IDLE:
+                oldest = next(iter(self._idle))
+                spare.append(self._idle[oldest].pop(0)[1])
+                if not self._idle[oldest]:
+                    del self._idle[oldest]
+        for other in spare:
+            other.close()
+
+    def close(self) -> None:
+        """Close those that are not in use."""
+        with self._lock:
+            idle, self._idle = self._idle, OrderedDict()
+        for members in idle.values():
+            for _, stack in members:
+                stack.close()
+
+
+def _rollouts_of(info: RunInfo) -> RunInfo:
+    return replace(info, grades=[], segments=[], metrics=None)
+
+
+def facets(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str]) -> dict[str, list[Any]]:
+    """The values of the columns that can be filtered by, each in order."""
+    places = {step_of(info, part) for info in runs for part in info.parts}
+    found: dict[str, set[Any]] = {name: {p[i] for p in places} for i, name in enumerate(("run_id", "phase", "step"))}
+    with databases.lease(runs) as database:
+        kinds = database.select("SELECT DISTINCT category, failure_kind FROM rollouts").rows
+    found |= {"category": {row[0] for row in kinds}, "failure_kind": {row[1] for row in kinds}}
+    return {name: sorted(found[name], key=lambda value: (value is None, value)) for name in _FACETS}
+
+
+def page(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str]) -> dict[str, Any]:
+    """`PAGE_ROWS` of the rollouts that the filters and the words find, from the row `first` on, and how many they are.
+
+    Args:
+        asked: the filters, each as JSON; reward, words, sort, down, first.
+
+    Raises:
+        RlvrError: a parameter is not one of these, or the query took too long.
+    """
+    condition, parameters = _condition(asked)
+    chosen = _of_filters(runs, parameters)
+    order = _order(asked)
+    if not asked.get("sort") and len(chosen) > 1:  # what is being written comes first
+        parameters["first_runs"] = [i.id for i in sorted(chosen, key=lambda i: holder_of(i.path) is None)]
+        order = [("list_position($first_runs::VARCHAR[], run_id)", False), *order]
+    first = _count(asked.get("first", "0"))
+    total = sum(entry.rows for info in runs for entry in info.entries if entry.folder == ROLLOUTS)
+    if not chosen:
+        return {"found": 0, "total": total, "rows": []}
+    source = f"(SELECT {_KEY}, {', '.join(_SORTED)} FROM rollouts WHERE {condition})"
+    with databases.lease(chosen) as database:
+        if "words" in parameters:  # read the texts once
+            tables = database.script(
+                f"CREATE OR REPLACE TEMP TABLE hits AS {source}; SELECT count(*) FROM hits", parameters
+            )
+            source = "hits"
+            found = next(tables).rows[0][0]
+        else:
+            found = database.select(f"SELECT count(*) FROM rollouts WHERE {condition}", parameters).rows[0][0]
+        # From the nearer end, because the rows before the page must be sorted too.
+        is_reversed = first > found // 2
+        offset = max(0, found - first - PAGE_ROWS) if is_reversed else first
+        size = min(PAGE_ROWS, max(0, found - first))
+        keys = f"SELECT {_KEY} FROM {source} ORDER BY {_order_sql(order, is_reversed)} LIMIT {size} OFFSET {offset}"
+        rows = database.select(keys, parameters).rows if size else []
+        if source == "hits":
+            list(database.script("DROP TABLE hits", {}))
+    if is_reversed:
+        rows = rows[::-1]
+    return {"found": found, "total": total, "rows": _listed(databases, runs, rows)}
+
+
+def group(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str]) -> dict[str, Any]:
+    """The samples of one question at one step, whole; of more than `MAX_GROUP` the first ones, and the one that is asked for."""
+    where = Group(*(_value(asked, name) for name in ("run_id", "phase", "step", "example_id")), rows=0, tokens=0)  # type: ignore[arg-type]
+    sample = _value(asked, "sample_index")
+    info = next((info for info in runs if info.id == where.run), None)
+    if info is None:
+        raise RlvrError(f"There is no run {where.run!r} here.")
+    pieces, template = pieces_of(info), template_of(info)
+    with open_runs([_rollouts_of(of_steps(info, {where.key[:3]}))], timeout_seconds=SECONDS) as database:
+        rows = read_groups(database, [where])
+    kept = [row for i, row in enumerate(rows) if i < MAX_GROUP or row["sample_index"] == sample]
+    shown = [
+        list_entry(row, template=template) | detail_of(row, pieces=pieces) | {"has_tokenizer": bool(pieces)}
+        for row in kept
+    ]
+    return {"rows": shown, "samples": len(rows)}
+
+
+def places(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str]) -> dict[str, Any]:
+    """Where a question was asked: run, phase, step, the number of samples, and of those with a reward above 0.5."""
+    order = {info.id: i for i, info in enumerate(runs)}
+    with databases.lease(runs) as database:
+        table = database.select(_PLACES, {"example_id": _value(asked, "example_id")})
+    found = sorted(table.records(), key=lambda place: (order.get(place["run_id"], 0), place["phase"], place["step"]))
+    return {"places": found}
+
+
+def _listed(databases: Databases, runs: Sequence[RunInfo], keys: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """The rows of the list with these keys, in their order, read from the parts of their steps alone."""
+    if not keys:
+        return []
+    names = ("runs", "phases", "steps", "examples", "samples")
+    columns: dict[str, Any] = {name: list(values) for name, values in zip(names, zip(*keys, strict=True), strict=True)}
+    steps = {key[:3] for key in keys}
+    chosen = [kept for info in runs if (kept := of_steps(info, steps)).parts]
+    templates = {info.id: template_of(info) for info in runs}
+    with open_runs([_rollouts_of(info) for info in chosen], timeout_seconds=SECONDS) as database:
+        table = database.select(_LISTED, columns)
+    rows = {tuple(row[name] for name in _KEY.split(", ")): row for row in table.records()}
+    return [list_entry(rows[key], template=templates[key[0]]) for key in map(tuple, keys)]
+
+
+def _condition(asked: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """The condition of the filters, and the values of its parameters."""
+    parameters = {name: _value(asked, name) for name in _FACETS if name in asked}
+    parts = [f"{name} IS NOT DISTINCT FROM ${name}" for name in parameters]
+    if reward := asked.get("reward", ""):
+        if reward not in _REWARDS:
+            raise RlvrError(f"reward is {reward!r}.", f"It is one of: {', '.join(_REWARDS)}.")
+        parts.append(_REWARDS[reward])
+    if words := asked.get("words", "")[:MAX_WORDS]:
+        parts.append(_WORDS)
+        parameters["words"] = storable(words)
+    return " AND ".join(parts) or "true", parameters
+
+
+def _of_filters(runs: Sequence[RunInfo], filters: Mapping[str, Any]) -> list[RunInfo]:
+    """The runs with only the parts that can hold what the filters on run, phase and step ask for."""
+    wanted = [filters.get(name) for name in ("run_id", "phase", "step")]
+    steps = {
+        place
+        for info in runs
+        for place in (step_of(info, part) for part in info.parts)
+        if all(want is None or want == has for want, has in zip(wanted, place, strict=True))
+    }
+    return [kept for info in runs if (kept := of_steps(info, steps)).parts]
+
+
+def _order(asked: Mapping[str, str]) -> list[tuple[str, bool]]:
+    """The columns to sort by, each with whether it falls."""
+    sort = asked.get("sort", "")
+    if not sort:
+        return list(_NEWEST)
+    if sort not in _SORTS:
+        raise RlvrError(f"sort is {sort!r}.", f"It is one of: {', '.join(_SORTS)}.")
+    return [(_SORTS[sort], asked.get("down") == "1"), *_NEWEST]
+
+
+def _order_sql(order: Sequence[tuple[str, bool]], is_reversed: bool) -> str:
+    nulls = "FIRST" if is_reversed else "LAST"
+    return ", ".join(f"{name} {'DESC' if down != is_reversed else 'ASC'} NULLS {nulls}" for name, down in order)
+
+
+def _value(asked: Mapping[str, str], name: str) -> str | int | None:
+    """The value of a column in a request. Raises RlvrError if it is missing or neither text, nor a whole number, nor null."""
+    try:
+        value = json.loads(asked[name])
+    except (KeyError, ValueError, RecursionError):
+        raise RlvrError(f"{name} is missing, or is not JSON.") from None
+    if value is not None and (not isinstance(value, str | int) or isinstance(value, bool)):
+        raise RlvrError(f"{name} is neither text, nor a whole number, nor null.")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise RlvrError(f"{name} is too large.")
+    return storable(value) if isinstance(value, str) else value
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 12):
+        raise RlvrError(f"first is {text!r}, not a whole number.")
+    return int(text)

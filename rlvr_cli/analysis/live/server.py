@@ -1,0 +1,282 @@
+"""The server of `rlvr view`: a Starlette application that can only read, and uvicorn to run it.
+
+Enters: a directory of runs, or runs; a token. Leaves: pages and JSON for who has the token.
+
+- The first address has the token in it; the answer makes it a cookie that no script can read and no other site can send, and
+  the address is left. Every other request without the cookie is refused, and so is any method but GET and HEAD.
+- The Host header must be an IP address, or a name of this machine: a web page whose own name was made to point here (DNS
+  rebinding) has another.
+- Every answer has the content security policy of the report, which allows only the page's own style and script, by their
+  hashes, and requests to this server.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import signal
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, QueryParams
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rlvr_cli.analysis.live import pages, rollouts
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.files import shown
+from rlvr_cli.runs.readers import RunInfo, read_run, run_names
+
+MAX_RUNS = 16  # in one page
+KEPT = 16  # pages whose values are kept
+HEADERS = {
+    "Content-Security-Policy": f"{pages.ASSETS.policy}; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+class Unknown(RlvrError):
+    """The request names a run that is not here."""
+
+
+class Library:
+    """The runs that a server shows: those of a directory, which may grow, or those that were named."""
+
+    def __init__(self, root: Path | None, runs: Sequence[Path] = ()) -> None:
+        self._root = root
+        self._runs = {path.name: path for path in runs}
+        if len(self._runs) < len(runs):
+            raise RlvrError("Two of the runs have the same name.", "Show one of them at a time.")
+        self.title = "Runs" if root is None else f"Runs in {root}"
+
+    def paths(self) -> dict[str, Path]:
+        """Name -> directory, the most recently written first."""
+        return self._runs if self._root is None else {name: self._root / name for name in run_names(self._root)}
+
+    def chosen(self, query: QueryParams) -> dict[str, Path]:
+        """The runs that a request names. Raises Unknown."""
+        paths, names = self.paths(), list(dict.fromkeys(query.getlist("run")))[:MAX_RUNS]
+        for name in names:
+            if name not in paths:
+                raise Unknown(f"There is no run {shown(name)} here.")
+        if not names:
+            raise Unknown("No run was chosen.", "Choose at least one in the list.")
+        return {name: paths[name] for name in names}
+
+
+class Guard:
+    """Refuses requests without the token, with a foreign Host, or with another method than GET and HEAD."""
+
+    def __init__(self, app: ASGIApp, *, token: str, hosts: Sequence[str], cookie: str) -> None:
+        self._app, self._token, self._hosts, self._cookie = app, token, {host.lower() for host in hosts}, cookie
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", scope["type"]  # uvicorn is told to serve no other
+        await self._answer(scope)(scope, receive, self._with_headers(send))
+
+    def _answer(self, scope: Scope) -> ASGIApp:
+        request = Request(scope)
+        if not self._is_ours(Headers(scope=scope).get("host", "")):
+            return PlainTextResponse("This Host is not the server's.", 403)
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("The server only reads.", 405, {"Allow": "GET, HEAD"})
+        if not self._token:
+            return self._app
+        if "token" in request.query_params:
+            return self._welcome(request.query_params["token"])
+        if self._is_token(request.cookies.get(self._cookie, "")):
+            return self._app
+        return PlainTextResponse("Open the address that rlvr view printed: it has the token.", 403)
+
+    def _welcome(self, token: str) -> Response:
+        """Make the token a cookie and leave the address. Not by a redirect: with it a strict cookie is not sent if the link was
+        followed from another site, such as a terminal in a browser.
+        """
+        if not self._is_token(token):
+            return PlainTextResponse("The token is not the server's: it makes another one at each start.", 403)
+        response = Response("", headers={"Refresh": "0; url=./"}, media_type="text/html")
+        response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
+        return response
+
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(
+            hashlib.sha256(text.encode()).digest(), hashlib.sha256(self._token.encode()).digest()
+        )
+
+    def _is_ours(self, host: str) -> bool:
+        name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name.lower() in self._hosts
+        return True
+
+    @staticmethod
+    def _with_headers(send: Send) -> Send:
+        async def sending(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                named = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message.get("headers", ()), *named]
+            await send(message)
+
+        return sending
+
+
+class _Kept:
+    """The last values, each with the state that it is of. Of several requests for one value, one makes it."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Any, tuple[str, Any]] = OrderedDict()
+        self._locks: dict[Any, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def get(self, name: Any, state: str, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
+            with self._lock:
+                kept = self._kept.get(name)
+            if kept is None or kept[0] != state:
+                kept = (state, make())
+            with self._lock:
+                self._kept[name] = kept
+                self._kept.move_to_end(name)
+                while len(self._kept) > KEPT:
+                    self._locks.pop(self._kept.popitem(last=False)[0], None)
+        return kept[1]
+
+
+@contextmanager
+def open_app(
+    library: Library, *, token: str, hosts: Sequence[str] = (), cookie: str = "rlvr-view"
+) -> Iterator[ASGIApp]:
+    """Make the application. It keeps databases open until the context ends.
+
+    Args:
+        token: what the first request must have; "" for none.
+        hosts: names of this machine that a Host header may have, besides IP addresses.
+    """
+    kept, databases = _Kept(), rollouts.Databases()
+
+    def page(
+        request: Request, paths: Mapping[str, Path], read: Callable[[], Any], render: Callable[..., str]
+    ) -> Response:
+        committed, doing = pages.committed_state(paths), pages.activities(paths)
+        state = pages.page_state(committed, doing)
+        headers = {"ETag": f'"{state}"'}
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        values = kept.get((request.url.path, tuple(paths)), committed, read)
+        return HTMLResponse(render(values, doing, state=state), headers=headers)
+
+    def list_of_runs(request: Request) -> Response:
+        paths = library.paths()
+        return page(request, paths, lambda: pages.run_rows(paths), partial(pages.runs_page, title=library.title))
+
+    def report(request: Request) -> Response:
+        try:
+            paths = library.chosen(request.query_params)
+            return page(request, paths, lambda: pages.read_report(paths), pages.report_page)
+        except RlvrError as error:
+            return HTMLResponse(pages.problem_page(error), 404 if isinstance(error, Unknown) else 409)
+
+    def asked(
+        answer: Callable[[rollouts.Databases, Sequence[RunInfo], Mapping[str, str]], Mapping[str, Any]],
+        request: Request,
+    ) -> Response:
+        try:
+            infos = [read_run(path) for path in library.chosen(request.query_params).values()]
+            return JSONResponse(answer(databases, infos, request.query_params))
+        except RlvrError as error:
+            status = 404 if isinstance(error, Unknown) else 400
+            return JSONResponse({"error": f"{error.problem} {error.hint}".strip()}, status)
+
+    answers = {"facets": rollouts.facets, "rollouts": rollouts.page, "group": rollouts.group, "places": rollouts.places}
+    routes = [Route("/", list_of_runs), Route("/view", report)]
+    routes += [Route(f"/{name}", _named(partial(asked, answer))) for name, answer in answers.items()]
+    try:
+        yield Guard(Starlette(routes=routes), token=token, hosts=hosts, cookie=cookie)
+    finally:
+        databases.close()
+
+
+def _named(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
+    """A function in place of a partial one: Starlette runs functions in threads."""
+
+    def endpoint(request: Request) -> Response:
+        return answer(request)
+
+    return endpoint
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach a server on this host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the port. Raises RlvrError if it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=64)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RlvrError(
+            f"Cannot listen on {host}, port {port}: {reason}.", "Choose another --port, or --port 0 for a free one."
+        ) from error
+
+
+def names_of(host: str) -> list[str]:
+    """The names that a Host header may have: this machine's."""
+    return ["localhost", host, socket.gethostname(), socket.getfqdn()]
+
+
+def serve(app: ASGIApp, listener: socket.socket, *, started: Callable[[], None]) -> None:
+    """Answer requests until Ctrl-C, or another signal to stop."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
+    config = uvicorn.Config(
+        app,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=2,
+        lifespan="off",
+    )
+    server = uvicorn.Server(config)
+
+    async def run() -> None:
+        task = asyncio.ensure_future(server.serve(sockets=[listener]))
+        while not server.started and not task.done():
+            await asyncio.sleep(0.01)
+        started()
+        await task
+
+    with suppress(KeyboardInterrupt):  # uvicorn has closed its connections, and raises the signal again
+        asyncio.run(run())

@@ -1,0 +1,185 @@
+"""`rlvr view` in a real browser, against a run that is being written: rows and points appear, and nothing is loaded from elsewhere.
+
+Needs Chromium with its driver, and selenium; without them these tests are skipped.
+"""
+
+import threading
+
+import pytest
+
+pytest.importorskip("starlette", reason="starlette is not installed: pip install -e '.[view]'")
+
+from browsers import NEEDED, Page, chromium
+from factories import a_rollout
+from rlvr_cli.analysis.live.server import Library, listen, open_app
+from rlvr_cli.runs.run_dir import RunDir
+
+pytestmark = NEEDED
+TOKEN = "the-token-of-this-test"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as driver:
+        yield driver
+
+
+@pytest.fixture
+def served(browser, tmp_path):
+    """The address of a server of the runs in `tmp_path`, with its token."""
+    import uvicorn
+
+    with listen("127.0.0.1", 0) as listener, open_app(Library(tmp_path), token=TOKEN) as app:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", ws="none"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        browser.get("about:blank")  # a page that goes on asking would find nobody
+        browser.get_log("browser")
+        server.should_exit = True
+        thread.join()
+
+
+def rollout(run_id, example, sample, *, step=0, right=False, **changes):
+    response = f"step {step} of {run_id} says {example}"
+    values = {
+        "run_id": run_id, "phase": "train", "step": step, "policy_version": step, "example_id": example, "sample_index": sample,
+        "prompt": f"What is {example}?", "response": response, "response_ids": tuple(response.encode()),
+        "sampled_logprobs": tuple(-0.25 for _ in response.encode()), "num_response_tokens": len(response.encode()),
+        "answer_reward": float(right), "reward": float(right), "extracted_answer": "7", "category": f"format_1_answer_{int(right)}",
+        "failure_kind": None if right else "wrong_answer",
+    }  # fmt: skip
+    return a_rollout(**{**values, **changes})
+
+
+def commit(run, name, step, **changes):
+    rows = [rollout(name, f"q{q}", s, step=step, right=s < step, **changes) for q in range(3) for s in range(2)]
+    run.commit_rollouts("train", step, rows)
+    run.commit_metrics(step, "train", {"reward/mean": step / 4})
+
+
+def enter(browser, address) -> None:
+    """Open the address with the token, and wait until it is left."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get(f"{address}?token={TOKEN}")
+    WebDriverWait(browser, 30, poll_frequency=0.02).until(lambda _: browser.current_url == address)
+
+
+def test_rows_and_points_appear_while_a_run_trains(browser, served, tmp_path):
+    with RunDir.create(tmp_path, "grpo", name="a", metadata={}) as run:
+        commit(run, "a", 0)
+        enter(browser, served)
+        assert browser.get_cookies()[0]["httpOnly"] is True
+        page = Page(browser, f"{served}view?run=a")
+        page.js("window.__same = true")  # a reload would lose it
+        assert page.settled() == "1 to 6 of 6 rollouts"
+        assert page.column("step") == ["0"] * 6
+        assert len(page.all("#curves .marker")) == 1
+        page.open(1)
+        page.js("document.querySelector('#configuration').scrollIntoView()")
+        commit(run, "a", 1)
+        page.until(lambda: page.all(".status")[0].text == "1 to 12 of 12 rollouts")
+        assert page.column("step") == ["1"] * 6 + ["0"] * 6
+        page.until(lambda: len(page.all("#curves .marker")) == 2)
+        assert page.text("pre.response") == "step 0 of a says q0"  # the open rollout stays
+        assert page.js("return document.querySelector('.list tr[aria-current]').rowIndex") == 8
+        page.choose("step", "1")
+        page.until(lambda: page.all(".status")[0].text == "1 to 6 of 6 rollouts (of 12 in all)")
+        commit(run, "a", 2)
+        page.until(lambda: page.all(".status")[0].text == "1 to 6 of 6 rollouts (of 18 in all)")
+        assert page.js("return [...document.querySelectorAll('#filter-step option')].map(o => o.textContent)") == [
+            *("all", "0", "1", "2")
+        ]
+        assert page.js("return document.querySelector('#filter-step').value") == "1"
+        assert page.text(".state") == "running"
+    page.until(lambda: page.text(".state") == "finished")
+    assert page.js("return window.__same")
+    assert page.is_unharmed()
+    assert not browser.get_log("browser")
+    assert {url.split("?")[0] for url in page.requests()} <= {
+        f"{served}{name}" for name in ("view", "facets", "rollouts", "group", "places")
+    }
+
+
+def test_the_list_grows_and_keeps_what_was_chosen(browser, served, tmp_path):
+    for name in ("a", "b"):
+        with RunDir.create(tmp_path, "grpo", name=name, metadata={}) as run:
+            commit(run, name, 1)
+    enter(browser, served)
+
+    def js(script):
+        return browser.execute_script(f"return {script}")
+
+    def names():
+        return js("[...document.querySelectorAll('.runs tbody tr')].map(r => r.dataset.run)")
+
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    until = WebDriverWait(browser, 30, poll_frequency=0.02).until
+    for name in ("b", "a"):
+        browser.find_element("css selector", f"[value={name}]").click()
+    with RunDir.create(tmp_path, "grpo", name="c", metadata={}) as run:
+        commit(run, "c", 0)
+        until(lambda _: set(names()) == {"a", "b", "c"})
+    assert set(js("[...document.querySelectorAll(':checked')].map(b => b.value)")) == {"a", "b"}
+    browser.find_element("css selector", "button[type=submit]").click()
+    until(lambda _: browser.current_url.startswith(f"{served}view?"))
+    assert set(js("document.querySelector('h1').textContent").split(", ")) == {"a", "b"}
+    assert js("document.querySelector('#comparison').textContent.trim()").startswith("They cannot be compared.")
+
+
+def test_the_same_question_in_two_runs_is_shown_side_by_side(browser, served, tmp_path):
+    for name in ("a", "b"):
+        with RunDir.create(tmp_path, "grpo", name=name, metadata={}) as run:
+            commit(run, name, 0)
+            commit(run, name, 1)
+    enter(browser, served)
+    page = Page(browser, f"{served}view?run=a&run=b")
+    assert page.settled() == "1 to 24 of 24 rollouts"
+    page.search("of b says q1")
+    page.open(0)
+    assert [e.text for e in page.all(".place")] == ["0 0/2", "1 1/2", "0 0/2", "1 1/2"]
+    page.all(".place")[0].click()
+    page.until(lambda: page.all(".pairs"))
+    assert [e.text for e in page.all(".pairs h4")] == ["b, train, step 1", "a, train, step 0"]
+    assert [e.text for e in page.all(".card pre")] == ["step 1 of b says q1", "step 0 of a says q1"] * 2
+
+
+def test_hostile_rollouts_of_a_server_are_only_text(browser, served, tmp_path):
+    hostile = "</script><img src=x onerror='window.__pwned = 1'><script>window.__pwned = 2</script>\u202e"
+    facts = {
+        "prompt": hostile,
+        "response": hostile,
+        "category": hostile,
+        "failure_kind": hostile,
+        "extracted_answer": hostile,
+    }
+    with RunDir.create(tmp_path, "grpo", name="a", metadata={"config": {hostile: hostile}}) as run:
+        run.commit_rollouts("train", 0, [rollout("a", hostile, s, **facts) for s in range(2)])
+        enter(browser, served)
+        page = Page(browser, f"{served}view?run=a")
+        with run.activity.doing(hostile):
+            page.until(lambda: "onerror" in page.text(".runs"))  # a section that came later
+        page.open(0)
+        assert page.text("pre.response") == hostile.replace("\u202e", "\\u202e")
+        run.commit_rollouts("train", 1, [rollout("a", "plain", 0, step=1)])
+        page.until(lambda: page.all(".status")[0].text == "1 to 3 of 3 rollouts")
+    assert page.is_unharmed()
+    assert not browser.get_log("browser")
+
+
+def test_a_server_that_is_gone_is_said_to_be(browser, tmp_path):
+    import uvicorn
+
+    with RunDir.create(tmp_path, "grpo", name="a", metadata={}) as run:
+        commit(run, "a", 0)
+    with listen("127.0.0.1", 0) as listener, open_app(Library(tmp_path), token="") as app:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", ws="none"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        page = Page(browser, f"http://127.0.0.1:{listener.getsockname()[1]}/view?run=a")
+        server.should_exit = True
+        thread.join()
+    page.until(lambda: page.text("#liveness") == "The server does not answer.")
+    browser.get_log("browser")

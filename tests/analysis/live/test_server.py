@@ -1,0 +1,544 @@
+"""The server of `rlvr view`: who may ask, what the answers are, and that they are what SQL says."""
+
+import itertools
+import json
+import re
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("starlette", reason="starlette is not installed: pip install -e '.[view]'")
+pytest.importorskip("httpx2", reason="httpx2 is not installed: pip install -e '.[test]'")
+
+from starlette.testclient import TestClient
+
+from factories import a_rollout
+from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.live import rollouts as live_rollouts
+from rlvr_cli.analysis.live.server import Library, is_local, listen, open_app
+from rlvr_cli.analysis.report.build import write_report
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.run_dir import RunDir
+
+TOKEN = "the-token-of-this-test"
+PATHS = ("/", "/view?run=a", "/facets?run=a", "/rollouts?run=a", "/group?run=a", "/places?run=a", "/nothing")
+
+
+def rollout(run_id, example, sample, *, phase="train", step=0, reward=0.0, response="r", **changes):
+    right = reward is not None and reward > 0.5
+    values = {
+        "run_id": run_id, "phase": phase, "step": step, "policy_version": step, "example_id": example, "sample_index": sample,
+        "prompt": f"Think.\nUser: What is {example}?", "response": response, "response_ids": tuple(response.encode()),
+        "sampled_logprobs": tuple(-0.25 for _ in response.encode()), "num_response_tokens": len(response.encode()),
+        "answer_reward": reward, "reward": reward, "ground_truth": "7", "extracted_answer": "7" if right else "8",
+        "category": f"format_1_answer_{int(right)}", "failure_kind": None if right else "wrong_answer",
+    }  # fmt: skip
+    return a_rollout(**{**values, **changes})
+
+
+def metadata(**config):
+    return {"facts": {"prompt": {"text": "Think.\nUser: {question}"}}, "config": config, "planned": {"steps": 9}}
+
+
+def commit(run, step, rows, *, reward=0.5, phase="train"):
+    run.commit_rollouts(phase, step, rows)
+    run.commit_metrics(step, phase, {"reward/mean": reward, "reward/samples": float(len(rows))})
+
+
+def some_rollouts(run_id, step, *, phase="train"):
+    """Four questions of three samples; of question i, i samples are right, and the last grade has failed."""
+    return [
+        rollout(run_id, f"q{q}", s, phase=phase, step=step, reward=None if (q, s) == (3, 2) else float(s < q),
+                response=f"Step {step} SAYS {q}{s}", advantage=None if s == 2 else s - 0.5)
+        for q in range(4) for s in range(3)
+    ]  # fmt: skip
+
+
+def make_run(root, name, *, steps=3, learning_rate=0.1):
+    with RunDir.create(root, "grpo", name=name, metadata=metadata(learning_rate=learning_rate)) as run:
+        for step in range(steps):
+            commit(run, step, some_rollouts(name, step), reward=step / 10)
+        commit(run, steps, some_rollouts(name, steps, phase="eval"), phase="eval")
+    return root / name
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    make_run(root, "a")
+    make_run(root, "b", steps=4, learning_rate=0.2)
+    return root
+
+
+@pytest.fixture
+def client(root):
+    with open_app(Library(root), token="") as app:
+        yield TestClient(app, base_url="http://127.0.0.1:8000")
+
+
+@pytest.fixture
+def guarded(root):
+    with open_app(Library(root), token=TOKEN, hosts=["localhost", "Box"], cookie="rlvr-view-8000") as app:
+        yield TestClient(app, base_url="http://127.0.0.1:8000")
+
+
+# Who may ask
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "cookies",
+    [{}, {"rlvr-view-8000": ""}, {"rlvr-view-8000": TOKEN[:-1]}, {"rlvr-view-9": TOKEN}, {"rlvr-view-8000": "ü"}],
+)
+def test_without_the_token_every_request_is_refused(guarded, path, cookies):
+    header = {"cookie": "; ".join(f"{name}={value}" for name, value in cookies.items()).encode()}
+    answer = guarded.get(path, headers=header)
+    assert answer.status_code == 403
+    assert TOKEN not in answer.text
+    assert "q0" not in answer.text
+
+
+def test_the_token_in_the_address_becomes_a_cookie_and_the_address_is_left(guarded):
+    answer = guarded.get(f"/?token={TOKEN}")
+    assert answer.status_code == 200
+    assert answer.headers["refresh"] == "0; url=./"
+    assert answer.text == ""
+    name, *attributes = answer.headers["set-cookie"].split("; ")
+    assert name == f"rlvr-view-8000={TOKEN}"
+    assert set(attributes) == {"HttpOnly", "Path=/", "SameSite=strict"}
+    assert guarded.get("/").status_code == 200  # the client keeps the cookie
+    assert TOKEN not in guarded.get("/").text
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN.upper(), TOKEN + "x"])
+def test_another_token_makes_no_cookie(guarded, token):
+    answer = guarded.get("/", params={"token": token})
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200), ("127.0.0.1", 200), ("localhost:9", 200), ("LOCALHOST", 200), ("box:8000", 200),
+        ("[::1]:8000", 200), ("192.168.0.7:8000", 200), ("evil.example:8000", 403), ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403), ("", 403), ("[evil.example]", 403), ("localhost@evil.example", 403),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_not_this_machines_is_refused(guarded, host, status):
+    guarded.get(f"/?token={TOKEN}")
+    assert guarded.get("/", headers={"host": host}).status_code == status
+    assert guarded.get(f"/?token={TOKEN}", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
+def test_the_server_only_reads(guarded, method):
+    guarded.get(f"/?token={TOKEN}")
+    for path in PATHS:
+        assert guarded.request(method, path).status_code == 405
+    assert guarded.head("/").status_code == 200
+
+
+@pytest.mark.parametrize("path", [*PATHS, f"/?token={TOKEN}", "/?token=wrong"])
+def test_every_answer_has_the_policy(guarded, path):
+    for _ in range(2):  # without the cookie, and with it
+        headers = guarded.get(path).headers
+        policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
+        assert policy["default-src"] == "'none'"
+        assert policy["connect-src"] == policy["form-action"] == "'self'"
+        assert policy["frame-ancestors"] == policy["trusted-types"] == policy["base-uri"] == "'none'"
+        assert policy["require-trusted-types-for"] == "'script'"
+        assert all(re.fullmatch(r"'sha256-[\w+/]{43}='", policy[f"{kind}-src"]) for kind in ("script", "style"))
+        assert headers["cache-control"] == "no-store"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert "access-control-allow-origin" not in headers
+        guarded.get(f"/?token={TOKEN}")
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("127.3.2.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
+     ("192.168.1.1", False), ("localhost.example", False), ("box", False)],
+)  # fmt: skip
+def test_what_is_local(host, local):
+    assert is_local(host) == local
+
+
+def test_a_port_that_is_taken_is_an_error():
+    with listen("127.0.0.1", 0) as listener, pytest.raises(RlvrError, match="Cannot listen on"):
+        listen("127.0.0.1", listener.getsockname()[1])
+
+
+# The pages
+
+
+def test_the_list_has_every_run_and_the_broken_ones_too(tmp_path):
+    make_run(tmp_path, "a")
+    make_run(tmp_path, "b", learning_rate=0.2)
+    make_run(tmp_path, "cut")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").write_text("{")
+    (tmp_path / "no-run").mkdir()
+    part = next((tmp_path / "cut" / "rollouts").glob("eval-*"))
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    with open_app(Library(tmp_path), token="") as app:
+        text = TestClient(app, base_url="http://127.0.0.1").get("/").text
+    rows = dict(re.findall(r'<tr data-run="([^"]*)">(.*?)</tr>', text, re.DOTALL))
+    assert set(rows) == {"a", "b", "cut", "bad"}
+    assert ">finished<" in rows["a"]
+    assert "3 of 9 steps" in rows["a"]
+    assert "41.7% [" in rows["a"]  # 5 of 12, the failed grade counts as wrong
+    assert "eval 3" in rows["a"]
+    assert "learning_rate 0.2" in rows["b"]
+    assert ">broken<" in rows["bad"]
+    assert "is not valid JSON" in rows["bad"]
+    assert ">broken<" in rows["cut"]
+    assert "its sha256 is not" in rows["cut"]
+
+
+def test_a_page_that_shows_the_same_is_not_sent_again(tmp_path):
+    with (
+        RunDir.create(tmp_path, "grpo", name="a", metadata=metadata()) as run,
+        open_app(Library(tmp_path), token="") as app,
+    ):
+        client = TestClient(app, base_url="http://127.0.0.1")
+        commit(run, 0, some_rollouts("a", 0), reward=0.25)
+        for path in ("/", "/view?run=a"):
+            first = client.get(path)
+            same = client.get(path, headers={"if-none-match": first.headers["etag"]})
+            assert (same.status_code, same.content) == (304, b"")
+            assert same.headers["etag"] == first.headers["etag"]
+        assert ">running<" in first.text
+        assert "at 1: 0.75" not in first.text
+        commit(run, 1, some_rollouts("a", 1), reward=0.75)
+        grown = client.get("/view?run=a", headers={"if-none-match": first.headers["etag"]})
+        assert grown.status_code == 200
+        assert "at 1: 0.75" in grown.text  # a point of the curve
+        with run.activity.doing("sampling", total=64, unit="responses"):
+            doing = client.get("/view?run=a", headers={"if-none-match": grown.headers["etag"]})
+            assert "sampling, 0 of 64 responses" in doing.text
+    # it has ended
+
+
+def test_a_run_that_ends_changes_the_page(tmp_path):
+    with open_app(Library(tmp_path), token="") as app:
+        client = TestClient(app, base_url="http://127.0.0.1")
+        assert "There are no runs yet." in client.get("/").text
+        with RunDir.create(tmp_path, "grpo", name="a", metadata=metadata()):
+            running = client.get("/")
+            assert ">running<" in running.text
+        ended = client.get("/", headers={"if-none-match": running.headers["etag"]})
+        assert ">finished<" in ended.text
+
+
+def test_two_runs_are_compared_in_the_words_of_compare(client):
+    text = client.get("/view?run=a&run=b").text
+    assert "The data cannot tell which is better: B - A is +0.0 points of accuracy" in text
+    assert "The questions that both answered" in text
+    assert "What differs between the runs" in text
+    assert "cannot be compared" not in client.get("/view?run=a").text
+
+
+def test_the_curves_are_the_reports(client, root, tmp_path):
+    report = write_report([root / "a", root / "b"], tmp_path / "report.html").read_text()
+    live = client.get("/view?run=a&run=b").text
+    curves = [re.search('<section id="curves".*?</section>', text, re.DOTALL)[0] for text in (live, report)]
+    assert curves[0] == curves[1]
+    assert re.findall("</svg>(.*?)</li>", curves[0]) == ["learning_rate 0.1", "learning_rate 0.2"]
+    # the held-out reward with its interval
+    assert re.search(r"learning_rate 0\.1 at 3: 0\.5 \[0\.\d+, 0\.\d+\]", curves[0])
+
+
+def test_runs_that_share_no_question_say_so(tmp_path):
+    for name in ("a", "b"):
+        with RunDir.create(tmp_path, "eval", name=name, metadata=metadata()) as run:
+            commit(run, 0, [rollout(name, f"of-{name}", 0, phase="eval")], phase="eval")
+    with open_app(Library(tmp_path), token="") as app:
+        text = TestClient(app, base_url="http://127.0.0.1").get("/view?run=a&run=b").text
+    assert "They cannot be compared. The runs share no question." in text
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "words"),
+    [
+        ("", 404, "No run was chosen."), ("run=none", 404, "There is no run none here."),
+        ("run=../a", 404, "There is no run ../a here."), ("run=a&run=<b>", 404, "There is no run &lt;b&gt; here."),
+    ],
+)  # fmt: skip
+def test_a_page_of_no_run_says_so(client, query, status, words):
+    answer = client.get(f"/view?{query}")
+    assert answer.status_code == status
+    assert words in answer.text
+
+
+def test_a_broken_run_has_a_page_that_says_what_is_broken(tmp_path):
+    make_run(tmp_path, "a")
+    next((tmp_path / "a" / "rollouts").iterdir()).unlink()
+    with open_app(Library(tmp_path), token="") as app:
+        client = TestClient(app, base_url="http://127.0.0.1")
+        assert client.get("/view?run=a").status_code == 409
+        assert ">broken<" in client.get("/").text
+        answer = client.get("/rollouts?run=a")
+    assert answer.status_code == 400
+    assert "No such file" in answer.json()["error"]
+
+
+def test_only_runs_of_the_directory_can_be_named(root, tmp_path):
+    make_run(tmp_path, "secret")
+    with open_app(Library(None, [root / "a"]), token="") as app:
+        client = TestClient(app, base_url="http://127.0.0.1")
+        assert client.get("/view?run=a").status_code == 200
+        for name in ("b", "secret", str(tmp_path / "secret"), "../secret", "."):
+            for path in ("/view", "/rollouts"):
+                assert client.get(path, params={"run": name}).status_code == 404
+        assert "secret" not in client.get("/").text
+
+
+def test_two_runs_of_one_name_cannot_be_told_apart(root, tmp_path):
+    with pytest.raises(RlvrError, match="Two of the runs have the same name"):
+        Library(None, [root / "a", make_run(tmp_path, "a")])
+
+
+# The rollouts
+
+
+FILTERS = {
+    "run_id": ["a", "b"],
+    "phase": ["train"],
+    "step": [0, 3],
+    "category": ["format_1_answer_1"],
+    "failure_kind": [None, "wrong_answer"],
+    "reward": ["above 0.5", "0.5 or less", "none: the grade failed"],
+    "words": ["SAYS 1", "what is q2"],
+}
+SQL = {
+    "above 0.5": "reward > 0.5",
+    "0.5 or less": "reward <= 0.5",
+    "none: the grade failed": "reward IS NULL",
+}
+
+
+def sql_of(filters):
+    def one(name, value):
+        if name == "reward":
+            return SQL[value]
+        if name == "words":
+            return f"lower(response || prompt) LIKE '%{value.lower()}%'"
+        return f"{name} IS NULL" if value is None else f"{name} = {value!r}"
+
+    return " AND ".join(one(name, value) for name, value in filters.items()) or "true"
+
+
+@pytest.mark.parametrize("names", [(), *((n,) for n in FILTERS), *itertools.combinations(FILTERS, 2)], ids="+".join)
+def test_filters_are_sql(client, root, names):
+    with open_runs([read_run(root / "a"), read_run(root / "b")]) as database:
+        for values in itertools.product(*(FILTERS[name] for name in names)):
+            filters = dict(zip(names, values, strict=True))
+            asked = {k: v if k in ("reward", "words") else json.dumps(v) for k, v in filters.items()}
+            answer = client.get("/rollouts", params=[("run", "a"), ("run", "b"), *asked.items()]).json()
+            rows = database.select(
+                "SELECT run_id, phase, step, example_id, sample_index FROM rollouts"
+                f" WHERE {sql_of(filters)} ORDER BY step DESC, phase, example_id, sample_index"
+            ).rows
+            wanted = sorted(rows, key=lambda row: row[0])  # no run is being written: as they were named
+            found = [
+                tuple(row[n] for n in ("run_id", "phase", "step", "example_id", "sample_index"))
+                for row in answer["rows"]
+            ]
+            assert answer["found"] == len(wanted), filters
+            assert answer["total"] == 48 + 60
+            assert found == wanted[:25], filters
+
+
+@pytest.mark.parametrize("words", ["", "says"])
+@pytest.mark.parametrize("sort", ["", "reward", "advantage", "outcome", "example_id", "num_response_tokens", "step"])
+@pytest.mark.parametrize("down", ["0", "1"])
+def test_pages_follow_each_other_in_every_order(client, sort, down, words):
+    """From whichever end a page is read, the pages together are all rollouts, in one order, with NULLs last."""
+    asked = {"run": "b", "sort": sort, "down": down, "words": words}
+    pages = [client.get("/rollouts", params={**asked, "first": first}).json() for first in range(0, 60, 25)]
+    rows = [row for page in pages for row in page["rows"]]
+    assert [page["found"] for page in pages] == [60] * 3
+    assert [len(page["rows"]) for page in pages] == [25, 25, 10]
+    keys = [(row["phase"], row["step"], row["example_id"], row["sample_index"]) for row in rows]
+    assert len(set(keys)) == 60
+    if sort:
+        values = [row["failure_kind"] or row["category"] if sort == "outcome" else row[sort] for row in rows]
+        known = [value for value in values if value is not None]
+        assert values == known + [None] * (60 - len(known))
+        assert known == sorted(known, reverse=down == "1")
+    else:
+        assert [step for _, step, *_ in keys] == sorted((k[1] for k in keys), reverse=True)
+    assert client.get("/rollouts", params={**asked, "first": 60}).json()["rows"] == []
+
+
+def test_a_query_of_some_steps_leaves_the_others_for_the_next(client):
+    assert client.get("/rollouts?run=a&step=1").json()["found"] == 12
+    assert client.get("/rollouts?run=a").json()["found"] == 48
+    assert client.get("/rollouts?run=a&step=1&phase=%22eval%22").json()["found"] == 0
+
+
+def test_a_row_of_the_list_has_the_question_and_no_text_that_is_not_shown(client):
+    row = client.get("/rollouts?run=a").json()["rows"][0]
+    assert row["question"] == "What is q0?"
+    assert {"response", "prompt", "response_ids"}.isdisjoint(row)
+
+
+def test_what_can_be_filtered_by(client):
+    assert client.get("/facets?run=a&run=b").json() == {
+        "run_id": ["a", "b"],
+        "phase": ["eval", "train"],
+        "step": [0, 1, 2, 3, 4],
+        "category": ["format_1_answer_0", "format_1_answer_1"],
+        "failure_kind": ["wrong_answer", None],
+    }
+
+
+def test_a_group_has_its_samples_whole(client):
+    key = {"run_id": '"a"', "phase": '"train"', "step": 1, "example_id": '"q2"', "sample_index": 1}
+    answer = client.get("/group", params={"run": "a", **key}).json()
+    assert answer["samples"] == 3
+    assert [row["response"] for row in answer["rows"]] == [f"Step 1 SAYS 2{s}" for s in range(3)]
+    assert [row["sample_index"] for row in answer["rows"]] == [0, 1, 2]
+    assert answer["rows"][0]["centinats"] == [25] * 14
+    assert answer["rows"][0]["has_tokenizer"] is False
+
+
+def test_a_large_group_is_cut_but_has_the_sample_that_is_asked_for(tmp_path):
+    with RunDir.create(tmp_path, "eval", name="r", metadata=metadata()) as run:
+        commit(run, 0, [rollout("r", "q", s, phase="eval") for s in range(100)], phase="eval")
+    with open_app(Library(tmp_path), token="") as app:
+        client = TestClient(app, base_url="http://127.0.0.1")
+        key = {"run_id": '"r"', "phase": '"eval"', "step": 0, "example_id": '"q"', "sample_index": 90}
+        answer = client.get("/group", params={"run": "r", **key}).json()
+    assert answer["samples"] == 100
+    assert [row["sample_index"] for row in answer["rows"]] == [*range(64), 90]
+
+
+def test_places_are_where_a_question_was_asked(client):
+    places = client.get("/places", params=[("run", "b"), ("run", "a"), ("example_id", '"q3"')]).json()["places"]
+    assert [(p["run_id"], p["phase"], p["step"]) for p in places] == [
+        *(("b", "eval", 4), ("b", "train", 0), ("b", "train", 1), ("b", "train", 2), ("b", "train", 3)),
+        *(("a", "eval", 3), ("a", "train", 0), ("a", "train", 1), ("a", "train", 2)),
+    ]
+    assert {(p["samples"], p["right"]) for p in places} == {(3, 2)}  # a failed grade is not right
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/rollouts?step=x", "step is missing, or is not JSON"), ("/rollouts?step=[1]", "neither text"),
+        ("/rollouts?step=1e400", "neither text"), ("/rollouts?step=99999999999999999999", "too large"),
+        ("/rollouts?reward=big", "reward is 'big'"), ("/rollouts?sort=prompt", "sort is 'prompt'"),
+        ("/rollouts?sort=step;DROP", "sort is"), ("/rollouts?first=-1", "not a whole number"),
+        ("/rollouts?first=1e9", "not a whole number"), ("/group", "run_id is missing"), ("/places", "example_id is missing"),
+        ("/group?run_id=%22z%22&phase=1&step=1&example_id=1&sample_index=1", "There is no run"),
+        (f"/rollouts?step={'[' * 20_000}", "is not JSON"),
+    ],
+)  # fmt: skip
+def test_a_bad_request_says_what_is_wrong(client, path, words):
+    answer = client.get(f"{path}{'&' if '?' in path else '?'}run=a")
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+
+
+@pytest.mark.parametrize("words", ["'; DROP TABLE rollouts; --", "%", "_", "\\", "\x00", '"', "$words", "\ud800"])
+def test_words_are_text_and_no_sql(client, words):
+    answer = client.get("/rollouts", params={"run": "a", "words": words.encode(errors="surrogatepass")})
+    assert answer.json()["found"] == 0
+
+
+def test_hostile_text_is_no_markup(tmp_path):
+    hostile = "</script><img src=x onerror=alert(1)>\u202e\x1b[0m"
+    with RunDir.create(tmp_path, "grpo", name="r", metadata=metadata(**{hostile: hostile})) as run:
+        commit(run, 0, [rollout("r", hostile, 0, response=hostile, prompt=hostile, category=hostile)])
+        with run.activity.doing(hostile), open_app(Library(tmp_path), token="") as app:
+            client = TestClient(app, base_url="http://127.0.0.1")
+            for path, names in (("/", {}), ("/view", {"run": "r"}), ("/view", {"run": hostile})):
+                text = client.get(path, params=names).text
+                assert "<img" not in text
+                assert "\u202e" not in text
+            answer = client.get("/rollouts?run=r")
+            assert answer.headers["content-type"] == "application/json"
+            assert answer.json()["rows"][0]["example_id"] == hostile
+
+
+def test_rollouts_that_are_committed_are_there_for_the_next_request(tmp_path):
+    with (
+        RunDir.create(tmp_path, "grpo", name="r", metadata=metadata()) as run,
+        open_app(Library(tmp_path), token="") as app,
+    ):
+        client = TestClient(app, base_url="http://127.0.0.1")
+        assert client.get("/rollouts?run=r").json() == {"found": 0, "total": 0, "rows": []}
+        for step in range(3):
+            commit(run, step, some_rollouts("r", step))
+            answer = client.get("/rollouts?run=r").json()
+            assert answer["found"] == answer["total"] == 12 * (step + 1)
+            assert answer["rows"][0]["step"] == step
+
+
+def test_the_run_that_is_being_written_comes_first(tmp_path):
+    make_run(tmp_path, "a", steps=9)
+    with (
+        RunDir.create(tmp_path, "grpo", name="z", metadata=metadata()) as run,
+        open_app(Library(tmp_path), token="") as app,
+    ):
+        commit(run, 0, some_rollouts("z", 0))
+        client = TestClient(app, base_url="http://127.0.0.1")
+        rows = client.get("/rollouts?run=a&run=z").json()["rows"]
+    assert [row["run_id"] for row in rows] == ["z"] * 12 + ["a"] * 13
+
+
+def test_requests_at_the_same_time_do_not_wait_for_a_slow_one(client, monkeypatch):
+    entered, go_on = threading.Event(), threading.Event()
+    answer = live_rollouts._order
+
+    def slow(asked):
+        if asked.get("sort") == "step":
+            entered.set()
+            assert go_on.wait(30)
+        return answer(asked)
+
+    monkeypatch.setattr(live_rollouts, "_order", slow)
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(client.get("/rollouts?run=a&sort=step").json()["found"]))
+    waiting.start()
+    assert entered.wait(30)
+    assert client.get("/rollouts?run=a").json()["found"] == 48
+    assert not found
+    go_on.set()
+    waiting.join()
+    assert found == [48]
+
+
+def test_a_query_that_takes_too_long_is_stopped_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_rollouts, "SECONDS", 0.5)
+    endless = "(SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = length($words)) > 0"
+    monkeypatch.setattr(live_rollouts, "_WORDS", endless)
+    make_run(tmp_path, "a")
+    with open_app(Library(tmp_path), token="") as app:
+        started = time.perf_counter()
+        answer = TestClient(app, base_url="http://127.0.0.1").get("/rollouts?run=a&words=x")
+    assert answer.status_code == 400
+    assert "was stopped after" in answer.json()["error"]
+    assert time.perf_counter() - started < 10
+
+
+def test_databases_are_lent_again_only_for_the_same_rollouts(root):
+    info = read_run(root / "a")
+    databases = live_rollouts.Databases()
+    with databases.lease([info]) as first, databases.lease([info]) as second:
+        assert second is not first
+    with databases.lease([info]) as third:
+        assert third in (first, second)
+    few = read_run(root / "b")
+    for _ in range(live_rollouts.IDLE + 2):
+        with databases.lease([few]):
+            pass
+    databases.close()
