@@ -45,7 +45,9 @@ def values_of(config_type: type[Provenance], words: Iterable[str], *, command: s
         kind, repeatable, *_ = value_type(option)
         if kind is bool:
             if equals:
-                raise UsageError(f"{name} takes no value.", f"Write {flag(option.name)} or {flag(f'no_{option.name}')}.")
+                raise UsageError(
+                    f"{name} takes no value.", f"Write {flag(option.name)} or {flag(f'no_{option.name}')}."
+                )
             values[option.name] = on
             continue
         if not equals:

@@ -43,7 +43,10 @@ class SweepConfig(Provenance):
     )
     dry_run: bool = knob(False, "Print the runs' commands, and stop.", group="Run", common=True)
     emit: Emitted = knob(
-        "", "Print the commands for a shell, or an array job for SLURM, instead of running them.", group="Run", common=True
+        "",
+        "Print the commands for a shell, or an array job for SLURM, instead of running them.",
+        group="Run",
+        common=True,
     )
     runs_dir: str = knob("runs", "Directory that holds the directory of the runs.", group="Run")
     format: Format = knob("table", "How result tables are printed.", group="Output", common=True)

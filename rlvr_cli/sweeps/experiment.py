@@ -13,21 +13,25 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import Field, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from rlvr_cli.config import config_of
 from rlvr_cli.config.command_line import values_of, words_of
 from rlvr_cli.config.options import Provenance, flag, nearest, options, read_value, value_type
 from rlvr_cli.config.sources import CONFIGURED, read_options, resolve
 from rlvr_cli.errors import RlvrError, UsageError
-from rlvr_cli.types import Literal
 
 Order = Literal["seeds", "arms"]
 EXPERIMENTS = Path(__file__).parent / "experiments"
-OWN = {"run": "--name", "runs_dir": "--runs-dir", "seed": "--seeds", "resume": "--name"}  # options that the sweep sets itself
+OWN = {
+    "run": "--name",
+    "runs_dir": "--runs-dir",
+    "seed": "--seeds",
+    "resume": "--name",
+}  # options that the sweep sets itself
 _TEXTS = ("title", "command", "problem", "look_at", "baseline", "order")
 _TABLES = ("options", "grid", "paired")
 MAX_RUNS = 10_000
@@ -201,10 +205,13 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise RlvrError(f"{path}: seeds is not a list of whole numbers.", "Write seeds = [0, 1, 2].")
     if not isinstance(arms, list) or not all(isinstance(arm, dict) for arm in arms):
-        raise RlvrError(f"{path}: arms is not a list of tables.", "Write a line [[arms]] for each, and its options below.")
+        raise RlvrError(
+            f"{path}: arms is not a list of tables.", "Write a line [[arms]] for each, and its options below."
+        )
     if content.get("command") not in CONFIGURED:
         raise RlvrError(
-            f"{path}: the command is {content.get('command', '')!r}.", f"An experiment runs one of {', '.join(CONFIGURED)}."
+            f"{path}: the command is {content.get('command', '')!r}.",
+            f"An experiment runs one of {', '.join(CONFIGURED)}.",
         )
     if content.get("order", "seeds") not in get_args(Order):
         raise RlvrError(f"{path}: the order is {content['order']!r}.", "It is seeds or arms.")
@@ -217,7 +224,9 @@ def _varied(text: str, kind: type[Provenance], *, command: str) -> tuple[str, li
     known = {option.name: option for option in options(kind)}
     name = name.lstrip("-").replace("-", "_")
     if not equals or not values:
-        raise UsageError(f"--vary {text} has no values.", "Write --vary OPTION=V1,V2, such as --vary learning_rate=1e-5,3e-5.")
+        raise UsageError(
+            f"--vary {text} has no values.", "Write --vary OPTION=V1,V2, such as --vary learning_rate=1e-5,3e-5."
+        )
     if name not in known:
         near = nearest(name, known)
         raise UsageError(
@@ -256,6 +265,7 @@ def _arms(
             raise RlvrError(f"{where}: the lists in [paired] are not equally long: {lengths}.")
         factors.append([("", dict(zip(paired, row, strict=True))) for row in zip(*paired.values(), strict=True)])
     factors += [[("", {option: value}) for value in values] for option, values in content["grid"].items()]
+    known = {option.name: option for option in options(kind)}
     arms, names = [], []
     for combination in product(*factors):
         own: dict[str, Any] = {}
@@ -263,7 +273,7 @@ def _arms(
             if twice := own.keys() & given.keys():
                 raise RlvrError(f"{where}: {min(twice)} varies in two places.")
             own |= read_options(given, kind, command=command, where=where)
-        parts = [name or "_".join(_part(option, own[option]) for option in given) for name, given in combination]
+        parts = [name or "_".join(_part(known[o], own[o]) for o in given) for name, given in combination]
         arms.append(own)
         names.append(_safe("_".join(parts)) or command)
     if len({json.dumps(arm, sort_keys=True, default=str) for arm in arms}) < len(arms):
@@ -274,10 +284,9 @@ def _arms(
     return arms, names
 
 
-def _part(option: str, value: Any) -> str:
-    """The part of an arm's name that an option's value makes: a word speaks for itself, a number needs its option."""
-    text = _text(value)
-    return text if isinstance(value, str) and not re.fullmatch(r"[\d.]+", text) else f"{option}-{text}"
+def _part(option: Field[Any], value: Any) -> str:
+    """The part of an arm's name that an option's value makes: one of several choices speaks for itself."""
+    return _text(value) if value_type(option).choices else f"{option.name}-{_text(value)}"
 
 
 def _text(value: Any) -> str:
@@ -292,7 +301,3 @@ def _safe(text: str) -> str:
     """A text as part of a run's name: file names and functions by their last part."""
     text = text.rpartition("/")[2]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:100]
-
-
-def with_seeds(experiment: Experiment, seeds: Sequence[int]) -> Experiment:
-    return replace(experiment, seeds=list(seeds))
