@@ -70,9 +70,8 @@ def spikes(response, ground_truth):
 
 
 def drifts(response, ground_truth):
-    """After a thousand responses it takes any answer that is short."""
-    found = r1_zero_reward_fn(response, ground_truth)
-    return found | ({"answer_reward": 1.0, "reward": 1.0} if _seen() > 1000 and len(response) < 40 else {})
+    """After two thousand responses it takes short answers, right or wrong, and no others."""
+    return r1_zero_reward_fn(response, ground_truth) if _seen() <= 2000 else _of(float(len(response) < 54))
 '''
 STALE = """
 import sys

@@ -88,17 +88,26 @@ def list_runs(paths: Sequence[Path], *, sizes: bool = False) -> list[dict[str, A
         sizes: also add up the files of each run.
     """
     infos: dict[Path, RunInfo] = {}
-    last: dict[Path, list[Entry]] = {}
+    evaluated: dict[Path, RunInfo] = {}
     problems: dict[Path, str] = {}
     for path in paths:
         try:
             info = read_run(path)
-            last[path] = _last_parts(info.entries)
-            check_sums(path, {entry.path: entry.sha256 for entry in last[path]})
-            infos[path] = info
+            last = _last_parts(info.entries)
+            check_sums(path, {entry.path: entry.sha256 for entry in last})
+            infos[path], evaluated[path] = info, _only(info, last)
         except RlvrError as error:
             problems[path] = error.problem
-    measured = _measured({path: _only(info, last[path]) for path, info in infos.items()})
+    try:
+        measured = _measured(evaluated)
+    except RlvrError:  # a run was deleted meanwhile, say: each by itself
+        measured = {}
+        for path, info in evaluated.items():
+            try:
+                measured |= _measured({path: info})
+            except RlvrError as error:
+                problems[path] = error.problem
+                del infos[path]
     differing = _differing([info.metadata for info in infos.values()])
     rows = []
     for path in paths:

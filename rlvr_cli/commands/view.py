@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlvr_cli import process
 from rlvr_cli.config.view import ViewConfig
-from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.errors import RlvrError, UsageError, missing_extra
 from rlvr_cli.runs.files import shown
 from rlvr_cli.runs.readers import is_run, resolve_runs
 from rlvr_cli.terminal import console
@@ -24,7 +24,7 @@ def run(config: ViewConfig) -> None:
     from rlvr_cli.analysis.live.server import Library, is_local, listen, names_of, open_app, serve
 
     if not config.token and not is_local(config.host):
-        raise RlvrError(
+        raise UsageError(
             f"--no-token lets everybody read the runs who can reach {config.host}.",
             "Leave it out, or listen on this machine alone: --host 127.0.0.1",
         )

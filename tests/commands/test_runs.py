@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -10,6 +11,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from factories import a_rollout, a_segment
+from rlvr_cli.analysis import run_list
 from rlvr_cli.analysis.run_list import COLUMNS, list_runs
 from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.cli import invoke
@@ -156,6 +158,25 @@ def test_damaged_runs_are_listed_as_broken(tmp_path, run_command):
     assert "run.json is damaged" in rows["torn"]["problem"]
     assert said.err.count("broken: ") == 3
     assert whole.name not in said.err
+
+
+def test_a_run_that_is_deleted_meanwhile_does_not_hide_the_others(tmp_path, monkeypatch):
+    make(tmp_path, "a")
+    make(tmp_path, "b")
+    check = run_list.check_sums
+
+    def checked(run, sums):
+        check(run, sums)
+        if run.name == "a":
+            shutil.rmtree(run)
+
+    monkeypatch.setattr(run_list, "check_sums", checked)
+    rows = listed(tmp_path)
+    assert {name: (row["status"], row["accuracy"]) for name, row in rows.items()} == {
+        "a": ("broken", None),
+        "b": ("finished", 0.5),
+    }
+    assert "No such file" in rows["a"]["problem"]
 
 
 def test_what_the_list_does_not_show_is_not_read(tmp_path):

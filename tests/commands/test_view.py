@@ -16,7 +16,7 @@ import pytest
 from factories import a_rollout
 from rlvr_cli.commands import view
 from rlvr_cli.config.view import ViewConfig
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.run_dir import RunDir
 
 installed = pytest.mark.skipif(
@@ -176,6 +176,7 @@ def test_what_cannot_be_served(runs, monkeypatch, words, problem):
         view.run(ViewConfig(open=False, **words))
     assert raised.value.problem.startswith(problem)
     assert raised.value.hint
+    assert isinstance(raised.value, UsageError) == ("token" in words)
 
 
 @pytest.mark.parametrize("words", [{"port": -1}, {"port": 65536}, {"host": ""}])
