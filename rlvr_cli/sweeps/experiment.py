@@ -275,7 +275,7 @@ def _arms(
             own |= read_options(given, kind, command=command, where=where)
         parts = [name or "_".join(_part(known[o], own[o]) for o in given) for name, given in combination]
         arms.append(own)
-        names.append(_safe("_".join(parts)) or command)
+        names.append("_".join(map(_safe, parts))[:100] or command)
     if len({json.dumps(arm, sort_keys=True, default=str) for arm in arms}) < len(arms):
         raise RlvrError(f"{where}: two arms have the same options.")
     for name in names:
@@ -286,7 +286,7 @@ def _arms(
 
 def _part(option: Field[Any], value: Any) -> str:
     """The part of an arm's name that an option's value makes: one of several choices speaks for itself."""
-    return _text(value) if value_type(option).choices else f"{option.name}-{_text(value)}"
+    return _safe(_text(value)) if value_type(option).choices else f"{option.name}-{_safe(_text(value))}"
 
 
 def _text(value: Any) -> str:
@@ -300,4 +300,4 @@ def _text(value: Any) -> str:
 def _safe(text: str) -> str:
     """A text as part of a run's name: file names and functions by their last part."""
     text = text.rpartition("/")[2]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:100]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")

@@ -48,9 +48,11 @@ def check_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RlvrError(f"{shown(path)} is damaged.", "Choose another directory with --name.") from error
     if differing:
-        before, now = stored[differing[0]], plan["runs"][differing[0]]
+        before, now = (_options(words) for words in (stored[differing[0]], plan["runs"][differing[0]]))
+        option = next(name for name in {**before, **now} if before.get(name) != now.get(name))
         raise RlvrError(
-            f"{shown(folder)} is a sweep with other options: {differing[0]} was {_changed(before, now)}, now {_changed(now, before)}.",
+            f"{shown(folder)} has runs with other options: of {differing[0]}, {option} was {before.get(option, 'not given')}, and is now "
+            f"{now.get(option, 'not given')}.",
             "Give the same options to go on with it, or choose another directory with --name.",
         )
 
@@ -164,7 +166,14 @@ def _last_lines(log: Path) -> list[str]:
     return []
 
 
-def _changed(words: Sequence[str], others: Sequence[str]) -> str:
-    """The words that another command does not have."""
-    missing = [word for word in words if word not in others]
-    return " ".join(missing) or "shorter"
+def _options(words: Sequence[str]) -> dict[str, str]:
+    """The words of a command -> its options with their values; a flag without one is given."""
+    found: dict[str, str] = {}
+    name = "the command"
+    for word in words:
+        if word.startswith("--"):
+            name = word
+            found.setdefault(name, "given")
+        else:
+            found[name] = f"{found[name]} {word}" if found.get(name, "given") != "given" else word
+    return found
