@@ -12,8 +12,7 @@ Emitted = Literal["", "commands", "slurm"]
 
 @dataclass(frozen=True)
 class SweepConfig(Provenance):
-    """Run an experiment: several runs of one command that differ in an option, with several seeds each. The same command goes on
-    where it was interrupted.
+    """Run an experiment: runs that differ in an option, with several seeds. The same command goes on where it was interrupted.
 
     Examples:
         rlvr sweep --list
