@@ -119,7 +119,7 @@ def test_every_command_shown_exists():
         words = shlex.split(line)
         assert words[1] in configs, (page, line)
         known = {flag(o.name) for o in options(configs[words[1]])}
-        if words[1] == "sweep" and words[2] in experiment_names():  # the options of its command, too
+        if words[1] == "sweep" and words[2:3] and words[2] in experiment_names():  # the options of its command, too
             known |= {flag(o.name) for o in options(configs[load_experiment(words[2]).command])}
         known |= {f"--no-{name[2:]}" for name in known} | {"--help", "--help-all"}
         for word in words[2:]:
