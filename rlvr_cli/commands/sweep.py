@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.report.sweep import Findings, write_sweep_report
 from rlvr_cli.analysis.sweep_table import arm_table, comparisons, difference_table, note_on_many, sentence
 from rlvr_cli.config.sweep import SweepConfig
 from rlvr_cli.errors import RlvrError, UsageError
@@ -66,7 +67,7 @@ def run(config: SweepConfig) -> None:
         failed = run_jobs(jobs, folder, at_once=config.jobs, devices=devices)
     finally:
         lock.release()
-    say_results(experiment, [run for run in runs if run.name not in failed], folder, config=config)
+    say_results(experiment, [run for run in runs if run.name not in failed], folder, config=config, jobs=jobs)
     if failed:
         raise RlvrError(
             f"{len(failed)} of the {len(jobs)} runs failed: {', '.join(failed[:5])}{' ...' if len(failed) > 5 else ''}.",
@@ -96,28 +97,36 @@ def say_experiment(experiment: Experiment, folder: Path, jobs: Sequence[Job]) ->
     )
 
 
-def say_results(experiment: Experiment, runs: Sequence[SweepRun], folder: Path, *, config: SweepConfig) -> None:
-    """Print the arms side by side, what differs from the baseline, and the commands that show more."""
-    infos = [read_run(folder / run.name) for run in runs]
+def say_results(
+    experiment: Experiment, runs: Sequence[SweepRun], folder: Path, *, config: SweepConfig, jobs: Sequence[Job]
+) -> None:
+    """Print the arms side by side, what differs from the baseline, and write the report."""
+    infos = {run.name: read_run(folder / run.name) for run in runs}
     if not infos:
         return
     arms = {name: [run.name for run in runs if run.arm == name] for name in experiment.names}
     arms = {name: ids for name, ids in arms.items() if ids}
-    with open_runs(infos) as database:
+    with open_runs(list(infos.values())) as database:
         found = [arm_table(database, arms)]
         compared = comparisons(database, arms, baseline=experiment.baseline) if experiment.baseline in arms else {}
-    if compared:
-        found.append(difference_table(compared, baseline=experiment.baseline))
+        if compared:
+            found.append(difference_table(compared, baseline=experiment.baseline))
+        sentences = [sentence(arm, comparison, baseline=experiment.baseline) for arm, comparison in compared.items()]
+        sentences += [note] if (note := note_on_many(compared)) else []
+        findings = Findings(
+            title=experiment.title or experiment.name,
+            look_at=experiment.look_at,
+            arms={name: [infos[run] for run in ids] for name, ids in arms.items()},
+            tables=found,
+            sentences=sentences,
+            commands=[job.command for job in jobs],
+        )
+        page = write_sweep_report(folder, findings, database)
     tables.print_tables(found, output=config.format)
-    for arm, comparison in compared.items():
-        console.say(sentence(arm, comparison, baseline=experiment.baseline))
-    if note := note_on_many(compared):
-        console.say(note)
-    named = " ".join(",".join(str(folder / run) for run in ids) for ids in arms.values())
-    console.say(f"curves   rlvr analyze curves {named} --plot {folder / 'curves.png'}")
-    console.say(
-        f"page     rlvr analyze report {' '.join(str(folder / run.name) for run in runs)} --out {folder / 'report.html'}"
-    )
+    for line in sentences:
+        console.say(line)
+    console.say(f"report   {page}")
+    console.say(f"more     rlvr view {folder}    (in a browser)")
 
 
 def emitted(jobs: Sequence[Job], name: str, folder: Path, *, kind: str) -> list[str]:

@@ -65,6 +65,16 @@ def test_each_arm_and_seed_is_a_run_and_none_is_repeated(sweep, tmp_path):
     ]
     assert "The data cannot tell reinforce_with_baseline from no_baseline" in shown.err
     assert "the handout's problem grpo_baselines" in shown.err
+    page = (folder / "report.md").read_text()
+    assert page.startswith("# Does a baseline help?\n")
+    assert "| no_baseline | 2 |" in page
+    assert "The data cannot tell reinforce_with_baseline from no_baseline" in page
+    assert "no_baseline, after 0 updates, wrong (question arithmetic-validation-0-" in page
+    assert "no_baseline, after 2 updates, wrong" in page
+    assert page.count("rlvr grpo --preset quickstart") == 4
+    for picture in ("curves.svg", "minutes.svg"):
+        assert f"![{picture}]({picture})" in page
+        assert "loss_type reinforce_with_baseline (2 seeds)" in (folder / picture).read_text()
     written = {path: path.stat().st_mtime_ns for path in folder.glob("*/*.jsonl")}
     again = sweep(seeds="0,1")
     assert again.out == shown.out
