@@ -35,6 +35,7 @@ COMMANDS = {
     "grpo": "Policy gradient on groups of graded responses.",
     "ppo": "Policy gradient with a critic.",
     "distill": "On-policy distillation.",
+    "sweep": "Run an experiment: runs that differ in an option, with several seeds.",
     "grade": "Regrade a run with another grader.",
     "filter": "Make a dataset from a run's rollouts or another dataset.",
     "runs": "List the runs.",
@@ -44,6 +45,7 @@ COMMANDS = {
     "check": "Verify a run: every file against its sha256.",
     "doctor": "Say whether this machine can do what rlvr does.",
 }
+PASSING_ON = ("sweep",)  # commands whose words may be options of another one
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 COMPLETE = "_RLVR_COMPLETE"  # environment variable that a shell's completion script sets (Typer's protocol)
 MOVED = {
@@ -136,7 +138,8 @@ def build(name: str) -> TyperCommand:
     parameters = [_parameter(option, command=name) for option in options(config_type)]
     run.__signature__ = inspect.Signature([*parameters, _HELP_ALL])  # type: ignore[attr-defined]
     alone = typer.Typer(add_completion=False)
-    alone.command(name, cls=Command, help=summary_and_examples(config_type)[0], context_settings=HELP_OPTIONS)(run)
+    settings = {**HELP_OPTIONS, "ignore_unknown_options": name in PASSING_ON}
+    alone.command(name, cls=Command, help=summary_and_examples(config_type)[0], context_settings=settings)(run)
     command = typer.main.get_command(alone)
     assert isinstance(command, TyperCommand)
     return command

@@ -21,7 +21,7 @@ def complete_value(kind: str, *, command: str, given: Mapping[str, Any], typed: 
     """Return the values that begin with the typed text, each with a short description.
 
     Args:
-        kind: `preset`, `run`, `run of the command`, `query`, `model`, `dataset`, `source` or `prompt`.
+        kind: `preset`, `run`, `run of the command`, `query`, `model`, `dataset`, `source`, `prompt` or `experiment`.
         command: the command on the line.
         given: the values of the options before this one.
         typed: the text typed so far.
@@ -53,6 +53,10 @@ def _candidates(kind: str, command: str, runs_dir: Path, typed: str) -> Candidat
         case "source":
             yield from _runs(runs_dir)
             yield from _datasets()
+        case "experiment":
+            from rlvr_cli.sweeps.experiment import experiment_names
+
+            yield from ((name, "") for name in experiment_names())
         case "prompt":
             from rlvr_cli.data.prompts import prompt_names
 

@@ -30,6 +30,7 @@ ROOMS = {
     "rollouts": "sample, grade and store rollouts",
     "replay": "a run's updates, computed again: above training, so that it cannot import it",
     "training": "updates, losses, advantages, checkpoints",
+    "sweeps": "experiments: runs that differ in an option, and how they are run",
     "analysis": "queries, statistics, plots, reports",
     "commands": "one module per command",
     "notebook": "runs in a notebook: `rlvr_cli.open_run`",

@@ -18,6 +18,7 @@ from rlvr_cli.config.options import flag, options, value_type
 from rlvr_cli.config.shared import GraderName
 from rlvr_cli.config.sources import resolve
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.sweeps.experiment import load_experiment
 
 ROOT = Path(__file__).parents[1]
 
@@ -197,6 +198,8 @@ def test_every_readme_command_parses():
         if words[1] in ("--help", "--version"):
             continue
         known = {flag(o.name) for o in options(config_of(words[1]))} | {"--help", "--help-all"}
+        if words[1] == "sweep":  # the options of its command, too
+            known |= {flag(o.name) for o in options(config_of(load_experiment(words[2]).command))}
         for word in words[2:]:
             if word.startswith("--"):
                 assert word.split("=")[0] in known, line

@@ -119,7 +119,17 @@ def test_every_option_name_is_completed(here, monkeypatch, capsys, command):
 
 def test_every_kind_of_completion_is_implemented(here):
     kinds = {o.metadata["completes"] for command in COMMANDS for o in options(config_of(command))} - {""}
-    assert kinds == {"preset", "run", "run of the command", "query", "model", "dataset", "source", "prompt"}
+    assert kinds == {
+        "preset",
+        "run",
+        "run of the command",
+        "query",
+        "model",
+        "dataset",
+        "source",
+        "prompt",
+        "experiment",
+    }
     for kind in kinds:
         assert complete_value(kind, command="grpo", given={}, typed="")
 

@@ -17,6 +17,7 @@ from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.config.options import flag, options
 from rlvr_cli.data.datasets import dataset_names
 from rlvr_cli.graders import FAILURE_KINDS, GRADERS
+from rlvr_cli.sweeps.experiment import experiment_names, load_experiment
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -118,6 +119,8 @@ def test_every_command_shown_exists():
         words = shlex.split(line)
         assert words[1] in configs, (page, line)
         known = {flag(o.name) for o in options(configs[words[1]])}
+        if words[1] == "sweep" and words[2:3] and words[2] in experiment_names():  # the options of its command, too
+            known |= {flag(o.name) for o in options(configs[load_experiment(words[2]).command])}
         known |= {f"--no-{name[2:]}" for name in known} | {"--help", "--help-all"}
         for word in words[2:]:
             assert not word.startswith("--") or word.split("=")[0] in known, (page, line)

@@ -147,6 +147,17 @@ def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
             f"{path}: {command!r} is not an option of rlvr {command}; write a table [{command}] with its options."
         )
     given = {**flat, **content.get(command, {})}
+    return read_options(given, config_type, command=command, where=str(path))
+
+
+def read_options(
+    given: Mapping[str, Any], config_type: type[Provenance], *, command: str, where: str
+) -> dict[str, Any]:
+    """Return options of a TOML table by field name, as values of their types; keys in kebab or snake case.
+
+    Raises:
+        RlvrError: a key is no option of the command, or a value has another type; `where` is named.
+    """
     known = {f.name: f for f in options(config_type) if f.name != "config"}
     values: dict[str, Any] = {}
     for key, value in given.items():
@@ -154,10 +165,10 @@ def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
         if name not in known:
             close = suggested_options(name, known)
             raise RlvrError(
-                f"{path}: {key!r} is not an option of rlvr {command}.",
+                f"{where}: {key!r} is not an option of rlvr {command}.",
                 f"Did you mean {close[0]!r}?" if close else f"rlvr {command} --help-all lists the options.",
             )
-        values[name] = _typed(value, known[name], where=f"{path}: {key}")
+        values[name] = _typed(value, known[name], where=f"{where}: {key}")
     return values
 
 

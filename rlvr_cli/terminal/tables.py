@@ -47,7 +47,7 @@ def print_tables(results: Sequence[Table], *, output: str = "table", missing: st
         case "csv":
             write_text(sys.stdout, _csv_text(results))
         case "markdown":
-            write_text(sys.stdout, "\n".join(map(_markdown_text, results)))
+            write_text(sys.stdout, "\n".join(map(as_markdown, results)))
         case "table":
             _print_tables(results, missing=missing)
         case _:
@@ -276,7 +276,9 @@ _MARKDOWN = {
 }
 
 
-def _markdown_text(result: Table) -> str:
+def as_markdown(result: Table) -> str:
+    """Return a table in Markdown, with its title as a heading."""
+
     def line(cells: Sequence[str]) -> str:
         escaped = ["".join(_MARKDOWN.get(c, c) for c in printable(cell)) for cell in cells]
         return f"| {' | '.join(escaped)} |\n"

@@ -207,6 +207,7 @@ MINIMUMS = {  # of each command
     "analyze": [{"above 0": "timeout_seconds", "at_least 0": "limit step", "at_least 1": "smooth"}],
     "runs": [{"above 0": "timeout_seconds", "at_least 0": "limit"}],
     "quickstart": [{"at_least 0": "seed"}],
+    "sweep": [{"at_least 1": "jobs"}],
     "view": [{"at_least 0": "port"}],
     "grade": [GRADED, {"at_least 1": "grader_workers limit"}],
     "filter": [

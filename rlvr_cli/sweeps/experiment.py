@@ -1,0 +1,303 @@
+"""Experiments: what is asked, the command that answers it, and the options that vary.
+
+Enters: a TOML file, and what the command line changes. Leaves: an `Experiment`, and its runs in their order.
+
+A file has `title`, `command`, `seeds` and, each if it is wanted, `problem` (its name in the handout), `look_at` (what the answer is
+read from), `baseline` (the arm that the others are compared with: the first one), `order` (`seeds`: all arms with the first seed
+come first; or `arms`), the tables `[options]` (of all runs), `[grid]` (lists of values, each with each), `[paired]` (lists of
+equal length, the first values together, then the second ones) and `[[arms]]` (options of an arm, with its `name`). Options have
+the names and values of a `--config` file.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rlvr_cli.config import config_of
+from rlvr_cli.config.command_line import values_of, words_of
+from rlvr_cli.config.options import Provenance, flag, nearest, options, read_value, value_type
+from rlvr_cli.config.sources import CONFIGURED, read_options, resolve
+from rlvr_cli.errors import RlvrError, UsageError
+
+Order = Literal["seeds", "arms"]
+EXPERIMENTS = Path(__file__).parent / "experiments"
+OWN = {
+    "run": "--name",
+    "runs_dir": "--runs-dir",
+    "seed": "--seeds",
+    "resume": "--name",
+}  # options that the sweep sets itself
+_TEXTS = ("title", "command", "problem", "look_at", "baseline", "order")
+_TABLES = ("options", "grid", "paired")
+MAX_RUNS = 10_000
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Runs of one command: arms that differ in options, and seeds."""
+
+    name: str
+    command: str
+    options: Mapping[str, Any]  # of all runs
+    arms: Sequence[Mapping[str, Any]]  # the options of each arm; several if they differ
+    names: Sequence[str]  # of the arms
+    seeds: Sequence[int]
+    title: str = ""
+    problem: str = ""
+    look_at: str = ""
+    baseline: str = ""
+    order: Order = "seeds"
+
+    @property
+    def varied(self) -> list[str]:
+        """The options that vary, in their order."""
+        return list(dict.fromkeys(name for arm in self.arms for name in arm))
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of a sweep."""
+
+    name: str
+    arm: str
+    seed: int
+    options: Mapping[str, Any]
+
+
+def experiment_names() -> list[str]:
+    """The names of the built-in experiments."""
+    return sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
+
+
+def experiment_path(name: str) -> Path:
+    """Return the file of a built-in experiment, or one of the user's own. Raises RlvrError if there is none."""
+    if name in experiment_names():
+        return EXPERIMENTS / f"{name}.toml"
+    if name.endswith(".toml") or "/" in name:
+        return Path(name)
+    near = nearest(name, experiment_names())
+    raise UsageError(
+        f"There is no experiment {name!r}." + (f" Did you mean {near[0]}?" if near else ""),
+        "rlvr sweep --list lists them; a file of your own ends in .toml.",
+    )
+
+
+def load_experiment(
+    name: str, *, overrides: Sequence[str] = (), vary: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> Experiment:
+    """Read an experiment, with what the command line changes.
+
+    Args:
+        name: of a built-in experiment, or a TOML file.
+        overrides: words of the command's options, for all runs.
+        vary: OPTION=V1,V2,... each: values in place of the file's.
+        seeds: in place of the file's, if there are any.
+
+    Raises:
+        RlvrError: the file cannot be read, or it or a word names no option, or values do not fit.
+    """
+    path = experiment_path(name)
+    content = _read(path)
+    command = content["command"]
+    kind = config_of(command)
+    for table in _TABLES:
+        content[table] = {key.replace("-", "_"): value for key, value in content.get(table, {}).items()}
+    for text in vary:
+        option, values = _varied(text, kind, command=command)
+        for table in ("grid", "paired"):
+            if option in content[table]:
+                content[table][option] = values
+                break
+        else:
+            content["grid"][option] = values
+            content["options"].pop(option, None)
+    given = values_of(kind, overrides, command=command)
+    common = read_options(content["options"], kind, command=command, where=str(path)) | given
+    arms, names = _arms(content, kind, command=command, where=str(path))
+    for option in dict.fromkeys([*common, *(option for arm in arms for option in arm)]):
+        if option in OWN:
+            raise UsageError(f"A sweep sets {flag(option)} itself.", f"rlvr sweep has {OWN[option]}.")
+    if clash := [option for option in given if any(option in arm for arm in arms)]:
+        raise UsageError(
+            f"{flag(clash[0])} varies in {name}.",
+            f"Give all its values: --vary {clash[0]}=V1,V2, or one: --vary {clash[0]}={_text(given[clash[0]])}",
+        )
+    baseline = content.get("baseline", "")
+    if baseline and baseline not in names and not vary:
+        raise RlvrError(f"{path}: the baseline {baseline!r} is no arm.", f"The arms: {', '.join(names)}.")
+    chosen = list(seeds) or content.get("seeds", [0])
+    return Experiment(
+        name=path.stem,
+        command=command,
+        options=common,
+        arms=arms,
+        names=names,
+        seeds=list(dict.fromkeys(chosen)),
+        title=content.get("title", ""),
+        problem=content.get("problem", ""),
+        look_at=content.get("look_at", ""),
+        baseline=baseline if baseline in names else names[0],
+        order=content.get("order", "seeds"),
+    )
+
+
+def runs_of(experiment: Experiment) -> list[SweepRun]:
+    """The runs, in the order in which they start.
+
+    Raises:
+        RlvrError: the command refuses the options of a run, or there are too many runs.
+    """
+    arms = list(zip(experiment.names, experiment.arms, strict=True))
+    if len(arms) * len(experiment.seeds) > MAX_RUNS:
+        raise RlvrError(f"These are {len(arms) * len(experiment.seeds):,} runs.", f"A sweep has at most {MAX_RUNS:,}.")
+    pairs = [(arm, seed) for seed in experiment.seeds for arm in arms]
+    if experiment.order == "arms":
+        pairs = [(arm, seed) for arm in arms for seed in experiment.seeds]
+    return [
+        SweepRun(f"{name}-s{seed}", name, seed, {**experiment.options, **given, "seed": seed})
+        for (name, given), seed in pairs
+    ]
+
+
+def check_runs(experiment: Experiment, runs: Sequence[SweepRun]) -> None:
+    """Raise RlvrError if the command refuses the options of a run: before the first one starts."""
+    for run in runs:
+        try:
+            resolve(config_of(experiment.command), flags={**run.options, "run": run.name}, command=experiment.command)
+        except RlvrError as error:
+            raise UsageError(f"{run.name}: {error.problem}", error.hint) from error
+
+
+def command_of(experiment: Experiment, run: SweepRun, *, runs_dir: Path) -> list[str]:
+    """The words of the command that makes a run."""
+    values = {**run.options, "run": run.name, "runs_dir": str(runs_dir)}
+    return ["rlvr", experiment.command, *words_of(config_of(experiment.command), values)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a file and check its form."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise RlvrError(
+            f"Cannot read the experiment {path}: {e.strerror}.", "rlvr sweep --list lists the built-in ones."
+        ) from e
+    except (ValueError, RecursionError) as e:
+        raise RlvrError(f"{path} is not valid TOML: {e}.") from e
+    known = (*_TEXTS, *_TABLES, "seeds", "arms")
+    if unknown := [key for key in content if key not in known]:
+        raise RlvrError(
+            f"{path}: {unknown[0]!r} is no key of an experiment.",
+            f"Its keys: {', '.join(known)}. Options of all runs are in the table [options].",
+        )
+    for key in _TEXTS:
+        if not isinstance(content.get(key, ""), str):
+            raise RlvrError(f"{path}: {key} is not a text.")
+    for key in _TABLES:
+        if not isinstance(content.get(key, {}), dict):
+            raise RlvrError(f"{path}: {key} is not a table.", f"Write a line [{key}], and its options below.")
+    seeds, arms = content.get("seeds", [0]), content.get("arms", [])
+    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise RlvrError(f"{path}: seeds is not a list of whole numbers.", "Write seeds = [0, 1, 2].")
+    if not isinstance(arms, list) or not all(isinstance(arm, dict) for arm in arms):
+        raise RlvrError(
+            f"{path}: arms is not a list of tables.", "Write a line [[arms]] for each, and its options below."
+        )
+    if content.get("command") not in CONFIGURED:
+        raise RlvrError(
+            f"{path}: the command is {content.get('command', '')!r}.",
+            f"An experiment runs one of {', '.join(CONFIGURED)}.",
+        )
+    if content.get("order", "seeds") not in get_args(Order):
+        raise RlvrError(f"{path}: the order is {content['order']!r}.", "It is seeds or arms.")
+    return content
+
+
+def _varied(text: str, kind: type[Provenance], *, command: str) -> tuple[str, list[Any]]:
+    """`OPTION=V1,V2` -> the option's field name and its values."""
+    name, equals, values = text.partition("=")
+    known = {option.name: option for option in options(kind)}
+    name = name.lstrip("-").replace("-", "_")
+    if not equals or not values:
+        raise UsageError(
+            f"--vary {text} has no values.", "Write --vary OPTION=V1,V2, such as --vary learning_rate=1e-5,3e-5."
+        )
+    if name not in known:
+        near = nearest(name, known)
+        raise UsageError(
+            f"--vary {text}: rlvr {command} has no option {flag(name)}.",
+            f"Did you mean {near[0]}?" if near else f"rlvr {command} --help-all lists them.",
+        )
+    option = known[name]
+    if value_type(option).kind is bool:
+        truth = {"true": True, "false": False}
+        if wrong := [word for word in values.split(",") if word.lower() not in truth]:
+            raise UsageError(f"--vary {text}: {wrong[0]!r} is neither true nor false.")
+        return name, [truth[word.lower()] for word in values.split(",")]
+    return name, [read_value(option, word) for word in values.split(",")]
+
+
+def _arms(
+    content: Mapping[str, Any], kind: type[Provenance], *, command: str, where: str
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the options of each arm, and their names."""
+    factors: list[list[tuple[str, dict[str, Any]]]] = []  # each: (name or "", options)
+    if content.get("arms"):
+        named = []
+        for arm in content["arms"]:
+            own = {key.replace("-", "_"): value for key, value in arm.items() if key != "name"}
+            if not isinstance(arm.get("name", ""), str):
+                raise RlvrError(f"{where}: the name of an arm is not a text.")
+            named.append((arm.get("name", ""), own))
+        factors.append(named)
+    for key in ("grid", "paired"):
+        for option, values in content[key].items():
+            if not isinstance(values, list) or not values:
+                raise RlvrError(f"{where}: {option} in [{key}] is not a list of values.", f"Write {option} = [V1, V2].")
+    if paired := content["paired"]:
+        if len({len(values) for values in paired.values()}) > 1:
+            lengths = ", ".join(f"{option} {len(values)}" for option, values in paired.items())
+            raise RlvrError(f"{where}: the lists in [paired] are not equally long: {lengths}.")
+        factors.append([("", dict(zip(paired, row, strict=True))) for row in zip(*paired.values(), strict=True)])
+    factors += [[("", {option: value}) for value in values] for option, values in content["grid"].items()]
+    known = {option.name: option for option in options(kind)}
+    arms, names = [], []
+    for combination in product(*factors):
+        own: dict[str, Any] = {}
+        for _, given in combination:
+            if twice := own.keys() & given.keys():
+                raise RlvrError(f"{where}: {min(twice)} varies in two places.")
+            own |= read_options(given, kind, command=command, where=where)
+        parts = [name or "_".join(_part(known[o], own[o]) for o in given) for name, given in combination]
+        arms.append(own)
+        names.append("_".join(map(_safe, parts))[:100] or command)
+    if len({json.dumps(arm, sort_keys=True, default=str) for arm in arms}) < len(arms):
+        raise RlvrError(f"{where}: two arms have the same options.")
+    for name in names:
+        if names.count(name) > 1:
+            raise RlvrError(f"{where}: two arms are named {name}.", "Give them names: [[arms]] with name = ...")
+    return arms, names
+
+
+def _part(option: Field[Any], value: Any) -> str:
+    """The part of an arm's name that an option's value makes: one of several choices speaks for itself."""
+    return _safe(_text(value)) if value_type(option).choices else f"{option.name}-{_safe(_text(value))}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "+".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _safe(text: str) -> str:
+    """A text as part of a run's name: file names and functions by their last part."""
+    text = text.rpartition("/")[2]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")

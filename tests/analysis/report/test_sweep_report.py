@@ -1,0 +1,42 @@
+"""The report of a sweep: responses as they are, and what cannot be drawn."""
+
+from factories import a_rollout
+from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.report.sweep import MOST_SHOWN, Findings, write_sweep_report
+from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Table
+
+
+def page(tmp_path, rows):
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        run.commit_rollouts("eval", 0, [a_rollout(run_id="r", example_id=f"q{i}", **row) for i, row in enumerate(rows)])
+    info = read_run(tmp_path / "r")
+    findings = Findings(
+        "Who?", "", {"arm": [info]}, [Table(("a",), [(1,)], title="arms")], ["One is."], [["rlvr", "eval", "a b"]]
+    )
+    with open_runs([info]) as database:
+        return write_sweep_report(tmp_path, findings, database).read_text()
+
+
+def test_an_evaluation_has_no_curves_and_text_of_a_model_is_no_markdown(tmp_path):
+    hostile = "````\n# no heading\x1b[31m"
+    shown = page(tmp_path, [{"response": hostile, "reward": 0.0, "ground_truth": "a`b"}])
+    assert "![" not in shown
+    assert "`````text\n````\n# no heading\\x1b[31m\n`````" in shown
+    assert "truth `a'b`" in shown
+    assert "rlvr eval 'a b'" in shown
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r", "report.md"]
+
+
+def test_one_right_and_one_wrong_response_are_shown_the_long_one_in_part(tmp_path):
+    long = "x" * (MOST_SHOWN + 5)
+    rows = [
+        {"response": r, "reward": reward}
+        for r, reward in ((long, 1.0), ("second", 1.0), ("third", 0.0), ("fourth", None))
+    ]
+    shown = page(tmp_path, rows)
+    assert f"{'x' * MOST_SHOWN} … (5 more characters)" in shown
+    assert "third" in shown
+    assert "second" not in shown
+    assert "fourth" not in shown

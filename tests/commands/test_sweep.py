@@ -1,0 +1,271 @@
+"""`rlvr sweep`: the runs that it makes, what it says of them, and that nothing is repeated or lost."""
+
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlvr_cli.commands.sweep import run
+from rlvr_cli.config.sources import resolve
+from rlvr_cli.config.sweep import SweepConfig
+from rlvr_cli.errors import RlvrError, UsageError
+from rlvr_cli.runs.readers import read_metadata
+from rlvr_cli.sweeps.experiment import experiment_names
+from rlvr_cli.sweeps.schedule import status_of
+
+# Small enough for seconds.
+SMALL = (
+    "--preset quickstart --dataset arithmetic:64 --eval-dataset arithmetic:64 --n-grpo-steps 2 --rollout-batch-size 8 --group-size 4 "
+    "--train-batch-size 8 --gradient-accumulation-steps 1 --eval-examples 6 --eval-every 1 --sampling-max-tokens 8 --grader-workers 1 --device cpu"
+).split()
+
+
+@pytest.fixture
+def sweep(tmp_path, capsys, tiny_model_dir):
+    """Calls `rlvr sweep` with runs in tmp_path; gives stdout and stderr."""
+
+    def call(experiment="grpo_baselines", *words, model=tiny_model_dir, **flags):
+        overrides = () if flags.get("list") else ("--model", str(model), *SMALL, *words)
+        given = {"experiment": experiment, "overrides": overrides, "runs_dir": str(tmp_path), "format": "json", **flags}
+        run(resolve(SweepConfig, flags=given, command="sweep"))
+        return capsys.readouterr()
+
+    return call
+
+
+def tables(text):
+    """The tables that were printed as JSON, by title, without the minutes; one alone has no title."""
+    found = json.loads(text)
+    if isinstance(found, list):
+        return found
+    return {title: [{k: v for k, v in row.items() if k != "minutes"} for row in rows] for title, rows in found.items()}
+
+
+def test_each_arm_and_seed_is_a_run_and_none_is_repeated(sweep, tmp_path):
+    shown = sweep(seeds="0,1")
+    folder = tmp_path / "grpo_baselines"
+    names = [f"{arm}-s{seed}" for seed in (0, 1) for arm in ("no_baseline", "reinforce_with_baseline")]
+    for name in names:
+        stored = read_metadata(folder / name)
+        assert (stored["status"], stored["command"]) == ("finished", "grpo")
+        assert f"{stored['config']['loss_type']}-s{stored['config']['seed']}" == name
+    arms, differences = tables(shown.out).values()
+    assert [(row["arm"], row["seeds"], row["updates"]) for row in arms] == [
+        ("no_baseline", 2, 2), ("reinforce_with_baseline", 2, 2),
+    ]  # fmt: skip
+    assert [(row["arm"], row["against"], row["questions"]) for row in differences] == [
+        ("reinforce_with_baseline", "no_baseline", 6)
+    ]
+    assert "The data cannot tell reinforce_with_baseline from no_baseline" in shown.err
+    assert "the handout's problem grpo_baselines" in shown.err
+    page = (folder / "report.md").read_text()
+    assert page.startswith("# Does a baseline help?\n")
+    assert "| no_baseline | 2 |" in page
+    assert "The data cannot tell reinforce_with_baseline from no_baseline" in page
+    assert "no_baseline, after 0 updates, wrong (question arithmetic-validation-0-" in page
+    assert "no_baseline, after 2 updates, wrong" in page
+    assert page.count("rlvr grpo --preset quickstart") == 4
+    for picture in ("curves.svg", "minutes.svg"):
+        assert f"![{picture}]({picture})" in page
+        assert "loss_type reinforce_with_baseline (2 seeds)" in (folder / picture).read_text()
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("*/*.jsonl")}
+    again = sweep(seeds="0,1")
+    assert again.out == shown.out
+    assert again.err.count("finished before") == 4
+    assert written == {path: path.stat().st_mtime_ns for path in folder.glob("*/*.jsonl")}
+    with pytest.raises(RlvrError, match="--group-size was 4, and is now 2"):
+        sweep("grpo_baselines", "--group-size", "2", seeds="0,1")
+
+
+def test_a_run_that_fails_is_told_and_tried_again_and_the_others_go_on(sweep, tmp_path):
+    grader = tmp_path / "mine.py"
+    grader.write_text("def late(response, truth):\n    raise ValueError('not yet')\n")
+    flags = {"vary": (f"grader={grader}:late,r1_zero", "loss_type=no_baseline"), "seeds": "5", "name": "mine"}
+    with pytest.raises(RlvrError, match=r"1 of the 2 runs failed: no_baseline_mine\.py-late-s5") as raised:
+        sweep(**flags)
+    assert str(tmp_path / "mine/logs") in raised.value.hint
+    assert "not yet" in (tmp_path / "mine/logs/no_baseline_mine.py-late-s5.log").read_text()
+    assert read_metadata(tmp_path / "mine/no_baseline_r1_zero-s5")["status"] == "finished"
+
+
+def test_the_commands_can_be_printed_instead(sweep, tmp_path):
+    shown = sweep(seeds="0", dry_run=True)
+    rows = tables(shown.out)
+    assert [(row["run"], row["status"]) for row in rows] == [
+        ("no_baseline-s0", "new"),
+        ("reinforce_with_baseline-s0", "new"),
+    ]
+    commands = sweep(seeds="0", emit="commands").out.splitlines()
+    assert commands == [row["command"] for row in rows]
+    assert shlex.split(commands[1])[-6:] == [
+        *("--seed", "0", "--run", "reinforce_with_baseline-s0", "--runs-dir", str(tmp_path / "grpo_baselines")),
+    ]
+    script = sweep(seeds="0", emit="slurm").out
+    assert "#SBATCH --array=0-1" in script
+    subprocess.run(["bash", "-n", "-c", script], check=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_job_of_slurm_begins_a_run_or_goes_on_with_it(sweep, tmp_path):
+    script = sweep(seeds="0", emit="slurm").out
+    (tmp_path / "rlvr").write_text('#!/bin/bash\necho "$@"\n')
+    (tmp_path / "rlvr").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "1"}
+
+    def said():
+        return subprocess.run(
+            ["bash", "-c", script], env=environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    assert "--loss-type reinforce_with_baseline" in said()
+    (tmp_path / "grpo_baselines/reinforce_with_baseline-s0").mkdir(parents=True)
+    (tmp_path / "grpo_baselines/reinforce_with_baseline-s0/run.json").touch()
+    assert said().startswith("grpo --resume reinforce_with_baseline-s0 --runs-dir")
+
+
+def test_the_list_and_the_file_of_an_experiment(sweep, capsys):
+    rows = tables(sweep("", list=True).out)
+    assert [row["experiment"] for row in rows] == experiment_names()
+    assert {row["experiment"]: row["arms"] for row in rows}["sft_dataset_size"] == 5
+    assert 'loss_type = ["no_baseline", "reinforce_with_baseline"]' in sweep(show=True).out
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"experiment": ""}, "No experiment is named"),
+        ({"experiment": "--model"}, "--model comes before the experiment"),
+        ({"seeds": "1,a"}, "--seeds is '1,a'"),
+        ({"devices": "0,,1"}, "--devices is '0,,1'"),
+        ({"devices": "0,1", "jobs": 3}, "--jobs 3 is more than the 2 of --devices"),
+        ({"name": "a/b"}, "'a/b' cannot be the name of a sweep"),
+    ],
+)
+def test_what_is_refused(sweep, flags, problem):
+    with pytest.raises((RlvrError, UsageError), match=problem):
+        sweep(**flags)
+
+
+def command(tmp_path, model, *words):
+    return [
+        *(sys.executable, "-m", "rlvr_cli", "sweep", "grpo_baselines", "--model", str(model), *SMALL, "--seeds", "0,1"),
+        *("--runs-dir", str(tmp_path), "--format", "json", *words),
+    ]
+
+
+def ended(folder):
+    """Wait until no process writes a run of this sweep."""
+    from rlvr_cli.runs.lock import holder_of
+
+    for _ in range(600):
+        if not any(holder_of(path) for path in folder.glob("*-s*")):
+            return
+        time.sleep(0.1)
+    raise AssertionError("a run's process outlives the sweep")
+
+
+def killed_and_resumed(tmp_path, model, *, kills, number):
+    """The tables of a sweep that was killed at random moments, and of one that was not."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    draw = random.Random(0)
+    for _ in range(kills):
+        process = subprocess.Popen(
+            command(tmp_path / "killed", model),
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(draw.uniform(2.0, 14.0))
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        ended(tmp_path / "killed/grpo_baselines")
+    found = [
+        subprocess.run(
+            command(tmp_path / name, model), env=environment, check=True, capture_output=True, text=True
+        ).stdout
+        for name in ("killed", "whole")
+    ]
+    return [tables(text) for text in found]
+
+
+def test_a_signal_ends_the_sweep_with_its_run_saved_and_the_same_command_goes_on(sweep, tmp_path, tiny_model_dir):
+    process = subprocess.Popen(
+        command(tmp_path, tiny_model_dir, "--n-grpo-steps", "300"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    run = tmp_path / "grpo_baselines/no_baseline-s0"
+    for _ in range(600):
+        if run.exists() and len(list(run.glob("rollouts/**/*.parquet"))) > 2:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "what is done is kept; the same command goes on" in said
+    assert read_metadata(run)["status"] == "interrupted"
+    assert not (tmp_path / "grpo_baselines/reinforce_with_baseline-s0").exists()
+    assert status_of(run) == "begun"
+    rows = tables(sweep("grpo_baselines", "--n-grpo-steps", "300", seeds="0,1", dry_run=True).out)
+    assert [row["status"] for row in rows] == ["begun", "new", "new", "new"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_twenty_kills_change_nothing(tmp_path, tiny_model_dir, number):
+    found, expected = killed_and_resumed(tmp_path, tiny_model_dir, kills=10, number=number)
+    assert found == expected
+
+
+TWO_STEPS = {
+    "eval": "--limit 4",
+    "sft": "--n-sft-steps 2 --train-batch-size 4 --micro-batch-size 4",
+    "ei": "--n-ei-steps 2 --train-batch-size 4 --micro-batch-size 4",
+    "grpo": "--n-grpo-steps 2 --gradient-accumulation-steps 1",
+}
+SIZES = {  # values of what varies for this size
+    "ei_rollouts": ["--vary", "ei_batch_size=4,8", "--vary", "group_size=2", "--vary", "sft_epochs=1"],
+    "grpo_off_policy_sweep": ["--vary", "train_batch_size=8,4", "--vary", "epochs_per_rollout_batch=1,2"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", experiment_names())
+def test_each_built_in_experiment_at_two_steps(name, tmp_path, tiny_model_dir):
+    from rlvr_cli.sweeps.experiment import load_experiment
+
+    kind = load_experiment(name).command
+    small = {
+        "eval": "", "sft": "--eval-dataset arithmetic:8", "ei": "--eval-dataset arithmetic:8",
+        "grpo": "--eval-dataset arithmetic:8 --rollout-batch-size 8 --group-size 4",
+    }[kind]  # fmt: skip
+    if kind == "grpo" and name != "grpo_off_policy_sweep":
+        small += " --train-batch-size 8"
+    if kind != "eval":
+        small += " --eval-examples 4"
+    if name == "leaderboard":
+        small += " --final-eval-examples 4"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "rlvr_cli", "sweep", name, "--model", str(tiny_model_dir), "--dataset", "arithmetic:64"),
+            *("--sampling-max-tokens", "8", "--grader-workers", "1", "--device", "cpu", "--seeds", "0"),
+            *TWO_STEPS[kind].split(), *small.split(), *SIZES.get(name, ()), "--runs-dir", str(tmp_path), "--format", "json",
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    logs = "".join(path.read_text()[-500:] for path in Path(tmp_path, name, "logs").glob("*.log"))
+    assert done.returncode == 0, done.stderr + logs
+    arms = tables(done.stdout)
+    arms = arms["arms"] if isinstance(arms, dict) else arms
+    runs = [path for path in Path(tmp_path, name).iterdir() if (path / "run.json").exists()]
+    assert len(arms) == len(runs)
+    assert {read_metadata(path)["status"] for path in runs} == {"finished"}

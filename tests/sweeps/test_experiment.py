@@ -1,0 +1,174 @@
+"""Experiments: their arms, names and runs, and what is refused."""
+
+import pytest
+
+from rlvr_cli.config.command_line import values_of
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.sweeps.experiment import (
+    check_runs,
+    command_of,
+    experiment_names,
+    load_experiment,
+    runs_of,
+)
+
+OWN = """
+title = "Mine"
+command = "grpo"
+seeds = [3, 4]
+baseline = "big"
+
+[options]
+preset = "quickstart"
+n-grpo-steps = 2
+
+[[arms]]
+name = "small"
+group_size = 4
+
+[[arms]]
+name = "big"
+group_size = 16
+
+[paired]
+learning_rate = [1e-5, 1e-4]
+warmup_steps = [0, 5]
+
+[grid]
+loss_type = ["gspo", "cispo"]
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def call(text):
+        (tmp_path / "mine.toml").write_text(text)
+        return str(tmp_path / "mine.toml")
+
+    return call
+
+
+def test_arms_are_lists_pairs_and_a_grid_together(write):
+    found = load_experiment(write(OWN.replace('baseline = "big"\n', "")))
+    assert (found.name, found.title, found.command, found.seeds) == ("mine", "Mine", "grpo", [3, 4])
+    assert found.options == {"preset": "quickstart", "n_grpo_steps": 2}
+    assert found.varied == ["group_size", "learning_rate", "warmup_steps", "loss_type"]
+    assert len(found.arms) == 2 * 2 * 2
+    assert found.arms[0] == {"group_size": 4, "learning_rate": 1e-5, "warmup_steps": 0, "loss_type": "gspo"}
+    assert found.arms[-1] == {"group_size": 16, "learning_rate": 1e-4, "warmup_steps": 5, "loss_type": "cispo"}
+    assert found.names[0] == found.baseline == "small_learning_rate-1e-05_warmup_steps-0_gspo"
+    assert len(set(found.names)) == 8
+
+
+def test_runs_begin_with_all_arms_of_the_first_seed(write):
+    grid = '{}command = "grpo"\nseeds = [1, 0]\n[grid]\ngroup_size = [2, 4]\n'
+    names = [run.name for run in runs_of(load_experiment(write(grid.format(""))))]
+    assert names == ["group_size-2-s1", "group_size-4-s1", "group_size-2-s0", "group_size-4-s0"]
+    names = [run.name for run in runs_of(load_experiment(write(grid.format('order = "arms"\n'))))]
+    assert names == ["group_size-2-s1", "group_size-2-s0", "group_size-4-s1", "group_size-4-s0"]
+
+
+def test_the_command_line_changes_the_options_the_values_and_the_seeds(tmp_path):
+    found = load_experiment(
+        "grpo_baselines",
+        overrides=["--preset", "quickstart", "--model", "m", "--stop", "a", "--stop", "b"],
+        vary=["loss-type=gspo,mine.py:loss", "--kl-coef=0,0.1"],
+        seeds=[7],
+    )
+    assert found.options == {"preset": "quickstart", "model": "m", "stop": ("a", "b")}
+    assert found.names == ["gspo_kl_coef-0", "gspo_kl_coef-0.1", "mine.py-loss_kl_coef-0", "mine.py-loss_kl_coef-0.1"]
+    assert found.baseline == "gspo_kl_coef-0"
+    runs = runs_of(found)
+    words = command_of(found, runs[1], runs_dir=tmp_path)
+    assert words[:2] == ["rlvr", "grpo"]
+    assert values_of(GrpoConfig, words[2:], command="grpo") == {
+        "preset": "quickstart", "model": "m", "stop": ("a", "b"), "loss_type": "gspo", "kl_coef": 0.1, "seed": 7,
+        "run": "gspo_kl_coef-0.1-s7", "runs_dir": str(tmp_path),
+    }  # fmt: skip
+
+
+def test_one_value_of_what_varies_is_one_arm():
+    found = load_experiment("grpo_off_policy_sweep", vary=["epochs_per_rollout_batch=2", "train_batch_size=64,32"])
+    assert found.names == [
+        "epochs_per_rollout_batch-2_train_batch_size-64",
+        "epochs_per_rollout_batch-2_train_batch_size-32",
+    ]
+
+
+def test_truth_varies_too():
+    found = load_experiment("sft_dataset_size", vary=["correct_only=true,false", "num_examples=all"])
+    assert found.names == ["num_examples-all_correct_only-true", "num_examples-all_correct_only-false"]
+    assert [arm["correct_only"] for arm in found.arms] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("command = ", "is not valid TOML"),
+        ('command = "grade"', "the command is 'grade'"),
+        ("", "the command is ''"),
+        ('command = "grpo"\nseed = 1', "'seed' is no key of an experiment"),
+        ('command = "grpo"\nseeds = []', "seeds is not a list of whole numbers"),
+        ('command = "grpo"\nseeds = [true]', "seeds is not a list of whole numbers"),
+        ('command = "grpo"\norder = "random"', "the order is 'random'"),
+        ('command = "grpo"\ntitle = 3', "title is not a text"),
+        ('command = "grpo"\ngrid = 3', "grid is not a table"),
+        ('command = "grpo"\narms = [1]', "arms is not a list of tables"),
+        ('command = "grpo"\n[options]\ngroup = 3', "'group' is not an option of rlvr grpo"),
+        ('command = "grpo"\n[options]\ngroup_size = "a"', "group_size is 'a'; expected int" ),
+        ('command = "grpo"\n[options]\nseed = 3', "A sweep sets --seed itself"),
+        ('command = "grpo"\n[grid]\nrun = ["a", "b"]', "A sweep sets --run itself"),
+        ('command = "grpo"\n[grid]\ngroup_size = 4', "group_size in \\[grid\\] is not a list"),
+        ('command = "grpo"\n[grid]\ngroup_size = [4, 4]', "two arms have the same options"),
+        ('command = "grpo"\n[paired]\ngroup_size = [4, 8]\nepochs_per_rollout_batch = [1]', "not equally long: group_size 2"),
+        ('command = "grpo"\n[grid]\ngroup_size = [4]\n[paired]\ngroup_size = [8]', "group_size varies in two places"),
+        ('command = "grpo"\nbaseline = "x"\n[grid]\ngroup_size = [4, 8]', "the baseline 'x' is no arm"),
+        ('command = "grpo"\n[[arms]]\nname = "a"\nseed = 1\n[[arms]]\nname = "a"\ngroup_size = 4', "two arms are named a"),
+        ('command = "grpo"\n[[arms]]\nname = 3', "the name of an arm is not a text"),
+    ],
+)  # fmt: skip
+def test_files_that_are_refused(text, problem, write):
+    with pytest.raises(RlvrError, match=problem):
+        load_experiment(write(text))
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"overrides": ["--loss-type", "gspo"]}, "--loss-type varies in grpo_baselines"),
+        ({"overrides": ["--run", "x"]}, "A sweep sets --run itself"),
+        ({"overrides": ["--resume", "x"]}, "A sweep sets --resume itself"),
+        ({"vary": ["loss_type"]}, "--vary loss_type has no values"),
+        ({"vary": ["los_type=gspo"]}, "rlvr grpo has no option --los-type"),
+        ({"vary": ["group_size=a"]}, "--group-size is 'a'"),
+        ({"vary": ["dynamic_sampling=yes"]}, "'yes' is neither true nor false"),
+        ({"vary": ["seed=0,1"]}, "A sweep sets --seed itself"),
+    ],
+)
+def test_changes_that_are_refused(flags, problem):
+    with pytest.raises(RlvrError, match=problem):
+        load_experiment("grpo_baselines", **flags)
+
+
+def test_an_unknown_experiment_is_named():
+    with pytest.raises(RlvrError, match="Did you mean grpo_baselines"):
+        load_experiment("grpo_baseline")
+    with pytest.raises(RlvrError, match=r"Cannot read the experiment none\.toml"):
+        load_experiment("none.toml")
+
+
+def test_a_run_that_the_command_refuses_is_found_before_any_starts():
+    found = load_experiment("grpo_baselines", overrides=["--model", "m"], vary=["group_size=8,7"])
+    with pytest.raises(RlvrError, match="no_baseline_group_size-7-s0: --rollout-batch-size 256 is not a multiple"):
+        check_runs(found, runs_of(found))
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_a_built_in_experiment_is_accepted_by_its_command(name):
+    found = load_experiment(name, overrides=["--model", "m", "--dataset", "arithmetic:4000"])
+    check_runs(found, runs_of(found))
+    assert found.title.endswith("?")
+    assert found.look_at
+    assert found.baseline in found.names
+    assert len(found.seeds) >= 3 or len(found.arms) != 2 or found.command == "sft"
