@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-SCHEMA_VERSION = 2  # of run.json, the manifest and the Parquet files; a release's first new column raises it
+SCHEMA_VERSION = 3  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +185,8 @@ class Rollout:
     language_term: Annotated[float | None, Since(2)] = None
     overlong_term: Annotated[float | None, Since(2)] = None
     # One per response token: the version of the policy that sampled it; None: `policy_version` sampled all of them.
-    token_versions: Annotated[tuple[Int32, ...] | None, Since(2)] = None
-    grade_error_detail: Annotated[str | None, Since(2)] = None
+    token_versions: Annotated[tuple[Int32, ...] | None, Since(3)] = None
+    grade_error_detail: Annotated[str | None, Since(3)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,7 @@ class Regrade:
     extracted_answer: str | None
     category: str
     failure_kind: str | None
-    grade_error_detail: Annotated[str | None, Since(2)] = None
+    grade_error_detail: Annotated[str | None, Since(3)] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,3 +180,29 @@ def test_a_newer_file_and_columns_of_another_version_are_rejected():
             from_parquet(as_version(data, version), Rollout)
     with pytest.raises(ValueError, match="its columns do not match"):
         from_parquet(data, later(Rollout, ("later_value", Annotated[float | None, Since(1)], None)))
+
+
+# Columns that a version added to those of the version before; runs of it have been written, so that none may be added to it.
+ADDED = {
+    2: {
+        Rollout: [
+            "response_mask",
+            "turns",
+            "shaped_reward",
+            "format_term",
+            "length_term",
+            "language_term",
+            "overlong_term",
+        ],
+        Regrade: [],
+    },
+    3: {Rollout: ["token_versions", "grade_error_detail"], Regrade: ["grade_error_detail"]},
+}
+
+
+@pytest.mark.parametrize("version", ADDED)
+@pytest.mark.parametrize("record", [Rollout, Regrade])
+def test_a_version_that_has_been_written_gets_no_more_columns(record, version):
+    before, now = (arrow_schema(record, version=v).names for v in (version - 1, version))
+    assert [name for name in now if name not in before] == ADDED[version][record]
+    assert max(ADDED) == SCHEMA_VERSION
