@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-KEYS = ("run_id", "phase", "step", "name", "example_id")  # first columns that are repeated where a table is divided
+KEYS = {"run_id", "step"}  # columns that are always repeated where a table is divided
 MOST_NARROW = 24  # terminal columns of the widest cell of a column in such a table
 MAX_CELL_CHARACTERS = 300  # per cell of the table format; the other formats do not shorten
 _PLAIN_NUMBER = re.compile(r"[-+]?[\d.,]+")
@@ -103,7 +103,7 @@ def _print_grid(result: Table, columns: Sequence[str], cells: Sequence[Sequence[
     if title:
         console.print(Text(title, style="bold"))
     widths = [max(map(_cell_width, [name, *(row[i] for row in cells)])) for i, name in enumerate(columns)]
-    blocks = _blocks(columns, widths, width=console.width) if len(cells) > 1 else []
+    blocks = _blocks(columns, cells, widths, width=console.width) if len(cells) > 1 else []
     if not blocks and sum(widths) + 3 * len(widths) > console.width and 12 * len(columns) > console.width:
         return _print_records(console, columns, cells)  # in a grid every column would be too narrow to read
     for block in blocks or [range(len(columns))]:
@@ -114,21 +114,34 @@ def _print_grid(result: Table, columns: Sequence[str], cells: Sequence[Sequence[
         for row, texts in zip(result.rows, cells, strict=True):
             grid.add_row(*(Text(texts[i], style="dim" if row[i] is None else "") for i in block))
         console.print(grid)
-        if block[-1] < len(columns) - 1:
+        if blocks and block is not blocks[-1]:
             console.print()
 
 
-def _blocks(columns: Sequence[str], widths: Sequence[int], *, width: int) -> list[list[int]]:
-    """Divide the columns of a table that is too wide among several tables, each with the key columns; none if that does not help.
+def _blocks(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int], *, width: int
+) -> list[list[int]]:
+    """Divide the columns of a table that is too wide among several tables, each with those that identify a row.
+
+    These are the columns `KEYS`, and the first others until no two different rows are equal in them, as long as they fit.
 
     Args:
         widths: of the columns' widest cells.
         width: of the terminal.
+
+    Returns:
+        the columns of each table, in order; none if that does not help.
     """
     if sum(widths) + 3 * (len(widths) - 1) <= width:
         return []
-    num_keys = next((i for i, name in enumerate(columns) if name not in KEYS), len(columns))
-    keys, rest = list(range(num_keys)), range(num_keys, len(columns))
+    keys = [i for i, name in enumerate(columns) if name in KEYS]
+    rest = [i for i in range(len(columns)) if i not in keys]
+    num_rows = len(set(map(tuple, cells)))
+    while rest and len({tuple(row[i] for i in keys) for row in cells}) < num_rows:
+        widest = max((widths[i] for i in rest[1:]), default=width)
+        if sum(widths[i] + 3 for i in [*keys, rest[0]]) + widest > width:
+            break
+        keys.append(rest.pop(0))
     taken = sum(widths[i] + 3 for i in keys)
     if not rest or max(widths[i] for i in rest) > min(MOST_NARROW, width - taken):
         return []
@@ -140,7 +153,7 @@ def _blocks(columns: Sequence[str], widths: Sequence[int], *, width: int) -> lis
             left = width - taken + 3
         blocks[-1].append(i)
         left -= widths[i] + 3
-    return blocks
+    return [sorted(block) for block in blocks]
 
 
 def _print_records(console: "Console", columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:

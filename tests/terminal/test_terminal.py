@@ -134,6 +134,47 @@ def test_a_wide_table_on_a_terminal_is_divided_by_columns():
     assert max(map(len, lines)) <= 100
 
 
+@pytest.mark.parametrize(
+    ("columns", "rows", "repeated"),
+    [
+        # the first columns, until they tell the rows apart
+        (("category", "n"), [("right", 5), ("wrong", 5)], ["category"]),
+        (("phase", "kind", "n"), [("eval", "x", 1), ("eval", "y", 1)], ["phase", "kind"]),
+        (("phase", "k", "n"), [("eval", 1, 3), ("train", 1, 3)], ["phase"]),
+        # run and step are always repeated, wherever they stand, and others only if need be
+        (("run_id", "step", "k"), [("r", 0, 1), ("r", 0, 2)], ["run_id", "step", "k"]),
+        (("run_id", "phase", "step"), [("r", "eval", 0), ("r", "eval", 1)], ["run_id", "step"]),
+        (("n", "run_id"), [(1, "a"), (1, "b")], ["run_id"]),
+        # equal rows are not told apart by any column
+        (("category", "n"), [("right", 5), ("right", 5), ("wrong", 5)], ["category"]),
+    ],
+)
+def test_each_part_of_a_divided_table_tells_the_rows_apart(columns, rows, repeated):
+    names = [*columns, *(f"column_{i}" for i in range(12))]
+    with terminal() as screen:
+        tables.print_table(names, [(*row, *range(12)) for row in rows])
+    lines = without_style(screen.getvalue()).splitlines()
+    first, *later = (line.split() for line in lines if "column_" in line)
+    assert first[: len(columns)] == list(columns)
+    assert later
+    assert [head[: len(repeated)] for head in later] == [repeated] * len(later)
+    assert [name for head in [first, *later] for name in head if name.startswith("column_")] == names[len(columns) :]
+    last = [line.split() for line in lines[-len(rows) :]]
+    assert [row[: len(repeated)] for row in last] == [[str(row[columns.index(n)]) for n in repeated] for row in rows]
+
+
+def test_no_more_columns_are_repeated_than_fit():
+    """Twelve columns of eight characters, of which all would be needed, on a hundred."""
+    names = [f"number_{i}" for i in range(12)]
+    with terminal() as screen:
+        tables.print_table(names, [(0,) * 12, (*(0,) * 11, 1)])
+    lines = without_style(screen.getvalue()).splitlines()
+    heads = [line.split() for line in lines if "number_" in line]
+    assert max(map(len, lines)) <= 100
+    assert {name for head in heads for name in head} == set(names)
+    assert all(head[0] == "number_0" for head in heads)
+
+
 def test_many_wide_columns_on_a_terminal_are_shown_row_by_row():
     with terminal() as screen:
         tables.print_table([f"column_{i}" for i in range(30)], [(*range(29), "x" * 50), (*range(29), "x" * 50)])
