@@ -101,6 +101,9 @@ def write_all(descriptor: int, data: bytes | memoryview, *, offset: int) -> None
 _HINTS = {
     errno.ENOSPC: "Free some space on that disk.",
     errno.EDQUOT: "Free some of your disk quota.",
+    errno.ENOENT: "There is no directory to write it in: make it first, with mkdir -p.",
+    errno.EEXIST: "It is a file, not a directory: choose another path.",
+    errno.ENOTDIR: "A part of this path is a file, not a directory: choose another path.",
     errno.EFBIG: "The file exceeds the process's limit on file size: raise it with ulimit -f.",
 } | dict.fromkeys(
     (errno.EROFS, errno.EACCES, errno.EPERM), "Choose a writable directory, for instance with --runs-dir."

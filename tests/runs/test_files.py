@@ -11,6 +11,7 @@ import pytest
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.lock import Lock
+from rlvr_cli.runs.run_dir import RunDir
 
 
 def test_release_unlocks_even_if_a_copy_of_the_descriptor_is_open(tmp_path: Path):
@@ -40,6 +41,25 @@ def test_without_file_locks_an_exclusive_file_is_the_lock(tmp_path: Path, monkey
         Lock(tmp_path)
     exclusive.unlink()
     Lock(tmp_path).release()
+
+
+@pytest.mark.parametrize(
+    ("place", "reason", "hint"),
+    [("nowhere/x.png", "No such file or directory", "mkdir -p"), ("file/x.png", "Not a directory", "is a file")],
+)
+def test_a_directory_to_write_in_that_is_none(tmp_path: Path, place: str, reason: str, hint: str):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RlvrError, match=f"Cannot write {tmp_path / place}: {reason}") as caught:
+        atomic_write(tmp_path / place, b"x")
+    assert hint in caught.value.hint
+
+
+def test_a_file_in_place_of_the_directory_of_runs(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file", tmp_path / "file" / "runs"):
+        with pytest.raises(RlvrError, match=f"Cannot write {root}: ") as caught:
+            RunDir.create(root, "eval", name="r", metadata={})
+        assert "is a file, not a directory" in caught.value.hint
 
 
 def test_a_device_a_pipe_or_a_link_to_one_is_not_replaced(tmp_path: Path):
