@@ -291,7 +291,12 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
         ("grpo --dry-run --grader mine.py:f", 1, "There is no grader file mine.py.", "Relative paths"),
         ("grpo --dry-run --prompt mine.prompt", 1, "There is no prompt 'mine.prompt'", "r1_zero"),
         ("grpo --dry-run --dataset mine.jsonl", 1, "mine.jsonl", ""),
-        ("analyze curve", 1, "no query named 'curve'. Did you mean curves?", "Named queries:"),
+        (
+            "analyze curve",
+            1,
+            "no query named 'curve', nor a run of this name in runs. Did you mean curves?",
+            "Named queries:",
+        ),
         ("grade norun --grader gsm8k", 1, "There is no run 'norun'", "--runs-dir"),
     ],
 )

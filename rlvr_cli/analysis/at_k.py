@@ -61,15 +61,19 @@ def _best(rewards: Sequence[float], k: int) -> float:
     return value
 
 
-def at_k_table(database: Database, parameters: Mapping[str, Any]) -> Table:
-    """The rows of `rlvr analyze at_k`, for each run and k."""
+def at_k_table(database: Database, parameters: Mapping[str, Any]) -> tuple[Table, list[str]]:
+    """The rows of `rlvr analyze at_k`, for each run and k; and which k are left out, a sentence for each run."""
     names = ("pass_at_k", "best_at_k", "majority_at_k")
     columns = ("run_id", "step", "k", "questions", *(f"{name}{end}" for name in names for end in ("", "_low", "_high")))
     ks = [int(k) for k in str(parameters["k"]).strip("[]").split(",")] if parameters["k"] is not None else None
     kinds = database.select(named_queries()["at_k"].sql, parameters).records()
-    rows = []
-    for (run, step), of_run in groupby(kinds, key=lambda kind: (kind["run_id"], kind["step"])):
-        for at in at_k(list(of_run), ks):
+    rows, left_out = [], []
+    for (run, step), group in groupby(kinds, key=lambda kind: (kind["run_id"], kind["step"])):
+        of_run = list(group)
+        most = max(kind["n"] for kind in of_run)
+        if above := ",".join(str(k) for k in sorted(set(ks or ())) if k > most):
+            left_out.append(f"k={above} left out: {run} has at most {most} sample{'s' if most > 1 else ''} a question")
+        for at in at_k(of_run, ks):
             cells = [(e.value, e.low, e.high) if (e := getattr(at, name)) else (None, None, None) for name in names]
             rows.append((run, step, at.k, at.questions, *(cell for three in cells for cell in three)))
-    return Table(columns, rows)
+    return Table(columns, rows), left_out

@@ -5,6 +5,7 @@ Enters: an AnalyzeConfig. Leaves: the result on stdout; on stderr the runs that 
 
 import json
 import re
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from rlvr_cli.analysis.summary import combined_tables, summarize
 from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.options import flag, nearest
 from rlvr_cli.errors import RlvrError, UsageError
+from rlvr_cli.runs.files import shown
 from rlvr_cli.runs.manifest import ROLLOUTS, part_name
 from rlvr_cli.runs.readers import (
     RunInfo,
@@ -57,6 +59,7 @@ def run(config: AnalyzeConfig) -> None:
         rows.append((REPORT, REPORT_ANSWERS, ""))
         return tables.print_table(("query", "answers", "parameters"), rows, output=config.format)
     if config.query not in (REPORT, *named_queries()) and names_runs(config):  # rlvr analyze RUN...
+        check_order(config)
         config = replace(config, query="summary", runs=(config.query, *config.runs))
     if config.query == REPORT:
         return report(config)
@@ -80,10 +83,13 @@ def run(config: AnalyzeConfig) -> None:
         return summarize_runs(infos, config, parameters)
     with open_runs(infos, timeout_seconds=config.timeout_seconds) as database:
         if query.name == "at_k":
-            result = at_k_table(database, parameters)
+            result, left_out = at_k_table(database, parameters)
         else:
+            left_out: list[str] = []
             result = database.select(query.sql, parameters, limit=0 if config.plot else config.limit)
-        nothing = "" if result.rows else why_nothing(database, query, parameters, infos)
+        for sentence in left_out:
+            console.say(sentence)
+        nothing = "" if result.rows or left_out else why_nothing(database, query, parameters, infos)
         if config.plot:
             by_path = {info.path.resolve(): info for info in infos}
             plot(result, query, config, database, [[by_path[path.resolve()] for path in arm] for arm in arms])
@@ -147,6 +153,17 @@ def names_runs(config: AnalyzeConfig) -> bool:
     if is_run(text, config.runs_dir) or is_pattern(text):
         return True
     return bool(config.runs) and text in expanded_by_shell([text, *config.runs])
+
+
+def check_order(config: AnalyzeConfig) -> None:
+    """Raise RlvrError if a query stands after runs; a run of that name is meant as a run."""
+    for word in config.runs:
+        if word in (REPORT, *named_queries()) and not is_run(word, config.runs_dir):
+            runs = [config.query, *(name for name in config.runs if name != word)]
+            raise RlvrError(
+                f"There is no run {word!r}; it is a query, which stands before the runs.",
+                f"Did you mean: rlvr analyze {word} {shlex.join(runs)}",
+            )
 
 
 def named_runs(config: AnalyzeConfig) -> Sequence[Path]:
@@ -281,11 +298,13 @@ def find_query(text: str, runs_dir: str) -> NamedQuery:
         except (OSError, ValueError) as e:
             raise RlvrError(f"Cannot read the query {text}: {e}", "A .sql file holds one SELECT, in UTF-8.") from e
     if re.fullmatch(r"[\w./-]*", text):
-        near = nearest(text, queries) + [f"the run {name}" for name in nearest(text, run_names(runs_dir))]
+        near = ["rlvr runs"] if text == "runs" else nearest(text, queries)
+        near += [f"the run {name}" for name in nearest(text, run_names(runs_dir))]
         raise RlvrError(
-            f"There is no query named {text!r}." + (f" Did you mean {', or '.join(near)}?" if near else ""),
+            f"There is no query named {text!r}, nor a run of this name in {shown(runs_dir)}."
+            + (f" Did you mean {', or '.join(near)}?" if near else ""),
             f"Named queries: {', '.join(queries)}. Or give a SELECT in quotes, or a .sql file."
-            " Runs come after the query: rlvr analyze summary RUN.",
+            " Runs come after the query: rlvr analyze summary RUN; --runs-dir is the directory that holds them.",
         )
     return NamedQuery("", "", {}, text)
 

@@ -31,7 +31,7 @@ def table(tmp_path):
                 run.commit_rollouts("eval", 0, rows)
         query = named_queries()["at_k"]
         with open_runs([read_run(tmp_path / "r")]) as database:
-            return list(at_k_table(database, {**query.parameters, **parameters}).records())
+            return list(at_k_table(database, {**query.parameters, **parameters})[0].records())
 
     return call
 

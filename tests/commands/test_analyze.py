@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import unicodedata
@@ -322,7 +323,9 @@ def test_list_and_show(analyze):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("categorys", "no query named 'categorys'. Did you mean categories?"),
+        ("categorys", "no query named 'categorys', nor a run of this name in nothing. Did you mean categories?"),
+        ("a1", "no query named 'a1', nor a run of this name in nothing."),
+        ("runs", "Did you mean rlvr runs?"),
         ("runs/eval-1", "no query named 'runs/eval-1'"),
         ("nowhere.sql", "Cannot read the query nowhere.sql"),
         ("", "no query named ''"),
@@ -330,8 +333,44 @@ def test_list_and_show(analyze):
 )
 def test_what_is_no_query(text, message):
     with pytest.raises(RlvrError) as caught:
-        find_query(text, "runs")
+        find_query(text, "nothing")
     assert message in caught.value.problem
+    assert text.endswith(".sql") or "--runs-dir" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("old categories", "rlvr analyze categories old"),
+        ("old new compare", "rlvr analyze compare old new"),
+        ("old report", "rlvr analyze report old"),
+        ("'o*' summary", "rlvr analyze summary 'o*'"),
+    ],
+)
+def test_a_query_after_the_runs(analyze, words, line):
+    first, *more = shlex.split(words)
+    with pytest.raises(RlvrError, match=f"There is no run '{more[-1]}'") as caught:
+        analyze(query=first, runs=tuple(more))
+    assert caught.value.hint == f"Did you mean: {line}"
+
+
+def test_a_run_that_has_the_name_of_a_query(tmp_path, capsys):
+    for name in ("first", "categories"):
+        with RunDir.create(tmp_path, "eval", name=name, metadata={}) as made:
+            made.commit_rollouts("eval", 0, [rollout(name, "q", 1.0)])
+    run(AnalyzeConfig(query="first", runs=("categories",), runs_dir=str(tmp_path), format="json"))
+    assert [row["run_id"] for row in json.loads(capsys.readouterr().out)["run"]] == ["first", "categories"]
+
+
+def test_k_above_the_number_of_samples_is_said_to_be_left_out(analyze):
+    """`old` and `new` have one sample a question."""
+    said = analyze(query="at_k", runs=("old", "new"), set=("k=1,2,4",), format="json")
+    assert [(row["run_id"], row["k"]) for row in json.loads(said.out)] == [("new", 1), ("old", 1)]
+    for name in ("old", "new"):
+        assert f"k=2,4 left out: {name} has at most 1 sample a question\n" in said.err
+    assert "no rows" not in analyze(query="at_k", runs=("old",), set=("k=2",)).err  # the reason is said already
+    for k in ((), ("k=1",)):
+        assert "left out" not in analyze(query="at_k", runs=("old",), set=k).err
 
 
 def test_a_file_that_is_no_text(tmp_path):
