@@ -135,6 +135,16 @@ def _wrong_answers_grow(training: _Training) -> Iterator[_Finding]:
 def _no_signal(training: _Training) -> Iterator[_Finding]:
     reward = training.ends("reward/mean")
     name = "groups/signal_share"
+    shares = training.curves.get(name, {})
+    mean = statistics.fmean(training.curves.get("reward/mean", {}).values() or [0.0])
+    if len(shares) > 1 and not any(shares.values()) and mean < SOLVED:  # also of a run too short for a trend
+        yield _Finding(
+            "warning",
+            f"in none of the {len(shares)} batches did a group have unequal rewards, so that nothing was learned; the mean reward is "
+            f"{mean:.2f}",
+            "rlvr analyze rollouts RUN --phase train",
+        )
+        return
     lowest = 0.2 - _error_of_end(training.curves.get(name, {}))
     if (signal := training.ends(name)) and signal[1] < lowest and not training.is_solved:
         solved = reward is not None and reward[1] > 0.5

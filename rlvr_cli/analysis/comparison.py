@@ -136,7 +136,7 @@ def compare(
     """Compare the accuracy of two arms on the questions that all of their runs answered.
 
     Args:
-        database: over the runs of both.
+        database: over the runs of both, and perhaps others.
         arm_a, arm_b: ids of runs; several runs are different seeds of the same experiment.
         step: None for each run's last step of that phase.
 
@@ -147,7 +147,8 @@ def compare(
     answers: dict[str, dict[str, dict[str, Any]]] = {run: {} for run in (*arm_a, *arm_b)}
     for values in table.rows:
         row = dict(zip(table.columns, values, strict=True))
-        answers[row["run_id"]][row["example_id"]] = row
+        if row["run_id"] in answers:
+            answers[row["run_id"]][row["example_id"]] = row
     for run, rows in answers.items():
         if not rows:
             where = f"{phase} rollouts" + ("" if step is None else f" of step {step}")

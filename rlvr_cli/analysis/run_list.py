@@ -5,6 +5,7 @@ Enters: run directories, which may be running or damaged. Leaves: a `Table` with
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -39,7 +40,7 @@ COLUMNS = {
     "high": "DOUBLE",
     "model": "VARCHAR",
     "dataset": "VARCHAR",
-    "differs": "VARCHAR",  # the options in which runs of this command differ
+    "differs": "VARCHAR",  # options in which runs of this command differ, unless more than half of them have the same value
     "created_at": "TIMESTAMP",
     "wall_seconds": "DOUBLE",
     "bytes": "BIGINT",  # of all files, if asked for
@@ -166,7 +167,7 @@ def _measured(infos: Mapping[Path, RunInfo]) -> dict[Path, _Measured]:
     return found
 
 
-def _described(info: RunInfo, measured: _Measured | None, differing: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _described(info: RunInfo, measured: _Measured | None, differing: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     metadata = info.metadata
     config, facts = metadata.get("config") or {}, metadata.get("facts") or {}
     done, planned, unit = _progress(info)
@@ -179,7 +180,11 @@ def _described(info: RunInfo, measured: _Measured | None, differing: Mapping[str
         "unit": unit,
         "model": name_of(facts.get("model")) or None,
         "dataset": name_of(facts.get("dataset")) or None,
-        "differs": ", ".join(_option(name, config) for name in differing.get(metadata["command"], ())),
+        "differs": ", ".join(
+            _option(name, config)
+            for name, usual in differing.get(metadata["command"], {}).items()
+            if json.dumps(config.get(name, _default(metadata["command"], name))) != usual
+        ),
         "created_at": _time(metadata["created_at"]),
         "wall_seconds": float(metadata.get("wall_seconds", 0.0)),
         "config": json.dumps(config),
@@ -224,9 +229,12 @@ def _updates(info: RunInfo) -> int:
     return names.to_pylist().count("update/skipped")
 
 
-def _differing(metadata: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return for each command the options in which its runs differ, without those that leave a result as it is."""
-    differing: dict[str, list[str]] = {}
+def _differing(metadata: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """Return for each command the options in which its runs differ, without those that leave a result as it is.
+
+    Each with the value, as JSON, that more than half of the runs have, and "" if there is none.
+    """
+    differing: dict[str, dict[str, str]] = {}
     for command in {m["command"] for m in metadata}:
         configs = [m.get("config") or {} for m in metadata if m["command"] == command]
         try:
@@ -234,9 +242,20 @@ def _differing(metadata: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         except ModuleNotFoundError:  # what `rlvr quickstart` starts with, or a command of another version
             continue
         names = {o.name: o.default for o in known if o.name == "model" or not _is_of_no_effect(o.name, o.metadata)}
-        values = {name: {json.dumps(c.get(name, default)) for c in configs} for name, default in names.items()}
-        differing[command] = [name for name, found in values.items() if len(found) > 1]
+        values = {
+            name: Counter(json.dumps(c.get(name, default)) for c in configs).most_common()
+            for name, default in names.items()
+        }
+        differing[command] = {
+            name: found[0][0] if 2 * found[0][1] > len(configs) else ""
+            for name, found in values.items()
+            if len(found) > 1
+        }
     return differing
+
+
+def _default(command: str, name: str) -> Any:
+    return next(option.default for option in options(config_of(command)) if option.name == name)
 
 
 def _is_of_no_effect(name: str, metadata: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ Enters: a RunsConfig. Leaves: a row for each run on stdout; on stderr what is wr
 Markdown it has the columns for reading, as JSON and CSV all of `analysis.run_list.COLUMNS`.
 """
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,6 +16,8 @@ from rlvr_cli.config.runs import RunsConfig
 from rlvr_cli.runs.readers import all_runs, resolve_runs
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
+
+MOST_SHOWN = 60  # characters of what differs; --format json has all
 
 
 def run(config: RunsConfig) -> None:
@@ -64,7 +67,7 @@ def _cells(row: Mapping[str, Any], *, now: datetime, sizes: bool) -> Iterator[tu
     if sizes:
         yield "size", _size(row["bytes"])
     yield "age", None if row["created_at"] is None else _age((now - row["created_at"]).total_seconds())
-    yield "differs", row["differs"] or ""
+    yield "differs", textwrap.shorten(row["differs"] or "", MOST_SHOWN, placeholder=" …")
 
 
 def _progress(row: Mapping[str, Any]) -> str:

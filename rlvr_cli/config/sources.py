@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=Provenance)
 
+LENGTH = re.compile("n_[a-z]+_steps|sft_epochs")  # the options that say how long a run is
 PRESETS = Path(__file__).parent / "presets"
 VARIABLES = {"runs_dir": "RLVR_RUNS_DIR"}  # environment variables in place of a default
 CONFIGURED = (
@@ -113,7 +114,7 @@ def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
             "Leave these options out (the run's own are used), or start a new run.",
         )
     if values.get("lr_schedule", "constant") != "constant":
-        lengths = {k for k in given if re.fullmatch("n_[a-z]+_steps|sft_epochs", k)}
+        lengths = {k for k in given if LENGTH.fullmatch(k)}
         if changed := sorted(k for k in lengths if getattr(config, k) != values[k]):
             raise RlvrError(
                 f"{run} has a {values['lr_schedule']} learning-rate schedule for {flag(changed[0])} {values[changed[0]]}: another length would "

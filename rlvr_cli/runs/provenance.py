@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from rlvr_cli.config.options import options
 from rlvr_cli.config.shared import RunOptions
-from rlvr_cli.config.sources import resume
+from rlvr_cli.config.sources import LENGTH, resume
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.runs.files import is_full_disk
 from rlvr_cli.runs.readers import read_metadata, resolve_run
@@ -69,6 +69,7 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
         path = resolve_run(config.resume, config.runs_dir)
         _check_facts(read_metadata(path), facts)
         run = RunDir.resume(path)
+        _store_length(run, config)
     else:
         knobs = {f.name for f in options(type(config))}
         metadata = {
@@ -93,6 +94,16 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
             raise Interrupted(
                 f"finished work is kept in {run.path}; resume with: rlvr {command} --resume {run.path}"
             ) from None
+
+
+def _store_length(run: RunDir, config: RunOptions) -> None:
+    """Store the length of the run where it was given anew, so that the next --resume goes on to it."""
+    stored = run.metadata["config"]
+    lengths = {name: getattr(config, name) for name in stored if LENGTH.fullmatch(name) and hasattr(config, name)}
+    changed = {name: value for name, value in lengths.items() if value != stored[name]}
+    if changed:
+        sources = {**run.metadata.get("sources", {}), **dict.fromkeys(changed, "flag")}
+        run.update(config=stored | changed, sources=sources)
 
 
 def name_of(fact: Any) -> str:

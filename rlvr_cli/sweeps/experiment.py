@@ -109,6 +109,11 @@ def load_experiment(
         content[table] = {key.replace("-", "_"): value for key, value in content.get(table, {}).items()}
     for text in vary:
         option, values = _varied(text, kind, command=command)
+        if any(option in (key.replace("-", "_") for key in arm) for arm in content.get("arms", [])):
+            raise UsageError(
+                f"--vary {text}: the arms of {name} have {flag(option)} themselves.",
+                f"Change the arms in a copy: rlvr sweep {name} --show > mine.toml",
+            )
         for table in ("grid", "paired"):
             if option in content[table]:
                 content[table][option] = values

@@ -58,6 +58,16 @@ def test_each_alarm_sounds_on_its_curve(name, ends, shown):
     assert "RUN" in alarm.query
 
 
+def test_a_short_run_without_any_signal_is_told():
+    short = {"groups/signal_share": {0: 0.0, 1: 0.0}, "reward/mean": {0: 0.0, 1: 0.0}}
+    (alarm,) = find_alarms(short)
+    assert (alarm.name, alarm.severity) == ("no_signal", "warning")
+    assert "in none of the 2 batches" in alarm.sentence
+    assert "mean reward is 0.00" in alarm.sentence
+    assert names(find_alarms(short | {"groups/signal_share": {0: 0.0, 1: 0.1}})) == []
+    assert names(find_alarms(short | {"reward/mean": {0: 1.0, 1: 1.0}})) == []
+
+
 def test_a_sampler_that_lags_behind_is_meant_to_differ():
     assert names(find_alarms(curves(mismatch__logprob_mean_abs=(0.001, 0.05), sampling__lag=(1, 1)))) == []
 

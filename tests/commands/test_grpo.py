@@ -15,6 +15,7 @@ import torch
 
 import rlvr_cli
 from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.commands import ei, grpo
 from rlvr_cli.config import config_of
 from rlvr_cli.config.ei import EiConfig
@@ -813,6 +814,22 @@ def test_fields_are_named_for_both_files(tmp_path):
     named = {"dataset": file, "eval_dataset": file, "question_field": "q", "answer_field": "a"}
     grpo.run(GrpoConfig(**{**SMALL, **named, "n_grpo_steps": 1, "runs_dir": str(tmp_path)}))
     assert read_run(tmp_path / "r").metadata["status"] == "finished"
+
+
+def test_the_clock_goes_on_with_the_updates_of_a_batch(tmp_path):
+    """A batch's own seconds are known after its last update, and stand at its first one."""
+    given = {
+        "train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "loss_type": "grpo_clip",
+        "runs_dir": str(tmp_path),
+    }
+    grpo.run(GrpoConfig(**{**SMALL, **given}))
+    with open_runs([read_run(tmp_path / "r")]) as database:
+        for query, column in (("curves", "wall_seconds"), ("progress", "minutes")):
+            clock = [row[column] for row in database.select(named_queries()[query].sql).records()]
+            assert len(clock) == 9
+            assert clock == sorted(clock), query
 
 
 @pytest.mark.vllm

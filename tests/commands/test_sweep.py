@@ -84,6 +84,16 @@ def test_each_arm_and_seed_is_a_run_and_none_is_repeated(sweep, tmp_path):
         sweep("grpo_baselines", "--group-size", "2", seeds="0,1")
 
 
+def test_three_arms_are_each_compared_with_the_baseline(sweep):
+    shown = sweep(vary=("loss_type=no_baseline,grpo_clip,gspo",), seeds="3", name="three")
+    _, differences = tables(shown.out).values()
+    assert [(row["arm"], row["against"]) for row in differences] == [
+        ("grpo_clip", "no_baseline"),
+        ("gspo", "no_baseline"),
+    ]
+    assert "2 arms are compared with one baseline" in shown.err
+
+
 def test_a_run_that_fails_is_told_and_tried_again_and_the_others_go_on(sweep, tmp_path):
     grader = tmp_path / "mine.py"
     grader.write_text("def late(response, truth):\n    raise ValueError('not yet')\n")
@@ -233,7 +243,9 @@ TWO_STEPS = {
     "grpo": "--n-grpo-steps 2 --gradient-accumulation-steps 1",
 }
 SIZES = {  # values of what varies for this size
-    "ei_rollouts": ["--vary", "ei_batch_size=4,8", "--vary", "group_size=2", "--vary", "sft_epochs=1"],
+    "ei_rollouts": ["--dataset", "arithmetic:2100", "--train-batch-size", "512", "--micro-batch-size", "512"],
+    "sft_dataset_size": ["--dataset", "arithmetic:1100"],
+    "leaderboard": ["--eval-max-tokens", "8", "--final-eval-examples", "4"],
     "grpo_off_policy_sweep": ["--vary", "train_batch_size=8,4", "--vary", "epochs_per_rollout_batch=1,2"],
 }
 
@@ -252,8 +264,6 @@ def test_each_built_in_experiment_at_two_steps(name, tmp_path, tiny_model_dir):
         small += " --train-batch-size 8"
     if kind != "eval":
         small += " --eval-examples 4"
-    if name == "leaderboard":
-        small += " --final-eval-examples 4"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "rlvr_cli", "sweep", name, "--model", str(tiny_model_dir), "--dataset", "arithmetic:64"),

@@ -55,7 +55,10 @@ def test_a_resumed_run_shows_the_whole_and_a_finished_one_says_so(rlvr, tmp_path
     longer = rlvr("grpo", "--resume", "r", "--n-grpo-steps", 3)
     assert "finished       " not in longer.err
     assert "steps: 3/3 (100%)" in longer.err
-    assert read_run(tmp_path / "runs/r").metadata["updates"] == 3
+    stored = read_run(tmp_path / "runs/r").metadata
+    assert stored["updates"] == stored["config"]["n_grpo_steps"] == 3  # the new length is the run's
+    assert stored["sources"]["n_grpo_steps"] == "flag"
+    assert "finished       all 3 steps are done; longer with" in rlvr("grpo", "--resume", "r").err
     scheduled = ("--lr-schedule", "cosine", "--n-grpo-steps", 1)
     rlvr("grpo", *SMALL, *scheduled, "--run", "c")
     assert "finished       all 1 steps are done\n" in rlvr("grpo", "--resume", "c").err  # more cannot extend it

@@ -151,6 +151,12 @@ def test_changes_that_are_refused(flags, problem):
         load_experiment("grpo_baselines", **flags)
 
 
+def test_what_arms_have_is_not_varied():
+    with pytest.raises(RlvrError, match="the arms of ei_rollouts have --group-size themselves") as raised:
+        load_experiment("ei_rollouts", vary=["group_size=2,4"])
+    assert "rlvr sweep ei_rollouts --show > mine.toml" in raised.value.hint
+
+
 def test_an_unknown_experiment_is_named():
     with pytest.raises(RlvrError, match="Did you mean grpo_baselines"):
         load_experiment("grpo_baseline")

@@ -4,7 +4,7 @@
 SELECT
     run_id,
     step,
-    max(wall_seconds) AS wall_seconds,
+    max(wall_seconds) FILTER (name <> 'step/seconds') AS wall_seconds,  -- which is known after the batch's last update
     max(wall_seconds) FILTER (phase = 'eval' AND name = 'reward/mean') AS eval_wall_seconds,
     any_value(value) FILTER (phase = 'eval' AND name = 'reward/mean') AS eval_reward,
     any_value(value) FILTER (phase = 'eval' AND name = 'reward/samples') AS eval_samples,

@@ -32,7 +32,7 @@ WITH taken AS (
     WINDOW run AS (PARTITION BY run_id ORDER BY step),
         earlier AS (PARTITION BY run_id ORDER BY step ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 ), measured AS (
-    SELECT run_id, step, max(wall_seconds) / 60 AS minutes FROM metrics GROUP BY run_id, step
+    SELECT run_id, step, max(wall_seconds) FILTER (name <> 'step/seconds') / 60 AS minutes FROM metrics GROUP BY run_id, step
 ), parts AS (
     SELECT measured.*, batches.*, least((measured.step - start) / nullif(next - start, 0), 1) AS part
     FROM measured ASOF LEFT JOIN batches ON measured.run_id = batches.run_id AND measured.step >= batches.start
