@@ -3,6 +3,7 @@
 Enters: rows. Leaves: events of train/NAME and eval/NAME at their steps. What the file says is read back and compared with the
 rows: what it lacks is added, and where it says something else, TensorBoard is told that the run goes on from that step (as after a
 restart), and the rows from there on are written again. So each point is there once, whatever was killed when.
+(protobuf makes the messages' classes when its modules are imported: no type checker finds their names.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +12,9 @@ from typing import Any
 
 import numpy as np
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.tensor_pb2 import TensorProto  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from rlvr_cli.runs.readers import RunInfo
