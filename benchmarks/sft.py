@@ -35,7 +35,7 @@ from grpo_step import wait_for_turn, workers
 from rows import Row, write
 
 ROOT = Path(__file__).parents[1]
-PRESET = ROOT / "rlvr_cli" / "presets" / "quickstart.toml"
+PRESET = ROOT / "rlvr_cli" / "config" / "presets" / "quickstart.toml"
 WARM_UP = 10  # updates left out
 WAYS = ("ours", "TRL", "TRL packed")
 
