@@ -245,7 +245,7 @@ def train(config: DpoConfig, trainer: Trainer, pairs: Pairs) -> None:
 def objective_of(config: DpoConfig) -> tuple[PreferenceLoss, Objective]:
     """The loss of --loss-type, and the objective with its options."""
     loss = PREFERENCE_LOSSES[config.loss_type]
-    return loss, partial(preference, loss=loss, beta=config.scale, gamma=config.target_margin)
+    return loss, partial(preference, loss=loss, beta=config.scale, gamma=config.target_margin, nll_coef=config.nll_coef)
 
 
 def epochs_of(config: DpoConfig, pairs: Sequence[T], *, first: int = 0) -> list[list[T]]:

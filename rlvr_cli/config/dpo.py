@@ -73,6 +73,14 @@ class DpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig
         group="Algorithm",
         at_least=0,
     )
+    nll_coef: float = knob(
+        0.0,
+        "Adds this times the chosen response's negative log-likelihood per token, which keeps it from becoming unlikely with the "
+        "rejected one (1 in iterative RPO).",
+        group="Algorithm",
+        common=True,
+        at_least=0,
+    )
     dpo_epochs: int = knob(
         1, "Passes over the pairs, of a round with --n-dpo-steps.", group="Optimization", common=True, at_least=1
     )

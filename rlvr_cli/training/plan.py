@@ -321,8 +321,10 @@ def preference_objective(config: DpoConfig) -> str:
     """The loss of `rlvr dpo`, as a formula."""
     loss = PREFERENCE_LOSSES[config.loss_type]
     gamma = f"{config.target_margin:g}" if config.target_margin else ""
-    formula = loss.formula(beta=f"{config.scale:g}", gamma=gamma)
-    return f"-(1/B) sum {formula[1:]};  h = {loss.score} of the chosen (w) and the rejected (l) response of a pair, B pairs an update"
+    nll = f"{config.nll_coef:g}" if config.nll_coef else ""
+    formula = loss.formula(beta=f"{config.scale:g}", gamma=gamma, nll=nll)
+    summed = f"(1/B) sum [{formula}]" if nll else f"-(1/B) sum {formula[1:]}"
+    return f"{summed};  h = {loss.score} of the chosen (w) and the rejected (l) response of a pair, B pairs an update"
 
 
 def clip_note(config: GrpoConfig, update: Mapping[str, float], *, loss: Loss) -> str | None:

@@ -99,11 +99,14 @@ def replayed(pairs, model, tokenizer, **given):
         for chosen in batches(range(len(data)), batch_size=own.train_batch_size, seed=own.seed, epoch=epoch):
             of_pairs = []
             for pair in chosen:
-                scores = []
+                scores, likelihoods = [], []
                 for (prompt, response), of_reference in zip(data[pair], reference[pair], strict=True):
-                    score = log_prob(prompt, response) - (0 if own.loss_type == "simpo" else of_reference)
+                    likelihood = log_prob(prompt, response)
+                    likelihoods.append(likelihood / len(response))
+                    score = likelihood - (0 if own.loss_type == "simpo" else of_reference)
                     scores.append(score if own.loss_type == "dpo" else score / len(response))
-                of_pairs.append(torch.log1p(torch.exp(gamma - beta * (scores[0] - scores[1]))))
+                preferred = torch.log1p(torch.exp(gamma - beta * (scores[0] - scores[1])))
+                of_pairs.append(preferred - own.nll_coef * likelihoods[0])
             loss = torch.stack(of_pairs).mean()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), own.max_grad_norm)
@@ -128,9 +131,10 @@ def replayed(pairs, model, tokenizer, **given):
         {"loss_type": "dpo_norm", "train_batch_size": 3, "micro_batch_size": 1, "append_eos": False},
         {"loss_type": "simpo", "lr_schedule": "cosine", "warmup_steps": 2, "learning_rate": 3e-4},
         {"loss_type": "simpo", "beta": 3.0, "gamma": 0.2, "micro_batch_size": 3},
+        {"nll_coef": 0.4},
         {},
     ],
-    ids=["dpo", "norm", "simpo", "gamma", "defaults"],
+    ids=["dpo", "norm", "simpo", "gamma", "nll", "defaults"],
 )
 def test_a_run_is_what_its_options_and_pairs_give(given, pairs, tiny_model_dir, tiny_tokenizer, tmp_path):
     run = trained(pairs, tiny_model_dir, tmp_path, **given)
@@ -148,7 +152,8 @@ def test_a_run_is_what_its_options_and_pairs_give(given, pairs, tiny_model_dir, 
     assert metrics["update/rows"][:2] == [2 * size] * 2
     assert metrics["update/micro_batches"][0] == math.ceil(size / micro), "pairs are never split"
     if given.get("loss_type") != "simpo":
-        assert metrics["loss/objective"][0] == pytest.approx(math.log(2), abs=1e-8)
+        likelihood = given.get("nll_coef", 0.0) * metrics["policy/chosen_nll_mean"][0]
+        assert metrics["loss/objective"][0] == pytest.approx(math.log(2) + likelihood, abs=1e-6 if likelihood else 1e-8)
         for name in ("chosen_log_ratio", "rejected_log_ratio", "margin", "accuracy"):
             assert metrics[f"policy/{name}_mean"][0] == 0, "the first policy is its own reference"
         assert metrics["policy/margin_mean"][-1] > 0

@@ -223,7 +223,7 @@ MINIMUMS = {  # of each command
         *(SAMPLED, GRADED, TRAINED, HELD_OUT),
         {
             "above 0": "beta",
-            "at_least 0": "gamma n_dpo_steps",
+            "at_least 0": "gamma n_dpo_steps nll_coef",
             "at_least 1": "train_batch_size micro_batch_size dpo_epochs pairs_per_question rollout_batch_size",
             "at_least 2": "group_size",
         },

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch.nn.functional as F
+from torch import Tensor
 
 from rlvr_cli.config.dpo import PreferenceLossType
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
@@ -20,9 +21,10 @@ class PreferenceLoss:
     with_reference: bool
     per_token: bool
 
-    def formula(self, *, beta: str, gamma: str) -> str:
-        """The loss of a pair, as a formula of the scores h of the chosen (w) and the rejected (l) response; gamma may be empty."""
-        return f"-log sigma({beta} (h_w - h_l){f' - {gamma}' if gamma else ''})"
+    def formula(self, *, beta: str, gamma: str, nll: str = "") -> str:
+        """The loss of a pair, as a formula of the scores h of the chosen (w) and the rejected (l) response; gamma and nll may be empty."""
+        likelihood = f" - {nll} (1/|o_w|) log p(o_w)" if nll else ""
+        return f"-log sigma({beta} (h_w - h_l){f' - {gamma}' if gamma else ''}){likelihood}"
 
     @property
     def score(self) -> str:
@@ -38,7 +40,9 @@ PREFERENCE_LOSSES: dict[PreferenceLossType, PreferenceLoss] = {
 }
 
 
-def preference(inputs: LossInputs, *, loss: PreferenceLoss, beta: float, gamma: float = 0.0) -> LossOutputs:
+def preference(
+    inputs: LossInputs, *, loss: PreferenceLoss, beta: float, gamma: float = 0.0, nll_coef: float = 0.0
+) -> LossOutputs:
     """The objective of `rlvr dpo`; bind the keywords with functools.partial.
 
     Args:
@@ -47,28 +51,34 @@ def preference(inputs: LossInputs, *, loss: PreferenceLoss, beta: float, gamma: 
         loss: one of `PREFERENCE_LOSSES`.
         beta: factor of the difference of the two scores.
         gamma: how much larger than 0 that product should be.
+        nll_coef: factor of the chosen response's negative log-likelihood per token, which is added (iterative RPO, Pang et al., 2024,
+            arXiv:2404.19733): without it both responses of a pair may become unlikely.
 
     Returns:
         The loss of each row's pair, (batch,), so that the mean over the rows is that over the pairs; and statistics of the same
-        shape: `chosen_log_ratio` and `rejected_log_ratio`, the scores h in nats; `margin`, beta times their difference; and
-        `accuracy`, 1.0 where it is above 0.
+        shape: `chosen_log_ratio` and `rejected_log_ratio`, the scores h in nats; `margin`, beta times their difference; `accuracy`,
+        1.0 where it is above 0; and `chosen_nll`, the negative log-likelihood per token in nats.
     """
+
+    def of_rows(values: Tensor, *, per_token: bool) -> Tensor:
+        sums = values.masked_fill(~inputs.response_mask, 0).sum(dim=1)
+        return sums / inputs.response_mask.sum(dim=1).clamp(min=1) if per_token else sums
+
     log_ratios = inputs.log_probs
     if loss.with_reference:
         assert inputs.reference_log_probs is not None
         log_ratios = log_ratios - inputs.reference_log_probs
-    scores = log_ratios.masked_fill(~inputs.response_mask, 0).sum(dim=1)
-    if loss.per_token:
-        scores = scores / inputs.response_mask.sum(dim=1).clamp(min=1)
-    chosen, rejected = scores.view(-1, 2).unbind(dim=1)
+    chosen, rejected = of_rows(log_ratios, per_token=loss.per_token).view(-1, 2).unbind(dim=1)
     margin = beta * (chosen - rejected)
+    nll = -of_rows(inputs.log_probs, per_token=True)[::2]
     statistics = {
         "chosen_log_ratio": chosen,
         "rejected_log_ratio": rejected,
         "margin": margin,
         "accuracy": (margin > 0).to(margin),
+        "chosen_nll": nll,
     }
     return LossOutputs(
-        -F.logsigmoid(margin - gamma).repeat_interleave(2),
+        (-F.logsigmoid(margin - gamma) + nll_coef * nll).repeat_interleave(2),
         {name: values.detach().repeat_interleave(2) for name, values in statistics.items()},
     )

@@ -40,10 +40,10 @@ def pair(chosen, rejected, reference, *, outside=0.0, width=4):
     )
 
 
-def evaluated(inputs, name, *, beta=None, gamma=None):
+def evaluated(inputs, name, *, beta=None, gamma=None, nll_coef=0.0):
     """The loss of the update, its gradient by response, and the statistics."""
     beta, gamma = BETAS[name] if beta is None else beta, GAMMAS[name] if gamma is None else gamma
-    outputs = preference(inputs, loss=PREFERENCE_LOSSES[name], beta=beta, gamma=gamma)
+    outputs = preference(inputs, loss=PREFERENCE_LOSSES[name], beta=beta, gamma=gamma, nll_coef=nll_coef)
     rows = len(inputs.response_mask)
     loss = reduced_loss(outputs.loss, inputs.response_mask, denominators=torch.ones(rows, 1), num_rows=rows)
     (gradient,) = torch.autograd.grad(loss, inputs.log_probs)
@@ -72,6 +72,18 @@ def test_worked_values(name, loss, chosen, rejected, outside):
     assert statistics["rejected_log_ratio"].tolist() == pytest.approx([scores[1]] * 2)
     assert statistics["margin"].tolist() == pytest.approx([BETAS[name] * (scores[0] - scores[1])] * 2)
     assert statistics["accuracy"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("outside", OUTSIDE)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_likelihood_of_the_chosen_response_is_added_per_token(name, outside):
+    inputs = pair(CHOSEN, REJECTED, [CHOSEN_REFERENCE, REJECTED_REFERENCE], outside=outside)
+    without, (of_chosen, of_rejected), _ = evaluated(inputs, name)
+    value, (chosen, rejected), statistics = evaluated(inputs, name, nll_coef=0.3)
+    assert statistics["chosen_nll"].tolist() == pytest.approx([0.55] * 2)  # (0.4 + 0.7) / 2
+    assert value - without == pytest.approx(0.3 * 0.55)
+    assert [a - b for a, b in zip(chosen, of_chosen, strict=True)] == pytest.approx([-0.3 / 2] * 2)
+    assert rejected == of_rejected
 
 
 @pytest.mark.parametrize("name", ["dpo", "dpo_norm"])
@@ -128,6 +140,9 @@ def test_the_plan_says_what_is_minimized():
     assert "sigma(5 (h_w - h_l));  h = (1/|o|) log p/p_ref" in preference_objective(DpoConfig(loss_type="dpo_norm"))
     assert "sigma(2.5 (h_w - h_l) - 1.25);  h = (1/|o|) log p of" in preference_objective(
         DpoConfig(loss_type="simpo", beta=2.5)
+    )
+    assert preference_objective(DpoConfig(nll_coef=0.5)).startswith(
+        "(1/B) sum [-log sigma(0.1 (h_w - h_l)) - 0.5 (1/|o_w|) log p(o_w)];  h = log p/p_ref of"
     )
     assert "sigma(2 (h_w - h_l) - 0.3);" in preference_objective(DpoConfig(loss_type="simpo", gamma=0.3))
 
