@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from rlvr_cli import __version__, process
 from rlvr_cli.completion import complete_value
 from rlvr_cli.config import config_of
-from rlvr_cli.config.options import flag, nearest, options, read_value, summary_and_examples, value_type
+from rlvr_cli.config.options import combined, flag, nearest, options, read_value, summary_and_examples, value_type
 from rlvr_cli.config.sources import preset_names, resolve
 from rlvr_cli.config.synonyms import suggested_options
 from rlvr_cli.errors import Interrupted, RlvrError, UsageError
@@ -124,18 +124,19 @@ def root(
 def build(name: str) -> TyperCommand:
     """Build the Typer command for a config: one parameter per option."""
     config_type = config_of(name)
+    known = {option.name: option for option in options(config_type)}
 
     def run(**flags: Any) -> None:
         # An option that was not given is None: leave it out, so that run.json records it as a default.
-        given = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items() if v is not None}
-        given.pop("help_all", None)
+        flags.pop("help_all", None)
+        given = {k: combined(known[k], v) if isinstance(v, list) else v for k, v in flags.items() if v is not None}
         try:
             config = resolve(config_type, flags=given, command=name)
         except RlvrError as e:
             raise UsageError(e.problem, e.hint) from e
         importlib.import_module(f"rlvr_cli.commands.{name}").run(config)
 
-    parameters = [_parameter(option, command=name) for option in options(config_type)]
+    parameters = [_parameter(option, command=name) for option in known.values()]
     run.__signature__ = inspect.Signature([*parameters, _HELP_ALL])  # type: ignore[attr-defined]
     alone = typer.Typer(add_completion=False)
     settings = {**HELP_OPTIONS, "ignore_unknown_options": name in PASSING_ON}
@@ -183,9 +184,8 @@ def _parameter(option: Field[Any], *, command: str) -> inspect.Parameter:
         info = typer.Option(None, f"{name}/--no-{name[2:]}", **shown)
     else:
         info = typer.Option(None, name, metavar=_metavar(option), parser=parse, **shown)
-    return inspect.Parameter(
-        option.name, inspect.Parameter.KEYWORD_ONLY, annotation=list[kind] if repeatable else kind, default=info
-    )
+    annotation = list[kind] if repeatable or option.metadata["joined_by"] else kind
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=info)
 
 
 def _metavar(option: Field[Any]) -> str:

@@ -204,6 +204,11 @@ def _data_bytes() -> int:
     return 0
 
 
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def memory_limit() -> int:
     """Return the bytes that this process may use: the machine's memory, or a container's limit if that is lower."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

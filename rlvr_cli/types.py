@@ -307,7 +307,7 @@ class Metric:
     name: str
     value: float
     wall_seconds: float  # of work since the run started, excluding pauses
-    gpu_seconds: float | None  # not measured: always NULL
+    gpu_seconds: float | None  # not measured: always NULL; wall_seconds times the GPUs of run.json is what a run held
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,7 +274,7 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
         ("grade r --check mine.py:f --grader gsm8k", 2, "--check and --grader exclude each other.", "names the grader"),
         ("grade r --grader gsm8k --skip-bad-lines", 2, "--skip-bad-lines needs --check.", "rlvr eval --dataset"),
         ("grade r", 2, "No grader is given.", "r1_zero"),
-        ("grade --explain 5", 2, "--explain needs the ground truth", "TRUTH"),
+        ("grade --explain 5", 2, "--explain needs one ground truth", "TRUTH"),
         ("distill", 2, "rlvr distill needs a teacher.", "--teacher"),
         ("analyze summary --set k", 2, "--set k has no value.", "--set k=8"),
         ("analyze compare one", 2, "compare needs two runs; 1 were given.", "RUN_A RUN_B"),

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.estimators import t_quantile
@@ -51,17 +51,21 @@ def run_alarms(path: Path | str) -> list[Alarm]:
     disagreement: dict[str, dict[int, float]] = {}
     for grader, step, share in verdicts:
         disagreement.setdefault(grader, {})[step] = share
-    return list(find_alarms(curves, disagreement=disagreement))
+    config = info.metadata.get("config")
+    return list(find_alarms(curves, disagreement=disagreement, config=config if isinstance(config, dict) else {}))
 
 
-def find_alarms(curves: Curves, *, disagreement: Curves | None = None) -> Iterator[Alarm]:
+def find_alarms(
+    curves: Curves, *, disagreement: Curves | None = None, config: Mapping[str, Any] | None = None
+) -> Iterator[Alarm]:
     """Find the alarms in the metrics of a training phase.
 
     Args:
         curves: metric -> step -> value, with the names that the training commands log.
         disagreement: second grader -> step -> share of training responses that it judges differently from the run's grader.
+        config: the run's options, for what an alarm advises.
     """
-    training = _Training(curves, disagreement or {})
+    training = _Training(curves, disagreement or {}, config or {})
     for name, find in _ALARMS:
         for finding in find(training):
             yield Alarm(name, *finding)
@@ -72,6 +76,7 @@ class _Training(NamedTuple):
 
     curves: Curves
     disagreement: Curves
+    config: Mapping[str, Any]
 
     @property
     def is_solved(self) -> bool:
@@ -124,10 +129,12 @@ def _truncation_creep(training: _Training) -> Iterator[_Finding]:
 def _wrong_answers_grow(training: _Training) -> Iterator[_Finding]:
     wrong, right = training.ends("length/wrong"), training.ends("length/correct")
     if wrong and right and wrong[1] > 1.5 * max(wrong[0], right[1]) and training.rises("length/wrong"):
+        advice = ""
+        if training.config.get("length_normalization") == "masked_mean":
+            advice = ": with masked_mean a long wrong answer costs little per token; try --length-normalization masked_normalize"
         yield _Finding(
             "warning",
-            f"wrong responses grew from {wrong[0]:.0f} to {wrong[1]:.0f} tokens, while correct ones have {right[1]:.0f}: with masked_mean "
-            "a long wrong answer costs little per token; try --length-normalization masked_normalize",
+            f"wrong responses grew from {wrong[0]:.0f} to {wrong[1]:.0f} tokens, while correct ones have {right[1]:.0f}{advice}",
             "rlvr analyze lengths RUN --phase train",
         )
 

@@ -61,14 +61,19 @@ def columns_of(result: Table, plot: Mapping[str, str], name: str) -> Columns:
 
 
 def with_wanted(columns: Columns, result: Table, plot: Mapping[str, str], wanted: Sequence[str]) -> Columns:
-    """With --panels any column of numbers may be drawn, also one that is not by default."""
-    drawn = {c for group in columns.y for c in group}
-    others = [
-        c
-        for c in wanted
-        if c in result.columns and c not in drawn and c != columns.x and kind_of(result, c) == "number"
+    """With --panels any column of numbers may be drawn: one that is not by default, or alone one that shares a panel."""
+    shared = {c for group in columns.y for c in group if len(group) > 1}
+    alone = [c for c in dict.fromkeys(wanted) if c in shared or c in other_columns(result, columns)]
+    kept = [group for group in columns.y if len(group) == 1 or not set(group) & set(alone)]
+    return columns._replace(y=(*kept, *((c,) for c in alone)))
+
+
+def other_columns(result: Table, columns: Columns) -> list[str]:
+    """The columns of numbers that are not drawn by default, but could be."""
+    drawn = {columns.x, *(c for group in columns.y for c in group)}
+    return [
+        c for c in result.columns if c not in drawn and kind_of(result, c) == "number" and not _bounds_of(result, c)
     ]
-    return columns._replace(y=(*columns.y, *((c,) for c in others)))
 
 
 def kind_of(result: Table, column: str) -> str:
@@ -124,9 +129,7 @@ def _no_x(name: str, result: Table) -> RlvrError:
 
 def nothing_to_draw(name: str, result: Table, columns: Columns) -> RlvrError:
     drawn = ", ".join(c for group in columns.y for c in group)
-    others = [
-        c for c in result.columns if kind_of(result, c) == "number" and c != columns.x and c not in drawn.split(", ")
-    ]
+    others = other_columns(result, columns)
     return RlvrError(
         f"{name} cannot be drawn: {drawn} against {columns.x} has no values in these runs.",
         f"--panels draws others: {', '.join(others)}." if others else "",

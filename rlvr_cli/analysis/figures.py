@@ -16,12 +16,13 @@ from rlvr_cli.analysis.columns import (
     count_distinct,
     interval_columns,
     nothing_to_draw,
+    other_columns,
     with_wanted,
 )
 from rlvr_cli.analysis.database import Database
 from rlvr_cli.analysis.estimators import mean_interval
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries
-from rlvr_cli.analysis.picture import Line, Panel, Picture, number
+from rlvr_cli.analysis.picture import Line, Panel, Picture, number, numbers
 from rlvr_cli.config.options import nearest
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Table
@@ -29,6 +30,7 @@ from rlvr_cli.types import Table
 MAX_LINES, MAX_PANELS = 24, 24  # more are no picture
 MAX_OVERLAID = 6  # lines that may share a panel with their variants; more get a panel for each variant
 LONG_MINUTES = 180.0  # above which x is in hours
+SHORT = 0.1  # of the longest run: where another one is shorter, x is logarithmic, so that it is more than a dot
 
 # column of a named query -> (title, label of the y axis); of other columns both are the name
 MEASURES = {
@@ -72,6 +74,9 @@ X_LABELS = {
     "run_id": "",
 }
 PROGRESS = {"steps": "algorithm_steps", "rollouts": "rollouts", "tokens": "tokens", "minutes": "minutes"}
+
+CUT = "Intervals that go beyond the axis are cut at its end."
+NO_EARLY_END = "Sampler against trainer: without the tokens before --sampling-min-tokens, where the sampler forbids the end of a response."
 
 Progress = Mapping[tuple[str, int], Mapping[str, float]]  # (run, updates) -> row of the query `progress`
 Interval = tuple[float, float]
@@ -122,6 +127,7 @@ def draw(
     """
     name, plot = query.name or "The result", query.plot or {}
     columns = columns_of(result, plot, name)
+    others = other_columns(result, columns)
     if wishes.panels:
         columns = with_wanted(columns, result, plot, wishes.panels)
     if wishes.x != "updates" and columns.x != "step":
@@ -134,7 +140,7 @@ def draw(
     if not panels:
         raise nothing_to_draw(name, result, columns)
     if wishes.panels:
-        panels = _chosen(panels, wishes.panels)
+        panels = _chosen(panels, wishes.panels, others=others, result=result, query=query)
     for panel in panels:
         if len(panel.lines) > MAX_LINES:
             raise RlvrError(
@@ -147,20 +153,42 @@ def draw(
             f"Choose with --panels: {', '.join(panel.name for panel in panels)}.",
         )
     title = wishes.title or (arms[0].label if len(arms) == 1 else "")
-    return Picture(panels, maker.series, maker.variants, title, tuple(maker.notes(panels)))
+    picture = Picture(panels, maker.series, maker.variants, title, tuple(maker.notes(panels)))
+    return replace(picture, notes=(*picture.notes, CUT)) if has_cut_intervals(picture) else picture
 
 
-def _chosen(panels: Sequence[Panel], wanted: Sequence[str]) -> tuple[Panel, ...]:
-    """The panels of these names, in this order; a name may also be a word of several names, such as a phase."""
+def has_cut_intervals(picture: Picture) -> bool:
+    """Whether an interval goes beyond the ends of its axis, where the drawers cut it."""
+    for panel in picture.panels:
+        axes = picture.axes(panel)
+        for line in panel.lines if axes else ():
+            bounds = [v for bound in (line.low, line.high) for v in numbers(bound or (), log="y" in panel.log)]
+            if axes and any(not axes[1].low <= v <= axes[1].high for v in bounds if math.isfinite(v)):
+                return True
+    return False
+
+
+def _chosen(
+    panels: Sequence[Panel], wanted: Sequence[str], *, others: Sequence[str], result: Table, query: NamedQuery
+) -> tuple[Panel, ...]:
+    """The panels of these names, in this order; a name may also be a word of several names, such as a phase.
+
+    Raises:
+        RlvrError: there is no such panel, with those that there are, and the columns `others` that could be.
+    """
     kept: dict[int, Panel] = {}
     for name in wanted:
         found = [p for p in panels if name == p.name] or [p for p in panels if name in p.name.split()]
         if not found:
-            near = nearest(name, [panel.name for panel in panels])
-            raise RlvrError(
-                f"There is no panel {name!r}." + (f" Did you mean {near[0]}?" if near else ""),
-                f"Panels: {', '.join(panel.name for panel in panels)}.",
-            )
+            near = nearest(name, [*(panel.name for panel in panels), *others])
+            problem = f"There is no panel {name!r}." + (f" Did you mean {near[0]}?" if near else "")
+            if name in result.columns:
+                problem = f"The column {name} has no numbers to draw in these runs."
+            hint = f"Panels: {', '.join(panel.name for panel in panels)}."
+            hint += f" Other columns: {', '.join(others)}." if others else ""
+            if query.name == "curves":
+                hint += f" Any metric: rlvr analyze metrics RUN --set names=%{name}% --plot FILE"
+            raise RlvrError(problem, hint)
         kept |= {id(panel): panel for panel in found}
     return tuple(kept.values())
 
@@ -190,7 +218,23 @@ class _Maker:
         self.hours = wishes.x == "minutes" and max((p["minutes"] for p in progress.values()), default=0) > LONG_MINUTES
         self.by_run = columns.lines[:1] == ("run_id",)
         self.log = "".join(axis for axis in "xy" if axis in wishes.log or axis in self.plot.get("log", ""))
+        if wishes.log == "none":
+            self.log = ""
+        elif not wishes.log and self._is_uneven():
+            self.log += "x"
         self.series, self.variants = self._labels()
+
+    def _is_uneven(self) -> bool:
+        """Whether x is the progress of runs, of which one is shorter than `SHORT` of another."""
+        if self.columns.x != "step" or not self.by_run:
+            return False
+        ends: dict[str, float] = {}
+        for row in self.rows:
+            x = self._moved(row, row["run_id"], "")
+            if math.isfinite(x):
+                ends[self._series(row)] = max(x, ends.get(self._series(row), 0.0))
+        begun = [end for end in ends.values() if end > 0]
+        return len(begun) > 1 and min(begun) < SHORT * max(begun)
 
     def _places(self, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """The texts along an x axis of places; none if x is a number. Those of numbers are the same in all panels."""
@@ -257,12 +301,13 @@ class _Maker:
         title = ", ".join(filter(None, (title, of)))
         if group == ("value",) and of:  # of `metrics`: each name has its own unit
             y_label = of.split()[0]
+        by_column = len(self.columns.y) > 1 or not of or group[0] in self.wishes.panels
         panel = Panel(
             title=title,
             x_label=self._x_label(),
             y_label=y_label,
             lines=tuple(lines),
-            name=" ".join(filter(None, (of, group[0] if len(self.columns.y) > 1 or not of else ""))),
+            name=" ".join(filter(None, (of, group[0] if by_column else ""))),
             bars=self.columns.bars,
             places=places,
             log="" if self.columns.bars else self.log.replace("x", "") if places else self.log,
@@ -382,6 +427,10 @@ class _Maker:
     def notes(self, panels: Sequence[Panel]) -> Iterator[str]:
         lines = [line for panel in panels for line in panel.lines]
         seeds = any(len(arm.runs) > 1 for arm in self.arms)
+        if "x" in self.log and not self.wishes.log and "x" not in self.plot.get("log", ""):
+            yield f"The axis of {self._x_label()} is logarithmic: one run has less than a tenth of those of another."
+        if any(panel.y_label.startswith("log-probability, nats") for panel in panels):
+            yield NO_EARLY_END
         whiskers = {panel.has_whiskers for panel in panels if any(line.low is not None for line in panel.lines)}
         if whiskers:
             mark = " and ".join(name for name, drawn in (("Bands", False), ("Whiskers", True)) if drawn in whiskers)
@@ -394,7 +443,7 @@ class _Maker:
         if any(line.raw is not None for line in lines):
             yield f"Lines: mean of {self.wishes.smooth} neighboring points; the points themselves are faint."
         hidden = [v for line in lines for values in [(line.y if "y" in self.log else ())] for v in values if v <= 0]
-        if hidden or any(x <= 0 for panel in panels if "x" in panel.log for line in panel.lines for x in line.x):
+        if hidden or any(x < 0 for panel in panels if "x" in panel.log for line in panel.lines for x in line.x):
             yield "Values of 0 or less cannot be shown on a logarithmic axis."
 
 

@@ -89,11 +89,14 @@ class Axis:
     high: float
     ticks: tuple[tuple[float, str], ...]
     log: bool = False
+    unit: float = 0.0  # above 0: the logarithm is that of 1 + value / unit, so that the axis begins at 0
 
     def share(self, value: float) -> float:
         """Where a value is on the axis, from 0 to 1, and outside of it at the nearer end."""
         low, high = self.low, self.high
-        if self.log:
+        if self.unit:
+            low, high, value = (math.log1p(v / self.unit) for v in (low, high, value))
+        elif self.log:
             low, high, value = math.log(low), math.log(high), math.log(value)
         return min(1.0, max(0.0, (value - low) / (high - low)))
 
@@ -133,8 +136,14 @@ class Picture:
     def label(self, line: Line) -> str:
         """The line's name, of the parts that distinguish it from the picture's other lines."""
         series = self.series[line.series] if len(self.series) > 1 else ""
-        variant = self.variants[line.variant] if len(self.variants) > 1 else ""
+        variant = self.variants[line.variant] if len(self._drawn_variants) > 1 else ""
         return " ".join(filter(None, (series, variant)))
+
+    @cached_property
+    def _drawn_variants(self) -> list[int]:
+        """The variants of lines that are drawn; where each has panels of its own, these name them."""
+        drawn = {line.variant for panel in self.panels for line in panel.lines}
+        return [i for i in range(len(self.variants)) if i in drawn or not self.panels]
 
     @cached_property
     def legend(self) -> tuple[Entries, Entries]:
@@ -146,14 +155,9 @@ class Picture:
             for i, text in enumerate(self.series)
             if several
         ]
-        variants = []
-        if len(self.variants) > 1:
-            styles = [self.style(Line((), (), variant=i)) for i in range(len(self.variants))]
-            variants = [
-                (text, Style(None, "", style.dash) if several else style)
-                for text, style in zip(self.variants, styles, strict=True)
-            ]
-        return series, variants
+        styles = [(i, self.style(Line((), (), variant=i))) for i in self._drawn_variants]
+        variants = [(self.variants[i], Style(None, "", style.dash) if several else style) for i, style in styles]
+        return series, variants if len(variants) > 1 else []
 
     def axes(self, panel: Panel) -> tuple[Axis, Axis] | None:
         """The x and the y axis of a panel, None without data. Panels with the same label have the same axis."""
@@ -177,6 +181,11 @@ def numbers(values: Sequence[float], *, log: bool = False) -> list[float]:
     return [math.nan if log and not v > 0 else v for v in map(number, values)]
 
 
+def numbers_across(line: Line, panel: Panel) -> list[float]:
+    """The x of a line's points; a logarithmic axis begins at 0 where a point does (`Axis.unit`)."""
+    return [math.nan if "x" in panel.log and v < 0 else v for v in map(number, line.x)]
+
+
 def distinct(labels: Sequence[str], shortened: Callable[[str], str]) -> list[str]:
     """Labels that fit: shortened where needed, and numbered if two that differ would become equal."""
     short = [shortened(label) for label in labels]
@@ -198,7 +207,7 @@ def value_text(value: float) -> str:
 def _points(panel: Panel) -> Iterator[tuple[float, float, float, float]]:
     """(x, y, low, high) of all points with x and y. Without an interval low and high are the value before smoothing, or y."""
     for line in panel.lines:
-        x, y = numbers(line.x, log="x" in panel.log), numbers(line.y, log="y" in panel.log)
+        x, y = numbers_across(line, panel), numbers(line.y, log="y" in panel.log)
         low, high = (
             numbers(b, log="y" in panel.log) if b is not None else y
             for b in (line.low or line.raw, line.high or line.raw)
@@ -216,8 +225,8 @@ def _x_axis(panel: Panel, panels: Sequence[Panel]) -> Axis:
         return Axis(panel.x_label, -half, len(panel.places) - 1 + half, ticks)
     xs = sorted({x for p in panels for x, *_ in _points(p)})
     low, high = xs[0], xs[-1]
-    if "x" in panel.log:
-        return _log_axis(panel.x_label, low, high, values=xs)
+    if "x" in panel.log and high > 0:
+        return _log_axis(panel.x_label, low, high, values=xs) if low > 0 else _log_axis_from_0(panel.x_label, xs)
     whole = all(x.is_integer() for x in xs)
     if low == high:
         low, high = low - 1, high + 1
@@ -281,12 +290,28 @@ def _log_axis(label: str, low: float, high: float, *, values: Sequence[float]) -
     """Ticks at the values if they are few, such as k = 1, 2, 4, 8, else at powers of ten, or at 1, 2 and 5 of each."""
     if low == high:
         low, high = low / 2, high * 2
-    if not 0 < len(values) <= MAX_TICKED:
-        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        every = math.ceil(len(decades) / 8)
-        values = [10.0**d for d in decades[::every]]
-        if sum(low <= v <= high for v in values) < 3:
-            values = [m * 10.0**d for d in decades for m in (1, 2, 5)]
     ratio = (high / low) ** PAD
-    ticks = tuple((v, value_text(v)) for v in values if low / ratio <= v <= high * ratio)
+    ticks = tuple((v, value_text(v)) for v in _log_ticks(low, high, values) if low / ratio <= v <= high * ratio)
     return Axis(label, low / ratio, high * ratio, ticks, log=True)
+
+
+def _log_axis_from_0(label: str, values: Sequence[float]) -> Axis:
+    """An axis from 0 to the last of these sorted values, linear below the first one above 0 and logarithmic above it."""
+    unit, high = next(v for v in values if v > 0), values[-1]
+    pad = PAD * math.log1p(high / unit)
+    last = unit * math.expm1(math.log1p(high / unit) + pad)
+    ticks = [v for v in _log_ticks(unit, max(high, 2 * unit), values) if unit <= v <= last]
+    return Axis(
+        label, unit * math.expm1(-pad), last, tuple((v, value_text(v)) for v in (0.0, *ticks)), log=True, unit=unit
+    )
+
+
+def _log_ticks(low: float, high: float, values: Sequence[float]) -> Sequence[float]:
+    if 0 < len(values) <= MAX_TICKED:
+        return values
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    every = math.ceil(len(decades) / 8)
+    ticks = [10.0**d for d in decades[::every]]
+    if sum(low <= v <= high for v in ticks) < 3:
+        return [m * 10.0**d for d in decades for m in (1, 2, 5)]
+    return ticks

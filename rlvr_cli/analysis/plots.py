@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr_cli.analysis.picture import COLORS, DASHES, Axis, Panel, Picture, Style, distinct, numbers
+from rlvr_cli.analysis.picture import COLORS, DASHES, Axis, Panel, Picture, Style, distinct, numbers, numbers_across
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import atomic_write, shown
 from rlvr_cli.text import printable
@@ -32,6 +32,7 @@ KEY_POINTS = 46.0  # the sample of a line in the legend, and the space around it
 MAX_IN_LEGEND = 24
 MARK_EVERY_POINT = 30  # a line of up to this many points has a mark at each of them
 MAX_MARKS = 12  # on a longer line; an isolated point always has one
+MAX_ASIDE = 24.0  # points over which the whiskers of several lines at one x are spread
 MAX_LABEL_CHARACTERS = 300  # longer labels are shortened before they are measured
 
 _MARKERS = {
@@ -220,13 +221,32 @@ def _draw_panel(axes: "Axes", panel: Panel, picture: Picture, inside: float) -> 
     if found is None:
         return _no_data(axes)
     across, up = found
-    (_draw_bars if panel.bars else _draw_lines)(axes, panel, picture)
+    if panel.bars:
+        _draw_bars(axes, panel, picture)
+    else:
+        _draw_lines(axes, panel, picture, up)
+    axes.set_yscale("log" if up.log else "linear")
+    if unit := across.unit:
+        axes.set_xscale("function", functions=(lambda x: _log_of_1_plus(x / unit), lambda s: _inverse(s) * unit))
+    else:
+        axes.set_xscale("log" if across.log else "linear")
     for axis, name in ((across, "x"), (up, "y")):
-        axes.set(**{f"{name}scale": "log" if axis.log else "linear"})
         axes.set(**{f"{name}lim": (axis.low, axis.high)})
     axes.minorticks_off()
     axes.set_yticks(*zip(*up.ticks, strict=True))
     _ticks_across(axes, across, places=bool(panel.places), inside=inside)
+
+
+def _log_of_1_plus(values: Any) -> Any:
+    import numpy as np
+
+    return np.log1p(np.maximum(values, -0.99))  # matplotlib also asks for what is far outside
+
+
+def _inverse(values: Any) -> Any:
+    import numpy as np
+
+    return np.expm1(np.minimum(values, 300))
 
 
 def _ticks_across(axes: "Axes", across: Axis, *, places: bool, inside: float) -> None:
@@ -245,11 +265,11 @@ def _ticks_across(axes: "Axes", across: Axis, *, places: bool, inside: float) ->
             text.set(ha="right", rotation_mode="anchor")
 
 
-def _draw_lines(axes: "Axes", panel: Panel, picture: Picture) -> None:
+def _draw_lines(axes: "Axes", panel: Panel, picture: Picture, up: Axis) -> None:
     from matplotlib.transforms import ScaledTranslation
 
     for order, line in enumerate(panel.lines):
-        x, y = numbers(line.x, log="x" in panel.log), numbers(line.y, log="y" in panel.log)
+        x, y = numbers_across(line, panel), numbers(line.y, log="y" in panel.log)
         drawn = [math.isfinite(a) and math.isfinite(b) for a, b in zip(x, y, strict=True)]
         around = [False, *drawn, False]
         alone = [i for i, d in enumerate(drawn) if d and not around[i] and not around[i + 2]]
@@ -260,9 +280,11 @@ def _draw_lines(axes: "Axes", panel: Panel, picture: Picture) -> None:
         if line.low is not None and line.high is not None:
             low, high = (numbers(bounds, log="y" in panel.log) for bounds in (line.low, line.high))
             if panel.has_whiskers:
-                aside = 3.0 * (order - (len(panel.lines) - 1) / 2) / 72  # beside each other, in inches
+                apart = min(3.0, MAX_ASIDE / len(panel.lines))
+                aside = apart * (order - (len(panel.lines) - 1) / 2) / 72  # beside each other, in inches
+                low, high = ([min(max(v, up.low), up.high) for v in bounds] for bounds in (low, high))
                 moved = axes.transData + ScaledTranslation(aside, 0, axes.figure.dpi_scale_trans)
-                axes.vlines(x, low, high, color=color, alpha=0.7, linewidth=1.0, transform=moved)
+                axes.vlines(x, low, high, color=color, alpha=0.7, linewidth=1.0, transform=moved, clip_on=False)
             else:
                 axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
                 for i in alone:  # fill_between draws nothing at an isolated point

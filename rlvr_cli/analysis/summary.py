@@ -3,7 +3,7 @@
 Enters: a run directory, a phase and a step. Leaves: a `RunSummary`, whose `tables` print in any format.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,17 +106,19 @@ def summarize(
         return _summary(database, query, run_id=info.id, phase=phase, step=step)
 
 
-def combined_tables(summaries: Sequence[RunSummary]) -> list[Table]:
-    """Concatenate the tables of several summaries; each row starts with its run."""
-    tables: dict[str, Table] = {}
-    for summary in summaries:
-        for table in summary.tables():
-            named = table.columns[0] == "run_id"
-            columns = table.columns if named else ("run_id", *table.columns)
-            rows = table.rows if named else [(summary.run_id, *row) for row in table.rows]
-            earlier = tables.get(table.title)
-            tables[table.title] = Table(columns, [*(earlier.rows if earlier else []), *rows], title=table.title)
-    return list(tables.values())
+def combined_tables(of_runs: Iterable[tuple[str, Sequence[Table]]]) -> list[Table]:
+    """Concatenate the tables of several runs, by title; each row starts with its run, and columns that it lacks are None."""
+    records: dict[str, list[dict[str, Any]]] = {}
+    for run_id, its in of_runs:
+        for table in its:
+            records.setdefault(table.title, []).extend({"run_id": run_id} | record for record in table.records())
+    tables = []
+    for title, rows in records.items():
+        if not rows:
+            continue
+        columns = tuple(dict.fromkeys(column for row in rows for column in row))
+        tables.append(Table(columns, [tuple(map(row.get, columns)) for row in rows], title=title))
+    return tables
 
 
 def _cells(estimate: Estimate) -> tuple[float, float | None, float | None, str]:

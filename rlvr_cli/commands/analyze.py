@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,26 +87,50 @@ def run(config: AnalyzeConfig) -> None:
             result, left_out = at_k_table(database, parameters)
         else:
             left_out: list[str] = []
-            result = database.select(query.sql, parameters, limit=0 if config.plot else config.limit)
+            divides = len(infos) > 1 and query.name and "limit" not in query.parameters
+            result = database.select(query.sql, parameters, limit=0 if config.plot or divides else config.limit)
         for sentence in left_out:
             console.say(sentence)
         nothing = "" if result.rows or left_out else why_nothing(database, query, parameters, infos)
         if config.plot:
             by_path = {info.path.resolve(): info for info in infos}
             plot(result, query, config, database, [[by_path[path.resolve()] for path in arm] for arm in arms])
-    result = replace(
-        result,
-        rows=result.rows[: config.limit or None],
-        more=result.more or 0 < config.limit < len(result.rows),
-    )
+    result, which = shown_rows(result, config.limit, runs=len(infos))
     if config.format == "table" and set(result.columns) >= cases.CASE_COLUMNS:
         cases.print_cases(result, templates={info.id: prompt_template(info) for info in infos})
     else:
         tables.print_tables([result], output=config.format)
     if result.more:
-        console.say(f"only the first {config.limit} rows are shown; --limit 0 shows all of them")
+        console.say(f"only {which} are shown; --limit 0 shows all of them")
     if nothing:
         console.say(nothing)
+
+
+def shown_rows(result: Table, limit: int, *, runs: int) -> tuple[Table, str]:
+    """The rows to show, and what they are in words: if there are more than `limit` (0: all), each run gets its share of it.
+
+    A result that was not fetched whole has the first rows, whichever run they are of.
+    """
+    if not 0 < limit < len(result.rows) and not result.more:
+        return result, ""
+    first, which = result.rows[:limit], f"the first {limit} rows"
+    if runs < 2 or "run_id" not in result.columns:
+        return replace(result, rows=first, more=True), which
+    place = result.columns.index("run_id")
+    if result.more:
+        seen = len({row[place] for row in first})
+        return replace(result, rows=first), f"{which}, which are of {seen} of the {runs} runs,"
+    left = Counter(row[place] for row in result.rows)
+    kept: Counter[Any] = Counter()
+    while sum(kept.values()) < limit:
+        for run in [run for run in left if kept[run] < left[run]][: limit - sum(kept.values())]:
+            kept[run] += 1
+    rows = []
+    for row in result.rows:
+        if kept[row[place]] > 0:
+            kept[row[place]] -= 1
+            rows.append(row)
+    return replace(result, rows=rows, more=True), f"{limit} of {len(result.rows):,} rows, the first ones of each run,"
 
 
 def why_nothing(database: Database, query: NamedQuery, parameters: Mapping[str, Any], infos: Sequence[RunInfo]) -> str:
@@ -373,7 +398,7 @@ def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: 
     ]
     if len(summaries) == 1:
         return tables.print_tables(summaries[0].tables(), output=config.format)
-    tables.print_tables(combined_tables(summaries), output=config.format)
+    tables.print_tables(combined_tables((s.run_id, s.tables()) for s in summaries), output=config.format)
 
 
 def _has_rollouts(info: RunInfo, *, phase: str, step: int | None) -> bool:

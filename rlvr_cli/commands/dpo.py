@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from rlvr_cli.rollouts.inputs import input_facts, load_template
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.samplers.open import Engine
 from rlvr_cli.terminal import console
+from rlvr_cli.training.losses.custom import load_preference_loss, loss_facts
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES, PreferenceLoss, preference
 from rlvr_cli.training.nodes import lend_trainers
 from rlvr_cli.training.objectives import Objective
@@ -52,6 +53,7 @@ def run(config: DpoConfig) -> None:
     if lend_trainers(config):
         return
     config = resumed_config(config, command="dpo")
+    objective_of(config)  # raises if a loss of the user's own does not work
     if config.n_dpo_steps:
         run_on_policy(config)
     else:
@@ -66,7 +68,8 @@ def run_on_policy(config: DpoConfig) -> None:
             f"{config.model} holds a LoRA adapter: without it, as the reference, the model is not the one that the run starts with.",
             "Start from a merged model (--lora-merge), or use --loss-type simpo, which has no reference.",
         )
-    inputs = load_inputs(config, questions_per_batch=config.n_prompts_per_rollout_batch, rows=rows)
+    own = own_loss_facts(config)
+    inputs = load_inputs(config, questions_per_batch=config.n_prompts_per_rollout_batch, rows=rows, more_facts=own)
     print_plan(online_dpo_plan(config, inputs.facts), config, inputs, rows=rows)
     for note in shared_notes(config):
         console.say(f"note: {note}")
@@ -178,7 +181,7 @@ def run_on_pairs(config: DpoConfig) -> None:
         template=template,
         grader=pool.spec,
         engine="transformers",
-    )
+    ) | own_loss_facts(config)
     rows, engine = 2 * config.micro_batch_size, Engine("transformers", "shares the trainer's model")
     devices = divide_devices(config, engine=engine.name, rows=rows)
     inputs = Inputs(template, [], eval_dataset, pool, engine, *devices, facts)
@@ -242,9 +245,16 @@ def train(config: DpoConfig, trainer: Trainer, pairs: Pairs) -> None:
     trainer.finish()
 
 
+def own_loss_facts(config: DpoConfig) -> dict[str, Any]:
+    """The facts of a loss of the user's own; none of a built-in one."""
+    return {} if config.loss_type in PREFERENCE_LOSSES else loss_facts(config.loss_type)
+
+
 def objective_of(config: DpoConfig) -> tuple[PreferenceLoss, Objective]:
-    """The loss of --loss-type, and the objective with its options."""
-    loss = PREFERENCE_LOSSES[config.loss_type]
+    """The loss of --loss-type, and the objective with its options. Raises RlvrError if a loss of the user's own does not work."""
+    loss = PREFERENCE_LOSSES.get(config.loss_type)
+    if loss is None:
+        return PreferenceLoss(with_reference=True, per_token=False), load_preference_loss(config.loss_type)
     return loss, partial(preference, loss=loss, beta=config.scale, gamma=config.target_margin, nll_coef=config.nll_coef)
 
 

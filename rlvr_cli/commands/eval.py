@@ -3,7 +3,8 @@
 Enters: an EvalConfig. Leaves: a run directory with every sample, and the summary on stdout.
 """
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import count
@@ -27,43 +28,46 @@ from rlvr_cli.rollouts.grading import check_grade_errors, grader_pool, stored_er
 from rlvr_cli.rollouts.inputs import chat_line, input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import name_of, open_run, resumed_config
 from rlvr_cli.runs.readers import is_run, read_run, run_names
-from rlvr_cli.runs.run_dir import made_name
+from rlvr_cli.runs.run_dir import made_name, short_name
 from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_facts, settings_of
 from rlvr_cli.samplers.thinking_budget import SENTENCE, BudgetedSampler
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.placement import place_samplers
-from rlvr_cli.types import Sampler
+from rlvr_cli.types import Sampler, Table
 
 
 def run(config: EvalConfig) -> None:
     """Evaluate a model. Raises RlvrError for user errors, Interrupted after a signal."""
-    config = resumed_config(config, command="eval", one_run="," not in config.thinking_budget)
+    config = resumed_config(config, command="eval", one_run=not own_options(config))
     template = load_template(config, model=config.model)
-    dataset = load_questions(config, purpose="eval", limit=config.limit)
-    pool = grader_pool(config, dataset.default_grader)
-    grader = pool.spec
+    datasets = {
+        name: load_questions(replace(config, dataset=name), purpose="eval", limit=config.limit)
+        for name in config.datasets
+    }
     if config.check_dataset:
-        with pool:
-            return check_dataset(dataset, grader, pool, output=config.format)
+        for dataset in datasets.values():
+            with grader_pool(config, dataset.default_grader) as pool:
+                check_dataset(dataset, pool.spec, pool, output=config.format)
+        return
 
     ending = stop_thinking(config, template) if config.thinking_budget else ""
     engine = choose_engine(
         config.engine, base_url=config.base_url, api_key_env=config.api_key_env, sampler_urls=config.sampler_urls
     )
     devices = sampler_devices(config, engine.name)
-    facts = input_facts(
-        {"dataset": dataset.facts},
-        model=model_facts(config.model, base_url=config.base_url),
-        template=template,
-        grader=grader,
-        engine=engine.name,
-    )
-    evaluated: list[Path] = []
-    with pool, StopRequest() as stop, ExitStack() as opened:
+    model = model_facts(config.model, base_url=config.base_url)
+    evaluated: dict[Path, Dataset] = {}
+    with StopRequest() as stop, ExitStack() as opened:
         sampler: Sampler | None = None
-        for one in config_of_each_run(config, about=[name_of(facts["model"]), dataset.name]):
+        for one in config_of_each_run(config, about=[name_of(model), *(d.name for d in datasets.values())]):
+            dataset = datasets[one.dataset]
+            pool = grader_pool(one, dataset.default_grader)
+            facts = input_facts(
+                {"dataset": dataset.facts}, model=model, template=template, grader=pool.spec, engine=engine.name
+            )
             with (
+                pool,
                 tracked(one.track, project=one.track_project) as trackers,
                 open_run(one, command="eval", facts=facts) as run,
             ):
@@ -71,8 +75,9 @@ def run(config: EvalConfig) -> None:
                 console.say(f"run      {run.path}")
                 for notice in run.notices:
                     console.say(notice)
-                if sampler is None:
+                if sampler is None or len(datasets) > 1:
                     say_inputs(config, dataset, facts, engine, devices)
+                if sampler is None:
                     if ending:
                         console.say(f"thinking is ended after {config.thinking_budget} tokens with {ending!r}")
                     sampler = open_sampler(engine.name, settings_of(config), devices=devices)
@@ -94,16 +99,31 @@ def run(config: EvalConfig) -> None:
                         stop=stop,
                         progress=bar,
                     )
-            evaluated.append(run.path)
+            evaluated[run.path] = dataset
     if len(evaluated) == 1:
-        tables.print_tables(summarize(evaluated[0]).tables(), output=config.format)
+        tables.print_tables(summarize(next(iter(evaluated))).tables(), output=config.format)
+    elif len(datasets) > 1:
+        tables.print_tables([dataset_table(evaluated)], output=config.format)
+        console.say(f"of each  rlvr analyze summary {shlex.join(map(str, evaluated))}")
     else:
         with open_runs([read_run(path) for path in evaluated]) as database:
             query = named_queries()["thinking_budget"]
             tables.print_tables([database.select(query.sql, query.parameters)], output=config.format)
-        console.say(f"picture  rlvr analyze thinking_budget {' '.join(map(str, evaluated))} --plot budget.png")
+        console.say(f"picture  rlvr analyze thinking_budget {shlex.join(map(str, evaluated))} --plot budget.png")
     for path in evaluated:
         check_graded(path)
+
+
+def dataset_table(evaluated: Mapping[Path, Dataset]) -> Table:
+    """A row for each dataset: its run, and the accuracy with its 95 % interval."""
+    columns = ("dataset", "run_id", "questions", "samples", "accuracy", "low", "high", "mean_tokens", "truncated_share")
+    rows = []
+    for path, dataset in evaluated.items():
+        found = summarize(path)
+        counts, accuracy = (found.questions, found.samples), found.accuracy
+        share = (accuracy.value, accuracy.low, accuracy.high)
+        rows.append((dataset.name, found.run_id, *counts, *share, found.mean_tokens, found.truncated_share))
+    return Table(columns, rows, title="datasets")
 
 
 def check_graded(path: Path) -> None:
@@ -133,15 +153,29 @@ def say_inputs(
         console.say(f"endpoint {config.base_url}; it gets the key in {config.api_key_env}")
 
 
+def own_options(config: EvalConfig) -> dict[str, dict[str, str]]:
+    """End of a run's name -> the options that are this run's own: its thinking budget or its dataset. Empty if there is one run."""
+    if len(config.thinking_budgets) > 1:
+        return {str(budget): {"thinking_budget": str(budget)} for budget in config.thinking_budgets}
+    if len(config.datasets) == 1:
+        return {}
+    found: dict[str, dict[str, str]] = {}
+    for name in config.datasets:
+        short = short_name(name) or "dataset"
+        numbered = (short if number == 1 else f"{short}-{number}" for number in count(1))
+        found[next(end for end in numbered if end not in found)] = {"dataset": name}
+    return found
+
+
 def config_of_each_run(config: EvalConfig, *, about: Sequence[str]) -> list[EvalConfig]:
-    """The config of each run: of each thinking budget, if there are several. Those that an earlier command began are resumed."""
-    budgets = config.thinking_budgets
-    if len(budgets) < 2:
+    """The config of each run: of each thinking budget or dataset, if there are several. Those that an earlier command began are resumed."""
+    ends = own_options(config)
+    if not ends:
         return [config]
-    name = config.run or _free_name(config, about)
+    name = config.run or _free_name(config, about[:1] if len(config.datasets) > 1 else about, ends)
     configs = []
-    for budget in budgets:
-        one = replace(config, thinking_budget=str(budget), run=f"{name}-{budget}")
+    for end, own in ends.items():
+        one = replace(config, **own, run=f"{name}-{end}")
         path = Path(config.runs_dir) / one.run
         if is_run(str(path), config.runs_dir):
             sources = {**one.sources, "resume": "earlier command"}
@@ -149,7 +183,7 @@ def config_of_each_run(config: EvalConfig, *, about: Sequence[str]) -> list[Eval
             differing = [
                 f"{flag(f.name)} {getattr(one, f.name)!r}, not {getattr(config, f.name)!r}"
                 for f in options(EvalConfig)
-                if f.name not in ("run", "resume", "thinking_budget") and not f.metadata["free_on_resume"]
+                if f.name not in ("run", "resume", *own) and not f.metadata["free_on_resume"]
                 if getattr(one, f.name) != getattr(config, f.name)
             ]
             if differing:
@@ -161,12 +195,12 @@ def config_of_each_run(config: EvalConfig, *, about: Sequence[str]) -> list[Eval
     return configs
 
 
-def _free_name(config: EvalConfig, about: Sequence[str]) -> str:
+def _free_name(config: EvalConfig, about: Sequence[str], ends: Iterable[str]) -> str:
     """Return a name that no run begins with, so that none of an earlier command is taken for one of this."""
     made = made_name("eval", about)
     taken = run_names(config.runs_dir)
     names = (made if number == 1 else f"{made}-{number}" for number in count(1))
-    return next(name for name in names if f"{name}-{config.thinking_budgets[0]}" not in taken)
+    return next(name for name in names if not any(f"{name}-{end}" in taken for end in ends))
 
 
 def stop_thinking(config: EvalConfig, template: PromptTemplate) -> str:

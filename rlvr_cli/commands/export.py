@@ -20,13 +20,18 @@ def run(config: ExportConfig) -> None:
     check_installed(config.to)
     named = resolve_runs(config.runs, config.runs_dir)
     console.report_passed_over(named.others)
-    for path in named.runs or [latest_run(config.runs_dir)]:
+    paths = named.runs or [latest_run(config.runs_dir)]
+    if config.out and len({path.name for path in paths}) < len(paths):
+        raise RlvrError(
+            "Two of the runs have the same name: in --out one would replace the other.", "Export them apart."
+        )
+    for path in paths:
         for name in dict.fromkeys(config.to):
-            export(path, name, project=config.track_project)
+            export(path, name, project=config.track_project, out=Path(config.out) if config.out else None)
 
 
-def export(path: Path, name: str, *, project: str) -> None:
-    """Send one run to one tracker."""
+def export(path: Path, name: str, *, project: str, out: Path | None) -> None:
+    """Send one run to one tracker; files go into the run, or into a folder of `out`."""
     info = read_run(path)
     rows = complete_rows(info)
     if not rows:
@@ -35,7 +40,7 @@ def export(path: Path, name: str, *, project: str) -> None:
     try:
         with (
             contextlib.redirect_stdout(sys.stderr),  # trackers say what they do, and stdout is for results
-            open_tracker(name, info, project=project, live=False, patience=0.0) as tracker,
+            open_tracker(name, info, project=project, live=False, patience=0.0, out=out) as tracker,
         ):
             tracker.send(rows)
             note = tracker.note

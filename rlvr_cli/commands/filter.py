@@ -196,6 +196,17 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
         answer_field=config.answer_field,
         purpose="train",
     )
+    judged = sum(e.response is not None for e in dataset.examples)
+    if judged < dataset.rows and (names := thinking_rules(config).names):
+        rules = " and ".join(names)
+        if not judged:
+            raise RlvrError(
+                f"{dataset.name} has no responses: the rules of their thinking ({rules}) have nothing to judge.",
+                "Leave the rules out, or filter a run, or a file with a field response.",
+            )
+        console.say(
+            f"note: {dataset.rows - judged} of {dataset.rows} rows have no response; the rules of the thinking ({rules}) keep them"
+        )
     with open_examples(dataset.examples, timeout_seconds=config.timeout_seconds) as database:
         condition = database.condition(config.where, table="dataset") if config.where else "true"
         items, questions = read_examples(database, dataset.examples, condition=condition, rules=thinking_rules(config))

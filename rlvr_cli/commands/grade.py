@@ -1,13 +1,16 @@
-"""`rlvr grade`: grade the responses of a run again with another grader, and show what changes; or try a grader.
+"""`rlvr grade`: grade the responses of runs again with another grader, and show what changes; or try a grader.
 
 Enters: a GradeConfig. Leaves: new grades stored beside the run's own, and on stdout how the two differ; or, stored nowhere, what
 a grader makes of some responses.
 """
 
 import shlex
+from collections.abc import Sequence
+from pathlib import Path
 
 from rlvr_cli import user_code
 from rlvr_cli.analysis.grade_changes import compare_grades
+from rlvr_cli.analysis.summary import combined_tables
 from rlvr_cli.config.grade import GradeConfig
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import Interrupted, RlvrError, UsageError
@@ -18,7 +21,7 @@ from rlvr_cli.rollouts.grading import say_failure
 from rlvr_cli.rollouts.inputs import load_questions
 from rlvr_cli.rollouts.regrade import plan_regrade, regrade
 from rlvr_cli.rollouts.trial_grades import question_cases, stored_cases, trial_tables, try_grader
-from rlvr_cli.runs.readers import latest_run, read_run, resolve_run
+from rlvr_cli.runs.readers import latest_run, read_run, resolve_runs
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.terminal import console, tables
 
@@ -38,9 +41,39 @@ def run(config: GradeConfig) -> None:
         timeout=config.grader_timeout,
         report=say_failure,
     )
-    path = resolve_run(config.run, config.runs_dir) if config.run else latest_run(config.runs_dir)
+    named = resolve_runs(config.run, config.runs_dir)
+    console.report_passed_over(named.others)
+    paths = named.runs or [latest_run(config.runs_dir)]
+    ungraded = []  # runs of which not one response could be graded
+    with pool, StopRequest() as stop:
+        for path in paths:
+            failed = pool.failed
+            left = grade_run(config, path, pool, stop=stop, paths=paths)
+            if left and pool.failed - failed == left:
+                ungraded.append((path, left))
+    grader = stored_name(config)
+    changes = {path: compare_grades(read_run(path), grader=grader, phase=config.phase) for path in paths}
+    if len(paths) == 1:
+        tables.print_tables(changes[paths[0]], output=config.format)
+    else:
+        tables.print_tables(combined_tables((path.name, its) for path, its in changes.items()), output=config.format)
+    if ungraded:
+        path, left = ungraded[0]
+        of = f" of {path.name}" if len(paths) > 1 else ""
+        raise RlvrError(
+            f"Not one of the {left} responses{of} could be graded: see the note above.",
+            "Correct the grader, and give the same command again: a changed file grades all of them anew.",
+        )
+
+
+def grade_run(config: GradeConfig, path: Path, pool: GraderPool, *, stop: StopRequest, paths: Sequence[Path]) -> int:
+    """Grade one of the runs `paths` again. Returns how many rollouts were graded, and not before.
+
+    Raises:
+        Interrupted: a signal came; says how to go on.
+    """
     grader, sha256 = stored_name(config), _sha256_of(config.grader)
-    with pool, StopRequest() as stop, RunDir.annotate(path) as run:
+    with RunDir.annotate(path) as run:
         console.say(f"run      {run.path} ({run.metadata['status']})")
         for notice in run.notices:
             console.say(notice)
@@ -52,17 +85,11 @@ def run(config: GradeConfig) -> None:
                 with console.progress("grading", done + left, done=done) as bar:
                     regrade(run, works, grader=grader, grader_sha256=sha256, pool=pool, stop=stop, progress=bar)
         except (Interrupted, KeyboardInterrupt):
-            words = ["rlvr", "grade", str(run.path), "--grader", config.grader]
+            words = ["rlvr", "grade", *map(str, paths), "--grader", config.grader]
             words += ["--format-rule", config.format_rule] if config.format_rule != "literal" else []
             words += ["--phase", config.phase] if config.phase != "all" else []
             raise Interrupted(f"what is done is kept in {run.path}; go on with: {shlex.join(words)}") from None
-    changes = compare_grades(read_run(path), grader=grader, phase=config.phase)
-    tables.print_tables(changes, output=config.format)
-    if left and pool.failed == left:
-        raise RlvrError(
-            f"Not one of the {left} responses could be graded: see the note above.",
-            "Correct the grader, and give the same command again: a changed file grades all of them anew.",
-        )
+    return left
 
 
 def check(config: GradeConfig) -> None:
@@ -76,11 +103,11 @@ def check(config: GradeConfig) -> None:
         template = load_prompt(config.prompt)
         questions = load_questions(config, purpose="eval", limit=config.limit).examples
         cases += question_cases(questions, template, grader=config.check)
-    if config.run:
-        cases += stored_cases(resolve_run(config.run, config.runs_dir), limit=config.limit)
+    for path in resolve_runs(config.run, config.runs_dir).runs:
+        cases += stored_cases(path, limit=config.limit)
     if not cases:
         raise RlvrError(
-            f"{config.run or config.dataset} has no response to try.", "Name other questions or another run."
+            f"{', '.join(config.run) or config.dataset} has no response to try.", "Name other questions or another run."
         )
     with GraderPool(config.check, format_rule=config.format_rule, workers=1, timeout=config.grader_timeout) as pool:
         trials = try_grader(pool, cases)
@@ -104,16 +131,12 @@ def explain(config: GradeConfig, text: str) -> None:
     """Print how the verdict on one answer or response comes about."""
     from rlvr_cli.graders.explain import explained, response_of
 
-    if not config.run.strip():
-        raise UsageError(
-            "--explain needs the ground truth, too.",
-            'rlvr grade --explain "ANSWER" "TRUTH"; one that starts with - comes after -- : --explain "-5" -- "-5"',
-        )
+    (truth,) = config.run
     grader = config.grader or "r1_zero"
     response = response_of(text, grader)
     with GraderPool(grader, format_rule=config.format_rule, workers=1, timeout=config.grader_timeout) as pool:
-        (verdict,) = pool.grade([(response, config.run)])
-    found = explained(verdict, response, config.run, grader=grader, format_rule=config.format_rule)
+        (verdict,) = pool.grade([(response, truth)])
+    found = explained(verdict, response, truth, grader=grader, format_rule=config.format_rule)
     tables.print_tables(found, output=config.format)
 
 

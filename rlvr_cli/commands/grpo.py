@@ -7,11 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
-from rlvr_cli import user_code
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.data.order import update_rows
@@ -37,7 +35,7 @@ from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
 from rlvr_cli.text import storable
 from rlvr_cli.training.advantages import batch_normalized, group_advantages, has_signal
-from rlvr_cli.training.losses.custom import load_loss
+from rlvr_cli.training.losses.custom import load_loss, loss_facts
 from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
 from rlvr_cli.training.nodes import lend_trainers
 from rlvr_cli.training.objectives import policy_gradient
@@ -63,7 +61,7 @@ def run(config: GrpoConfig) -> None:
         config,
         questions_per_batch=config.n_prompts_per_rollout_batch,
         rows=rows,
-        more_facts=loss_facts(config.loss_type),
+        more_facts={} if config.loss_type in LOSSES else loss_facts(config.loss_type),
     )
     print_plan(grpo_plan(config, inputs.facts, loss=loss), config, inputs, rows=rows)
     for note in grpo_notes(config, loss=loss):
@@ -101,11 +99,6 @@ def resolve_loss(config: GrpoConfig) -> Loss:
             f"Use --group-size 8, or --loss-type {without_baseline}.",
         )
     return loss
-
-
-def loss_facts(loss_type: str) -> dict[str, Any]:
-    """The facts that identify a user's own loss in run.json, so that a changed file counts as another loss."""
-    return {} if loss_type in LOSSES else {"loss": {"name": loss_type, "sha256": user_code.sha256(loss_type)}}
 
 
 def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -> None:
@@ -185,8 +178,10 @@ def train(config: GrpoConfig, trainer: Trainer, inputs: Inputs, *, loss: Loss) -
                         if not config.async_steps:  # else an older policy sampled, and they differ
                             trainer.check_mismatch(update, advice="--importance-correction truncated corrects for it")
                     elif not clipping_seen and update["policy/ratio_min"] < update["policy/ratio_max"]:
-                        clipping_seen = True
-                        if note := clip_note(config, update, loss=loss):
+                        note = clip_note(config, update, loss=loss)
+                        # Where no response has an advantage, nothing is cut.
+                        clipping_seen = bool(note) or bool(batch["advantages"][rows].any())
+                        if note:
                             console.say(f"note: {note}")
             if not rollouts and config.partial_rollout_tokens:
                 console.say(f"step {steps}: all {len(flight)} questions go on, so there is nothing to train on yet")

@@ -19,7 +19,7 @@ from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.samplers.open import Engine
 from rlvr_cli.terminal import console
 from rlvr_cli.training.nodes import lend_trainers
-from rlvr_cli.training.plan import FEW_UPDATES, print_plan, sft_plan
+from rlvr_cli.training.plan import print_plan, sft_notes, sft_plan
 from rlvr_cli.training.session import Inputs, divide_devices, load_eval_dataset, open_trainer, warn_of_shared_questions
 from rlvr_cli.training.traces import check_lengths, encode_traces
 from rlvr_cli.training.trainer import Trainer
@@ -73,10 +73,8 @@ def run(config: SftConfig) -> None:
     devices = divide_devices(config, engine=engine.name, rows=rows)
     inputs = Inputs(template, [], eval_dataset, pool, engine, *devices, facts)
     print_plan(lines, config, inputs, rows=rows)
-    if num_updates < FEW_UPDATES:
-        console.say(
-            f"note: {num_updates} updates change a model little; a smaller --train-batch-size or more --sft-epochs gives more updates"
-        )
+    for note in sft_notes(config, num_updates=num_updates):
+        console.say(f"note: {note}")
     if config.dry_run:
         return
     with open_trainer(config, inputs, command="sft", num_updates=num_updates) as trainer:

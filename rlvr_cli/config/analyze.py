@@ -63,7 +63,9 @@ class AnalyzeConfig(Provenance):
     smooth: int = knob(
         1, "--plot: draw lines without intervals as the mean of so many neighboring points, an odd number.", group="Output", at_least=1
     )  # fmt: skip
-    log: Literal["", "x", "y", "xy"] = knob("", "--plot: logarithmic axes.", group="Output")
+    log: Literal["", "x", "y", "xy", "none"] = knob(
+        "", "--plot: logarithmic axes. Default: x where a run is less than a tenth as long as another.", group="Output"
+    )
     title: str = knob("", "--plot: a line above the picture.", group="Output")
     out: str = knob(
         "",

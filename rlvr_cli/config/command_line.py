@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field
 from typing import Any
 
-from rlvr_cli.config.options import Provenance, flag, options, read_value, value_type
+from rlvr_cli.config.options import Provenance, combined, flag, options, read_value, value_type
 from rlvr_cli.config.synonyms import suggested_options
 from rlvr_cli.errors import UsageError
 
@@ -31,33 +31,31 @@ def words_of(config_type: type[Provenance], values: Mapping[str, Any]) -> list[s
 
 
 def values_of(config_type: type[Provenance], words: Iterable[str], *, command: str) -> dict[str, Any]:
-    """Return the values that these words give, by field name; an option that is given twice has the last one.
+    """Return the values that these words give, by field name; of an option that is given twice as `combined` says.
 
     Raises:
         RlvrError: a word is no option of the command, or a value is missing or does not fit. Most are a UsageError.
     """
     known = {option.name: option for option in options(config_type) if not option.metadata["argument"]}
-    values: dict[str, Any] = {}
+    values: dict[str, list[Any]] = {}
     given = iter(words)
     for word in given:
         name, equals, text = word.partition("=")
         option, on = _option(name, known, command=command)
-        kind, repeatable, *_ = value_type(option)
-        if kind is bool:
+        if value_type(option).kind is bool:
             if equals:
                 raise UsageError(
                     f"{name} takes no value.", f"Write {flag(option.name)} or {flag(f'no_{option.name}')}."
                 )
-            values[option.name] = on
+            values[option.name] = [on]
             continue
         if not equals:
             try:
                 text = next(given)
             except StopIteration:
                 raise UsageError(f"{name} has no value.", f"rlvr {command} --help-all shows what it takes.") from None
-        value = read_value(option, text)
-        values[option.name] = (*values.get(option.name, ()), value) if repeatable else value
-    return values
+        values.setdefault(option.name, []).append(read_value(option, text))
+    return {name: combined(known[name], of_option) for name, of_option in values.items()}
 
 
 def _option(word: str, known: Mapping[str, Field[Any]], *, command: str) -> tuple[Field[Any], bool]:

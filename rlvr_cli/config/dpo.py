@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import flag, knob
+from rlvr_cli.config.options import FileFunction, flag, knob
 from rlvr_cli.config.shared import EvaluationSamplingOptions, TrainingConfig, TrainingEngineOptions, check_training
 from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
 
 PreferenceLossType = Literal["dpo", "dpo_norm", "simpo"]
-BETAS: dict[PreferenceLossType, float] = {
+BETAS: dict[str, float] = {
     "dpo": 0.1,
     "dpo_norm": 5.0,
     "simpo": 2.0,
@@ -54,9 +54,10 @@ class DpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig
     pairs_per_question: int = knob(
         4, "Pairs of a right and a wrong response per question of a run or a round, at most.", group="Data", at_least=1
     )
-    loss_type: PreferenceLossType = knob(
+    loss_type: PreferenceLossType | FileFunction = knob(
         "dpo",
-        "Loss of a pair; dpo_norm and simpo divide log-probabilities by the response's length, simpo has no reference.",
+        "Loss of a pair, or a function of your own; dpo_norm and simpo divide log-probabilities by the response's length, "
+        "simpo has no reference.",
         group="Algorithm",
         common=True,
     )
@@ -102,6 +103,16 @@ class DpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig
         self._check_rounds()
         if self.split and not self.n_dpo_steps:
             raise RlvrError(f"--split {self.split}: pairs are one file or a run, without splits.", "Leave --split out.")
+        if self.beta is not None and self.loss_type not in BETAS:
+            raise RlvrError(
+                f"--beta {self.beta:g} is of the built-in losses, and --loss-type is {self.loss_type}.",
+                "Leave --beta out: write the factor into the function.",
+            )
+        if self.nll_coef and self.loss_type not in BETAS:
+            raise RlvrError(
+                f"--nll-coef {self.nll_coef:g} is of the built-in losses, and --loss-type is {self.loss_type}.",
+                "Leave --nll-coef out: add the likelihood in the function.",
+            )
         if self.gamma is not None and self.loss_type != "simpo":
             raise RlvrError(
                 f"--gamma {self.gamma:g} is of simpo, and --loss-type is {self.loss_type}.",
@@ -111,7 +122,7 @@ class DpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig
     @property
     def scale(self) -> float:
         """beta: the given one, else the loss's own."""
-        return BETAS[self.loss_type] if self.beta is None else self.beta
+        return BETAS.get(self.loss_type, 1.0) if self.beta is None else self.beta
 
     @property
     def target_margin(self) -> float:

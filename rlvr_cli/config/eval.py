@@ -1,5 +1,6 @@
 """The options of `rlvr eval`."""
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -28,11 +29,20 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
 
     Examples:
         rlvr eval --model Qwen/Qwen2.5-Math-1.5B --dataset gsm8k --limit 256 --run zero-shot
-        rlvr eval --model runs/q0-grpo/model --dataset arithmetic:256 --num-samples 16
+        rlvr eval --model runs/q0-grpo/model --dataset arithmetic:256 --dataset countdown --num-samples 16
         rlvr eval --model Qwen/Qwen3-1.7B --chat --prompt question_only --thinking-budget 256,1024,4096 --sampling-max-tokens 8192
     """
 
-    limit: int | None = knob(None, "Use the first N questions.", group="Data", common=True, at_least=1)
+    dataset: str = knob(
+        "arithmetic",
+        "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, or hf:ORG/NAME. "
+        "Several, by commas or repeated: a run for each, RUN-gsm8k and so on.",
+        group="Data",
+        common=True,
+        completes="dataset",
+        joined_by=",",
+    )
+    limit: int | None = knob(None, "Use the first N questions, of each dataset.", group="Data", common=True, at_least=1)
     check_dataset: bool = knob(
         False, "Without a model: only grade every ground truth against itself and list those that the grader cannot read.", group="Data", common=True
     )  # fmt: skip
@@ -92,6 +102,7 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
         check_engine(self)
         check_servers(self)
         self._check_thinking()
+        self._check_datasets()
         if self.sources.get("api_key_env") == "resumed run" and self.api_key_env != KEY_ENV:
             # A run directory may come from someone else, together with the address that would get the variable's value.
             raise RlvrError(
@@ -122,6 +133,31 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
     def thinking_budgets(self) -> tuple[int, ...]:
         """The budgets of --thinking-budget, tokens; none without it."""
         return tuple(int(budget) for budget in self.thinking_budget.split(",") if budget)
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The datasets of --dataset; a file whose own name has a comma is one."""
+        if "," not in self.dataset or os.path.exists(self.dataset):
+            return (self.dataset,)
+        return tuple(self.dataset.split(","))
+
+    def _check_datasets(self) -> None:
+        several = self.datasets
+        if len(several) == 1:
+            return
+        if "" in several or len(set(several)) < len(several):
+            what = "an empty name" if "" in several else "a dataset twice"
+            raise RlvrError(f"--dataset {self.dataset} has {what}.", "Name each dataset once: --dataset gsm8k,math")
+        if len(self.thinking_budgets) > 1:
+            raise RlvrError(
+                "--dataset and --thinking-budget both name several.",
+                "Give one dataset with several budgets, or several datasets with one budget.",
+            )
+        if self.resume:
+            raise RlvrError(
+                "--resume goes on with one run, and --dataset names several.",
+                "Give the same command with the same --run again: it goes on with those that are there.",
+            )
 
     def _check_thinking(self) -> None:
         if self.stop_thinking and not self.thinking_budget:

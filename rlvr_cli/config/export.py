@@ -15,7 +15,8 @@ class ExportConfig(Provenance):
 
     Examples:
         rlvr export my-grpo --to tensorboard
-        rlvr export 'abl-*' --to wandb --to csv --track-project ablations
+        rlvr export 'abl-*' --to csv --out tables
+        rlvr export 'abl-*' --to wandb --track-project ablations
     """
 
     runs: tuple[str, ...] = knob(
@@ -26,7 +27,13 @@ class ExportConfig(Provenance):
         completes="run",
     )
     to: tuple[Target, ...] = knob(
-        (), "Where to; repeatable. tensorboard and csv write into the run's directory.", group="Output", common=True
+        (), "Where to; repeatable. tensorboard and csv write files: see --out.", group="Output", common=True
+    )
+    out: str = knob(
+        "",
+        "Directory for tensorboard and csv: a folder for each run. Empty: into the runs.",
+        group="Output",
+        common=True,
     )
     track_project: str = knob(
         "", "Project of W&B and Trackio. Empty: WANDB_PROJECT, or rlvr.", group="Output", common=True
@@ -37,3 +44,5 @@ class ExportConfig(Provenance):
         check_values(self)
         if not self.to:
             raise RlvrError("Nothing says where to.", "Add --to wandb, tensorboard, trackio or csv.")
+        if self.out and (servers := [name for name in self.to if name in ("wandb", "trackio")]):
+            raise RlvrError(f"--out is for files, and {servers[0]} has a place of its own.", "Leave --out out.")

@@ -18,13 +18,17 @@ class GradeConfig(QuestionOptions, Provenance):
 
     Examples:
         rlvr grade --check rewards.py:reward --dataset arithmetic
-        rlvr grade my-grpo --grader math_verify
+        rlvr grade my-grpo 'abl-*' --grader math_verify
         rlvr grade --explain "2/4" "\\frac{1}{2}"
     """
 
-    run: str = knob(
-        "", "Run directory or name. Default: the latest run. With --explain: the ground truth.", group="Data", argument=True, completes="run"
-    )  # fmt: skip
+    run: tuple[str, ...] = knob(
+        (),
+        "Runs: names, directories, or patterns in quotes. Default: the latest run. With --explain: the ground truth.",
+        group="Data",
+        argument=True,
+        completes="run",
+    )
     phase: PhaseChoice = knob("all", "Phase of the rollouts.", group="Data", common=True)
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data")
     grader: GraderChoice | FileFunction = knob("", "Grader, or a function of your own.", group="Grading", common=True)
@@ -62,6 +66,11 @@ class GradeConfig(QuestionOptions, Provenance):
         chosen = [f.name for f in options(type(self)) if f.name in OF_CHECK and getattr(self, f.name) != f.default]
         if chosen and not self.check:
             raise RlvrError(f"{flag(chosen[0])} needs --check.", "To measure a model on a dataset: rlvr eval --dataset")
+        if self.explain is not None and not (len(self.run) == 1 and self.run[0].strip()):
+            raise RlvrError(
+                "--explain needs one ground truth, too.",
+                'rlvr grade --explain "ANSWER" "TRUTH"; one that starts with - comes after -- : --explain "-5" -- "-5"',
+            )
         if self.check and not (self.dataset or self.run):
             raise RlvrError(
                 "--check has nothing to grade.",

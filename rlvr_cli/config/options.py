@@ -8,7 +8,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -33,6 +33,7 @@ def knob(
     argument: bool = False,
     free_on_resume: bool = False,
     auto: float | None = None,
+    joined_by: str = "",
 ) -> Any:
     """Declare a dataclass field as an option. The annotation gives its type; a Literal gives its choices.
 
@@ -44,6 +45,7 @@ def knob(
         argument: whether it is a positional argument.
         free_on_resume: whether a resumed run may change it.
         auto: the number for which the word `auto` may be given: it means that the value is chosen.
+        joined_by: what stands between the texts of an option that is given several times; empty: the last one counts.
     """
     metadata = {
         "help": help,
@@ -56,6 +58,7 @@ def knob(
         "argument": argument,
         "free_on_resume": free_on_resume,
         "auto": auto,
+        "joined_by": joined_by,
     }
     return field(default=default, metadata=metadata)
 
@@ -121,6 +124,14 @@ def value_type(option: Field[Any]) -> ValueType:
     if typing.get_origin(kind) is Literal:
         return ValueType(str, repeatable, typing.get_args(kind), accepts_function)
     return ValueType(kind, repeatable, (), accepts_function)
+
+
+def combined(option: Field[Any], values: Sequence[Any]) -> Any:
+    """Return the value of an option that is given several times: a tuple, its texts joined, or the last one."""
+    if value_type(option).repeatable:
+        return tuple(values)
+    separator = option.metadata["joined_by"]
+    return separator.join(values) if separator else values[-1]
 
 
 def read_value(option: Field[Any], text: str) -> Any:

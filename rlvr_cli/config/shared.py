@@ -485,7 +485,9 @@ def check_sampling(config: SamplingOptions) -> None:
 
 
 def check_servers(config: EngineOptions) -> None:
-    if not config.sampler_urls:
+    if not config.sampler_urls.strip():
+        if config.sampler_urls:
+            raise RlvrError("--sampler-urls names no server.", "Give their addresses, or leave it out.")
         return
     if config.engine != "auto":
         raise RlvrError(f"--engine {config.engine} and --sampler-urls exclude each other.", "Leave one of them out.")
@@ -493,8 +495,18 @@ def check_servers(config: EngineOptions) -> None:
         raise RlvrError(
             "--samplers starts processes here, and --sampler-urls names servers that run.", "Leave one of them out."
         )
-    for url in config.sampler_urls.split(","):
-        check_address(url.strip(), option="--sampler-urls")
+    urls = [url.strip() for url in config.sampler_urls.split(",")]
+    if "" in urls:
+        raise RlvrError(
+            f"--sampler-urls {config.sampler_urls!r} has an empty address.", "Separate addresses by one comma."
+        )
+    twice = next((url for url in urls if [u.rstrip("/") for u in urls].count(url.rstrip("/")) > 1), None)
+    if twice:
+        raise RlvrError(
+            f"--sampler-urls names {twice} twice.", "Name each server once: its requests are queued by itself."
+        )
+    for url in urls:
+        check_address(url, option="--sampler-urls")
         if url.strip().rstrip("/").endswith("/v1"):
             raise RlvrError(f"--sampler-urls names {url.strip()}.", "Leave /v1 out: weights are loaded beside it.")
 

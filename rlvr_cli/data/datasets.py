@@ -37,6 +37,7 @@ from rlvr_cli.runs.readers import RUN_FILE
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 
+SECONDS_TO_REACH = 10.0  # the hub
 _GENERATORS = {"arithmetic": arithmetic, "countdown": countdown}
 
 
@@ -327,16 +328,23 @@ def _hub_rows(name: str, configs: Sequence[str | None], *, split: str) -> Genera
     try:
         from datasets.exceptions import DatasetsError
 
+        from datasets import config as library  # pyright: ignore[reportAttributeAccessIssue]
         from datasets import load_dataset as fetch  # pyright: ignore[reportAttributeAccessIssue]
     except ImportError:  # also if `datasets` is the datasets/ folder of a checkout, which lacks these names
         raise missing_extra("Hugging Face datasets", "hub") from None
+
+    is_local = Path(name).is_dir()  # which `fetch` takes, too
+    unreachable = "" if library.HF_HUB_OFFLINE or is_local else _unreachable(library.HF_ENDPOINT)
+    if unreachable:
+        library.HF_HUB_OFFLINE = True  # what it has in its cache; else it would try to reach the hub for half a minute
 
     def rows(config: str | None) -> Iterator[Row]:
         try:
             table = fetch(name, config, split=split)
         except (OSError, ValueError, DatasetsError) as e:
             which = f"{name} ({config})" if config else name
-            why = " ".join(str(e).split())[:500] or type(e).__name__
+            why = f"{unreachable}, and its cache does not have it" if unreachable else ""
+            why = why or " ".join(str(e).split())[:500] or type(e).__name__
             raise RlvrError(
                 f"Cannot get the split {split!r} of {which} from the Hugging Face hub: {why}",
                 "Check the name (hf:ORG/NAME:CONFIG), --split and the network, or give the path of a file.",
@@ -348,3 +356,17 @@ def _hub_rows(name: str, configs: Sequence[str | None], *, split: str) -> Genera
 
     taking_turns = itertools.zip_longest(*(rows(config) for config in configs))
     return (row for turn in taking_turns for row in turn if row is not None)
+
+
+def _unreachable(address: str) -> str:
+    """Why a server cannot be reached, by one request; empty if it can, or if that is not known."""
+    import socket
+    import urllib.request
+
+    try:
+        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=SECONDS_TO_REACH).close()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, socket.gaierror | ConnectionError | TimeoutError):
+            return f"{address} cannot be reached ({reason.strerror or reason})"
+    return ""

@@ -20,6 +20,7 @@ from rlvr_cli.config.options import options
 from rlvr_cli.config.shared import RunOptions
 from rlvr_cli.config.sources import LENGTH, resume
 from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.process import available_cores
 from rlvr_cli.runs.files import is_full_disk
 from rlvr_cli.runs.readers import read_metadata, resolve_run
 from rlvr_cli.runs.run_dir import RunDir, check_new_name
@@ -183,7 +184,7 @@ def environment() -> dict[str, Any]:
         "packages": packages,
         "platform": platform.platform(),
         "host": platform.node(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": available_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": _gpus(),
         "git_revision": revision,

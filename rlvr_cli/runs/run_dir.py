@@ -578,10 +578,10 @@ def made_name(command: str, about: Sequence[str]) -> str:
     Args:
         about: the model and the dataset: names or paths. Of the path of a run's model, the run's name is taken.
     """
-    return "-".join([command, *filter(None, map(_short, about)), f"{datetime.now(UTC):%Y%m%d-%H%M}"])
+    return "-".join([command, *filter(None, map(short_name, about)), f"{datetime.now(UTC):%Y%m%d-%H%M}"])
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """Return up to 32 safe characters of a name or path, such as `q0-sft` of runs/q0-sft/model."""
     parts = [part for part in re.split(r"[/\\]", name.partition(" (")[0]) if part]
     last = parts[-1] if parts else ""

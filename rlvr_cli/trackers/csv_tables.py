@@ -1,4 +1,4 @@
-"""CSV: a table for each axis, train.csv and eval.csv in the run's folder `csv/`, a row for each step and a column for each metric.
+"""CSV: a table for each axis, train.csv and eval.csv in a folder, a row for each step and a column for each metric.
 
 Enters: rows. Leaves: the files, written anew.
 """
@@ -6,19 +6,18 @@ Enters: rows. Leaves: the files, written anew.
 import csv
 import io
 from collections.abc import Sequence
+from pathlib import Path
 
 from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.trackers.rows import Row
 
-FOLDER = "csv"  # in the run
-
 
 class Csv:
     """Writes the tables of one run."""
 
-    def __init__(self, info: RunInfo, *, project: str, live: bool) -> None:
-        self._folder = info.path / FOLDER
+    def __init__(self, info: RunInfo, *, project: str, live: bool, folder: Path) -> None:
+        self._folder = folder
 
     @property
     def note(self) -> str:

@@ -40,18 +40,19 @@ class Tracker(Protocol):
 
 
 class Kind(NamedTuple):
-    """Where a tracker's class is, and which package it needs."""
+    """Where a tracker's class is, which package it needs, and in which folder of the run it writes ("": it sends to a server)."""
 
     module: str
     class_name: str
     package: str
+    folder: str = ""
 
 
 TRACKERS = {
     "wandb": Kind("wandb_run", "WandB", "wandb"),
-    "tensorboard": Kind("tensorboard_events", "TensorBoard", "tensorboard"),
+    "tensorboard": Kind("tensorboard_events", "TensorBoard", "tensorboard", "tensorboard"),
     "trackio": Kind("trackio_run", "Trackio", "trackio"),
-    "csv": Kind("csv_tables", "Csv", ""),
+    "csv": Kind("csv_tables", "Csv", "", "csv"),
 }
 
 
@@ -64,32 +65,37 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def open_tracker(name: str, info: RunInfo, *, project: str, live: bool, patience: float) -> Iterator[Tracker]:
+def open_tracker(
+    name: str, info: RunInfo, *, project: str, live: bool, patience: float, out: Path | None = None
+) -> Iterator[Tracker]:
     """Open a tracker for a run.
 
     Args:
         project: the tracker's project; empty: its own default.
         live: whether it follows a run in progress on this machine.
         patience: seconds to wait for another process that has it open.
+        out: for a tracker that writes files: they go to a folder of the run's name in this directory, not into the run.
 
     Raises:
         RlvrError: the package is not installed, or another process still has it open.
     """
     check_installed([name])
     kind = TRACKERS[name]
-    with _locked(info.path, name, patience=patience):
+    folder = info.path / kind.folder if out is None else out / info.id
+    lock = info.path / FOLDER / f"{name}.lock" if out is None else folder / f".{name}.lock"
+    own = {"folder": folder} if kind.folder else {}
+    with _locked(lock, what=f"{shown(info.path)} to {name}", patience=patience):
         tracker: Tracker = getattr(importlib.import_module(f"rlvr_cli.trackers.{kind.module}"), kind.class_name)(
-            info, project=project, live=live
+            info, project=project, live=live, **own
         )
         yield tracker
 
 
 @contextmanager
-def _locked(run: Path, name: str, *, patience: float) -> Iterator[None]:
-    folder = run / FOLDER
-    with os_errors_as_user_errors(folder):
-        folder.mkdir(exist_ok=True)
-        descriptor = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+def _locked(path: Path, *, what: str, patience: float) -> Iterator[None]:
+    with os_errors_as_user_errors(path.parent):
+        path.parent.mkdir(exist_ok=True, parents=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         deadline = time.monotonic() + patience
         while True:
@@ -98,9 +104,7 @@ def _locked(run: Path, name: str, *, patience: float) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise RlvrError(
-                        f"Another process sends {shown(run)} to {name}.", "Wait until it ends, or stop it."
-                    ) from None
+                    raise RlvrError(f"Another process sends {what}.", "Wait until it ends, or stop it.") from None
                 time.sleep(0.1)
         yield
     finally:

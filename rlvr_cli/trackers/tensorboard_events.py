@@ -1,4 +1,4 @@
-"""TensorBoard: an event file in the run's folder `tensorboard/`.
+"""TensorBoard: an event file in a folder.
 
 Enters: rows. Leaves: events of train/NAME and eval/NAME at their steps. What the file says is read back and compared with the
 rows: what it lacks is added, and where it says something else, TensorBoard is told that the run goes on from that step (as after a
@@ -20,16 +20,15 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.trackers.rows import SAMPLE_COLUMNS, Row, as_markdown, described, samples, started_at
 
-FOLDER = "tensorboard"  # in the run
 SAMPLES_TAG = "eval/samples"
 
 
 class TensorBoard:
     """Writes the event files of one run."""
 
-    def __init__(self, info: RunInfo, *, project: str, live: bool) -> None:
+    def __init__(self, info: RunInfo, *, project: str, live: bool, folder: Path) -> None:
         self._path, self._started = info.path, started_at(info)
-        folder = info.path / FOLDER
+        self._all_runs = info.path.parent if folder.parent == info.path else folder.parent
         self._sent, self._shown = _read_back(folder)
         self._writer = EventFileWriter(str(folder))
         if not self._sent:
@@ -38,7 +37,7 @@ class TensorBoard:
 
     @property
     def note(self) -> str:
-        return f"look at it with: tensorboard --logdir {self._path.parent}"
+        return f"look at it with: tensorboard --logdir {self._all_runs}"
 
     def send(self, rows: Sequence[Row]) -> None:
         """Make the files say what all rows of the run so far say."""

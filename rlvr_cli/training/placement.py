@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.process import available_cores
 from rlvr_cli.samplers.open import engine_kind
 
+MOST_PER_CORE, MOST_ON_FEW_CORES = 4, 16  # processes of the model on a CPU; more are a mistake
 ELSEWHERE = "other machines"  # or devices, of servers that we did not start
 
 
@@ -135,6 +137,12 @@ def _divide(device: str, *, engine: str, samplers: int, cuda_devices: Sequence[s
             f"{who} need a GPU each; {len(cuda_devices)} can be seen.", f"Use {fewer}, or make more GPUs visible."
         )
     gpus = list(cuda_devices[:on_gpus])
+    cores, on_cpu = available_cores(), trainers + samplers - len(gpus)
+    if on_cpu > (most := max(MOST_PER_CORE * cores, MOST_ON_FEW_CORES)):
+        raise RlvrError(
+            f"{who} would be {on_cpu:,} processes on {cores} core{'s' * (cores > 1)}, each with weights of its own.",
+            f"Use at most {most}; more than one for each core are hardly faster.",
+        )
     return ["cpu"] * (trainers + samplers - len(gpus)) + gpus
 
 

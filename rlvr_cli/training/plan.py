@@ -25,6 +25,7 @@ from rlvr_cli.training.question_order import LEAST_PRIORITY
 from rlvr_cli.training.session import Inputs
 from rlvr_cli.types import SamplingParams
 
+NO_EVALUATION = "nothing is evaluated, so there will be no curve of held-out reward; --eval-dataset names questions, --eval-every says how often"
 FEW_UPDATES = 10  # with fewer, `rlvr sft` and `rlvr dpo` note that the model will hardly change
 
 
@@ -52,8 +53,9 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs,
         more["micro-batches"] = f"up to {tokens:,} tokens"
     for name, value in {**lines, **more}.items():
         console.say(f"{name:<14} {value}")
+    notes = [NO_EVALUATION] if not inputs.facts["eval_dataset"] else []
     of_host = host_note(inputs.memory, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for note in (check_memory(inputs.memory, config, shape, engine=engine, rows=rows), of_host):
+    for note in (*notes, check_memory(inputs.memory, config, shape, engine=engine, rows=rows), of_host):
         if note:
             console.say(f"note: {note}")
 
@@ -99,7 +101,7 @@ def dpo_plan(config: DpoConfig, facts: Mapping[str, Any], *, num_updates: int) -
         "updates": f"{num_updates} of {batch} pairs, in micro-batches of {min(config.micro_batch_size, batch)}; "
         f"{config.dpo_epochs} epochs",
         "objective": preference_objective(config),
-        **({"reference": reference} if PREFERENCE_LOSSES[config.loss_type].with_reference else {}),
+        **({"reference": reference} if config.loss_type != "simpo" else {}),
         **_common(config, facts),
     }
 
@@ -307,6 +309,21 @@ def shared_notes(config: TrainingConfig) -> list[str]:
     return notes
 
 
+def sft_notes(config: SftConfig, *, num_updates: int) -> list[str]:
+    """Notes on options of `rlvr sft`, one sentence each."""
+    notes = []
+    if num_updates < FEW_UPDATES:
+        notes.append(
+            f"{num_updates} updates change a model little; a smaller --train-batch-size or more --sft-epochs gives more updates"
+        )
+    if config.length_normalization == "masked_normalize" and config.normalize_constant == 1:
+        notes.append(
+            "the loss is a sum over tokens (masked_normalize with --normalize-constant 1): a gradient norm in the thousands is usual, "
+            f"and is clipped to {config.max_grad_norm:g}; what is logged as loss/nll is per token"
+        )
+    return notes
+
+
 def sft_objective(length_normalization: str, constant: float) -> str:
     """The loss of supervised fine-tuning, as a formula."""
     match length_normalization:
@@ -319,7 +336,9 @@ def sft_objective(length_normalization: str, constant: float) -> str:
 
 def preference_objective(config: DpoConfig) -> str:
     """The loss of `rlvr dpo`, as a formula."""
-    loss = PREFERENCE_LOSSES[config.loss_type]
+    loss = PREFERENCE_LOSSES.get(config.loss_type)
+    if loss is None:
+        return f"(1/B) sum {config.loss_type}, B pairs an update"
     gamma = f"{config.target_margin:g}" if config.target_margin else ""
     nll = f"{config.nll_coef:g}" if config.nll_coef else ""
     formula = loss.formula(beta=f"{config.scale:g}", gamma=gamma, nll=nll)

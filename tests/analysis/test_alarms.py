@@ -58,6 +58,17 @@ def test_each_alarm_sounds_on_its_curve(name, ends, shown):
     assert "RUN" in alarm.query
 
 
+def test_a_normalization_is_advised_only_to_a_run_that_has_the_other():
+    grown = curves(length__wrong=(100, 400))
+    for config, advised in (
+        ({"length_normalization": "masked_mean"}, True),
+        ({"length_normalization": "masked_normalize"}, False),
+        ({}, False),  # as of rlvr ppo
+    ):
+        (alarm,) = find_alarms(grown, config=config)
+        assert ("--length-normalization" in alarm.sentence) == advised
+
+
 def test_a_short_run_without_any_signal_is_told():
     short = {"groups/signal_share": {0: 0.0, 1: 0.0}, "reward/mean": {0: 0.0, 1: 0.0}}
     (alarm,) = find_alarms(short)

@@ -393,7 +393,18 @@ def test_panels_by_name_in_the_order_asked_for():
     with pytest.raises(RlvrError) as caught:
         of("curves", CURVES, rows, "a", panels=("eval_rewards",))
     assert "Did you mean eval_reward?" in caught.value.problem
-    assert caught.value.hint == "Panels: eval_reward, train_reward, entropy."
+    assert caught.value.hint == (
+        "Panels: eval_reward, train_reward, entropy. Other columns: wall_seconds, eval_wall_seconds, length_wrong. "
+        "Any metric: rlvr analyze metrics RUN --set names=%eval_rewards% --plot FILE"
+    )
+    with pytest.raises(RlvrError, match="The column clip_fraction has no numbers to draw in these runs"):
+        of("curves", CURVES, rows, "a", panels=("clip_fraction",))
+    columns = ("run_id", "phase", "step", "entropy", "entropy_correct", "entropy_wrong")
+    shared = [("a", phase, s, 0.6, 0.3, 0.9) for phase in ("eval", "train") for s in (0, 1)]
+    picture = of("entropy", columns, shared, "a", panels=("entropy",))
+    assert [(p.name, len(p.lines)) for p in picture.panels] == [("eval entropy", 1), ("train entropy", 1)], "alone"
+    picture = of("entropy", columns, shared, "a", panels=("train",))
+    assert [(p.name, len(p.lines)) for p in picture.panels] == [("train", 3)]
     columns = ("run_id", "name", "phase", "step", "wall_seconds", "value")
     rows = [("a", "loss", phase, s, 1.0, 0.5) for phase in ("eval", "train") for s in (0, 1)]
     assert [p.name for p in of("metrics", columns, rows, "a", panels=("train",)).panels] == ["loss train"]
@@ -421,10 +432,40 @@ def test_what_has_an_interval_is_not_smoothed():
 def test_log_and_title():
     picture = of("", ("step", "norm"), [(0, 0.0), (1, 1.0), (10, 100.0)], "a", log="xy", title="Norms")
     assert (picture.panels[0].log, picture.title) == ("xy", "Norms")
-    assert "Values of 0 or less cannot be shown on a logarithmic axis." in picture.notes
+    assert "Values of 0 or less cannot be shown on a logarithmic axis." in picture.notes, "those of y"
     x, y = picture.axes(picture.panels[0])
     assert x.log
     assert y.log
+
+
+def test_a_short_run_beside_a_long_one_is_more_than_a_dot():
+    rows = [("a", s, 0.5) for s in range(0, 701, 10)] + [("b", s, 0.5) for s in range(0, 41, 10)]
+    columns = ("run_id", "step", "reward")
+    picture = of("", columns, rows, "a", "b")
+    x, _ = picture.axes(picture.panels[0])
+    assert x.share(0) == pytest.approx(0.03, abs=0.02), "the evaluation before the first update is there"
+    assert x.share(40) > 0.3
+    assert x.ticks[0] == (0.0, "0")
+    assert "The axis of updates is logarithmic: one run has less than a tenth of those of another." in picture.notes
+    for asked, seen in (("none", ("", 0.1)), ("y", ("y", 0.1))):
+        linear = of("", columns, rows, "a", "b", log=asked)
+        x, _ = linear.axes(linear.panels[0])
+        assert (linear.panels[0].log, x.share(40) < seen[1]) == (seen[0], True)
+    assert of("", columns, [r for r in rows if r[0] == "b" or r[1] <= 400], "a", "b").panels[0].log == "", (
+        "a tenth is enough"
+    )
+    evaluated = of("", columns, [*rows[:71], ("b", 0, 0.5)], "a", "b")
+    assert evaluated.panels[0].log == "", "an evaluation by itself has no length"
+
+
+def test_intervals_beyond_the_axis_are_said_to_be_cut():
+    rows = [(s, 0.5 + s / 100, 0.49, 0.51 + s / 100) for s in range(5)]
+    columns = ("step", "norm", "low", "high")
+    assert of("", columns, rows, "a").notes == ("Bands: 95% intervals.",)
+    assert (
+        of("", columns, [*rows, (5, 0.55, -20.0, 20.0)], "a").notes[-1]
+        == "Intervals that go beyond the axis are cut at its end."
+    )
 
 
 # How far a run was

@@ -134,6 +134,30 @@ def test_a_logarithmic_axis_leaves_out_what_is_not_above_0():
     assert 0 < y.low < 0.001
 
 
+def test_a_logarithmic_axis_of_what_begins_at_0_begins_there():
+    found = Panel("t", "updates", "y", (Line(range(0, 701), [0.5] * 701), Line(range(41), [0.5] * 41)), log="x")
+    x, _ = Picture((found,)).axes(found)
+    assert [text for _, text in x.ticks] == ["0", "1", "10", "100"]
+    assert 0 < x.share(0) < 0.05
+    shares = [x.share(v) for v in (0, 1, 3, 7, 15)]  # 1 + v doubles
+    steps = [b - a for a, b in pairwise(shares)]
+    assert steps == pytest.approx([steps[0]] * 4)
+    tokens = Panel("t", "tokens", "y", (Line([0, 1e5, 1e6, 1e7], [0.5] * 4),), log="x")
+    x, _ = Picture((tokens,)).axes(tokens)
+    assert x.share(1e5) > 0.1, "the first of them is not far from 0"
+    alone = Panel("t", "updates", "y", (Line([0], [0.5]),), log="x")
+    assert not Picture((alone,)).axes(alone)[0].log
+
+
+def test_variants_with_panels_of_their_own_are_not_in_the_legend():
+    apart = [
+        Panel(title, "x", "y", (Line([0, 1], [0, 1]), Line([0, 1], [1, 1], series=1))) for title in ("right", "wrong")
+    ]
+    picture = Picture(tuple(apart), ("a", "b"), ("right", "wrong"))
+    assert picture.legend[1] == []
+    assert picture.label(apart[1].lines[1]) == "b"
+
+
 def test_updates_have_whole_ticks():
     for count in (2, 3, 6, 7, 40):
         found = panel([0.0] * count)

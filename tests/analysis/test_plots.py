@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import subprocess
 import sys
 from io import BytesIO
@@ -98,7 +99,8 @@ def test_svg_holds_every_label_as_text(tmp_path):
 
 def test_one_legend_for_all_panels(tmp_path):
     (panel,) = LINES.panels
-    found = svg_texts(tmp_path, dataclasses.replace(LINES, panels=(panel,) * 3, variants=("mean", "worst")))
+    worst = dataclasses.replace(panel, lines=(*panel.lines, Line([0, 20], [0.1, 0.2], variant=1)))
+    found = svg_texts(tmp_path, dataclasses.replace(LINES, panels=(panel, worst, panel), variants=("mean", "worst")))
     assert [found.count(label) for label in ("base", "sft", "mean", "worst")] == [1, 1, 1, 1]
     assert "alone" not in svg_texts(tmp_path, one(Line([0, 1], [0, 1]), series=("alone",)))
 
@@ -313,6 +315,14 @@ def test_whiskers_stand_beside_each_other(tmp_path):
         color = [int(COLORS[number][i : i + 2], 16) for i in (1, 3, 5)]
         near = np.abs(image[: height // 2] - color).max(axis=-1) < 90
         assert near.sum(axis=0).max() > 0.1 * height
+
+
+def test_an_axis_from_0_is_logarithmic_in_the_file_too(tmp_path):
+    save_plot(one(Line([0, 1, 10, 100], [0.1, 0.2, 0.4, 0.5]), log="x"), tmp_path / "p.svg")
+    (path,) = re.findall(r'<path d="(M [^"]*)" clip-path[^>]*stroke: #0072b2', (tmp_path / "p.svg").read_text())
+    xs = [float(x) for x, _ in re.findall(r"([-\d.]+) ([-\d.]+)", path)]
+    steps = [(b - a) / math.log1p(v) for a, b, v in zip(xs[:1] * 3, xs[1:], (1, 10, 100), strict=True)]
+    assert steps == pytest.approx([steps[0]] * 3, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["p.pdf", "p", "p.png.gz", ".png"])

@@ -193,13 +193,17 @@ def test_a_run_without_rollouts(tmp_path):
     assert "select * from metrics" in caught.value.hint.lower()
 
 
+def together(summaries):
+    return combined_tables((summary.run_id, summary.tables()) for summary in summaries)
+
+
 def test_tables(greedy, sampled):
     first, second = summarize(greedy), summarize(read_run(sampled))
     assert [t.title for t in first.tables()] == ["run", "categories", "measures", "failures"]
     assert [t.title for t in second.tables()] == ["run", "categories", "measures", "at_k", "failures"]
-    for table in [*first.tables(), *second.tables(), *combined_tables([first, second])]:
+    for table in [*first.tables(), *second.tables(), *together([first, second])]:
         assert all(len(row) == len(table.columns) for row in table.rows), table.title
-    both = {t.title: t for t in combined_tables([first, second])}
+    both = {t.title: t for t in together([first, second])}
     assert [row[0] for row in both["run"].rows] == ["g", "s"]
     assert both["categories"].columns[:2] == ("run_id", "category")
     assert {row[0] for row in both["categories"].rows} == {"g", "s"}

@@ -15,11 +15,12 @@ import pytest
 
 from factories import a_rollout
 from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.commands.analyze import find_query, run
+from rlvr_cli.commands.analyze import find_query, run, shown_rows
 from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.sources import resolve
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Table
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e[red]</think> <answer> 8 </answer>\r\x00"
 
@@ -190,6 +191,29 @@ def test_the_limit(analyze):
     captured = analyze(query="failures", limit=2)
     assert captured.out.count("\nwhy ") == 2
     assert "the first 2 rows" in captured.err
+
+
+def test_the_rows_to_show_are_shared_out_among_the_runs(analyze):
+    both = {"query": "categories", "runs": ("old", "new"), "set": ("step=0",), "format": "json"}
+    assert len(json.loads(analyze(**both).out)) == 3
+    captured = analyze(**both, limit=2)
+    assert [row["run_id"] for row in json.loads(captured.out)] == ["new", "old"]
+    assert "only 2 of 3 rows, the first ones of each run, are shown; --limit 0 shows all of them" in captured.err
+    captured = analyze(query="SELECT run_id FROM rollouts ORDER BY run_id", runs=("old", "new"), limit=2, format="csv")
+    assert captured.out == "run_id\nnew\nnew\n"
+    assert "only the first 2 rows, which are of 1 of the 2 runs, are shown" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(3, "abc"), (4, "abac"), (5, "ababc"), (6, "ababac"), (2, "ab"), (9, "abaabaac")]
+)
+def test_a_run_with_few_rows_leaves_its_share_to_others(limit, kept):
+    rows = [(run, i) for i, run in enumerate("abaabaac")]
+    shown, which = shown_rows(Table(("run_id", "i"), rows), limit, runs=3)
+    letters = "".join(run for run, _ in shown.rows)
+    assert sorted(letters) == sorted(kept)
+    assert list(shown.rows) == sorted(shown.rows, key=lambda row: row[1])
+    assert bool(which) == (limit < 8)
 
 
 def test_failures_to_read(analyze):

@@ -62,6 +62,66 @@ def trained(pairs, model, folder, **given) -> Path:
     return folder / options["run"]
 
 
+OWN = """
+import torch.nn.functional as F
+
+def dpo_norm(pairs):
+    of_chosen = (pairs.chosen - pairs.reference_chosen) / pairs.chosen_tokens
+    of_rejected = (pairs.rejected - pairs.reference_rejected) / pairs.rejected_tokens
+    return -F.logsigmoid(5.0 * (of_chosen - of_rejected)), {"large": of_chosen.detach() > 0.5}
+
+def wrong_shape(pairs):
+    return pairs.chosen.sum()
+
+def not_differentiable(pairs):
+    return pairs.chosen.detach()
+
+def taken(pairs):
+    return -pairs.chosen, {"margin": pairs.chosen}
+
+def raises(pairs):
+    return 1 / 0
+"""
+
+
+@pytest.mark.parametrize("more", [{}, {"dpo_epochs": 2, "micro_batch_size": 1}])
+def test_a_loss_of_ones_own_trains_as_the_built_in_one_of_its_formula(pairs, tiny_model_dir, tmp_path, more):
+    (tmp_path / "own.py").write_text(OWN)
+    spec = f"{tmp_path / 'own.py'}:dpo_norm"
+    own = trained(pairs, tiny_model_dir, tmp_path / "own", loss_type=spec, **more)
+    built_in = trained(pairs, tiny_model_dir, tmp_path / "built-in", loss_type="dpo_norm", **more)
+    weights = [load_file(run / "model" / "model.safetensors") for run in (own, built_in)]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(tensor, weights[1][name], rtol=0, atol=1e-6)
+    losses = [metrics_of(run)["loss/objective"] for run in (own, built_in)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    assert len(metrics_of(own)["policy/large_mean"]) == len(losses[0])
+    assert metrics_of(own)["policy/accuracy_mean"][0] == 0.0, "before the first update every margin is 0"
+    facts = read_run(own).metadata["facts"]["loss"]
+    assert facts["name"] == spec
+    assert len(facts["sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("function", "more", "problem"),
+    [
+        ("wrong_shape", {}, r"the loss has shape \(\), where \(pairs,\) is \(3,\)"),
+        ("not_differentiable", {}, "does not depend on the policy's log-probabilities"),
+        ("taken", {}, "rlvr itself has a statistic margin"),
+        ("raises", {}, r"own.py:\d+: the loss raised ZeroDivisionError"),
+        ("none", {}, "defines no function none"),
+        ("dpo_norm", {"beta": 0.2}, "--beta 0.2 is of the built-in losses"),
+        ("dpo_norm", {"nll_coef": 0.2}, "--nll-coef 0.2 is of the built-in losses"),
+        ("dpo_norm", {"gamma": 0.2}, "--gamma 0.2 is of simpo"),
+    ],
+)
+def test_a_loss_of_ones_own_is_tried_before_anything(pairs, tiny_model_dir, tmp_path, function, more, problem):
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(RlvrError, match=problem):
+        trained(pairs, tiny_model_dir, tmp_path / "runs", loss_type=f"{tmp_path / 'own.py'}:{function}", **more)
+    assert not (tmp_path / "runs").exists()
+
+
 def metrics_of(run) -> dict[str, list[float]]:
     """Name -> its values, by update."""
     import pyarrow.parquet as pq

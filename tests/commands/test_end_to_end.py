@@ -117,6 +117,51 @@ def test_what_cannot_have_a_thinking_budget_is_refused(tmp_path, rlvr, given, pr
     assert not (tmp_path / "runs").exists()
 
 
+def test_each_dataset_is_a_run(tmp_path, rlvr):
+    for folder, sums in (("a", ((2, 3), (40, 2))), ("b", ((7, 8), (1, 1), (30, 9)))):
+        (tmp_path / folder).mkdir()
+        rows = [{"question": f"What is {x} + {y}?", "answer": str(x + y)} for x, y in sums]
+        (tmp_path / folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["eval", "--dataset", "arithmetic:8", "--dataset", "a/own.jsonl,b/own.jsonl", "--num-samples", "2"]
+    words += ["--sampling-max-tokens", "40", "--run", "t", "--format", "json"]
+    table = json.loads(rlvr(tmp_path, *words).out)
+    names = {"t-arithmetic-8": "arithmetic:8:0", "t-own": "a/own.jsonl", "t-own-2": "b/own.jsonl"}
+    assert {row["run_id"]: row["dataset"] for row in table} == names
+    assert [(row["questions"], row["samples"]) for row in table] == [(8, 16), (2, 4), (3, 6)]
+    for row in table:
+        rows = rows_of(tmp_path / "runs" / row["run_id"])
+        assert row["accuracy"] == pytest.approx(sum(r["reward"] for r in rows) / len(rows))
+        assert read_run(tmp_path / "runs" / row["run_id"]).metadata["facts"]["dataset"]["name"] == row["dataset"]
+    assert {r["ground_truth"] for r in rows_of(tmp_path / "runs/t-own-2")} == {"15", "2", "39"}
+    # A command that is given again goes on with what is there, and a run by itself is resumed as any other.
+    whole = rows_of(tmp_path / "runs/t-own")
+    shutil.rmtree(tmp_path / "runs/t-own")
+    assert json.loads(rlvr(tmp_path, *words).out) == table
+    assert [r["response_ids"] for r in rows_of(tmp_path / "runs/t-own")] == [r["response_ids"] for r in whole]
+    assert rlvr(tmp_path, "eval", "--resume", "t-own").status == 0
+    other = rlvr(tmp_path, *words, "--limit", "1", status=1)
+    assert "t-arithmetic-8 was started with other options: --limit None, not 1" in other.err
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["--dataset", "arithmetic,arithmetic"], "a dataset twice"),
+        (["--dataset", "arithmetic,"], "an empty name"),
+        (["--dataset", "arithmetic,countdown", "--thinking-budget", "4,8"], "both name several"),
+    ],
+)
+def test_datasets_that_cannot_be_evaluated_together_are_refused(tmp_path, rlvr, given, problem):
+    assert problem in rlvr(tmp_path, "eval", *given, status=2).err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dataset_whose_name_has_a_comma_is_one(tmp_path, rlvr):
+    (tmp_path / "a,b.jsonl").write_text('{"question": "What is 2 + 3?", "answer": "5"}\n')
+    rlvr(tmp_path, "eval", "--dataset", "a,b.jsonl", "--run", "r")
+    assert len(rows_of(tmp_path / "runs/r")) == 1
+
+
 def test_failures_show_the_cases_of_a_category(tmp_path, rlvr):
     rlvr(tmp_path, "eval", "--limit", 40, "--run", "r")
     shown = rlvr(tmp_path, "analyze", "failures", "--category", "format_1_answer_0", "--format", "json")

@@ -209,6 +209,18 @@ def test_the_thinking_of_a_trace(flags, kept, stages, call, tmp_path):
         assert (starts(rows), found[1:]) == (kept, stages)
 
 
+def test_the_rules_of_thinking_need_responses(call, tmp_path, capsys):
+    (tmp_path / "none.jsonl").write_text('{"question": "Q", "answer": "7"}\n' * 2)
+    with pytest.raises(RlvrError, match="has no responses: the rules of their thinking \\(language and code\\)"):
+        call(tmp_path / "none.jsonl", language="en", without_code=True)
+    rows = ['{"prompt": "Q", "answer": "7"}\n', '{"prompt": "Q", "answer": "7", "response": "это"}\n']
+    (tmp_path / "some.jsonl").write_text("".join(rows))
+    flags = {"source": (str(tmp_path / "some.jsonl"),), "out": str(tmp_path / "o.jsonl"), "language": "en"}
+    filter_run(resolve(FilterConfig, flags=flags, command="filter"))
+    assert len(rows_of(tmp_path / "o.jsonl")) == 1
+    assert "1 of 2 rows have no response; the rules of the thinking (language) keep them" in capsys.readouterr().err
+
+
 def test_random_choices_are_a_function_of_the_seed(made, call):
     first, _ = call(made, limit=4)
     same, _ = call(made, limit=4, overwrite=True)

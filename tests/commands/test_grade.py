@@ -94,7 +94,7 @@ def made(tmp_path) -> Path:
 
 
 def call(path: Path, **flags):
-    grade(resolve(GradeConfig, flags={"run": str(path), "grader_workers": 1, **flags}, command="grade"))
+    grade(resolve(GradeConfig, flags={"run": (str(path),), "grader_workers": 1, **flags}, command="grade"))
 
 
 def grades_of(path: Path, columns="*"):
@@ -412,7 +412,7 @@ def test_a_killed_run_can_be_graded_and_stays_as_it_is(made, grader):
         ({}, "No grader is given."),
         ({"grader": "nobody"}, "--grader is 'nobody'"),
         ({"grader": "no/such/file.py:grade"}, "There is no grader file"),
-        ({"grader": "r1_zero", "run": "nowhere"}, "There is no run 'nowhere'"),
+        ({"grader": "r1_zero", "run": ("nowhere",)}, "There is no run 'nowhere'"),
         ({"grader": "r1_zero", "phase": "train"}, "has no train rollouts"),
         ({"grader": "r1_zero", "phase": "test"}, "--phase is 'test'"),
         ({"grader": "r1_zero", "grader_timeout": 0.0}, "--grader-timeout is 0.0"),
@@ -467,16 +467,32 @@ def test_the_query_graders_counts_the_same(made, grader):
     assert rows(grader="nobody") == []
 
 
+def test_several_runs_are_graded_by_one_command(made, tmp_path, capsys):
+    with RunDir.create(tmp_path / "runs", "eval", name="other", metadata={}) as run:
+        run.commit_rollouts("eval", 0, [rollout("other", "a", 0, "8", 0.0), rollout("other", "b", 0, "9", 1.0)])
+    flags = {"grader": "question_only", "grader_workers": 1, "format": "json", "runs_dir": str(tmp_path / "runs")}
+    flags["run"] = ("r", "oth*")
+    grade(resolve(GradeConfig, flags=flags, command="grade"))
+    tables = json.loads(capsys.readouterr().out)
+    places = [(row["run_id"], row["phase"], row["step"]) for row in tables["accuracy"]]
+    assert places == [("r", "eval", 0), ("r", "eval", 5), ("r", "train", 3), ("other", "eval", 0)]
+    assert len(grades_of(run.path)) == 2
+    assert len(grades_of(made)) == 17
+    grade(resolve(GradeConfig, flags=flags, command="grade"))
+    assert "0 rollouts to grade, 2 graded already" in capsys.readouterr().err
+
+
 def test_explain_needs_no_run_and_makes_none(tmp_path, monkeypatch, capsys, grader):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    grade(resolve(GradeConfig, flags={"explain": "2/4", "run": r"\frac{1}{2}", "format": "json"}, command="grade"))
+    grade(resolve(GradeConfig, flags={"explain": "2/4", "run": (r"\frac{1}{2}",), "format": "json"}, command="grade"))
     told = json.loads(capsys.readouterr().out)
     assert [row["step"] for row in told["steps"]] == ["format", "extracted", "L0 text", "L0 spelling", "L2 value"]
     assert told["steps"][-1]["result"] == "the same: this decides"
     assert {row["verdict"]: row["value"] for row in told["verdict"]}["reward"] == 1.0
-    grade(resolve(GradeConfig, flags={"explain": "fails", "run": "5", "grader": grader}, command="grade"))
+    grade(resolve(GradeConfig, flags={"explain": "fails", "run": ("5",), "grader": grader}, command="grade"))
     assert "ZeroDivisionError" in capsys.readouterr().out
-    with pytest.raises(RlvrError, match="needs the ground truth"):
-        grade(resolve(GradeConfig, flags={"explain": "5"}, command="grade"))
+    for truths in ({}, {"run": ("5", "6")}, {"run": (" ",)}):
+        with pytest.raises(RlvrError, match="needs one ground truth"):
+            resolve(GradeConfig, flags={"explain": "5", **truths}, command="grade")
     assert sorted(p for p in tmp_path.rglob("*") if "__pycache__" not in p.parts) == before

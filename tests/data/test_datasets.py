@@ -2,6 +2,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -489,6 +490,28 @@ def test_without_a_network_the_hub_is_an_error_the_user_can_read(hub):
     error = problem("hf:no/such")
     assert "Cannot get the split 'test' of no/such" in error.problem
     assert "path of a file" in error.hint
+
+
+def test_a_hub_that_cannot_be_reached_is_said_at_once(tmp_path):
+    pytest.importorskip("datasets.exceptions", reason="Hugging Face datasets is not installed (the extra `hub`)")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"  # of nobody, once it is closed
+    nowhere = {
+        "HF_HUB_OFFLINE": "0",
+        "HF_DATASETS_OFFLINE": "0",
+        "HF_ENDPOINT": address,
+        "HF_HOME": str(tmp_path / "hf"),
+    }
+    command = [sys.executable, "-m", "rlvr_cli", "eval", "--dataset", "gsm8k", "--check-dataset"]
+    done = subprocess.run(command, env=os.environ | nowhere, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    problem, hint = done.stderr.splitlines()
+    assert (
+        f"Cannot get the split 'test' of openai/gsm8k (main) from the Hugging Face hub: {address} cannot be reached"
+        in problem
+    )
+    assert "its cache does not have it" in problem
+    assert "path of a file" in hint
 
 
 def test_without_the_extra(monkeypatch):

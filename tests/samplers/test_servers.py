@@ -464,6 +464,9 @@ def test_grpo_trains_an_adapter_on_what_servers_sample(forks: Forks, servers, tm
     [
         ("--sampler-urls http://a:8000/v1", "Leave /v1 out"),
         ("--sampler-urls a:8000", "--sampler-urls is not the address"),
+        ("--sampler-urls http://a:8000,,http://b:8000", "has an empty address"),
+        ("--sampler-urls ,", "has an empty address"),
+        ("--sampler-urls http://a:8000,http://b:8000,http://a:8000/", "names http://a:8000 twice"),
         ("--sampler-urls http://a:8000 --engine vllm", "exclude each other"),
         ("--weights-dir .", "--weights-dir needs --sampler-urls"),
         ("--sampler-urls http://a:8000 --weights-dir nowhere", "not a directory"),

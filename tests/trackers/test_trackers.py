@@ -170,6 +170,35 @@ def test_csv(tmp_path):
     assert (run.path / "csv" / "eval.csv").read_text().splitlines()[1].startswith("0,")
 
 
+def test_files_go_where_out_says(tmp_path):
+    for name in ("a", "b"):
+        with RunDir.create(tmp_path / "runs", "grpo", name=name, metadata={}) as run:
+            write_steps(run, range(3))
+    before = sorted((tmp_path / "runs").rglob("*"))
+    out = tmp_path / "new" / "out"
+    pattern = ["a", "b", "--runs-dir", str(tmp_path / "runs")]
+    invoke(["export", *pattern, "--to", "csv", "--out", str(out)])
+    for name in ("a", "b"):
+        assert (out / name / "train.csv").read_text().count("\n") == 4
+    assert sorted((tmp_path / "runs").rglob("*")) == before, "nothing is written into the runs"
+    with pytest.raises(RlvrError, match="wandb has a place of its own"):
+        invoke(["export", *pattern, "--to", "wandb", "--out", str(out)])
+    with RunDir.create(tmp_path / "others", "grpo", name="a", metadata={}) as other:
+        write_steps(other, range(3))
+    with pytest.raises(RlvrError, match="the same name"):
+        invoke(["export", *pattern, str(other.path), "--to", "csv", "--out", str(out)])
+
+
+def test_tensorboard_goes_where_out_says(tmp_path):
+    pytest.importorskip("tensorboard")
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
+        write_steps(run, range(3))
+    for _ in range(2):  # nothing is there twice
+        invoke(["export", str(run.path), "--to", "tensorboard", "--out", str(tmp_path / "out")])
+    (tmp_path / "out" / "r").rename(run.path / "tensorboard")
+    assert numbers(read_back("tensorboard", run.path)).keys() == truth(run.path).keys()
+
+
 def test_bad_exports_are_errors(tmp_path, monkeypatch):
     with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
         write_steps(run, range(2))

@@ -116,6 +116,18 @@ def test_trainers_that_have_no_place(how, said):
     assert said in f"{raised.value.problem} {raised.value.hint}"
 
 
+def test_a_cpu_has_room_for_so_many_processes(monkeypatch):
+    monkeypatch.setattr("rlvr_cli.training.placement.available_cores", lambda: 6)
+    how = {"engine": "transformers", "cuda_devices": ()}
+    assert len(place_samplers("cpu", samplers=24, **how)) == 24
+    with pytest.raises(RlvrError, match="1000 samplers would be 1,000 processes on 6 cores"):
+        place_samplers("cpu", samplers=1000, **how)
+    with pytest.raises(RlvrError, match="20 trainers and 5 samplers would be 25 processes"):
+        place("cpu", in_process=False, trainers=20, samplers=5, **how)
+    monkeypatch.setattr("rlvr_cli.training.placement.available_cores", lambda: 1)
+    assert len(place_samplers("cpu", samplers=16, **how)) == 16
+
+
 def test_the_line_names_every_trainer():
     placed = Placement("cuda:0", "cuda:0", ("cuda:2",), ("cuda:1",))
     assert placement_line(placed, engine="transformers") == (

@@ -26,6 +26,10 @@ from rlvr_cli.runs.manifest import METRICS
 from rlvr_cli.runs.readers import MANIFEST, RUN_FILE, RunInfo, read_run
 
 FOLDER = Path(__file__).parent
+ORDERS = {  # of the list of runs: its name in the address -> in words
+    **{"newest": "newest first", "name": "by name", "status": "by status"},
+    **{"best": "highest accuracy first", "longest": "longest first"},
+}
 ASSETS = assets(FOLDER / "live.css", FOLDER / "live.js", is_live=True)
 
 
@@ -76,9 +80,26 @@ def run_rows(paths: Mapping[str, Path]) -> list[dict[str, Any]]:
     return rows
 
 
-def runs_page(rows: Sequence[Mapping[str, Any]], doing: Mapping[str, str], *, title: str, state: str) -> str:
-    """The page that lists the runs."""
-    return render("runs.html.j2", ASSETS, folders=[FOLDER], title=title, state=state, rows=rows, doing=doing)
+def runs_page(
+    rows: Sequence[Mapping[str, Any]], doing: Mapping[str, str], *, title: str, given: str, order: str, state: str
+) -> str:
+    """The page that lists the runs, in one of `ORDERS`, or as they are `given`, which is said in words."""
+    values = {"title": title, "state": state, "rows": in_order(rows, order), "doing": doing}
+    return render("runs.html.j2", ASSETS, folders=[FOLDER], orders={"": given, **ORDERS}, order=order, **values)
+
+
+def in_order(rows: Sequence[Mapping[str, Any]], order: str) -> list[Mapping[str, Any]]:
+    """The rows in one of `ORDERS`; those without a value last, and equal ones as they were."""
+    name, down = {
+        "newest": ("created", True),
+        "name": ("name", False),
+        "status": ("status", False),
+        "best": ("accuracy", True),
+        "longest": ("wall_seconds", True),
+    }.get(order, ("", False))
+    with_value = [row for row in rows if row.get(name) not in (None, "")]
+    without = [row for row in rows if row.get(name) in (None, "")]
+    return sorted(with_value, key=lambda row: row[name], reverse=down) + without
 
 
 def report_page(values: Mapping[str, Any], doing: Mapping[str, str], *, state: str) -> str:

@@ -63,6 +63,7 @@ class Library:
         if len(self._runs) < len(runs):
             raise RlvrError("Two of the runs have the same name.", "Show one of them at a time.")
         self.title = "Runs" if root is None else f"Runs in {root}"
+        self.order = "as named" if root is None else "last written first"
 
     def paths(self) -> dict[str, Path]:
         """Name -> directory, the most recently written first."""
@@ -185,8 +186,10 @@ def open_app(
         return HTMLResponse(render(values, doing, state=state), headers=headers)
 
     def list_of_runs(request: Request) -> Response:
-        paths = library.paths()
-        return page(request, paths, lambda: pages.run_rows(paths), partial(pages.runs_page, title=library.title))
+        paths, asked = library.paths(), request.query_params.get("order", "")
+        order = asked if asked in pages.ORDERS else ""
+        render = partial(pages.runs_page, title=library.title, given=library.order, order=order)
+        return page(request, paths, lambda: pages.run_rows(paths), render)
 
     def report(request: Request) -> Response:
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from rlvr_cli.analysis.picture import Line, Panel, Picture, Style, numbers, value_text
+from rlvr_cli.analysis.picture import Line, Panel, Picture, Style, numbers, numbers_across, value_text
 
 WIDTH, HEIGHT = 460, 250  # of a chart, in SVG units
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 40  # margins around the axes
@@ -25,6 +25,7 @@ MARKS = {
     "star": "M0-4.6L1.2-1.4L4.4-1.4L1.8 .6L2.8 3.8L0 1.9L-2.8 3.8L-1.8 .6L-4.4-1.4L-1.2-1.4z",
     "": "",
 }
+MAX_ASIDE = 20.0  # SVG units over which the whiskers of several lines at one x are spread
 MAX_MARKS, MAX_POINTS = 12, 300  # per line: visible marks, and points that show their value
 
 
@@ -116,7 +117,7 @@ def layout_chart(panel: Panel, picture: Picture) -> Drawing:
         texts = [_tooltip(name, panel, *point) for point in points]
         made = _series(at, texts, number=number, key=_key(picture.style(line)))
         if panel.has_whiskers:
-            aside = 2.5 * (number - (len(panel.lines) - 1) / 2)  # beside each other
+            aside = min(2.5, MAX_ASIDE / len(panel.lines)) * (number - (len(panel.lines) - 1) / 2)  # beside each other
             made = replace(made, bands=(), whiskers=_whiskers(at, aside=aside))
         series.append(made)
     labels = [Label(text, "tick y", LEFT - 6, up(t)) for t, text in y_axis.ticks]
@@ -148,7 +149,7 @@ def _finite(line: Line, panel: Panel) -> list[tuple[Any, ...]]:
         nothing if line.low is None or line.high is None else numbers(b, log=log)
         for b in (line.low or (), line.high or ())
     )
-    columns = (numbers(line.x, log="x" in panel.log), numbers(line.y, log=log), *bounds)
+    columns = (numbers_across(line, panel), numbers(line.y, log=log), *bounds)
     points = [tuple(None if math.isnan(v) else v for v in point) for point in zip(*columns, strict=True)]
     return [point for point in points if point[0] is not None]
 

@@ -5,6 +5,7 @@
 "use strict";
 (() => {
   const PAGE_ROWS = 25;
+  const MOST_OF_NAME = 16; // characters of a run's name in the list
   const GROUP_CARDS = 16; // samples of a group shown before "the other ... samples" is clicked
   const KEPT_BLOCKS = 24; // unpacked blocks kept in memory, of each kind
   const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/u; // characters that `text.printable` escapes, plus newline and tab
@@ -236,7 +237,25 @@
     });
   }
 
-  let offered = "";
+  // Name of a run -> what the list shows of it: if it is long, without what all names begin and end with, then cut in the middle.
+  function brief(names) {
+    const whole = names.map((name) => [...String(name)]);
+    const alike = (parts) => {
+      let count = 0;
+      while (parts.every((part) => count < part.length && part[count] === parts[0][count])) count += 1;
+      while (count && !"-_.".includes(parts[0][count - 1])) count -= 1; // at the end of a word
+      return count;
+    };
+    const cut = (text) => (text.length <= MOST_OF_NAME ? text : [...text.slice(0, MOST_OF_NAME / 2 - 1), "…", ...text.slice(-MOST_OF_NAME / 2)]);
+    const isLong = (parts) => parts.length > 1 && parts.some((part) => part.length > MOST_OF_NAME);
+    const start = isLong(whole) ? alike(whole) : 0;
+    const rest = whole.map((name) => name.slice(start));
+    const end = isLong(rest) ? alike(rest.map((name) => [...name].reverse())) : 0;
+    const short = rest.map((name) => cut([...(start ? "…" : ""), ...name.slice(0, name.length - end), ...(end ? "…" : "")]).join(""));
+    return new Map(names.map((name, i) => [name, new Set(short).size === names.length ? short[i] : name]));
+  }
+
+  let offered = "", briefs = new Map();
   async function offerFacets() {
     const facets = await source.facets();
     if (JSON.stringify(facets) === offered) return;
@@ -244,6 +263,8 @@
     const before = JSON.stringify(asked());
     for (const [name] of FACETS) offer(name, facets[name]);
     if (JSON.stringify(asked()) !== before) first = 0; // a value is gone that was chosen
+    briefs = brief(facets.run_id);
+    listed = "";
     filters.run_id.parentNode.hidden = facets.run_id.length < 2;
     listing.classList.toggle("one-run", facets.run_id.length < 2);
     listing.classList.toggle("one-phase", facets.phase.length < 2);
@@ -253,8 +274,8 @@
 
   const COLUMNS = [ // name, heading, text of a cell
     ["example_id", "question", (row) => row.question || row.example_id], ["extracted_answer", "answer"], ["ground_truth", "truth"],
-    ["reward", "reward"], ["run_id", "run"], ["phase", "phase"], ["step", "step"], ["sample_index", "sample"], ["advantage", "advantage"],
-    ["outcome", "outcome", outcome], ["num_response_tokens", "tokens"],
+    ["reward", "reward"], ["run_id", "run", (row) => briefs.get(row.run_id) ?? row.run_id], ["phase", "phase"], ["step", "step"], ["sample_index", "sample"],
+    ["advantage", "advantage"], ["outcome", "outcome", outcome], ["num_response_tokens", "tokens"],
   ];
   const NUMBERS = new Set(["sample_index", "step", "reward", "advantage", "num_response_tokens"]);
 
@@ -343,7 +364,8 @@
       const cells = COLUMNS.map(([name, , text = (r) => r[name]], i) => {
         const content = visible(shown(text(row)));
         const inside = i ? element("span", { class: "clip" }, ...content) : element("button", { type: "button", class: "open clip" }, ...content);
-        return element("td", { class: `col-${name}${NUMBERS.has(name) ? " number" : ""}` }, inside);
+        const title = name === "run_id" ? visible(shown(row.run_id)).map((part) => part.textContent ?? part).join("") : null;
+        return element("td", { class: `col-${name}${NUMBERS.has(name) ? " number" : ""}`, title }, inside);
       });
       const kind = row.reward === null ? "ungraded" : row.reward > 0.5 ? "right" : "wrong";
       return element("tr", { class: kind, "data-key": row.key, "aria-current": row.key === opened?.key ? "true" : null }, ...cells);

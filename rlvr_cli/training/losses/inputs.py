@@ -41,6 +41,21 @@ class LossInputs:
 
 
 @dataclass(frozen=True, eq=False)
+class PairInputs:
+    """The pairs of a micro-batch, for a preference loss of the user's own; (pairs,) each.
+
+    A pair's loss should not depend on other pairs: it would depend on how the update was split.
+    """
+
+    chosen: Tensor  # log-probability of the chosen response, the sum over its tokens, nats; of the policy being trained
+    rejected: Tensor
+    reference_chosen: Tensor  # of the policy that the run starts with
+    reference_rejected: Tensor
+    chosen_tokens: Tensor  # int64, the response's length
+    rejected_tokens: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class LossOutputs:
     """A loss, and statistics to log.
 

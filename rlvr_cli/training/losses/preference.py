@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlvr_cli.config.dpo import PreferenceLossType
-from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
+from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs, PairInputs
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class PreferenceLoss:
 
 
 # A gamma other than 0 is simpo's alone (`DpoConfig.target_margin`).
-PREFERENCE_LOSSES: dict[PreferenceLossType, PreferenceLoss] = {
+PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
     "dpo": PreferenceLoss(with_reference=True, per_token=False),
     "dpo_norm": PreferenceLoss(with_reference=True, per_token=True),
     "simpo": PreferenceLoss(with_reference=False, per_token=True),
@@ -71,14 +70,41 @@ def preference(
     chosen, rejected = of_rows(log_ratios, per_token=loss.per_token).view(-1, 2).unbind(dim=1)
     margin = beta * (chosen - rejected)
     nll = -of_rows(inputs.log_probs, per_token=True)[::2]
+    return outputs_of_pairs(
+        -F.logsigmoid(margin - gamma) + nll_coef * nll,
+        chosen=chosen,
+        rejected=rejected,
+        margin=margin,
+        chosen_nll=nll,
+    )
+
+
+def outputs_of_pairs(loss: Tensor, *, chosen: Tensor, rejected: Tensor, margin: Tensor, **more: Tensor) -> LossOutputs:
+    """The loss of each row's pair and the statistics of `preference`, of one number for each pair, (pairs,).
+
+    Args:
+        chosen, rejected: the scores of the two responses.
+        more: other statistics.
+    """
     statistics = {
         "chosen_log_ratio": chosen,
         "rejected_log_ratio": rejected,
         "margin": margin,
         "accuracy": (margin > 0).to(margin),
-        "chosen_nll": nll,
+        **more,
     }
     return LossOutputs(
-        (-F.logsigmoid(margin - gamma) + nll_coef * nll).repeat_interleave(2),
+        loss.repeat_interleave(2),
         {name: values.detach().repeat_interleave(2) for name, values in statistics.items()},
     )
+
+
+def pair_inputs(inputs: LossInputs) -> PairInputs:
+    """The pairs of rows that are chosen and rejected responses in turn, with `reference_log_probs`."""
+    assert inputs.reference_log_probs is not None
+    sums = [
+        log_probs.masked_fill(~inputs.response_mask, 0).sum(dim=1).view(-1, 2).unbind(dim=1)
+        for log_probs in (inputs.log_probs, inputs.reference_log_probs)
+    ]
+    tokens = inputs.response_mask.sum(dim=1).view(-1, 2).unbind(dim=1)
+    return PairInputs(*sums[0], *sums[1], *tokens)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import threading
 import time
@@ -200,6 +201,29 @@ def test_the_list_has_every_run_and_the_broken_ones_too(tmp_path):
     assert "is not valid JSON" in rows["bad"]
     assert ">broken<" in rows["cut"]
     assert "its sha256 is not" in rows["cut"]
+
+
+def test_the_list_says_its_order_and_has_others(tmp_path):
+    paths = []
+    for name, steps in (("m", 2), ("a", 5), ("z", 3)):
+        paths.append(make_run(tmp_path, name, steps=steps))
+    with RunDir.create(tmp_path, "grpo", name="empty", metadata={}):
+        pass
+    for age, path in enumerate(paths):
+        os.utime(path / "run.json", (1e9 + age, 1e9 + age))
+
+    def listed(library, address):
+        with open_app(library, token="") as app:
+            text = TestClient(app, base_url="http://127.0.0.1").get(address).text
+        (current,) = re.findall(r'aria-current="true">([^<]*)<', text)
+        return re.findall(r'<tr data-run="([^"]*)">', text), current
+
+    assert listed(Library(tmp_path), "/") == (["empty", "z", "a", "m"], "last written first")
+    assert listed(Library(tmp_path), "/?order=name") == (["a", "empty", "m", "z"], "by name")
+    assert listed(Library(tmp_path), "/?order=newest") == (["empty", "z", "a", "m"], "newest first")
+    assert listed(Library(tmp_path), "/?order=nonsense")[1] == "last written first"
+    assert listed(Library(tmp_path), "/?order=best")[0][-1] == "empty", "without an accuracy"
+    assert listed(Library(None, paths), "/") == (["m", "a", "z"], "as named")
 
 
 def test_a_page_that_shows_the_same_is_not_sent_again(tmp_path):

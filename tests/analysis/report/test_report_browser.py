@@ -129,6 +129,22 @@ def test_filters_change_what_is_listed(browser, two_runs):
     assert page.is_unharmed()
 
 
+def test_long_names_of_runs_are_told_apart_in_the_list(browser, tmp_path):
+    names = ["abl-reinforce_with_baseline-lr-1e-4-s0", "abl-reinforce_with_baseline-lr-3e-4-s0"]
+    runs = [make_run(tmp_path, name, [rollout(name, "q", 0)], tokenizer=False) for name in names]
+    page = opened(browser, write_report(runs, tmp_path / "report.html"))
+    assert page.settled() == "1 to 2 of 2 rollouts"
+    assert page.column("run_id") == ["…1e-4-s0", "…3e-4-s0"]
+    titles = page.js("return [...document.querySelectorAll('tbody .col-run_id')].map((cell) => cell.title)")
+    assert titles == names
+    names = [f"abl-{loss}-of-the-handout-in-section-7-s0" for loss in ("a" * 30 + "x" * 30, "a" * 30 + "y" + "x" * 29)]
+    runs = [make_run(tmp_path, name, [rollout(name, "q", 0)], tokenizer=False) for name in names]
+    page = opened(browser, write_report(runs, tmp_path / "report.html"))
+    assert page.settled() == "1 to 2 of 2 rollouts"
+    assert page.column("run_id") == names, "no cut keeps them apart"
+    assert page.is_unharmed()
+
+
 def test_pages_and_sorting(browser, two_runs):
     page = opened(browser, two_runs)
     assert len(page.questions()) == 25
