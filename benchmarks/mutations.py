@@ -876,7 +876,7 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "training/divergence.py",
-        ("one bad evaluation is a divergence", ">= EVALUATIONS:", ">= 1:", "tests/training/test_divergence.py", "stop_when"),
+        ("one bad evaluation is a divergence", ">= EVALUATIONS", ">= 1", "tests/training/test_divergence.py", "stop_when"),
         ("low rewards by chance are a divergence", "max(best / 2, ERRORS * noise)", "best / 2", "tests/training/test_divergence.py", "stop_when"),
         ("a spike is a divergence", "self._rows.get(name, 0) + 1 if passed else 0", "self._rows.get(name, 0) + passed", "tests/training/test_divergence.py", "stop_when"),
         ("what was read is read again", "if updates >= self._read and kept:", "if kept:", "tests/training/test_divergence.py", "stop_when"),
@@ -903,6 +903,11 @@ MATHEMATICS = [
         ("all seeds of an arm come first", "for seed in experiment.seeds for arm in arms]\n", "for arm in arms for seed in experiment.seeds]\n", "tests/sweeps/test_experiment.py -k all_arms_of_the_first_seed"),
         ("--vary adds no option", 'content["grid"][option] = values', "pass", "tests/sweeps/test_experiment.py -k command_line_changes", "vary"),
         ("options of the command line are lost", ", where=str(path)) | given", ", where=str(path))", "tests/sweeps/test_experiment.py -k command_line_changes", "overrides"),
+    ),
+    *mutations_of(
+        "sweeps/probe.py",
+        ("evaluations are free", "+ self.evaluations * self.evaluation\n", "\n", "tests/sweeps/test_probe.py -k by_hand"),
+        ("an update is a step", "if stepped else 1\n    ((unit", "if False else 1\n    ((unit", "tests/sweeps/test_probe.py -k by_hand"),
     ),
     *mutations_of(
         "sweeps/schedule.py",
