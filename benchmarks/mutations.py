@@ -466,7 +466,7 @@ WIRING = [
         ("a merged model always", 'folder == "model-merged" and not self.config.lora_merge', "False", "tests/commands/test_lora.py -k without_lora_merge", "lora_merge"),
         ("activations are kept always", "gradient_checkpointing=self.config.gradient_checkpointing,", "", "tests/replay/test_wiring.py -k saves_memory", "gradient_checkpointing"),
         ("gradients are clipped to 1", "max_grad_norm=self.config.max_grad_norm,", "max_grad_norm=1.0,", replays("grpo-on-policy"), "max_grad_norm"),
-        ("skipped updates never stop a run", ">= self.config.max_skipped_updates:", ">= 10**9:", "tests/training/test_resume.py -k not_finite_end_the_run", "max_skipped_updates"),
+        ("skipped updates never stop a run", ">= self.config.max_skipped_updates", ">= 10**9", "tests/training/test_resume.py -k not_finite_end_the_run", "max_skipped_updates"),
         ("no checkpoint but the last", "if every and self.updates - self._saved[0] >= every and minutes", "if False and minutes", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_every"),
         ("checkpoints without a pause", "and minutes >= self.config.checkpoint_minutes:", "and minutes >= 0:", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_minutes"),
         ("a run that diverged goes on", 'self.config.stop_when == "diverged" and', "False and", "tests/training/test_resume.py -k run_that_diverges", "stop_when"),
