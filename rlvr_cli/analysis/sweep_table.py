@@ -18,28 +18,28 @@ _DIFFERENCE = ("arm", "against", "difference", "low", "high", "p", "p_holm", "de
 
 
 def arm_table(database: Database, arms: Arms) -> Table:
-    """A row for each arm with an evaluation: how many of its seeds diverged, the accuracy at the last evaluation that all of them have
-    with its 95 % interval, the best one of any evaluation (of the mean over seeds, so that it is chosen by chance, too), and the
-    means over seeds of updates, minutes and sampled tokens.
+    """A row for each arm with an evaluation: how many of its seeds diverged, the accuracy at the last evaluation of each with its 95 %
+    interval, the best one of any evaluation (of the mean over seeds, so that it is chosen by chance, too), and the means over seeds of
+    updates, minutes and sampled tokens. Seeds may differ in their updates, as in expert iteration: their first evaluations belong
+    together, their second ones, and so on.
     """
-    accuracy: dict[tuple[str, int], float] = {(run, step): value for run, step, value in database.rows(_ACCURACY)}
+    evaluations: dict[str, list[tuple[float, int]]] = {}
+    for run, step, value in database.rows(_ACCURACY):  # in the order of their steps
+        evaluations.setdefault(run, []).append((value, step))
     cost: dict[str, tuple[float, float, float]] = {run: (u, m, t) for run, u, m, t in database.rows(_COST)}
     diverged = {run for run, status in database.rows("SELECT run_id, status FROM runs") if status == "diverged"}
     intervals = held_out_intervals(database, list(arms.values()))
     rows = []
     for number, (arm, runs) in enumerate(arms.items()):
-        steps = sorted({step for run, step in accuracy if run in runs})
-        means = {
-            step: statistics.fmean(accuracy[run, step] for run in runs)
-            for step in steps
-            if all((run, step) in accuracy for run in runs)
-        }
-        if not means:
+        if not all(run in evaluations for run in runs):
             continue
-        last, best = max(means), max(means, key=lambda step: (means[step], -step))
-        low, high = intervals.get((number, last), (None, None))
+        together = list(zip(*(evaluations[run] for run in runs), strict=False))  # only as many as all seeds have
+        last = statistics.fmean(evaluations[run][-1][0] for run in runs)
+        means = [tuple(map(statistics.fmean, zip(*of_seeds, strict=True))) for of_seeds in together]
+        best, at_update = max(means, key=lambda mean: mean[0])  # the first one
+        low, high = intervals.get((number, None), (None, None))
         spent = [statistics.fmean(values) for values in zip(*(cost[run] for run in runs), strict=True)]
-        reached = (means[last], low, high, means[best], best)
+        reached = (last, low, high, best, round(at_update))
         rows.append((arm, len(runs), len(diverged & set(runs)), *reached, round(spent[0]), spent[1], round(spent[2])))
     return Table(_ARM, rows, title="arms")
 

@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlvr_cli.analysis.sweep_table import corrected, difference_table, divergences, sentences
+import pytest
+
+from factories import a_rollout
+from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.estimators import share_interval
+from rlvr_cli.analysis.sweep_table import arm_table, corrected, difference_table, divergences, sentences
+from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.run_dir import RunDir
 
 
 @dataclass
@@ -44,6 +51,27 @@ def test_a_tiny_p_is_no_row_of_digits():
 def test_one_comparison_needs_no_correction():
     (told,) = sentences({"a": Found(0.01, difference=-0.05, low=-0.09, high=-0.01)}, baseline="z")
     assert told == "a is worse than z: -5.0 points (95% interval -9.0 to -1.0; p = 0.01)."
+
+
+def test_seeds_whose_updates_differ_are_compared_evaluation_by_evaluation(tmp_path):
+    """Rounds of expert iteration make as many updates as there were right responses."""
+    right = {"a": {0: 1, 10: 3, 25: 2}, "b": {0: 2, 14: 4, 31: 3}, "lone": {0: 1}}  # of 4 questions
+    for name, by_step in right.items():
+        with RunDir.create(tmp_path, "ei", name=name, metadata={}) as run:
+            for step, count in by_step.items():
+                rows = [
+                    a_rollout(run_id=name, step=step, example_id=f"q{i}", answer_reward=r, reward=r)
+                    for i, r in enumerate([1.0] * count + [0.0] * (4 - count))
+                ]
+                run.commit_rollouts("eval", step, rows)
+    with open_runs([read_run(tmp_path / name) for name in right]) as database:
+        both, lone, cut = arm_table(database, {"both": ["a", "b"], "lone": ["lone"], "cut": ["a", "lone"]}).records()
+    assert both["accuracy"] == pytest.approx(5 / 8)  # 2 and 3 of 4, at the last evaluation of each
+    assert both["low"] < 5 / 8 < both["high"]
+    assert (both["best"], both["at_update"]) == (pytest.approx(7 / 8), 12)  # the second evaluations, after 10 and 14
+    assert (lone["accuracy"], lone["best"], lone["at_update"]) == (0.25, 0.25, 0)
+    assert (lone["low"], lone["high"]) == pytest.approx(share_interval(1 / 4, 4))
+    assert cut["accuracy"] == pytest.approx(3 / 8), "a seed that ended early counts as it was then"
 
 
 @dataclass
