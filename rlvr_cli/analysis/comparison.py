@@ -208,27 +208,33 @@ def compare(
     )
 
 
-def held_out_intervals(database: Database, arms: Sequence[Sequence[str]]) -> dict[tuple[int, int], tuple[float, float]]:
-    """(number of the arm, updates) -> 95 % interval of its accuracy at that evaluation, as `compare` has it.
+def held_out_intervals(
+    database: Database, arms: Sequence[Sequence[str]]
+) -> dict[tuple[int, int | None], tuple[float, float]]:
+    """(number of the arm, updates) -> 95 % interval of its accuracy at that evaluation, as `compare` has it; (number, None) -> of the
+    last evaluation of each of its runs, whatever their updates.
 
     Only of evaluations with rollouts of all runs of the arm, over the questions that all of them have, whose rewards are all 0 or 1.
     """
     answers: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
     fractional = set()
+    last: dict[str, int] = {}
     for run, step, question, samples, correct, binary in database.rows(_EVALUATIONS):
         answers.setdefault((run, step), {})[question] = samples, correct
+        last[run] = max(step, last.get(run, 0))
         if not binary:
             fractional.add((run, step))
     found = {}
     for number, runs in enumerate(arms):
-        for step in sorted({step for run, step in answers if run == runs[0]}):
-            rows = [answers.get((run, step), {}) for run in runs]
+        for at in (*sorted({step for run, step in answers if run == runs[0]}), None):
+            evaluations = [(run, last.get(run, 0) if at is None else at) for run in runs]
+            rows = [answers.get(evaluation, {}) for evaluation in evaluations]
             shared = [question for question in rows[0] if all(question in row for row in rows)]
-            if shared and not any((run, step) in fractional for run in runs):
+            if shared and not any(evaluation in fractional for evaluation in evaluations):
                 of = [[row[q][1] / row[q][0] for q in shared] for row in rows]
                 accuracy = math.fsum(map(math.fsum, of)) / (len(of) * len(shared))
                 samples = sum(row[q][0] for row in rows for q in shared)
-                found[number, step] = arm_interval(of, accuracy=accuracy, samples=samples)
+                found[number, at] = arm_interval(of, accuracy=accuracy, samples=samples)
     return found
 
 

@@ -113,7 +113,7 @@ def draw(
     *,
     wishes: Wishes = Wishes(),
     progress: Progress | None = None,
-    held_out: Mapping[tuple[int, int], Interval] | None = None,
+    held_out: Mapping[tuple[int, int | None], Interval] | None = None,
 ) -> Picture:
     """Make the picture of a query's result.
 
@@ -208,7 +208,7 @@ class _Maker:
         *,
         wishes: Wishes,
         progress: Progress,
-        held_out: Mapping[tuple[int, int], Interval],
+        held_out: Mapping[tuple[int, int | None], Interval],
     ) -> None:
         self.result, self.columns, self.arms = result, columns, arms
         self.named, self.plot = query.name, query.plot or {}

@@ -18,28 +18,28 @@ _DIFFERENCE = ("arm", "against", "difference", "low", "high", "p", "p_holm", "de
 
 
 def arm_table(database: Database, arms: Arms) -> Table:
-    """A row for each arm with an evaluation: how many of its seeds diverged, the accuracy at the last evaluation that all of them have
-    with its 95 % interval, the best one of any evaluation (of the mean over seeds, so that it is chosen by chance, too), and the
-    means over seeds of updates, minutes and sampled tokens.
+    """A row for each arm with an evaluation: how many of its seeds diverged, the accuracy at the last evaluation of each with its 95 %
+    interval, the best one of any evaluation (of the mean over seeds, so that it is chosen by chance, too), and the means over seeds of
+    updates, minutes and sampled tokens. Seeds may differ in their updates, as in expert iteration: their first evaluations belong
+    together, their second ones, and so on.
     """
-    accuracy: dict[tuple[str, int], float] = {(run, step): value for run, step, value in database.rows(_ACCURACY)}
+    evaluations: dict[str, list[tuple[float, int]]] = {}
+    for run, step, value in database.rows(_ACCURACY):  # in the order of their steps
+        evaluations.setdefault(run, []).append((value, step))
     cost: dict[str, tuple[float, float, float]] = {run: (u, m, t) for run, u, m, t in database.rows(_COST)}
     diverged = {run for run, status in database.rows("SELECT run_id, status FROM runs") if status == "diverged"}
     intervals = held_out_intervals(database, list(arms.values()))
     rows = []
     for number, (arm, runs) in enumerate(arms.items()):
-        steps = sorted({step for run, step in accuracy if run in runs})
-        means = {
-            step: statistics.fmean(accuracy[run, step] for run in runs)
-            for step in steps
-            if all((run, step) in accuracy for run in runs)
-        }
-        if not means:
+        if not all(run in evaluations for run in runs):
             continue
-        last, best = max(means), max(means, key=lambda step: (means[step], -step))
-        low, high = intervals.get((number, last), (None, None))
+        together = list(zip(*(evaluations[run] for run in runs), strict=False))  # only as many as all seeds have
+        last = statistics.fmean(evaluations[run][-1][0] for run in runs)
+        means = [tuple(map(statistics.fmean, zip(*of_seeds, strict=True))) for of_seeds in together]
+        best, at_update = max(means, key=lambda mean: mean[0])  # the first one
+        low, high = intervals.get((number, None), (None, None))
         spent = [statistics.fmean(values) for values in zip(*(cost[run] for run in runs), strict=True)]
-        reached = (means[last], low, high, means[best], best)
+        reached = (last, low, high, best, round(at_update))
         rows.append((arm, len(runs), len(diverged & set(runs)), *reached, round(spent[0]), spent[1], round(spent[2])))
     return Table(_ARM, rows, title="arms")
 
@@ -75,7 +75,7 @@ def sentences(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str
     p_holm = corrected(found)
     several = f"for {len(found)} comparisons " if len(found) > 1 else ""
     for arm, c in found.items():
-        p = f"p = {c.p:.2g}" + (f", {several}{p_holm[arm]:.2g}" if several else "")
+        p = _p_text(c.p) + (f"; {several}{_p_text(p_holm[arm])}" if several else "")
         interval = f"{100 * c.difference:+.1f} points (95% interval {100 * c.low:+.1f} to {100 * c.high:+.1f}; {p})"
         words = "better" if c.difference > 0 else "worse"
         if is_decided(c, p_holm[arm]):
@@ -92,26 +92,25 @@ def sentences(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str
             yield f"The data cannot tell {arm} from {baseline}: {interval}.{least}"
     if several:
         yield (
-            f"{len(found)} arms are compared with one baseline. The intervals are each arm's own; the second p is Holm's, which is below "
-            "0.05 for any arm at all with a chance of at most 5% if none differs."
+            f"{len(found)} arms are compared with one baseline. The intervals are each arm's own. The second p is Holm's: if no arm "
+            "differs, it is below 0.05 for any of them with a chance of at most 5%."
         )
 
 
 def divergences(arms: Mapping[str, Sequence[RunInfo]]) -> Iterator[str]:
-    """Say which arms diverged, in how many seeds and when."""
+    """Say which arms diverged, with how many seeds, why and when."""
     for arm, infos in arms.items():
-        ended = [info.metadata for info in infos if info.metadata["status"] == "diverged"]
+        ended = [info.metadata.get("diverged") for info in infos if info.metadata["status"] == "diverged"]
         if ended:
-            after = sorted(metadata.get("updates", 0) for metadata in ended)
             which = f"{len(ended)} of its {len(infos)} seeds" if len(infos) > 1 else "its one seed"
-            yield (
-                f"{arm} diverged with {which}, after {', '.join(map(str, after))} updates: {_why(ended[0])} It is compared as it was then."
+            why = "; ".join(
+                str(diverged["why"]) for diverged in ended if isinstance(diverged, dict) and "why" in diverged
             )
+            yield f"{arm} diverged with {which}{why and f': {why}'}. It is compared as it was then."
 
 
-def _why(metadata: Mapping[str, object]) -> str:
-    diverged = metadata.get("diverged")
-    return f"{diverged['why']}." if isinstance(diverged, dict) and "why" in diverged else ""
+def _p_text(p: float) -> str:
+    return f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
 
 
 _ACCURACY = """

@@ -24,6 +24,7 @@ from rlvr_cli.config.command_line import values_of, words_of
 from rlvr_cli.config.options import Provenance, flag, nearest, options, read_value, value_type
 from rlvr_cli.config.sources import CONFIGURED, LENGTH, read_options, resolve
 from rlvr_cli.errors import RlvrError, UsageError
+from rlvr_cli.runs.readers import RUN_FILE, RUN_NAME
 
 Order = Literal["seeds", "arms"]
 EXPERIMENTS = Path(__file__).parent / "experiments"
@@ -256,9 +257,15 @@ def check_runs(experiment: Experiment, runs: Sequence[SweepRun]) -> list[dict[st
 
 
 def command_of(experiment: Experiment, run: SweepRun, *, runs_dir: Path) -> list[str]:
-    """The words of the command that makes a run."""
+    """The words of the command that makes a run in `runs_dir`. The name of another run, as of a dataset, means one beside the sweep."""
+    config = config_of(experiment.command)
     values = {**run.options, "run": run.name, "runs_dir": str(runs_dir)}
-    return ["rlvr", experiment.command, *words_of(config_of(experiment.command), values)]
+    for option in options(config):
+        named = values.get(option.name)
+        if option.metadata["completes"] == "source" and isinstance(named, str) and RUN_NAME.fullmatch(named):
+            beside = runs_dir.parent / named
+            values[option.name] = str(beside) if (beside / RUN_FILE).is_file() else named
+    return ["rlvr", experiment.command, *words_of(config, values)]
 
 
 def _read(path: Path) -> dict[str, Any]:

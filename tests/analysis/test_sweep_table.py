@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlvr_cli.analysis.sweep_table import corrected, difference_table, divergences, sentences
+import pytest
+
+from factories import a_rollout
+from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.estimators import share_interval
+from rlvr_cli.analysis.sweep_table import arm_table, corrected, difference_table, divergences, sentences
+from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.run_dir import RunDir
 
 
 @dataclass
@@ -27,7 +34,9 @@ def test_p_values_are_corrected_for_the_number_of_arms():
         ("a", 0.01, 0.03, "yes"), ("b", 0.04, 0.08, "no"), ("c", 0.2, 0.2, "no"),
     ]  # fmt: skip
     told = list(sentences(found, baseline="z"))
-    assert told[0] == ("a is better than z: +5.0 points (95% interval +1.0 to +9.0; p = 0.01, for 3 comparisons 0.03).")
+    assert told[0] == (
+        "a is better than z: +5.0 points (95% interval +1.0 to +9.0; p = 0.01; for 3 comparisons p = 0.03)."
+    )
     assert told[1].startswith("Taken alone, b is better than z: +5.0 points")
     assert "Among 3 comparisons a difference like this one arises by chance too often to count." in told[1]
     assert told[2].startswith("The data cannot tell c from z: +5.0 points (95% interval -2.0 to +9.0;")
@@ -35,9 +44,34 @@ def test_p_values_are_corrected_for_the_number_of_arms():
     assert "3 arms are compared with one baseline" in told[3]
 
 
+def test_a_tiny_p_is_no_row_of_digits():
+    assert "p < 0.0001)" in next(sentences({"a": Found(3e-71)}, baseline="z"))
+
+
 def test_one_comparison_needs_no_correction():
     (told,) = sentences({"a": Found(0.01, difference=-0.05, low=-0.09, high=-0.01)}, baseline="z")
     assert told == "a is worse than z: -5.0 points (95% interval -9.0 to -1.0; p = 0.01)."
+
+
+def test_seeds_whose_updates_differ_are_compared_evaluation_by_evaluation(tmp_path):
+    """Rounds of expert iteration make as many updates as there were right responses."""
+    right = {"a": {0: 1, 10: 3, 25: 2}, "b": {0: 2, 14: 4, 31: 3}, "lone": {0: 1}}  # of 4 questions
+    for name, by_step in right.items():
+        with RunDir.create(tmp_path, "ei", name=name, metadata={}) as run:
+            for step, count in by_step.items():
+                rows = [
+                    a_rollout(run_id=name, step=step, example_id=f"q{i}", answer_reward=r, reward=r)
+                    for i, r in enumerate([1.0] * count + [0.0] * (4 - count))
+                ]
+                run.commit_rollouts("eval", step, rows)
+    with open_runs([read_run(tmp_path / name) for name in right]) as database:
+        both, lone, cut = arm_table(database, {"both": ["a", "b"], "lone": ["lone"], "cut": ["a", "lone"]}).records()
+    assert both["accuracy"] == pytest.approx(5 / 8)  # 2 and 3 of 4, at the last evaluation of each
+    assert both["low"] < 5 / 8 < both["high"]
+    assert (both["best"], both["at_update"]) == (pytest.approx(7 / 8), 12)  # the second evaluations, after 10 and 14
+    assert (lone["accuracy"], lone["best"], lone["at_update"]) == (0.25, 0.25, 0)
+    assert (lone["low"], lone["high"]) == pytest.approx(share_interval(1 / 4, 4))
+    assert cut["accuracy"] == pytest.approx(3 / 8), "a seed that ended early counts as it was then"
 
 
 @dataclass
@@ -48,9 +82,13 @@ class Info:
 
 
 def test_arms_that_diverged_are_named_with_what_went_wrong():
-    ended = {"status": "diverged", "updates": 12, "diverged": {"updates": 12, "why": "the entropy is 4"}}
-    arms = {"a": [Info({"status": "finished"}), Info(ended), Info(ended | {"updates": 9})], "b": [Info(ended)], "c": []}
+    ended = [
+        {"status": "diverged", "diverged": {"updates": n, "why": f"the entropy is 4, after {n} updates"}}
+        for n in (12, 9)
+    ]
+    arms = {"a": [Info({"status": "finished"}), *map(Info, ended)], "b": [Info(ended[0])], "c": []}
     assert list(divergences(arms)) == [
-        "a diverged with 2 of its 3 seeds, after 9, 12 updates: the entropy is 4. It is compared as it was then.",
-        "b diverged with its one seed, after 12 updates: the entropy is 4. It is compared as it was then.",
+        "a diverged with 2 of its 3 seeds: the entropy is 4, after 12 updates; the entropy is 4, after 9 updates. "
+        "It is compared as it was then.",
+        "b diverged with its one seed: the entropy is 4, after 12 updates. It is compared as it was then.",
     ]

@@ -4,6 +4,7 @@ import pytest
 
 from rlvr_cli.config.command_line import values_of
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.sweeps.experiment import (
     check_runs,
@@ -87,6 +88,15 @@ def test_the_command_line_changes_the_options_the_values_and_the_seeds(tmp_path)
         "preset": "quickstart", "model": "m", "stop": ("a", "b"), "loss_type": "gspo", "kl_coef": 0.1, "seed": 7,
         "run": "gspo_kl_coef-0.1-s7", "runs_dir": str(tmp_path),
     }  # fmt: skip
+
+
+def test_a_run_named_as_dataset_is_one_beside_the_sweep(tmp_path):
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples/run.json").write_text("{}")
+    for named, expected in (("samples", str(tmp_path / "samples")), ("gsm8k", "gsm8k"), ("x/samples", "x/samples")):
+        found = load_experiment("sft_filtered", overrides=["--dataset", named])
+        words = command_of(found, runs_of(found)[0], runs_dir=tmp_path / "sft_filtered")
+        assert values_of(SftConfig, words[2:], command="sft")["dataset"] == expected
 
 
 def test_one_value_of_what_varies_is_one_arm():
