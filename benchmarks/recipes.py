@@ -35,6 +35,8 @@ RECIPES = {
     "kimi": f"grpo {QUESTIONS} --loss-type kimi --no-use-std-normalization {FOUR}",
     "ppo": "ppo --preset quickstart --dataset arithmetic:12000:100SEED",
     "dpo, on-policy": f"dpo {QUESTIONS}",
+    "dpo_norm, on-policy": f"dpo --loss-type dpo_norm {QUESTIONS}",
+    "simpo, on-policy": f"dpo --loss-type simpo {QUESTIONS}",
     "dpo": f"dpo --loss-type dpo {PAIRS} --dpo-epochs 1 {DECAY}",
     "dpo_norm": f"dpo --loss-type dpo_norm {PAIRS} --dpo-epochs 2 {DECAY}",
     "simpo": f"dpo --loss-type simpo {PAIRS} --dpo-epochs 1",
