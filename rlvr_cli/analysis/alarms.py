@@ -45,6 +45,7 @@ def run_alarms(path: Path | str) -> list[Alarm]:
     with open_runs([info]) as database:
         rows = database.select("SELECT name, step, value FROM metrics WHERE phase = 'train' ORDER BY step").rows
         verdicts = database.select(_DISAGREEMENT).rows
+    diverged = info.metadata.get("diverged")
     curves: dict[str, dict[int, float]] = {}
     for name, step, value in rows:
         curves.setdefault(name, {})[step] = value
@@ -52,7 +53,11 @@ def run_alarms(path: Path | str) -> list[Alarm]:
     for grader, step, share in verdicts:
         disagreement.setdefault(grader, {})[step] = share
     config = info.metadata.get("config")
-    return list(find_alarms(curves, disagreement=disagreement, config=config if isinstance(config, dict) else {}))
+    config = config if isinstance(config, dict) else {}
+    found = list(find_alarms(curves, disagreement=disagreement, config=config))
+    if info.metadata["status"] == "diverged" and isinstance(diverged, dict):
+        found.insert(0, Alarm("diverged", "error", f"it diverged: {diverged.get('why')}", "rlvr analyze curves RUN"))
+    return found
 
 
 def find_alarms(

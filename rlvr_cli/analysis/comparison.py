@@ -20,6 +20,7 @@ from rlvr_cli.analysis.estimators import (
     share_interval,
     spread_of,
     t_quantile,
+    t_test,
 )
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.errors import RlvrError
@@ -56,12 +57,18 @@ class Comparison:
     high: float
     b_better: int  # number of questions
     a_better: int
+    t_p: float  # of the t-test that the interval belongs to
     mcnemar_p: float | None  # None unless each arm is one run with one sample per question
     # The smallest difference that this many questions detect with 80 % power; None if seeds count and are too few to say.
     detectable: float | None
     # Questions needed to detect a difference as large as this one; None if no number suffices, or as above.
     needed: int | None
     notes: tuple[str, ...]
+
+    @property
+    def p(self) -> float:
+        """The two-sided p-value: McNemar's exact one where there is one."""
+        return self.t_p if self.mcnemar_p is None else self.mcnemar_p
 
     @property
     def decided(self) -> bool:
@@ -193,6 +200,7 @@ def compare(
         high=found.high,
         b_better=better_b,
         a_better=better_a,
+        t_p=found.p,
         mcnemar_p=mcnemar_exact(better_a, better_b) if single else None,
         detectable=detectable_difference(found.power, len(shared)) if promises else None,
         needed=questions_needed(found.power, found.difference) if promises else None,
@@ -243,6 +251,7 @@ class PairedDifference(NamedTuple):
     difference: float
     low: float
     high: float
+    p: float  # of the t-test that the interval belongs to
     by_question: list[float]
     spread: Spread  # of the interval
     power: Spread  # the same, with the mean square of the questions' differences, for what could be detected
@@ -271,7 +280,8 @@ def paired_difference(
     error, df = spread.error(len(padded))
     middle, half = float(padded.mean()), t_quantile(0.975, df) * error
     low, high = max(middle - half, -1.0), min(middle + half, 1.0)
-    return PairedDifference(float(differences.mean()), low, high, differences.tolist(), spread, power)
+    p = t_test(middle / error, df)
+    return PairedDifference(float(differences.mean()), low, high, p, differences.tolist(), spread, power)
 
 
 def _seed_variances(of: Sequence[Sequence[float]]) -> tuple[float, float, int]:

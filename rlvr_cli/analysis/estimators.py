@@ -210,6 +210,30 @@ def t_quantile(p: float, df: float) -> float:
     return math.sqrt(df) * math.tan(angle)
 
 
+def t_test(t: float, df: float) -> float:
+    """Two-sided p-value of Student's t, for df >= 1 that need not be whole; accurate to 1e-6. The inverse of `t_quantile`."""
+    assert df >= 1, df
+    if df > 1000:  # Wallace (1959)
+        t = t * (1 - 1 / (4 * df)) / math.sqrt(1 + t * t / (2 * df)) if math.isfinite(df) else t
+        return math.erfc(abs(t) / math.sqrt(2))
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(math.pi)
+    angle, pieces = math.atan(abs(t) / math.sqrt(df)), 2000
+    density = [scale * math.cos(angle * i / pieces) ** (df - 1) for i in range(pieces + 1)]
+    held = angle / (3 * pieces) * (density[0] + 4 * sum(density[1:-1:2]) + 2 * sum(density[2:-1:2]) + density[-1])
+    return min(1.0, max(0.0, 1 - 2 * held))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values of several tests, corrected for their number (Holm 1979): the chance that any of them is below 5 % although none of
+    the differences exists is then at most 5 %, however the tests depend on one another. In the given order.
+    """
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for place, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(p_values) - place) * p_values[i]))
+        corrected[i] = largest
+    return corrected
+
+
 def mcnemar_exact(only_a: int, only_b: int) -> float:
     """Two-sided p-value of McNemar's exact test (1947), whose null hypothesis is that A and B solve equally many questions.
 

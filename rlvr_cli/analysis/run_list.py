@@ -21,7 +21,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.manifest import METRICS, ROLLOUTS, Entry
 from rlvr_cli.runs.provenance import name_of
-from rlvr_cli.runs.readers import RunInfo, parsed_table, read_metrics, read_run
+from rlvr_cli.runs.readers import ENDED, RunInfo, parsed_table, read_metrics, read_run
 from rlvr_cli.runs.sums import check_sums
 from rlvr_cli.types import Metric, Table
 
@@ -213,7 +213,7 @@ def _progress(info: RunInfo) -> tuple[int | None, int | None, str | None]:
         steps = {entry.step for entry in info.entries if (entry.folder, entry.phase) == (ROLLOUTS, "train")}
         return len(steps), total, "steps"
     updates = metadata.get("updates")
-    if metadata["status"] == "finished" and isinstance(updates, int):
+    if metadata["status"] in ENDED and isinstance(updates, int):
         return updates, total, "updates"
     if info.metrics is None:
         return (0, total, "updates") if total else (None, None, None)

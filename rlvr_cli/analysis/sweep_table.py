@@ -1,27 +1,30 @@
 """The arms of a sweep side by side: what each reached, at what cost, and which differ from the baseline.
 
-Enters: a `Database` over the runs of all arms. Leaves: tables, and a sentence for each comparison.
+Enters: a `Database` over the runs of all arms. Leaves: tables, and sentences.
 """
 
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rlvr_cli.analysis.comparison import Comparison, compare, held_out_intervals
 from rlvr_cli.analysis.database import Database
+from rlvr_cli.analysis.estimators import holm
+from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.types import Table
 
 Arms = Mapping[str, Sequence[str]]  # name -> ids of its runs, the seeds
-_ARM = ("arm", "seeds", "accuracy", "low", "high", "best", "at_update", "updates", "minutes", "tokens")
-_DIFFERENCE = ("arm", "against", "difference", "low", "high", "detectable", "questions", "decided")
+_ARM = ("arm", "seeds", "diverged", "accuracy", "low", "high", "best", "at_update", "updates", "minutes", "tokens")
+_DIFFERENCE = ("arm", "against", "difference", "low", "high", "p", "p_holm", "detectable", "questions", "decided")
 
 
 def arm_table(database: Database, arms: Arms) -> Table:
-    """A row for each arm with an evaluation: the accuracy at the end with its 95 % interval, the best one of any evaluation (of
-    the mean over seeds, so that it is chosen by chance, too), and the means over seeds of updates, minutes and sampled tokens.
+    """A row for each arm with an evaluation: how many of its seeds diverged, the accuracy at the last evaluation that all of them have
+    with its 95 % interval, the best one of any evaluation (of the mean over seeds, so that it is chosen by chance, too), and the
+    means over seeds of updates, minutes and sampled tokens.
     """
     accuracy: dict[tuple[str, int], float] = {(run, step): value for run, step, value in database.rows(_ACCURACY)}
     cost: dict[str, tuple[float, float, float]] = {run: (u, m, t) for run, u, m, t in database.rows(_COST)}
+    diverged = {run for run, status in database.rows("SELECT run_id, status FROM runs") if status == "diverged"}
     intervals = held_out_intervals(database, list(arms.values()))
     rows = []
     for number, (arm, runs) in enumerate(arms.items()):
@@ -36,9 +39,8 @@ def arm_table(database: Database, arms: Arms) -> Table:
         last, best = max(means), max(means, key=lambda step: (means[step], -step))
         low, high = intervals.get((number, last), (None, None))
         spent = [statistics.fmean(values) for values in zip(*(cost[run] for run in runs), strict=True)]
-        rows.append(
-            (arm, len(runs), means[last], low, high, means[best], best, round(spent[0]), spent[1], round(spent[2]))
-        )
+        reached = (means[last], low, high, means[best], best)
+        rows.append((arm, len(runs), len(diverged & set(runs)), *reached, round(spent[0]), spent[1], round(spent[2])))
     return Table(_ARM, rows, title="arms")
 
 
@@ -47,36 +49,69 @@ def comparisons(database: Database, arms: Arms, *, baseline: str) -> dict[str, C
     return {arm: compare(database, arms[baseline], runs) for arm, runs in arms.items() if arm != baseline and runs}
 
 
+def corrected(found: Mapping[str, Comparison]) -> dict[str, float]:
+    """The p-value of each comparison, corrected for their number."""
+    return dict(zip(found, holm([comparison.p for comparison in found.values()]), strict=True))
+
+
+def is_decided(found: Comparison, p_holm: float) -> bool:
+    """Whether a difference is significant among all comparisons."""
+    return found.decided and p_holm < 0.05
+
+
 def difference_table(found: Mapping[str, Comparison], *, baseline: str) -> Table:
     """A row for each comparison; accuracies between 0 and 1."""
-    rows = [
-        (arm, baseline, c.difference, c.low, c.high, c.detectable, c.questions, "yes" if c.decided else "no")
-        for arm, c in found.items()
-    ]
+    p_holm = corrected(found)
+    rows = []
+    for arm, c in found.items():
+        told = "yes" if is_decided(c, p_holm[arm]) else "no"
+        figures = (c.difference, c.low, c.high, c.p, p_holm[arm], c.detectable, c.questions)
+        rows.append((arm, baseline, *figures, told))
     return Table(_DIFFERENCE, rows, title="differences")
 
 
-def sentence(arm: str, found: Comparison, *, baseline: str) -> str:
-    """Say in words what a comparison with the baseline tells."""
-    low, high = 100 * found.low, 100 * found.high
-    interval = f"{100 * found.difference:+.1f} points (95% interval {low:+.1f} to {high:+.1f})"
-    if found.decided:
-        return f"{arm} is {'better' if found.difference > 0 else 'worse'} than {baseline}: {interval}."
-    told = (
-        "" if found.detectable is None else f" {100 * found.detectable:.1f} points or more would show in 4 of 5 trials."
-    )
-    return f"The data cannot tell {arm} from {baseline}: {interval}.{told}"
+def sentences(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str]:
+    """Say in words what each comparison with the baseline tells, and how their number was counted in."""
+    p_holm = corrected(found)
+    several = f"for {len(found)} comparisons " if len(found) > 1 else ""
+    for arm, c in found.items():
+        p = f"p = {c.p:.2g}" + (f", {several}{p_holm[arm]:.2g}" if several else "")
+        interval = f"{100 * c.difference:+.1f} points (95% interval {100 * c.low:+.1f} to {100 * c.high:+.1f}; {p})"
+        words = "better" if c.difference > 0 else "worse"
+        if is_decided(c, p_holm[arm]):
+            yield f"{arm} is {words} than {baseline}: {interval}."
+        elif c.decided:
+            yield (
+                f"Taken alone, {arm} is {words} than {baseline}: {interval}. Among {len(found)} comparisons a difference like this one "
+                "arises by chance too often to count."
+            )
+        else:
+            least = (
+                "" if c.detectable is None else f" {100 * c.detectable:.1f} points or more would show in 4 of 5 trials."
+            )
+            yield f"The data cannot tell {arm} from {baseline}: {interval}.{least}"
+    if several:
+        yield (
+            f"{len(found)} arms are compared with one baseline. The intervals are each arm's own; the second p is Holm's, which is below "
+            "0.05 for any arm at all with a chance of at most 5% if none differs."
+        )
 
 
-def note_on_many(found: Mapping[str, Comparison]) -> str:
-    """What to keep in mind of several comparisons with one baseline; empty for one."""
-    if len(found) < 2:
-        return ""
-    chance = 1 - math.pow(0.95, len(found))
-    return (
-        f"{len(found)} arms are compared with one baseline: if none differed, one or more of {len(found)} independent 95% intervals would "
-        f"leave out 0 with a probability of {chance:.0%}."
-    )
+def divergences(arms: Mapping[str, Sequence[RunInfo]]) -> Iterator[str]:
+    """Say which arms diverged, in how many seeds and when."""
+    for arm, infos in arms.items():
+        ended = [info.metadata for info in infos if info.metadata["status"] == "diverged"]
+        if ended:
+            after = sorted(metadata.get("updates", 0) for metadata in ended)
+            which = f"{len(ended)} of its {len(infos)} seeds" if len(infos) > 1 else "its one seed"
+            yield (
+                f"{arm} diverged with {which}, after {', '.join(map(str, after))} updates: {_why(ended[0])} It is compared as it was then."
+            )
+
+
+def _why(metadata: Mapping[str, object]) -> str:
+    diverged = metadata.get("diverged")
+    return f"{diverged['why']}." if isinstance(diverged, dict) and "why" in diverged else ""
 
 
 _ACCURACY = """

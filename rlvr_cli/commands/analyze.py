@@ -17,6 +17,7 @@ from rlvr_cli.analysis.arms import split_arms
 from rlvr_cli.analysis.at_k import at_k_table
 from rlvr_cli.analysis.database import Database, open_runs
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_query
+from rlvr_cli.analysis.objective import objective_sentences
 from rlvr_cli.analysis.summary import combined_tables, summarize
 from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.options import flag, nearest
@@ -45,6 +46,12 @@ COUNTS = {
     "step_a": 0,
     "step_b": 0,
 }  # parameters that are whole numbers, and their least values
+OBJECTIVE = (
+    "loss_type",
+    "length_normalization",
+    "normalize_constant",
+    "std_normalization",
+)  # options of the query of this name
 REPORT = "report"  # accepted in place of a query's name
 REPORT_ANSWERS = (
     "One self-contained HTML page: summary, configuration, curves, alarms, rollouts to browse (--out FILE)."
@@ -102,6 +109,9 @@ def run(config: AnalyzeConfig) -> None:
         tables.print_tables([result], output=config.format)
     if result.more:
         console.say(f"only {which} are shown; --limit 0 shows all of them")
+    if query.name == "objective":
+        for sentence in objective_sentences(result):
+            console.say(sentence)
     if nothing:
         console.say(nothing)
 
@@ -345,10 +355,11 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
         "step": config.step,
         "category": config.category,
         "failure_kind": config.failure_kind,
+        **{name: getattr(config, name) for name in OBJECTIVE},
         "limit": config.limit + 1 if config.limit else None,  # one row more, to detect that rows are left out
     }
     if query.name:
-        for name in ("phase", "step", "category", "failure_kind"):
+        for name in ("phase", "step", "category", "failure_kind", *OBJECTIVE):
             if config.sources.get(name, "default") != "default" and name not in query.parameters:
                 raise UsageError(
                     f"{query.name} has no --{name.replace('_', '-')}.",

@@ -1,20 +1,23 @@
 """`rlvr sweep`: run an experiment, an ordinary run for each arm and seed, and say what came out.
 
-Enters: a SweepConfig. Leaves: the runs in a directory of their own, and on stdout the arms side by side.
+Enters: a SweepConfig. Leaves: the runs in a directory of their own, a report beside them, and on stdout the arms side by side.
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.report.sweep import Findings, write_sweep_report
-from rlvr_cli.analysis.sweep_table import arm_table, comparisons, difference_table, note_on_many, sentence
+from rlvr_cli.analysis.sweep_table import arm_table, comparisons, difference_table, divergences, sentences
+from rlvr_cli.config.options import Format
 from rlvr_cli.config.sweep import SweepConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.files import os_errors_as_user_errors
 from rlvr_cli.runs.lock import Lock
-from rlvr_cli.runs.readers import RUN_NAME, read_run
+from rlvr_cli.runs.readers import ENDED, RUN_NAME, RunInfo, read_run
 from rlvr_cli.sweeps.experiment import (
     Experiment,
     SweepRun,
@@ -23,10 +26,35 @@ from rlvr_cli.sweeps.experiment import (
     experiment_names,
     experiment_path,
     load_experiment,
+    next_stage,
     runs_of,
 )
 from rlvr_cli.sweeps.schedule import LOGS, Job, check_plan, run_jobs, status_of, write_plan
 from rlvr_cli.terminal import console, tables
+from rlvr_cli.types import Table
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """An experiment, or a stage of one, with its runs and their directory."""
+
+    experiment: Experiment
+    folder: Path
+    runs: Sequence[SweepRun]
+    jobs: Sequence[Job]
+
+    def status_of(self, job: Job) -> str:
+        return status_of(self.folder / job.name, job.lengths)
+
+    def finished_arms(self, *, without: Sequence[str] = ()) -> dict[str, list[RunInfo]]:
+        """The runs of each arm, without the arms that have none."""
+        names = [
+            name for name in self.experiment.names if any(r.arm == name and r.name not in without for r in self.runs)
+        ]
+        return {
+            name: [read_run(self.folder / r.name) for r in self.runs if r.arm == name and r.name not in without]
+            for name in names
+        }
 
 
 def run(config: SweepConfig) -> None:
@@ -43,36 +71,88 @@ def run(config: SweepConfig) -> None:
             f"{name!r} cannot be the name of a sweep.",
             "Use at most 128 of the characters A-Z a-z 0-9 . _ - and start with a letter or digit.",
         )
-    folder = Path(config.runs_dir) / name
-    runs = runs_of(experiment)
-    check_runs(experiment, runs)
-    jobs = [Job(run.name, command_of(experiment, run, runs_dir=folder)) for run in runs]
-    plan = {"experiment": experiment.name, "runs": {job.name: list(job.command) for job in jobs}}
-    check_plan(folder, plan)
+    experiment = replace(experiment, name=name)
+    if config.stages:
+        experiment = replace(experiment, stages=experiment.stages[: config.stages - 1])
+    stages = stages_of(experiment, Path(config.runs_dir))
     if config.emit:
-        return console.print_text("\n".join(emitted(jobs, name, folder, kind=config.emit)))
-    say_experiment(experiment, folder, jobs)
+        sweep = list(stages)[-1]
+        return console.print_text("\n".join(emitted(sweep.jobs, sweep.folder, kind=config.emit)))
     if config.dry_run:
-        return tables.print_table(
-            ("run", "status", "command"),
-            [(job.name, status_of(folder / job.name), shlex.join(job.command)) for job in jobs],
-            output=config.format,
-        )
-    devices = [device for device in config.devices.split(",") if device]
-    with os_errors_as_user_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    lock = Lock(folder)
+        return print_plan(list(stages), output=config.format)
+    found: list[Table] = []
     try:
-        write_plan(folder, plan)
-        failed = run_jobs(jobs, folder, at_once=config.jobs, devices=devices)
+        for number, sweep in enumerate(stages):
+            say_experiment(sweep)
+            failed = run_stage(sweep, config)
+            title = f"{sweep.folder.name} " if number else ""
+            found += [replace(table, title=f"{title}{table.title}") for table in results(sweep, failed)]
+            if failed:
+                raise RlvrError(
+                    f"{len(failed)} of the {len(sweep.jobs)} runs failed: {', '.join(failed[:5])}{' ...' if len(failed) > 5 else ''}.",
+                    f"What each said is in {sweep.folder / LOGS}. The same command tries them again, and leaves the others as they are.",
+                )
+    finally:
+        if found:
+            tables.print_tables(found, output=config.format)
+
+
+def stages_of(experiment: Experiment, runs_dir: Path) -> Iterator[Sweep]:
+    """Yield the experiment and its later stages, each once the runs of the one before are finished. Raises RlvrError."""
+    while True:
+        folder = runs_dir / experiment.name
+        runs = runs_of(experiment)
+        lengths = check_runs(experiment, runs)
+        jobs = [
+            Job(run.name, command_of(experiment, run, runs_dir=folder), length)
+            for run, length in zip(runs, lengths, strict=True)
+        ]
+        check_plan(folder, _plan(experiment, jobs), lengths=lengths[0])
+        sweep = Sweep(experiment, folder, runs, jobs)
+        yield sweep
+        if not experiment.stages or any(sweep.status_of(job) not in ENDED for job in jobs):
+            return
+        experiment = next_stage(experiment, reached_by(sweep))
+
+
+def reached_by(sweep: Sweep) -> dict[str, float]:
+    """The accuracy of each arm at its last evaluation, the mean over its seeds; without arms of which a seed has diverged."""
+    arms = sweep.finished_arms()
+    with open_runs([info for infos in arms.values() for info in infos]) as database:
+        table = arm_table(database, {name: [info.id for info in infos] for name, infos in arms.items()})
+    return {row["arm"]: row["accuracy"] for row in table.records() if not row["diverged"]}
+
+
+def _plan(experiment: Experiment, jobs: Sequence[Job]) -> dict[str, Any]:
+    """What `write_plan` stores of a sweep."""
+    return {"experiment": experiment.name, "runs": {job.name: list(job.command) for job in jobs}}
+
+
+def print_plan(sweeps: Sequence[Sweep], *, output: Format) -> None:
+    """Print the runs of the stages that are known so far, and what is known of the next one."""
+    rows = []
+    for sweep in sweeps:
+        say_experiment(sweep)
+        rows += [(job.name, sweep.status_of(job), shlex.join(job.command)) for job in sweep.jobs]
+    for stage in sweeps[-1].experiment.stages:
+        longer = f", {stage.longer} times as long" if stage.longer > 1 else ""
+        console.say(
+            f"then     {stage.name}: the best {stage.best} arms and the baseline{longer}; chosen once these runs are finished"
+        )
+    tables.print_table(("run", "status", "command"), rows, output=output)
+
+
+def run_stage(sweep: Sweep, config: SweepConfig) -> list[str]:
+    """Run what is not finished, and return the names of the runs that failed. Raises RlvrError, and Interrupted after a signal."""
+    devices = [device for device in config.devices.split(",") if device]
+    with os_errors_as_user_errors(sweep.folder):
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+    lock = Lock(sweep.folder)
+    try:
+        write_plan(sweep.folder, _plan(sweep.experiment, sweep.jobs))
+        return run_jobs(sweep.jobs, sweep.folder, at_once=config.jobs, devices=devices)
     finally:
         lock.release()
-    say_results(experiment, [run for run in runs if run.name not in failed], folder, config=config, jobs=jobs)
-    if failed:
-        raise RlvrError(
-            f"{len(failed)} of the {len(jobs)} runs failed: {', '.join(failed[:5])}{' ...' if len(failed) > 5 else ''}.",
-            f"What each said is in {folder / LOGS}. The same command tries them again, and leaves the others as they are.",
-        )
 
 
 def list_experiments(config: SweepConfig) -> None:
@@ -85,51 +165,49 @@ def list_experiments(config: SweepConfig) -> None:
     tables.print_table(("experiment", "command", "question", "varies", "arms", "seeds"), rows, output=config.format)
 
 
-def say_experiment(experiment: Experiment, folder: Path, jobs: Sequence[Job]) -> None:
+def say_experiment(sweep: Sweep) -> None:
     """Print what the sweep asks, and how many runs it takes."""
+    experiment = sweep.experiment
     problem = f" (the handout's problem {experiment.problem})" if experiment.problem else ""
     console.say(f"question {experiment.title or experiment.name}{problem}")
     if experiment.look_at:
         console.say(f"look at  {experiment.look_at}")
     console.say(
-        f"runs     {len(jobs)}: {len(experiment.arms)} arms ({', '.join(experiment.names)}) with "
-        f"{len(experiment.seeds)} seeds, in {folder}"
+        f"runs     {len(sweep.jobs)}: {len(experiment.arms)} arms ({', '.join(experiment.names)}) with "
+        f"{len(experiment.seeds)} seeds, in {sweep.folder}"
     )
 
 
-def say_results(
-    experiment: Experiment, runs: Sequence[SweepRun], folder: Path, *, config: SweepConfig, jobs: Sequence[Job]
-) -> None:
-    """Print the arms side by side, what differs from the baseline, and write the report."""
-    infos = {run.name: read_run(folder / run.name) for run in runs}
+def results(sweep: Sweep, failed: Sequence[str]) -> list[Table]:
+    """Say what differs from the baseline, write the report, and return the tables: the arms side by side, and their differences."""
+    infos = sweep.finished_arms(without=failed)
     if not infos:
-        return
-    arms = {name: [run.name for run in runs if run.arm == name] for name in experiment.names}
-    arms = {name: ids for name, ids in arms.items() if ids}
-    with open_runs(list(infos.values())) as database:
+        return []
+    experiment, folder = sweep.experiment, sweep.folder
+    arms = {name: [info.id for info in of_arm] for name, of_arm in infos.items()}
+    with open_runs([info for of_arm in infos.values() for info in of_arm]) as database:
         found = [arm_table(database, arms)]
         compared = comparisons(database, arms, baseline=experiment.baseline) if experiment.baseline in arms else {}
         if compared:
             found.append(difference_table(compared, baseline=experiment.baseline))
-        sentences = [sentence(arm, comparison, baseline=experiment.baseline) for arm, comparison in compared.items()]
-        sentences += [note] if (note := note_on_many(compared)) else []
+        told = [*sentences(compared, baseline=experiment.baseline), *divergences(infos)]
         findings = Findings(
             title=experiment.title or experiment.name,
             look_at=experiment.look_at,
-            arms={name: [infos[run] for run in ids] for name, ids in arms.items()},
+            arms=infos,
             tables=found,
-            sentences=sentences,
-            commands=[job.command for job in jobs],
+            sentences=told,
+            commands=[job.command for job in sweep.jobs],
         )
-        page = write_sweep_report(folder, findings, database)
-    tables.print_tables(found, output=config.format)
-    for line in sentences:
+        markdown, page = write_sweep_report(folder, findings, database)
+    for line in told:
         console.say(line)
-    console.say(f"report   {page}")
+    console.say(f"report   {page}    ({markdown.name} and its pictures, for a text)")
     console.say(f"more     rlvr view {folder}    (in a browser)")
+    return found
 
 
-def emitted(jobs: Sequence[Job], name: str, folder: Path, *, kind: str) -> list[str]:
+def emitted(jobs: Sequence[Job], folder: Path, *, kind: str) -> list[str]:
     """The commands as lines for a shell, or as an array job for SLURM: each goes on with its run if it was begun before."""
     lines = [
         f"if test -e {shlex.quote(str(folder / job.name / 'run.json'))}; "
@@ -141,7 +219,7 @@ def emitted(jobs: Sequence[Job], name: str, folder: Path, *, kind: str) -> list[
         return [shlex.join(job.command) for job in jobs]
     return [
         "#!/bin/bash",
-        f"#SBATCH --job-name={name}",
+        f"#SBATCH --job-name={folder.name}",
         f"#SBATCH --array=0-{len(jobs) - 1}",
         "#SBATCH --gres=gpu:1",
         "#SBATCH --requeue",

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from rlvr_cli.config.grpo import LossType, StdNormalization
 from rlvr_cli.config.options import LONGEST, Format, Provenance, check_values, knob
+from rlvr_cli.config.shared import LengthNormalization
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Phase
 
@@ -46,6 +48,20 @@ class AnalyzeConfig(Provenance):
         "", "failures, rollouts: show only this category, such as format_0_answer_0.", group="Query", common=True
     )
     failure_kind: str = knob("", "failures, rollouts: show only this kind, such as wrong_answer.", group="Query")
+    loss_type: LossType | None = knob(
+        None,
+        "objective: this loss in place of the run's; without a baseline or with one is what counts.",
+        group="Query",
+    )
+    length_normalization: LengthNormalization | None = knob(
+        None, "objective: this divisor of the summed loss in place of the run's.", group="Query"
+    )
+    normalize_constant: float | None = knob(
+        None, "objective: the divisor of masked_normalize. Default: the run's.", group="Query", above=0
+    )
+    std_normalization: StdNormalization | None = knob(
+        None, "objective: this standard deviation in place of the run's.", group="Query"
+    )
     limit: int = knob(50, "Rows to show; 0: all.", group="Output", common=True, at_least=0)
     format: Format = knob("table", "How rows are printed.", group="Output", common=True)
     plot: str = knob(

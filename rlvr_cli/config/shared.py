@@ -19,6 +19,7 @@ OptimizerKind = Literal["adamw", "adamw_kahan", "adamw_8bit"]
 FusedKernels = Literal["auto", "none", "liger"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 Schedule = Literal["constant", "cosine"]
+StopWhen = Literal["never", "diverged"]
 Tracker = Literal["", "wandb", "tensorboard", "trackio"]  # "" for none, where a resumed run has one
 LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
 
@@ -346,6 +347,12 @@ class TrainingRunOptions(RunOptions):
         "Time limit for the whole run, including the last evaluation, such as 4h or 90m.",
         group="Run",
         common=True,
+        free_on_resume=True,
+    )
+    stop_when: StopWhen = knob(
+        "never",
+        "diverged: end a run, as diverged, once its held-out reward, entropy or gradient norm is past its bounds (docs/algorithms.md).",
+        group="Run",
         free_on_resume=True,
     )
     trainers: int = knob(

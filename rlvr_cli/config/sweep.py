@@ -36,6 +36,9 @@ class SweepConfig(Provenance):
     )
     seeds: str = knob("", "Seeds of each arm, such as 0,1,2. Empty: the experiment's.", group="Run", common=True)
     name: str = knob("", "Directory of the runs in --runs-dir. Empty: the experiment's name.", group="Run", common=True)
+    stages: int = knob(
+        0, "Stages of the experiment to run, if it has several; 0: all.", group="Run", common=True, at_least=0
+    )
     jobs: int = knob(1, "Runs at a time.", group="Run", common=True, at_least=1)
     devices: str = knob(
         "", "GPUs, one for each run at a time, such as 0,1,2,3. Empty: each run sees all.", group="Run", common=True

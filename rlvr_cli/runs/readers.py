@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 RUN_FILE, MANIFEST = "run.json", "manifest.jsonl"
 
+ENDED = ("finished", "diverged")  # states of a run that has nothing left to do
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -228,7 +229,7 @@ def read_index(path: Path) -> Index:
     unlisted = [p for p in present if p not in listed]
     lost = [p for p in unlisted if (name := part_name(p)) and not name.grader]
     # The status is read again, because the run may have been resumed meanwhile.
-    if len(lost) > 1 or (lost and read_metadata(path)["status"] == "finished"):
+    if len(lost) > 1 or (lost and read_metadata(path)["status"] in ENDED):
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise damaged_file(path / MANIFEST, f"it does not list {shown(lost[0])}{more}")
     notices = [
@@ -240,7 +241,7 @@ def read_index(path: Path) -> Index:
             f"{shown(path / MANIFEST)} ends with an incomplete line: a commit is in progress, or was interrupted."
         )
     announced = sum(e.path == METRICS for e in entries)
-    settled = announced if metadata["status"] == "finished" else max(announced - 1, 0)
+    settled = announced if metadata["status"] in ENDED else max(announced - 1, 0)
     return Index(metadata, entries, settled, notices)
 
 

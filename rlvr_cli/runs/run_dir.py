@@ -40,7 +40,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import count
@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-Status = Literal["running", "finished", "failed", "interrupted"]
+Status = Literal["running", "finished", "diverged", "failed", "interrupted"]
 RolloutKey = tuple[str, int, str, int]  # (phase, step, example_id, sample_index)
 RESERVE = ".reserve"  # removed when the run is closed
 RESERVED_BYTES = 2**15  # more than run.json takes
@@ -265,7 +265,7 @@ class RunDir:
         self._set(**values)
 
     def finish(self, status: Status) -> None:
-        """Record how the run ended: finished, failed or interrupted. Raises RlvrError."""
+        """Record how the run ended, before the context is left. Raises RlvrError."""
         assert status in get_args(Status), status
         self._set(status=status)
 
@@ -375,6 +375,17 @@ class RunDir:
         walls = dict.fromkeys(rows, self.wall_seconds) | dict(wall_seconds or {})
         table = with_metrics(self._metrics.table, rows, phase=phase, wall_seconds=walls)
         self._metrics.replace(table, phase=phase, step=max(rows))
+
+    def metrics_before(self, step: int) -> Iterator[tuple[str, int, dict[str, float]]]:
+        """Yield (phase, step, name -> value) of the committed metrics of all steps before this one."""
+        table = self._metrics.table
+        found: dict[tuple[str, int], dict[str, float]] = {}
+        for at, phase, name, value in zip(
+            *(table[c].to_pylist() for c in ("step", "phase", "name", "value")), strict=True
+        ):
+            if at < step:
+                found.setdefault((phase, at), {})[name] = value
+        return ((*key, values) for key, values in found.items())
 
     def committed_keys(self, phase: Phase | None = None, step: int | None = None) -> set[RolloutKey]:
         """Return the keys (phase, step, example_id, sample_index) of committed rollouts, of one phase and step or of all.

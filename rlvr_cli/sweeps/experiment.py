@@ -6,14 +6,15 @@ A file has `title`, `command`, `seeds` and, each if it is wanted, `problem` (its
 read from), `baseline` (the arm that the others are compared with: the first one), `order` (`seeds`: all arms with the first seed
 come first; or `arms`), the tables `[options]` (of all runs), `[grid]` (lists of values, each with each), `[paired]` (lists of
 equal length, the first values together, then the second ones) and `[[arms]]` (options of an arm, with its `name`). Options have
-the names and values of a `--config` file.
+the names and values of a `--config` file. `[[stages]]` follow one another: each takes the `best` arms of the stage before, and the
+baseline, for runs that are `longer` times as long, with `[stages.options]` and `seeds` of its own.
 """
 
 import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass
+from dataclasses import Field, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,7 +22,7 @@ from typing import Any, Literal, get_args
 from rlvr_cli.config import config_of
 from rlvr_cli.config.command_line import values_of, words_of
 from rlvr_cli.config.options import Provenance, flag, nearest, options, read_value, value_type
-from rlvr_cli.config.sources import CONFIGURED, read_options, resolve
+from rlvr_cli.config.sources import CONFIGURED, LENGTH, read_options, resolve
 from rlvr_cli.errors import RlvrError, UsageError
 
 Order = Literal["seeds", "arms"]
@@ -35,6 +36,17 @@ OWN = {
 _TEXTS = ("title", "command", "problem", "look_at", "baseline", "order")
 _TABLES = ("options", "grid", "paired")
 MAX_RUNS = 10_000
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What follows once all runs before are finished."""
+
+    name: str
+    best: int  # how many arms go on, besides the baseline
+    longer: int = 1  # times as many steps
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seeds: Sequence[int] = ()  # none: those of the stage before
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,7 @@ class Experiment:
     look_at: str = ""
     baseline: str = ""
     order: Order = "seeds"
+    stages: Sequence[Stage] = ()
 
     @property
     def varied(self) -> list[str]:
@@ -148,6 +161,61 @@ def load_experiment(
         look_at=content.get("look_at", ""),
         baseline=baseline if baseline in names else names[0],
         order=content.get("order", "seeds"),
+        stages=[
+            Stage(
+                name=stage["name"],
+                best=stage["best"],
+                longer=stage.get("longer", 1),
+                options={
+                    key: value
+                    for key, value in read_options(
+                        stage.get("options", {}), kind, command=command, where=f"{path}: {stage['name']}"
+                    ).items()
+                    if key not in given
+                },
+                seeds=list(seeds) or stage.get("seeds", []),
+            )
+            for stage in content.get("stages", [])
+        ],
+    )
+
+
+def next_stage(experiment: Experiment, reached: Mapping[str, float]) -> Experiment:
+    """The next stage of an experiment whose runs are finished.
+
+    The arms with the highest accuracy go on, in their order, of equal ones the first; and the baseline.
+
+    Args:
+        reached: arm -> accuracy; an arm that is not in it does not go on.
+
+    Raises:
+        RlvrError: the command has no number of steps that could be made longer, or refuses the options.
+    """
+    stage, *later = experiment.stages
+    ranked = sorted((name for name in experiment.names if name in reached), key=lambda name: -reached[name])
+    kept = [i for i, name in enumerate(experiment.names) if name in ranked[: stage.best] or name == experiment.baseline]
+    common = {**experiment.options, **stage.options}
+    if stage.longer > 1:
+        config = resolve(
+            config_of(experiment.command),
+            flags={**common, **experiment.arms[0], "run": "x"},
+            command=experiment.command,
+        )
+        steps = f"n_{experiment.command}_steps"
+        if not getattr(config, steps, 0):
+            raise RlvrError(
+                f"The stage {stage.name} has longer = {stage.longer}, but the runs have no {flag(steps)}.",
+                "Give it in [options], or the length of this stage in [stages.options].",
+            )
+        common[steps] = stage.longer * getattr(config, steps)
+    return replace(
+        experiment,
+        name=f"{experiment.name}-{stage.name}",
+        options=common,
+        arms=[experiment.arms[i] for i in kept],
+        names=[experiment.names[i] for i in kept],
+        seeds=stage.seeds or experiment.seeds,
+        stages=later,
     )
 
 
@@ -169,13 +237,22 @@ def runs_of(experiment: Experiment) -> list[SweepRun]:
     ]
 
 
-def check_runs(experiment: Experiment, runs: Sequence[SweepRun]) -> None:
-    """Raise RlvrError if the command refuses the options of a run: before the first one starts."""
+def check_runs(experiment: Experiment, runs: Sequence[SweepRun]) -> list[dict[str, int]]:
+    """Return the options that say how long each run is, with their values.
+
+    Raises:
+        RlvrError: the command refuses the options of a run: before the first one starts.
+    """
+    kind = config_of(experiment.command)
+    lengths = []
     for run in runs:
         try:
-            resolve(config_of(experiment.command), flags={**run.options, "run": run.name}, command=experiment.command)
+            config = resolve(kind, flags={**run.options, "run": run.name}, command=experiment.command)
         except RlvrError as error:
             raise UsageError(f"{run.name}: {error.problem}", error.hint) from error
+        known = (o.name for o in options(kind) if LENGTH.fullmatch(o.name) and o.metadata["free_on_resume"])
+        lengths.append({name: getattr(config, name) for name in known})
+    return lengths
 
 
 def command_of(experiment: Experiment, run: SweepRun, *, runs_dir: Path) -> list[str]:
@@ -194,7 +271,7 @@ def _read(path: Path) -> dict[str, Any]:
         ) from e
     except (ValueError, RecursionError) as e:
         raise RlvrError(f"{path} is not valid TOML: {e}.") from e
-    known = (*_TEXTS, *_TABLES, "seeds", "arms")
+    known = (*_TEXTS, *_TABLES, "seeds", "arms", "stages")
     if unknown := [key for key in content if key not in known]:
         raise RlvrError(
             f"{path}: {unknown[0]!r} is no key of an experiment.",
@@ -213,6 +290,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise RlvrError(
             f"{path}: arms is not a list of tables.", "Write a line [[arms]] for each, and its options below."
         )
+    _check_stages(content.get("stages", []), path)
     if content.get("command") not in CONFIGURED:
         raise RlvrError(
             f"{path}: the command is {content.get('command', '')!r}.",
@@ -221,6 +299,29 @@ def _read(path: Path) -> dict[str, Any]:
     if content.get("order", "seeds") not in get_args(Order):
         raise RlvrError(f"{path}: the order is {content['order']!r}.", "It is seeds or arms.")
     return content
+
+
+def _check_stages(stages: Any, path: Path) -> None:
+    """Raise RlvrError if stages have another form."""
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        raise RlvrError(f"{path}: stages is not a list of tables.", "Write a line [[stages]] for each.")
+    for stage in stages:
+        if unknown := [key for key in stage if key not in ("name", "best", "longer", "options", "seeds")]:
+            raise RlvrError(
+                f"{path}: {unknown[0]!r} is no key of a stage.", "Its keys: name, best, longer, options, seeds."
+            )
+        name, seeds = stage.get("name"), stage.get("seeds", [])
+        if not isinstance(name, str) or not name or _safe(name) != name:
+            raise RlvrError(f"{path}: the name of a stage is {name!r}.", 'Write name = "long".')
+        for key, least in (("best", None), ("longer", 1)):
+            if type(number := stage.get(key, least)) is not int or number < 1:
+                raise RlvrError(f"{path}: {key} of the stage {name} is no whole number above 0.", f"Write {key} = 3.")
+        if not isinstance(seeds, list) or not all(type(seed) is int and seed >= 0 for seed in seeds):
+            raise RlvrError(f"{path}: seeds of the stage {name} is not a list of whole numbers.")
+        if not isinstance(stage.get("options", {}), dict):
+            raise RlvrError(f"{path}: options of the stage {name} is not a table.", "Write a line [stages.options].")
+    if len({stage["name"] for stage in stages}) < len(stages):
+        raise RlvrError(f"{path}: two stages have the same name.")
 
 
 def _varied(text: str, kind: type[Provenance], *, command: str) -> tuple[str, list[Any]]:

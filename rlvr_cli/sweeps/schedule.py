@@ -9,17 +9,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlvr_cli.config.options import flag
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import StopRequest, die_with_parent
 from rlvr_cli.runs.files import atomic_write, os_errors_as_user_errors, shown
 from rlvr_cli.runs.lock import holder_of
-from rlvr_cli.runs.readers import RUN_FILE, read_metadata
+from rlvr_cli.runs.readers import ENDED, RUN_FILE, read_metadata
 from rlvr_cli.terminal import console
 
 SWEEP, LOGS = "sweep.json", "logs"  # in the directory of a sweep
@@ -29,14 +30,19 @@ SHOWN_LINES = 4  # of a failed command's stderr
 
 @dataclass(frozen=True)
 class Job:
-    """One run to make: its name and the words of its command."""
+    """One run to make."""
 
     name: str
-    command: Sequence[str]
+    command: Sequence[str]  # its words
+    lengths: Mapping[str, int] = field(default_factory=dict)  # the options that say how long it is
 
 
-def check_plan(folder: Path, plan: Mapping[str, Any]) -> None:
-    """Raise RlvrError if the directory holds another sweep: a run of it has other options now. It may get more runs."""
+def check_plan(folder: Path, plan: Mapping[str, Any], *, lengths: Collection[str] = ()) -> None:
+    """Raise RlvrError if the directory holds another sweep: a run of it has other options now. It may get more runs, and longer ones.
+
+    Args:
+        lengths: options that say how long a run is.
+    """
     path = folder / SWEEP
     if not path.exists():
         return
@@ -44,14 +50,18 @@ def check_plan(folder: Path, plan: Mapping[str, Any]) -> None:
         data = path.read_bytes()
     try:
         stored = json.loads(data)["runs"]
-        differing = [name for name, words in stored.items() if plan["runs"].get(name, words) != words]
+        options = {
+            name: [_options(words, lengths) for words in (stored[name], plan["runs"].get(name, stored[name]))]
+            for name in stored
+        }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RlvrError(f"{shown(path)} is damaged.", "Choose another directory with --name.") from error
-    if differing:
-        before, now = (_options(words) for words in (stored[differing[0]], plan["runs"][differing[0]]))
+    for run, (before, now) in options.items():
+        if before == now:
+            continue
         option = next(name for name in {**before, **now} if before.get(name) != now.get(name))
         raise RlvrError(
-            f"{shown(folder)} has runs with other options: of {differing[0]}, {option} was {before.get(option, 'not given')}, and is now "
+            f"{shown(folder)} has runs with other options: of {run}, {option} was {before.get(option, 'not given')}, and is now "
             f"{now.get(option, 'not given')}.",
             "Give the same options to go on with it, or choose another directory with --name.",
         )
@@ -67,17 +77,36 @@ def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     atomic_write(path, json.dumps({**plan, "runs": runs}, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
-def status_of(run: Path) -> str:
-    """`finished`, `new` if there is no run yet, `running` if a process writes it, or `begun`.
+def status_of(run: Path, lengths: Mapping[str, int] | None = None) -> str:
+    """`finished`, `diverged`, `new` if there is no run yet, `running` if a process writes it, `short` if it is finished and is to be
+    longer now, or `begun`.
+
+    Args:
+        lengths: options that say how long the run is to be.
 
     Raises:
-        RlvrError: the run is damaged.
+        RlvrError: the run is damaged, or longer than it is to be.
     """
     if not (run / RUN_FILE).exists():
         return "new"
-    if read_metadata(run)["status"] == "finished":
-        return "finished"
+    metadata = read_metadata(run)
+    longer = _longer(run, metadata, lengths or {})
+    if (status := metadata["status"]) in ENDED:
+        return "short" if longer and status == "finished" else status
     return "running" if holder_of(run) else "begun"
+
+
+def _longer(run: Path, metadata: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, int]:
+    """The options of a run's length that have grown. Raises RlvrError if one is smaller than it was."""
+    stored = metadata.get("config") or {}
+    changed = {name: value for name, value in lengths.items() if stored.get(name, value) != value}
+    for name, value in changed.items():
+        if value < stored[name]:
+            raise RlvrError(
+                f"{shown(run)} was made with {flag(name)} {stored[name]}, and is now to have {value}.",
+                "Give at least as many to go on with it, or choose another directory with --name.",
+            )
+    return changed
 
 
 def run_jobs(jobs: Sequence[Job], folder: Path, *, at_once: int, devices: Sequence[str] = ()) -> list[str]:
@@ -100,17 +129,17 @@ def run_jobs(jobs: Sequence[Job], folder: Path, *, at_once: int, devices: Sequen
                 while waiting and free:
                     number, job = waiting.pop(0)
                     label = f"[{number}/{len(jobs)}] {job.name}"
-                    status = status_of(folder / job.name)
-                    if status == "finished":
-                        console.say(f"{label}: finished before")
+                    status = status_of(folder / job.name, job.lengths)
+                    if status in ENDED:
+                        console.say(f"{label}: {status} before")
                     elif status == "running":
                         console.say(f"{label}: another process writes it; it is left alone")
                         failed.append(job.name)
                     else:
-                        console.say(f"{label}: {'goes on' if status == 'begun' else 'begins'}")
+                        console.say(f"{label}: {'begins' if status == 'new' else 'goes on'}")
                         device = free.pop(0)
                         running[job.name] = (
-                            _start(job, folder, resume=status == "begun", device=device),
+                            _start(job, folder, resume=status != "new", device=device),
                             device,
                             time.monotonic(),
                         )
@@ -137,7 +166,11 @@ def run_jobs(jobs: Sequence[Job], folder: Path, *, at_once: int, devices: Sequen
 
 def _start(job: Job, folder: Path, *, resume: bool, device: str) -> "subprocess.Popen[bytes]":
     """Start the command of a run, or, of a run that has begun, the one that goes on with it."""
-    words = ["--resume", job.name, "--runs-dir", str(folder)] if resume else job.command[2:]
+    words = list(job.command[2:])
+    if resume:
+        longer = _longer(folder / job.name, read_metadata(folder / job.name), job.lengths)
+        words = ["--resume", job.name, "--runs-dir", str(folder)]
+        words += [word for name, value in longer.items() for word in (flag(name), str(value))]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": device} if device else dict(os.environ)
     parent = os.getpid()
     path = folder / LOGS / f"{job.name}.log"
@@ -166,8 +199,8 @@ def _last_lines(log: Path) -> list[str]:
     return []
 
 
-def _options(words: Sequence[str]) -> dict[str, str]:
-    """The words of a command -> its options with their values; a flag without one is given."""
+def _options(words: Sequence[str], left_out: Collection[str]) -> dict[str, str]:
+    """The words of a command -> its options with their values, without some; a flag without a value is given."""
     found: dict[str, str] = {}
     name = "the command"
     for word in words:
@@ -176,4 +209,4 @@ def _options(words: Sequence[str]) -> dict[str, str]:
             found.setdefault(name, "given")
         else:
             found[name] = f"{found[name]} {word}" if found.get(name, "given") != "given" else word
-    return found
+    return {name: value for name, value in found.items() if name not in map(flag, left_out)}

@@ -12,7 +12,7 @@ from typing import Any
 
 import wandb
 
-from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.runs.readers import ENDED, RunInfo
 from rlvr_cli.trackers.rows import SAMPLE_COLUMNS, Row, described, samples
 from rlvr_cli.trackers.sent import Sent
 
@@ -64,4 +64,4 @@ class WandB:
         self._sent.record(rows)
 
     def finish(self, status: str) -> None:
-        self._run.finish(exit_code=0 if status == "finished" else 1)
+        self._run.finish(exit_code=0 if status in ENDED else 1)

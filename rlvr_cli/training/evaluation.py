@@ -45,8 +45,8 @@ class Evaluator:
         every = self.config.eval_every
         return updates == 0 or bool(every and updates % every == 0)
 
-    def evaluate(self, sampler: Sampler, updates: int, *, last: bool = False) -> float:
-        """Sample and grade the questions that the run does not yet hold for this evaluation. Returns seconds.
+    def evaluate(self, sampler: Sampler, updates: int, *, last: bool = False) -> tuple[float, dict[str, float]]:
+        """Sample and grade the questions that the run does not yet hold for this evaluation. Returns seconds, and the averages.
 
         Raises:
             RlvrError: before the first update, more responses than --max-grade-errors could not be graded.
@@ -81,7 +81,7 @@ class Evaluator:
             )
         if new == len(examples):  # with only a few questions left, the fixed cost would dominate the average
             self.seconds_per_question = max(self.seconds_per_question, seconds / new)
-        return seconds
+        return seconds, averages
 
     def num_questions(self, *, last: bool) -> int:
         """How many questions an evaluation asks."""

@@ -32,6 +32,7 @@ from rlvr_cli.samplers.open import Engine, choose_engine, sampler_facts
 from rlvr_cli.terminal import console
 from rlvr_cli.text import printable
 from rlvr_cli.trackers.children import tracked
+from rlvr_cli.training.divergence import Diverged
 from rlvr_cli.training.memory import MemoryPlan, memory_plan
 from rlvr_cli.training.placement import Placement, place
 from rlvr_cli.training.trainer import Trainer
@@ -191,6 +192,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
     """Open a new run, or the one to resume, and its trainer, until the block ends. The run stores how its policy computes.
 
     A command that samples its own training data also stores facts about its sampler, and all prompts must fit the context.
+    A run that diverges ends as such: its model is saved and evaluated, and the block is left without an error.
     """
     with (
         inputs.pool,
@@ -229,7 +231,17 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
                     max_tokens=params.max_tokens,
                     limit=min(filter(None, limits), default=None),
                 )
-        yield trainer
+        try:
+            yield trainer
+        except Diverged as diverged:
+            console.say(
+                f"diverged       {diverged}\n    The run ends here (--stop-when diverged). To go on all the same: rlvr {command} --resume {run.path} "
+                "--stop-when never"
+            )
+            trainer.save()  # also with --checkpoint-every 0
+            trainer.finish()
+            run.update(diverged={"updates": trainer.updates, "why": str(diverged)})
+            run.finish("diverged")
 
 
 def sample_questions(

@@ -2,7 +2,7 @@
 
 Enters: the options that the training commands share, an open run, a grader. Leaves: a `Trainer`, which holds the policy and its
 optimizer, and writes the run's metrics, checkpoints and final model. It uses `weight_sync` (the sampler and its weights),
-`evaluation` and `time_limit`.
+`evaluation`, `time_limit` and `divergence`.
 """
 
 import shutil
@@ -29,6 +29,7 @@ from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.sums import sums_of
 from rlvr_cli.terminal import console
 from rlvr_cli.training.checkpoints import check_space_for_training, load_checkpoint, save_checkpoint
+from rlvr_cli.training.divergence import Diverged, Divergence
 from rlvr_cli.training.evaluation import Evaluator
 from rlvr_cli.training.memory import MemoryPlan
 from rlvr_cli.training.optimizer import learning_rate_at
@@ -87,6 +88,7 @@ class Trainer:
         self.tensors: dict[str, Tensor] = {}
         self.notices: list[str] = []
         self.metrics = MetricsLog(run)
+        self.divergence = Divergence(max_skipped=config.max_skipped_updates)
         self.evaluator: Evaluator | None = None
         if eval_dataset is not None:
             self.evaluator = Evaluator(
@@ -136,6 +138,8 @@ class Trainer:
             longest_step = state["longest_step"]
             if self.evaluator is not None:
                 self.evaluator.seconds_per_question = state["evaluation_seconds"]
+            for phase, step, values in self.run.metrics_before(self.updates):
+                self.divergence.add(phase, step, values)
             self.trainers.do("copy_rank_0")
         check_space_for_training(
             self.run.path,
@@ -207,6 +211,7 @@ class Trainer:
 
         Raises:
             RlvrError: too many updates in a row were skipped because loss or gradient was not finite.
+            Diverged: the run has diverged, and is to end; the update was done.
             Interrupted: a signal arrived; the update was not done.
         """
         if not batch or not batch["response_mask"].any():
@@ -232,10 +237,9 @@ class Trainer:
                 **how,
             )
         fault_point("updated")
-        self.metrics.add(self.updates, metrics)
-        self.updates += 1
+        self._log(metrics)
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if metrics["update/skipped"] else 0
-        if self._skipped_in_a_row >= self.config.max_skipped_updates:
+        if self._skipped_in_a_row >= self.config.max_skipped_updates and self.config.stop_when == "never":
             self.metrics.flush()
             raise RlvrError(
                 f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite (up to update "
@@ -244,6 +248,7 @@ class Trainer:
                 "with a lower --learning-rate, and look at the metrics optimizer/grad_norm and policy/ratio_max.",
             )
         self._advance_cursor(cursor, tensors)
+        self.check_divergence()
         return metrics
 
     def log_probs(
@@ -286,10 +291,21 @@ class Trainer:
     def skip(self, cursor: dict[str, int], tensors: dict[str, Tensor] | None = None) -> dict[str, float]:
         """Count an update that has no token to train on as skipped."""
         metrics = {"update/skipped": 1.0, "update/tokens": 0.0}
-        self.metrics.add(self.updates, metrics)
-        self.updates += 1
+        self._log(metrics)
         self._advance_cursor(cursor, tensors)
+        self.check_divergence()
         return metrics
+
+    def _log(self, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of an update under the number of updates before it, and count it."""
+        self.metrics.add(self.updates, metrics)
+        self.divergence.add("train", self.updates, metrics)
+        self.updates += 1
+
+    def check_divergence(self) -> None:
+        """Raise Diverged if --stop-when asks for it and the updates so far have diverged."""
+        if self.config.stop_when == "diverged" and (why := self.divergence.read(self.updates)):
+            raise Diverged(why)
 
     def _advance_cursor(self, cursor: dict[str, int], tensors: dict[str, Tensor] | None) -> None:
         """Advance the data cursor; checkpoint when one is due."""
@@ -329,7 +345,11 @@ class Trainer:
         Args:
             total, done: how many steps or updates the run has, and how many of them before now.
             longer: an option that extends the run, with a value.
+
+        Raises:
+            Diverged: a run that is resumed has diverged before, and is to end.
         """
+        self.check_divergence()
         if self.updates and done >= total:
             how = f"; longer with: rlvr {self.run.metadata['command']} --resume {self.run.path} {longer}"
             extends = (
@@ -351,7 +371,9 @@ class Trainer:
         if last and self.weights.process is not None:
             self.weights.process.cancel_pending()  # requests sent ahead for a step that the time limit rules out
         self.sync_weights(self.updates)  # before timing: it may have to wait for rollouts that are sampled ahead
-        self.clock.leave_out(self.evaluator.evaluate(self.sampler, self.updates, last=last))
+        seconds, averages = self.evaluator.evaluate(self.sampler, self.updates, last=last)
+        self.clock.leave_out(seconds)
+        self.divergence.add("eval", self.updates, averages)
 
     def sync_weights(self, version: int, *, rollouts: bool = False) -> float:
         """Give the sampler its weights, see `WeightSync.sync` and, for the next training rollouts, `sync_rollouts`. Returns seconds."""

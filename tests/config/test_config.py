@@ -204,10 +204,10 @@ TRAINED = {
 HELD_OUT = {"at_least 0": "eval_temperature eval_min_tokens", "at_least 1": "eval_max_tokens max_model_len samplers"}
 GRADED = {"above 0": "grader_timeout"}
 MINIMUMS = {  # of each command
-    "analyze": [{"above 0": "timeout_seconds", "at_least 0": "limit step", "at_least 1": "smooth"}],
+    "analyze": [{"above 0": "timeout_seconds normalize_constant", "at_least 0": "limit step", "at_least 1": "smooth"}],
     "runs": [{"above 0": "timeout_seconds", "at_least 0": "limit"}],
     "quickstart": [{"at_least 0": "seed"}],
-    "sweep": [{"at_least 1": "jobs"}],
+    "sweep": [{"at_least 0": "stages", "at_least 1": "jobs"}],
     "view": [{"at_least 0": "port"}],
     "grade": [GRADED, {"at_least 1": "grader_workers limit"}],
     "filter": [

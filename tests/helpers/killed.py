@@ -17,7 +17,7 @@ import pytest
 from checks import findings
 from forks import Done, Forks
 from rlvr_cli.runs.check import check_run
-from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.readers import ENDED, read_rollouts, read_run
 
 UNLIKE = ("run_id", "sampled_at")  # what two runs of the same work may differ in
 # Of evaluations, whose last bits depend on who is asked together: what was held is not asked again.
@@ -118,7 +118,8 @@ def assert_readable(run: Path) -> None:
 
 def assert_ended_as(whole: Path, run: Path, *, checkpoints: tuple[int, ...] = (2,)) -> None:
     """What a run is that was cut short and went on: the one that was not, to the last bit."""
-    assert read_run(run).metadata["status"] == "finished"
+    assert read_run(run).metadata["status"] == read_run(whole).metadata["status"]
+    assert read_run(whole).metadata["status"] in ENDED
     assert findings(run) == []
     assert weights_of(run) == weights_of(whole)
     assert rows_of(run, phase="train") == rows_of(whole, phase="train")

@@ -590,3 +590,35 @@ def test_a_full_disk_is_two_lines_and_a_run_that_goes_on(forks: Forks, whole: Wh
     assert_readable(run)
     go_on(forks, run, GRPO)
     assert_ended_as(whole.run, run)
+
+
+DIVERGING = [*GRPO, "--learning-rate", "0.03", "--n-grpo-steps", 8, "--eval-examples", 64, "--stop-when", "diverged"]
+
+
+def test_a_run_that_diverges_ends_as_such_and_so_does_one_that_was_killed(forks: Forks, tmp_path: Path):
+    whole, cut = tmp_path / "runs/whole", tmp_path / "runs/cut"
+    done = forks.run(*DIVERGING, "--run", "whole", cwd=tmp_path, status=0)
+    metadata = read_run(whole).metadata
+    assert metadata["status"] == "diverged"
+    assert 5 <= metadata["updates"] < 32
+    assert metadata["diverged"] == {"updates": metadata["updates"], "why": metadata["diverged"]["why"]}
+    assert f"diverged       {metadata['diverged']['why']}" in done.said
+    assert f"error: it diverged: {metadata['diverged']['why']}" in done.said
+    assert max(r["step"] for r in rows_of(whole, phase="eval")) == metadata["updates"]
+    for update in (3, 5):
+        go_on(forks, cut, DIVERGING, fault=f"updated:{update}", status=-signal.SIGKILL)
+    go_on(forks, cut, DIVERGING)
+    assert_ended_as(whole, cut)
+    assert read_run(cut).metadata["diverged"] == metadata["diverged"]
+
+
+def test_a_run_that_has_diverged_goes_on_only_if_it_is_told_to(forks: Forks, tmp_path: Path):
+    run = tmp_path / "runs/r"
+    forks.run(*DIVERGING, "--checkpoint-every", 0, "--run", "r", cwd=tmp_path, status=0)
+    updates = read_run(run).metadata["updates"]
+    again = forks.run("grpo", "--resume", "r", cwd=tmp_path, status=0)
+    assert "--resume runs/r --stop-when never" in again.said
+    assert (read_run(run).metadata["status"], read_run(run).metadata["updates"]) == ("diverged", updates)
+    forks.run("grpo", "--resume", "r", "--stop-when", "never", cwd=tmp_path, status=0)
+    assert (read_run(run).metadata["status"], read_run(run).metadata["updates"]) == ("finished", 32)
+    assert findings(run) == []

@@ -112,7 +112,7 @@ def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:
     infos = [read_run(path) for path in paths.values()]
     names = tuple(info.id for info in infos)
     with open_runs([_evaluations_of(info) for info in infos], timeout_seconds=SECONDS) as database:
-        charts = charts_of(database, infos)
+        charts = charts_of(database, [[info] for info in infos])
     alarms = [
         {
             "name": alarm.name,

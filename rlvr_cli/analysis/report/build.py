@@ -70,7 +70,7 @@ def write_report(
             runs=names,
             alarms=alarms,
             summary=summary_tables(infos, timeout_seconds=SECONDS),
-            charts=charts_of(database, infos),
+            charts=charts_of(database, [[info] for info in infos]),
             browser=pack_rollouts(infos, groups, timeout_seconds=SECONDS),
             configuration=configuration_of(infos),
             environment=environment_of(infos),
@@ -150,8 +150,8 @@ def _share(estimate: Estimate) -> Share:
     return Share(estimate.value, estimate.low, estimate.high)
 
 
-def charts_of(database: Database, infos: Sequence[RunInfo]) -> Picture:
-    """The curves of all runs, with more panels than `rlvr analyze curves --plot` has."""
+def charts_of(database: Database, runs: Sequence[Sequence[RunInfo]]) -> Picture:
+    """The curves of all arms, with more panels than `rlvr analyze curves --plot` has; an arm has a run, or one for each seed."""
     query = named_queries()["curves"]
     columns = ", ".join(f"any_value(value) FILTER (name = '{metric}') AS {name}" for name, metric in METRICS.items())
     metrics = f"SELECT run_id, step, {columns} FROM metrics WHERE phase = 'train' GROUP BY run_id, step"
@@ -162,7 +162,7 @@ def charts_of(database: Database, infos: Sequence[RunInfo]) -> Picture:
     drawn = [c for c in COLUMNS if any(row[result.columns.index(c)] is not None for row in result.rows)]
     if not drawn:
         return Picture(())
-    arms = arms_of([[info] for info in infos])
+    arms = arms_of(runs)
     held_out = held_out_intervals(database, [arm.runs for arm in arms])
     return draw(result, replace(query, plot={"x": "step", "y": ",".join(drawn)}), arms, held_out=held_out)
 

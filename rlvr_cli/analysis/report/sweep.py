@@ -1,13 +1,12 @@
-"""The report of a sweep: Markdown and two pictures, in the directory of its runs.
+"""The report of a sweep, in the directory of its runs: as Markdown with pictures for a paper, and as one HTML page.
 
-Enters: what the experiment asks, its arms, and their runs. Leaves: report.md, curves.svg and minutes.svg.
+Enters: what the experiment asks, its arms, and their runs. Leaves: report.md, report.html and the files of `PICTURES`.
 """
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rlvr_cli.analysis.alarms import run_alarms
 from rlvr_cli.analysis.arms import arms_of
@@ -15,7 +14,11 @@ from rlvr_cli.analysis.comparison import held_out_intervals
 from rlvr_cli.analysis.database import Database
 from rlvr_cli.analysis.figures import Wishes, draw, read_progress
 from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.analysis.picture import Picture
 from rlvr_cli.analysis.plots import save_plot
+from rlvr_cli.analysis.report.build import charts_of
+from rlvr_cli.analysis.report.charts import layout_chart, layout_legend
+from rlvr_cli.analysis.report.page import Grid, assets, render
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import atomic_write, os_errors_as_user_errors
 from rlvr_cli.runs.readers import RunInfo
@@ -23,8 +26,14 @@ from rlvr_cli.terminal.tables import as_markdown
 from rlvr_cli.text import printable
 from rlvr_cli.types import Table
 
-PAGE = "report.md"
-PICTURES = {"curves.svg": Wishes(), "minutes.svg": Wishes(x="minutes", panels=("eval_reward",))}
+PAGE, HTML = "report.md", "report.html"
+PICTURES = {
+    "held_out.svg": Wishes(x="steps", panels=("eval_reward",)),
+    "minutes.svg": Wishes(x="minutes", panels=("eval_reward",)),
+    "curves.svg": Wishes(
+        panels=("train_reward", "groups_with_signal", "length", "entropy", "grad_norm", "clip_fraction")
+    ),
+}
 MOST_SHOWN = 1500  # characters of a response
 
 
@@ -40,78 +49,125 @@ class Findings:
     commands: Sequence[Sequence[str]]  # that made the runs
 
 
-def write_sweep_report(folder: Path, findings: Findings, database: Database) -> Path:
-    """Write the report of a sweep whose runs are in `folder`, and return its path. Raises RlvrError if it cannot be written."""
-    drawn = [name for name, wishes in PICTURES.items() if _draw(folder / name, findings, database, wishes=wishes)]
-    lines = [
-        f"# {printable(findings.title)}",
-        findings.look_at,
-        *(f"![{name}]({name})" for name in drawn),
-        *(as_markdown(table) for table in findings.tables),
-        *findings.sentences,
-        *_alarms(findings),
-        *_examples(findings, database),
-        "## Commands",
-        _fenced("\n".join(shlex.join(command) for command in findings.commands)),
-    ]
-    atomic_write(folder / PAGE, ("\n\n".join(line.strip("\n") for line in lines if line) + "\n").encode())
-    return folder / PAGE
+@dataclass(frozen=True)
+class Response:
+    """A response to show."""
+
+    arm: str
+    step: int
+    is_right: bool
+    question: str
+    truth: str
+    text: str
+
+    @property
+    def heading(self) -> str:
+        kind = "right" if self.is_right else "wrong"
+        truth = printable(self.truth, keep="").replace("`", "'")
+        return f"{self.arm}, after {self.step} updates, {kind} (question {printable(self.question, keep='')}, truth `{truth}`)"
 
 
-def _draw(path: Path, findings: Findings, database: Database, *, wishes: Wishes) -> bool:
-    """Draw the curves of the arms; False where there are none, as of an evaluation."""
+def write_sweep_report(folder: Path, findings: Findings, database: Database) -> tuple[Path, Path]:
+    """Write the report of a sweep whose runs are in `folder`.
+
+    Returns:
+        the paths of its Markdown and of its HTML.
+
+    Raises:
+        RlvrError: it cannot be written.
+    """
+    pictures = {name: picture for name, wishes in PICTURES.items() if (picture := _picture(findings, database, wishes))}
+    for name, picture in pictures.items():
+        with os_errors_as_user_errors(folder / name):
+            save_plot(picture, folder / name)
+    responses, alarms = list(_responses(findings, database)), list(_alarms(findings))
+    commands = "\n".join(shlex.join(command) for command in findings.commands)
+    atomic_write(folder / PAGE, _markdown(findings, list(pictures), responses, alarms, commands).encode())
+    curves = charts_of(database, list(findings.arms.values()))
+    shown = [curves] + ([pictures["minutes.svg"]] if "minutes.svg" in pictures else [])
+    page = render(
+        "sweep.html.j2",
+        replace(assets(), script=""),
+        title=findings.title,
+        findings=findings,
+        legend_blocks=layout_legend(curves),
+        drawings=[layout_chart(panel, picture) for picture in shown for panel in picture.panels],
+        notes=list(dict.fromkeys(note for picture in shown for note in picture.notes)),
+        grids=[Grid(table.title, table.columns, table.rows) for table in findings.tables],
+        alarms=alarms,
+        responses=responses,
+        commands=commands,
+    )
+    atomic_write(folder / HTML, page.encode())
+    return folder / PAGE, folder / HTML
+
+
+def _picture(findings: Findings, database: Database, wishes: Wishes) -> Picture | None:
+    """The curves of the arms; None where there are none, as of an evaluation. Panels that no arm has are left out."""
     arms = arms_of(list(findings.arms.values()))
     query = named_queries()["curves"]
     result = database.select(query.sql, query.parameters, limit=0)
+    known = dict(zip(result.columns, zip(*result.rows, strict=True), strict=False))
+    panels = tuple(name for name in wishes.panels if any(value is not None for value in known.get(name, ())))
+    if not panels:
+        return None
     try:
-        picture = draw(
+        return draw(
             result,
             query,
             arms,
-            wishes=wishes,
+            wishes=replace(wishes, panels=panels),
             progress=read_progress(database) if wishes.x != "updates" else None,
             held_out=held_out_intervals(database, [arm.runs for arm in arms]),
         )
     except RlvrError:
-        return False
-    with os_errors_as_user_errors(path):
-        save_plot(picture, path)
-    return True
+        return None
 
 
-def _alarms(findings: Findings) -> Iterator[str]:
-    """What looks wrong in a run, as a list."""
-    found = [
-        f"- {info.id}: {alarm.sentence} (`{alarm.command_for(info.path)}`)"
-        for infos in findings.arms.values()
-        for info in infos
-        for alarm in run_alarms(info.path)
-    ]
-    if found:
-        yield "## Alarms"
-        yield "\n".join(found)
+def _alarms(findings: Findings) -> Iterator[tuple[str, str]]:
+    """What looks wrong in a run, and the command that shows it."""
+    for infos in findings.arms.values():
+        for info in infos:
+            for alarm in run_alarms(info.path):
+                yield f"{info.id}: {alarm.sentence}", alarm.command_for(info.path)
 
 
-def _examples(findings: Findings, database: Database) -> Iterator[str]:
+def _responses(findings: Findings, database: Database) -> Iterator[Response]:
     """Of each arm's first run, at the first, middle and last evaluation, one response that was right and one that was wrong."""
-    yield "## Responses"
     for arm, infos in findings.arms.items():
         rows = list(database.select(_EXAMPLES, {"run": infos[0].id}, limit=0).records())
         steps = sorted({row["step"] for row in rows})
         for step in dict.fromkeys([*steps[:1], *steps[len(steps) // 2 : len(steps) // 2 + 1], *steps[-1:]]):
-            yield from (_example(arm, row) for row in rows if row["step"] == step)
-
-
-def _example(arm: str, row: Mapping[str, Any]) -> str:
-    kind = "right" if row["is_right"] else "wrong"
-    return (
-        f"{arm}, after {row['step']} updates, {kind} (question {printable(row['example_id'], keep='')}, truth "
-        f"`{printable(str(row['ground_truth']), keep='').replace('`', chr(39))}`):\n\n{_fenced(_shortened(row['response']))}"
-    )
+            for row in rows:
+                if row["step"] == step:
+                    question, truth, text = row["example_id"], str(row["ground_truth"]), _shortened(row["response"])
+                    yield Response(arm, step, row["is_right"], question, truth, text)
 
 
 def _shortened(text: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} … ({len(text) - MOST_SHOWN:,} more characters)"
+
+
+def _markdown(
+    findings: Findings,
+    pictures: Sequence[str],
+    responses: Sequence[Response],
+    alarms: Sequence[tuple[str, str]],
+    commands: str,
+) -> str:
+    lines = [
+        f"# {printable(findings.title)}",
+        findings.look_at,
+        *(f"![{name}]({name})" for name in pictures),
+        *(as_markdown(table) for table in findings.tables),
+        *findings.sentences,
+        *(["## Alarms", "\n".join(f"- {sentence} (`{command}`)" for sentence, command in alarms)] if alarms else []),
+        "## Responses",
+        *(f"{response.heading}:\n\n{_fenced(response.text)}" for response in responses),
+        "## Commands",
+        _fenced(commands),
+    ]
+    return "\n\n".join(line.strip("\n") for line in lines if line) + "\n"
 
 
 def _fenced(text: str) -> str:

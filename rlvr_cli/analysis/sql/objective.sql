@@ -9,7 +9,7 @@
 
 -- A response's tokens weigh its advantage, divided by its length (masked_mean), by the mean length (token_mean) or by a constant
 -- (masked_normalize): the derivative of the objective, before the mean over responses, on policy. Null parameters are the run's own.
--- :kind = "response" lists the responses. push_share is a bucket's share of the sum over all tokens of |weight|: the size of an
+-- Their sum is the response's weight. :kind = "response" lists the responses. push_share is a bucket's share of the sum over all tokens of |weight|: the size of an
 -- objective as a whole does not matter to AdamW.
 WITH choices AS (
     SELECT
@@ -28,11 +28,12 @@ WITH choices AS (
             (config ->> 'normalize_constant')::DOUBLE,
             (config ->> 'sampling_max_tokens')::DOUBLE
         ) AS constant,
-        (config ->> 'advantage_eps')::DOUBLE AS eps
+        (config ->> 'advantage_eps')::DOUBLE AS eps,
+        config ->> 'overlong' AS overlong
     FROM runs, (VALUES (true), (false)) AS sides (own)
 ), checked AS (
     SELECT
-        run_id, own, loss_type, constant, coalesce(eps, 1e-6) AS eps,
+        run_id, own, loss_type, constant, overlong, coalesce(eps, 1e-6) AS eps,
         coalesce(wanted_std, own_std) AS std,
         coalesce(wanted_length, own_length) AS length,
         CASE
@@ -49,7 +50,7 @@ WITH choices AS (
     FROM choices
 ), samples AS (
     SELECT
-        run_id, step, example_id, sample_index, num_response_tokens AS tokens,
+        run_id, step, example_id, sample_index, num_response_tokens AS tokens, finish_reason = 'length' AS is_cut,
         coalesce(shaped_reward, reward, 0) AS reward,
         coalesce(reward > 0.5 AND NOT isnan(reward), false) AS correct
     FROM rollouts
@@ -70,6 +71,7 @@ WITH choices AS (
         s.*,
         own,
         CASE
+            WHEN overlong = 'mask' AND is_cut THEN 0
             WHEN loss_type = 'no_baseline' THEN reward
             WHEN spread = 0 THEN 0
             WHEN std = 'group' THEN centered / (spread + eps)
@@ -112,6 +114,8 @@ SELECT
     avg(tokens) AS tokens,
     sum(weight * tokens) / sum(tokens) AS token_weight,
     sum(other * tokens) / sum(tokens) AS other_token_weight,
+    sum(weight * tokens) / count(*) AS response_weight,
+    sum(other * tokens) / count(*) AS other_response_weight,
     sum(abs(weight) * tokens) / nullif(sum(sum(abs(weight) * tokens)) OVER (PARTITION BY run_id, kind), 0) AS push_share,
     sum(abs(other) * tokens) / nullif(sum(sum(abs(other) * tokens)) OVER (PARTITION BY run_id, kind), 0) AS other_push_share
 FROM buckets

@@ -1,5 +1,7 @@
 """The report of a sweep: responses as they are, and what cannot be drawn."""
 
+import re
+
 from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.report.sweep import MOST_SHOWN, Findings, write_sweep_report
@@ -16,17 +18,29 @@ def page(tmp_path, rows):
         "Who?", "", {"arm": [info]}, [Table(("a",), [(1,)], title="arms")], ["One is."], [["rlvr", "eval", "a b"]]
     )
     with open_runs([info]) as database:
-        return write_sweep_report(tmp_path, findings, database).read_text()
+        markdown, html = write_sweep_report(tmp_path, findings, database)
+    return markdown.read_text(), html.read_text()
 
 
 def test_an_evaluation_has_no_curves_and_text_of_a_model_is_no_markdown(tmp_path):
     hostile = "````\n# no heading\x1b[31m"
-    shown = page(tmp_path, [{"response": hostile, "reward": 0.0, "ground_truth": "a`b"}])
+    shown, html = page(tmp_path, [{"response": hostile, "reward": 0.0, "ground_truth": "a`b"}])
     assert "![" not in shown
     assert "`````text\n````\n# no heading\\x1b[31m\n`````" in shown
     assert "truth `a'b`" in shown
     assert "rlvr eval 'a b'" in shown
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["r", "report.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r", "report.html", "report.md"]
+    assert "None: these runs train nothing." in html
+    assert "<pre>````\n# no heading\\x1b[31m</pre>" in html
+
+
+def test_text_of_a_model_is_no_markup_in_the_page_which_loads_nothing(tmp_path):
+    hostile = "</pre><script>alert(1)</script>"
+    _, html = page(tmp_path, [{"response": hostile, "reward": 1.0, "ground_truth": "<img src=x>"}])
+    assert "&lt;/pre&gt;&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "<img" not in html
+    assert "http" not in re.sub(r"http-equiv", "", html)
+    assert "default-src 'none'" in html.replace("&#39;", "'")
 
 
 def test_one_right_and_one_wrong_response_are_shown_the_long_one_in_part(tmp_path):
@@ -35,7 +49,9 @@ def test_one_right_and_one_wrong_response_are_shown_the_long_one_in_part(tmp_pat
         {"response": r, "reward": reward}
         for r, reward in ((long, 1.0), ("second", 1.0), ("third", 0.0), ("fourth", None))
     ]
-    shown = page(tmp_path, rows)
+    shown, html = page(tmp_path, rows)
+    assert "third" in html
+    assert "second" not in html
     assert f"{'x' * MOST_SHOWN} … (5 more characters)" in shown
     assert "third" in shown
     assert "second" not in shown
