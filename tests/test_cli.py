@@ -277,7 +277,7 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
         ("grade --explain 5", 2, "--explain needs one ground truth", "TRUTH"),
         ("distill", 2, "rlvr distill needs a teacher.", "--teacher"),
         ("analyze summary --set k", 2, "--set k has no value.", "--set k=8"),
-        ("analyze compare one", 2, "compare needs two runs; 1 were given.", "RUN_A RUN_B"),
+        ("analyze compare one", 2, "compare needs two runs or more; 1 were given.", "RUN_A RUN_B"),
         ("grade r --grader gsm8k --dataset arithmetic", 2, "--dataset needs --check.", "rlvr eval --dataset"),
         ("grpo --preset quickstat", 2, "no preset 'quickstat'. Did you mean quickstart?", "Its presets:"),
         ("sft --preset dapo", 2, "no preset 'dapo'.", "Its presets: cs336, quickstart."),

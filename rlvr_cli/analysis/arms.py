@@ -105,6 +105,12 @@ def arms_of(runs: Sequence[Sequence[RunInfo]]) -> list[Arm]:
     return found
 
 
+def arm_names(runs: Sequence[Sequence[str]]) -> list[str]:
+    """A name for each arm, of the ids of its runs: what they begin with, or all of them where two would have the same."""
+    names = [_name(ids) for ids in runs]
+    return names if len(set(names)) == len(names) else [", ".join(ids) for ids in runs]
+
+
 def _config(info: RunInfo) -> Mapping[str, Any]:
     config = info.metadata.get("config")
     return config if isinstance(config, Mapping) else {}

@@ -44,9 +44,25 @@ def arm_table(database: Database, arms: Arms) -> Table:
     return Table(_ARM, rows, title="arms")
 
 
-def comparisons(database: Database, arms: Arms, *, baseline: str) -> dict[str, Comparison]:
-    """Compare each arm with the baseline, paired by question."""
-    return {arm: compare(database, arms[baseline], runs) for arm, runs in arms.items() if arm != baseline and runs}
+def comparisons(
+    database: Database, arms: Arms, *, baseline: str, phase: str = "eval", step: int | None = None
+) -> dict[str, Comparison]:
+    """Compare each arm with the baseline, paired by question. Raises RlvrError as `compare` does."""
+    return {
+        arm: compare(database, arms[baseline], runs, phase=phase, step=step)
+        for arm, runs in arms.items()
+        if arm != baseline and runs
+    }
+
+
+def compared_table(found: Mapping[str, Comparison], *, baseline: str) -> Table:
+    """A row for each arm, the baseline first: its accuracy on the questions on which it was compared."""
+    first = next(iter(found.values()))
+    rows = [
+        (name, ", ".join(arm.runs), c.questions, arm.samples, arm.accuracy, arm.low, arm.high)
+        for name, arm, c in [(baseline, first.a, first), *((name, c.b, c) for name, c in found.items())]
+    ]
+    return Table(("arm", "runs", "questions", "samples", "accuracy", "low", "high"), rows, title="arms")
 
 
 def corrected(found: Mapping[str, Comparison]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.arms import split_arms
+from rlvr_cli.analysis.arms import arm_names, split_arms
 from rlvr_cli.analysis.at_k import at_k_table
 from rlvr_cli.analysis.database import Database, open_runs
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_query
@@ -417,12 +417,13 @@ def _has_rollouts(info: RunInfo, *, phase: str, step: int | None) -> bool:
 
 
 def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
-    """Print how two runs, or two sets of runs, compare on the same questions."""
+    """Print how two runs, or two sets of runs, compare on the same questions; of more, each with the first."""
     from rlvr_cli.analysis.comparison import compare
+    from rlvr_cli.analysis.sweep_table import compared_table, comparisons, difference_table, sentences
 
-    if len(config.runs) != 2:
+    if len(config.runs) < 2:
         raise UsageError(
-            f"compare needs two runs; {len(config.runs)} were given.",
+            f"compare needs two runs or more; {len(config.runs)} were given.",
             "rlvr analyze compare RUN_A RUN_B, or with several seeds each: rlvr analyze compare A1,A2,A3 B1,B2,B3",
         )
     arms, others = split_arms(config.runs, config.runs_dir, patterns_are_arms=True)
@@ -434,10 +435,19 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
             "compare needs at least one run in each arm, and each run only once.",
             "To compare steps of one run: rlvr analyze migration RUN",
         )
+    ids = [[info.id for info in arm] for arm in infos]
+    where = {"phase": parameters["phase"], "step": parameters["step"]}
     with open_runs(runs, timeout_seconds=config.timeout_seconds) as database:
-        ids_a, ids_b = ([info.id for info in arm] for arm in infos)
-        comparison = compare(database, ids_a, ids_b, phase=parameters["phase"], step=parameters["step"])
-    *numbers, words = comparison.tables()
+        if len(arms) == 2:
+            *numbers, words = compare(database, *ids, **where).tables()
+        else:
+            of_arms = dict(zip(arm_names(ids), ids, strict=True))
+            first = next(iter(of_arms))
+            found = comparisons(database, of_arms, baseline=first, **where)
+            numbers = [compared_table(found, baseline=first), difference_table(found, baseline=first)]
+            notes = dict.fromkeys(note for comparison in found.values() for note in comparison.notes)
+            told = [*sentences(found, baseline=first), *notes]
+            words = Table(("in_words",), [(text,) for text in told], title="verdict")
     if config.format != "table":
         return tables.print_tables([*numbers, words], output=config.format)
     tables.print_tables(numbers)

@@ -458,6 +458,15 @@ def test_a_short_run_beside_a_long_one_is_more_than_a_dot():
     assert evaluated.panels[0].log == "", "an evaluation by itself has no length"
 
 
+def test_the_gap_of_sampler_and_trainer_says_what_it_leaves_out():
+    columns = ("run_id", "step", "mismatch_mean", "nll")
+    plotted = replace(named_queries()["curves"], plot={"x": "step", "y": "mismatch_mean,nll"})
+    picture = draw(Table(columns, [("a", 0, 0.1, 1.0), ("a", 1, 0.2, 1.0)]), plotted, arms("a"))
+    assert [note for note in picture.notes if "--sampling-min-tokens" in note]
+    picture = draw(Table(columns, [("a", 0, 0.1, 1.0)]), replace(plotted, plot={"x": "step", "y": "nll"}), arms("a"))
+    assert not picture.notes
+
+
 def test_intervals_beyond_the_axis_are_said_to_be_cut():
     rows = [(s, 0.5 + s / 100, 0.49, 0.51 + s / 100) for s in range(5)]
     columns = ("step", "norm", "low", "high")

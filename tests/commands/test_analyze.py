@@ -325,6 +325,26 @@ def test_compare_arms_of_seeds(analyze, tmp_path):
     ]
 
 
+def test_compare_each_of_several_with_the_first(analyze, tmp_path):
+    """Of 12 questions a solves none, b 8 (exact p = 2/2^8), c and d 6 (2/2^6): alone they differ from a, of three only b does."""
+    for name, solved in (("a", 0), ("b", 8), ("c", 6), ("d", 6)):
+        with RunDir.create(tmp_path, "eval", name=name, metadata={}) as run:
+            run.commit_rollouts("eval", 0, [rollout(name, f"q{i}", float(i < solved)) for i in range(12)])
+    flags = {"query": "compare", "runs": ("a", "b", "c", "d"), "runs_dir": str(tmp_path)}
+    tables = json.loads(analyze(**flags, format="json").out)
+    accuracies = {r["arm"]: (r["questions"], r["accuracy"]) for r in tables["arms"]}
+    assert accuracies == {"a": (12, 0.0), "b": (12, 8 / 12), "c": (12, 0.5), "d": (12, 0.5)}
+    found = {r["arm"]: r for r in tables["differences"]}
+    assert {r["against"] for r in found.values()} == {"a"}
+    assert [found[arm]["p"] for arm in "bcd"] == pytest.approx([2 / 2**8, 2 / 2**6, 2 / 2**6])
+    assert [found[arm]["p_holm"] for arm in "bcd"] == pytest.approx([3 * 2 / 2**8, 2 * 2 / 2**6, 2 * 2 / 2**6])
+    assert [found[arm]["decided"] for arm in "bcd"] == ["yes", "no", "no"]
+    out = " ".join(analyze(**flags).out.split())
+    assert "b is better than a: +66.7 points" in out
+    assert "Taken alone, c is better than a" in out
+    assert "the second p is Holm's" in out
+
+
 @pytest.mark.parametrize(
     "runs", [(), ("old",), ("old", "new", "old"), ("old", "old"), ("old", "old,new"), ("old", ",")]
 )

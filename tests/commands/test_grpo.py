@@ -668,6 +668,22 @@ def test_the_clip_range_is_looked_at_once_after_the_first_update_that_moves_rati
     assert "clip range" not in capsys.readouterr().err
 
 
+def test_the_clip_range_is_looked_at_where_something_has_an_advantage(train, tmp_path, capsys):
+    """Most updates have responses without an advantage only; the first one whose ratios moved is one of them."""
+    (tmp_path / "odd.py").write_text(
+        "def grade(response, truth):\n    return float(len(response) % 2) if truth in '0246' else 0.0\n"
+    )
+    _, metrics = train(
+        loss_type="grpo_clip", cliprange=1e-7, learning_rate=3e-3, group_size=2, train_batch_size=2, n_grpo_steps=1, seed=1,
+        grader=f"{tmp_path / 'odd.py'}:grade",
+    )  # fmt: skip
+    cut, least, most = (metrics["train", f"policy/{n}"] for n in ("clip_fraction", "ratio_min", "ratio_max"))
+    moved = [step for step in sorted(least) if least[step] < most[step]]
+    assert cut[moved[0]] == 0
+    assert any(cut[step] for step in moved)
+    assert capsys.readouterr().err.count("cuts almost all that moves") == 1
+
+
 TERMS = ("format_term", "length_term", "language_term", "overlong_term")
 
 

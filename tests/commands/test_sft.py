@@ -118,6 +118,17 @@ def test_the_plan_says_what_is_minimized():
     assert all(f.startswith("-(1/") for f in formulas)
 
 
+def test_the_plan_warns_of_no_evaluation_and_of_a_summed_loss(tmp_path, tiny_model_dir, forks):
+    (tmp_path / "t.jsonl").write_text('{"prompt": "Q", "response": " R", "answer": "R"}\n' * 2)
+    command = ["sft", "--model", tiny_model_dir, "--dataset", "t.jsonl", "--dry-run"]
+    told = forks.run(*command, "--preset", "cs336", cwd=tmp_path, status=0).err
+    assert "note: nothing is evaluated" in told
+    assert "note: the loss is a sum over tokens" in told
+    told = forks.run(*command, "--eval-dataset", "arithmetic:4", cwd=tmp_path, status=0).err
+    assert "nothing is evaluated" not in told
+    assert "a sum over tokens" not in told
+
+
 @pytest.fixture
 def windowed(tiny_model_dir, tmp_path):
     """A directory with a model whose attention has a sliding window, which the embedded engine refuses."""

@@ -13,7 +13,7 @@ from typing import Any
 from rlvr_cli.analysis.picture import Line, Panel, Picture, Style, numbers, numbers_across, value_text
 
 WIDTH, HEIGHT = 460, 250  # of a chart, in SVG units
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 40  # margins around the axes
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 40  # margins around the axes
 MARKS = {
     "circle": "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0",
     "square": "M-3-3h6v6h-6z",

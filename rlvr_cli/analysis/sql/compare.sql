@@ -1,4 +1,4 @@
--- Two runs on the same questions (or arms of several seeds, A1,A2,A3 B1,B2,B3): difference, interval, and whether the data can tell.
+-- Runs on the same questions, or arms of several seeds (A1,A2,A3 B1,B2,B3): each one's difference from the first, and whether data can tell.
 -- :phase = "eval"
 -- :step = null
 -- plot: none
