@@ -90,6 +90,7 @@ class GraderPool:
         self._setup = {
             "spec": spec,
             "format_rule": format_rule,
+            "timeout": timeout,
             "memory_bytes": int(memory_gb * 2**30),
             "parent": os.getpid(),
             "path": [entry for entry in sys.path if entry],

@@ -7,6 +7,7 @@ wrong. Whatever the program does to this interpreter, such as to write that line
 The interpreter has no site and an empty environment. This file imports nothing of rlvr but its neighbor `layers`.
 """
 
+import builtins
 import json
 import os
 import sys
@@ -28,10 +29,12 @@ def main() -> None:
     setup = json.loads(sys.stdin.buffer.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv[:] = ["program.py"]
+    builtins.exit = builtins.quit = sys.exit  # as site would have it
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import layers
 
     sys.path[:] = [*sys.path[1:], *setup["paths"]]
+    spare = [bytearray(_SPARE_BYTES)]
     active = layers.apply(
         cpu_seconds=setup["cpu_seconds"],
         memory_bytes=setup["memory_bytes"],
@@ -41,7 +44,9 @@ def main() -> None:
     _write(answer, dumps(active).encode())
     if setup["require_sandbox"] and layers.missing(active):
         return
-    said = _run(setup["program"], setup["entry"], setup["output_bytes"])
+    module = ModuleType("program")
+    module.__dict__.update(setup["given"])
+    said = _run(module, setup["program"], entry=setup["entry"], output_bytes=setup["output_bytes"], spare=spare)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -51,10 +56,12 @@ def main() -> None:
     os._exit(0)  # neither its threads nor what it registered for the end are waited for
 
 
-def _run(program: str, entry: list[str], output_bytes: int) -> bytes:
-    """Run the program and return the line that says what came of it."""
-    spare = [bytearray(_SPARE_BYTES)]
-    module = ModuleType("program")
+def _run(module: ModuleType, program: str, *, entry: list[str], output_bytes: int, spare: list[bytearray]) -> bytes:
+    """Run the program in a module and return the line that says what came of it.
+
+    Args:
+        spare: memory that is given up when there is no other left.
+    """
     sys.modules["program"] = module
     try:
         exec(compile(program, "<program>", "exec", dont_inherit=True), module.__dict__)

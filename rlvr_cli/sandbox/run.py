@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -109,7 +109,12 @@ def check_sandbox() -> None:
 
 
 def run_program(
-    program: str, *, entry: Sequence[str], limits: Limits = DEFAULT_LIMITS, require_sandbox: bool = False
+    program: str,
+    *,
+    entry: Sequence[str],
+    given: Mapping[str, Any] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    require_sandbox: bool = False,
 ) -> Execution:
     """Run a program to its end and return its answer. Blocks; may be called from several threads.
 
@@ -117,6 +122,7 @@ def run_program(
         program: Python. Its `__name__` is "program".
         entry: names of globals. The first that the program defines gives the answer: called without arguments if it is callable, else
             taken as it is. A numpy array or scalar is converted exactly (`tolist`); a tuple becomes a list.
+        given: globals that the program finds, as JSON has them.
 
     Raises:
         RlvrError: `require_sandbox` and this machine lacks a layer; or no interpreter can be started.
@@ -128,6 +134,7 @@ def run_program(
     setup = {
         "program": program,
         "entry": list(entry),
+        "given": dict(given or {}),
         "cpu_seconds": _cpu_seconds(limits),
         "memory_bytes": limits.memory_bytes,
         "output_bytes": limits.output_bytes,
