@@ -88,12 +88,12 @@ class _Ended(NamedTuple):
 
 
 def sandbox_warning() -> str:
-    """One line on the layers that this machine lacks, and what programs can do therefore; empty if it has all."""
+    """A sentence on the layers that this machine lacks, and what programs can do therefore; empty if it has all."""
     lacking = missing(available_layers())
     if not lacking:
         return ""
     return (
-        f"warning: this machine lacks {', '.join(lacking)}: programs are limited in time and memory, but can read and change your files. "
+        f"this machine lacks {', '.join(lacking)}: programs are limited in time and memory, but can read and change your files. "
         "Linux 5.13 or later on x86-64 or ARM64 has all layers of the sandbox."
     )
 

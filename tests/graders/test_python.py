@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlvr_cli.graders import reference_response, resolve_grader
+from rlvr_cli.graders import pool, reference_response, resolve_grader
 from rlvr_cli.graders.answers.extraction import last_code_block, without_thinking
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.graders.python import AssertTests, ScriptTests, grade, program_of, seconds_of
@@ -234,12 +234,20 @@ def test_the_right_outputs_are_not_where_the_program_runs():
 def test_the_time_limit_of_the_pool_ends_the_program_before_the_worker():
     assert [seconds_of(t) for t in (0.5, 2.0, 5.0)] == [0.25, 1.0, 4.0]
     pairs = [(fenced("while True: pass"), DOUBLE), (fenced("def double(x): return 2 * x"), DOUBLE), ("", "no test")]
-    with GraderPool("python", workers=1, timeout=4.0) as pool:
-        slow, right, failed = pool.grade(pairs)
-        assert pool.restarts == 0
+    with GraderPool("python", workers=1, timeout=4.0) as grader_pool:
+        slow, right, failed = grader_pool.grade(pairs)
+        assert grader_pool.restarts == 0
     assert (slow.reward, slow.failure_kind, slow.error) == (0.0, "timeout", None)
     assert (right.reward, right.extracted_answer) == (1.0, "def double(x): return 2 * x")
     assert (failed.reward, failed.error) == (None, "ValueError")
+
+
+def test_what_the_sandbox_lacks_is_said_once_by_the_pool(monkeypatch):
+    said = []
+    monkeypatch.setattr(pool, "sandbox_warning", lambda: "this machine lacks seccomp")
+    GraderPool("python", report=said.append).close()
+    GraderPool("gsm8k", report=said.append).close()
+    assert said == ["this machine lacks seccomp"]
 
 
 def test_the_reference_looks_the_answers_up():

@@ -221,7 +221,7 @@ def test_the_active_layers_are_recorded():
 def test_a_missing_layer_is_said_and_refused_on_demand(monkeypatch):
     lacking = tuple(layer for layer in LAYERS if layer not in ("landlock", "seccomp"))
     monkeypatch.setattr(run_module, "available_layers", lambda: lacking)
-    assert sandbox_warning().startswith("warning: this machine lacks landlock, seccomp: programs ")
+    assert sandbox_warning().startswith("this machine lacks landlock, seccomp: programs ")
     assert "\n" not in sandbox_warning()
     with pytest.raises(RlvrError, match="it lacks landlock, seccomp"):
         check_sandbox()
