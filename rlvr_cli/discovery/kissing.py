@@ -106,7 +106,8 @@ def _extremes(rows: Sequence[Sequence[int]]) -> _Extremes:
     """The least squared distance and the largest squared norm of two or more vectors, exactly.
 
     A squared distance |x|^2 + |y|^2 - 2xy of d entries of size up to m is a sum of integers that adds up to at most 4dm^2 in any
-    order. Below 2^53 float64 holds each partial sum exactly, below 2^63 int64 does; beyond, the integers are Python's.
+    order. Below 2^53 float64 holds each partial sum exactly, below 2^63 int64 does; beyond, the integers are Python's, and floats only
+    tell which pairs cannot be the nearest.
     """
     largest = max(max(map(abs, row)) for row in rows)
     bound = 4 * len(rows[0]) * largest * largest
@@ -115,7 +116,7 @@ def _extremes(rows: Sequence[Sequence[int]]) -> _Extremes:
     elif bound < 2**63:
         norms, distances = _machine_distances(np.array(rows, np.int64))
     else:
-        norms, distances = _python_distances(rows)
+        norms, distances = _python_distances(rows, largest=largest)
     least, i, j = min(distances)
     zero = norms.index(0) if 0 in norms else None
     return _Extremes(least, (i, j), max(norms), zero)
@@ -123,28 +124,41 @@ def _extremes(rows: Sequence[Sequence[int]]) -> _Extremes:
 
 def _machine_distances(points: np.ndarray) -> tuple[list[int], Iterator[tuple[int, int, int]]]:
     """The squared norms, and (least squared distance, i, j) with i < j for each block of i."""
-    norms = (points * points).sum(axis=1)
 
-    def blocks() -> Iterator[tuple[int, int, int]]:
-        for start in range(0, len(points) - 1, _BLOCK):
-            block, later = points[start : start + _BLOCK], points[start:]
-            squared = norms[start : start + _BLOCK, None] + norms[None, start:] - 2 * (block @ later.T)
-            squared[np.tri(len(block), len(later), dtype=bool)] = squared.max() + 1  # only pairs i < j
-            i, j = divmod(int(squared.argmin()), len(later))
+    def least() -> Iterator[tuple[int, int, int]]:
+        for start, squared in _blocks(points):
+            i, j = divmod(int(squared.argmin()), squared.shape[1])
             yield int(squared[i, j]), start + i, start + j
 
-    return [int(norm) for norm in norms], blocks()
+    return [int(norm) for norm in (points * points).sum(axis=1)], least()
 
 
-def _python_distances(rows: Sequence[Sequence[int]]) -> tuple[list[int], Iterator[tuple[int, int, int]]]:
-    """As `_machine_distances`, for each i."""
+def _python_distances(
+    rows: Sequence[Sequence[int]], *, largest: int
+) -> tuple[list[int], Iterator[tuple[int, int, int]]]:
+    """As `_machine_distances`, in Python's integers, for the pairs that may be the nearest of their block by float64.
+
+    With entries divided by the largest, an entry has an error of up to u = 2^-53. A product of two has 3u, their sum over d entries
+    at most d(d + 2)u in any order, and a squared distance, of two such norms and twice a product, 4d(d + 4)u with its own rounding.
+    """
     norms = [sum(map(mul, row, row)) for row in rows]
+    error = 4 * len(rows[0]) * (len(rows[0]) + 4) * 2.0**-53
 
-    def pairs() -> Iterator[tuple[int, int, int]]:
-        for i in range(len(rows) - 1):
-            x, norm = rows[i], norms[i]
-            squared = [norm + norms[j] - 2 * sum(map(mul, x, rows[j])) for j in range(i + 1, len(rows))]
-            least = min(squared)
-            yield least, i, i + 1 + squared.index(least)
+    def least() -> Iterator[tuple[int, int, int]]:
+        for start, squared in _blocks(np.array([[x / largest for x in row] for row in rows])):
+            near = np.argwhere(squared <= squared.min() + 2 * error)
+            yield min(
+                (norms[i] + norms[j] - 2 * sum(map(mul, rows[i], rows[j])), i, j) for i, j in (near + start).tolist()
+            )
 
-    return norms, pairs()
+    return norms, least()
+
+
+def _blocks(points: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """(i, squared distances of vectors i to i + `_BLOCK` from vector i and all after it); those of pairs in no order i < j are large."""
+    norms = (points * points).sum(axis=1)
+    for start in range(0, len(points) - 1, _BLOCK):
+        block, later = points[start : start + _BLOCK], points[start:]
+        squared = norms[start : start + _BLOCK, None] + norms[None, start:] - 2 * (block @ later.T)
+        squared[np.tri(len(block), len(later), dtype=bool)] = squared.max() + 1
+        yield start, squared

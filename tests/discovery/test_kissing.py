@@ -165,7 +165,9 @@ def test_the_arithmetic_changes_where_the_proof_says(bits, monkeypatch):
     m = next(m for m in itertools.count(int(((1 << bits) / 12) ** 0.5) + 2, -1) if 12 * m * m < 1 << bits)
     used = []
     monkeypatch.setattr(
-        kissing, "_python_distances", lambda rows, f=kissing._python_distances: used.append("int") or f(rows)
+        kissing,
+        "_python_distances",
+        lambda rows, f=kissing._python_distances, **given: used.append("int") or f(rows, **given),
     )
     monkeypatch.setattr(
         kissing, "_machine_distances", lambda p, f=kissing._machine_distances: used.append(str(p.dtype)) or f(p)
@@ -261,6 +263,22 @@ def test_the_distances_of_a_large_set_are_computed_in_blocks(block, monkeypatch)
     points[-1], points[-2] = [1] * 4 + [0] * 7, [1] * 4 + [0] * 6 + [1]
     monkeypatch.setattr(kissing, "_BLOCK", block)
     assert verify(points, dim=11).error == oracle(points)[1]
+
+
+@pytest.mark.parametrize("bits", [40, 200, 500])
+def test_pairs_that_floats_cannot_tell_apart_are_compared_exactly(bits):
+    """Distances that differ in their last unit, far below what float64 holds; the nearest pair is anywhere among them."""
+    draw = random.Random(bits)
+    for _ in range(20):
+        size = (1 << bits) + draw.randint(0, 1 << (bits - 1))
+        points = [[size * x for x in row] for row in draw.sample(laminated_582(), 60)]
+        for _ in range(5):
+            points[draw.randrange(60)][draw.randrange(11)] += draw.choice((-1, 1))
+        verdict = verify(points, dim=11)
+        assert verdict.error == oracle(points)[1]
+        assert verdict.min_squared_distance == min(
+            sum((a - b) ** 2 for a, b in zip(p, q, strict=True)) for p, q in itertools.combinations(points, 2)
+        )
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 8, 24])
