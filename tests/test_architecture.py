@@ -19,6 +19,7 @@ ROOMS = {
     "faults": "fault injection for the tests",
     "user_code": "a user's own function, FILE.py:FUNCTION",
     "process": "Ctrl-C, limits on time and memory, children that die with their parent",
+    "sandbox": "a program of a model's, run where it can do no harm",
     "terminal": "terminal output",
     "config": "options and presets",
     "runs": "the run directory",
@@ -28,6 +29,7 @@ ROOMS = {
     "models": "the policy",
     "samplers": "inference engines",
     "rollouts": "sample, grade and store rollouts",
+    "discovery": "search with a verifier",
     "replay": "a run's updates, computed again: above training, so that it cannot import it",
     "training": "updates, losses, advantages, checkpoints",
     "sweeps": "experiments: runs that differ in an option, and how they are run",
@@ -184,9 +186,11 @@ def test_every_module_has_a_docstring(path):
 
 
 def test_no_unsafe_calls():
-    """No pickle, no eval or exec, no shell, no remote code, anywhere in the package."""
-    forbidden_calls = {"eval", "exec", "compile", "sympify", "parse_expr"}
+    """No pickle, no shell, no remote code, anywhere in the package; eval and exec only where the kernel bounds what it may do."""
     for path in FILES:
+        forbidden_calls = {"eval", "exec", "compile", "sympify", "parse_expr"}
+        if module_of(path) in ("sandbox/child", "sandbox/unit_tests"):
+            forbidden_calls -= {"eval", "exec", "compile"}
         source = path.read_text()
         assert "pickle" not in {name.split(".")[0] for name, _ in imports(ast.parse(source))}, path
         assert not re.search(r"shell=True|weights_only=False|trust_remote_code=True", source), path

@@ -23,7 +23,7 @@ StopWhen = Literal["never", "diverged"]
 Tracker = Literal["", "wandb", "tensorboard", "trackio"]  # "" for none, where a resumed run has one
 LengthNormalization = Literal["token_mean", "masked_mean", "masked_normalize"]
 
-GraderName = Literal["r1_zero", "question_only", "math_verify", "gsm8k", "countdown"]  # modules of graders/
+GraderName = Literal["r1_zero", "question_only", "math_verify", "gsm8k", "countdown", "python"]  # modules of graders/
 GraderChoice = Literal["", GraderName]  # "" where it is not given
 FORMAT_RULE = "Format rule of the graders with tags: literal requires exactly '</think> <answer>', lenient allows any white space between."
 

@@ -47,12 +47,15 @@ def check_grader(spec: str) -> None:
     custom.check(spec)
 
 
-def resolve_grader(spec: str, *, format_rule: FormatRule = "literal") -> Callable[[str, str], Grade]:
+def resolve_grader(
+    spec: str, *, format_rule: FormatRule = "literal", timeout: float | None = None
+) -> Callable[[str, str], Grade]:
     """Return the grading function of a built-in name or of `path/to/file.py:function`, whose file is run.
 
     Args:
         spec: one of `GRADERS`, or `path/to/file.py:function`.
         format_rule: for graders that have one (`has_format_rule`).
+        timeout: seconds after which the caller gives a grade up, for graders that run programs. None: their own default.
 
     Raises:
         RlvrError: there is no such grader.
@@ -63,6 +66,8 @@ def resolve_grader(spec: str, *, format_rule: FormatRule = "literal") -> Callabl
     grade = _module(spec).grade
     if has_format_rule(spec):
         grade = partial(grade, format_rule=format_rule)
+    if timeout is not None and "seconds" in inspect.signature(grade).parameters:
+        grade = partial(grade, seconds=_module(spec).seconds_of(timeout))
     return custom.with_example(grade) if custom.wants_example(grade) else grade
 
 
@@ -80,7 +85,7 @@ def reference_response(grader_name: str, ground_truth: str) -> str | None:
 
     A grader's module may define its own `reference_response`. Otherwise, and for a user's grader, the response has the
     r1_zero format. None if no response can be right: a countdown puzzle without a solution, a GSM8K ground truth
-    without a number.
+    without a number, unit tests from which no program can be read.
     """
     if grader_name in GRADERS and hasattr(_module(grader_name), "reference_response"):
         return _module(grader_name).reference_response(ground_truth)

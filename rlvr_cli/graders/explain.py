@@ -39,6 +39,8 @@ def response_of(text: str, grader: str) -> str:
     """The text as a response: a bare answer gets the format that the grader asks for; a response stays as it is."""
     if grader in ("r1_zero", "countdown") and "</think>" not in text and "<answer" not in text:
         return f" </think> {OPEN_TAG} {text} {CLOSE_TAG}"
+    if grader == "python" and "```" not in text and "<answer" not in text:
+        return f"```python\n{text}\n```"
     if grader == "question_only" and "\\boxed" not in text:
         return f"\\boxed{{{text}}}"
     return text

@@ -30,6 +30,7 @@ import rlvr_cli
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import check_grader
 from rlvr_cli.graders.custom import example_of_truth
+from rlvr_cli.sandbox.run import sandbox_warning
 from rlvr_cli.types import KEPT_CHARACTERS, FormatRule, Grade
 
 ExampleOf = Callable[[int], Mapping[str, Any]]
@@ -64,7 +65,8 @@ class GraderPool:
         workers: number of worker processes.
         timeout: seconds that one item may take.
         memory_gb: address-space limit of one worker, in GiB; a grader that needs more gets a MemoryError.
-        report: gets a sentence on the first failed grade of each error (of the first few), as soon as it is known, from any thread.
+        report: gets a sentence on the first failed grade of each error (of the first few), as soon as it is known, from any thread;
+            for `python`, also what the sandbox of this machine lacks.
 
     Raises:
         RlvrError: there is no such grader. A user's file that cannot be run raises it on the first `grade`.
@@ -82,6 +84,8 @@ class GraderPool:
     ) -> None:
         assert min(workers, timeout, memory_gb) > 0, (workers, timeout, memory_gb)
         check_grader(spec)
+        if spec == "python" and (warning := sandbox_warning()):
+            report(warning)
         self.spec = spec
         self.timeout = timeout
         self.restarts = 0  # workers killed or found dead so far
@@ -90,6 +94,7 @@ class GraderPool:
         self._setup = {
             "spec": spec,
             "format_rule": format_rule,
+            "timeout": timeout,
             "memory_bytes": int(memory_gb * 2**30),
             "parent": os.getpid(),
             "path": [entry for entry in sys.path if entry],

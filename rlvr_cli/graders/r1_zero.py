@@ -22,7 +22,12 @@ FAILURE_KINDS = (
     "correct_but_unformatted",  # wrong format, but the response contains the right answer
     "multiple_answers",  # formatted, not right, and more than one <answer>
     "unparsed_answer",  # formatted, but the answer could not be read; of gsm8k and math_verify: no answer found
-    "wrong_answer",  # formatted, read, and not equal to the ground truth
+    "wrong_answer",  # formatted, read, and not equal to the ground truth; of python: a test failed
+    "no_code",  # of python: there is no program
+    "exception",  # of python, as the next three: the program raised one, or ended without a result
+    "timeout",
+    "memory",
+    "output_too_large",
     "no_format",  # of a user's function: it gave a format reward of at most 0.5, and no kind
     "low_reward",  # of a user's function that returned nothing but a reward: it is at most 0.5
 )

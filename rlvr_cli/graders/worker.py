@@ -44,7 +44,7 @@ def main() -> None:
     from rlvr_cli.graders.custom import error_detail, wants_example
 
     try:
-        grade = resolve_grader(setup["spec"], format_rule=setup["format_rule"])
+        grade = resolve_grader(setup["spec"], format_rule=setup["format_rule"], timeout=setup["timeout"])
     except RlvrError as error:
         _reply(replies, {"token": setup["token"], "problem": error.problem, "hint": error.hint})
         return

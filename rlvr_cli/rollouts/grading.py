@@ -17,7 +17,9 @@ from rlvr_cli.types import Completion, Grade, Phase
 
 GRADE_ROWS = 64  # completions per grading batch
 GRADING_AHEAD = 4  # batches that may be pending before sampling waits for the graders
-UNFINISHED_KINDS = {"no_think_close", "no_answer_tags", "malformed_tags", "no_format", "empty", "unparsed_answer"}
+UNFINISHED_KINDS = {
+    "no_think_close", "no_answer_tags", "malformed_tags", "no_format", "no_code", "empty", "unparsed_answer",
+}  # fmt: skip
 GradeError = tuple[str | None, str | None]  # `error` and `error_detail` of a grade; None: it did not fail
 
 

@@ -78,7 +78,7 @@ def test_a_response_without_the_format_ends_there():
     assert steps[-1][-1].startswith("nothing")
 
 
-@pytest.mark.parametrize("grader", sorted(set(GRADERS) - {"countdown"}))
+@pytest.mark.parametrize("grader", sorted(set(GRADERS) - {"countdown", "python"}))
 @pytest.mark.parametrize("text", ["5", "6", "", "five\ud800 \x1b[31m", "\\int x", "it is 5.", "(" * 500])
 def test_every_grader_explains_any_text(grader, text):
     verdict, steps = steps_of(text, "5", grader)
@@ -91,3 +91,9 @@ def test_a_puzzle_is_graded_by_its_own_rules():
     verdict, steps = steps_of("1 + 2", puzzle, "countdown")
     assert verdict.reward == 1.0
     assert steps[-1][0] == "graded by its own rules"
+
+
+def test_a_bare_program_is_graded_as_one():
+    verdict, steps = steps_of("def f(): return 3", "assert f() == 3", "python")
+    assert verdict.reward == 1.0
+    assert steps[-1][-1] == "reward 1"

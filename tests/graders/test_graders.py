@@ -154,7 +154,7 @@ def test_the_extracted_answer_is_kept():
 @pytest.mark.parametrize("grader", GRADERS)
 @pytest.mark.parametrize("answer", ["6" * 5_000, "6" + "+1" * 2_500])
 def test_no_grader_keeps_a_long_answer_whole(grader, answer):
-    truth = PUZZLE if grader == "countdown" else "5"
+    truth = {"countdown": PUZZLE, "python": "assert f() == 5"}.get(grader, "5")
     for response in (in_tags(answer), rf"\boxed{{{answer}}}", answer):
         kept = resolve_grader(grader)(response, truth).extracted_answer
         assert kept is None or len(kept) <= 1_000
@@ -325,6 +325,7 @@ TRUTHS = {
     "math_verify": [r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"],
     "gsm8k": ["48/2 = 24\n#### 1,072"],
     "countdown": [PUZZLE],
+    "python": ["assert f(2) == 4", '[{"input": "2", "output": "4"}, {"input": "3", "output": "6"}]'],
 }
 
 

@@ -4,6 +4,7 @@ Enters: a response. Leaves: the text of its final answer, or None. String operat
 """
 
 import re
+import textwrap
 
 OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 _MAX_CANDIDATE = 2_000  # characters kept of an answer
@@ -18,6 +19,8 @@ _SENTENCE_END = re.compile(r"(?<=[^\d\s.])\.(?:\s|$)|\.(?=\s+[A-Z])|\.\s*$")
 _NUMBER = re.compile(
     r"(?<![\w.])-?\$?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+)"
 )
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^`\s]*)[^`]*")
+_PYTHON = {"python", "py", "python3"}
 
 
 def tagged_answer(response: str) -> str | None:
@@ -60,6 +63,33 @@ def unboxed(answer: str) -> str | None:
     if "\\boxed" in answer or "\\fbox" in answer:
         return last_boxed(answer)
     return answer
+
+
+def without_thinking(text: str) -> str:
+    """What follows the thinking: after the last `</think>`, and before a `<think>` that is not closed."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def last_code_block(text: str) -> str | None:
+    """The content of the last fenced block of Python after the thinking, else of the last one that names no language.
+
+    A fence that is never closed ends with the text. None: there is no such block.
+    """
+    blocks: dict[bool, str] = {}  # whether it names Python -> the last one
+    fence, named, other, lines = "", False, False, list[str]()
+    for line in [*without_thinking(text).split("\n"), None]:
+        if not fence:
+            match = None if line is None else _FENCE.fullmatch(line.rstrip("\r"))
+            if match is not None:
+                fence, language, lines = match[1], match[2].lower(), []
+                named, other = language in _PYTHON, language not in {*_PYTHON, ""}
+        elif line is None or (line.strip().startswith(fence) and not line.strip().strip(fence[0])):
+            if not other:
+                blocks[named] = textwrap.dedent("\n".join(lines))
+            fence = ""
+        else:
+            lines.append(line.rstrip("\r"))
+    return blocks.get(True, blocks.get(False))
 
 
 def candidates(response: str) -> list[str]:
