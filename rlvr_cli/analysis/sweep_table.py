@@ -91,7 +91,7 @@ def sentences(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str
     p_holm = corrected(found)
     several = f"for {len(found)} comparisons " if len(found) > 1 else ""
     for arm, c in found.items():
-        p = f"p = {c.p:.2g}" + (f", {several}{p_holm[arm]:.2g}" if several else "")
+        p = _p_text(c.p) + (f"; {several}{_p_text(p_holm[arm])}" if several else "")
         interval = f"{100 * c.difference:+.1f} points (95% interval {100 * c.low:+.1f} to {100 * c.high:+.1f}; {p})"
         words = "better" if c.difference > 0 else "worse"
         if is_decided(c, p_holm[arm]):
@@ -108,26 +108,25 @@ def sentences(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str
             yield f"The data cannot tell {arm} from {baseline}: {interval}.{least}"
     if several:
         yield (
-            f"{len(found)} arms are compared with one baseline. The intervals are each arm's own; the second p is Holm's, which is below "
-            "0.05 for any arm at all with a chance of at most 5% if none differs."
+            f"{len(found)} arms are compared with one baseline. The intervals are each arm's own. The second p is Holm's: if no arm "
+            "differs, it is below 0.05 for any of them with a chance of at most 5%."
         )
 
 
 def divergences(arms: Mapping[str, Sequence[RunInfo]]) -> Iterator[str]:
-    """Say which arms diverged, in how many seeds and when."""
+    """Say which arms diverged, with how many seeds, why and when."""
     for arm, infos in arms.items():
-        ended = [info.metadata for info in infos if info.metadata["status"] == "diverged"]
+        ended = [info.metadata.get("diverged") for info in infos if info.metadata["status"] == "diverged"]
         if ended:
-            after = sorted(metadata.get("updates", 0) for metadata in ended)
             which = f"{len(ended)} of its {len(infos)} seeds" if len(infos) > 1 else "its one seed"
-            yield (
-                f"{arm} diverged with {which}, after {', '.join(map(str, after))} updates: {_why(ended[0])} It is compared as it was then."
+            why = "; ".join(
+                str(diverged["why"]) for diverged in ended if isinstance(diverged, dict) and "why" in diverged
             )
+            yield f"{arm} diverged with {which}{why and f': {why}'}. It is compared as it was then."
 
 
-def _why(metadata: Mapping[str, object]) -> str:
-    diverged = metadata.get("diverged")
-    return f"{diverged['why']}." if isinstance(diverged, dict) and "why" in diverged else ""
+def _p_text(p: float) -> str:
+    return f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
 
 
 _ACCURACY = """

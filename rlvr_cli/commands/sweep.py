@@ -29,6 +29,7 @@ from rlvr_cli.sweeps.experiment import (
     next_stage,
     runs_of,
 )
+from rlvr_cli.sweeps.probe import measured_pace
 from rlvr_cli.sweeps.schedule import LOGS, Job, check_plan, run_jobs, status_of, write_plan
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
@@ -78,8 +79,10 @@ def run(config: SweepConfig) -> None:
     if config.emit:
         sweep = list(stages)[-1]
         return console.print_text("\n".join(emitted(sweep.jobs, sweep.folder, kind=config.emit)))
-    if config.dry_run:
-        return print_plan(list(stages), output=config.format)
+    if config.dry_run or config.probe:
+        sweeps = list(stages)
+        print_plan(sweeps, output=config.format)
+        return say_pace(sweeps[-1], at_once=len(_devices(config)) or config.jobs) if config.probe else None
     found: list[Table] = []
     try:
         for number, sweep in enumerate(stages):
@@ -142,15 +145,34 @@ def print_plan(sweeps: Sequence[Sweep], *, output: Format) -> None:
     tables.print_table(("run", "status", "command"), rows, output=output)
 
 
+def say_pace(sweep: Sweep, *, at_once: int) -> None:
+    """Measure a step of the first run that is left, and say how long all that are left take. Raises RlvrError, Interrupted."""
+    left = [job for job in sweep.jobs if sweep.status_of(job) not in ENDED]
+    if not left:
+        return console.say("hours    0: all runs are finished")
+    console.say(f"probe    begins {left[0].name} in a temporary directory, and ends it after its first step")
+    pace = measured_pace(left[0].command)
+    rounds = -(-len(left) // at_once)
+    together = f", {at_once} at a time" if at_once > 1 else ""
+    console.say(f"probe    {pace}")
+    console.say(
+        f"hours    about {rounds * pace.run / 3600:.2g} for the {len(left)} runs that are left{together}: {pace.run / 60:.2g} minutes for this "
+        "one; other arms may take another time"
+    )
+
+
+def _devices(config: SweepConfig) -> list[str]:
+    return [device for device in config.devices.split(",") if device]
+
+
 def run_stage(sweep: Sweep, config: SweepConfig) -> list[str]:
     """Run what is not finished, and return the names of the runs that failed. Raises RlvrError, and Interrupted after a signal."""
-    devices = [device for device in config.devices.split(",") if device]
     with os_errors_as_user_errors(sweep.folder):
         sweep.folder.mkdir(parents=True, exist_ok=True)
     lock = Lock(sweep.folder)
     try:
         write_plan(sweep.folder, _plan(sweep.experiment, sweep.jobs))
-        return run_jobs(sweep.jobs, sweep.folder, at_once=config.jobs, devices=devices)
+        return run_jobs(sweep.jobs, sweep.folder, at_once=config.jobs, devices=_devices(config))
     finally:
         lock.release()
 

@@ -44,6 +44,12 @@ class SweepConfig(Provenance):
         "", "GPUs, one for each run at a time, such as 0,1,2,3. Empty: each run sees all.", group="Run", common=True
     )
     dry_run: bool = knob(False, "Print the runs' commands, and stop.", group="Run", common=True)
+    probe: bool = knob(
+        False,
+        "Print the runs' commands and how long they take, from one step of the first one in a temporary directory; and stop.",
+        group="Run",
+        common=True,
+    )
     emit: Emitted = knob(
         "",
         "Print the commands for a shell, or an array job for SLURM, instead of running them.",

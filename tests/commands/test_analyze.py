@@ -647,3 +647,56 @@ def test_what_does_not_apply_is_said(runs_dir, given, problem):
     flags = {**given, "runs_dir": str(runs_dir)}
     with pytest.raises(RlvrError, match=problem):
         run(resolve(AnalyzeConfig, flags=flags, command="analyze"))
+
+
+@pytest.fixture
+def handout(tmp_path):
+    """The handout's example of length normalization: responses of 4 and 7 tokens with advantage 2."""
+    config = {
+        "loss_type": "no_baseline", "use_std_normalization": True, "std_normalization": None, "advantage_eps": 1e-6,
+        "length_normalization": "masked_mean", "normalize_constant": None, "sampling_max_tokens": 7, "overlong": "none",
+    }  # fmt: skip
+    with RunDir.create(tmp_path, "grpo", name="two", metadata={"config": config}) as run:
+        rows = [
+            a_rollout(
+                run_id="two", phase="train", example_id="q", sample_index=i, reward=2.0, num_response_tokens=n,
+                finish_reason="length" if n == 7 else "stop",
+            )
+            for i, n in enumerate((4, 7))
+        ]  # fmt: skip
+        run.commit_rollouts("train", 0, rows)
+    return str(tmp_path / "two")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"length_normalization": "masked_normalize"}, [0.2857, 0.2857]),
+        ({"length_normalization": "masked_normalize", "normalize_constant": 4.0}, [0.5, 0.5]),
+        ({"length_normalization": "token_mean"}, [0.3636, 0.3636]),
+        ({"loss_type": "reinforce_with_baseline"}, [0, 0]),
+        ({"std_normalization": "none"}, [0.5, 0.2857]),
+    ],
+)
+def test_another_objective_by_options_as_in_the_handouts_example(analyze, handout, flags, expected):
+    shown = analyze(query="objective", runs=(handout,), set=("kind=response",), format="json", **flags)
+    rows = json.loads(shown.out)
+    assert [round(row["token_weight"], 4) for row in rows] == [0.5, 0.2857]
+    assert [round(row["other_token_weight"], 4) for row in rows] == expected
+    assert [row["response_weight"] for row in rows] == [2, 2]
+
+
+def test_another_objective_in_words(analyze, handout):
+    shown = analyze(query="objective", runs=(handout,), length_normalization="masked_normalize", format="json")
+    assert "two: correct, short quarter (7 tokens on average) would get 64% of the push instead of 50%;" in shown.err
+    shown = analyze(query="objective", runs=(handout,), loss_type="grpo_clip", format="json")
+    assert "two: the other objective pushes no response at all." in shown.err
+    with pytest.raises(RlvrError, match="lengths has no --loss-type"):
+        analyze(query="lengths", runs=(handout,), loss_type="grpo_clip")
+
+
+def test_responses_that_a_run_left_out_are_not_pushed(analyze, handout):
+    with RunDir.resume(handout) as run:
+        run.update(config=run.metadata["config"] | {"overlong": "mask"})
+    rows = json.loads(analyze(query="objective", runs=(handout,), set=("kind=response",), format="json").out)
+    assert [(row["tokens"], row["push_share"]) for row in rows] == [(4, 1), (7, 0)]

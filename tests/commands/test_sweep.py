@@ -72,7 +72,11 @@ def test_each_arm_and_seed_is_a_run_and_none_is_repeated(sweep, tmp_path):
     assert "no_baseline, after 0 updates, wrong (question arithmetic-validation-0-" in page
     assert "no_baseline, after 2 updates, wrong" in page
     assert page.count("rlvr grpo --preset quickstart") == 4
-    for picture in ("curves.svg", "minutes.svg"):
+    html = (folder / "report.html").read_text()
+    assert "The data cannot tell reinforce_with_baseline from no_baseline" in html
+    assert "Entropy of the policy" in html
+    assert "loss_type reinforce_with_baseline (2 seeds)" in html
+    for picture in ("held_out.svg", "curves.svg", "minutes.svg"):
         assert f"![{picture}]({picture})" in page
         assert "loss_type reinforce_with_baseline (2 seeds)" in (folder / picture).read_text()
     written = {path: path.stat().st_mtime_ns for path in folder.glob("*/*.jsonl")}
@@ -82,6 +86,75 @@ def test_each_arm_and_seed_is_a_run_and_none_is_repeated(sweep, tmp_path):
     assert written == {path: path.stat().st_mtime_ns for path in folder.glob("*/*.jsonl")}
     with pytest.raises(RlvrError, match="--group-size was 4, and is now 2"):
         sweep("grpo_baselines", "--group-size", "2", seeds="0,1")
+
+
+def test_more_steps_make_the_same_runs_longer(sweep, tmp_path):
+    flags = {"vary": ("loss_type=no_baseline",), "seeds": "0"}
+    sweep(**flags)
+    longer = ("--n-grpo-steps", "3", "--group-size", "4")  # in another order
+    shown = sweep("grpo_baselines", *longer, dry_run=True, **flags)
+    assert [row["status"] for row in tables(shown.out)] == ["short"]
+    shown = sweep("grpo_baselines", *longer, **flags)
+    assert [(row["arm"], row["updates"]) for row in tables(shown.out)] == [("no_baseline", 3)]
+    stored = read_metadata(tmp_path / "grpo_baselines/no_baseline-s0")
+    assert (stored["status"], stored["config"]["n_grpo_steps"]) == ("finished", 3)
+    assert "finished before" in sweep("grpo_baselines", *longer, **flags).err
+    with pytest.raises(RlvrError, match="was made with --n-grpo-steps 3, and is now to have 2"):
+        sweep(**flags)
+
+
+STAGES = """
+command = "grpo"
+seeds = [0]
+[grid]
+group_size = [4, 2]
+[[stages]]
+name = "long"
+best = 1
+longer = 2
+"""
+
+
+@pytest.mark.slow
+def test_the_best_arms_go_on_for_longer_and_nothing_is_repeated(sweep, tmp_path, tiny_model_dir):
+    (tmp_path / "two.toml").write_text(STAGES)
+    words = [word for word in SMALL if word not in ("--group-size", "4")]
+    assert len(words) == len(SMALL) - 2
+    flags = {
+        "experiment": str(tmp_path / "two.toml"),
+        "name": "two",
+        "overrides": ("--model", str(tiny_model_dir), *words),
+    }
+    first = sweep(**flags, stages=1)
+    assert [row["arm"] for row in tables(first.out)["arms"]] == ["group_size-4", "group_size-2"]
+    assert not (tmp_path / "two-long").exists()
+    shown = sweep(**flags)
+    assert shown.err.count("finished before") == 2
+    found = tables(shown.out)
+    assert found["arms"] == tables(first.out)["arms"]
+    best = max(found["arms"], key=lambda row: row["accuracy"])["arm"]
+    arms = list(dict.fromkeys(["group_size-4", best]))
+    long = found["two-long arms"]
+    assert [(row["arm"], row["updates"]) for row in long] == [(arm, 4) for arm in arms]
+    assert {read_metadata(tmp_path / "two-long" / f"{arm}-s0")["config"]["n_grpo_steps"] for arm in arms} == {4}
+    assert (tmp_path / "two-long/report.html").exists()
+    again = sweep(**flags)
+    assert tables(again.out) == found
+    assert again.err.count("finished before") == 2 + len(arms)
+
+
+def test_a_later_stage_is_told_before_its_arms_are_known(sweep, tmp_path):
+    (tmp_path / "two.toml").write_text(STAGES.replace("[4, 2]", "[8, 4]"))
+    words = ("--rollout-batch-size", "16", "--train-batch-size", "16")
+    shown = sweep(
+        str(tmp_path / "two.toml"), dry_run=True,
+        overrides=("--model", "tiny", "--preset", "quickstart", "--gradient-accumulation-steps", "1", *words),
+    )  # fmt: skip
+    assert (
+        "then     long: the best 1 arms and the baseline, 2 times as long; chosen once these runs are finished"
+        in shown.err
+    )
+    assert [row["run"] for row in tables(shown.out)] == ["group_size-8-s0", "group_size-4-s0"]
 
 
 def test_three_arms_are_each_compared_with_the_baseline(sweep):
@@ -246,7 +319,7 @@ SIZES = {  # values of what varies for this size
     "ei_rollouts": ["--dataset", "arithmetic:2100", "--train-batch-size", "512", "--micro-batch-size", "512"],
     "sft_dataset_size": ["--dataset", "arithmetic:1100"],
     "leaderboard": ["--eval-max-tokens", "8", "--final-eval-examples", "4"],
-    "grpo_off_policy_sweep": ["--vary", "train_batch_size=8,4", "--vary", "epochs_per_rollout_batch=1,2"],
+    "grpo_off_policy_sweep": ["--vary", "train_batch_size=8,4", "--vary", "epochs_per_rollout_batch=1,2", "--stages", "1"],
 }
 
 

@@ -10,6 +10,7 @@ from rlvr_cli.sweeps.experiment import (
     command_of,
     experiment_names,
     load_experiment,
+    next_stage,
     runs_of,
 )
 
@@ -126,6 +127,16 @@ def test_truth_varies_too():
         ('command = "grpo"\nbaseline = "x"\n[grid]\ngroup_size = [4, 8]', "the baseline 'x' is no arm"),
         ('command = "grpo"\n[[arms]]\nname = "a"\nseed = 1\n[[arms]]\nname = "a"\ngroup_size = 4', "two arms are named a"),
         ('command = "grpo"\n[[arms]]\nname = 3', "the name of an arm is not a text"),
+        ('command = "grpo"\nstages = 3', "stages is not a list of tables"),
+        ('command = "grpo"\n[[stages]]\nbest = 3', "the name of a stage is None"),
+        ('command = "grpo"\n[[stages]]\nname = "a/b"\nbest = 3', "the name of a stage is 'a/b'"),
+        ('command = "grpo"\n[[stages]]\nname = "a"', "best of the stage a is no whole number above 0"),
+        ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\nlonger = 1.5', "longer of the stage a is no whole number"),
+        ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\nseeds = [-1]', "seeds of the stage a is not a list of whole"),
+        ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\nstep = 1', "'step' is no key of a stage"),
+        ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\noptions = 3', "options of the stage a is not a table"),
+        ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\noptions = { x = 3 }', "'x' is not an option of rlvr grpo"),
+        ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\n[[stages]]\nname = "a"\nbest = 1', "two stages have the same name"),
     ],
 )  # fmt: skip
 def test_files_that_are_refused(text, problem, write):
@@ -149,6 +160,52 @@ def test_files_that_are_refused(text, problem, write):
 def test_changes_that_are_refused(flags, problem):
     with pytest.raises(RlvrError, match=problem):
         load_experiment("grpo_baselines", **flags)
+
+
+STAGED = """
+command = "grpo"
+seeds = [0, 1]
+baseline = "group_size-2"
+[options]
+n_grpo_steps = 40
+eval_every = 10
+[grid]
+group_size = [2, 4, 8, 16]
+[[stages]]
+name = "long"
+best = 2
+longer = 5
+seeds = [7]
+options = { eval_every = 20, format_weight = 0.5 }
+[[stages]]
+name = "longest"
+best = 1
+"""
+
+
+def test_the_best_arms_go_on_to_the_next_stage_beside_the_baseline(write):
+    found = load_experiment(write(STAGED), overrides=["--eval-every", "5"])
+    long = next_stage(found, {"group_size-2": 0.1, "group_size-4": 0.5, "group_size-8": 0.3, "group_size-16": 0.5})
+    assert (long.name, long.names) == ("mine-long", ["group_size-2", "group_size-4", "group_size-16"])
+    assert long.arms == [{"group_size": 2}, {"group_size": 4}, {"group_size": 16}]
+    assert long.options == {"n_grpo_steps": 200, "eval_every": 5, "format_weight": 0.5}  # the command line comes first
+    assert long.seeds == [7]
+    last = next_stage(long, {"group_size-2": 0.6, "group_size-16": 0.2})  # the others diverged, say
+    assert (last.name, last.names, last.seeds, last.stages) == ("mine-long-longest", ["group_size-2"], [7], [])
+    assert last.options == long.options
+
+
+def test_of_equal_arms_the_first_goes_on_and_a_length_that_is_a_default_grows_too(write):
+    text = STAGED.replace("n_grpo_steps = 40\n", "").replace("best = 2", "best = 1")
+    long = next_stage(load_experiment(write(text)), {"group_size-4": 0.5, "group_size-8": 0.5})
+    assert long.names == ["group_size-2", "group_size-4"]
+    assert long.options["n_grpo_steps"] == 1000
+
+
+def test_runs_without_a_number_of_steps_cannot_be_made_longer(write):
+    text = 'command = "sft"\n[grid]\nnum_examples = ["4", "8"]\n[[stages]]\nname = "long"\nbest = 1\nlonger = 2'
+    with pytest.raises(RlvrError, match="the runs have no --n-sft-steps"):
+        next_stage(load_experiment(write(text)), {"num_examples-4": 0.5})
 
 
 def test_what_arms_have_is_not_varied():

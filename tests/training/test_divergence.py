@@ -93,8 +93,8 @@ def test_what_is_read_at_once_or_twice_is_the_same():
     rewards = [0.5, 0.5, 0.1, 0.1, 0.1]
     assert told(rewards=rewards, every=4, at_once=True)[-1] == told(rewards=rewards, every=4)[-1] != ""
     rule = Divergence(max_skipped=3)
+    rule.add("eval", 0, {"reward/mean": 0.9, "reward/samples": 256})
     for _ in range(10):
-        rule.add("eval", 0, {"reward/mean": 0.9, "reward/samples": 256})
         for step in (1, 2):
             rule.add("eval", step, {"reward/mean": 0.0, "reward/samples": 256})
         assert rule.read(3) == ""

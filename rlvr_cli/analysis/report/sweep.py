@@ -84,15 +84,17 @@ def write_sweep_report(folder: Path, findings: Findings, database: Database) -> 
     commands = "\n".join(shlex.join(command) for command in findings.commands)
     atomic_write(folder / PAGE, _markdown(findings, list(pictures), responses, alarms, commands).encode())
     curves = charts_of(database, list(findings.arms.values()))
-    shown = [curves] + ([pictures["minutes.svg"]] if "minutes.svg" in pictures else [])
+    panels = [(panel, curves) for panel in curves.panels]
+    if (by_time := pictures.get("minutes.svg")) is not None:
+        panels[1:1] = [(panel, by_time) for panel in by_time.panels]  # beside the same against updates
     page = render(
         "sweep.html.j2",
         replace(assets(), script=""),
         title=findings.title,
         findings=findings,
         legend_blocks=layout_legend(curves),
-        drawings=[layout_chart(panel, picture) for picture in shown for panel in picture.panels],
-        notes=list(dict.fromkeys(note for picture in shown for note in picture.notes)),
+        drawings=[layout_chart(panel, picture) for panel, picture in panels],
+        notes=curves.notes,
         grids=[Grid(table.title, table.columns, table.rows) for table in findings.tables],
         alarms=alarms,
         responses=responses,
