@@ -319,7 +319,14 @@ SIZES = {  # values of what varies for this size
     "ei_rollouts": ["--dataset", "arithmetic:2100", "--train-batch-size", "512", "--micro-batch-size", "512"],
     "sft_dataset_size": ["--dataset", "arithmetic:1100"],
     "leaderboard": ["--eval-max-tokens", "8", "--final-eval-examples", "4"],
-    "grpo_off_policy_sweep": ["--vary", "train_batch_size=8,4", "--vary", "epochs_per_rollout_batch=1,2", "--stages", "1"],
+    "grpo_off_policy_sweep": [
+        "--vary",
+        "train_batch_size=8,4",
+        "--vary",
+        "epochs_per_rollout_batch=1,2",
+        "--stages",
+        "1",
+    ],
 }
 
 
