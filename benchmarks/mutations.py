@@ -416,7 +416,7 @@ WIRING = [
     ),
     *mutations_of(
         "training/losses/preference.py",
-        ("the sum in place of the mean over a pair's rows", "-F.logsigmoid(margin - gamma).repeat_interleave(2)", "-2 * F.logsigmoid(margin - gamma).repeat_interleave(2)", PREFERENCE),
+        ("the sum in place of the mean over a pair's rows", "outputs_of_pairs(-F.logsigmoid(margin - gamma)", "outputs_of_pairs(-2 * F.logsigmoid(margin - gamma)", PREFERENCE),
         ("dpo_norm sums", "    if loss.per_token:", "    if False:", PREFERENCE),
         ("dpo is divided by the length", "    if loss.per_token:", "    if True:", PREFERENCE),
         ("no reference", "    if loss.with_reference:", "    if False:", PREFERENCE),
