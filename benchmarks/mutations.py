@@ -168,7 +168,7 @@ WIRING = [
         ("a missing detector is found too late", "check_detector(config.language_detector)", "pass", f"{GRPO} -k missing_language", "language_detector"),
         ("the clip range is looked at again and again", "clipping_seen = bool(note) or", "clipping_seen = False and", f"{GRPO} -k looked_at_once"),
         ("the clip range is judged where nothing can be cut", 'bool(note) or bool(batch["advantages"][rows].any())', "True", "tests/commands/test_grpo.py -k something_has_an_advantage"),
-        ("no note on the clip range", "if note := clip_note(config, update, loss=loss):", "if False:", f"{GRPO} -k looked_at_once"),
+        ("no note on the clip range", "note = clip_note(config, update, loss=loss)", "note = None", f"{GRPO} -k looked_at_once"),
         ("an eps of 1e-6 whatever is asked", "advantage_eps=config.advantage_eps,", "advantage_eps=1e-6,", replays("grpo-clip"), "advantage_eps"),
         ("cliprange is not passed on", "getattr(config, name) for name in loss.options", '(0.2 if name == "cliprange" else getattr(config, name)) for name in loss.options', replays("grpo-weighted"), "cliprange"),
         ("cliprange_high is not passed on", "getattr(config, name) for name in loss.options", '(None if name == "cliprange_high" else getattr(config, name)) for name in loss.options', replays("grpo-clip"), "cliprange_high"),
