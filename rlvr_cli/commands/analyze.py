@@ -43,6 +43,7 @@ COUNTS = {
     "step": 0,
     "step_a": 0,
     "step_b": 0,
+    "attempt": 0,
 }  # parameters that are whole numbers, and their least values
 REPORT = "report"  # accepted in place of a query's name
 REPORT_ANSWERS = (
