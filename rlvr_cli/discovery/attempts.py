@@ -136,9 +136,9 @@ def row_of(
 ) -> Rollout:  # fmt: skip
     """The row of an attempt. `segment` is its response as it was stored."""
     execution, same, grade = trial.execution, trial.same_as, trial.verdict.grade
+    assert segment.finish_reason is not None, "a response is a single segment"
     graded: dict[str, Any] = grade_fields(grade, finish_reason=segment.finish_reason)
     graded["failure_kind"] = grade.failure_kind  # as the next prompt has it, also of a response that was cut off
-    assert segment.finish_reason is not None, "a response is a single segment"
     return Rollout(
         run_id=segment.run_id,
         phase=segment.phase,
