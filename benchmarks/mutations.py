@@ -103,6 +103,7 @@ def mutations_of(file: str, *rows: tuple[str, str, str, str] | tuple[str, str, s
 
 ON_POLICY = "tests/commands/test_dpo.py -k own_pairs"
 FAILING = "tests/commands/test_rewards.py -k share_that_may_fail"
+DISCOVER = "tests/commands/test_discover.py -k"
 BUDGETS = "tests/commands/test_end_to_end.py -k each_thinking_budget"
 EVALUATED = "tests/replay/test_wiring.py::test_an_evaluation_is_what_its_options_give"
 LOSSES = "tests/training/losses/test_losses.py"
@@ -760,6 +761,35 @@ MATHEMATICS = [
     *mutations_of(
         "models/prefixes.py",
         ("attention of operands that are not rounded", "as_operand(states, dtype)", "states", "tests/models/test_prefixes.py -k bfloat16", "compute_dtype"),
+    ),
+    *mutations_of(
+        "discovery/search.py",
+        ("a round sees its own attempts", "[k for k in known if k.round < round]", "known", f"{DISCOVER} made_longer"),
+        ("a response is not stored when it arrives", "to_do.run.commit_segments(round, [segment], phase=PHASE)", "pass", f"{DISCOVER} every_attempt"),
+        ("responses that are stored are asked for again", "if segment.sample_index in slots:", "if False:", f"{DISCOVER} not_bought_again"),
+        ("a target that is not looked at", "best.score >= settings.target", "False", f"{DISCOVER} climbs_by", "target"),
+        ("tokens that are not counted", "sum(k.tokens for k in known) >= settings.max_tokens", "False", f"{DISCOVER} tokens_are_spent", "max_tokens"),
+        ("the last round is whole", "max(0, min(self.num_samples, left))", "self.num_samples if left > 0 else 0", f"{DISCOVER} made_longer", "max_attempts"),
+        ("islands that all are one", "islands=settings.islands,", "islands=1,", f"{DISCOVER} each_strategy", "islands"),
+        ("a prompt with one parent", "parents=settings.parents,", "parents=1,", f"{DISCOVER} each_strategy", "parents"),
+        ("best-of-n that refines", "strategy=settings.strategy,", 'strategy="refine",', f"{DISCOVER} each_strategy", "strategy"),
+    ),
+    *mutations_of(
+        "discovery/attempts.py",
+        ("a program is run again", "if same is not None and same.reward", "if False and same.reward", f"{DISCOVER} every_attempt"),
+        ("a timeout is taken over", 'CHANGING = {"timeout", "cpu", "memory"}', "CHANGING = set()", f"{DISCOVER} out_of_time"),
+    ),
+    *mutations_of(
+        "discovery/strategies.py",
+        ("errors do not go back", "\\n{failed.error}\\n", "\\nsomething\\n", f"{DISCOVER} word_for_word"),
+        ("the last of the best", "key=lambda k: (k.score, -k.number)", "key=lambda k: (-k.score, k.number)", "tests/discovery/test_strategies.py -k islands"),
+    ),
+    *mutations_of(
+        "commands/discover.py",
+        ("programs have all the memory", "memory_bytes=int(config.program_memory_gb * 2**30)", "memory_bytes=2**31", f"{DISCOVER} memory", "program_memory_gb"),
+        ("programs have all the time", "seconds=config.program_timeout, memory", "seconds=60.0, memory", f"{DISCOVER} out_of_time", "program_timeout"),
+        ("the task's own program starts", "start=config.start,", 'start="",', f"{DISCOVER} ones_own", "start"),
+        ("always eleven dimensions", "        dim=config.dim,\n        start", "        dim=11,\n        start", f"{DISCOVER} small_dimension", "dim"),
     ),
     *mutations_of(
         "samplers/processes.py",

@@ -41,7 +41,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 BLOCK = re.compile(r"(<!-- reference: ([a-z ]+) -->\n)(.*?)(<!-- /reference -->)", re.DOTALL)
 MEANING = re.compile(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", re.MULTILINE)
-ARROW_LIST = re.compile(r"list<element: (.+?)(?: not null)?>$")
+ARROW_LIST = re.compile(r"list<element: (\w+|struct<[^<>]*>)>")
 ARROW_STRUCT = re.compile(r"struct<(.+)>")
 SCHEMAS = {"rollouts": rollout_schema, "segments": segment_schema, "grades": grade_schema, "metrics": metrics_schema}
 VALUES = {str: "TEXT", int: "INT", float: "NUMBER"}
@@ -220,7 +220,9 @@ def ppo_table(old: str) -> str:
 
 def arrow_type(text: str) -> str:
     """An Arrow type without angle brackets."""
-    return ARROW_STRUCT.sub(r"(\1)", ARROW_LIST.sub(r"list of \1", text)).replace(" not null", "")
+    while (shorter := ARROW_LIST.sub(r"list of \1", text.replace(" not null", ""))) != text:
+        text = shorter
+    return ARROW_STRUCT.sub(r"(\1)", text)
 
 
 def column_table(name: str) -> Callable[[str], str]:

@@ -35,6 +35,7 @@ COMMANDS = {
     "grpo": "Policy gradient on groups of graded responses.",
     "ppo": "Policy gradient with a critic.",
     "distill": "On-policy distillation.",
+    "discover": "Search for programs with a verifier.",
     "sweep": "Run an experiment: runs that differ in an option, with several seeds.",
     "grade": "Regrade a run with another grader.",
     "filter": "Make a dataset from a run's rollouts or another dataset.",

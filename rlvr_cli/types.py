@@ -5,9 +5,9 @@ the columns of the Parquet files: name, order, type, and nullable where a field 
 schemas from them.
 
 To add a column, append a field with the schema version that introduces it and a default, the value that older files
-read as. Version 2 is not released yet, so a column that is added now belongs to it ::
+read as ::
 
-    value: Annotated[Float32 | None, Since(2)] = None
+    value: Annotated[Float32 | None, Since(SCHEMA_VERSION)] = None
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-SCHEMA_VERSION = 3  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
+SCHEMA_VERSION = 4  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,24 @@ class Turn(NamedTuple):
     role: str  # "policy", "environment" or the name of a tool
     start: Int32
     end: Int32
+
+
+class Candidate(NamedTuple):
+    """What `rlvr discover` knows of a response besides its reward: the program in it, where it came from, and what it did."""
+
+    number: int  # of the attempt: from 0, in the order of rounds and their slots; a round is a step, a slot a sample
+    parents: tuple[int, ...]  # the attempts that the prompt shows; empty: the task's own program
+    island: int
+    proposer: str  # the engine, or "mutate" or "replay"
+    program: str | None  # None: there is no code in the response
+    program_sha256: str | None
+    num_points: int | None  # None: the verifier does not count, or there was nothing to count
+    points_sha256: str | None  # of what the program gave, the file points/SHA256.json; None: no reward
+    error: str | None  # what the next prompt says of it
+    same_as: int | None  # an earlier attempt with this program: its verdict was taken, nothing was run
+    status: str | None  # how the program ended; None: nothing was run
+    seconds: float | None  # that the program took
+    layers: tuple[str, ...]  # of the sandbox, that were active
 
 
 FinishReason = Literal["stop", "length"]
@@ -187,11 +205,13 @@ class Rollout:
     # One per response token: the version of the policy that sampled it; None: `policy_version` sampled all of them.
     token_versions: Annotated[tuple[Int32, ...] | None, Since(3)] = None
     grade_error_detail: Annotated[str | None, Since(3)] = None
+    candidate: Annotated[Candidate | None, Since(4)] = None  # of `rlvr discover`
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One row: the tokens that a training response got in one step of --partial-rollout-tokens.
+    """One row: the tokens that a training response got in one step of --partial-rollout-tokens, or a whole response of
+    `rlvr discover` as it arrived, before its program ran.
 
     (run_id, phase, step, example_id, sample_index) is unique in a run. The segments of a response, in the order of their steps, are
     the response.
@@ -213,6 +233,9 @@ class Segment:
     mean_entropy: float | None  # over these tokens
     seed: int
     sampled_at: datetime  # UTC, naive
+    # As the engine counts them; None: `prompt_ids` and `response_ids` are all.
+    num_prompt_tokens: Annotated[Int32 | None, Since(4)] = None
+    num_response_tokens: Annotated[Int32 | None, Since(4)] = None
 
 
 class Sampler(Protocol):

@@ -55,11 +55,14 @@ MEASURES = {
     "mismatch_largest": ("Sampler against trainer, largest", "log-probability, nats "),
     "nll": ("Loss", "nats per token "),
     "accuracy": ("Accuracy", "share of samples"),
+    "best_score": ("Best score of the search", "score"),
+    "attempts.best_score": ("Scores of the attempts", "score"),
     "share": ("Responses", "share of responses"),
     "disagreement": ("Verdicts that differ", "share of samples"),
 }
 VARIANTS = {
     **{"pass_at_k": "pass@k", "best_at_k": "best@k", "majority_at_k": "majority@k"},
+    **{"best_score": "best so far", "score": "attempt"},
     **{"entropy": "all", "entropy_correct": "correct", "entropy_wrong": "wrong"},
     **{"push_share": "the run's objective", "other_push_share": "the other"},
     **{"estimate_correct": "correct", "estimate_wrong": "wrong", "correct": "correct", "wrong": "wrong"},

@@ -45,6 +45,7 @@ COUNTS = {
     "step": 0,
     "step_a": 0,
     "step_b": 0,
+    "attempt": 0,
 }  # parameters that are whole numbers, and their least values
 OBJECTIVE = (
     "loss_type",

@@ -33,7 +33,7 @@ from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_
 from rlvr_cli.samplers.thinking_budget import SENTENCE, BudgetedSampler
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.trackers.children import tracked
-from rlvr_cli.training.placement import place_samplers
+from rlvr_cli.training.placement import sampler_devices
 from rlvr_cli.types import Sampler, Table
 
 
@@ -55,7 +55,7 @@ def run(config: EvalConfig) -> None:
     engine = choose_engine(
         config.engine, base_url=config.base_url, api_key_env=config.api_key_env, sampler_urls=config.sampler_urls
     )
-    devices = sampler_devices(config, engine.name)
+    devices = sampler_devices(config.device, engine=engine.name, samplers=config.samplers)
     model = model_facts(config.model, base_url=config.base_url)
     evaluated: dict[Path, Dataset] = {}
     with StopRequest() as stop, ExitStack() as opened:
@@ -226,16 +226,6 @@ def within_budget(config: EvalConfig, sampler: Sampler, ending: str) -> Sampler:
     (budget,) = config.thinking_budgets
     tokenizer = load_tokenizer(model_path(config.model))
     return BudgetedSampler(sampler, tokenizer, budget=budget, stop_thinking=ending)
-
-
-def sampler_devices(config: EvalConfig, engine: str) -> list[str]:
-    """Return the device of each process of --samplers; without them, --device. Raises RlvrError if there are too few."""
-    if config.samplers == 1:
-        return [config.device]
-    from rlvr_cli.models.device import cuda_devices, resolve_device
-
-    resolve_device(config.device)
-    return place_samplers(config.device, engine=engine, samplers=config.samplers, cuda_devices=[*cuda_devices()])
 
 
 def check_dataset(dataset: Dataset, grader: str, pool: GraderPool, *, output: str) -> None:

@@ -3,17 +3,15 @@
 import os
 import re
 from dataclasses import dataclass
-from typing import Literal
 
-from rlvr_cli.config.endpoint import KEY_ENV, check_address, check_key_name
-from rlvr_cli.config.options import LONGEST, check_values, knob
+from rlvr_cli.config.options import check_values, knob
 from rlvr_cli.config.shared import (
-    EngineOptions,
-    ModelOptions,
+    EndpointOptions,
     PromptOptions,
     QuestionOptions,
     RunOptions,
     SamplingOptions,
+    check_endpoint,
     check_engine,
     check_prompt,
     check_sampling,
@@ -24,7 +22,7 @@ from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
-class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, ModelOptions, QuestionOptions):
+class EvalConfig(EndpointOptions, RunOptions, SamplingOptions, PromptOptions, QuestionOptions):
     """Evaluate a model: sample, grade and store responses, then report accuracy with confidence intervals.
 
     Examples:
@@ -64,12 +62,6 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
         "With --thinking-budget: what follows thinking that has not ended. Empty: Qwen3's sentence, </think>, and <answer> if the prompt has one.",
         group="Sampling",
     )
-    base_url: str = knob(
-        "", "Address of an OpenAI-compatible endpoint, such as http://localhost:8000/v1.", group="Model", common=True
-    )
-    endpoint: Literal["completions", "chat"] = knob(
-        "completions", "Endpoint's API: completions (raw prompt) or chat.", group="Model"
-    )
     resume: str = knob(
         "",
         "Resume this run (name or directory): only missing samples are generated.",
@@ -78,24 +70,11 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
         completes="run of the command",
         free_on_resume=True,
     )
-    api_key_env: str = knob(
-        KEY_ENV, "Environment variable with the endpoint's API key.", group="Model", free_on_resume=True
-    )
-    request_timeout: float = knob(
-        600.0,
-        "Seconds that one sample of an endpoint or of --sampler-urls may take, waiting and retries included.",
-        group="Model",
-        free_on_resume=True,
-        above=0,
-        at_most=LONGEST,
-    )
 
     def __post_init__(self) -> None:
         if is_partial(self):
             return
-        if self.base_url:
-            check_address(self.base_url)
-        check_key_name(self.api_key_env)
+        check_endpoint(self, chat=self.chat)
         check_values(self)
         check_prompt(self)
         check_sampling(self)
@@ -103,31 +82,6 @@ class EvalConfig(RunOptions, SamplingOptions, PromptOptions, EngineOptions, Mode
         check_servers(self)
         self._check_thinking()
         self._check_datasets()
-        if self.sources.get("api_key_env") == "resumed run" and self.api_key_env != KEY_ENV:
-            # A run directory may come from someone else, together with the address that would get the variable's value.
-            raise RlvrError(
-                f"The run was started with the key in {self.api_key_env}, and a run does not choose what is sent.",
-                f"To send it to {self.base_url} again: --resume RUN --api-key-env {self.api_key_env}",
-            )
-        if self.max_model_len and self.engine == "transformers":
-            raise RlvrError(
-                "--max-model-len applies only to vLLM; --engine transformers sizes its cache to the requests.",
-                "Leave it out.",
-            )
-        if self.engine == "openai" and not self.base_url:
-            raise RlvrError("--engine openai needs an endpoint.", "Name it: --base-url http://localhost:8000/v1")
-        if self.base_url and self.engine not in ("auto", "openai"):
-            raise RlvrError(f"--base-url and --engine {self.engine} cannot be combined.", "Leave one of them out.")
-        if self.base_url and (self.samplers > 1 or self.sampler_urls):
-            other = "--sampler-urls" if self.sampler_urls else "--samplers"
-            raise RlvrError(f"--base-url and {other} cannot be combined.", "Leave one of them out.")
-        if self.base_url and self.chat:
-            raise RlvrError(
-                "--chat uses a chat template on this machine; an endpoint has its own.",
-                "Use --endpoint chat instead: it sends the prompt as the user's message.",
-            )
-        if (self.base_url or self.engine == "openai") and not self.model:
-            raise RlvrError("An endpoint needs the name of its model.", "Name it: --model NAME")
 
     @property
     def thinking_budgets(self) -> tuple[int, ...]:

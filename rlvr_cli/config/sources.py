@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=Provenance)
 
-LENGTH = re.compile("n_[a-z]+_steps|sft_epochs")  # the options that say how long a run is
+LENGTH = re.compile("n_[a-z]+_steps|sft_epochs|rounds")  # the options that say how long a run is
 PRESETS = Path(__file__).parent / "presets"
 VARIABLES = {"runs_dir": "RLVR_RUNS_DIR"}  # environment variables in place of a default
 CONFIGURED = (
@@ -33,6 +33,7 @@ CONFIGURED = (
     "grpo",
     "ppo",
     "distill",
+    "discover",
 )  # the commands with --config, each of which a file may have a table for
 
 

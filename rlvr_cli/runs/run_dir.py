@@ -294,15 +294,20 @@ class RunDir:
         return path
 
     def commit_segments(
-        self, step: int, segments: Sequence[Segment], *, cost: Mapping[str, float] | None = None
+        self,
+        step: int,
+        segments: Sequence[Segment],
+        *,
+        phase: Phase = "train",
+        cost: Mapping[str, float] | None = None,
     ) -> Path:
-        """Commit the segments of one training step, all or none. `cost`, the path and errors: as for `commit_rollouts`."""
+        """Commit the segments of one phase and step, all or none. `cost`, the path and errors: as for `commit_rollouts`."""
         self._assert_open()
         assert segments, "a part has at least one row"
         places = {(s.run_id, s.phase, s.step) for s in segments}
-        assert places == {(self.id, "train", step)}, (places, self.id, step)
+        assert places == {(self.id, phase, step)}, (places, self.id, phase, step)
         self._make_folder(SEGMENTS)
-        path = self._commit_part(segment_table(segments, cost=cost), phase="train", step=step, folder=SEGMENTS)
+        path = self._commit_part(segment_table(segments, cost=cost), phase=phase, step=step, folder=SEGMENTS)
         self._costs[path] = dict(cost or {})
         return path
 
@@ -425,9 +430,9 @@ class RunDir:
         """Return the steps of the committed segments, in the order of their commits."""
         return list(dict.fromkeys(e.step for e in self._entries if e.folder == SEGMENTS))
 
-    def segments(self, step: int) -> list[Segment]:
-        """Return the segments of a step, in the order of their commit. Raises RlvrError if a part is damaged."""
-        parts = part_tables(self.path, self._entries, phase="train", step=step, columns=None, folder=SEGMENTS)
+    def segments(self, step: int, *, phase: Phase = "train") -> list[Segment]:
+        """Return the segments of a phase and step, in the order of their commit. Raises RlvrError if a part is damaged."""
+        parts = part_tables(self.path, self._entries, phase=phase, step=step, columns=None, folder=SEGMENTS)
         return [segment for part in parts for segment in to_records(part, Segment)]
 
     def rollouts(self, phase: Phase, step: int, *, columns: Sequence[str]) -> "pa.Table":

@@ -113,6 +113,16 @@ def place_samplers(device: str, *, engine: str, samplers: int, cuda_devices: Seq
     return _divide(device, engine=engine, samplers=samplers, cuda_devices=cuda_devices, trainers=0)
 
 
+def sampler_devices(device: str, *, engine: str, samplers: int) -> list[str]:
+    """Return the device of each process of --samplers; without them, --device. Raises RlvrError if there are too few."""
+    if samplers == 1:
+        return [device]
+    from rlvr_cli.models.device import cuda_devices, resolve_device  # here: endpoints do without torch
+
+    resolve_device(device)
+    return place_samplers(device, engine=engine, samplers=samplers, cuda_devices=[*cuda_devices()])
+
+
 def _divide(device: str, *, engine: str, samplers: int, cuda_devices: Sequence[str], trainers: int) -> list[str]:
     """Return the device of each trainer and then of each sampler; there are none if the trainers sample."""
     kind = engine_kind(engine)

@@ -170,8 +170,17 @@ def test_every_named_query_is_drawn_or_says_that_it_is_not(tmp_path):
                 if result.rows:
                     drawn |= {name} if draw(result, query, arms("r", "s")).panels else set()
     undrawn = {name for name, query in named_queries().items() if query.plot is None}
-    assert undrawn == {"compare", "config_diff", "failures", "hardest", "rollouts", "summary"}
-    assert set(named_queries()) - drawn - undrawn == {"at_k", "grade_errors", "graders"}
+    assert undrawn == {
+        "attempt_errors",
+        "compare",
+        "config_diff",
+        "failures",
+        "hardest",
+        "lineage",
+        "rollouts",
+        "summary",
+    }
+    assert set(named_queries()) - drawn - undrawn == {"at_k", "attempts", "grade_errors", "graders"}
 
 
 def wrong_or_right(right):

@@ -236,6 +236,12 @@ MINIMUMS = {  # of each command
         *(SAMPLED, GRADED, TRAINED, HELD_OUT),
         {"at_least 0": "task_reward", "at_least 1": "n_distill_steps rollout_batch_size group_size micro_batch_size"},
     ],
+    "discover": [
+        {"above 0": "request_timeout program_timeout program_memory_gb"},
+        {"at_least 0": "seed stall_minutes sampling_temperature sampling_min_tokens"},
+        {"at_least 1": "sampling_max_tokens max_batch_size max_model_len samplers dim rounds num_samples parents islands"},
+        {"at_least 1": "max_attempts max_tokens concurrency"},
+    ],
     "grpo": [
         *(SAMPLED, GRADED, TRAINED, HELD_OUT),
         {

@@ -35,6 +35,7 @@ HEAVY = (
     "rlvr_cli.commands.dpo",
     "rlvr_cli.commands.ppo",
     "rlvr_cli.commands.distill",
+    "rlvr_cli.commands.discover",
     "rlvr_cli.models.policy",
     "peft",
 )

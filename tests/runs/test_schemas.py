@@ -197,6 +197,7 @@ ADDED = {
         Regrade: [],
     },
     3: {Rollout: ["token_versions", "grade_error_detail"], Regrade: ["grade_error_detail"]},
+    4: {Rollout: ["candidate"], Regrade: []},
 }
 
 

@@ -16,7 +16,14 @@ from rlvr_cli.analysis.alarms import run_alarms
 from rlvr_cli.analysis.comparison import compare
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.live.rollouts import SECONDS
-from rlvr_cli.analysis.report.build import charts_of, configuration_of, environment_of, first_and_last, summary_tables
+from rlvr_cli.analysis.report.build import (
+    charts_of,
+    configuration_of,
+    environment_of,
+    first_and_last,
+    searches_of,
+    summary_tables,
+)
 from rlvr_cli.analysis.report.page import Browser, Grid, Report, Share, assets, render, report_values
 from rlvr_cli.analysis.report.rollouts import of_steps, step_of
 from rlvr_cli.analysis.run_list import list_runs
@@ -112,7 +119,7 @@ def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:
     infos = [read_run(path) for path in paths.values()]
     names = tuple(info.id for info in infos)
     with open_runs([_evaluations_of(info) for info in infos], timeout_seconds=SECONDS) as database:
-        charts = charts_of(database, [[info] for info in infos])
+        charts, searches = charts_of(database, [[info] for info in infos]), searches_of(database, infos)
     alarms = [
         {
             "name": alarm.name,
@@ -131,6 +138,7 @@ def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:
         browser=Browser({}, [], [], note=""),
         configuration=configuration_of(infos),
         environment=environment_of(infos),
+        searches=searches,
     )
     verdict = verdict_of(*infos) if len(infos) == 2 else None
     source = {"runs": list(paths)}

@@ -17,7 +17,7 @@ from rlvr_cli.analysis.estimators import Estimate
 from rlvr_cli.analysis.figures import draw
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.picture import Picture
-from rlvr_cli.analysis.report.page import Grid, Report, Setting, Share, render_page
+from rlvr_cli.analysis.report.page import Grid, Report, Search, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import groups_of, of_steps, pack_rollouts, step_of
 from rlvr_cli.analysis.summary import RunSummary, summarize
 from rlvr_cli.faults import fault_point
@@ -25,10 +25,11 @@ from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.readers import RunInfo, read_run
 
 SECONDS = 300.0  # time limit of each query
-METRICS = {  # training metrics that are drawn besides the columns of `curves`: column -> metric
+METRICS = {  # metrics that are drawn besides the columns of `curves`: column -> metric
     "mismatch_mean": "mismatch/logprob_mean_abs",
     "mismatch_largest": "mismatch/logprob_max_abs",
     "nll": "loss/nll",
+    "best_score": "discover/best",
 }
 COLUMNS = (
     *(
@@ -74,6 +75,7 @@ def write_report(
             browser=pack_rollouts(infos, groups, timeout_seconds=SECONDS),
             configuration=configuration_of(infos),
             environment=environment_of(infos),
+            searches=searches_of(database, infos),
         )
     path = infos[0].path / "report.html" if out is None else out
     fault_point("report")
@@ -154,7 +156,7 @@ def charts_of(database: Database, runs: Sequence[Sequence[RunInfo]]) -> Picture:
     """The curves of all arms, with more panels than `rlvr analyze curves --plot` has; an arm has a run, or one for each seed."""
     query = named_queries()["curves"]
     columns = ", ".join(f"any_value(value) FILTER (name = '{metric}') AS {name}" for name, metric in METRICS.items())
-    metrics = f"SELECT run_id, step, {columns} FROM metrics WHERE phase = 'train' GROUP BY run_id, step"
+    metrics = f"SELECT run_id, step, {columns} FROM metrics GROUP BY run_id, step"
     result = database.select(
         f"WITH curves AS ({query.sql.rstrip().rstrip(';')}\n), others AS ({metrics})"
         " SELECT * FROM curves LEFT JOIN others USING (run_id, step) ORDER BY run_id, step"
@@ -165,6 +167,35 @@ def charts_of(database: Database, runs: Sequence[Sequence[RunInfo]]) -> Picture:
     arms = arms_of(runs)
     held_out = held_out_intervals(database, [arm.runs for arm in arms])
     return draw(result, replace(query, plot={"x": "step", "y": ",".join(drawn)}), arms, held_out=held_out)
+
+
+def searches_of(database: Database, infos: Sequence[RunInfo]) -> list[Search]:
+    """Of each run of `rlvr discover` that found something valid: its best program, where it comes from, and what failed."""
+    programs = {
+        row["run_id"]: row
+        for row in database.select(
+            "SELECT run_id, candidate.number AS number, reward AS score, candidate.program AS program FROM rollouts"
+            " WHERE candidate.points_sha256 IS NOT NULL"
+            " QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY reward DESC, candidate.number) = 1"
+        ).records()
+    }
+    grids: dict[str, list[Grid]] = {}
+    for name, title in (("lineage", "Where the best program comes from"), ("attempt_errors", "What was not valid")):
+        query = named_queries()[name]
+        result = database.select(query.sql, query.parameters)
+        for info in infos:
+            rows = [tuple(map(_cell, row[1:])) for row in result.rows if row[0] == info.id]
+            if rows:
+                grids.setdefault(info.id, []).append(_without_empty_columns(Grid(title, result.columns[1:], rows)))
+    return [
+        Search(info.id, row["number"], row["score"], row["program"], grids.get(info.id, []))
+        for info in infos
+        if (row := programs.get(info.id)) is not None
+    ]
+
+
+def _cell(value: Any) -> Any:
+    return ", ".join(map(str, value)) or None if isinstance(value, list) else value
 
 
 def configuration_of(infos: Sequence[RunInfo]) -> list[Setting]:

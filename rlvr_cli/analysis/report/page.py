@@ -113,6 +113,17 @@ class Browser:
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """What a run of `rlvr discover` found."""
+
+    run: str
+    attempt: int
+    score: float
+    program: str  # the best one
+    tables: Sequence[Grid]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     runs: tuple[str, ...]
     alarms: Sequence[Mapping[str, Any]]  # name, severity, sentence, query
@@ -121,6 +132,7 @@ class Report:
     browser: Browser
     configuration: Sequence[Setting]
     environment: Sequence[Setting]
+    searches: Sequence[Search] = ()
 
 
 @dataclass(frozen=True, slots=True)

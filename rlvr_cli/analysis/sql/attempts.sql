@@ -1,0 +1,30 @@
+-- Best score against attempts of a search (rlvr discover): each attempt's score, the best one so far, tokens and seconds.
+-- plot: x=attempt y=best_score,score
+
+WITH tried AS (
+    SELECT
+        run_id,
+        candidate.number AS number,
+        step AS round,
+        candidate.points_sha256 IS NOT NULL AS valid,
+        reward,
+        coalesce(failure_kind, grade_error) AS failure_kind,
+        num_prompt_tokens + num_response_tokens AS tokens,
+        candidate.same_as AS same_as,
+        candidate.seconds AS seconds
+    FROM rollouts
+    WHERE candidate IS NOT NULL
+)
+SELECT
+    run_id,
+    number AS attempt,
+    round,
+    CASE WHEN valid THEN reward END AS score,
+    max(CASE WHEN valid THEN reward END) OVER before AS best_score,
+    failure_kind,
+    same_as,
+    sum(tokens) OVER before AS tokens,
+    seconds
+FROM tried
+WINDOW before AS (PARTITION BY run_id ORDER BY number)
+ORDER BY run_id, number;

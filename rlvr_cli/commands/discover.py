@@ -1,0 +1,248 @@
+"""`rlvr discover`: a task and a proposer -> programs, run in the sandbox and verified -> rows, and the best program.
+
+Enters: a DiscoverConfig. Leaves: a run with every attempt, its best program, and the homework's files. With --verify: JSON on stdout.
+"""
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli.config.discover import KISSING, DiscoverConfig
+from rlvr_cli.data.prompts import PLACEHOLDER, PromptTemplate
+from rlvr_cli.discovery.attempts import Known, best_of, run_and_verify
+from rlvr_cli.discovery.homework import write_homework
+from rlvr_cli.discovery.proposers import mutate, mutated, read_responses, replay
+from rlvr_cli.discovery.search import Search, Settings, search
+from rlvr_cli.discovery.strategies import prompt_of
+from rlvr_cli.discovery.tasks import Task, load_task, read_text
+from rlvr_cli.discovery.verify_program import verify_program
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.identity import model_facts, model_path
+from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.inputs import input_facts
+from rlvr_cli.runs.provenance import open_run, resumed_config
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_facts, settings_of
+from rlvr_cli.sandbox.run import Limits, available_layers, check_sandbox, sandbox_warning
+from rlvr_cli.terminal import console, tables
+from rlvr_cli.trackers.children import tracked
+from rlvr_cli.training.placement import sampler_devices
+from rlvr_cli.types import Sampler
+
+
+def run(config: DiscoverConfig) -> None:
+    """Search, or verify one program. Raises RlvrError for user errors, Interrupted after a signal."""
+    config = resumed_config(config, command="discover")
+    if config.require_sandbox:
+        check_sandbox()
+    elif warning := sandbox_warning():
+        console.say(warning)
+    task = load_task(
+        config.task,
+        dim=config.dim,
+        start=config.start,
+        searches=config.proposer == "mutate",
+        seconds=config.program_timeout,
+    )
+    limits = Limits(seconds=config.program_timeout, memory_bytes=int(config.program_memory_gb * 2**30))
+    if config.verify:
+        return verify(config, task, limits)
+    responses = read_responses(Path(config.replay_from)) if config.replay_from else []
+    settings = settings_from(config, limits=limits, responses=len(responses))
+    if config.proposer == "mutate":
+        mutated(task.program, seed=0)  # raises if there is nothing to change
+    if config.dry_run:
+        return say_plan(config, task, settings)
+
+    template, engine = load_template(config), chosen_engine(config)
+    facts = input_facts(
+        {"dataset": task.facts},
+        model=proposer_facts(config),
+        template=template,
+        grader=task.grader,
+        engine=engine.name,
+    )
+    with (
+        StopRequest() as stop,
+        tracked(config.track, project=config.track_project) as trackers,
+        open_run(config, command="discover", facts=facts) as opened,
+    ):
+        trackers.start(opened.path)
+        console.say(f"run      {opened.path}")
+        for notice in opened.notices:
+            console.say(notice)
+        say_inputs(config, task, settings, engine)
+        start_score = score_of_start(opened, task, settings)
+        proposer = open_proposer(config, engine, responses)
+        try:
+            planned = min(config.planned_attempts, settings.max_attempts or config.planned_attempts)
+            opened.update(sampler=sampler_facts(proposer, reason=engine.reason), planned={"samples": planned})
+            known = search(
+                Search(
+                    run=opened,
+                    task=task,
+                    proposer=proposer,
+                    params=config.sampling_params,
+                    template=template,
+                    settings=settings,
+                    start_score=start_score,
+                    stop=stop,
+                    report=console.say,
+                )
+            )
+        finally:
+            proposer.close()
+        write_homework(opened.path, opened.metadata)
+    print_result(config, opened.path, known, start_score)
+
+
+def verify(config: DiscoverConfig, task: Task, limits: Limits) -> None:
+    """Run one program and print what the verifier says of it, as JSON. Exits with status 1 if it is not valid."""
+    path, sandboxed = Path(config.verify), config.require_sandbox
+    if config.task == KISSING:
+        verdict, _ = verify_program(path, dim=config.dim, limits=limits, require_sandbox=sandboxed)
+        said, valid = asdict(verdict), verdict.validity == 1.0
+    else:
+        program = read_text(path, "the program to verify")
+        judged = run_and_verify(program, task, limits=limits, require_sandbox=sandboxed).verdict
+        grade, valid = judged.grade, judged.error is None
+        said = {"reward": grade.reward, "error": judged.error or "", "failure_kind": grade.failure_kind, **judged.said}
+        if grade.error is not None:
+            said["error"] = f"the verifier failed: {grade.error} {grade.error_detail or ''}".strip()
+    console.print_text(json.dumps(said))
+    if not valid:
+        sys.exit(1)
+
+
+def settings_from(config: DiscoverConfig, *, limits: Limits, responses: int) -> Settings:
+    """Return the settings of the search.
+
+    Args:
+        responses: how many there are to replay; 0: none are replayed.
+    """
+    bounds = [bound for bound in (config.max_attempts, responses) if bound]
+    return Settings(
+        strategy=config.strategy,
+        rounds=config.rounds,
+        num_samples=config.num_samples,
+        parents=config.parents,
+        islands=config.islands,
+        seed=config.seed,
+        limits=limits,
+        require_sandbox=config.require_sandbox,
+        concurrency=config.concurrency,
+        max_attempts=min(bounds, default=None),
+        max_tokens=config.max_tokens,
+        target=config.target,
+    )
+
+
+def load_template(config: DiscoverConfig) -> PromptTemplate:
+    """What stands around each prompt: with --chat the model's chat template, else nothing."""
+    template = PromptTemplate("discover", PLACEHOLDER)
+    if not config.chat:
+        return template
+    from rlvr_cli.models.chat import chat_prompt  # here: endpoints do without transformers
+
+    return chat_prompt(template, model_path(config.model))
+
+
+def chosen_engine(config: DiscoverConfig) -> Engine:
+    if config.proposer != "model":
+        return Engine(config.proposer, "asked for with --proposer")
+    return choose_engine(
+        config.engine, base_url=config.base_url, api_key_env=config.api_key_env, sampler_urls=config.sampler_urls
+    )
+
+
+def proposer_facts(config: DiscoverConfig) -> dict[str, Any]:
+    """What identifies the proposer in run.json."""
+    match config.proposer:
+        case "mutate":
+            return {"name": "mutate"}
+        case "replay":
+            digest = hashlib.sha256(Path(config.replay_from).read_bytes()).hexdigest()
+            return {"name": "replay", "path": config.replay_from, "sha256": digest}
+    return model_facts(config.model, base_url=config.base_url)
+
+
+def open_proposer(config: DiscoverConfig, engine: Engine, responses: list[str]) -> Sampler:
+    match config.proposer:
+        case "mutate":
+            return mutate()
+        case "replay":
+            return replay(responses)
+    devices = sampler_devices(config.device, engine=engine.name, samplers=config.samplers)
+    return open_sampler(engine.name, settings_of(config), devices=devices)
+
+
+def score_of_start(run: RunDir, task: Task, settings: Settings) -> float | None:
+    """The score of the task's own program, measured when the run began; None if it is not valid.
+
+    Raises:
+        RlvrError: the verifier fails on it.
+    """
+    if "start" not in run.metadata:
+        trial = run_and_verify(task.program, task, limits=settings.limits, require_sandbox=settings.require_sandbox)
+        grade, error = trial.verdict.grade, trial.verdict.error
+        if grade.error is not None:
+            raise RlvrError(
+                f"The verifier fails on the program to start from: {grade.error}: {grade.error_detail}.",
+                "Correct verify.py: it must judge whatever a program may give.",
+            )
+        score = None if error is not None else grade.reward
+        run.update(start={"score": score, "error": error, "num_points": trial.verdict.num_points})
+    start = run.metadata["start"]
+    scored = f"not valid: {start['error']}" if start["score"] is None else f"a score of {start['score']:g}"
+    console.say(f"start    {scored}")
+    return start["score"]
+
+
+def say_inputs(config: DiscoverConfig, task: Task, settings: Settings, engine: Engine) -> None:
+    """Say what is searched for, by whom, and how programs are bounded."""
+    console.say(f"task     {task.name}; verified by {task.grader}")
+    console.say(f"proposer {engine.name} ({engine.reason})" + (f": {config.model}" if config.model else ""))
+    if config.base_url:
+        console.say(f"endpoint {config.base_url}; it gets the key in {config.api_key_env}")
+    console.say(f"search   {config.strategy}: {described(config, settings)}")
+    layers = ", ".join(available_layers()) or "no layer"
+    console.say(f"sandbox  {settings.limits.seconds:g} s, {config.program_memory_gb:g} GiB; {layers}")
+
+
+def described(config: DiscoverConfig, settings: Settings) -> str:
+    """How long the search is, in words."""
+    ends = [f"{settings.rounds} rounds of {settings.num_samples} attempts"]
+    if settings.max_attempts is not None:
+        ends.append(f"at most {settings.max_attempts} attempts")
+    if settings.max_tokens is not None:
+        ends.append(f"at most {settings.max_tokens:,} tokens and what the last round takes")
+    if settings.target is not None:
+        ends.append(f"until a score of {settings.target:g}")
+    return ", ".join(ends)
+
+
+def say_plan(config: DiscoverConfig, task: Task, settings: Settings) -> None:
+    """Print what the run would do, and the first prompt. Nothing is asked, run or written."""
+    say_inputs(config, task, settings, chosen_engine(config))
+    console.print_text(prompt_of(task, (), start_score=None))
+
+
+def print_result(config: DiscoverConfig, path: Path, known: list[Known], start_score: float | None) -> None:
+    best = best_of(known)
+    columns = ("attempts", "valid", "start_score", "best_score", "best_attempt", "tokens")
+    row = (
+        len(known),
+        sum(attempt.is_valid for attempt in known),
+        start_score,
+        best and best.score,
+        best and best.number,
+        sum(attempt.tokens for attempt in known),
+    )
+    tables.print_table(columns, [row], output=config.format)
+    if best is None:
+        console.say(f"nothing valid was found; why: rlvr analyze attempt_errors {path}")
+    else:
+        console.say(f"program  {path / 'best' / 'program.py'}; how it came about: rlvr analyze lineage {path}")

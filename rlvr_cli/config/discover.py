@@ -1,0 +1,130 @@
+"""The options of `rlvr discover`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlvr_cli.config.options import LONGEST, check_values, flag, knob
+from rlvr_cli.config.shared import (
+    EndpointOptions,
+    RunOptions,
+    SamplingOptions,
+    check_endpoint,
+    check_engine,
+    check_sampling,
+    check_servers,
+)
+from rlvr_cli.config.sources import is_partial
+from rlvr_cli.errors import RlvrError
+
+Proposer = Literal["model", "mutate", "replay"]
+Strategy = Literal["best-of-n", "refine", "islands"]
+KISSING = "kissing"  # the task that comes with rlvr
+
+
+@dataclass(frozen=True)
+class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
+    """Search for programs with a verifier: a model writes them, each runs in a sandbox, what it gives is verified, and the next prompts
+    build on that.
+
+    Examples:
+        rlvr discover kissing --dim 11 --model Qwen/Qwen3-32B --base-url http://localhost:8000/v1 --rounds 20 --num-samples 8
+        rlvr discover kissing --dim 11 --proposer mutate --max-attempts 60 --run k11
+        rlvr discover --verify program.py --dim 11
+    """
+
+    task: str = knob(
+        KISSING,
+        "kissing, or a directory with prompt.md, program.py and a trusted verify.py. Default: kissing.",
+        group="Data",
+        argument=True,
+    )
+    dim: int = knob(11, "Dimension of the kissing number.", group="Data", common=True, at_least=1, at_most=64)
+    start: str = knob("", "File with the program to start from. Empty: the task's own.", group="Data")
+    verify: str = knob(
+        "", "Only run this program and verify what it gives: JSON, and exit status 1 if that is not valid.",
+        group="Data", common=True, free_on_resume=True,
+    )  # fmt: skip
+    proposer: Proposer = knob(
+        "model",
+        "Who writes programs: a model; mutate, which changes a parameter of the program; or replay, which reads them from --replay-from.",
+        group="Model",
+        common=True,
+    )
+    replay_from: str = knob(
+        "",
+        "JSONL file with a response a line, as text or as the field `response`, for --proposer replay.",
+        group="Model",
+    )
+    chat: bool = knob(
+        False, "Send the prompt as the user's message, in the model's own chat template.", group="Model", common=True
+    )
+    endpoint: Literal["completions", "chat"] = knob(
+        "chat", "Endpoint's API: chat, or completions (raw prompt).", group="Model"
+    )
+    sampling_max_tokens: int = knob(
+        4096, "Maximum response length in tokens.", group="Sampling", common=True, at_least=1
+    )
+    stop: tuple[str, ...] = knob(
+        (), "Stop string: ends a response and is kept in it; repeatable; '' for none.", group="Sampling"
+    )
+    strategy: Strategy = knob(
+        "refine",
+        "What prompts show. best-of-n: the task alone; refine: the slot's last program with its error, or the best one; "
+        "islands: programs of one of several populations.",
+        group="Algorithm",
+        common=True,
+    )
+    rounds: int = knob(
+        20, "Rounds; each one's prompts see the attempts of those before.", group="Algorithm", common=True, free_on_resume=True, at_least=1,
+    )  # fmt: skip
+    num_samples: int = knob(8, "Attempts per round.", group="Algorithm", common=True, at_least=1)
+    parents: int = knob(2, "Programs that a prompt of --strategy islands shows.", group="Algorithm", at_least=1)
+    islands: int = knob(4, "Populations of --strategy islands.", group="Algorithm", at_least=1)
+    max_attempts: int | None = knob(
+        None, "Stop after this many attempts.", group="Algorithm", common=True, free_on_resume=True, at_least=1
+    )
+    max_tokens: int | None = knob(
+        None, "Begin no round after prompts and responses have this many tokens.", group="Algorithm", common=True, free_on_resume=True, at_least=1,
+    )  # fmt: skip
+    target: float | None = knob(
+        None, "Begin no round after an attempt has this score.", group="Algorithm", common=True, free_on_resume=True
+    )
+    concurrency: int = knob(2, "Programs that run at once.", group="Grading", free_on_resume=True, at_least=1)
+    program_timeout: float = knob(
+        10.0,
+        "Seconds that a program may take; it is then killed.",
+        group="Grading",
+        common=True,
+        above=0,
+        at_most=LONGEST,
+    )
+    program_memory_gb: float = knob(2.0, "Memory that a program may use, GiB.", group="Grading", above=0, at_most=1024)
+    require_sandbox: bool = knob(
+        False, "Refuse to run programs where a layer of the sandbox is missing.", group="Grading", common=True
+    )
+    dry_run: bool = knob(False, "Print the plan and stop.", group="Run", common=True, free_on_resume=True)
+
+    @property
+    def planned_attempts(self) -> int:
+        """The most attempts that the run can have."""
+        return min(self.rounds * self.num_samples, self.max_attempts or self.rounds * self.num_samples)
+
+    def __post_init__(self) -> None:
+        if is_partial(self):
+            return
+        check_values(self)
+        check_sampling(self)
+        check_engine(self)
+        check_servers(self)
+        check_endpoint(self, chat=self.chat)
+        if bool(self.replay_from) != (self.proposer == "replay"):
+            raise RlvrError(
+                "--proposer replay and --replay-from FILE belong together.", "Give both of them, or leave both out."
+            )
+        if self.proposer != "model":
+            given = [name for name in ("model", "base_url", "sampler_urls", "chat") if getattr(self, name)]
+            if given:
+                raise RlvrError(
+                    f"{flag(given[0])} has no effect with --proposer {self.proposer}: no model is asked.",
+                    "Leave one of them out.",
+                )

@@ -1,0 +1,181 @@
+"""One attempt: the program in a response is run in the sandbox, and what it gives is verified.
+
+Enters: a response, and the attempts before it. Leaves: a `Trial`, and the row that it becomes.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rlvr_cli.discovery.tasks import Task, Verdict
+from rlvr_cli.discovery.verify_program import CATEGORIES, ENTRY, points_of
+from rlvr_cli.graders.answers.extraction import last_code_block
+from rlvr_cli.rollouts.grading import grade_fields
+from rlvr_cli.rollouts.metrics import mean_or_none
+from rlvr_cli.sandbox.run import Execution, Limits, run_program
+from rlvr_cli.text import storable
+from rlvr_cli.types import Candidate, Grade, Rollout, Segment
+
+NO_CODE = "There is no Python program in the answer: write one complete program in a ```python block."
+CHANGING = {"timeout", "cpu", "memory"}  # failures that another run of the same program may not have
+COLUMNS = (
+    "step",
+    "sample_index",
+    "reward",
+    "failure_kind",
+    "num_prompt_tokens",
+    "num_response_tokens",
+    "candidate",
+)  # of `Known`
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What later rounds know of a committed attempt."""
+
+    number: int
+    round: int
+    slot: int
+    island: int
+    parents: tuple[int, ...]
+    program: str | None
+    sha256: str | None
+    reward: float | None  # None: the verifier failed
+    failure_kind: str | None
+    error: str | None
+    num_points: int | None
+    points_sha256: str | None
+    tokens: int  # of prompt and response
+
+    @property
+    def is_valid(self) -> bool:
+        return self.points_sha256 is not None
+
+    @property
+    def score(self) -> float:
+        return self.reward or 0.0
+
+
+class Trial(NamedTuple):
+    """What came of a response."""
+
+    program: str | None
+    verdict: Verdict
+    points: str | None  # JSON; None: no reward
+    execution: Execution | None  # None: nothing was run
+    same_as: Known | None
+
+
+def known_of(rows: Iterable[Mapping[str, Any]]) -> list[Known]:
+    """Read committed rows, of the columns `COLUMNS`, in the order of their numbers."""
+    known = [
+        Known(
+            number=row["candidate"]["number"],
+            round=row["step"],
+            slot=row["sample_index"],
+            island=row["candidate"]["island"],
+            parents=tuple(row["candidate"]["parents"]),
+            program=row["candidate"]["program"],
+            sha256=row["candidate"]["program_sha256"],
+            reward=row["reward"],
+            failure_kind=row["failure_kind"],
+            error=row["candidate"]["error"],
+            num_points=row["candidate"]["num_points"],
+            points_sha256=row["candidate"]["points_sha256"],
+            tokens=row["num_prompt_tokens"] + row["num_response_tokens"],
+        )
+        for row in rows
+    ]
+    return sorted(known, key=lambda attempt: attempt.number)
+
+
+def best_of(known: Iterable[Known]) -> Known | None:
+    """The attempt with the highest score, the first of several; None if none is valid."""
+    return min((k for k in known if k.is_valid), key=lambda k: (-k.score, k.number), default=None)
+
+
+def sha256_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def run_response(
+    response: str, task: Task, *, limits: Limits, require_sandbox: bool, earlier: Mapping[str, Known]
+) -> Trial:
+    """Run the program in a response, unless an attempt of an earlier round had the same.
+
+    Args:
+        earlier: by the sha256 of their program.
+    """
+    program = last_code_block(response)
+    if program is None or not program.strip():
+        return Trial(None, Verdict(Grade(None, None, 0.0, None, "no_code"), NO_CODE, None, {}), None, None, None)
+    program = storable(program)
+    same = earlier.get(sha256_of(program))
+    if same is not None and same.reward is not None and same.failure_kind not in CHANGING:
+        grade = Grade(None, None, same.reward, None, same.failure_kind)
+        return Trial(program, Verdict(grade, same.error, same.num_points, {}), None, None, same)
+    return run_and_verify(program, task, limits=limits, require_sandbox=require_sandbox)
+
+
+def run_and_verify(program: str, task: Task, *, limits: Limits, require_sandbox: bool) -> Trial:
+    """Run a program in the sandbox, and verify what it gives in this process."""
+    execution = run_program(program, entry=ENTRY, limits=limits, require_sandbox=require_sandbox)
+    if execution.status != "ok":
+        grade = Grade(None, None, 0.0, None, CATEGORIES[execution.status])
+        return Trial(program, Verdict(grade, execution.message, None, {}), None, execution, None)
+    verdict = task.judge(execution.value)
+    valid = verdict.error is None
+    points = json.dumps(points_of(execution.value), separators=(",", ":")) if valid else None
+    return Trial(program, verdict, points, execution, None)
+
+
+def row_of(
+    segment: Segment, trial: Trial, *, number: int, parents: tuple[int, ...], island: int, prompt: str, proposer: str, grader: str
+) -> Rollout:  # fmt: skip
+    """The row of an attempt. `segment` is its response as it was stored."""
+    execution, same, grade = trial.execution, trial.same_as, trial.verdict.grade
+    assert segment.finish_reason is not None, "a response is a single segment"
+    graded: dict[str, Any] = grade_fields(grade, finish_reason=segment.finish_reason)
+    graded["failure_kind"] = grade.failure_kind  # as the next prompt has it, also of a response that was cut off
+    return Rollout(
+        run_id=segment.run_id,
+        phase=segment.phase,
+        step=segment.step,
+        policy_version=segment.policy_version,
+        example_id=segment.example_id,
+        sample_index=segment.sample_index,
+        prompt=prompt,
+        response=segment.response,
+        ground_truth="",
+        prompt_ids=segment.prompt_ids,
+        response_ids=segment.response_ids,
+        sampled_logprobs=segment.sampled_logprobs,
+        finish_reason=segment.finish_reason,
+        stop_reason=segment.stop_reason,
+        num_prompt_tokens=segment.num_prompt_tokens or 0,
+        num_response_tokens=segment.num_response_tokens or 0,
+        grader=grader,
+        **graded,
+        advantage=None,
+        mean_logprob=mean_or_none(segment.sampled_logprobs),
+        mean_entropy=segment.mean_entropy,
+        seed=segment.seed,
+        sampled_at=segment.sampled_at,
+        candidate=Candidate(
+            number=number,
+            parents=parents,
+            island=island,
+            proposer=proposer,
+            program=trial.program,
+            program_sha256=None if trial.program is None else sha256_of(trial.program),
+            num_points=trial.verdict.num_points,
+            points_sha256=sha256_of(trial.points) if trial.points is not None else same and same.points_sha256,
+            error=trial.verdict.error,
+            same_as=None if same is None else same.number,
+            status=None if execution is None else execution.status,
+            seconds=None if execution is None else execution.seconds,
+            layers=() if execution is None else execution.layers,
+        ),
+    )

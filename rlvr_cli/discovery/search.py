@@ -1,0 +1,314 @@
+"""The search: round after round, prompts are made of what earlier rounds found, answered, and the programs in the answers tried.
+
+Enters: a task, an open run and a proposer. Leaves: a committed part of rollouts for each round, the points of valid attempts in points/,
+and the best program in best/.
+
+A round is a step, a slot of it a sample. The prompts of a round depend only on committed rows of earlier rounds, and each slot has random
+numbers of its own (`request_seed`), so that nothing depends on which answer comes first. Each response is committed as a segment when it
+arrives, before its program runs: a killed run asks only for those that it lacks, and the part of a round is the same.
+"""
+
+import random
+import time
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.discovery.attempts import COLUMNS, Known, Trial, best_of, known_of, row_of, run_response, sha256_of
+from rlvr_cli.discovery.strategies import Plan, Strategy, plan_slot, prompt_of
+from rlvr_cli.discovery.tasks import Task
+from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.faults import fault_point
+from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.grading import utc_now_naive
+from rlvr_cli.rollouts.metrics import AVERAGED, SamplingStats, generation_metrics
+from rlvr_cli.rollouts.requests import request_seed
+from rlvr_cli.runs.files import atomic_write, fsync_directory, os_errors_as_user_errors, read_regular, write_together
+from rlvr_cli.runs.readers import read_parts
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.sandbox.run import Limits
+from rlvr_cli.text import storable
+from rlvr_cli.types import Completion, Phase, Request, Sampler, SamplingParams, Segment
+
+PHASE: Phase = "eval"
+POINTS, BEST = "points", "best"  # folders of the run
+_POLL = 0.2  # seconds between looks at a Ctrl-C while programs run
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to search; as the options of these names."""
+
+    strategy: Strategy
+    rounds: int
+    num_samples: int
+    parents: int
+    islands: int
+    seed: int
+    limits: Limits
+    require_sandbox: bool = False
+    concurrency: int = 2
+    max_attempts: int | None = None
+    max_tokens: int | None = None
+    target: float | None = None
+
+    def slots(self, round: int) -> range:
+        """The slots of a round; the last round may have fewer."""
+        before = round * self.num_samples
+        left = self.num_samples if self.max_attempts is None else self.max_attempts - before
+        return range(max(0, min(self.num_samples, left)))
+
+
+@dataclass(frozen=True)
+class Search:
+    """What every round needs."""
+
+    run: RunDir
+    task: Task
+    proposer: Sampler
+    params: SamplingParams
+    template: PromptTemplate  # around each prompt: a chat template, or nothing
+    settings: Settings
+    start_score: float | None  # of the task's own program
+    stop: StopRequest
+    report: Callable[[str], None]
+
+
+def search(to_do: Search) -> list[Known]:
+    """Search until the rounds are done, or a limit is reached. Returns all attempts of the run.
+
+    Raises:
+        Interrupted: `stop` was requested; responses that have arrived are stored.
+        RlvrError: the proposer failed for good, as an endpoint does that refuses the key; likewise.
+    """
+    known = read_attempts(to_do.run)
+    remove_leftovers(to_do.run.path)
+    keep_best(to_do.run.path, best_of(known))
+    if known:
+        _log_round(to_do.run, known, known[-1].round)
+    for round in range(to_do.settings.rounds):
+        committed = {k.slot for k in known if k.round == round}
+        slots = [slot for slot in to_do.settings.slots(round) if slot not in committed]
+        if committed and not slots:
+            continue
+        if not slots or _is_done(known, to_do.settings):
+            break
+        _round(to_do, [k for k in known if k.round < round], round, slots)
+        known = read_attempts(to_do.run)
+        keep_best(to_do.run.path, best_of(known))
+        _log_round(to_do.run, known, round)
+        to_do.report(_line(known, round))
+    return known
+
+
+def read_attempts(run: RunDir) -> list[Known]:
+    """Read the committed attempts of a run, by number."""
+    return known_of(row for part in read_parts(run.path, phase=PHASE, columns=COLUMNS) for row in part.to_pylist())
+
+
+def plan_round(
+    known: Sequence[Known], settings: Settings, task: Task, *, round: int, slots: Sequence[int]
+) -> dict[int, Plan]:
+    """Choose the parents of each slot. The random numbers of a slot are a function of seed, round and slot."""
+    return {
+        slot: plan_slot(
+            known,
+            strategy=settings.strategy,
+            round=round,
+            slot=slot,
+            islands=settings.islands,
+            parents=settings.parents,
+            generator=random.Random(f"parents {seed_of(settings, task, round=round, slot=slot)}"),
+        )
+        for slot in slots
+    }
+
+
+def seed_of(settings: Settings, task: Task, *, round: int, slot: int) -> int:
+    return request_seed(settings.seed, phase=PHASE, step=round, example_id=task.name, sample_index=slot)
+
+
+def _is_done(known: Sequence[Known], settings: Settings) -> bool:
+    best = best_of(known)
+    reached = settings.target is not None and best is not None and best.score >= settings.target
+    return reached or (settings.max_tokens is not None and sum(k.tokens for k in known) >= settings.max_tokens)
+
+
+def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[int]) -> None:
+    """Answer the prompts of these slots of a round, try the programs, and commit the rows.
+
+    Args:
+        known: the attempts of earlier rounds.
+    """
+    run, task, settings = to_do.run, to_do.task, to_do.settings
+    plans = plan_round(known, settings, task, round=round, slots=slots)
+    prompts = {
+        slot: to_do.template.fill(prompt_of(task, plan.parents, start_score=to_do.start_score))
+        for slot, plan in plans.items()
+    }
+    earlier = {k.sha256: k for k in reversed(known) if k.sha256 is not None}
+    started = time.monotonic()
+
+    def tried(response: str) -> Trial:
+        return run_response(
+            response, task, limits=settings.limits, require_sandbox=settings.require_sandbox, earlier=earlier
+        )
+
+    pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="rlvr-discover")
+    trials: dict[int, Future[Trial]] = {}
+    try:
+        for segment in run.segments(round, phase=PHASE):
+            if segment.sample_index in slots:
+                trials[segment.sample_index] = pool.submit(tried, segment.response)
+        lacking = [slot for slot in slots if slot not in trials]
+        with run.activity.doing(f"round {round}", total=len(lacking), unit="responses"):
+            for slot, response in _answers(to_do, round, lacking, prompts):
+                trials[slot] = pool.submit(tried, response)
+        sampled = time.monotonic()
+        with run.activity.doing(f"round {round}: programs", total=len(trials), unit="programs"):
+            _wait(trials.values(), to_do)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    segments = {segment.sample_index: segment for segment in run.segments(round, phase=PHASE)}
+    first = round * settings.num_samples
+    rows = [
+        row_of(
+            segments[slot],
+            trials[slot].result(),
+            number=first + slot,
+            parents=tuple(parent.number for parent in plans[slot].parents),
+            island=plans[slot].island,
+            prompt=storable(prompts[slot]),
+            proposer=to_do.proposer.engine,
+            grader=task.grader,
+        )
+        for slot in slots
+    ]
+    _store_points(run.path, [trials[slot].result().points for slot in slots])
+    tokens = sum(row.num_response_tokens for row in rows)
+    waited = sampled - started
+    run.commit_rollouts(PHASE, round, rows, cost=SamplingStats(tokens, waited, waited, time.monotonic() - sampled).cost)
+
+
+def _answers(to_do: Search, round: int, slots: Sequence[int], prompts: Mapping[int, str]) -> Generator[tuple[int, str]]:
+    """Yield (slot, response) of each slot as it arrives, stored."""
+    if not slots:
+        return
+    first, settings = round * to_do.settings.num_samples, to_do.settings
+    seeds = [seed_of(settings, to_do.task, round=round, slot=slot) for slot in slots]
+    requests = [Request(prompts[slot], (seed,), str(first + slot)) for slot, seed in zip(slots, seeds, strict=True)]
+    completions = to_do.proposer.sample(requests, to_do.params)
+
+    def stored(completion: Completion) -> tuple[int, str]:
+        index = completion.request_index
+        segment = _segment(completion, to_do, round=round, slot=slots[index], seed=seeds[index])
+        to_do.run.commit_segments(round, [segment], phase=PHASE)
+        to_do.run.activity.progress()
+        return segment.sample_index, segment.response
+
+    try:
+        for completion in completions:
+            fault_point("sampled")
+            yield stored(completion)
+            to_do.stop.check()
+    except (Interrupted, RlvrError):
+        completions.close()
+        for completion in to_do.proposer.arrived:
+            stored(completion)
+        raise
+    finally:
+        completions.close()
+
+
+def _segment(completion: Completion, to_do: Search, *, round: int, slot: int, seed: int) -> Segment:
+    return Segment(
+        run_id=to_do.run.id,
+        phase=PHASE,
+        step=round,
+        policy_version=to_do.proposer.policy_version,
+        example_id=to_do.task.name,
+        sample_index=slot,
+        start=0,
+        response=storable(completion.text),
+        prompt_ids=completion.prompt_ids,
+        response_ids=completion.token_ids,
+        sampled_logprobs=completion.logprobs,
+        finish_reason=completion.finish_reason,
+        stop_reason=completion.stop_reason,
+        mean_entropy=completion.mean_entropy,
+        seed=seed,
+        sampled_at=utc_now_naive(),
+        num_prompt_tokens=completion.num_prompt_tokens,
+        num_response_tokens=completion.num_tokens,
+    )
+
+
+def _wait(trials: Collection[Future[Trial]], to_do: Search) -> None:
+    """Wait for programs, looking at Ctrl-C; those that run then end by their own time limit."""
+    left = set(trials)
+    while left:
+        done, left = wait(left, timeout=_POLL)
+        for future in done:
+            future.result()  # raises what went wrong here; what goes wrong in a program is in its trial
+            to_do.run.activity.progress()
+        to_do.stop.check()
+
+
+# Files beside the rows
+
+
+def _store_points(run: Path, points: Sequence[str | None]) -> None:
+    """Write the points of valid attempts, each into a file named by its sha256."""
+    for text in dict.fromkeys(text for text in points if text is not None):
+        path = run / POINTS / f"{sha256_of(text)}.json"
+        _make_folder(run, POINTS)
+        if not path.exists():
+            atomic_write(path, text.encode())
+
+
+def keep_best(run: Path, best: Known | None) -> None:
+    """Write best/program.py and best/points.json, unless they are those of this attempt already."""
+    if best is None or best.program is None or best.points_sha256 is None:
+        return
+    program = best.program.encode()
+    points = read_regular(run, f"{POINTS}/{best.points_sha256}.json")
+    _make_folder(run, BEST)
+    files = [(run / BEST / "program.py", program), (run / BEST / "points.json", points)]
+    if not all(path.is_file() and path.read_bytes() == data for path, data in files):
+        write_together(files)
+
+
+def remove_leftovers(run: Path) -> None:
+    """Delete the temporary files of writes that a kill cut off."""
+    for folder in (POINTS, BEST):
+        for path in (run / folder).glob(".*.tmp"):
+            with os_errors_as_user_errors(path):
+                path.unlink()
+
+
+def _make_folder(run: Path, name: str) -> None:
+    with os_errors_as_user_errors(run / name):
+        if not (run / name).is_dir():
+            (run / name).mkdir()
+            fsync_directory(run)
+
+
+# What a round was like
+
+
+def _log_round(run: RunDir, known: Sequence[Known], round: int) -> None:
+    parts = read_parts(run.path, phase=PHASE, step=round, columns=AVERAGED)
+    best, of_round = best_of(known), [k for k in known if k.round == round]
+    metrics = generation_metrics(row for part in parts for row in part.to_pylist())
+    metrics |= SamplingStats.of_cost(run.cost(PHASE, round)).metrics
+    metrics |= {"discover/valid_share": sum(k.is_valid for k in of_round) / len(of_round)}
+    metrics |= {} if best is None else {"discover/best": best.score}
+    run.commit_metrics(round, PHASE, metrics)
+
+
+def _line(known: Sequence[Known], round: int) -> str:
+    of_round, best = [k for k in known if k.round == round], best_of(known)
+    found = "nothing valid yet" if best is None else f"best {best.score:g} (attempt {best.number})"
+    return f"round {round}: {sum(k.is_valid for k in of_round)} of {len(of_round)} valid, {found}"

@@ -1,0 +1,115 @@
+"""Strategies: which earlier programs a prompt shows, and what it says of them.
+
+Enters: the attempts of earlier rounds, and a slot with its own random numbers. Leaves: the parents, and the prompt. Nothing here depends
+on the order in which attempts finish.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from rlvr_cli.discovery.attempts import Known, best_of
+from rlvr_cli.discovery.tasks import Task
+
+Strategy = Literal["best-of-n", "refine", "islands"]
+MIGRATION = 5  # rounds between those in which an island also sees the best program of all
+SHOWN_CHARACTERS = 20_000  # of a program in a prompt
+
+
+class Plan(NamedTuple):
+    """What one slot of a round will show."""
+
+    parents: tuple[Known, ...]  # in the order of the prompt; none: the task's own program
+    island: int
+
+
+def plan_slot(
+    known: Sequence[Known],
+    *,
+    strategy: Strategy,
+    round: int,
+    slot: int,
+    islands: int,
+    parents: int,
+    generator: random.Random,
+) -> Plan:
+    """Choose the parents of a slot.
+
+    Args:
+        known: the attempts of earlier rounds, by number.
+        generator: of this slot alone.
+    """
+    match strategy:
+        case "best-of-n":
+            return Plan((), 0)
+        case "refine":
+            return Plan(_refined(known, slot=slot), 0)
+        case "islands":
+            island = slot % islands
+            return Plan(_of_island(known, island, round=round, count=parents, generator=generator), island)
+
+
+def _refined(known: Sequence[Known], *, slot: int) -> tuple[Known, ...]:
+    """The slot's last attempt if it failed, after the best one; else the best one. A second failure in a row is given up."""
+    best = best_of(known)
+    own = [attempt for attempt in known if attempt.slot == slot]
+    shown = () if best is None else (best,)
+    if not own or own[-1].is_valid:
+        return shown
+    return shown if len(own) > 1 and not own[-2].is_valid else (*shown, own[-1])
+
+
+def _of_island(
+    known: Sequence[Known], island: int, *, round: int, count: int, generator: random.Random
+) -> tuple[Known, ...]:
+    """Draw distinct valid programs of an island, the i-th best (from 0) with weight 2^-i; the best of them last."""
+    best = best_of(known)
+    migrants = [best] if best is not None and round % MIGRATION == MIGRATION - 1 else []
+    ranked = sorted(
+        (k for k in [*known, *migrants] if k.is_valid and (k.island == island or k in migrants)),
+        key=lambda k: (-k.score, k.number),
+    )
+    first: dict[str | None, Known] = {}
+    for attempt in ranked:
+        first.setdefault(attempt.sha256, attempt)
+    left = list(first.values())
+    drawn: list[Known] = []
+    while left and len(drawn) < count:
+        (index,) = generator.choices(range(len(left)), weights=[2.0**-i for i in range(len(left))])
+        drawn.append(left.pop(index))
+    return tuple(sorted(drawn, key=lambda k: (k.score, -k.number)))
+
+
+def prompt_of(task: Task, parents: Sequence[Known], *, start_score: float | None) -> str:
+    """Write a prompt: the task, the programs with their scores, and of a program that failed its error, word for word."""
+    parts = [task.prompt.rstrip()]
+    if not parents:
+        scored = "" if start_score is None else f", with a score of {start_score:g}"
+        parts.append(f"Here is a program to start from{scored}:\n\n{block(task.program)}")
+        return "\n\n".join([*parts, "Write one with a higher score.\n"])
+    valid = [parent for parent in parents if parent.is_valid]
+    for parent in valid[:-1]:
+        parts.append(f"This program is valid and has a score of {parent.score:g}:\n\n{block(parent.program or '')}")
+    if valid:
+        parts.append(
+            f"The best program so far is valid and has a score of {valid[-1].score:g}:\n\n{block(valid[-1].program or '')}"
+        )
+    if parents[-1].is_valid:
+        parts.append("This is great! Now, can you improve on it, and write a program with a higher score?\n")
+        return "\n\n".join(parts)
+    failed = parents[-1]
+    if failed.program is not None:
+        parts.append(f"Your previous attempt was this program:\n\n{block(failed.program)}")
+    parts.append(
+        f"Your previous attempt failed with this error:\n\n```text\n{failed.error}\n```\n\n"
+        "Please analyze it, and write a corrected program that fixes this error.\n"
+    )
+    return "\n\n".join(parts)
+
+
+def block(program: str) -> str:
+    """A program as a block of code, without its end if it is long."""
+    if len(program) > SHOWN_CHARACTERS:
+        program = f"{program[:SHOWN_CHARACTERS]}\n# ... and {len(program) - SHOWN_CHARACTERS:,} characters more"
+    fence = "````" if "```" in program else "```"
+    return f"{fence}python\n{program.rstrip()}\n{fence}"

@@ -1,0 +1,510 @@
+"""`rlvr discover`, end to end: from a task and a proposer to rows, the best program and the homework's files."""
+
+import json
+import random
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from endpoint import Endpoint, Reply, error, serving
+from forks import Done, Forks
+from rlvr_cli.rollouts.requests import request_seed
+from rlvr_cli.runs.check import check_run
+from rlvr_cli.runs.readers import read_run
+from searches import AXES, CODE, ROOTS, TOO_NEAR, WRONG, attempts_of, fenced, files_of, write_responses
+
+RESPONSES = [
+    "I cannot do that.",  # no code
+    fenced(TOO_NEAR),
+    fenced(AXES),
+    fenced(WRONG),
+    fenced(ROOTS),
+    f"<think>\n{fenced(CODE)}</think>\n{fenced(AXES)}",  # what was thought is not the answer
+    fenced(CODE),
+    fenced("points = 3"),
+]
+KINDS = ["no_code", "invalid_condition", None, "exception", None, None, None, "bad_points"]
+SCORES = [0, 0, 22, 0, 220, 22, 582, 0]
+
+
+def discover(forks: Forks, folder: Path, words: str, *more: str, **how) -> Done:
+    return forks.run("discover", *shlex.split(words), *more, cwd=folder, **how)
+
+
+def replayed(
+    forks: Forks, folder: Path, *, run: str, words: str = "", responses: list[str] | None = None, **how
+) -> Done:
+    """A replay of responses, two in a round."""
+    write_responses(folder / "responses.jsonl", RESPONSES if responses is None else responses)
+    usual = f"kissing --proposer replay --replay-from responses.jsonl --num-samples 2 --program-timeout 60 --run {run}"
+    return discover(forks, folder, f"{usual} {words}", **how)
+
+
+@pytest.fixture(scope="module")
+def whole(forks: Forks, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    done = replayed(forks, folder, run="whole")
+    assert done.status == 0, done.said
+    assert "582" in done.out
+    return folder / "runs/whole"
+
+
+def test_every_attempt_is_a_row(whole: Path):
+    rows = attempts_of(whole)
+    assert [row["candidate"]["number"] for row in rows] == list(range(8))
+    assert [(row["step"], row["sample_index"]) for row in rows] == [(i // 2, i % 2) for i in range(8)]
+    assert [row["failure_kind"] for row in rows] == KINDS
+    assert [row["reward"] for row in rows] == SCORES
+    assert [row["response"] for row in rows] == RESPONSES
+    assert [row["candidate"]["num_points"] for row in rows] == [None, 2, 22, None, 220, 22, 582, 0]
+    assert rows[5]["candidate"]["same_as"] == 2, "the same program is not run twice"
+    assert rows[5]["candidate"]["points_sha256"] == rows[2]["candidate"]["points_sha256"]
+    assert "of mine" in rows[3]["candidate"]["error"]
+    seeds = [request_seed(0, phase="eval", step=i // 2, example_id="kissing-11", sample_index=i % 2) for i in range(8)]
+    assert [row["seed"] for row in rows] == seeds
+    ran = [row["candidate"] for row in rows if row["candidate"]["status"] is not None]
+    assert len(ran) == 6
+    assert all(attempt["layers"] for attempt in ran)
+    assert check_run(whole, seed_of=request_seed).problems == []
+
+
+def test_the_error_of_a_failure_is_in_the_next_prompt_of_its_slot_word_for_word(whole: Path):
+    rows = attempts_of(whole)
+    assert rows[2]["prompt"].count(rows[0]["candidate"]["error"]) == 1
+    assert rows[3]["prompt"].count(rows[1]["candidate"]["error"]) == 1
+    assert TOO_NEAR in rows[3]["prompt"]
+    assert "Minimum squared distance" in rows[3]["prompt"]
+    assert [row["candidate"]["parents"] for row in rows] == [[], [], [0], [1], [2], [2], [4], [4]]
+    assert "a score of 220" in rows[6]["prompt"]
+
+
+def test_the_best_program_stands_alone_and_its_points_are_what_it_gives(whole: Path, forks: Forks):
+    points = json.loads((whole / "best/points.json").read_text())
+    assert len(points) == 582
+    code = "import json, runpy, sys; print(json.dumps(runpy.run_path(sys.argv[1])['run_code']()[0]))"
+    program = whole / "best/program.py"
+    alone = subprocess.run([sys.executable, "-I", "-c", code, program], capture_output=True, text=True, check=True)
+    assert json.loads(alone.stdout) == points
+    done = discover(forks, whole, f"--verify {program} --dim 11")
+    assert (done.status, json.loads(done.out)["num_points"], json.loads(done.out)["validity"]) == (0, 582, 1.0)
+    stored = {row["candidate"]["points_sha256"] for row in attempts_of(whole)} - {None}
+    assert {path.stem for path in (whole / "points").iterdir()} == stored
+
+
+def test_the_homeworks_files(whole: Path):
+    log = json.loads((whole / "conversation_log.json").read_text())
+    attempts = [attempt for one in log["rounds"] for attempt in one["attempts"]]
+    assert [attempt["messages"][1]["content"] for attempt in attempts] == RESPONSES
+    assert [attempt["verdict"]["score"] for attempt in attempts] == SCORES
+    assert (log["model"], log["start"]["score"]) == ("replay", 22)
+    report = (whole / "report.md").read_text()
+    for said in ("score of the program to start from: 22", "first valid score: 22 (attempt 2)", "final score: 582 (attempt 6)",
+                 "no language model was asked", "no discovery", "| bad_points | 1 |"):  # fmt: skip
+        assert said in report, said
+
+
+def test_the_same_search_gives_the_same_rows_and_files(whole: Path, forks: Forks, tmp_path: Path):
+    assert replayed(forks, tmp_path, run="again", words="--concurrency 4").status == 0
+    assert attempts_of(tmp_path / "runs/again") == attempts_of(whole)
+    assert files_of(tmp_path / "runs/again").keys() == files_of(whole).keys()
+    for name, data in files_of(tmp_path / "runs/again").items():
+        assert data == files_of(whole)[name], name
+
+
+def test_all_that_reads_runs_reads_a_search(whole: Path, forks: Forks, tmp_path: Path):
+    def ask(*words: object) -> str:
+        done = forks.run(*words, cwd=tmp_path)
+        assert done.status == 0, (words, done.said)
+        return done.out
+
+    rows = json.loads(ask("analyze", "attempts", whole, "--format", "json"))
+    rows = rows if isinstance(rows, list) else rows["rows"]
+    assert [row["best_score"] for row in rows] == [None, None, 22, 22, 220, 220, 582, 582]
+    lineage = json.loads(ask("analyze", "lineage", whole, "--format", "json"))
+    lineage = lineage if isinstance(lineage, list) else lineage["rows"]
+    assert [row["attempt"] for row in lineage] == [0, 2, 4, 6]
+    errors = json.loads(ask("analyze", "attempt_errors", whole, "--format", "json"))
+    errors = errors if isinstance(errors, list) else errors["rows"]
+    assert {row["failure_kind"]: row["attempts"] for row in errors} == dict.fromkeys(filter(None, KINDS), 1)
+    ask("analyze", "attempts", whole, "--plot", "scores.svg")
+    assert "reward_only" in ask("analyze", whole)
+    assert "8" in ask("runs", "--runs-dir", whole.parent)
+    ask("check", whole)
+    ask("analyze", "report", whole, "--out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    for said in ("Where the best program comes from", "012901380147", "Best score of the search"):
+        assert said in page, said
+
+
+# Endpoints
+
+
+def chat(text: str) -> Reply:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    return Reply({"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
+
+
+def climber(body: dict) -> Reply:
+    """A model that does better than the best program that it is shown, but first makes an error that it corrects when told of it."""
+    prompt = body["messages"][0]["content"]
+    if "Minimum squared distance" in prompt:
+        return chat(fenced(ROOTS))
+    if "a score of 220" in prompt:
+        return chat(fenced(CODE))
+    return chat(fenced(TOO_NEAR))
+
+
+def asked(forks: Forks, folder: Path, served: Endpoint, words: str = "", **how) -> Done:
+    usual = f"kissing --model m --base-url {served.url} --num-samples 1 --request-timeout 20"
+    return discover(forks, folder, f"{usual} {words}", **how)
+
+
+def test_a_model_climbs_by_what_the_verifier_says(forks: Forks, tmp_path: Path):
+    pytest.importorskip("openai")
+    with serving(climber) as served:
+        done = asked(forks, tmp_path, served, "--rounds 9 --target 582 --run climb")
+    assert done.status == 0, done.said
+    rows = attempts_of(tmp_path / "runs/climb")
+    assert [row["reward"] for row in rows] == [0, 220, 582], "it stops at the target"
+    assert [row["num_prompt_tokens"] + row["num_response_tokens"] for row in rows] == [10, 10, 10]
+    assert len(served.bodies) == 3
+    assert len(json.loads((tmp_path / "runs/climb/best/points.json").read_text())) == 582
+    assert "start from: 22" in (tmp_path / "runs/climb/report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (error(401, "no such key"), "401"),
+        (Reply({"choices": []}), "no choices"),
+        (Reply("this is no JSON"), "not JSON"),
+        (Reply("", raw=b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n{"), ""),
+    ],
+    ids=["401", "empty choices", "no JSON", "cut stream"],
+)
+def test_an_endpoint_that_fails_stops_the_search_and_it_goes_on_later(
+    forks: Forks, tmp_path: Path, reply: Reply, said: str
+):
+    pytest.importorskip("openai")
+
+    def answer(body: dict) -> Reply:
+        return reply if len(served.bodies) > 1 else climber(body)
+
+    with serving(answer) as served:
+        done = asked(forks, tmp_path, served, "--rounds 3 --run r --request-timeout 3")
+        assert done.status == 1, done.said
+        assert said in done.err
+        assert "Traceback" not in done.said
+        assert done.err.count("error:") == 1
+        if said == "401":
+            assert len(served.bodies) == 2, "a key that is refused is not tried again"
+        assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [0]
+        served.answer = climber
+        bought = len(served.bodies)
+        done = discover(forks, tmp_path, "--resume r")
+        assert done.status == 0, done.said
+        assert len(served.bodies) == bought + 2, "what was bought is not bought again"
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [0, 220, 582]
+
+
+def test_a_busy_endpoint_is_asked_again(forks: Forks, tmp_path: Path):
+    pytest.importorskip("openai")
+    replies = [error(429, "slow down", retry_after="0"), error(500, "oh"), Reply(status=0)]
+
+    def answer(body: dict) -> Reply:
+        return replies.pop() if replies else climber(body)
+
+    with serving(answer) as served:
+        done = asked(forks, tmp_path, served, "--rounds 3 --run r")
+    assert done.status == 0, done.said
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [0, 220, 582]
+
+
+def test_a_decoy_in_the_thinking_is_not_the_answer(forks: Forks, tmp_path: Path):
+    pytest.importorskip("openai")
+    with serving(lambda body: chat(f"<think>{fenced(CODE)}</think> So: {fenced(AXES)}")) as served:
+        assert asked(forks, tmp_path, served, "--rounds 1 --run r").status == 0
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [22]
+
+
+def test_responses_that_arrived_before_a_kill_are_not_bought_again(forks: Forks, tmp_path: Path):
+    """Killed while the programs of a round run: the responses are stored, and the round is the same."""
+    pytest.importorskip("openai")
+    with serving(climber) as served:
+        words = "--rounds 2 --num-samples 3 --run r"
+        done = asked(forks, tmp_path, served, words, fault="sampled:3")
+        assert done.status == -signal.SIGKILL
+        held = sum(part.rows for part in read_run(tmp_path / "runs/r").entries if part.folder == "segments")
+        assert held == 2
+        before = len(served.bodies)
+        assert discover(forks, tmp_path, "--resume r").status == 0
+        assert len(served.bodies) == before + 1 + 3
+        assert asked(forks, tmp_path, served, words.replace("run r", "run whole")).status == 0
+    rows = {name: attempts_of(tmp_path / f"runs/{name}") for name in ("r", "whole")}
+    assert rows["r"] == rows["whole"]
+
+
+def test_the_key_is_nowhere(forks: Forks, tmp_path: Path):
+    pytest.importorskip("openai")
+    canary = "sk-canary-4f1d9a77"
+    spy = "import os\nraise ValueError(repr(dict(os.environ)) + open('/proc/self/environ').read())"
+    with serving(lambda body: chat(f"{canary}\n{fenced(spy)}")) as served:
+        done = asked(forks, tmp_path, served, "--rounds 2 --run r", environment={"OPENAI_API_KEY": canary})
+        assert served.keys[0] == f"Bearer {canary}"
+    assert done.status == 0, done.said
+    assert canary not in done.said
+    found = [path for path in (tmp_path / "runs").rglob("*") if path.is_file() and canary.encode() in path.read_bytes()]
+    assert found == []
+    assert {row["failure_kind"] for row in attempts_of(tmp_path / "runs/r")} == {"exception"}
+
+
+# Kills
+
+
+@pytest.mark.parametrize("fault", ["sampled:3", "manifest.torn:7", "renamed:12"])
+def test_a_killed_search_ends_the_same(forks: Forks, tmp_path: Path, whole: Path, fault: str):
+    assert replayed(forks, tmp_path, run="whole", fault=fault).status == -signal.SIGKILL
+    done = discover(forks, tmp_path, "--resume whole")
+    assert done.status == 0, done.said
+    run = tmp_path / "runs/whole"
+    assert attempts_of(run) == attempts_of(whole)
+    assert files_of(run) == files_of(whole)
+    assert check_run(run).problems == []
+    assert not list(run.rglob(".*.tmp"))
+
+
+def test_ctrl_c_keeps_what_is_done(forks: Forks, tmp_path: Path, whole: Path):
+    done = replayed(forks, tmp_path, run="whole", fault="sampled:5:int")
+    assert done.status == 130
+    assert "rlvr discover --resume" in done.err
+    assert discover(forks, tmp_path, "--resume whole").status == 0
+    assert attempts_of(tmp_path / "runs/whole") == attempts_of(whole)
+
+
+def test_a_search_can_be_made_longer(forks: Forks, tmp_path: Path, whole: Path):
+    assert replayed(forks, tmp_path, run="whole", words="--max-attempts 3").status == 0
+    assert len(attempts_of(tmp_path / "runs/whole")) == 3
+    done = discover(forks, tmp_path, "--resume whole --max-attempts 8")
+    assert done.status == 0, done.said
+    assert attempts_of(tmp_path / "runs/whole") == attempts_of(whole)
+
+
+@pytest.mark.slow
+def test_a_search_killed_at_20_random_points_ends_the_same(forks: Forks, tmp_path: Path, whole: Path):
+    generator, killed, number = random.Random(0), 0, 0
+    points = (
+        "create",
+        "write",
+        "write.torn",
+        "rename",
+        "renamed",
+        "manifest",
+        "manifest.torn",
+        "manifest.done",
+        "sampled",
+    )
+    while killed < 20:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        run, status = folder / "runs/whole", -signal.SIGKILL
+        while status:
+            fault = f"{generator.choice(points)}:{generator.randint(1, 12)}" if killed < 20 else ""
+            call = (
+                discover(forks, folder, "--resume whole", fault=fault)
+                if run.exists()
+                else replayed(forks, folder, run="whole", fault=fault)
+            )
+            status = call.status
+            assert status in (0, -signal.SIGKILL), call.said
+            killed += status != 0
+        assert attempts_of(run) == attempts_of(whole)
+        assert files_of(run) == files_of(whole)
+        assert check_run(run).problems == []
+        number += 1
+
+
+# Proposers and tasks
+
+
+def test_a_model_that_cannot_program_says_so_in_its_rows(forks: Forks, tmp_path: Path):
+    done = discover(forks, tmp_path, "kissing --rounds 2 --num-samples 2 --sampling-max-tokens 16 --run tiny")
+    assert done.status == 0, done.said
+    rows = attempts_of(tmp_path / "runs/tiny")
+    assert [row["failure_kind"] for row in rows] == ["no_code"] * 4
+    assert all(row["response_ids"] for row in rows)
+    assert "attempt_errors" in done.err
+    assert not (tmp_path / "runs/tiny/best").exists()
+    assert "nothing valid" in (tmp_path / "runs/tiny/report.md").read_text()
+
+
+def test_mutations_climb_in_a_small_dimension(forks: Forks, tmp_path: Path):
+    """In 5 dimensions the search finds the 40 roots, which are the best that is known."""
+    words = "kissing --dim 5 --proposer mutate --rounds 2 --num-samples 3 --seed {} --run {}"
+    assert discover(forks, tmp_path, words.format(0, "a")).status == 0
+    rows = attempts_of(tmp_path / "runs/a")
+    assert max(row["reward"] for row in rows) == 40
+    assert len({row["candidate"]["program"] for row in rows}) > 1
+    assert {row["candidate"]["proposer"] for row in rows} == {"mutate"}
+    assert discover(forks, tmp_path, words.format(1, "b")).status == 0
+    programs = [[row["candidate"]["program"] for row in attempts_of(tmp_path / f"runs/{name}")] for name in "ab"]
+    assert programs[0] != programs[1]
+
+
+def test_a_program_that_runs_out_of_time_is_run_again_when_it_comes_again(forks: Forks, tmp_path: Path):
+    """It may have been the machine: only a verdict on what a program gave is taken over."""
+    words = "--program-timeout 2 --strategy best-of-n"
+    responses = [fenced(program) for program in ("while True: pass", WRONG, "while True: pass", WRONG)]
+    assert replayed(forks, tmp_path, run="r", words=words, responses=responses).status == 0
+    rows = attempts_of(tmp_path / "runs/r")
+    assert [row["failure_kind"] for row in rows][::2] == ["timeout", "timeout"]
+    assert [row["candidate"]["same_as"] for row in rows] == [None, None, None, 1]
+
+
+def test_each_strategy_shows_what_it_says(forks: Forks, tmp_path: Path):
+    def parents(words: str) -> list[list[int]]:
+        name = f"r{len(list(tmp_path.glob('runs/*')))}"
+        assert replayed(forks, tmp_path, run=name, words=words, responses=RESPONSES[2:7]).status == 0
+        return [row["candidate"]["parents"] for row in attempts_of(tmp_path / f"runs/{name}")]
+
+    assert parents("--strategy best-of-n") == [[], [], [], [], []]
+    assert parents("--strategy refine") == [[], [], [0], [0, 1], [2]]
+    islands = "--strategy islands --islands 2"
+    assert parents(f"{islands} --parents 2") == [[], [], [0], [], [0, 2]]
+    assert {len(shown) for shown in parents(f"{islands} --parents 1")} == {0, 1}
+    assert parents("--strategy islands --islands 1")[3] == [0]
+
+
+def test_a_program_of_ones_own_is_where_the_search_starts(forks: Forks, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(f"# mine\n{ROOTS}")
+    assert replayed(forks, tmp_path, run="r", words="--start mine.py --rounds 1").status == 0
+    rows = attempts_of(tmp_path / "runs/r")
+    assert len(rows) == 2, "--rounds ends it"
+    assert "with a score of 220:\n\n```python\n# mine\n" in rows[0]["prompt"]
+    assert json.loads((tmp_path / "runs/r/conversation_log.json").read_text())["start"]["score"] == 220
+
+
+def test_a_program_has_the_memory_that_it_is_given(forks: Forks, tmp_path: Path):
+    greedy = [fenced(f"x = bytearray(600_000_000)\n{AXES}")]
+    for memory, kind in (("0.4", "memory"), ("2", None)):
+        words = f"--program-memory-gb {memory}"
+        assert replayed(forks, tmp_path, run=f"m{memory}", words=words, responses=greedy).status == 0
+        assert [row["failure_kind"] for row in attempts_of(tmp_path / f"runs/m{memory}")] == [kind]
+
+
+def test_no_round_begins_once_the_tokens_are_spent_and_each_request_is_as_asked(forks: Forks, tmp_path: Path):
+    pytest.importorskip("openai")
+    with serving(climber) as served:
+        words = "--max-tokens 11 --run r --sampling-temperature 0.5 --sampling-max-tokens 99 --stop END"
+        assert asked(forks, tmp_path, served, words).status == 0
+    assert len(attempts_of(tmp_path / "runs/r")) == 2, "10 tokens, and 10 more"
+    body = served.bodies[0]
+    assert (body["model"], body["temperature"], body["max_tokens"], body["stop"]) == ("m", 0.5, 99, ["END"])
+    assert served.paths[0].endswith("/chat/completions")
+
+
+def make_task(folder: Path, verify: str) -> Path:
+    folder.mkdir()
+    (folder / "prompt.md").write_text("Write a program whose `points` is a list of different small numbers.\n")
+    (folder / "program.py").write_text("points = [1]\n")
+    (folder / "verify.py").write_text(verify)
+    return folder
+
+
+def test_a_task_of_ones_own(forks: Forks, tmp_path: Path):
+    make_task(
+        tmp_path / "mine",
+        "def verify(points):\n"
+        "    if len(set(points)) < len(points):\n"
+        "        return {'reward': 0, 'error': 'two are equal', 'failure_kind': 'equal'}\n"
+        "    return {'reward': sum(points) / 4, 'num_points': len(points)}\n",
+    )
+    responses = [fenced(f"points = {points}") for points in ([2, 2], [1, 2], [9])]
+    write_responses(tmp_path / "r.jsonl", responses)
+    words = "mine --proposer replay --replay-from r.jsonl --num-samples 1 --run r"
+    done = discover(forks, tmp_path, words)
+    assert done.status == 0, done.said
+    rows = attempts_of(tmp_path / "runs/r")
+    assert [row["reward"] for row in rows] == [0, 0.75, 2.25]
+    assert [row["failure_kind"] for row in rows] == ["equal", None, None]
+    assert [row["candidate"]["num_points"] for row in rows] == [None, 2, 1]
+    assert "two are equal" in rows[1]["prompt"]
+    assert {row["example_id"] for row in rows} == {"mine"}
+    good, bad = tmp_path / "good.py", tmp_path / "bad.py"
+    good.write_text("points = [3, 4]")
+    bad.write_text("points = [3, 3]")
+    done = discover(forks, tmp_path, f"mine --verify {good}")
+    assert (done.status, json.loads(done.out)["reward"]) == (0, 1.75)
+    done = discover(forks, tmp_path, f"mine --verify {bad}")
+    assert (done.status, json.loads(done.out)["error"]) == (1, "two are equal")
+
+
+def test_a_verifier_that_fails_is_found_before_anything_is_asked(forks: Forks, tmp_path: Path):
+    make_task(tmp_path / "mine", "def verify(points):\n    return points['x']\n")
+    write_responses(tmp_path / "r.jsonl", [fenced("points = [1]")])
+    done = discover(forks, tmp_path, "mine --proposer replay --replay-from r.jsonl --run r")
+    assert done.status == 1
+    assert "verify.py:2" in done.err
+    assert attempts_of(tmp_path / "runs/r") == []
+
+
+@pytest.mark.parametrize(
+    "form", [AXES, "def get_centers():\n    return [[1, 0], [0, 1]]", "def run_code():\n    return ([[1]],)"]
+)
+def test_verify_says_no_with_status_1(forks: Forks, tmp_path: Path, form: str):
+    (tmp_path / "program.py").write_text(form)
+    done = discover(forks, tmp_path, "--verify program.py --dim 11")
+    verdict = json.loads(done.out)
+    valid = form == AXES
+    assert done.status == (0 if valid else 1)
+    assert verdict["validity"] == float(valid)
+    assert bool(verdict["error"]) is not valid
+    assert not (tmp_path / "runs").exists()
+
+
+def test_dry_run_begins_nothing(forks: Forks, tmp_path: Path):
+    done = discover(forks, tmp_path, "kissing --dim 7 --proposer mutate --max-attempts 60 --target 126 --dry-run")
+    assert done.status == 0, done.said
+    for said in ("kissing-7", "at most 60 attempts", "until a score of 126", "10 s"):
+        assert said in done.err, said
+    assert "in 7 dimensions" in done.out
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("nowhere", 1, "There is no task 'nowhere'"),
+        ("kissing --proposer replay", 2, "--replay-from FILE belong together"),
+        ("kissing --replay-from x.jsonl", 2, "--replay-from FILE belong together"),
+        ("kissing --proposer replay --replay-from x.jsonl", 1, "x.jsonl"),
+        ("kissing --proposer mutate --model m", 2, "--model has no effect with --proposer mutate"),
+        ("kissing --proposer mutate --start start.py", 1, "finds no parameter"),
+        ("kissing --start nothing.py", 1, "nothing.py"),
+        ("kissing --verify nothing.py", 1, "nothing.py"),
+        ("kissing --base-url http://127.0.0.1:1/v1", 2, "name of its model"),
+        ("kissing --num-samples 0", 2, "--num-samples is 0"),
+        ("kissing --dim 0", 2, "--dim is 0"),
+        ("kissing --strategy best", 2, "--strategy is 'best'"),
+        ("empty --proposer mutate", 1, "verify.py"),
+    ],
+)
+def test_bad_input_is_said_in_two_lines(forks: Forks, tmp_path: Path, words: str, status: int, said: str):
+    (tmp_path / "start.py").write_text("points = []\n")
+    (tmp_path / "empty").mkdir()
+    done = discover(forks, tmp_path, words)
+    assert (done.status, "Traceback" in done.said) == (status, False), done.said
+    assert said in done.err
+    assert done.err.count("error:") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_same_run_is_not_resumed_with_other_inputs(forks: Forks, tmp_path: Path):
+    assert replayed(forks, tmp_path, run="r", words="--max-attempts 2").status == 0
+    write_responses(tmp_path / "responses.jsonl", RESPONSES[::-1])
+    done = discover(forks, tmp_path, "--resume r --max-attempts 4")
+    assert done.status == 1
+    assert "made from other inputs" in done.err
