@@ -5,10 +5,13 @@ Enters: a `Database` over the runs of all arms. Leaves: tables, and sentences.
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from rlvr_cli.analysis.at_k import at_k_table
 from rlvr_cli.analysis.comparison import Comparison, compare, held_out_intervals
 from rlvr_cli.analysis.database import Database
 from rlvr_cli.analysis.estimators import holm
+from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.types import Table
 
@@ -42,6 +45,18 @@ def arm_table(database: Database, arms: Arms) -> Table:
         reached = (last, low, high, best, round(at_update))
         rows.append((arm, len(runs), len(diverged & set(runs)), *reached, round(spent[0]), spent[1], round(spent[2])))
     return Table(_ARM, rows, title="arms")
+
+
+def evaluation_tables(database: Database) -> list[Table]:
+    """What evaluations have beside their accuracy: the categories of the responses and, with several samples a question, pass@k,
+    best@k and majority@k.
+    """
+    categories = named_queries()["categories"]
+    found = [replace(database.select(categories.sql, categories.parameters, limit=0), title="categories")]
+    of_k, _ = at_k_table(database, named_queries()["at_k"].parameters)
+    if any(row["k"] > 1 for row in of_k.records()):
+        found.append(replace(of_k, title="of k samples a question"))
+    return found
 
 
 def comparisons(

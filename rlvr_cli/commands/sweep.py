@@ -11,7 +11,14 @@ from typing import Any
 
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.report.sweep import Findings, write_sweep_report
-from rlvr_cli.analysis.sweep_table import arm_table, comparisons, difference_table, divergences, sentences
+from rlvr_cli.analysis.sweep_table import (
+    arm_table,
+    comparisons,
+    difference_table,
+    divergences,
+    evaluation_tables,
+    sentences,
+)
 from rlvr_cli.config.options import Format
 from rlvr_cli.config.sweep import SweepConfig
 from rlvr_cli.errors import RlvrError, UsageError
@@ -212,6 +219,8 @@ def results(sweep: Sweep, failed: Sequence[str]) -> list[Table]:
         compared = comparisons(database, arms, baseline=experiment.baseline) if experiment.baseline in arms else {}
         if compared:
             found.append(difference_table(compared, baseline=experiment.baseline))
+        if experiment.command == "eval":
+            found += evaluation_tables(database)
         told = [*sentences(compared, baseline=experiment.baseline), *divergences(infos)]
         findings = Findings(
             title=experiment.title or experiment.name,

@@ -8,7 +8,14 @@ import pytest
 from factories import a_rollout
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.estimators import share_interval
-from rlvr_cli.analysis.sweep_table import arm_table, corrected, difference_table, divergences, sentences
+from rlvr_cli.analysis.sweep_table import (
+    arm_table,
+    corrected,
+    difference_table,
+    divergences,
+    evaluation_tables,
+    sentences,
+)
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 
@@ -72,6 +79,38 @@ def test_seeds_whose_updates_differ_are_compared_evaluation_by_evaluation(tmp_pa
     assert (lone["accuracy"], lone["best"], lone["at_update"]) == (0.25, 0.25, 0)
     assert (lone["low"], lone["high"]) == pytest.approx(share_interval(1 / 4, 4))
     assert cut["accuracy"] == pytest.approx(3 / 8), "a seed that ended early counts as it was then"
+
+
+def test_evaluations_show_their_categories_and_what_k_samples_give(tmp_path):
+    answers = {"one": [[1.0], [0.0]], "two": [[1.0, 0.0], [0.0, 0.0]]}  # run -> question -> its samples
+    for name, questions in answers.items():
+        with RunDir.create(tmp_path, "eval", name=name, metadata={}) as run:
+            rows = [
+                a_rollout(
+                    run_id=name,
+                    step=0,
+                    example_id=f"q{q}",
+                    sample_index=i,
+                    answer_reward=r,
+                    reward=r,
+                    category=f"format_1_answer_{r:.0f}",
+                )
+                for q, samples in enumerate(questions)
+                for i, r in enumerate(samples)
+            ]
+            run.commit_rollouts("eval", 0, rows)
+
+    def tables_of(name):
+        with open_runs([read_run(tmp_path / name)]) as database:
+            return evaluation_tables(database)
+
+    (categories,) = tables_of("one")
+    assert {row["category"]: row["samples"] for row in categories.records()} == {
+        "format_1_answer_1": 1,
+        "format_1_answer_0": 1,
+    }
+    _, of_k = tables_of("two")
+    assert [(row["k"], row["pass_at_k"]) for row in of_k.records()] == [(1, 0.25), (2, 0.5)]
 
 
 @dataclass

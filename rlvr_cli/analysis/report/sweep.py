@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlvr_cli.analysis.alarms import run_alarms
 from rlvr_cli.analysis.arms import arms_of
+from rlvr_cli.analysis.at_k import at_k_table
 from rlvr_cli.analysis.comparison import held_out_intervals
 from rlvr_cli.analysis.database import Database
 from rlvr_cli.analysis.figures import Wishes, draw, read_progress
@@ -77,6 +78,8 @@ def write_sweep_report(folder: Path, findings: Findings, database: Database) -> 
         RlvrError: it cannot be written.
     """
     pictures = {name: picture for name, wishes in PICTURES.items() if (picture := _picture(findings, database, wishes))}
+    if (of_k := _at_k_picture(findings, database)) is not None:
+        pictures["at_k.svg"] = of_k
     for name, picture in pictures.items():
         with os_errors_as_user_errors(folder / name):
             save_plot(picture, folder / name)
@@ -87,6 +90,8 @@ def write_sweep_report(folder: Path, findings: Findings, database: Database) -> 
     panels = [(panel, curves) for panel in curves.panels]
     if (by_time := pictures.get("minutes.svg")) is not None:
         panels[1:1] = [(panel, by_time) for panel in by_time.panels]  # beside the same against updates
+    if of_k is not None:
+        panels += [(panel, of_k) for panel in of_k.panels]
     page = render(
         "sweep.html.j2",
         replace(assets(), script=""),
@@ -124,6 +129,15 @@ def _picture(findings: Findings, database: Database, wishes: Wishes) -> Picture 
         )
     except RlvrError:
         return None
+
+
+def _at_k_picture(findings: Findings, database: Database) -> Picture | None:
+    """pass@k, best@k and majority@k of evaluations against k, where questions were sampled more than once."""
+    query = named_queries()["at_k"]
+    table, _ = at_k_table(database, query.parameters)
+    if not any(row["k"] > 1 for row in table.records()):
+        return None
+    return draw(table, query, arms_of(list(findings.arms.values())))
 
 
 def _alarms(findings: Findings) -> Iterator[tuple[str, str]]:
