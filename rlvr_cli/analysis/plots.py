@@ -125,7 +125,7 @@ class _Strip:
     def __init__(self, figure: "Figure", picture: Picture, wide: float) -> None:
         self.figure, self.wide = figure, wide
         self.title = _fitted(picture.title, wide - 20, size=TEXT_POINTS + 2) if picture.title else ""
-        self.notes = [_fitted(note, wide - 20, size=TEXT_POINTS - 1) for note in picture.notes]
+        self.notes = [line for note in picture.notes for line in _wrapped(note, wide - 20, size=TEXT_POINTS - 1)]
         bars = bool(picture.panels) and all(panel.bars for panel in picture.panels)
         self.blocks = [_Block(entries, wide, bars=bars) for entries in picture.legend if entries]
         self.title_height = 22.0 if self.title else 0.0
@@ -354,6 +354,17 @@ def _fitted(text: str, points: float, *, size: float = TEXT_POINTS) -> str:
 
     kept = bisect.bisect_right(range(len(text) // 2), points, key=lambda kept: _width(without_middle(kept), size=size))
     return without_middle(max(0, kept - 1))
+
+
+def _wrapped(text: str, points: float, *, size: float) -> list[str]:
+    """Break a sentence into lines no wider than `points`; a word that is wider is cut."""
+    lines: list[str] = []
+    for word in _plain(text).split():
+        if lines and _width(f"{lines[-1]} {word}", size=size) <= points:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(_fitted(word, points, size=size))
+    return lines
 
 
 def _width(text: str, *, size: float = TEXT_POINTS) -> float:

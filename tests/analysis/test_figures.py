@@ -342,7 +342,8 @@ def test_held_out_rewards_have_the_interval_of_compare(tmp_path):
             both = compare(database, ["a0", "a1"], ["b"], step=step)
             assert found[0, step] == (both.a.low, both.a.high)
             assert found[1, step] == (both.b.low, both.b.high)
-    assert set(found) == {(0, 0), (0, 5), (1, 0), (1, 5)}
+    assert set(found) == {(arm, step) for arm in (0, 1) for step in (0, 5, None)}
+    assert (found[0, None], found[1, None]) == (found[0, 5], found[1, 5]), "None is the last one"
     rows = [curve("a0", 0, 0.4), curve("a1", 0, 0.6), curve("b", 0, 0.5)]
     picture = of("curves", CURVES, rows, "a0+a1", "b", held_out=found)
     a, b = picture.panels[0].lines

@@ -248,11 +248,15 @@ def test_dollars_are_no_mathematics(tmp_path):
 def test_long_texts_keep_both_ends_and_stay_in_the_picture(tmp_path):
     long = "start " + "W" * 200 + " end"
     panel = dataclasses.replace(LINES.panels[0], title=long, x_label=long)
-    picture = Picture((panel, panel), ("a", "b"), title=long, notes=(long * 3,))
+    sentence = "every word of a long note is to be read, " * 6 + "W" * 200 + " end"
+    picture = Picture((panel, panel), ("a", "b"), title=long, notes=(sentence,))
     found = svg_texts(tmp_path, picture)
-    shortened = [t for t in found if "…" in t]
-    assert len(shortened) == 6
-    assert all(t.startswith("start") and t.endswith("end") for t in shortened)
+    shortened = [t for t in found if "…" in t and t.startswith("start") and t.endswith("end")]
+    assert len(shortened) == 5
+    assert sum("…" in t for t in found) == 6, "and the long word"
+    lines = [t for t in found if "every" in t or "note" in t]
+    assert len(lines) > 1
+    assert " ".join(reversed(lines)) in sentence, "drawn from the lowest line up"
     save_plot(picture, tmp_path / "p.png")
     image = pixels(tmp_path / "p.png")
     border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])

@@ -116,7 +116,7 @@ def _picture(findings: Findings, database: Database, wishes: Wishes) -> Picture 
     result = database.select(query.sql, query.parameters, limit=0)
     known = dict(zip(result.columns, zip(*result.rows, strict=True), strict=False))
     panels = tuple(name for name in wishes.panels if any(value is not None for value in known.get(name, ())))
-    if not panels:
+    if not panels or len(set(known["step"])) == 1:
         return None
     try:
         return draw(
