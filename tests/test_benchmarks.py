@@ -105,6 +105,6 @@ def test_every_option_that_reaches_training_or_sampling_has_a_mutation(mutations
     for command in ("sft", "dpo", "ei", "grpo", "ppo", "distill", "eval"):
         names = {f.name for f in options(config_of(command))} - mutations.WITHOUT_EFFECT.keys()
         assert {n for n in names if n not in covered and f"{command}.{n}" not in covered} == set(), command
-    commands = ("sft", "dpo", "ei", "grpo", "ppo", "distill", "eval")
+    commands = ("sft", "dpo", "ei", "grpo", "ppo", "distill", "eval", "discover")
     known = {f.name for command in commands for f in options(config_of(command))}
     assert {option.rpartition(".")[2] for option in covered} <= known

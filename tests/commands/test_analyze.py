@@ -342,7 +342,7 @@ def test_compare_each_of_several_with_the_first(analyze, tmp_path):
     out = " ".join(analyze(**flags).out.split())
     assert "b is better than a: +66.7 points" in out
     assert "Taken alone, c is better than a" in out
-    assert "the second p is Holm's" in out
+    assert "The second p is Holm's" in out
 
 
 @pytest.mark.parametrize(
@@ -522,7 +522,10 @@ def test_panels_of_a_picture(picture):
     ]
     with pytest.raises(RlvrError, match="no panel 'reward'") as caught:
         picture(panels=("reward",))
-    assert caught.value.hint == "Panels: eval_reward, train_reward, grad_norm."
+    assert caught.value.hint == (
+        "Panels: eval_reward, train_reward, grad_norm. Other columns: wall_seconds, eval_wall_seconds, eval_samples. "
+        "Any metric: rlvr analyze metrics RUN --set names=%reward% --plot FILE"
+    )
 
 
 def test_a_logarithmic_picture(picture):
