@@ -194,11 +194,12 @@ def names_runs(config: AnalyzeConfig) -> bool:
 def check_order(config: AnalyzeConfig) -> None:
     """Raise RlvrError if a query stands after runs; a run of that name is meant as a run."""
     for word in config.runs:
-        if word in (REPORT, *named_queries()) and not is_run(word, config.runs_dir):
+        is_query = word in (REPORT, *named_queries()) or re.match(r"\s*(SELECT|WITH)\s", word, re.IGNORECASE)
+        if is_query and not is_run(word, config.runs_dir):
             runs = [config.query, *(name for name in config.runs if name != word)]
             raise RlvrError(
                 f"There is no run {word!r}; it is a query, which stands before the runs.",
-                f"Did you mean: rlvr analyze {word} {shlex.join(runs)}",
+                f"Did you mean: rlvr analyze {shlex.join([word, *runs])}",
             )
 
 

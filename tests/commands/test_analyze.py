@@ -389,6 +389,7 @@ def test_what_is_no_query(text, message):
         ("old new compare", "rlvr analyze compare old new"),
         ("old report", "rlvr analyze report old"),
         ("'o*' summary", "rlvr analyze summary 'o*'"),
+        ("old 'select 1, 2'", "rlvr analyze 'select 1, 2' old"),
     ],
 )
 def test_a_query_after_the_runs(analyze, words, line):
