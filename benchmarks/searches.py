@@ -1,6 +1,6 @@
 """Ten seeds of the search without a model: how high each comes, and how long it takes.
 
-    python benchmarks/searches.py               # about 5 minutes on two cores
+    python benchmarks/searches.py               # about 2 minutes on two idle cores
     python benchmarks/searches.py --seeds 3
 
 Each is `rlvr discover kissing --dim 11 --proposer mutate --max-attempts 60 --seed SEED`, with a time limit that a busy machine does not
