@@ -15,6 +15,7 @@ from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.types import Table
 
+OF_K = "of k samples a question"  # title of a table
 Arms = Mapping[str, Sequence[str]]  # name -> ids of its runs, the seeds
 _ARM = ("arm", "seeds", "diverged", "accuracy", "low", "high", "best", "at_update", "updates", "minutes", "tokens")
 _DIFFERENCE = ("arm", "against", "difference", "low", "high", "p", "p_holm", "detectable", "questions", "decided")
@@ -55,7 +56,7 @@ def evaluation_tables(database: Database) -> list[Table]:
     found = [replace(database.select(categories.sql, categories.parameters, limit=0), title="categories")]
     of_k, _ = at_k_table(database, named_queries()["at_k"].parameters)
     if any(row["k"] > 1 for row in of_k.records()):
-        found.append(replace(of_k, title="of k samples a question"))
+        found.append(replace(of_k, title=OF_K))
     return found
 
 

@@ -6,11 +6,10 @@ Enters: a DiscoverConfig. Leaves: a run with every attempt, its best program, an
 import hashlib
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.config.discover import KISSING, DiscoverConfig
+from rlvr_cli.config.discover import DiscoverConfig
 from rlvr_cli.data.prompts import PLACEHOLDER, PromptTemplate
 from rlvr_cli.discovery.attempts import Known, best_of, run_and_verify
 from rlvr_cli.discovery.homework import write_homework
@@ -18,7 +17,6 @@ from rlvr_cli.discovery.proposers import mutate, mutated, read_responses, replay
 from rlvr_cli.discovery.search import Search, Settings, search
 from rlvr_cli.discovery.strategies import prompt_of
 from rlvr_cli.discovery.tasks import Task, load_task, read_text
-from rlvr_cli.discovery.verify_program import verify_program
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_facts, model_path
 from rlvr_cli.process import StopRequest
@@ -78,8 +76,8 @@ def run(config: DiscoverConfig) -> None:
         start_score = score_of_start(opened, task, settings)
         proposer = open_proposer(config, engine, responses)
         try:
-            planned = min(config.planned_attempts, settings.max_attempts or config.planned_attempts)
-            opened.update(sampler=sampler_facts(proposer, reason=engine.reason), planned={"samples": planned})
+            planned = {"samples": settings.planned_attempts}
+            opened.update(sampler=sampler_facts(proposer, reason=engine.reason), planned=planned)
             known = search(
                 Search(
                     run=opened,
@@ -101,19 +99,10 @@ def run(config: DiscoverConfig) -> None:
 
 def verify(config: DiscoverConfig, task: Task, limits: Limits) -> None:
     """Run one program and print what the verifier says of it, as JSON. Exits with status 1 if it is not valid."""
-    path, sandboxed = Path(config.verify), config.require_sandbox
-    if config.task == KISSING:
-        verdict, _ = verify_program(path, dim=config.dim, limits=limits, require_sandbox=sandboxed)
-        said, valid = asdict(verdict), verdict.validity == 1.0
-    else:
-        program = read_text(path, "the program to verify")
-        judged = run_and_verify(program, task, limits=limits, require_sandbox=sandboxed).verdict
-        grade, valid = judged.grade, judged.error is None
-        said = {"reward": grade.reward, "error": judged.error or "", "failure_kind": grade.failure_kind, **judged.said}
-        if grade.error is not None:
-            said["error"] = f"the verifier failed: {grade.error} {grade.error_detail or ''}".strip()
-    console.print_text(json.dumps(said))
-    if not valid:
+    program = read_text(Path(config.verify), "the program to verify")
+    judgment = run_and_verify(program, task, limits=limits, require_sandbox=config.require_sandbox).judgment
+    console.print_text(json.dumps(judgment.said))
+    if judgment.error is not None:
         sys.exit(1)
 
 
@@ -187,14 +176,14 @@ def score_of_start(run: RunDir, task: Task, settings: Settings) -> float | None:
     """
     if "start" not in run.metadata:
         trial = run_and_verify(task.program, task, limits=settings.limits, require_sandbox=settings.require_sandbox)
-        grade, error = trial.verdict.grade, trial.verdict.error
+        grade, error = trial.judgment.grade, trial.judgment.error
         if grade.error is not None:
             raise RlvrError(
                 f"The verifier fails on the program to start from: {grade.error}: {grade.error_detail}.",
                 "Correct verify.py: it must judge whatever a program may give.",
             )
         score = None if error is not None else grade.reward
-        run.update(start={"score": score, "error": error, "num_points": trial.verdict.num_points})
+        run.update(start={"score": score, "error": error, "num_points": trial.judgment.num_points})
     start = run.metadata["start"]
     scored = f"not valid: {start['error']}" if start["score"] is None else f"a score of {start['score']:g}"
     console.say(f"start    {scored}")

@@ -104,11 +104,6 @@ class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
     )
     dry_run: bool = knob(False, "Print the plan and stop.", group="Run", common=True, free_on_resume=True)
 
-    @property
-    def planned_attempts(self) -> int:
-        """The most attempts that the run can have."""
-        return min(self.rounds * self.num_samples, self.max_attempts or self.rounds * self.num_samples)
-
     def __post_init__(self) -> None:
         if is_partial(self):
             return

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rlvr_cli.discovery.tasks import Task, Verdict
-from rlvr_cli.discovery.verify_program import CATEGORIES, ENTRY, points_of
+from rlvr_cli.discovery.tasks import Judgment, Task
+from rlvr_cli.discovery.verify_program import points_of, run_candidate
 from rlvr_cli.graders.answers.extraction import last_code_block
 from rlvr_cli.rollouts.grading import grade_fields
 from rlvr_cli.rollouts.metrics import mean_or_none
-from rlvr_cli.sandbox.run import Execution, Limits, run_program
+from rlvr_cli.sandbox.run import Execution, Limits
 from rlvr_cli.text import storable
 from rlvr_cli.types import Candidate, Grade, Rollout, Segment
 
@@ -62,7 +62,7 @@ class Trial(NamedTuple):
     """What came of a response."""
 
     program: str | None
-    verdict: Verdict
+    judgment: Judgment
     points: str | None  # JSON; None: no reward
     execution: Execution | None  # None: nothing was run
     same_as: Known | None
@@ -110,32 +110,29 @@ def run_response(
     """
     program = last_code_block(response)
     if program is None or not program.strip():
-        return Trial(None, Verdict(Grade(None, None, 0.0, None, "no_code"), NO_CODE, None, {}), None, None, None)
+        return Trial(None, Judgment(Grade(None, None, 0.0, None, "no_code"), NO_CODE), None, None, None)
     program = storable(program)
     same = earlier.get(sha256_of(program))
     if same is not None and same.reward is not None and same.failure_kind not in CHANGING:
         grade = Grade(None, None, same.reward, None, same.failure_kind)
-        return Trial(program, Verdict(grade, same.error, same.num_points, {}), None, None, same)
+        return Trial(program, Judgment(grade, same.error, same.num_points), None, None, same)
     return run_and_verify(program, task, limits=limits, require_sandbox=require_sandbox)
 
 
 def run_and_verify(program: str, task: Task, *, limits: Limits, require_sandbox: bool) -> Trial:
-    """Run a program in the sandbox, and verify what it gives in this process."""
-    execution = run_program(program, entry=ENTRY, limits=limits, require_sandbox=require_sandbox)
-    if execution.status != "ok":
-        grade = Grade(None, None, 0.0, None, CATEGORIES[execution.status])
-        return Trial(program, Verdict(grade, execution.message, None, {}), None, execution, None)
-    verdict = task.judge(execution.value)
-    valid = verdict.error is None
+    """Run a program in the sandbox, and judge what it gives in this process."""
+    execution = run_candidate(program, limits=limits, require_sandbox=require_sandbox)
+    judgment = task.judge(execution)
+    valid = judgment.error is None
     points = json.dumps(points_of(execution.value), separators=(",", ":")) if valid else None
-    return Trial(program, verdict, points, execution, None)
+    return Trial(program, judgment, points, execution, None)
 
 
 def row_of(
     segment: Segment, trial: Trial, *, number: int, parents: tuple[int, ...], island: int, prompt: str, proposer: str, grader: str
 ) -> Rollout:  # fmt: skip
     """The row of an attempt. `segment` is its response as it was stored."""
-    execution, same, grade = trial.execution, trial.same_as, trial.verdict.grade
+    execution, same, grade = trial.execution, trial.same_as, trial.judgment.grade
     assert segment.finish_reason is not None, "a response is a single segment"
     graded: dict[str, Any] = grade_fields(grade, finish_reason=segment.finish_reason)
     graded["failure_kind"] = grade.failure_kind  # as the next prompt has it, also of a response that was cut off
@@ -170,9 +167,9 @@ def row_of(
             proposer=proposer,
             program=trial.program,
             program_sha256=None if trial.program is None else sha256_of(trial.program),
-            num_points=trial.verdict.num_points,
+            num_points=trial.judgment.num_points,
             points_sha256=sha256_of(trial.points) if trial.points is not None else same and same.points_sha256,
-            error=trial.verdict.error,
+            error=trial.judgment.error,
             same_as=None if same is None else same.number,
             status=None if execution is None else execution.status,
             seconds=None if execution is None else execution.seconds,

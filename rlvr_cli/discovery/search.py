@@ -15,9 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlvr_cli.config.discover import Strategy
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.discovery.attempts import COLUMNS, Known, Trial, best_of, known_of, row_of, run_response, sha256_of
-from rlvr_cli.discovery.strategies import Plan, Strategy, plan_slot, prompt_of
+from rlvr_cli.discovery.strategies import Plan, plan_slot, prompt_of
 from rlvr_cli.discovery.tasks import Task
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
@@ -54,10 +55,15 @@ class Settings:
     max_tokens: int | None = None
     target: float | None = None
 
+    @property
+    def planned_attempts(self) -> int:
+        """The most attempts that the search can have."""
+        whole = self.rounds * self.num_samples
+        return whole if self.max_attempts is None else min(whole, self.max_attempts)
+
     def slots(self, round: int) -> range:
         """The slots of a round; the last round may have fewer."""
-        before = round * self.num_samples
-        left = self.num_samples if self.max_attempts is None else self.max_attempts - before
+        left = self.planned_attempts - round * self.num_samples
         return range(max(0, min(self.num_samples, left)))
 
 

@@ -6,12 +6,12 @@ on the order in which attempts finish.
 
 import random
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from rlvr_cli.config.discover import Strategy
 from rlvr_cli.discovery.attempts import Known, best_of
 from rlvr_cli.discovery.tasks import Task
 
-Strategy = Literal["best-of-n", "refine", "islands"]
 MIGRATION = 5  # rounds between those in which an island also sees the best program of all
 SHOWN_CHARACTERS = 20_000  # of a program in a prompt
 

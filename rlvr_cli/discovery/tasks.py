@@ -7,17 +7,18 @@ runs in this process, with the user's rights. Programs are not: see `rlvr_cli.sa
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlvr_cli import user_code
-from rlvr_cli.discovery import kissing
-from rlvr_cli.discovery.verify_program import points_of
+from rlvr_cli.config.discover import KISSING
+from rlvr_cli.discovery.verify_program import CATEGORIES, points_of, verify_execution
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import shown
+from rlvr_cli.sandbox.run import Execution
 from rlvr_cli.text import storable
 from rlvr_cli.types import Grade
 
@@ -25,13 +26,13 @@ VERIFIER = user_code.Role("verifier", 1, "(points: object) -> float | dict")
 _HERE = Path(__file__).parent
 
 
-class Verdict(NamedTuple):
-    """What a verifier says of what a program gave."""
+class Judgment(NamedTuple):
+    """What comes of a program that was run."""
 
     grade: Grade  # its reward is the score, 0 if the points are not valid; None with an error: the verifier failed
     error: str | None  # for the next prompt; None: valid
-    num_points: int | None
-    said: dict[str, Any]  # all that the verifier returned, as JSON values
+    num_points: int | None = None
+    said: Mapping[str, Any] = {}  # what `--verify` prints: all that the verifier returned, as JSON values
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Task:
     prompt: str
     program: str
     grader: str  # how rows name the verifier
-    judge: Callable[[Any], Verdict]
+    judge: Callable[[Execution], Judgment]
     facts: dict[str, Any]  # that a resumed run must find again
 
 
@@ -57,7 +58,7 @@ def load_task(name: str, *, dim: int, start: str, searches: bool, seconds: float
     Raises:
         RlvrError: a file is missing or cannot be read, or verify.py has no function `verify(points)`.
     """
-    task = _kissing(dim, searches=searches, seconds=seconds) if name == "kissing" else _of_directory(Path(name))
+    task = _kissing(dim, searches=searches, seconds=seconds) if name == KISSING else _of_directory(Path(name))
     if start:
         task = replace(task, program=read_text(Path(start), "the program to start from"))
     digests = {key: hashlib.sha256(getattr(task, key).encode()).hexdigest() for key in ("prompt", "program")}
@@ -71,17 +72,18 @@ def _kissing(dim: int, *, searches: bool, seconds: float) -> Task:
         name=f"kissing-{dim}",
         prompt=prompt,
         program=program.replace("DIM = 11\n", f"DIM = {dim}\n"),
-        grader="kissing",
+        grader=KISSING,
         judge=partial(_judge_kissing, dim=dim),
         facts={"dim": dim},
     )
 
 
-def _judge_kissing(value: Any, *, dim: int) -> Verdict:
-    verdict = kissing.verify(points_of(value), dim=dim)
-    valid = verdict.validity == 1.0
+def _judge_kissing(execution: Execution, *, dim: int) -> Judgment:
+    verdict = verify_execution(execution, dim=dim)
+    valid, gave = verdict.validity == 1.0, execution.status == "ok"
     grade = Grade(None, None, float(verdict.num_points if valid else 0), None, None if valid else verdict.category)
-    return Verdict(grade, None if valid else storable(verdict.error), verdict.num_points, asdict(verdict))
+    error = None if valid else storable(verdict.error)
+    return Judgment(grade, error, verdict.num_points if gave else None, asdict(verdict))
 
 
 def _of_directory(folder: Path) -> Task:
@@ -102,30 +104,36 @@ def _of_directory(folder: Path) -> Task:
     )
 
 
-def _judge_by(verify: Callable[[Any], Any], spec: str, value: Any) -> Verdict:
-    """The verdict of a user's function: a number is the score, a dict has it as `reward` and may have `error`, `failure_kind`, `num_points`."""
+def _judge_by(verify: Callable[[Any], Any], spec: str, execution: Execution) -> Judgment:
+    """The judgment of a user's function: a number is the score, a dict has it as `reward` and may have `error`, `failure_kind`, `num_points`."""
+    if execution.status != "ok":
+        return _judgment(Grade(None, None, 0.0, None, CATEGORIES[execution.status]), execution.message)
     try:
-        returned = verify(points_of(value))
+        returned = verify(points_of(execution.value))
         said = dict(returned) if isinstance(returned, dict) else {"reward": returned}
         reward = float(said["reward"])
         if not math.isfinite(reward):
             raise ValueError(f"the reward is {reward}, not a finite number")
         said = json.loads(json.dumps(said | {"reward": reward}, default=str))
     except Exception as error:  # the user's own code: its error becomes data
-        where = user_code.location(spec, verify, error=error)
-        detail = storable(f"{where}: {error}")
-        return Verdict(
-            Grade(None, None, None, None, None, type(error).__name__, detail), "The verifier failed.", None, {}
-        )
+        detail = storable(f"{user_code.location(spec, verify, error=error)}: {error}")
+        grade = Grade(None, None, None, None, None, type(error).__name__, detail)
+        return _judgment(grade, "The verifier failed.", error=f"the verifier failed: {type(error).__name__} {detail}")
     kind = None if reward > 0 else storable(str(said.get("failure_kind") or "invalid"))
     message = None if reward > 0 else storable(str(said.get("error") or "The points are not valid."))[:2000]
     count = said.get("num_points")
-    return Verdict(Grade(None, None, reward, None, kind), message, count if type(count) is int else None, said)
+    judged = _judgment(Grade(None, None, reward, None, kind), message, **said)
+    return judged._replace(num_points=count if type(count) is int else None)
+
+
+def _judgment(grade: Grade, message: str | None, **said: Any) -> Judgment:
+    common = {"reward": grade.reward, "error": message or "", "failure_kind": grade.failure_kind}
+    return Judgment(grade, message, None, common | said)
 
 
 def read_text(path: Path, what: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise RlvrError(f"There is no {shown(path)}: {what}.") from None
     except (OSError, ValueError) as error:

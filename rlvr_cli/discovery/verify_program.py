@@ -5,11 +5,9 @@ global `points`. Leaves: the verdict on its points, and how the run went. The po
 nothing that the program does can change the verdict on what it gave.
 """
 
-from pathlib import Path
 from typing import Any
 
 from rlvr_cli.discovery.kissing import Category, Verdict, verify
-from rlvr_cli.errors import RlvrError
 from rlvr_cli.sandbox.run import DEFAULT_LIMITS, Execution, Limits, Status, run_program
 
 ENTRY = ("run_code", "get_centers", "points")
@@ -24,18 +22,16 @@ CATEGORIES: dict[Status, Category] = {
 }
 
 
-def verify_program(
-    program: str | Path, *, dim: int, limits: Limits = DEFAULT_LIMITS, require_sandbox: bool = False
-) -> tuple[Verdict, Execution]:
-    """Run a program, given as its text or its file, and verify its points in `dim` dimensions.
+def run_candidate(program: str, *, limits: Limits = DEFAULT_LIMITS, require_sandbox: bool = False) -> Execution:
+    """Run a program in one of the forms. Raises RlvrError if `require_sandbox` and the machine lacks a layer of the sandbox."""
+    return run_program(program, entry=ENTRY, limits=limits, require_sandbox=require_sandbox)
 
-    Raises:
-        RlvrError: the file cannot be read, or `require_sandbox` and the machine lacks a layer of the sandbox.
-    """
-    execution = run_program(_text_of(program), entry=ENTRY, limits=limits, require_sandbox=require_sandbox)
+
+def verify_execution(execution: Execution, *, dim: int) -> Verdict:
+    """Verify the points that a program gave in `dim` dimensions; if it gave none, the verdict says why."""
     if execution.status == "ok":
-        return verify(points_of(execution.value), dim=dim), execution
-    return Verdict(0, dim, 0.0, execution.message, CATEGORIES[execution.status]), execution
+        return verify(points_of(execution.value), dim=dim)
+    return Verdict(0, dim, 0.0, execution.message, CATEGORIES[execution.status])
 
 
 def points_of(value: Any) -> Any:
@@ -44,13 +40,3 @@ def points_of(value: Any) -> Any:
         case [[] | [[*_], *_] as points]:
             return points
     return value
-
-
-def _text_of(program: str | Path) -> str:
-    if isinstance(program, str):
-        return program
-    try:
-        return program.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise RlvrError(f"Cannot read the program {program}: {reason}.", "Name a Python file.") from error

@@ -64,6 +64,7 @@ def _run(module: ModuleType, program: str, *, entry: list[str], output_bytes: in
     """
     sys.modules["program"] = module
     try:
+        # The sandbox's one program; `layers.apply` has bound this process.
         exec(compile(program, "<program>", "exec", dont_inherit=True), module.__dict__)
         name = next((name for name in entry if name in module.__dict__), None)
         if name is None:

@@ -38,10 +38,10 @@ def outputs(program: str, inputs: list[str]) -> list[Result]:
         sys.stdin, sys.stdout = _feed(text), printed
         error = None
         try:
-            exec(code, {"__name__": "__main__"})
+            exec(code, {"__name__": "__main__"})  # what this file is for; it runs in the sandbox alone
         except SystemExit:
             pass
-        except Exception as raised:
+        except Exception as raised:  # whatever the program raises is its result
             error = type(raised).__name__
         finally:
             sys.stdin, sys.stdout = real
@@ -53,13 +53,14 @@ def outputs(program: str, inputs: list[str]) -> list[Result]:
 def values(program: str, setup: str, expressions: list[str]) -> list[Result]:
     """Run the program, then the statements of the tests that are no assertions, and return each expression's value."""
     names: dict[str, Any] = {"__name__": "program"}
+    # Programs are run here: this file runs in the sandbox alone.
     exec(compile(program, "program.py", "exec", dont_inherit=True), names)
     exec(compile(setup, "tests.py", "exec", dont_inherit=True), names)
     results: list[Result] = []
     for expression in expressions:
         try:
             results.append({"value": _literal(eval(compile(expression, "tests.py", "eval", dont_inherit=True), names))})
-        except Exception as raised:
+        except Exception as raised:  # whatever the expression raises is its result
             results.append({"error": type(raised).__name__})
     return results
 

@@ -304,7 +304,8 @@ class Trainer:
 
     def check_divergence(self) -> None:
         """Raise Diverged if --stop-when asks for it and the updates so far have diverged."""
-        if self.config.stop_when == "diverged" and (why := self.divergence.read(self.updates)):
+        why = self.divergence.read(self.updates)
+        if why and self.config.stop_when == "diverged":
             raise Diverged(why)
 
     def _advance_cursor(self, cursor: dict[str, int], tensors: dict[str, Tensor] | None) -> None:

@@ -88,6 +88,30 @@ def test_each_arm_and_seed_is_a_run_and_none_is_repeated(sweep, tmp_path):
         sweep("grpo_baselines", "--group-size", "2", seeds="0,1")
 
 
+def test_evaluations_are_reported_by_category_and_by_samples(tmp_path, capsys, tiny_model_dir):
+    overrides = f"--model {tiny_model_dir} --dataset arithmetic:4 --sampling-max-tokens 8 --grader-workers 1 --device cpu".split()
+
+    def report_of(*words):
+        flags = {
+            "experiment": "best_of_n",
+            "overrides": (*overrides, *words),
+            "runs_dir": str(tmp_path),
+            "name": words[1],
+        }
+        run(resolve(SweepConfig, flags={**flags, "format": "json"}, command="sweep"))
+        titles = list(json.loads(capsys.readouterr().out))
+        folder = tmp_path / words[1]
+        return titles, (folder / "report.md").read_text(), sorted(path.name for path in folder.glob("*.svg"))
+
+    titles, page, pictures = report_of("--num-samples", "2")
+    assert titles == ["arms", "categories", "of k samples a question"]
+    assert "![at_k.svg](at_k.svg)" in page
+    assert pictures == ["at_k.svg"], "one evaluation is no curve"
+    titles, page, pictures = report_of("--num-samples", "1")
+    assert titles == ["arms", "categories"]
+    assert pictures == []
+
+
 def test_more_steps_make_the_same_runs_longer(sweep, tmp_path):
     flags = {"vary": ("loss_type=no_baseline",), "seeds": "0"}
     sweep(**flags)

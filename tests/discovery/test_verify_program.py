@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from kissing_sets import axes, laminated_582, large_coordinates, overflow_exploit, roots
-from rlvr_cli.discovery.verify_program import CATEGORIES, points_of, verify_program
+from rlvr_cli.discovery.tasks import read_text
+from rlvr_cli.discovery.verify_program import CATEGORIES, points_of, run_candidate, verify_execution
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.sandbox.run import Limits
 
@@ -22,7 +23,7 @@ def run_code():
 
 
 def verdict_of(program, *, dim=11):
-    return verify_program(program, dim=dim, limits=LIMITS)[0]
+    return verify_execution(run_candidate(program, limits=LIMITS), dim=dim)
 
 
 @pytest.mark.parametrize(
@@ -43,15 +44,15 @@ def test_the_forms_of_a_program(program):
     assert (verdict.num_points, verdict.dimension, verdict.validity, verdict.error) == (22, 11, 1.0, "")
 
 
-def test_a_program_is_given_as_text_or_as_a_file(tmp_path):
+def test_a_program_in_a_file(tmp_path):
     path = tmp_path / 'it\'s a "program"; $(x).py'  # the course's evaluator pasted the path into source
     path.write_text(f"\ufeffpoints = {laminated_582()}")
-    assert verdict_of(path).num_points == 582
+    assert verdict_of(read_text(path, "the program")).num_points == 582
     path.write_bytes(b"\xff")
-    with pytest.raises(RlvrError, match="it is not UTF-8 text"):
-        verdict_of(path)
-    with pytest.raises(RlvrError, match="No such file"):
-        verdict_of(tmp_path / "none.py")
+    with pytest.raises(RlvrError, match="It must be text in UTF-8"):
+        read_text(path, "the program")
+    with pytest.raises(RlvrError, match=r"There is no .*none\.py"):
+        read_text(tmp_path / "none.py", "the program")
 
 
 def test_points_of_takes_off_one_layer_only_where_there_is_one():
@@ -65,7 +66,8 @@ def test_points_of_takes_off_one_layer_only_where_there_is_one():
 
 
 def test_a_program_without_points_has_the_categories_of_its_run():
-    verdict, execution = verify_program("x = 1", dim=11, limits=LIMITS)
+    execution = run_candidate("x = 1", limits=LIMITS)
+    verdict = verify_execution(execution, dim=11)
     assert verdict.category == "no_points"
     assert verdict.error == execution.message == "the program defines none of: run_code, get_centers, points"
     assert verdict.num_points == 0

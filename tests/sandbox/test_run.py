@@ -16,13 +16,14 @@ import pytest
 
 import rlvr_cli
 from hostile_programs import LATE, PROGRAMS, hostile
-from rlvr_cli.discovery.verify_program import verify_program
+from rlvr_cli.discovery.verify_program import run_candidate, verify_execution
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.sandbox import run as run_module
 from rlvr_cli.sandbox.layers import LAYERS, available_layers
 from rlvr_cli.sandbox.run import Limits, check_sandbox, run_program, sandbox_warning
 
 ROOT = str(Path(rlvr_cli.__file__).parents[1])
+# Where a layer is missing, programs are not contained, as `sandbox_warning` says; what is left is tested without this mark.
 complete = pytest.mark.skipif(available_layers() != LAYERS, reason="the machine lacks a layer of the sandbox")
 ENOUGH = Limits(seconds=30.0)
 MEMORY = 256 << 20  # of a hostile program
@@ -284,7 +285,8 @@ def attack(name: str, target: dict) -> None:
     program = hostile(name, **target)
     expected = PROGRAMS[name][1]
     limits = Limits(seconds=0.5 if expected == LATE else 2.0 if expected & LATE else 60.0, memory_bytes=MEMORY)
-    verdict, execution = verify_program(program, dim=11, limits=limits)
+    execution = run_candidate(program, limits=limits)
+    verdict = verify_execution(execution, dim=11)
     assert "ESCAPED" not in str(execution), execution
     assert "CANARY" not in str(execution), execution
     assert verdict.category in expected, (verdict, execution)

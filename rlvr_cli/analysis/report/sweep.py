@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rlvr_cli.analysis.alarms import run_alarms
 from rlvr_cli.analysis.arms import arms_of
-from rlvr_cli.analysis.at_k import at_k_table
 from rlvr_cli.analysis.comparison import held_out_intervals
 from rlvr_cli.analysis.database import Database
 from rlvr_cli.analysis.figures import Wishes, draw, read_progress
@@ -20,6 +19,7 @@ from rlvr_cli.analysis.plots import save_plot
 from rlvr_cli.analysis.report.build import charts_of
 from rlvr_cli.analysis.report.charts import layout_chart, layout_legend
 from rlvr_cli.analysis.report.page import Grid, assets, render
+from rlvr_cli.analysis.sweep_table import OF_K
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import atomic_write, os_errors_as_user_errors
 from rlvr_cli.runs.readers import RunInfo
@@ -78,7 +78,7 @@ def write_sweep_report(folder: Path, findings: Findings, database: Database) -> 
         RlvrError: it cannot be written.
     """
     pictures = {name: picture for name, wishes in PICTURES.items() if (picture := _picture(findings, database, wishes))}
-    if (of_k := _at_k_picture(findings, database)) is not None:
+    if (of_k := _at_k_picture(findings)) is not None:
         pictures["at_k.svg"] = of_k
     for name, picture in pictures.items():
         with os_errors_as_user_errors(folder / name):
@@ -131,13 +131,10 @@ def _picture(findings: Findings, database: Database, wishes: Wishes) -> Picture 
         return None
 
 
-def _at_k_picture(findings: Findings, database: Database) -> Picture | None:
-    """pass@k, best@k and majority@k of evaluations against k, where questions were sampled more than once."""
-    query = named_queries()["at_k"]
-    table, _ = at_k_table(database, query.parameters)
-    if not any(row["k"] > 1 for row in table.records()):
-        return None
-    return draw(table, query, arms_of(list(findings.arms.values())))
+def _at_k_picture(findings: Findings) -> Picture | None:
+    """The table of pass@k, best@k and majority@k as a picture, where there is one."""
+    table = next((table for table in findings.tables if table.title == OF_K), None)
+    return table and draw(table, named_queries()["at_k"], arms_of(list(findings.arms.values())))
 
 
 def _alarms(findings: Findings) -> Iterator[tuple[str, str]]:
