@@ -325,25 +325,26 @@ def test_held_out_rewards_have_the_interval_of_compare(tmp_path):
     """A picture and `compare` give one answer, and with one run the summary's."""
     for seed, name in enumerate(("a0", "a1", "b")):
         with RunDir.create(tmp_path, "grpo", name=name, metadata={}) as run:
-            for step in (0, 5):
+            for step in (0, 6):
                 rows = [
                     a_rollout(
                         run_id=name,
                         step=step,
                         example_id=f"q{q}",
-                        reward=float((q * 7 + seed * 3 + step) % 5 < 2 + seed),
+                        reward=float((q * 5 + seed * 3 + step) % 7 < 2 + seed + step // 6),
                     )
                     for q in range(40)
                 ]
                 run.commit_rollouts("eval", step, rows)
     with open_runs([read_run(tmp_path / name) for name in ("a0", "a1", "b")]) as database:
         found = held_out_intervals(database, [("a0", "a1"), ("b",)])
-        for step in (0, 5):
+        for step in (0, 6):
             both = compare(database, ["a0", "a1"], ["b"], step=step)
             assert found[0, step] == (both.a.low, both.a.high)
             assert found[1, step] == (both.b.low, both.b.high)
-    assert set(found) == {(arm, step) for arm in (0, 1) for step in (0, 5, None)}
-    assert (found[0, None], found[1, None]) == (found[0, 5], found[1, 5]), "None is the last one"
+    assert set(found) == {(arm, step) for arm in (0, 1) for step in (0, 6, None)}
+    assert (found[0, None], found[1, None]) == (found[0, 6], found[1, 6]), "None is the last one"
+    assert found[0, 0] != found[0, 6]
     rows = [curve("a0", 0, 0.4), curve("a1", 0, 0.6), curve("b", 0, 0.5)]
     picture = of("curves", CURVES, rows, "a0+a1", "b", held_out=found)
     a, b = picture.panels[0].lines
