@@ -475,7 +475,7 @@ WIRING = [
         ("skipped updates never stop a run", ">= self.config.max_skipped_updates", ">= 10**9", "tests/training/test_resume.py -k not_finite_end_the_run", "max_skipped_updates"),
         ("no checkpoint but the last", "if every and self.updates - self._saved[0] >= every and minutes", "if False and minutes", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_every"),
         ("checkpoints without a pause", "and minutes >= self.config.checkpoint_minutes:", "and minutes >= 0:", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_minutes"),
-        ("a run that diverged goes on", 'self.config.stop_when == "diverged" and', "False and", "tests/training/test_resume.py -k run_that_diverges", "stop_when"),
+        ("a run that diverged goes on", 'if why and self.config.stop_when == "diverged"', "if False", "tests/training/test_resume.py -k run_that_diverges", "stop_when"),
         ("what an interrupted run measured is forgotten", "self.divergence.add(phase, step, values)", "pass", "tests/training/test_resume.py -k run_that_diverges", "stop_when"),
         ("no time limit", "TimeLimit(config.time_limit_seconds,", "TimeLimit(float('inf'),", f"{GRPO} -k out_of_time", "time_limit"),
         ("the last evaluation is of an earlier policy", "self.sync_weights(self.updates)  # before", "pass  # before", replays("grpo-ahead"), "async_steps"),
