@@ -56,7 +56,6 @@ MEASURES = {
     "nll": ("Loss", "nats per token "),
     "accuracy": ("Accuracy", "share of samples"),
     "best_score": ("Best score of the search", "score"),
-    "attempts.best_score": ("Scores of the attempts", "score"),
     "share": ("Responses", "share of responses"),
     "disagreement": ("Verdicts that differ", "share of samples"),
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rlvr_cli.analysis.database import open_runs, open_table
-from rlvr_cli.analysis.summary import Estimate, share_of
+from rlvr_cli.analysis.summary import SEARCH, Estimate, share_of
 from rlvr_cli.config import config_of
 from rlvr_cli.config.options import options
 from rlvr_cli.config.runs import Order
@@ -38,6 +38,7 @@ COLUMNS = {
     "accuracy": "DOUBLE",  # share of samples with a reward above 0.5, as in the summary
     "low": "DOUBLE",
     "high": "DOUBLE",
+    "best_score": "DOUBLE",  # of a search, which has no accuracy
     "model": "VARCHAR",
     "dataset": "VARCHAR",
     "differs": "VARCHAR",  # options in which runs of this command differ, unless more than half of them have the same value
@@ -52,8 +53,8 @@ _ORDERS: Mapping[Order, str] = {
     "oldest": "created_at NULLS LAST",
     "name": "run_id",
     "status": "status",
-    "best": "accuracy DESC NULLS LAST",
-    "worst": "accuracy NULLS LAST",
+    "best": "accuracy DESC NULLS LAST, best_score DESC NULLS LAST",
+    "worst": "accuracy NULLS LAST, best_score NULLS LAST",
     "longest": "wall_seconds DESC NULLS LAST",
     "largest": "bytes DESC NULLS LAST",
 }
@@ -96,7 +97,9 @@ def list_runs(paths: Sequence[Path], *, sizes: bool = False) -> list[dict[str, A
             info = read_run(path)
             last = _last_parts(info.entries)
             check_sums(path, {entry.path: entry.sha256 for entry in last})
-            infos[path], evaluated[path] = info, _only(info, last)
+            infos[path] = info
+            if info.metadata["command"] != SEARCH:
+                evaluated[path] = _only(info, last)
         except RlvrError as error:
             problems[path] = error.problem
     try:
@@ -188,6 +191,7 @@ def _described(info: RunInfo, measured: _Measured | None, differing: Mapping[str
         "created_at": _time(metadata["created_at"]),
         "wall_seconds": float(metadata.get("wall_seconds", 0.0)),
         "config": json.dumps(config),
+        "best_score": max(_metric(info, "discover/best"), default=None) if metadata["command"] == SEARCH else None,
     }
     if measured is not None:
         estimate = measured.accuracy
@@ -222,11 +226,16 @@ def _progress(info: RunInfo) -> tuple[int | None, int | None, str | None]:
 
 def _updates(info: RunInfo) -> int:
     """Count the updates that the committed metrics tell of."""
+    return len(_metric(info, "update/skipped"))
+
+
+def _metric(info: RunInfo, name: str) -> list[float]:
+    """Return the committed values of a metric."""
     data = read_metrics(info.path, info.entries, settled=info.settled)
     if data is None:
-        return 0
-    names = parsed_table(data, Metric, path=info.path / METRICS, columns=["name"])["name"]
-    return names.to_pylist().count("update/skipped")
+        return []
+    rows = parsed_table(data, Metric, path=info.path / METRICS, columns=["name", "value"]).to_pylist()
+    return [row["value"] for row in rows if row["name"] == name]
 
 
 def _differing(metadata: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:

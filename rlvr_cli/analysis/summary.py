@@ -1,10 +1,10 @@
-"""The summary of a run: the handout's three categories, accuracy with its interval, pass@k, failures.
+"""The summary of a run: the handout's three categories, accuracy with its interval, pass@k, failures; that of a search: its scores.
 
-Enters: a run directory, a phase and a step. Leaves: a `RunSummary`, whose `tables` print in any format.
+Enters: a run directory, a phase and a step. Leaves: a `RunSummary`, whose `tables` print in any format; for a search, its tables.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.types import Table
 
+SEARCH = "discover"  # the command whose runs are searches
+SEARCH_TABLES = ("searches", "attempt_errors", "best_score_at_k")  # the named queries that are the summary of a search
 HANDOUT_CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer_0")
 
 
@@ -101,9 +103,21 @@ def summarize(
         RlvrError: the run has no such rollouts, or cannot be read.
     """
     info = run if isinstance(run, RunInfo) else read_run(run)
+    if info.metadata["command"] == SEARCH:
+        raise RlvrError(
+            f"{info.id} is a search: it has scores, and no accuracy.", f"rlvr analyze {SEARCH_TABLES[0]} {info.id}"
+        )
     query = named_queries()["summary"]
     with open_runs([info], timeout_seconds=timeout_seconds) as database:
         return _summary(database, query, run_id=info.id, phase=phase, step=step)
+
+
+def search_tables(info: RunInfo, *, timeout_seconds: float = 30.0) -> list[Table]:
+    """The summary of a search, all rounds together: its scores, why attempts failed, and the best of k of them. Raises RlvrError."""
+    with open_runs([info], timeout_seconds=timeout_seconds) as database:
+        queries = [named_queries()[name] for name in SEARCH_TABLES]
+        tables = [replace(database.select(q.sql, q.parameters), title=q.name) for q in queries]
+    return [table for table in tables if table.rows]
 
 
 def combined_tables(of_runs: Iterable[tuple[str, Sequence[Table]]]) -> list[Table]:

@@ -18,7 +18,7 @@ from rlvr_cli.analysis.at_k import at_k_table
 from rlvr_cli.analysis.database import Database, open_runs
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_query
 from rlvr_cli.analysis.objective import objective_sentences
-from rlvr_cli.analysis.summary import combined_tables, summarize
+from rlvr_cli.analysis.summary import SEARCH, combined_tables, search_tables, summarize
 from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.options import flag, nearest
 from rlvr_cli.errors import RlvrError, UsageError
@@ -400,6 +400,13 @@ def _is_count(value: Any, name: str) -> bool:
 def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     """Print the summary of each run; several runs share the same tables."""
     phase, step = parameters["phase"], parameters["step"]
+    searches = [info for info in infos if info.metadata["command"] == SEARCH]
+    infos = [info for info in infos if info not in searches]
+    found = [(info.id, search_tables(info, timeout_seconds=config.timeout_seconds)) for info in searches]
+    if searches and step is not None:
+        console.say("a search is summarized whole, all rounds together")
+    if found and not infos:
+        return tables.print_tables(combined_tables(found), output=config.format)
     held = [info for info in infos if _has_rollouts(info, phase=phase, step=step)]
     if held and len(held) < len(infos):
         without = [info.id for info in infos if info not in held]
@@ -409,9 +416,9 @@ def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: 
     summaries = [
         summarize(info, phase=phase, step=step, timeout_seconds=config.timeout_seconds) for info in held or infos
     ]
-    if len(summaries) == 1:
+    if len(summaries) == 1 and not found:
         return tables.print_tables(summaries[0].tables(), output=config.format)
-    tables.print_tables(combined_tables((s.run_id, s.tables()) for s in summaries), output=config.format)
+    tables.print_tables(combined_tables([*((s.run_id, s.tables()) for s in summaries), *found]), output=config.format)
 
 
 def _has_rollouts(info: RunInfo, *, phase: str, step: int | None) -> bool:

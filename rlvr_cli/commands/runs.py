@@ -78,6 +78,8 @@ def _progress(row: Mapping[str, Any]) -> str:
 
 
 def _accuracy(row: Mapping[str, Any]) -> str | None:
+    if row["best_score"] is not None:
+        return f"best score {row['best_score']:g}"
     if row["accuracy"] is None:
         return None
     of = " (training)" if row["phase"] == "train" else ""

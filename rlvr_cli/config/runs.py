@@ -31,7 +31,9 @@ class RunsConfig(Provenance):
         group="Query",
         common=True,
     )
-    sort: Order = knob("newest", "Order; best is the highest accuracy.", group="Query", common=True)
+    sort: Order = knob(
+        "newest", "Order; best is the highest accuracy; of searches, the highest score.", group="Query", common=True
+    )
     size: bool = knob(False, "Also show the size of each run on the disk.", group="Query", common=True)
     timeout_seconds: float = knob(
         30.0, "Seconds after which --where is interrupted.", group="Query", above=0, at_most=LONGEST

@@ -1,13 +1,18 @@
 """The named queries, each on a small run whose answer is worked out by hand."""
 
 import random
+import statistics
+import tempfile
 from hashlib import sha256
-from itertools import groupby
+from itertools import combinations, groupby
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from factories import a_rollout
+from factories import a_candidate, a_rollout
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.estimators import best_at_k, pass_at_k, share_interval, share_of
 from rlvr_cli.analysis.named_queries import named_queries
@@ -237,6 +242,47 @@ def test_at_k_is_that_of_the_statistics(ask):
         passed = [pass_at_k(60, sum(r > 0.5 for r, _ in of), k) for of in samples.values()]
         assert ask("best_at_k", rows, k=k)[0]["best_at_k"] == pytest.approx(sum(best) / 5)
         assert ask("pass_at_k", rows, k=k)[0]["pass_at_k"] == pytest.approx(sum(passed) / 5)
+
+
+def attempt(number, score):
+    """A row of a search; one without a score is not valid."""
+    valid = {} if score is not None else {"points_sha256": None, "error": "no", "seconds": None}
+    kind = {"failure_kind": None if score is not None else "no_code", "num_prompt_tokens": 30}
+    return {
+        **row("t", number % 2, score or 0.0, step=number // 2),
+        **kind,
+        "candidate": a_candidate(number=number, **valid),
+    }
+
+
+def test_searches(ask):
+    first = [attempt(0, None), attempt(1, 22.0), attempt(2, 220.0), attempt(3, 220.0), attempt(4, None)]
+    start = {"a": {"start": {"score": 20.0}}, "c": {"start": {"score": None}}}
+    found = ask("searches", {"a": first, "b": [row("q")], "c": [attempt(0, None)]}, metadata=start)
+    assert [tuple(r.values()) for r in found] == [
+        ("a", 5, 3, 0.6, 20.0, 22.0, 220.0, 2, 200, 1.5),
+        ("c", 1, 0, 0.0, None, None, None, None, 40, None),
+    ]
+
+
+@given(st.lists(st.sampled_from([None, 1.0, 2.0, 5.5]), min_size=1, max_size=6))
+@settings(max_examples=25, deadline=None)
+def test_best_score_at_k_is_the_mean_over_all_subsets(scores):
+    with tempfile.TemporaryDirectory() as folder:
+        with RunDir.create(Path(folder), "discover", name="r", metadata={}) as run:
+            for step in range((len(scores) + 1) // 2):
+                of_step = [(i, s) for i, s in enumerate(scores) if i // 2 == step]
+                run.commit_rollouts("eval", step, [a_rollout(run_id="r", **attempt(*which)) for which in of_step])
+        with open_runs([read_run(Path(folder) / "r")]) as database:
+            query = named_queries()["best_score_at_k"]
+            default = list(database.select(query.sql, query.parameters).records())
+            every = list(database.select(query.sql, {"k": list(range(1, len(scores) + 2))}).records())
+    assert [r["k"] for r in default] == [k for k in (1, 2, 4) if k < len(scores)] + [len(scores)]
+    for r in every:
+        subsets = list(combinations([score or 0.0 for score in scores], r["k"]))
+        expected = statistics.mean(map(max, subsets)) if subsets else None
+        assert r["best_score_at_k"] == (expected if expected is None else pytest.approx(expected, abs=1e-8))
+    assert default == [r for r in every if r["k"] in {d["k"] for d in default}]
 
 
 def test_metrics(ask):

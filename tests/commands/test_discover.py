@@ -12,6 +12,8 @@ import pytest
 
 from endpoint import Endpoint, Reply, error, serving
 from forks import Done, Forks
+from rlvr_cli.analysis.summary import summarize
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_run
@@ -131,12 +133,25 @@ def test_all_that_reads_runs_reads_a_search(whole: Path, forks: Forks, tmp_path:
     errors = errors if isinstance(errors, list) else errors["rows"]
     assert {row["failure_kind"]: row["attempts"] for row in errors} == dict.fromkeys(filter(None, KINDS), 1)
     ask("analyze", "attempts", whole, "--plot", "scores.svg")
-    assert "reward_only" in ask("analyze", whole)
-    assert "8" in ask("runs", "--runs-dir", whole.parent)
+    summary = json.loads(ask("analyze", whole, "--format", "json"))
+    assert summary["searches"][0]["valid"] == len([kind for kind in KINDS if kind is None])
+    assert {row["k"]: row["best_score_at_k"] for row in summary["best_score_at_k"]}[8] == 582
+    assert len(summary["attempt_errors"]) == len(set(filter(None, KINDS)))
+    [listed] = json.loads(ask("runs", whole, "--format", "json"))
+    assert (listed["done"], listed["best_score"], listed["accuracy"]) == (8, 582, None)
+    assert "best score 582" in ask("runs", whole)
+    with pytest.raises(RlvrError, match="is a search: it has scores"):
+        summarize(whole)
     ask("check", whole)
     ask("analyze", "report", whole, "--out", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    for said in ("Where the best program comes from", "012901380147", "Best score of the search"):
+    for said in (
+        "Where the best program comes from",
+        "012901380147",
+        "Scores of the attempts",
+        "Best score of k attempts",
+        "#search",
+    ):
         assert said in page, said
 
 
@@ -339,6 +354,10 @@ def test_a_model_that_cannot_program_says_so_in_its_rows(forks: Forks, tmp_path:
     assert "attempt_errors" in done.err
     assert not (tmp_path / "runs/tiny/best").exists()
     assert "nothing valid" in (tmp_path / "runs/tiny/report.md").read_text()
+    assert forks.run("analyze", "report", tmp_path / "runs/tiny", cwd=tmp_path).status == 0
+    page = (tmp_path / "runs/tiny/report.html").read_text()
+    assert "tiny has found nothing valid" in page
+    assert "no_code" in page
 
 
 def test_mutations_climb_in_a_small_dimension(forks: Forks, tmp_path: Path):

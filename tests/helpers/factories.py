@@ -6,7 +6,7 @@ All tests can import it (`pythonpath` in pyproject.toml): ``from factories impor
 from datetime import datetime
 from typing import Any
 
-from rlvr_cli.types import Regrade, Rollout, Segment
+from rlvr_cli.types import Candidate, Regrade, Rollout, Segment
 
 _ROLLOUT = {
     "run_id": "r",
@@ -76,9 +76,20 @@ _SEGMENT = {
 }
 
 
+_CANDIDATE: dict[str, Any] = {
+    "number": 0, "parents": (), "island": 0, "proposer": "replay", "program": "points = []", "program_sha256": "p",
+    "num_points": 0, "points_sha256": "s", "error": None, "same_as": None, "status": "ok", "seconds": 0.5, "layers": (),
+}  # fmt: skip
+
+
 def a_rollout(**changes: Any) -> Rollout:
     """Return an evaluation rollout with a correct answer, with the given fields changed."""
     return Rollout(**{**_ROLLOUT, **changes})
+
+
+def a_candidate(**changes: Any) -> Candidate:
+    """Return the first attempt of a search, a valid one, with the given fields changed."""
+    return Candidate(**{**_CANDIDATE, **changes})
 
 
 def a_grade(**changes: Any) -> Regrade:

@@ -350,7 +350,8 @@ def test_programs_run_at_once_from_several_threads():
 # The process that runs it ends
 
 WAITS = """
-import sys, threading
+import signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it runs in the background without it
 from rlvr_cli.sandbox.run import Limits, run_program
 program = "import signal, time\\nfor s in set(signal.Signals) - {9, 19}: signal.signal(s, signal.SIG_IGN)\\nprint(1, flush=True)\\ntime.sleep(600)"
 run = lambda: run_program(program, entry=("points",), limits=Limits(seconds=600.0))

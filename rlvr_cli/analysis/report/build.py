@@ -19,7 +19,7 @@ from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.picture import Picture
 from rlvr_cli.analysis.report.page import Grid, Report, Search, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import groups_of, of_steps, pack_rollouts, step_of
-from rlvr_cli.analysis.summary import RunSummary, summarize
+from rlvr_cli.analysis.summary import SEARCH, RunSummary, summarize
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.readers import RunInfo, read_run
@@ -30,6 +30,12 @@ METRICS = {  # metrics that are drawn besides the columns of `curves`: column ->
     "mismatch_largest": "mismatch/logprob_max_abs",
     "nll": "loss/nll",
     "best_score": "discover/best",
+}
+SEARCH_TITLES = {
+    "searches": "Attempts and scores",
+    "lineage": "Where the best program comes from",
+    "attempt_errors": "What was not valid",
+    "best_score_at_k": "Best score of k attempts",
 }
 COLUMNS = (
     *(
@@ -100,6 +106,7 @@ def summary_tables(infos: Sequence[RunInfo], *, timeout_seconds: float) -> list[
     summaries = [
         summarize(of_steps(info, {place}), phase=place[1], step=place[2], timeout_seconds=timeout_seconds)
         for info in infos
+        if info.metadata["command"] != SEARCH
         for place in first_and_last(info)
     ]
     if not summaries:
@@ -153,7 +160,15 @@ def _share(estimate: Estimate) -> Share:
 
 
 def charts_of(database: Database, runs: Sequence[Sequence[RunInfo]]) -> Picture:
-    """The curves of all arms, with more panels than `rlvr analyze curves --plot` has; an arm has a run, or one for each seed."""
+    """The curves of all arms, with more panels than `rlvr analyze curves --plot` has; an arm has a run, or one for each seed.
+
+    Of searches alone: their scores, by attempt.
+    """
+    if all(info.metadata["command"] == SEARCH for arm in runs for info in arm):
+        query = named_queries()["attempts"]
+        result = database.select(query.sql, query.parameters)
+        scored = any(row["score"] is not None for row in result.records())
+        return draw(result, query, arms_of(runs)) if scored else Picture(())
     query = named_queries()["curves"]
     columns = ", ".join(f"any_value(value) FILTER (name = '{metric}') AS {name}" for name, metric in METRICS.items())
     metrics = f"SELECT run_id, step, {columns} FROM metrics GROUP BY run_id, step"
@@ -170,25 +185,26 @@ def charts_of(database: Database, runs: Sequence[Sequence[RunInfo]]) -> Picture:
 
 
 def searches_of(database: Database, infos: Sequence[RunInfo]) -> list[Search]:
-    """Of each run of `rlvr discover` that found something valid: its best program, where it comes from, and what failed."""
+    """Of each run of `rlvr discover` with attempts: its best program, where it comes from, what failed, and its scores."""
+    queries = named_queries()
     programs = {
         row["run_id"]: row
         for row in database.select(
-            "SELECT run_id, candidate.number AS number, reward AS score, candidate.program AS program FROM rollouts"
-            " WHERE candidate.points_sha256 IS NOT NULL"
-            " QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY reward DESC, candidate.number) = 1"
+            f"WITH searches AS ({queries['searches'].sql.rstrip().rstrip(';')})"
+            " SELECT searches.run_id, best_attempt, best_score, candidate.program AS program FROM searches"
+            " LEFT JOIN rollouts ON (rollouts.run_id, candidate.number) = (searches.run_id, best_attempt)"
         ).records()
     }
     grids: dict[str, list[Grid]] = {}
-    for name, title in (("lineage", "Where the best program comes from"), ("attempt_errors", "What was not valid")):
-        query = named_queries()[name]
+    for name, title in SEARCH_TITLES.items():
+        query = queries[name]
         result = database.select(query.sql, query.parameters)
         for info in infos:
             rows = [tuple(map(_cell, row[1:])) for row in result.rows if row[0] == info.id]
             if rows:
                 grids.setdefault(info.id, []).append(_without_empty_columns(Grid(title, result.columns[1:], rows)))
     return [
-        Search(info.id, row["number"], row["score"], row["program"], grids.get(info.id, []))
+        Search(info.id, row["best_attempt"], row["best_score"], row["program"], grids.get(info.id, []))
         for info in infos
         if (row := programs.get(info.id)) is not None
     ]

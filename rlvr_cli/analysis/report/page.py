@@ -117,9 +117,9 @@ class Search:
     """What a run of `rlvr discover` found."""
 
     run: str
-    attempt: int
-    score: float
-    program: str  # the best one
+    attempt: int | None  # the best one; None: nothing valid was found
+    score: float | None
+    program: str | None
     tables: Sequence[Grid]
 
 
