@@ -198,8 +198,9 @@ def test_a_model_climbs_by_what_the_verifier_says(forks: Forks, tmp_path: Path):
         (Reply({"choices": []}), "no choices"),
         (Reply("this is no JSON"), "not JSON"),
         (Reply("", raw=b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n{"), ""),
+        (Reply({}, wait=600.0), "within 3 s"),
     ],
-    ids=["401", "empty choices", "no JSON", "cut stream"],
+    ids=["401", "empty choices", "no JSON", "cut stream", "hang"],
 )
 def test_an_endpoint_that_fails_stops_the_search_and_it_goes_on_later(
     forks: Forks, tmp_path: Path, reply: Reply, said: str

@@ -1,6 +1,7 @@
 """The grader of code: what counts as the program, both forms of tests, each failure kind, and programs that want the reward without the work."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -240,6 +241,25 @@ def test_the_time_limit_of_the_pool_ends_the_program_before_the_worker():
     assert (slow.reward, slow.failure_kind, slow.error) == (0.0, "timeout", None)
     assert (right.reward, right.extracted_answer) == (1.0, "def double(x): return 2 * x")
     assert (failed.reward, failed.error) == (None, "ValueError")
+
+
+def test_the_documented_grader_of_ones_own_runs_programs_in_the_sandbox(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    [example] = [block for block in page.split("```python\n")[1:] if "run_program" in block.partition("```")[0]]
+    file = tmp_path / "mine.py"
+    file.write_text(example.partition("```")[0])
+    marker = tmp_path / "escaped"
+    programs = [
+        "answer = 6 * 7",
+        "def answer(): return 41",
+        "while True: pass",
+        f"open({str(marker)!r}, 'w')\nanswer = 42",
+    ]
+    with GraderPool(f"{file}:reward", workers=2, timeout=20.0) as grader_pool:
+        grades = grader_pool.grade([(text, "42") for text in (*map(fenced, programs), "42")])
+    assert [grade.reward for grade in grades] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert [grade.failure_kind for grade in grades] == [None, "low_reward", "timeout", "exception", "no_code"]
+    assert not marker.exists()
 
 
 def test_what_the_sandbox_lacks_is_said_once_by_the_pool(monkeypatch):
