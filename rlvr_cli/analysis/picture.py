@@ -242,10 +242,10 @@ def _y_axis(panel: Panel, panels: Sequence[Panel]) -> Axis:
     if "y" in panel.log:
         bounds = [bound for *_, a, b in points for bound in (a, b)]
         return _log_axis(panel.y_label, max(min(bounds), low / 10), min(max(bounds), high * 10), values=())
-    # An interval may widen the axis, but not by more than the lines themselves take: one that is wider is cut.
+    # An interval may widen the axis, but not by more than the lines themselves take, nor below 0 where they are not: there it is cut.
     room = max(high - low, LEAST_SPAN * max(abs(low), abs(high)))
     below, above = min(b for *_, b, _ in points), max(b for *_, b in points)
-    low, high = max(below, low - room), min(above, high + room)
+    low, high = max(below, low - room, 0.0 if low >= 0 else -math.inf), min(above, high + room)
     low, high = (min(low, 0.0), max(high, 0.0) or float(low == 0)) if panel.bars else _honest(low, high)
     ticks = _ticks(low, high)
     near = 0.35 * (ticks[1] - ticks[0])  # an end so near to the next round number goes on to it

@@ -105,9 +105,17 @@ def test_a_wide_interval_does_not_squash_the_line():
     found = Panel("t", "x", "y", (line,))
     axes = Picture((found,)).axes(found)
     assert axes is not None
-    assert -1 <= axes[1].low < 0.1
+    assert ends(axes[1]).expected[0] == pytest.approx(0, abs=1e-9), "values that are never negative have no axis below 0"
     assert 2.9 < axes[1].high <= 4
     assert axes[1].share(100.0) == 1.0
+
+
+def test_an_interval_takes_the_axis_below_0_where_values_are():
+    line = Line([0, 1], [-0.5, 2.0], [-2.0, 1.5], [1.0, 2.5])
+    found = Panel("t", "x", "y", (line,))
+    axes = Picture((found,)).axes(found)
+    assert axes is not None
+    assert axes[1].low < -2
 
 
 def test_panels_with_the_same_label_have_the_same_axis():
