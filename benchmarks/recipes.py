@@ -11,6 +11,7 @@ table into docs/algorithms.md.
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from rlvr_cli.runs.readers import read_rollouts, read_run
 STORED = Path(__file__).with_name("recipes.json")
 HELD_OUT = "--eval-dataset arithmetic:1024 --eval-every 0 --eval-examples 64 --final-eval-examples 1024"
 FOUR = "--train-batch-size 64 --gradient-accumulation-steps 1 --warmup-steps 16 --learning-rate 1e-4"  # four updates a batch
-PAIRS = "--dataset samples-SEED --sampling-max-tokens 64 --train-batch-size 64 --learning-rate 1e-4"
+PAIRS = "--sampling-max-tokens 64 --train-batch-size 64 --learning-rate 1e-4"
+FIRST = f"--dataset samples-SEED {PAIRS}"
+AGAIN = f"--model runs/LOSS-SEED/model --dataset LOSS-again-SEED {PAIRS} --dpo-epochs 1"
 DECAY = "--lr-schedule cosine --warmup-steps 6"
 # The questions of `rlvr quickstart --seed SEED`.
 QUESTIONS = "--preset quickstart --dataset arithmetic:4000:100SEED"
@@ -37,14 +40,19 @@ RECIPES = {
     "dpo, on-policy": f"dpo {QUESTIONS}",
     "dpo_norm, on-policy": f"dpo --loss-type dpo_norm {QUESTIONS}",
     "simpo, on-policy": f"dpo --loss-type simpo {QUESTIONS}",
-    "dpo": f"dpo --loss-type dpo {PAIRS} --dpo-epochs 1 {DECAY}",
-    "dpo_norm": f"dpo --loss-type dpo_norm {PAIRS} --dpo-epochs 2 {DECAY}",
-    "simpo": f"dpo --loss-type simpo {PAIRS} --dpo-epochs 1",
+    "dpo": f"dpo --loss-type dpo {FIRST} --dpo-epochs 1 {DECAY}",
+    "dpo, second round": f"dpo --loss-type dpo {AGAIN.replace('LOSS', 'dpo')} {DECAY}",
+    "dpo_norm": f"dpo --loss-type dpo_norm {FIRST} --dpo-epochs 2 {DECAY}",
+    "dpo_norm, second round": f"dpo --loss-type dpo_norm {AGAIN.replace('LOSS', 'dpo_norm')} {DECAY}",
+    "simpo": f"dpo --loss-type simpo {FIRST} --dpo-epochs 1",
     "distill": f"distill {QUESTIONS} --teacher runs/grpo-OTHER/model",
 }
+SAMPLES = "--split train --num-samples 8 --sampling-max-tokens 64"
 BEFORE = {
     "sft": "sft --preset quickstart --dataset arithmetic:8000:SEED --model start-SEED",
-    "samples": "eval --dataset arithmetic:1280:200SEED --split train --num-samples 8 --sampling-max-tokens 64 --model runs/sft-SEED/model",
+    "samples": f"eval --dataset arithmetic:1280:200SEED {SAMPLES} --model runs/sft-SEED/model",
+    "dpo-again": f"eval --dataset arithmetic:1280:300SEED {SAMPLES} --model runs/dpo-SEED/model",
+    "dpo_norm-again": f"eval --dataset arithmetic:1280:300SEED {SAMPLES} --model runs/dpo_norm-SEED/model",
 }
 
 
@@ -70,6 +78,11 @@ def prepare(recipe: str, *, seed: int, folder: Path) -> None:
             [sys.executable, "-m", "rlvr_cli.models.tiny", f"start-{seed}", "--seed", str(seed)], cwd=folder, check=True
         )
     run("sft", BEFORE["sft"], seed=seed, folder=folder)
+    if recipe.endswith("second round"):
+        first = recipe.partition(",")[0]
+        prepare(first, seed=seed, folder=folder)
+        measure(first, seed=seed, folder=folder)
+        run(f"{first}-again", BEFORE[f"{first}-again"], seed=seed, folder=folder)
     if "samples-SEED" in RECIPES[recipe]:
         run("samples", BEFORE["samples"], seed=seed, folder=folder)
     if "OTHER" in RECIPES[recipe]:
@@ -80,8 +93,8 @@ def prepare(recipe: str, *, seed: int, folder: Path) -> None:
 
 def measure(recipe: str, *, seed: int, folder: Path) -> tuple[int, int]:
     """Run a recipe; the right ones of its last evaluation, and all."""
-    command = f"{RECIPES[recipe]} --model runs/sft-SEED/model {HELD_OUT}"
-    path = run(recipe.replace(", ", "-"), command, seed=seed, folder=folder)
+    start = "" if "--model" in RECIPES[recipe] else "--model runs/sft-SEED/model"
+    path = run(re.sub(", | ", "-", recipe), f"{RECIPES[recipe]} {start} {HELD_OUT}", seed=seed, folder=folder)
     rows = read_rollouts(path, phase="eval", columns=["step", "reward"]).to_pylist()
     last = [row["reward"] or 0.0 for row in rows if row["step"] == max(r["step"] for r in rows)]
     return sum(reward > 0.5 for reward in last), len(last)
