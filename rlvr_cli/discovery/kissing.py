@@ -10,7 +10,7 @@ holds are multiplied as Python's own.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import mul
+from operator import mul, sub
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ UPPER_BOUNDS = (
     2, 6, 12, 24, 44, 77, 134, 240, 363, 553, 868, 1355, 2064, 3174, 4853, 7320, 10978, 16406, 24417, 36195, 53524, 80810, 122351, 196560,
 )  # fmt: skip
 _BLOCK = 1_024  # vectors whose distances to all others are in memory at once
+_UNDERFLOW = 2.0**-1000  # more than what is lost of a sum of products that floats cannot hold
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _extremes(rows: Sequence[Sequence[int]]) -> _Extremes:
     elif bound < 2**63:
         norms, distances = _machine_distances(np.array(rows, np.int64))
     else:
-        norms, distances = _python_distances(rows, largest=largest)
+        norms, distances = _python_distances(rows)
     least, i, j = min(distances)
     zero = norms.index(0) if 0 in norms else None
     return _Extremes(least, (i, j), max(norms), zero)
@@ -133,22 +134,29 @@ def _machine_distances(points: np.ndarray) -> tuple[list[int], Iterator[tuple[in
     return [int(norm) for norm in (points * points).sum(axis=1)], least()
 
 
-def _python_distances(
-    rows: Sequence[Sequence[int]], *, largest: int
-) -> tuple[list[int], Iterator[tuple[int, int, int]]]:
+def _python_distances(rows: Sequence[Sequence[int]]) -> tuple[list[int], Iterator[tuple[int, int, int]]]:
     """As `_machine_distances`, in Python's integers, for the pairs that may be the nearest of their block by float64.
 
-    With entries divided by the largest, an entry has an error of up to u = 2^-53. A product of two has 3u, their sum over d entries
-    at most d(d + 2)u in any order, and a squared distance, of two such norms and twice a product, 4d(d + 4)u with its own rounding.
+    The distances are those of the vectors minus the median of each coordinate, so that floats tell apart what is near to each other and far
+    from 0. These entries, divided by the largest, have a relative error of up to u = 2^-53 each, a product of two 3u. So the sum over d
+    entries is wrong by at most (d + 2)u times the sum of their sizes, and |x|^2 + |y|^2 - 2xy, with its own rounding, by
+    2(d + 4)u(|x|^2 + |y|^2). It is taken twice for terms of higher order; `_UNDERFLOW` is for entries that are too small for floats.
     """
     norms = [sum(map(mul, row, row)) for row in rows]
-    error = 4 * len(rows[0]) * (len(rows[0]) + 4) * 2.0**-53
+    center = [sorted(column)[len(rows) // 2] for column in zip(*rows, strict=True)]
+    moved = [list(map(sub, row, center)) for row in rows]
+    squares = [sum(map(mul, row, row)) for row in moved]
+    largest = max(max(map(abs, row)) for row in moved) or 1
+    scaled = np.array([[x / largest for x in row] for row in moved])
+    errors = 4 * (len(center) + 4) * 2.0**-53 * (scaled * scaled).sum(axis=1) + _UNDERFLOW
 
     def least() -> Iterator[tuple[int, int, int]]:
-        for start, squared in _blocks(np.array([[x / largest for x in row] for row in rows])):
-            near = np.argwhere(squared <= squared.min() + 2 * error)
+        for start, squared in _blocks(scaled):
+            error = errors[start : start + _BLOCK, None] + errors[None, start:]
+            near = np.argwhere(squared - error <= (squared + error).min())
             yield min(
-                (norms[i] + norms[j] - 2 * sum(map(mul, rows[i], rows[j])), i, j) for i, j in (near + start).tolist()
+                (squares[i] + squares[j] - 2 * sum(map(mul, moved[i], moved[j])), i, j)
+                for i, j in (near + start).tolist()
             )
 
     return norms, least()

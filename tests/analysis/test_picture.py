@@ -105,7 +105,9 @@ def test_a_wide_interval_does_not_squash_the_line():
     found = Panel("t", "x", "y", (line,))
     axes = Picture((found,)).axes(found)
     assert axes is not None
-    assert ends(axes[1]).expected[0] == pytest.approx(0, abs=1e-9), "values that are never negative have no axis below 0"
+    assert ends(axes[1]).expected[0] == pytest.approx(0, abs=1e-9), (
+        "values that are never negative have no axis below 0"
+    )
     assert 2.9 < axes[1].high <= 4
     assert axes[1].share(100.0) == 1.0
 

@@ -281,6 +281,28 @@ def test_pairs_that_floats_cannot_tell_apart_are_compared_exactly(bits):
         )
 
 
+@pytest.mark.parametrize("places", [1, 2, 3])
+@pytest.mark.parametrize("outlier", [False, True])
+@pytest.mark.parametrize("spread", [1, 60, 500])
+def test_sets_in_a_few_places_far_apart_match_the_oracle(places, outlier, spread):
+    """Within a place, distances are 2^-1000 to 2^-20 of those to 0 and to the others; one vector may be the largest of all."""
+    draw = random.Random(f"{places} {outlier} {spread}")
+    for _ in range(20):
+        where = [[draw.randint(-(1 << 510), 1 << 510) for _ in range(3)] for _ in range(places)]
+        points = [
+            [x + draw.randint(-(1 << spread), 1 << spread) for x in where[i % places]] for i in range(UPPER_BOUNDS[2])
+        ]
+        if outlier:
+            points[draw.randrange(len(points))] = [(1 << 512) - 1] * 3
+        if draw.random() < 0.2:
+            points[3] = list(points[-1])
+        assert_matches_oracle(points)
+        verdict = verify(points, dim=3)
+        assert verdict.min_squared_distance == min(
+            sum((a - b) ** 2 for a, b in zip(p, q, strict=True)) for p, q in itertools.combinations(points, 2)
+        )
+
+
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 8, 24])
 def test_the_bounds_are_the_kissing_numbers_where_these_are_known(dim):
     assert UPPER_BOUNDS[dim - 1] == {1: 2, 2: 6, 3: 12, 4: 24, 8: 240, 24: 196560}[dim]
