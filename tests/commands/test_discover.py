@@ -451,6 +451,44 @@ def test_a_verifier_that_fails_is_found_before_anything_is_asked(forks: Forks, t
     assert attempts_of(tmp_path / "runs/r") == []
 
 
+FIRST, REST = "def verify(points):\n    if points == [1]:\n        return 1\n", "points = [2, 3]"
+
+
+@pytest.mark.parametrize(
+    ("rest", "reward", "said"),
+    [
+        ("    raise SystemExit(0)", None, "SystemExit"),
+        ("    return float('nan')", None, "not a finite number"),
+        ("    return '3'", None, "not a number or a dictionary"),
+        ("    return {'score': 3}", None, "it has score"),
+        (
+            "    class Unsayable(Exception):\n        def __str__(self): raise ValueError\n    raise Unsayable",
+            None,
+            "Unsayable",
+        ),
+        ("    return {'reward': -2, 'error': 'too few'}", 0, "too few"),
+        ("    return {'reward': 2, 'message': 'm', 'grade': 'A', 'self': 1}", 2, '"message": "m"'),
+        ("    return {'reward': 2, 'density': float('inf')}", 2, '"density": "Infinity"'),
+        ("    points.clear()\n    return 2", 2, '"reward": 2.0'),
+    ],
+)
+def test_whatever_a_verifier_does_is_a_verdict(
+    forks: Forks, tmp_path: Path, rest: str, reward: float | None, said: str
+):
+    make_task(tmp_path / "mine", f"{FIRST}{rest}\n")
+    write_responses(tmp_path / "r.jsonl", [fenced(REST)] * 2)
+    done = discover(forks, tmp_path, "mine --proposer replay --replay-from r.jsonl --num-samples 2 --run r")
+    assert done.status == 0, done.said
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [reward] * 2
+    for points in (tmp_path / "runs/r").glob("*/*.json"):
+        assert json.loads(points.read_text()) == [2, 3]
+    (tmp_path / "rest.py").write_text(REST)
+    done = discover(forks, tmp_path, "mine --verify rest.py")
+    assert done.status == (0 if reward else 1)
+    assert said in done.out
+    json.loads(done.out, parse_constant=pytest.fail)
+
+
 @pytest.mark.parametrize(
     "form", [AXES, "def get_centers():\n    return [[1, 0], [0, 1]]", "def run_code():\n    return ([[1]],)"]
 )
