@@ -451,6 +451,15 @@ def test_a_verifier_that_fails_is_found_before_anything_is_asked(forks: Forks, t
     assert attempts_of(tmp_path / "runs/r") == []
 
 
+def test_a_mutation_is_of_the_whole_program_however_long_and_with_any_fences(forks: Forks, tmp_path: Path):
+    folder = make_task(tmp_path / "mine", "def verify(points):\n    return sum(points)\n")
+    text = f'N = 1  # one of 1, 2\nFENCES = """\n```\n````\n"""\n# {"x" * 30_000}\npoints = [N]\n'
+    (folder / "program.py").write_text(text)
+    done = discover(forks, tmp_path, "mine --proposer mutate --num-samples 1 --rounds 2 --run r")
+    assert done.status == 0, done.said
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [2, 1]
+
+
 FIRST, REST = "def verify(points):\n    if points == [1]:\n        return 1\n", "points = [2, 3]"
 
 
@@ -523,6 +532,7 @@ def test_dry_run_begins_nothing(forks: Forks, tmp_path: Path):
         ("kissing --proposer mutate --start start.py", 1, "finds no parameter"),
         ("kissing --start nothing.py", 1, "nothing.py"),
         ("kissing --verify nothing.py", 1, "nothing.py"),
+        ("kissing --verify start.py --dry-run", 2, "--dry-run has no effect with --verify"),
         ("kissing --base-url http://127.0.0.1:1/v1", 2, "name of its model"),
         ("kissing --num-samples 0", 2, "--num-samples is 0"),
         ("kissing --dim 0", 2, "--dim is 0"),
@@ -538,6 +548,16 @@ def test_bad_input_is_said_in_two_lines(forks: Forks, tmp_path: Path, words: str
     assert said in done.err
     assert done.err.count("error:") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_points_that_are_not_those_of_the_best_attempt_are_not_taken_for_them(forks: Forks, tmp_path: Path):
+    assert replayed(forks, tmp_path, run="r").status == 0
+    (best,) = [p for p in (tmp_path / "runs/r/points").iterdir() if len(json.loads(p.read_text())) == 582]
+    best.write_text("[[1]]")
+    done = discover(forks, tmp_path, "--resume r")
+    assert (done.status, "Traceback" in done.said) == (1, False)
+    assert f"{best.name} is damaged" in done.err
+    assert len(json.loads((tmp_path / "runs/r/best/points.json").read_text())) == 582
 
 
 def test_the_same_run_is_not_resumed_with_other_inputs(forks: Forks, tmp_path: Path):
