@@ -173,6 +173,7 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
 
     pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="rlvr-discover")
     trials: dict[int, Future[Trial]] = {}
+    at_once = False
     try:
         for segment in run.segments(round, phase=PHASE):
             if segment.sample_index in slots:
@@ -184,8 +185,11 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
         sampled = time.monotonic()
         with run.activity.doing(f"round {round}: programs", total=len(trials), unit="programs"):
             _wait(trials.values(), to_do)
+    except KeyboardInterrupt:  # another Ctrl-C
+        at_once = True
+        raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=not at_once, cancel_futures=True)
     segments = {segment.sample_index: segment for segment in run.segments(round, phase=PHASE)}
     first = round * settings.num_samples
     rows = [

@@ -6,6 +6,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -283,6 +285,33 @@ def test_ctrl_c_keeps_what_is_done(forks: Forks, tmp_path: Path, whole: Path):
     assert "rlvr discover --resume" in done.err
     assert discover(forks, tmp_path, "--resume whole").status == 0
     assert attempts_of(tmp_path / "runs/whole") == attempts_of(whole)
+
+
+def test_another_ctrl_c_ends_it_though_a_verifier_never_does(tmp_path: Path):
+    hangs = "import pathlib, time\n{FIRST}    pathlib.Path('hangs').touch()\n    time.sleep(3600)\n"
+    make_task(tmp_path / "mine", hangs.replace("{FIRST}", FIRST))
+    write_responses(tmp_path / "r.jsonl", [fenced(REST)])
+    words = "mine --proposer replay --replay-from r.jsonl --run r".split()
+    command = [sys.executable, "-m", "rlvr_cli", "discover", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert wait_for((tmp_path / "hangs").exists)
+            for said in ("Another Ctrl-C stops at once", "rlvr discover --resume"):
+                process.send_signal(signal.SIGINT)
+                assert process.stderr is not None
+                assert any(said in line for line in process.stderr), said
+            assert process.wait(20) == 130
+        finally:
+            process.kill()
+    assert [part.rows for part in read_run(tmp_path / "runs/r").entries if part.folder == "segments"] == [1]
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    for _ in range(600):
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def test_a_search_can_be_made_longer(forks: Forks, tmp_path: Path, whole: Path):
