@@ -94,9 +94,14 @@ def _of_directory(folder: Path) -> Task:
         )
     spec = f"{folder / 'verify.py'}:verify"
     verify = user_code.load(spec, VERIFIER)
+    prompt = read_text(folder / "prompt.md", "the prompt")
+    if not prompt.strip():
+        raise RlvrError(
+            f"{shown(folder / 'prompt.md')} is empty.", "Say in it what is asked, and how a program gives its answer."
+        )
     return Task(
         name=storable(folder.resolve().name),
-        prompt=read_text(folder / "prompt.md", "the prompt"),
+        prompt=prompt,
         program=read_text(folder / "program.py", "the program to start from"),
         grader=spec,
         judge=partial(_judge_by, verify, spec),

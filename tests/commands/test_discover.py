@@ -567,11 +567,13 @@ def test_dry_run_begins_nothing(forks: Forks, tmp_path: Path):
         ("kissing --dim 0", 2, "--dim is 0"),
         ("kissing --strategy best", 2, "--strategy is 'best'"),
         ("empty --proposer mutate", 1, "verify.py"),
+        ("silent --proposer mutate", 1, "silent/prompt.md is empty"),
     ],
 )
 def test_bad_input_is_said_in_two_lines(forks: Forks, tmp_path: Path, words: str, status: int, said: str):
     (tmp_path / "start.py").write_text("points = []\n")
     (tmp_path / "empty").mkdir()
+    (make_task(tmp_path / "silent", "def verify(points): return 1\n") / "prompt.md").write_text("\n")
     done = discover(forks, tmp_path, words)
     assert (done.status, "Traceback" in done.said) == (status, False), done.said
     assert said in done.err
