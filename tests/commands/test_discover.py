@@ -133,6 +133,8 @@ def test_all_that_reads_runs_reads_a_search(whole: Path, forks: Forks, tmp_path:
     errors = errors if isinstance(errors, list) else errors["rows"]
     assert {row["failure_kind"]: row["attempts"] for row in errors} == dict.fromkeys(filter(None, KINDS), 1)
     ask("analyze", "attempts", whole, "--plot", "scores.svg")
+    for said in ("Scores of the attempts", "best so far", ">attempt<"):
+        assert said in (tmp_path / "scores.svg").read_text(), "one panel, with both curves named"
     assert "reward_only" in ask("analyze", whole)
     assert "8" in ask("runs", "--runs-dir", whole.parent)
     ask("check", whole)
