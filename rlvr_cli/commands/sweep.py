@@ -19,7 +19,7 @@ from rlvr_cli.analysis.sweep_table import (
     evaluation_tables,
     sentences,
 )
-from rlvr_cli.config.options import Format
+from rlvr_cli.config.options import Format, flag
 from rlvr_cli.config.sweep import SweepConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.files import os_errors_as_user_errors
@@ -240,12 +240,13 @@ def results(sweep: Sweep, failed: Sequence[str]) -> list[Table]:
 
 def emitted(jobs: Sequence[Job], folder: Path, *, kind: str) -> list[str]:
     """The commands as lines for a shell, or as an array job for SLURM: each goes on with its run if it was begun before."""
-    lines = [
-        f"if test -e {shlex.quote(str(folder / job.name / 'run.json'))}; "
-        f"then {shlex.join([*job.command[:2], '--resume', job.name, '--runs-dir', str(folder)])}; "
-        f"else {shlex.join(job.command)}; fi"
-        for job in jobs
-    ]
+
+    def line(job: Job) -> str:
+        length = [word for name, value in job.lengths.items() for word in (flag(name), str(value))]
+        again = [*job.command[:2], "--resume", job.name, "--runs-dir", str(folder), *length]
+        begun = shlex.quote(str(folder / job.name / "run.json"))
+        return f"if test -e {begun}; then {shlex.join(again)}; else {shlex.join(job.command)}; fi"
+
     if kind == "commands":
         return [shlex.join(job.command) for job in jobs]
     return [
@@ -256,6 +257,6 @@ def emitted(jobs: Sequence[Job], folder: Path, *, kind: str) -> list[str]:
         "#SBATCH --requeue",
         "#SBATCH --signal=USR1@120   # rlvr saves what is done, and the job's next start goes on",
         'case "$SLURM_ARRAY_TASK_ID" in',
-        *(f"  {number}) {line} ;;" for number, line in enumerate(lines)),
+        *(f"  {number}) {line(job)} ;;" for number, job in enumerate(jobs)),
         "esac",
     ]

@@ -52,7 +52,7 @@ class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
     )
     replay_from: str = knob(
         "",
-        "JSONL file with a response a line, as text or as the field `response`, for --proposer replay.",
+        'File with the responses for --proposer replay: JSONL, a line {"response": "..."} each; or JSON, CSV, Parquet.',
         group="Model",
     )
     chat: bool = knob(
@@ -112,6 +112,8 @@ class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
         check_engine(self)
         check_servers(self)
         check_endpoint(self, chat=self.chat)
+        if self.verify and self.dry_run:
+            raise RlvrError("--dry-run has no effect with --verify: one program runs.", "Leave one of them out.")
         if bool(self.replay_from) != (self.proposer == "replay"):
             raise RlvrError(
                 "--proposer replay and --replay-from FILE belong together.", "Give both of them, or leave both out."

@@ -122,10 +122,9 @@ def run_response(
 def run_and_verify(program: str, task: Task, *, limits: Limits, require_sandbox: bool) -> Trial:
     """Run a program in the sandbox, and judge what it gives in this process."""
     execution = run_candidate(program, limits=limits, require_sandbox=require_sandbox)
+    points = json.dumps(points_of(execution), separators=(",", ":"))  # before a verifier may change them
     judgment = task.judge(execution)
-    valid = judgment.error is None
-    points = json.dumps(points_of(execution.value), separators=(",", ":")) if valid else None
-    return Trial(program, judgment, points, execution, None)
+    return Trial(program, judgment, points if judgment.error is None else None, execution, None)
 
 
 def row_of(

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlvr_cli.data.files import BadRow, file_rows
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.graders.answers.extraction import last_code_block
+from rlvr_cli.graders.answers.extraction import fenced, last_code_block
 from rlvr_cli.runs.files import shown
 from rlvr_cli.types import Completion, Request, SamplingParams
 
@@ -54,7 +54,11 @@ class Proposer:
 
 def mutate() -> Proposer:
     """A proposer that changes one parameter of the last program in the prompt."""
-    return Proposer("mutate", lambda request, seed: _fenced(mutated(last_code_block(request.prompt) or "", seed=seed)))
+    return Proposer("mutate", lambda request, seed: _answer(request.prompt, seed))
+
+
+def _answer(prompt: str, seed: int) -> str:
+    return f"{fenced(mutated(last_code_block(prompt) or '', seed=seed))}\n"
 
 
 def mutated(program: str, *, seed: int) -> str:
@@ -109,7 +113,3 @@ def read_responses(path: Path) -> list[str]:
     if not responses:
         raise RlvrError(f"{shown(path)} has no rows.", 'Write a line {"response": "..."} for each attempt.')
     return responses
-
-
-def _fenced(program: str) -> str:
-    return f"```python\n{program.rstrip()}\n```\n"

@@ -8,6 +8,7 @@ numbers of its own (`request_seed`), so that nothing depends on which answer com
 arrives, before its program runs: a killed run asks only for those that it lacks, and the part of a round is the same.
 """
 
+import hashlib
 import random
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -26,7 +27,14 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import utc_now_naive
 from rlvr_cli.rollouts.metrics import AVERAGED, SamplingStats, generation_metrics
 from rlvr_cli.rollouts.requests import request_seed
-from rlvr_cli.runs.files import atomic_write, fsync_directory, os_errors_as_user_errors, read_regular, write_together
+from rlvr_cli.runs.files import (
+    atomic_write,
+    fsync_directory,
+    os_errors_as_user_errors,
+    read_regular,
+    shown,
+    write_together,
+)
 from rlvr_cli.runs.readers import read_parts
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.sandbox.run import Limits
@@ -150,8 +158,9 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
     """
     run, task, settings = to_do.run, to_do.task, to_do.settings
     plans = plan_round(known, settings, task, round=round, slots=slots)
+    whole = to_do.proposer.engine == "mutate"
     prompts = {
-        slot: to_do.template.fill(prompt_of(task, plan.parents, start_score=to_do.start_score))
+        slot: to_do.template.fill(prompt_of(task, plan.parents, start_score=to_do.start_score, whole=whole))
         for slot, plan in plans.items()
     }
     earlier = {k.sha256: k for k in reversed(known) if k.sha256 is not None}
@@ -164,6 +173,7 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
 
     pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="rlvr-discover")
     trials: dict[int, Future[Trial]] = {}
+    at_once = False
     try:
         for segment in run.segments(round, phase=PHASE):
             if segment.sample_index in slots:
@@ -175,8 +185,11 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
         sampled = time.monotonic()
         with run.activity.doing(f"round {round}: programs", total=len(trials), unit="programs"):
             _wait(trials.values(), to_do)
+    except KeyboardInterrupt:  # another Ctrl-C
+        at_once = True
+        raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=not at_once, cancel_futures=True)
     segments = {segment.sample_index: segment for segment in run.segments(round, phase=PHASE)}
     first = round * settings.num_samples
     rows = [
@@ -280,6 +293,11 @@ def keep_best(run: Path, best: Known | None) -> None:
         return
     program = best.program.encode()
     points = read_regular(run, f"{POINTS}/{best.points_sha256}.json")
+    if hashlib.sha256(points).hexdigest() != best.points_sha256:
+        raise RlvrError(
+            f"{shown(run / POINTS / best.points_sha256)}.json is damaged: its sha256 is not its name.",
+            "Restore the file from a copy, or start a new run.",
+        )
     _make_folder(run, BEST)
     files = [(run / BEST / "program.py", program), (run / BEST / "points.json", points)]
     if not all(path.is_file() and path.read_bytes() == data for path, data in files):

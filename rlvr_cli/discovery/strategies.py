@@ -11,6 +11,7 @@ from typing import NamedTuple
 from rlvr_cli.config.discover import Strategy
 from rlvr_cli.discovery.attempts import Known, best_of
 from rlvr_cli.discovery.tasks import Task
+from rlvr_cli.graders.answers.extraction import fenced
 
 MIGRATION = 5  # rounds between those in which an island also sees the best program of all
 SHOWN_CHARACTERS = 20_000  # of a program in a prompt
@@ -80,8 +81,16 @@ def _of_island(
     return tuple(sorted(drawn, key=lambda k: (k.score, -k.number)))
 
 
-def prompt_of(task: Task, parents: Sequence[Known], *, start_score: float | None) -> str:
-    """Write a prompt: the task, the programs with their scores, and of a program that failed its error, word for word."""
+def prompt_of(task: Task, parents: Sequence[Known], *, start_score: float | None, whole: bool = False) -> str:
+    """Write a prompt: the task, the programs with their scores, and of a program that failed its error, word for word.
+
+    Args:
+        whole: show long programs to their end, for a proposer that answers with what it is shown.
+    """
+
+    def block(program: str | None) -> str:
+        return fenced((program or "") if whole else shortened(program or ""))
+
     parts = [task.prompt.rstrip()]
     if not parents:
         scored = "" if start_score is None else f", with a score of {start_score:g}"
@@ -89,10 +98,10 @@ def prompt_of(task: Task, parents: Sequence[Known], *, start_score: float | None
         return "\n\n".join([*parts, "Write one with a higher score.\n"])
     valid = [parent for parent in parents if parent.is_valid]
     for parent in valid[:-1]:
-        parts.append(f"This program is valid and has a score of {parent.score:g}:\n\n{block(parent.program or '')}")
+        parts.append(f"This program is valid and has a score of {parent.score:g}:\n\n{block(parent.program)}")
     if valid:
         parts.append(
-            f"The best program so far is valid and has a score of {valid[-1].score:g}:\n\n{block(valid[-1].program or '')}"
+            f"The best program so far is valid and has a score of {valid[-1].score:g}:\n\n{block(valid[-1].program)}"
         )
     if parents[-1].is_valid:
         parts.append("This is great! Now, can you improve on it, and write a program with a higher score?\n")
@@ -107,9 +116,7 @@ def prompt_of(task: Task, parents: Sequence[Known], *, start_score: float | None
     return "\n\n".join(parts)
 
 
-def block(program: str) -> str:
-    """A program as a block of code, without its end if it is long."""
-    if len(program) > SHOWN_CHARACTERS:
-        program = f"{program[:SHOWN_CHARACTERS]}\n# ... and {len(program) - SHOWN_CHARACTERS:,} characters more"
-    fence = "````" if "```" in program else "```"
-    return f"{fence}python\n{program.rstrip()}\n{fence}"
+def shortened(program: str) -> str:
+    """A program without its end, if it is long."""
+    more = len(program) - SHOWN_CHARACTERS
+    return program if more <= 0 else f"{program[:SHOWN_CHARACTERS]}\n# ... and {more:,} characters more"

@@ -6,7 +6,6 @@ runs in this process, with the user's rights. Programs are not: see `rlvr_cli.sa
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from rlvr_cli import user_code
 from rlvr_cli.config.discover import KISSING
 from rlvr_cli.discovery.verify_program import CATEGORIES, points_of, verify_execution
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.custom import error_detail, grade_of
 from rlvr_cli.runs.files import shown
 from rlvr_cli.sandbox.run import Execution
 from rlvr_cli.text import storable
@@ -94,9 +94,14 @@ def _of_directory(folder: Path) -> Task:
         )
     spec = f"{folder / 'verify.py'}:verify"
     verify = user_code.load(spec, VERIFIER)
+    prompt = read_text(folder / "prompt.md", "the prompt")
+    if not prompt.strip():
+        raise RlvrError(
+            f"{shown(folder / 'prompt.md')} is empty.", "Say in it what is asked, and how a program gives its answer."
+        )
     return Task(
         name=storable(folder.resolve().name),
-        prompt=read_text(folder / "prompt.md", "the prompt"),
+        prompt=prompt,
         program=read_text(folder / "program.py", "the program to start from"),
         grader=spec,
         judge=partial(_judge_by, verify, spec),
@@ -109,26 +114,25 @@ def _judge_by(verify: Callable[[Any], Any], spec: str, execution: Execution) -> 
     if execution.status != "ok":
         return _judgment(Grade(None, None, 0.0, None, CATEGORIES[execution.status]), execution.message)
     try:
-        returned = verify(points_of(execution.value))
-        said = dict(returned) if isinstance(returned, dict) else {"reward": returned}
-        reward = float(said["reward"])
-        if not math.isfinite(reward):
-            raise ValueError(f"the reward is {reward}, not a finite number")
-        said = json.loads(json.dumps(said | {"reward": reward}, default=str))
-    except Exception as error:  # the user's own code: its error becomes data
-        detail = storable(f"{user_code.location(spec, verify, error=error)}: {error}")
+        returned = verify(points_of(execution))
+        reward = grade_of(returned).reward or 0.0
+        said = (returned if isinstance(returned, dict) else {}) | {"reward": reward}
+        said = json.loads(json.dumps(said, default=str), parse_constant=str)  # NaN is none of JSON's numbers
+    except (Exception, SystemExit) as error:  # the user's own code: its error becomes data
+        detail = storable(error_detail(error, spec, verify))
         grade = Grade(None, None, None, None, None, type(error).__name__, detail)
-        return _judgment(grade, "The verifier failed.", error=f"the verifier failed: {type(error).__name__} {detail}")
+        failed = {"error": f"the verifier failed: {type(error).__name__} {detail}"}
+        return _judgment(grade, "The verifier failed.", failed)
     kind = None if reward > 0 else storable(str(said.get("failure_kind") or "invalid"))
     message = None if reward > 0 else storable(str(said.get("error") or "The points are not valid."))[:2000]
     count = said.get("num_points")
-    judged = _judgment(Grade(None, None, reward, None, kind), message, **said)
+    judged = _judgment(Grade(None, None, max(reward, 0.0), None, kind), message, said)
     return judged._replace(num_points=count if type(count) is int else None)
 
 
-def _judgment(grade: Grade, message: str | None, **said: Any) -> Judgment:
+def _judgment(grade: Grade, message: str | None, said: Mapping[str, Any] | None = None) -> Judgment:
     common = {"reward": grade.reward, "error": message or "", "failure_kind": grade.failure_kind}
-    return Judgment(grade, message, None, common | said)
+    return Judgment(grade, message, None, {**common, **(said or {})})
 
 
 def read_text(path: Path, what: str) -> str:

@@ -30,13 +30,13 @@ def run_candidate(program: str, *, limits: Limits = DEFAULT_LIMITS, require_sand
 def verify_execution(execution: Execution, *, dim: int) -> Verdict:
     """Verify the points that a program gave in `dim` dimensions; if it gave none, the verdict says why."""
     if execution.status == "ok":
-        return verify(points_of(execution.value), dim=dim)
+        return verify(points_of(execution), dim=dim)
     return Verdict(0, dim, 0.0, execution.message, CATEGORIES[execution.status])
 
 
-def points_of(value: Any) -> Any:
+def points_of(execution: Execution) -> Any:
     """The points of an answer: those of `run_code`, which returns `(points,)`, or the answer itself."""
-    match value:
-        case [[] | [[*_], *_] as points]:
+    match execution.entry, execution.value:
+        case "run_code", [points]:
             return points
-    return value
+    return execution.value

@@ -35,6 +35,7 @@ KINDS: dict[Status, str] = {
     "output_too_large": "output_too_large",
 }
 _MEMORY_BYTES = 1 << 30
+_LONGER = 400  # times: no value is written longer than an equal one; the worst is 1e308 as an int
 _FORMS = 'a JSON list of {"input": ..., "output": ...}, or lines such as: assert f(2) == 4'
 
 
@@ -106,9 +107,12 @@ def _failure_of(tests: ScriptTests | AssertTests, index: int, result: Any) -> st
         case {"output": str(output)} if isinstance(tests, ScriptTests):
             return None if _lines(output) == _lines(tests.outputs[index]) else "wrong_answer"
         case {"value": str(text)} if isinstance(tests, AssertTests):
+            literal = tests.literals[index]
             try:
+                if len(text) > _LONGER * (len(repr(literal)) + 1):  # the parser would take a kilobyte for each item
+                    return "wrong_answer"
                 value = ast.literal_eval(text)
-                right = value == tests.literals[index] if tests.compared[index] else bool(value)
+                right = value == literal if tests.compared[index] else bool(value)
             except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
                 return "wrong_answer"
             return None if right else "wrong_answer"

@@ -89,7 +89,7 @@ def _run(module: ModuleType, program: str, *, entry: list[str], output_bytes: in
         return _line("bad_answer", f"the answer cannot be written as JSON: {_text(error)}")
     if len(text) > output_bytes:
         return _line("output_too_large", f"the answer has {len(text)} bytes as JSON; the limit is {output_bytes}")
-    return b'{"status": "ok", "value": ' + text.encode() + b"}"
+    return b'{"status": "ok", "entry": ' + dumps(name).encode() + b', "value": ' + text.encode() + b"}"
 
 
 def _plain(value: Any) -> Any:

@@ -7,9 +7,9 @@ kernel's own interfaces, for any user, root in a container included. Standard li
 `parent_death`: SIGKILL when the parent dies, which `seccomp` keeps from being taken back.
 `no_new_privs`: nothing executed could gain privileges. The next two require it.
 `landlock`: no file but those below the given paths can be opened, and these only to read. Files' names and sizes can still be asked for.
-`seccomp`: no process, no other program, no signal to another process, no socket, no file opened to write, created, moved, deleted, or
-changed in its mode, owner, times and attributes (Landlock leaves these out), no shared memory, no change of user or limits, and no
-system call that is newer than this list.
+`seccomp`: no process, no other program, no signal to another process, no socket but a pair of streams, no file opened to write, created,
+moved, deleted, or changed in its mode, owner, times and attributes (Landlock leaves these out), no shared memory, queue or semaphore, no
+change of user or limits, and no system call that is newer than this list.
 """
 
 import ctypes
@@ -48,9 +48,10 @@ DENIED: dict[str, Numbers] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15),
     "fremovexattr": (199, 16), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "inotify_init": (253, None),
     "inotify_init1": (294, 26), "fanotify_init": (300, 262), "memfd_create": (319, 279),
-    # the network, and memory that outlives the process
-    "socket": (41, 198), "shmget": (29, 194), "shmat": (30, 196), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
-    "mq_unlink": (241, 181),
+    # the network, and what outlives the process: also that of others, which has numbers and no names
+    "socket": (41, 198), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193),
+    "semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
+    "mq_open": (240, 180), "mq_unlink": (241, 181),
     # who it is, and what it may use
     "setuid": (105, 146), "setgid": (106, 144), "setreuid": (113, 145), "setregid": (114, 143), "setresuid": (117, 147),
     "setresgid": (119, 149), "setgroups": (116, 159), "setfsuid": (122, 151), "setfsgid": (123, 152), "capset": (126, 91),
@@ -68,7 +69,7 @@ DENIED: dict[str, Numbers] = {
 # Allowed or denied by an argument.
 CONDITIONAL: dict[str, Numbers] = {
     "open": (2, None), "openat": (257, 56), "clone": (56, 220), "kill": (62, 129), "tgkill": (234, 131), "prctl": (157, 167),
-    "prlimit64": (302, 261),
+    "prlimit64": (302, 261), "socketpair": (53, 199), "fcntl": (72, 25), "ioctl": (16, 29),
 }  # fmt: skip
 FIRST_NEW = 424  # from here on the numbers are the same on all machines, and only these calls are allowed
 ALLOWED_NEW = {
@@ -76,9 +77,14 @@ ALLOWED_NEW = {
     "futex_requeue": 456,
 }  # fmt: skip
 
+# What a program may ask of a file. Other commands choose a process that signals go to, take leases, or change a file or its file system.
+_FCNTL = *range(8), *range(1030, 1033)  # duplicate, flags, locks; duplicate, size of a pipe
+_IOCTL = 0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CLONE_THREAD = 0x10000
 _X32 = 0x40000000
+_AF_UNIX, _NO_STREAM = 1, 0b1110  # of a socket's type, which is 1 for a stream
 _NUMBER, _ARCHITECTURE = 0, 4  # offsets in struct seccomp_data
 _KILL, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF instructions
@@ -219,6 +225,9 @@ def system_call_filter(machine: int, *, pid: int) -> list[Instruction]:
         """`body`, which must return, for this system call."""
         return [(_EQUAL, 0, len(body), numbers[name]), *body] if name in numbers else []
 
+    def allowed(values: Iterable[int]) -> list[Instruction]:
+        return [instruction for value in values for instruction in ((_EQUAL, 0, 1, value), allow)]
+
     made: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, _AUDIT_ARCHITECTURES[machine]),
@@ -238,9 +247,13 @@ def system_call_filter(machine: int, *, pid: int) -> list[Instruction]:
     made += when(  # may be asked for, not set
         "prlimit64", argument(2), (_EQUAL, 0, 3, 0), argument(2, high=True), (_EQUAL, 0, 1, 0), allow, refuse
     )
-    for number in ALLOWED_NEW.values():
-        made += [(_EQUAL, 0, 1, number), allow]
-    return [*made, (_AT_LEAST, 0, 1, FIRST_NEW), unknown, allow]
+    # A datagram socket sends to whom it likes, also as one of a pair; a stream only to its other end.
+    made += when(
+        "socketpair", argument(0), (_EQUAL, 0, 3, _AF_UNIX), argument(1), (_ANY_BIT, 1, 0, _NO_STREAM), allow, refuse
+    )
+    made += when("fcntl", argument(1), *allowed(_FCNTL), refuse)
+    made += when("ioctl", argument(1), *allowed(_IOCTL), refuse)
+    return [*made, *allowed(ALLOWED_NEW.values()), (_AT_LEAST, 0, 1, FIRST_NEW), unknown, allow]
 
 
 @cache

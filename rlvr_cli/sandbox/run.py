@@ -77,6 +77,7 @@ class Execution:
     output: str  # the end of what it printed, standard output and error together
     seconds: float  # wall time, from the program's first line
     layers: tuple[str, ...]  # that were active, of `LAYERS`
+    entry: str | None = None  # the name that gave the answer, as the program says; None if there is none
 
 
 class _Ended(NamedTuple):
@@ -162,7 +163,7 @@ def run_program(
     cpu_used = usage.ru_utime + usage.ru_stime
     found = _outcome(ended, limits=limits, returncode=process.returncode, cpu_used=cpu_used)
     message = storable(found.message)[:MESSAGE_CHARACTERS]
-    return Execution(found.status, found.value, message, output, ended.seconds, ended.layers)
+    return Execution(found.status, found.value, message, output, ended.seconds, ended.layers, found.entry)
 
 
 def _cpu_seconds(limits: Limits) -> int:
@@ -260,6 +261,7 @@ class _Outcome(NamedTuple):
     status: Status
     message: str
     value: Any = None
+    entry: str | None = None
 
 
 def _outcome(ended: _Ended, *, limits: Limits, returncode: int, cpu_used: float) -> _Outcome:
@@ -291,6 +293,8 @@ def _decoded(line: bytes, limits: Limits) -> _Outcome:
     except ValueError as error:  # also of a whole number with more digits than Python converts
         return _Outcome("bad_answer", f"the answer cannot be read: {error}")
     match said:
+        case {"status": "ok", "entry": str(entry), "value": value}:
+            return _Outcome("ok", "", value, entry)
         case {"status": "ok", "value": value}:
             return _Outcome("ok", "", value)
         case {"status": str(status), "message": str(message)} if status in _FAILURES_SAID:

@@ -11,8 +11,10 @@ baseline, for runs that are `longer` times as long, with `[stages.options]` and 
 """
 
 import json
+import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, replace
 from itertools import product
@@ -34,6 +36,7 @@ OWN = {
     "seed": "--seeds",
     "resume": "--name",
 }  # options that the sweep sets itself
+COMMANDS = tuple(command for command in CONFIGURED if command != "discover")  # a search has a score, no accuracy
 _TEXTS = ("title", "command", "problem", "look_at", "baseline", "order")
 _TABLES = ("options", "grid", "paired")
 MAX_RUNS = 10_000
@@ -121,8 +124,10 @@ def load_experiment(
     kind = config_of(command)
     for table in _TABLES:
         content[table] = {key.replace("-", "_"): value for key, value in content.get(table, {}).items()}
-    for text in vary:
-        option, values = _varied(text, kind, command=command)
+    varied = [(text, *_varied(text, kind, command=command)) for text in vary]
+    for text, option, values in varied:
+        if [name for _, name, _ in varied].count(option) > 1:
+            raise UsageError(f"--vary has {flag(option)} twice.", f"Give all its values at once: --vary {option}=V1,V2")
         if any(option in (key.replace("-", "_") for key in arm) for arm in content.get("arms", [])):
             raise UsageError(
                 f"--vary {text}: the arms of {name} have {flag(option)} themselves.",
@@ -227,8 +232,7 @@ def runs_of(experiment: Experiment) -> list[SweepRun]:
         RlvrError: the command refuses the options of a run, or there are too many runs.
     """
     arms = list(zip(experiment.names, experiment.arms, strict=True))
-    if len(arms) * len(experiment.seeds) > MAX_RUNS:
-        raise RlvrError(f"These are {len(arms) * len(experiment.seeds):,} runs.", f"A sweep has at most {MAX_RUNS:,}.")
+    _check_number(len(arms) * len(experiment.seeds))
     pairs = [(arm, seed) for seed in experiment.seeds for arm in arms]
     if experiment.order == "arms":
         pairs = [(arm, seed) for arm in arms for seed in experiment.seeds]
@@ -242,7 +246,7 @@ def check_runs(experiment: Experiment, runs: Sequence[SweepRun]) -> list[dict[st
     """Return the options that say how long each run is, with their values.
 
     Raises:
-        RlvrError: the command refuses the options of a run: before the first one starts.
+        RlvrError: the command refuses the options of a run, or of a later stage with any of the arms: before the first one starts.
     """
     kind = config_of(experiment.command)
     lengths = []
@@ -250,9 +254,14 @@ def check_runs(experiment: Experiment, runs: Sequence[SweepRun]) -> list[dict[st
         try:
             config = resolve(kind, flags={**run.options, "run": run.name}, command=experiment.command)
         except RlvrError as error:
-            raise UsageError(f"{run.name}: {error.problem}", error.hint) from error
+            raise UsageError(f"{experiment.name}/{run.name}: {error.problem}", error.hint) from error
         known = (o.name for o in options(kind) if LENGTH.fullmatch(o.name) and o.metadata["free_on_resume"])
         lengths.append({name: getattr(config, name) for name in known})
+    if experiment.stages:
+        stage, *later = experiment.stages
+        every = [replace(stage, best=len(experiment.names)), *later]
+        following = next_stage(replace(experiment, stages=every), dict.fromkeys(experiment.names, 0.0))
+        check_runs(following, runs_of(following))
     return lengths
 
 
@@ -271,7 +280,7 @@ def command_of(experiment: Experiment, run: SweepRun, *, runs_dir: Path) -> list
 def _read(path: Path) -> dict[str, Any]:
     """Read a file and check its form."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as e:
         raise RlvrError(
             f"Cannot read the experiment {path}: {e.strerror}.", "rlvr sweep --list lists the built-in ones."
@@ -298,10 +307,10 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path}: arms is not a list of tables.", "Write a line [[arms]] for each, and its options below."
         )
     _check_stages(content.get("stages", []), path)
-    if content.get("command") not in CONFIGURED:
+    if content.get("command") not in COMMANDS:
         raise RlvrError(
             f"{path}: the command is {content.get('command', '')!r}.",
-            f"An experiment runs one of {', '.join(CONFIGURED)}.",
+            f"An experiment runs one of {', '.join(COMMANDS)}.",
         )
     if content.get("order", "seeds") not in get_args(Order):
         raise RlvrError(f"{path}: the order is {content['order']!r}.", "It is seeds or arms.")
@@ -378,6 +387,7 @@ def _arms(
             raise RlvrError(f"{where}: the lists in [paired] are not equally long: {lengths}.")
         factors.append([("", dict(zip(paired, row, strict=True))) for row in zip(*paired.values(), strict=True)])
     factors += [[("", {option: value}) for value in values] for option, values in content["grid"].items()]
+    _check_number(math.prod(map(len, factors)))
     known = {option.name: option for option in options(kind)}
     arms, names = [], []
     for combination in product(*factors):
@@ -391,10 +401,14 @@ def _arms(
         names.append("_".join(map(_safe, parts))[:100] or command)
     if len({json.dumps(arm, sort_keys=True, default=str) for arm in arms}) < len(arms):
         raise RlvrError(f"{where}: two arms have the same options.")
-    for name in names:
-        if names.count(name) > 1:
-            raise RlvrError(f"{where}: two arms are named {name}.", "Give them names: [[arms]] with name = ...")
+    if more := Counter(names) - Counter(set(names)):
+        raise RlvrError(f"{where}: two arms are named {next(iter(more))}.", "Give them names: [[arms]] with name = ...")
     return arms, names
+
+
+def _check_number(runs: int) -> None:
+    if runs > MAX_RUNS:
+        raise RlvrError(f"These are {runs:,} runs.", f"A sweep has at most {MAX_RUNS:,}.")
 
 
 def _part(option: Field[Any], value: Any) -> str:

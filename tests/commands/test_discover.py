@@ -6,6 +6,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,8 @@ def test_all_that_reads_runs_reads_a_search(whole: Path, forks: Forks, tmp_path:
     errors = errors if isinstance(errors, list) else errors["rows"]
     assert {row["failure_kind"]: row["attempts"] for row in errors} == dict.fromkeys(filter(None, KINDS), 1)
     ask("analyze", "attempts", whole, "--plot", "scores.svg")
+    for said in ("Scores of the attempts", "best so far", ">attempt<"):
+        assert said in (tmp_path / "scores.svg").read_text(), "one panel, with both curves named"
     summary = json.loads(ask("analyze", whole, "--format", "json"))
     assert summary["searches"][0]["valid"] == len([kind for kind in KINDS if kind is None])
     assert {row["k"]: row["best_score_at_k"] for row in summary["best_score_at_k"]}[8] == 582
@@ -299,6 +303,33 @@ def test_ctrl_c_keeps_what_is_done(forks: Forks, tmp_path: Path, whole: Path):
     assert "rlvr discover --resume" in done.err
     assert discover(forks, tmp_path, "--resume whole").status == 0
     assert attempts_of(tmp_path / "runs/whole") == attempts_of(whole)
+
+
+def test_another_ctrl_c_ends_it_though_a_verifier_never_does(tmp_path: Path):
+    hangs = "import pathlib, time\n{FIRST}    pathlib.Path('hangs').touch()\n    time.sleep(3600)\n"
+    make_task(tmp_path / "mine", hangs.replace("{FIRST}", FIRST))
+    write_responses(tmp_path / "r.jsonl", [fenced(REST)])
+    words = "mine --proposer replay --replay-from r.jsonl --run r".split()
+    command = [sys.executable, "-m", "rlvr_cli", "discover", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert wait_for((tmp_path / "hangs").exists)
+            for said in ("Another Ctrl-C stops at once", "rlvr discover --resume"):
+                process.send_signal(signal.SIGINT)
+                assert process.stderr is not None
+                assert any(said in line for line in process.stderr), said
+            assert process.wait(20) == 130
+        finally:
+            process.kill()
+    assert [part.rows for part in read_run(tmp_path / "runs/r").entries if part.folder == "segments"] == [1]
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    for _ in range(600):
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def test_a_search_can_be_made_longer(forks: Forks, tmp_path: Path, whole: Path):
@@ -471,6 +502,53 @@ def test_a_verifier_that_fails_is_found_before_anything_is_asked(forks: Forks, t
     assert attempts_of(tmp_path / "runs/r") == []
 
 
+def test_a_mutation_is_of_the_whole_program_however_long_and_with_any_fences(forks: Forks, tmp_path: Path):
+    folder = make_task(tmp_path / "mine", "def verify(points):\n    return sum(points)\n")
+    text = f'N = 1  # one of 1, 2\nFENCES = """\n```\n````\n"""\n# {"x" * 30_000}\npoints = [N]\n'
+    (folder / "program.py").write_text(text)
+    done = discover(forks, tmp_path, "mine --proposer mutate --num-samples 1 --rounds 2 --run r")
+    assert done.status == 0, done.said
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [2, 1]
+
+
+FIRST, REST = "def verify(points):\n    if points == [1]:\n        return 1\n", "points = [2, 3]"
+
+
+@pytest.mark.parametrize(
+    ("rest", "reward", "said"),
+    [
+        ("    raise SystemExit(0)", None, "SystemExit"),
+        ("    return float('nan')", None, "not a finite number"),
+        ("    return '3'", None, "not a number or a dictionary"),
+        ("    return {'score': 3}", None, "it has score"),
+        (
+            "    class Unsayable(Exception):\n        def __str__(self): raise ValueError\n    raise Unsayable",
+            None,
+            "Unsayable",
+        ),
+        ("    return {'reward': -2, 'error': 'too few'}", 0, "too few"),
+        ("    return {'reward': 2, 'message': 'm', 'grade': 'A', 'self': 1}", 2, '"message": "m"'),
+        ("    return {'reward': 2, 'density': float('inf')}", 2, '"density": "Infinity"'),
+        ("    points.clear()\n    return 2", 2, '"reward": 2.0'),
+    ],
+)
+def test_whatever_a_verifier_does_is_a_verdict(
+    forks: Forks, tmp_path: Path, rest: str, reward: float | None, said: str
+):
+    make_task(tmp_path / "mine", f"{FIRST}{rest}\n")
+    write_responses(tmp_path / "r.jsonl", [fenced(REST)] * 2)
+    done = discover(forks, tmp_path, "mine --proposer replay --replay-from r.jsonl --num-samples 2 --run r")
+    assert done.status == 0, done.said
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [reward] * 2
+    for points in (tmp_path / "runs/r").glob("*/*.json"):
+        assert json.loads(points.read_text()) == [2, 3]
+    (tmp_path / "rest.py").write_text(REST)
+    done = discover(forks, tmp_path, "mine --verify rest.py")
+    assert done.status == (0 if reward else 1)
+    assert said in done.out
+    json.loads(done.out, parse_constant=pytest.fail)
+
+
 @pytest.mark.parametrize(
     "form", [AXES, "def get_centers():\n    return [[1, 0], [0, 1]]", "def run_code():\n    return ([[1]],)"]
 )
@@ -505,21 +583,34 @@ def test_dry_run_begins_nothing(forks: Forks, tmp_path: Path):
         ("kissing --proposer mutate --start start.py", 1, "finds no parameter"),
         ("kissing --start nothing.py", 1, "nothing.py"),
         ("kissing --verify nothing.py", 1, "nothing.py"),
+        ("kissing --verify start.py --dry-run", 2, "--dry-run has no effect with --verify"),
         ("kissing --base-url http://127.0.0.1:1/v1", 2, "name of its model"),
         ("kissing --num-samples 0", 2, "--num-samples is 0"),
         ("kissing --dim 0", 2, "--dim is 0"),
         ("kissing --strategy best", 2, "--strategy is 'best'"),
         ("empty --proposer mutate", 1, "verify.py"),
+        ("silent --proposer mutate", 1, "silent/prompt.md is empty"),
     ],
 )
 def test_bad_input_is_said_in_two_lines(forks: Forks, tmp_path: Path, words: str, status: int, said: str):
     (tmp_path / "start.py").write_text("points = []\n")
     (tmp_path / "empty").mkdir()
+    (make_task(tmp_path / "silent", "def verify(points): return 1\n") / "prompt.md").write_text("\n")
     done = discover(forks, tmp_path, words)
     assert (done.status, "Traceback" in done.said) == (status, False), done.said
     assert said in done.err
     assert done.err.count("error:") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_points_that_are_not_those_of_the_best_attempt_are_not_taken_for_them(forks: Forks, tmp_path: Path):
+    assert replayed(forks, tmp_path, run="r").status == 0
+    (best,) = [p for p in (tmp_path / "runs/r/points").iterdir() if len(json.loads(p.read_text())) == 582]
+    best.write_text("[[1]]")
+    done = discover(forks, tmp_path, "--resume r")
+    assert (done.status, "Traceback" in done.said) == (1, False)
+    assert f"{best.name} is damaged" in done.err
+    assert len(json.loads((tmp_path / "runs/r/best/points.json").read_text())) == 582
 
 
 def test_the_same_run_is_not_resumed_with_other_inputs(forks: Forks, tmp_path: Path):

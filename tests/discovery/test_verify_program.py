@@ -55,14 +55,15 @@ def test_a_program_in_a_file(tmp_path):
         read_text(tmp_path / "none.py", "the program")
 
 
-def test_points_of_takes_off_one_layer_only_where_there_is_one():
-    assert points_of([[[1, 2], [3, 4]]]) == [[1, 2], [3, 4]]
-    assert points_of([[1, 2], [3, 4]]) == [[1, 2], [3, 4]]
-    assert points_of([[1, 2]]) == [[1, 2]]
-    assert points_of([[]]) == []
-    assert points_of([]) == []
-    assert points_of("ab") == "ab"
-    assert points_of(None) is None
+@pytest.mark.parametrize("points", [[[1, 2], [3, 4]], [[1, 2]], [[[1, 2]], [[3, 4]]], [0, 1, 4], [], 5, "ab", {"a": 1}])
+def test_the_tuple_that_run_code_returns_is_taken_off_and_nothing_else(points):
+    for program in (
+        f"def run_code(): return ({points!r},)",
+        f"def get_centers(): return {points!r}",
+        f"points = {points!r}",
+    ):
+        assert points_of(run_candidate(program, limits=LIMITS)) == points, program
+    assert points_of(run_candidate("def run_code(): return [3, 4]", limits=LIMITS)) == [3, 4]
 
 
 def test_a_program_without_points_has_the_categories_of_its_run():

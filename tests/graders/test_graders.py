@@ -364,6 +364,7 @@ def test_unknown_graders_are_named_with_the_list():
         ("def grade(response, truth, example, /): return {}", "may also take a parameter example"),
         ("grade = lambda response, truth, question: {}", "may also take a parameter example"),
         ("raise RuntimeError('boom')\ndef grade(r, t): return {}", "could not be loaded: RuntimeError: boom"),
+        ("raise SystemExit(0)\ndef grade(r, t): return {}", "could not be loaded: SystemExit: 0"),
         ("grade = 5", "is not a function"),
     ],
 )

@@ -1,6 +1,7 @@
 """The grader of code: what counts as the program, both forms of tests, each failure kind, and programs that want the reward without the work."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,23 @@ def test_values_of_every_built_in_type_are_compared(value):
     truth = f"assert f() == {value}"
     assert kind_of(f"def f(): return {literal}", truth) is None
     assert kind_of("def f(): return 'another'", truth) == "wrong_answer"
+
+
+def test_a_value_that_is_far_too_long_is_not_read():
+    """Python's parser takes a kilobyte and 3 microseconds for an item: 2 GiB outside of the sandbox, for a list of 8 MiB."""
+    tracemalloc.start()
+    try:
+        assert kind_of("def double(x): return [1] * 500_000", DOUBLE) == "wrong_answer"
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("literal", "value"), [("1e308", "int(1e308)"), ("0", "complex(-0.0, -0.0)"), ("[0, 1]", "[False, True]")]
+)
+def test_equal_values_may_be_longer_than_the_literal(literal, value):
+    assert kind_of(f"def f(): return {value}", f"assert f() == {literal}") is None
 
 
 def test_subclasses_count_as_their_built_in_type():

@@ -156,12 +156,23 @@ PROGRAMS: dict[str, tuple[str, set[str]]] = {
         {"bad_points"},
     ),
     "local socket": (attempt("import socket\nsocket.socket(socket.AF_UNIX)"), {"bad_points"}),
+    # It could send to any datagram socket that has a path, such as that of the system's log.
+    "pair of datagrams": (attempt("import socket\nsocket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)"), {"bad_points"}),
     "raw terminal": (attempt("open('/dev/tty', 'w')"), {"bad_points"}),
     # that harm others
     "kill the parent": (attempt("import os\nos.kill({parent}, 9)"), {"bad_points"}),
     "stop the parent": (attempt("import os\nos.kill({parent}, 19)"), {"bad_points"}),
     "kill all": (attempt("import os\nos.kill(-1, 9)"), {"bad_points"}),
     "kill by thread": (libc("libc.syscall(200, {parent}, 9)"), {"bad_points"}),
+    "signal of a pipe": (attempt("import fcntl, os\nfcntl.fcntl(os.pipe()[0], 8, {parent})"), {"bad_points"}),  # F_SETOWN
+    "signal of a socket": (  # FIOSETOWN
+        attempt("import fcntl, socket, struct\na, b = socket.socketpair()\nfcntl.ioctl(a, 0x8901, struct.pack('i', {parent}))"),
+        {"bad_points"},
+    ),
+    "lease": (attempt("import fcntl, json\nfcntl.fcntl(open(json.__file__), 1024, 0)"), {"bad_points"}),
+    "system V memory of others": (libc("libc.shmctl(0, 3, ctypes.create_string_buffer(256))"), {"bad_points"}),
+    "system V queues of others": (libc("libc.msgctl(0, 3, ctypes.create_string_buffer(256))"), {"bad_points"}),
+    "system V semaphores of others": (libc("libc.semctl(0, 0, 3, ctypes.create_string_buffer(256))"), {"bad_points"}),
     "signal in a queue": (libc("libc.sigqueue({parent}, 9, 0)"), {"bad_points"}),
     "priority": (attempt("import os\nos.nice(-5)"), {"bad_points"}),
     "clock": (attempt("import time\ntime.clock_settime(time.CLOCK_REALTIME, 1)"), {"bad_points"}),

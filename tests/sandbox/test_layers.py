@@ -69,6 +69,15 @@ def test_calls_are_judged_by_their_arguments(machine):
     assert call("tgkill", PID + 1, PID, 9) == REFUSED
     assert call("prctl", 15) == ALLOWED
     assert call("prctl", 1, 0) == REFUSED
+    assert call("socketpair", 1, 0o2000001) == ALLOWED  # AF_UNIX, SOCK_STREAM: as asyncio's event loop wants it
+    assert {call("socketpair", 1, kind) for kind in (2, 3, 4, 5, 0o2000002)} == {REFUSED}
+    assert {call("socketpair", family, 1) for family in (0, 2, 30)} == {REFUSED}
+    assert {call("fcntl", 1, command) for command in (0, 1, 2, 3, 4, 1030, 1032)} == {ALLOWED}
+    # owner, owner's signal, owner of another kind, lease, notification
+    assert {call("fcntl", 1, command) for command in (8, 10, 15, 1024, 1026)} == {REFUSED}
+    assert {call("ioctl", 1, request) for request in (0x5401, 0x541B, 0x5450, 0x5451)} == {ALLOWED}
+    # terminal input, owners of sockets, attributes of files, freezing a file system
+    assert {call("ioctl", 1, request) for request in (0x5412, 0x8901, 0x8902, 0x40086602, 0xC0045877)} == {REFUSED}
     assert call("prlimit64", 0, 9, 0, 7) == ALLOWED
     assert call("prlimit64", 0, 9, 0xFFFF00000000, 7) == REFUSED
     assert call("prlimit64", 0, 9, 8, 7) == REFUSED

@@ -119,6 +119,10 @@ def test_truth_varies_too():
         ("command = ", "is not valid TOML"),
         ('command = "grade"', "the command is 'grade'"),
         ("", "the command is ''"),
+        ('command = "discover"', "An experiment runs one of eval, sft, dpo, ei, grpo, ppo, distill"),  # it has no accuracy
+        ('command = "grpo"\n[grid]\n' + "\n".join(
+            f"{name} = {[*range(1, 40)]}" for name in ("group_size", "rollout_batch_size", "train_batch_size", "eval_every", "learning_rate")
+        ), "These are 90,224,199 runs"),
         ('command = "grpo"\nseed = 1', "'seed' is no key of an experiment"),
         ('command = "grpo"\nseeds = []', "seeds is not a list of whole numbers"),
         ('command = "grpo"\nseeds = [true]', "seeds is not a list of whole numbers"),
@@ -165,6 +169,7 @@ def test_files_that_are_refused(text, problem, write):
         ({"vary": ["group_size=a"]}, "--group-size is 'a'"),
         ({"vary": ["dynamic_sampling=yes"]}, "'yes' is neither true nor false"),
         ({"vary": ["seed=0,1"]}, "A sweep sets --seed itself"),
+        ({"vary": ["group_size=4", "--group-size=8"]}, "--vary has --group-size twice"),
     ],
 )
 def test_changes_that_are_refused(flags, problem):
@@ -235,6 +240,29 @@ def test_a_run_that_the_command_refuses_is_found_before_any_starts():
     found = load_experiment("grpo_baselines", overrides=["--model", "m"], vary=["group_size=8,7"])
     with pytest.raises(RlvrError, match="no_baseline_group_size-7-s0: --rollout-batch-size 256 is not a multiple"):
         check_runs(found, runs_of(found))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "problem"),
+    [
+        ("format_weight = 0.5", "eval_every = -1", "--eval-every is -1"),
+        (
+            "best = 1",
+            "best = 1\noptions = { rollout_batch_size = 8 }",
+            "mine-long-longest/group_size-2-s7: --rollout-batch-size 8",
+        ),
+    ],
+)
+def test_a_stage_that_the_command_refuses_is_found_before_any_run_starts(write, before, now, problem):
+    found = load_experiment(
+        write(STAGED.replace("eval_every = 20, format_weight = 0.5", "format_weight = 0.5").replace(before, now))
+    )
+    with pytest.raises(RlvrError, match=problem):
+        check_runs(found, runs_of(found))
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(write):
+    assert load_experiment(write("\ufeffcommand = 'grpo'")).command == "grpo"
 
 
 @pytest.mark.parametrize("name", experiment_names())

@@ -92,6 +92,12 @@ def last_code_block(text: str) -> str | None:
     return blocks.get(True, blocks.get(False))
 
 
+def fenced(program: str) -> str:
+    """A program as a block of code, whose fence is longer than any in the program."""
+    fence = max(["``", *re.findall("`{3,}", program)], key=len) + "`"
+    return f"{fence}python\n{program.rstrip()}\n{fence}"
+
+
 def candidates(response: str) -> list[str]:
     """Find the answer leniently: in tags, else in a box, after ####, after `answer is`, displayed, or the last number.
 
