@@ -299,9 +299,8 @@ def main() -> None:
         fail(e.problem, e.hint, status=2 if isinstance(e, UsageError) else 1)
     except (Interrupted, KeyboardInterrupt) as e:
         print(f"interrupted{f': {printable(str(e))}' if str(e) else ''}", file=sys.stderr, flush=True)
-        others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-        if isinstance(e, KeyboardInterrupt) and not all(thread.daemon for thread in others):
-            os._exit(130)  # Python would wait for one that cannot be stopped, such as in a verifier of the user's
+        if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+            os._exit(130)  # one that cannot be stopped, such as in a verifier of the user's: Python would wait for it
         sys.exit(130)
     except BrokenPipeError:
         streams.discard()  # the reader closed the pipe
