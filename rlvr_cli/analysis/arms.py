@@ -47,7 +47,8 @@ def split_arms(
 ) -> tuple[list[list[Path]], list[str]]:
     """`A1,A2 B1` -> the directories of each arm, and what patterns match besides, which is no run.
 
-    A run whose own path has a comma is one run. The runs of a pattern ('abl-*') are an arm each, or together one.
+    A run whose own path has a comma is one run. The runs of a pattern ('abl-*') are an arm each, or together one; with a
+    comma ('abl-*,') they are always one.
 
     Raises:
         RlvrError: there is no such run.
@@ -63,7 +64,7 @@ def split_arms(
         named = [resolve_runs([name], runs_dir) for name in names]
         runs = [path for each in named for path in each.runs]
         others += [name for each in named for name in each.others]
-        if len(names) != 1 or patterns_are_arms:
+        if patterns_are_arms or names != [argument]:
             arms.append(runs)
         else:
             arms += [[path] for path in runs if [path] not in arms]

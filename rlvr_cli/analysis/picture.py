@@ -73,11 +73,11 @@ class Panel:
 
     @property
     def has_whiskers(self) -> bool:
-        """Whether intervals are drawn as whiskers: where bands of many lines would hide each other and the points are few."""
+        """Whether intervals are drawn as whiskers: where no line has two points, or few points and many lines, whose bands
+        would hide each other."""
         with_interval = [line for line in self.lines if line.low is not None]
-        return self.bars or (
-            len(with_interval) > MAX_BANDS and max(len(line.x) for line in with_interval) <= MAX_WHISKERS
-        )
+        points = max((len(line.x) for line in with_interval), default=0)
+        return self.bars or points == 1 or (len(with_interval) > MAX_BANDS and points <= MAX_WHISKERS)
 
 
 @dataclass(frozen=True, slots=True)

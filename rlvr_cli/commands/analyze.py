@@ -97,6 +97,8 @@ def run(config: AnalyzeConfig) -> None:
             left_out: list[str] = []
             divides = len(infos) > 1 and query.name and "limit" not in query.parameters
             result = database.select(query.sql, parameters, limit=0 if config.plot or divides else config.limit)
+        if query.name:
+            result = as_typed(result, infos)
         for sentence in left_out:
             console.say(sentence)
         nothing = "" if result.rows or left_out else why_nothing(database, query, parameters, infos)
@@ -115,6 +117,18 @@ def run(config: AnalyzeConfig) -> None:
             console.say(sentence)
     if nothing:
         console.say(nothing)
+
+
+def as_typed(result: Table, infos: Sequence[RunInfo]) -> Table:
+    """The rows with the runs in the order typed, if they are sorted by run; any other order has a meaning of its own."""
+    if "run_id" not in result.columns:
+        return result
+    place = result.columns.index("run_id")
+    runs = [row[place] for row in result.rows]
+    if runs != sorted(runs):
+        return result
+    typed = {info.id: i for i, info in enumerate(infos)}
+    return replace(result, rows=sorted(result.rows, key=lambda row: typed[row[place]]))
 
 
 def shown_rows(result: Table, limit: int, *, runs: int) -> tuple[Table, str]:

@@ -35,6 +35,7 @@ SYNONYMS = {
     "num_generations": ("group_size", "num_samples"),
     "num_rollouts": ("group_size", "num_samples"),
     "samples": ("num_samples", "group_size"),
+    "n_samples": ("num_samples", "group_size"),
     "temp": ("sampling_temperature",),
     "temperature": ("sampling_temperature",),
     "top_p": ("sampling_top_p",),
@@ -54,6 +55,7 @@ SYNONYMS = {
     "lambd": ("gae_lambda",),
     "clip_range": ("cliprange",),
     "epsilon": ("cliprange",),
+    "eps": ("cliprange", "advantage_eps"),
     "epsilon_high": ("cliprange_high",),
     "bf16": ("compute_dtype",),
     "mixed_precision": ("compute_dtype",),
@@ -94,6 +96,11 @@ SYNONYMS = {
     "save_steps": ("checkpoint_every",),
     "eval_steps": ("eval_every",),
     "plan": ("dry_run",),
+    "dry_run": ("check_dataset", "limit"),  # of rlvr eval, which has no plan
+    "wandb": ("track",),
+    "tensorboard": ("track",),
+    "trackio": ("track",),
+    "report_to": ("track",),
 }
 
 

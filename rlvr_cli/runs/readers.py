@@ -438,7 +438,7 @@ def _matching(pattern: str, root: Path) -> tuple[list[Path], list[str]]:
     import glob
 
     for base in (root, Path()):
-        found = sorted(glob.glob(pattern, root_dir=base))
+        found = sorted(glob.glob(pattern, root_dir=base), key=_natural)
         paths = [base / name for name in found]
         if any(is_run(str(path), root) for path in paths):
             runs = [path for path in paths if _is_run_directory(path)]
@@ -447,6 +447,12 @@ def _matching(pattern: str, root: Path) -> tuple[list[Path], list[str]]:
         f"No run matches {pattern!r}, neither in {shown(root)} nor as a path.",
         "rlvr runs lists the runs; --runs-dir names another directory of runs.",
     )
+
+
+def _natural(name: str) -> list[tuple[float, str]]:
+    """Sort key of a name by its numbers: sft-128 before sft-1024, lr-3e-5 before lr-1e-4."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", name)
+    return [(float(part) if i % 2 else 0.0, part) for i, part in enumerate(parts)]
 
 
 def expanded_by_shell(names: Sequence[str]) -> set[str]:

@@ -91,7 +91,8 @@ class Progress:
         rate = (self.done - self._done_before) / seconds if seconds > 0 else 0.0
         left = duration((self.total - self.done) / rate) if rate else "?"
         share = f" ({self.done / self.total:.0%})" if self.total else ""
-        parts = [f"{self.done}/{self.total}{share}", f"{rate:.3g}/s", f"{left} left"]
+        pace = [f"{rate:.3g}/s", f"{left} left"] if rate or self.done < self.total else []
+        parts = [f"{self.done}/{self.total}{share}", *pace]
         return f"{description}: " + ", ".join(parts + [f"{k} {v}" for k, v in self.signals().items()])
 
 

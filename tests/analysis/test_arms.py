@@ -81,6 +81,16 @@ def test_arms_are_read_from_commas(tmp_path):
         split_arms(["a,d"], str(tmp_path))
 
 
+def test_a_pattern_with_a_comma_is_one_arm_and_its_runs_stand_by_their_numbers(tmp_path):
+    names = ("n-128", "n-1024", "n-all", "lr-3e-5", "lr-1e-4", "lr-0.01")
+    for name in names:
+        with RunDir.create(tmp_path, "eval", name=name, metadata={}):
+            pass
+    sizes, rates = ([tmp_path / name for name in part] for part in (names[:3], names[3:]))
+    assert split_arms(["lr-*"], str(tmp_path))[0] == [[path] for path in rates]
+    assert split_arms(["n-*,", "lr-*,"], str(tmp_path))[0] == [sizes, rates]
+
+
 def test_a_directory_with_a_comma_is_one_run(tmp_path):
     with RunDir.create(tmp_path / "x,y", "eval", name="a", metadata={}):
         pass

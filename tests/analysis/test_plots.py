@@ -312,6 +312,7 @@ def test_whiskers_stand_beside_each_other(tmp_path):
     lines = [Line([0, 1], [0.5, 0.5], [0.2, 0.2], [0.8, 0.8], series=i) for i in range(4)]
     assert one(*lines).panels[0].has_whiskers
     assert not one(*lines[:3]).panels[0].has_whiskers
+    assert one(Line([0], [0.5], [0.2], [0.8])).panels[0].has_whiskers, "a band of one point would not be seen"
     save_plot(one(*lines, series=tuple("abcd")), tmp_path / "p.png")
     image = pixels(tmp_path / "p.png")
     height = len(image)

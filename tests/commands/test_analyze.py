@@ -197,7 +197,7 @@ def test_the_rows_to_show_are_shared_out_among_the_runs(analyze):
     both = {"query": "categories", "runs": ("old", "new"), "set": ("step=0",), "format": "json"}
     assert len(json.loads(analyze(**both).out)) == 3
     captured = analyze(**both, limit=2)
-    assert [row["run_id"] for row in json.loads(captured.out)] == ["new", "old"]
+    assert [row["run_id"] for row in json.loads(captured.out)] == ["old", "new"], "the runs as typed"
     assert "only 2 of 3 rows, the first ones of each run, are shown; --limit 0 shows all of them" in captured.err
     captured = analyze(query="SELECT run_id FROM rollouts ORDER BY run_id", runs=("old", "new"), limit=2, format="csv")
     assert captured.out == "run_id\nnew\nnew\n"
@@ -410,7 +410,7 @@ def test_a_run_that_has_the_name_of_a_query(tmp_path, capsys):
 def test_k_above_the_number_of_samples_is_said_to_be_left_out(analyze):
     """`old` and `new` have one sample a question."""
     said = analyze(query="at_k", runs=("old", "new"), set=("k=1,2,4",), format="json")
-    assert [(row["run_id"], row["k"]) for row in json.loads(said.out)] == [("new", 1), ("old", 1)]
+    assert [(row["run_id"], row["k"]) for row in json.loads(said.out)] == [("old", 1), ("new", 1)]
     for name in ("old", "new"):
         assert f"k=2,4 left out: {name} has at most 1 sample a question\n" in said.err
     assert "no rows" not in analyze(query="at_k", runs=("old",), set=("k=2",)).err  # the reason is said already

@@ -377,6 +377,9 @@ def test_progress_of_work_that_goes_on_shows_the_whole(capsys, monkeypatch):
         now[0] += 10
         bar.advance(5, reward=0.5)
     assert capsys.readouterr().err == "steps: 45/60 (75%), 0.5/s, 30 s left, reward 0.5\n"
+    with console.progress("steps", 60, done=60):
+        pass
+    assert capsys.readouterr().err == "steps: 60/60 (100%)\n", "nothing was left to do: no rate, no time"
     with terminal() as screen, console.progress("steps", 60, done=40):
         pass
     assert "40/60" in screen.getvalue()

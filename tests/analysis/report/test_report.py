@@ -478,3 +478,5 @@ def test_the_intervals_of_many_lines_are_whiskers():
     assert len({path.split()[0] for path in whiskers}) == 4, "beside each other"
     assert [t for _, t in parsed.all("title")][1] == "a at 0: 0.5 [0.4, 0.6]"
     assert len(charts(Panel("t", "x", "y", lines[:3]), series=names).all("path", **{"class": "band"})) == 3
+    alone = Panel("t", "x", "y", (Line((0,), (0.5,), (0.4,), (0.6,)),))
+    assert charts(alone, series=names).all("path", **{"class": "whiskers"}), "the interval of one point is seen, too"

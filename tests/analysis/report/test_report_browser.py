@@ -232,6 +232,21 @@ def test_the_detail_stands_beside_the_list_on_a_wide_screen_and_below_it_on_a_na
     assert page.js("return document.activeElement.closest('tr').rowIndex") == 3
 
 
+@pytest.mark.parametrize("width", [1400, 1100, 900, 800, 600, 400])
+def test_the_question_is_the_widest_column_on_every_screen(browser, two_runs, width):
+    try:
+        browser.set_window_size(width, 1000)
+        page = opened(browser, two_runs)
+        page.settled()
+        widths = page.js("return [...document.querySelector('.list tr').cells].map((cell) => cell.clientWidth)")
+        assert widths[0] == max(widths)
+        assert page.js(
+            "const name = document.querySelector('.list th button'); return name.scrollWidth <= name.parentElement.clientWidth"
+        )
+    finally:
+        browser.set_window_size(1400, 1000)
+
+
 def test_a_row_shows_question_answer_and_reward(browser, two_runs):
     page = opened(browser, two_runs)
     page.choose("run_id", "a")
