@@ -261,12 +261,16 @@ class Spread:
     questions: int = 1  # with which all this was measured
 
     def error(self, questions: int) -> tuple[float, float]:
-        """Standard error with that many questions and the same seeds, and its degrees of freedom (Satterthwaite 1946)."""
+        """Standard error with that many questions and the same seeds, and its degrees of freedom.
+
+        These are Satterthwaite's (1946), and no fewer than those of the part that is known least: `unsure` may be larger than the variance.
+        """
         of_questions = self.per_question / questions
         unsure = self.seeds + (self.unsure - self.seeds) * self.questions / questions
         variance = of_questions + self.seeds
         doubt = of_questions**2 / max(questions - 1, 1) + unsure**2 / self.seed_df
-        return math.sqrt(variance), max(variance**2 / doubt, 1.0) if doubt else math.inf
+        least = max(min(self.seed_df, questions - 1), 1.0)
+        return math.sqrt(variance), max(variance**2 / doubt, least) if doubt else math.inf
 
 
 def spread_of(per_question: float, *, questions: int, arms: Sequence[tuple[float, float, int]]) -> Spread:

@@ -254,6 +254,15 @@ def test_the_seeds_add_what_sampling_noise_does_not_explain():
     assert (calm.seeds, calm.error(100)[0]) == (0.0, pytest.approx(0.4**0.5 / 10))
 
 
+def test_a_difference_is_known_at_least_as_well_as_its_least_known_part():
+    """Three seeds against three whose runs spread more than their paired questions do, but not beyond the noise of each run alone."""
+    spread = Spread(per_question=0.0384, seeds=0.0, unsure=7.4e-4, seed_df=4.0, questions=128)
+    assert spread.error(128) == (pytest.approx(math.sqrt(0.0384 / 128)), 4.0), "Satterthwaite's alone: 0.65"
+    assert Spread(0.0384, 0.0, 7.4e-4, 4.0, 3).error(3)[1] == pytest.approx(2.0), "no more than the questions'"
+    known = Spread(per_question=1.0, seeds=0.001, unsure=0.001, seed_df=4.0, questions=1000)
+    assert known.error(1000)[1] == pytest.approx(0.002**2 / (0.001**2 / 999 + 0.001**2 / 4)), "where nothing is too large"
+
+
 def test_an_arm_of_one_run_takes_its_spread_from_the_other():
     spread = spread_of(0.4, questions=100, arms=[(0.0, 0.0, 1), (0.0006, 0.0002, 3)])
     assert (spread.seeds, spread.seed_df) == (pytest.approx(0.0004 * (1 + 1 / 3)), pytest.approx(2))
