@@ -17,7 +17,7 @@ from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.options import flag, options
 from rlvr_cli.data.datasets import Dataset
-from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import reference_response
 from rlvr_cli.graders.pool import GraderPool
@@ -56,7 +56,9 @@ def run(config: EvalConfig) -> None:
         config.engine, base_url=config.base_url, api_key_env=config.api_key_env, sampler_urls=config.sampler_urls
     )
     devices = sampler_devices(config.device, engine=engine.name, samplers=config.samplers)
-    model = model_facts(config.model, base_url=config.base_url)
+    model = model_facts(config.model, base_url=config.base_url, fetch=not config.dry_run)
+    if config.dry_run:
+        return say_plan(config, datasets, template, engine, devices, model=model, ending=ending)
     evaluated: dict[Path, Dataset] = {}
     with StopRequest() as stop, ExitStack() as opened:
         sampler: Sampler | None = None
@@ -78,8 +80,7 @@ def run(config: EvalConfig) -> None:
                 if sampler is None or len(datasets) > 1:
                     say_inputs(config, dataset, facts, engine, devices)
                 if sampler is None:
-                    if ending:
-                        console.say(f"thinking is ended after {config.thinking_budget} tokens with {ending!r}")
+                    say_ending(config, ending)
                     sampler = open_sampler(engine.name, settings_of(config), devices=devices)
                     opened.callback(sampler.close)
                 total = len(dataset.examples) * config.num_samples
@@ -151,6 +152,35 @@ def say_inputs(
         console.say(f"devices  {', '.join(dict.fromkeys(devices))} for {len(devices)} processes")
     if config.base_url:
         console.say(f"endpoint {config.base_url}; it gets the key in {config.api_key_env}")
+
+
+def say_ending(config: EvalConfig, ending: str) -> None:
+    if ending:
+        console.say(f"thinking is ended after {config.thinking_budget} tokens with {ending!r}")
+
+
+def say_plan(
+    config: EvalConfig,
+    datasets: Mapping[str, Dataset],
+    template: PromptTemplate,
+    engine: Engine,
+    devices: Sequence[str],
+    *,
+    model: dict[str, Any],
+    ending: str,
+) -> None:
+    """Print what would be evaluated, and the first prompt. Nothing is sampled or written."""
+    for dataset in datasets.values():
+        with grader_pool(config, dataset.default_grader) as pool:
+            facts = input_facts(
+                {"dataset": dataset.facts}, model=model, template=template, grader=pool.spec, engine=engine.name
+            )
+        say_inputs(config, dataset, facts, engine, devices)
+        params = config.sampling_params
+        samples = f"{len(dataset.examples) * config.num_samples:,} responses of up to {params.max_tokens:,} tokens"
+        console.say(f"samples  {samples}, temperature {params.temperature:g}, top-p {params.top_p:g}")
+    say_ending(config, ending)
+    console.print_text(prompt_of(next(iter(datasets.values())).examples[0], template))
 
 
 def own_options(config: EvalConfig) -> dict[str, dict[str, str]]:

@@ -71,6 +71,10 @@ class EvalConfig(EndpointOptions, RunOptions, SamplingOptions, PromptOptions, Qu
         free_on_resume=True,
     )
 
+    dry_run: bool = knob(
+        False, "Print the plan with the first prompt, and stop.", group="Run", common=True, free_on_resume=True
+    )
+
     def __post_init__(self) -> None:
         if is_partial(self):
             return

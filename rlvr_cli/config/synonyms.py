@@ -96,7 +96,6 @@ SYNONYMS = {
     "save_steps": ("checkpoint_every",),
     "eval_steps": ("eval_every",),
     "plan": ("dry_run",),
-    "dry_run": ("check_dataset", "limit"),  # of rlvr eval, which has no plan
     "wandb": ("track",),
     "tensorboard": ("track",),
     "trackio": ("track",),

@@ -220,6 +220,18 @@ def test_a_changed_dataset_cannot_be_resumed(tmp_path, rlvr):
     assert read_run(tmp_path / "runs/r").metadata["status"] == "finished"
 
 
+def test_a_plan_of_an_evaluation_says_what_would_be_sampled_and_writes_nothing(tmp_path, rlvr):
+    words = "eval --dataset arithmetic:6,countdown:3 --num-samples 4 --sampling-max-tokens 50 --dry-run"
+    done = rlvr(tmp_path, *words.split())
+    for said in ("arithmetic:6:0: 6 questions; grader r1_zero", "24 responses of up to 50 tokens", "grader countdown", "12 responses"):
+        assert said in done.err
+    assert "User: What is the last digit of" in done.out
+    assert done.out.endswith("<think>\n")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs/taken").mkdir(parents=True)
+    assert "exists already" in rlvr(tmp_path, "eval", "--dry-run", "--run", "taken", status=1).err
+
+
 def test_check_dataset_lists_the_truths_the_grader_cannot_read(tmp_path, rlvr):
     (tmp_path / "good.jsonl").write_text(
         '{"question": "a", "answer": "\\\\frac{1}{2}"}\n{"question": "b", "answer": "#### 1,234"}\n'

@@ -492,7 +492,6 @@ def test_synonyms_refer_to_options_and_are_not_options():
         assert set(names) <= known, word
     assert suggested_options("--Learning-Rat", ["learning_rate"]) == ["learning_rate"]
     of_eval, of_grpo = ({o.name for o in options(config_of(command))} for command in ("eval", "grpo"))
-    assert suggested_options("--dry-run", of_eval) == ["check_dataset", "limit"], "eval has no plan to print"
     assert suggested_options("--wandb", of_grpo) == suggested_options("--report-to", of_eval) == ["track"]
     assert suggested_options("--n-samples", of_grpo) == ["group_size"]
     for command in COMMANDS:
