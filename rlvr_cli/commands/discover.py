@@ -6,6 +6,7 @@ Enters: a DiscoverConfig. Leaves: a run with every attempt, its best program, an
 import hashlib
 import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlvr_cli.data.prompts import PLACEHOLDER, PromptTemplate
 from rlvr_cli.discovery.attempts import Known, best_of, run_and_verify
 from rlvr_cli.discovery.homework import write_homework
 from rlvr_cli.discovery.proposers import mutate, mutated, read_responses, replay
-from rlvr_cli.discovery.search import Search, Settings, search
+from rlvr_cli.discovery.search import Search, Settings, read_attempts, search
 from rlvr_cli.discovery.strategies import prompt_of
 from rlvr_cli.discovery.tasks import Task, load_task, read_text
 from rlvr_cli.errors import RlvrError
@@ -76,7 +77,9 @@ def run(config: DiscoverConfig) -> None:
         start_score = score_of_start(opened, task, settings)
         proposer = open_proposer(config, engine, responses)
         try:
-            planned = {"samples": settings.planned_attempts}
+            planned = {
+                "samples": max(settings.planned_attempts, len(read_attempts(opened)))
+            }  # a longer run may be resumed
             opened.update(sampler=sampler_facts(proposer, reason=engine.reason), planned=planned)
             known = search(
                 Search(
@@ -100,7 +103,8 @@ def run(config: DiscoverConfig) -> None:
 def verify(config: DiscoverConfig, task: Task, limits: Limits) -> None:
     """Run one program and print what the verifier says of it, as JSON. Exits with status 1 if it is not valid."""
     program = read_text(Path(config.verify), "the program to verify")
-    judgment = run_and_verify(program, task, limits=limits, require_sandbox=config.require_sandbox).judgment
+    with redirect_stdout(sys.stderr):  # what a verifier of the user's prints
+        judgment = run_and_verify(program, task, limits=limits, require_sandbox=config.require_sandbox).judgment
     console.print_text(json.dumps(judgment.said))
     if judgment.error is not None:
         sys.exit(1)

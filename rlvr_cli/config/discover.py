@@ -19,6 +19,7 @@ from rlvr_cli.errors import RlvrError
 Proposer = Literal["model", "mutate", "replay"]
 Strategy = Literal["best-of-n", "refine", "islands"]
 KISSING = "kissing"  # the task that comes with rlvr
+DIM = 11  # of the homework
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
         group="Data",
         argument=True,
     )
-    dim: int = knob(11, "Dimension of the kissing number.", group="Data", common=True, at_least=1, at_most=64)
+    dim: int = knob(DIM, "Dimension of the kissing number.", group="Data", common=True, at_least=1, at_most=64)
     start: str = knob("", "File with the program to start from. Empty: the task's own.", group="Data")
     verify: str = knob(
         "", "Only run this program and verify what it gives: JSON, and exit status 1 if that is not valid.",
@@ -114,6 +115,8 @@ class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
         check_endpoint(self, chat=self.chat)
         if self.verify and self.dry_run:
             raise RlvrError("--dry-run has no effect with --verify: one program runs.", "Leave one of them out.")
+        if self.dim != DIM and self.task not in ("", KISSING):
+            raise RlvrError(f"--dim is of the kissing number; {self.task} is a task of your own.", "Leave --dim out.")
         if bool(self.replay_from) != (self.proposer == "replay"):
             raise RlvrError(
                 "--proposer replay and --replay-from FILE belong together.", "Give both of them, or leave both out."

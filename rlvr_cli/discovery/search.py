@@ -27,12 +27,13 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import utc_now_naive
 from rlvr_cli.rollouts.metrics import AVERAGED, SamplingStats, generation_metrics
 from rlvr_cli.rollouts.requests import request_seed
+from rlvr_cli.runs.check import POINTS
 from rlvr_cli.runs.files import (
     atomic_write,
+    damaged_file,
     fsync_directory,
     os_errors_as_user_errors,
     read_regular,
-    shown,
     write_together,
 )
 from rlvr_cli.runs.readers import read_parts
@@ -42,7 +43,7 @@ from rlvr_cli.text import storable
 from rlvr_cli.types import Completion, Phase, Request, Sampler, SamplingParams, Segment
 
 PHASE: Phase = "eval"
-POINTS, BEST = "points", "best"  # folders of the run
+BEST = "best"  # folder of the run
 _POLL = 0.2  # seconds between looks at a Ctrl-C while programs run
 
 
@@ -294,10 +295,7 @@ def keep_best(run: Path, best: Known | None) -> None:
     program = best.program.encode()
     points = read_regular(run, f"{POINTS}/{best.points_sha256}.json")
     if hashlib.sha256(points).hexdigest() != best.points_sha256:
-        raise RlvrError(
-            f"{shown(run / POINTS / best.points_sha256)}.json is damaged: its sha256 is not its name.",
-            "Restore the file from a copy, or start a new run.",
-        )
+        raise damaged_file(run / POINTS / f"{best.points_sha256}.json", "its sha256 is not its name")
     _make_folder(run, BEST)
     files = [(run / BEST / "program.py", program), (run / BEST / "points.json", points)]
     if not all(path.is_file() and path.read_bytes() == data for path, data in files):

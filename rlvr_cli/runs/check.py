@@ -3,18 +3,27 @@
 Enters: a run directory. Leaves: a `Check` with one sentence per problem.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import read_regular, refuse_links, shown
+from rlvr_cli.runs.files import damaged_file, read_regular, refuse_links, shown
 from rlvr_cli.runs.keys import KeyBits, bits_of_keys, merge, overlap
 from rlvr_cli.runs.manifest import METRICS, ROLLOUTS, Entry, matches, part_name
 from rlvr_cli.runs.parquet import keys_of, version_of
-from rlvr_cli.runs.readers import RUN_FILE, parsed_table, read_index, read_metadata, read_metrics, row_type_of
+from rlvr_cli.runs.readers import (
+    RUN_FILE,
+    parsed_table,
+    part_tables,
+    read_index,
+    read_metadata,
+    read_metrics,
+    row_type_of,
+)
 from rlvr_cli.runs.sums import check_sums
 from rlvr_cli.text import printable
 from rlvr_cli.types import Metric
@@ -22,6 +31,7 @@ from rlvr_cli.types import Metric
 if TYPE_CHECKING:
     import pyarrow as pa
 
+POINTS = "points"  # folder with what a search's programs gave: files named by their sha256
 MODELS = {
     "model": "model_files",
     "model-merged": "merged_model_files",
@@ -33,7 +43,7 @@ SeedOf = Callable[..., int]  # `rollouts.requests.request_seed`
 class Check:
     """The result of checking a run; problems and pending parts are one sentence each."""
 
-    files: int  # number of files with a sum: rollouts, segments, grades, metrics and the final model
+    files: int  # number of files with a sum: rollouts, segments, grades, metrics, the final model and a search's points
     rows: int  # rollouts
     problems: list[str]  # files that are missing, differ from what was committed, or say what cannot be
     pending: list[
@@ -93,7 +103,26 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
         except RlvrError as error:
             problems.append(error.problem)
     rows = sum(e.rows for e in entries if e.folder == ROLLOUTS)
-    return Check(len({e.path for e in entries}) + len(trained), rows, problems, pending)
+    points = _points_of(path, entries) if metadata["command"] == "discover" and not problems else set()
+    problems += [problem for name in sorted(points) if (problem := _points_problem(path, name))]
+    return Check(len({e.path for e in entries}) + len(trained) + len(points), rows, problems, pending)
+
+
+def _points_of(run: Path, entries: Sequence[Entry]) -> set[str]:
+    """The files of points/ that a search's rows name."""
+    tables = part_tables(run, entries, phase=None, step=None, columns=["candidate"])
+    candidates = [row["candidate"] for table in tables for row in table.to_pylist()]
+    return {f"{c['points_sha256']}.json" for c in candidates if c is not None and c["points_sha256"] is not None}
+
+
+def _points_problem(run: Path, name: str) -> str:
+    """Say what is wrong with a file of points/, which is named by its sha256; empty if nothing is."""
+    try:
+        data = read_regular(run, f"{POINTS}/{name}")
+    except RlvrError as error:
+        return error.problem
+    same = hashlib.sha256(data).hexdigest() == name.removesuffix(".json")
+    return "" if same else damaged_file(run / POINTS / name, "its sha256 is not its name").problem
 
 
 def check_trained_model(directory: Path) -> None:

@@ -260,7 +260,9 @@ def test_a_difference_is_known_at_least_as_well_as_its_least_known_part():
     assert spread.error(128) == (pytest.approx(math.sqrt(0.0384 / 128)), 4.0), "Satterthwaite's alone: 0.65"
     assert Spread(0.0384, 0.0, 7.4e-4, 4.0, 3).error(3)[1] == pytest.approx(2.0), "no more than the questions'"
     known = Spread(per_question=1.0, seeds=0.001, unsure=0.001, seed_df=4.0, questions=1000)
-    assert known.error(1000)[1] == pytest.approx(0.002**2 / (0.001**2 / 999 + 0.001**2 / 4)), "where nothing is too large"
+    assert known.error(1000)[1] == pytest.approx(0.002**2 / (0.001**2 / 999 + 0.001**2 / 4)), (
+        "where nothing is too large"
+    )
 
 
 def test_an_arm_of_one_run_takes_its_spread_from_the_other():

@@ -3,6 +3,7 @@
 import json
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,6 +98,18 @@ def test_the_best_program_stands_alone_and_its_points_are_what_it_gives(whole: P
     assert (done.status, json.loads(done.out)["num_points"], json.loads(done.out)["validity"]) == (0, 582, 1.0)
     stored = {row["candidate"]["points_sha256"] for row in attempts_of(whole)} - {None}
     assert {path.stem for path in (whole / "points").iterdir()} == stored
+
+
+def test_damaged_and_missing_points_are_found(whole: Path, tmp_path: Path):
+    run = shutil.copytree(whole, tmp_path / "whole")
+    assert check_run(run).problems == []
+    first, second, *_ = sorted((run / "points").iterdir())
+    first.write_text(first.read_text() + " ")
+    second.unlink()
+    problems = {first.name: "its sha256 is not its name", second.name: "missing"}
+    assert len(found := check_run(run).problems) == len(problems)
+    for name, said in problems.items():
+        assert any(name in problem and said in problem for problem in found), (name, found)
 
 
 def test_the_homeworks_files(whole: Path):

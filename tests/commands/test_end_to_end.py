@@ -223,7 +223,12 @@ def test_a_changed_dataset_cannot_be_resumed(tmp_path, rlvr):
 def test_a_plan_of_an_evaluation_says_what_would_be_sampled_and_writes_nothing(tmp_path, rlvr):
     words = "eval --dataset arithmetic:6,countdown:3 --num-samples 4 --sampling-max-tokens 50 --dry-run"
     done = rlvr(tmp_path, *words.split())
-    for said in ("arithmetic:6:0: 6 questions; grader r1_zero", "24 responses of up to 50 tokens", "grader countdown", "12 responses"):
+    for said in (
+        "arithmetic:6:0: 6 questions; grader r1_zero",
+        "24 responses of up to 50 tokens",
+        "grader countdown",
+        "12 responses",
+    ):
         assert said in done.err
     assert "User: What is the last digit of" in done.out
     assert done.out.endswith("<think>\n")
