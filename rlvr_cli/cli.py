@@ -136,7 +136,9 @@ def build(name: str) -> TyperCommand:
             config = resolve(config_type, flags=given, command=name)
         except RlvrError as e:
             raise UsageError(e.problem, e.hint) from e
-        importlib.import_module(f"rlvr_cli.commands.{name}").run(config)
+        with process.left_on_interrupt():
+            module = importlib.import_module(f"rlvr_cli.commands.{name}")
+        module.run(config)
 
     parameters = [_parameter(option, command=name) for option in known.values()]
     run.__signature__ = inspect.Signature([*parameters, _HELP_ALL])  # type: ignore[attr-defined]

@@ -28,6 +28,29 @@ HEARD = b"stopping: what is done will be saved. Another Ctrl-C stops at once, wi
 REPEAT_SECONDS = 1.0  # within which another signal is the same one: `timeout` and closing terminals send it twice
 
 
+@contextmanager
+def left_on_interrupt() -> Iterator[None]:
+    """Context manager in which Ctrl-C ends the process at once with status 130, where nothing is open yet.
+
+    It is for the import of compiled libraries, some of which abort, or fail in other ways, when a KeyboardInterrupt passes through them.
+    """
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    with suppress(OSError):
+        os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
 class StopRequest:
     """Context manager that turns `STOP_SIGNALS` into a flag, polled with `check`; `stoppable` blocks end at once.
 

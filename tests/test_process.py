@@ -3,7 +3,11 @@
 import os
 import queue
 import signal
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +88,50 @@ def test_a_signal_ends_a_wait_and_only_a_wait():
             raise AssertionError("the wait began after the signal")
     with stoppable():
         pass
+
+
+# Ctrl-C before anything is open
+
+BREAKS = """
+import pathlib, time
+pathlib.Path("begun").touch()
+try:
+    time.sleep(60)
+except BaseException:
+    raise ImportError("broken by the interrupt") from None
+"""
+
+
+def test_an_import_that_an_interrupt_would_break_is_left_at_once(tmp_path):
+    (tmp_path / "torch.py").write_text(BREAKS)
+    code = "import signal; signal.signal(2, signal.default_int_handler); from rlvr_cli.cli import main; main()"
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "grpo"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    ) as begun:
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "begun").exists():
+                assert time.monotonic() < deadline
+                assert begun.poll() is None
+                time.sleep(0.02)
+            begun.send_signal(signal.SIGINT)
+            assert begun.communicate(timeout=20)[1] == "interrupted\n"
+            assert begun.returncode == 130
+        finally:
+            begun.kill()
+
+
+def test_after_the_imports_an_interrupt_is_an_exception_again():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with process.left_on_interrupt():
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
