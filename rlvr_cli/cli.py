@@ -302,6 +302,7 @@ def main() -> None:
     except (Interrupted, KeyboardInterrupt) as e:
         print(f"interrupted{f': {printable(str(e))}' if str(e) else ''}", file=sys.stderr, flush=True)
         if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+            streams.flush()
             os._exit(130)  # one that cannot be stopped, such as in a verifier of the user's: Python would wait for it
         sys.exit(130)
     except BrokenPipeError:
@@ -318,8 +319,5 @@ def fail(problem: str, hint: str, *, status: int) -> NoReturn:
     print(f"error: {printable(redacted(problem))}", file=sys.stderr)
     if hint:
         print(f"  {printable(redacted(hint))}", file=sys.stderr)
-    try:
-        sys.stdout.flush()
-    except (RlvrError, OSError):
-        streams.discard()
+    streams.flush()
     sys.exit(status)

@@ -81,7 +81,9 @@ def load(spec: str, role: Role) -> Callable[..., Any]:
         sys.path.append(directory)  # last on the path: modules beside the file can be imported but shadow nothing
     try:
         module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the user's own code raises
         raise RlvrError(f"{path} could not be loaded: {type(error).__name__}: {error}", "Correct the file.") from error
     function = getattr(module, name, None)
     if not callable(function):

@@ -103,13 +103,22 @@ def summarize(
         RlvrError: the run has no such rollouts, or cannot be read.
     """
     info = run if isinstance(run, RunInfo) else read_run(run)
-    if info.metadata["command"] == SEARCH:
-        raise RlvrError(
-            f"{info.id} is a search: it has scores, and no accuracy.", f"rlvr analyze {SEARCH_TABLES[0]} {info.id}"
-        )
+    without_searches([info])
     query = named_queries()["summary"]
     with open_runs([info], timeout_seconds=timeout_seconds) as database:
         return _summary(database, query, run_id=info.id, phase=phase, step=step)
+
+
+def without_searches(infos: Sequence[RunInfo]) -> list[RunInfo]:
+    """The runs that have answers, which are right or wrong. Raises RlvrError if all are searches, which have scores."""
+    answered = [info for info in infos if info.metadata["command"] != SEARCH]
+    if infos and not answered:
+        first, are = (
+            infos[0].id,
+            "is a search: it has scores" if len(infos) == 1 else "and the others are searches: they have scores",
+        )
+        raise RlvrError(f"{first} {are}, and no accuracy.", f"rlvr analyze {SEARCH_TABLES[0]} {first}")
+    return answered
 
 
 def search_tables(info: RunInfo, *, timeout_seconds: float = 30.0) -> list[Table]:

@@ -18,7 +18,7 @@ from rlvr_cli.analysis.at_k import at_k_table
 from rlvr_cli.analysis.database import Database, open_runs
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_query
 from rlvr_cli.analysis.objective import objective_sentences
-from rlvr_cli.analysis.summary import SEARCH, combined_tables, search_tables, summarize
+from rlvr_cli.analysis.summary import SEARCH, combined_tables, search_tables, summarize, without_searches
 from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.options import flag, nearest
 from rlvr_cli.errors import RlvrError, UsageError
@@ -53,6 +53,10 @@ OBJECTIVE = (
     "normalize_constant",
     "std_normalization",
 )  # options of the query of this name
+OF_ANSWERS = (
+    *("at_k", "best_at_k", "categories", "curves", "hardest", "learned_and_forgotten", "migration", "pass_at_k"),
+    "thinking_budget",
+)  # queries of right and wrong answers, which searches do not have
 REPORT = "report"  # accepted in place of a query's name
 REPORT_ANSWERS = (
     "One self-contained HTML page: summary, configuration, curves, alarms, rollouts to browse (--out FILE)."
@@ -90,6 +94,13 @@ def run(config: AnalyzeConfig) -> None:
     infos = _read([path for arm in arms for path in arm])
     if query.name == "summary":
         return summarize_runs(infos, config, parameters)
+    if query.name in OF_ANSWERS:
+        answered = without_searches(infos)
+        if len(answered) < len(infos):
+            passed = ", ".join(info.id for info in infos if info not in answered)
+            console.say(f"passed over, since a search has scores and no accuracy: {passed}")
+        infos, kept = answered, {info.path.resolve() for info in answered}
+        arms = [left for arm in arms if (left := [path for path in arm if path.resolve() in kept]) or not arm]
     with open_runs(infos, timeout_seconds=config.timeout_seconds) as database:
         if query.name == "at_k":
             result, left_out = at_k_table(database, parameters)
@@ -98,7 +109,7 @@ def run(config: AnalyzeConfig) -> None:
             divides = len(infos) > 1 and query.name and "limit" not in query.parameters
             result = database.select(query.sql, parameters, limit=0 if config.plot or divides else config.limit)
         if query.name:
-            result = as_typed(result, infos)
+            result = as_typed(result, infos, query)
         for sentence in left_out:
             console.say(sentence)
         nothing = "" if result.rows or left_out else why_nothing(database, query, parameters, infos)
@@ -119,14 +130,11 @@ def run(config: AnalyzeConfig) -> None:
         console.say(nothing)
 
 
-def as_typed(result: Table, infos: Sequence[RunInfo]) -> Table:
-    """The rows with the runs in the order typed, if they are sorted by run; any other order has a meaning of its own."""
-    if "run_id" not in result.columns:
+def as_typed(result: Table, infos: Sequence[RunInfo], query: NamedQuery) -> Table:
+    """The rows with the runs in the order typed, if the query sorts them by run first; any other order has a meaning of its own."""
+    if not re.match(r"\s*run_id\b", query.sql.rpartition("ORDER BY")[2]):
         return result
     place = result.columns.index("run_id")
-    runs = [row[place] for row in result.rows]
-    if runs != sorted(runs):
-        return result
     typed = {info.id: i for i, info in enumerate(infos)}
     return replace(result, rows=sorted(result.rows, key=lambda row: typed[row[place]]))
 
@@ -457,6 +465,12 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
         raise RlvrError(
             "compare needs at least one run in each arm, and each run only once.",
             "To compare steps of one run: rlvr analyze migration RUN",
+        )
+    if len(without_searches(runs)) < len(runs):
+        searches = ", ".join(info.id for info in runs if info.metadata["command"] == SEARCH)
+        raise RlvrError(
+            f"compare is of right and wrong answers, and a search has scores: {searches}.",
+            f"rlvr analyze searches {searches}",
         )
     ids = [[info.id for info in arm] for arm in infos]
     where = {"phase": parameters["phase"], "step": parameters["step"]}

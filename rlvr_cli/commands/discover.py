@@ -6,7 +6,6 @@ Enters: a DiscoverConfig. Leaves: a run with every attempt, its best program, an
 import hashlib
 import json
 import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_facts, settings_of
 from rlvr_cli.sandbox.run import Limits, available_layers, check_sandbox, sandbox_warning
-from rlvr_cli.terminal import console, tables
+from rlvr_cli.terminal import console, streams, tables
 from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.placement import sampler_devices
 from rlvr_cli.types import Sampler
@@ -39,13 +38,14 @@ def run(config: DiscoverConfig) -> None:
         check_sandbox()
     elif warning := sandbox_warning():
         console.say(warning)
-    task = load_task(
-        config.task,
-        dim=config.dim,
-        start=config.start,
-        searches=config.proposer == "mutate",
-        seconds=config.program_timeout,
-    )
+    with streams.of_results():  # a verifier of the user's may print
+        task = load_task(
+            config.task,
+            dim=config.dim,
+            start=config.start,
+            searches=config.proposer == "mutate",
+            seconds=config.program_timeout,
+        )
     limits = Limits(seconds=config.program_timeout, memory_bytes=int(config.program_memory_gb * 2**30))
     if config.verify:
         return verify(config, task, limits)
@@ -65,6 +65,7 @@ def run(config: DiscoverConfig) -> None:
         engine=engine.name,
     )
     with (
+        streams.of_results(),
         StopRequest() as stop,
         tracked(config.track, project=config.track_project) as trackers,
         open_run(config, command="discover", facts=facts) as opened,
@@ -103,7 +104,7 @@ def run(config: DiscoverConfig) -> None:
 def verify(config: DiscoverConfig, task: Task, limits: Limits) -> None:
     """Run one program and print what the verifier says of it, as JSON. Exits with status 1 if it is not valid."""
     program = read_text(Path(config.verify), "the program to verify")
-    with redirect_stdout(sys.stderr):  # what a verifier of the user's prints
+    with streams.of_results():
         judgment = run_and_verify(program, task, limits=limits, require_sandbox=config.require_sandbox).judgment
     console.print_text(json.dumps(judgment.said))
     if judgment.error is not None:

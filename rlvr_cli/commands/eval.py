@@ -30,7 +30,7 @@ from rlvr_cli.runs.provenance import name_of, open_run, resumed_config
 from rlvr_cli.runs.readers import is_run, read_run, run_names
 from rlvr_cli.runs.run_dir import made_name, short_name
 from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_facts, settings_of
-from rlvr_cli.samplers.thinking_budget import SENTENCE, BudgetedSampler
+from rlvr_cli.samplers.thinking_budget import SENTENCE, BudgetedSampler, token_ids, tokens_left
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.placement import sampler_devices
@@ -169,7 +169,20 @@ def say_plan(
     model: dict[str, Any],
     ending: str,
 ) -> None:
-    """Print what would be evaluated, and the first prompt. Nothing is sampled or written."""
+    """Print what would be evaluated, and the first prompt. Nothing is sampled or written.
+
+    Raises:
+        RlvrError: there is no such device, or a thinking budget leaves no tokens for the answer.
+    """
+    if not (config.base_url or config.sampler_urls):
+        from rlvr_cli.models.device import resolve_device  # here: endpoints do without torch
+
+        resolve_device(config.device)
+    if config.thinking_budget and Path(model_path(config.model)).is_dir():  # others would have to be downloaded
+        from rlvr_cli.models.pretrained import load_tokenizer
+
+        ending_ids = token_ids(load_tokenizer(model_path(config.model)), ending)
+        tokens_left(config.sampling_params, budget=max(config.thinking_budgets), ending=ending_ids)
     for dataset in datasets.values():
         with grader_pool(config, dataset.default_grader) as pool:
             facts = input_facts(
@@ -177,7 +190,10 @@ def say_plan(
             )
         say_inputs(config, dataset, facts, engine, devices)
         params = config.sampling_params
-        samples = f"{len(dataset.examples) * config.num_samples:,} responses of up to {params.max_tokens:,} tokens"
+        runs = max(len(config.thinking_budgets), 1)
+        samples = (
+            f"{len(dataset.examples) * config.num_samples * runs:,} responses of up to {params.max_tokens:,} tokens"
+        )
         console.say(f"samples  {samples}, temperature {params.temperature:g}, top-p {params.top_p:g}")
     say_ending(config, ending)
     console.print_text(prompt_of(next(iter(datasets.values())).examples[0], template))

@@ -86,6 +86,10 @@ class EvalConfig(EndpointOptions, RunOptions, SamplingOptions, PromptOptions, Qu
         check_servers(self)
         self._check_thinking()
         self._check_datasets()
+        if self.check_dataset and self.dry_run:
+            raise RlvrError(
+                "--dry-run has no effect with --check-dataset: nothing is sampled.", "Leave one of them out."
+            )
 
     @property
     def thinking_budgets(self) -> tuple[int, ...]:

@@ -118,7 +118,9 @@ def _judge_by(verify: Callable[[Any], Any], spec: str, execution: Execution) -> 
         reward = grade_of(returned).reward or 0.0
         said = (returned if isinstance(returned, dict) else {}) | {"reward": reward}
         said = json.loads(json.dumps(said, default=str), parse_constant=str)  # NaN is none of JSON's numbers
-    except (Exception, SystemExit) as error:  # the user's own code: its error becomes data
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the user's own code raises becomes data
         detail = storable(error_detail(error, spec, verify))
         grade = Grade(None, None, None, None, None, type(error).__name__, detail)
         failed = {"error": f"the verifier failed: {type(error).__name__} {detail}"}

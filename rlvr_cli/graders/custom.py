@@ -54,7 +54,9 @@ def error_detail(error: BaseException, spec: str, function: Callable[..., Any]) 
     """
     try:
         text = str(error).strip()
-    except Exception:  # the user's own exception
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # the text of an exception may be the user's own code
         text = "its text cannot be read"
     if not user_code.is_file_spec(spec):
         return text

@@ -75,6 +75,7 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
         problems.append(error.problem)
     held: dict[tuple[str, str, str, int], KeyBits] = {}
     newest: dict[str, Entry] = {}  # by phase
+    unread = False  # whether a part cannot be read
     for entry in entries:
         name = part_name(entry.path)
         if name is None:
@@ -83,6 +84,7 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
             problems += _part_problems(path, entry, metadata, held, seed_of=seed_of)
         except RlvrError as error:
             problems.append(error.problem)
+            unread = True
         if not name.grader:
             before = newest.setdefault(entry.phase, entry)
             if entry.step < before.step:
@@ -103,7 +105,7 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
         except RlvrError as error:
             problems.append(error.problem)
     rows = sum(e.rows for e in entries if e.folder == ROLLOUTS)
-    points = _points_of(path, entries) if metadata["command"] == "discover" and not problems else set()
+    points = _points_of(path, entries) if metadata["command"] == "discover" and not unread else set()
     problems += [problem for name in sorted(points) if (problem := _points_problem(path, name))]
     return Check(len({e.path for e in entries}) + len(trained) + len(points), rows, problems, pending)
 

@@ -450,7 +450,7 @@ def _matching(pattern: str, root: Path) -> tuple[list[Path], list[str]]:
 
 
 def _natural(name: str) -> list[tuple[float, str]]:
-    """Sort key of a name by its numbers: sft-128 before sft-1024, lr-3e-5 before lr-1e-4."""
+    """Sort key of a name by its numbers: sft-128 before sft-1024, lr-3e-5 before lr-1e-4. A dot makes a decimal: v1.10 before v1.9."""
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", name)
     return [(float(part) if i % 2 else 0.0, part) for i, part in enumerate(parts)]
 

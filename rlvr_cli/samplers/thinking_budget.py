@@ -18,6 +18,23 @@ GROUP = 512  # rows that think before their answers are sampled: what a kill los
 SENTENCE = "Considering the limited time by the user, I have to give the solution based on the thinking directly now."
 
 
+def token_ids(tokenizer: Any, stop_thinking: str) -> list[int]:
+    """The tokens that end a thinking."""
+    return tokenizer(stop_thinking, add_special_tokens=False)["input_ids"]
+
+
+def tokens_left(params: SamplingParams, *, budget: int, ending: Sequence[int]) -> int:
+    """Tokens that a thinking budget and the tokens that end the thinking leave for the answer. Raises RlvrError if there are none."""
+    left = params.max_tokens - budget - len(ending)
+    if left < 1:
+        raise RlvrError(
+            f"A response has up to {params.max_tokens} tokens: {budget} of thinking and the {len(ending)} that end it "
+            "leave none for the answer.",
+            "Raise --sampling-max-tokens, or lower --thinking-budget.",
+        )
+    return left
+
+
 class BudgetedSampler:
     """Samples from another sampler, within a thinking budget.
 
@@ -34,7 +51,7 @@ class BudgetedSampler:
 
     def __init__(self, sampler: Sampler, tokenizer: Any, *, budget: int, stop_thinking: str) -> None:
         self._sampler, self._tokenizer, self._budget = sampler, tokenizer, budget
-        self._ending: list[int] = tokenizer(stop_thinking, add_special_tokens=False)["input_ids"]
+        self._ending = token_ids(tokenizer, stop_thinking)
         self.engine, self.seeding = sampler.engine, sampler.seeding
         self.arrived = ()
         self.worked_seconds = None
@@ -54,13 +71,7 @@ class BudgetedSampler:
             RlvrError: no tokens are left for the answer, or what the sampler raises; before anything is sampled, if a prompt is
                 too long for `max_tokens`.
         """
-        left = params.max_tokens - self._budget - len(self._ending)
-        if left < 1:
-            raise RlvrError(
-                f"A response has up to {params.max_tokens} tokens: {self._budget} of thinking and the {len(self._ending)} that end it "
-                "leave none for the answer.",
-                "Raise --sampling-max-tokens, or lower --thinking-budget.",
-            )
+        left = tokens_left(params, budget=self._budget, ending=self._ending)
         for _ in self._sampler.sample([replace(request, seeds=()) for request in requests], params):
             pass  # nothing is asked for: the sampler checks the prompts
         size = max(GROUP // max((len(request.seeds) for request in requests), default=1), 1)

@@ -10,7 +10,7 @@ import os
 import select
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING
 
 from rlvr_cli.errors import RlvrError
@@ -46,6 +46,28 @@ def finish() -> None:
     if isinstance(getattr(getattr(sys.stdout, "buffer", None), "raw", None), _Results):
         with _failure_as_user_error():
             os.close(os.dup(1))  # where a network file system says that a write has failed
+
+
+def flush() -> None:
+    """Write what is there for stdout, if it can be written; before an end that is an error already."""
+    try:
+        sys.stdout.flush()
+    except (RlvrError, OSError):
+        discard()
+
+
+@contextmanager
+def of_results() -> Iterator[None]:
+    """Context manager that keeps stdout for results: what a user's code writes to it meanwhile, also to its descriptor, goes to stderr."""
+    sys.stdout.flush()
+    results = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(results, 1)
+        os.close(results)
 
 
 def discard() -> None:

@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 
 from factories import a_rollout
+from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.commands.analyze import find_query, run, shown_rows
+from rlvr_cli.analysis.report.build import charts_of
+from rlvr_cli.commands.analyze import OF_ANSWERS, find_query, run, shown_rows
 from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.sources import resolve
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Table
 
@@ -202,6 +205,39 @@ def test_the_rows_to_show_are_shared_out_among_the_runs(analyze):
     captured = analyze(query="SELECT run_id FROM rollouts ORDER BY run_id", runs=("old", "new"), limit=2, format="csv")
     assert captured.out == "run_id\nnew\nnew\n"
     assert "only the first 2 rows, which are of 1 of the 2 runs, are shown" in captured.err
+
+
+def test_only_a_query_that_sorts_by_run_has_the_runs_as_typed(analyze, tmp_path):
+    file = tmp_path / "mine.sql"
+    for order, expected in (("run_id, n", ["old", "new", "new"]), ("n, run_id", ["new", "new", "old"])):
+        rows = "SELECT run_id, if(run_id = 'old', 9, step) AS n FROM rollouts WHERE example_id = 'a'"
+        file.write_text(f"{rows} ORDER BY {order}\n")
+        found = json.loads(analyze(query=str(file), runs=("old", "new"), format="json").out)
+        assert [row["run_id"] for row in found] == expected
+
+
+def test_a_search_has_scores_and_no_accuracy(tmp_path, analyze):
+    for name, command, reward in (("found", "discover", 582.0), ("old", "eval", 1.0)):
+        with RunDir.create(tmp_path, command, name=name, metadata={}) as made:
+            made.commit_rollouts("eval", 0, [rollout(name, "a", reward)])
+            made.commit_metrics(0, "eval", {"reward/mean": reward, "discover/best": reward})
+    with open_runs([read_run(tmp_path / name) for name in ("found", "old")]) as database:
+        drawn = charts_of(database, [[read_run(tmp_path / name)] for name in ("found", "old")])
+    values = {panel.title: [line.y for line in panel.lines] for panel in drawn.panels}
+    assert values["Held-out reward"] == [[1.0]]
+    own = {"runs_dir": str(tmp_path), "format": "json"}
+    for query in OF_ANSWERS:
+        with pytest.raises(RlvrError, match="found is a search: it has scores, and no accuracy"):
+            analyze(query=query, runs=("found",), **own)
+        if query == "thinking_budget":
+            continue
+        captured = analyze(query=query, runs=("found", "old"), **own)
+        assert "passed over, since a search has scores and no accuracy: found" in captured.err
+        assert {row.get("run_id", "old") for row in json.loads(captured.out)} <= {"old"}
+    rows = json.loads(analyze(query="curves", runs=("found", "old"), **own).out)
+    assert [row["eval_reward"] for row in rows] == [1.0]
+    with pytest.raises(RlvrError, match="a search has scores: found"):
+        analyze(query="compare", runs=("found", "old"), **own)
 
 
 @pytest.mark.parametrize(

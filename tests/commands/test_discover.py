@@ -106,7 +106,8 @@ def test_damaged_and_missing_points_are_found(whole: Path, tmp_path: Path):
     first, second, *_ = sorted((run / "points").iterdir())
     first.write_text(first.read_text() + " ")
     second.unlink()
-    problems = {first.name: "its sha256 is not its name", second.name: "missing"}
+    (run / "metrics.parquet").write_bytes(b"cut")
+    problems = {first.name: "its sha256 is not its name", second.name: "missing", "metrics.parquet": ""}
     assert len(found := check_run(run).problems) == len(problems)
     for name, said in problems.items():
         assert any(name in problem and said in problem for problem in found), (name, found)
@@ -531,11 +532,14 @@ FIRST, REST = "def verify(points):\n    if points == [1]:\n        return 1\n", 
     ("rest", "reward", "said"),
     [
         ("    raise SystemExit(0)", None, "SystemExit"),
+        ("    raise BaseException('all of it')", None, "all of it"),
+        ("    print(points)\n    return 2", 2, '"reward": 2.0'),
+        ("    import os\n    os.write(1, b'written')\n    return 2", 2, '"reward": 2.0'),
         ("    return float('nan')", None, "not a finite number"),
         ("    return '3'", None, "not a number or a dictionary"),
         ("    return {'score': 3}", None, "it has score"),
         (
-            "    class Unsayable(Exception):\n        def __str__(self): raise ValueError\n    raise Unsayable",
+            "    class Unsayable(Exception):\n        def __str__(self): raise SystemExit\n    raise Unsayable",
             None,
             "Unsayable",
         ),
@@ -548,10 +552,12 @@ FIRST, REST = "def verify(points):\n    if points == [1]:\n        return 1\n", 
 def test_whatever_a_verifier_does_is_a_verdict(
     forks: Forks, tmp_path: Path, rest: str, reward: float | None, said: str
 ):
-    make_task(tmp_path / "mine", f"{FIRST}{rest}\n")
+    make_task(tmp_path / "mine", f"print('loaded')\n{FIRST}{rest}\n")
     write_responses(tmp_path / "r.jsonl", [fenced(REST)] * 2)
-    done = discover(forks, tmp_path, "mine --proposer replay --replay-from r.jsonl --num-samples 2 --run r")
+    words = "mine --proposer replay --replay-from r.jsonl --num-samples 2 --run r --format json"
+    done = discover(forks, tmp_path, words)
     assert done.status == 0, done.said
+    assert len(json.loads(done.out)) == 1, "what a verifier prints stays out of the result"
     assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [reward] * 2
     for points in (tmp_path / "runs/r").glob("*/*.json"):
         assert json.loads(points.read_text()) == [2, 3]

@@ -157,6 +157,7 @@ PROGRAMS: dict[str, tuple[str, set[str]]] = {
     ),
     "local socket": (attempt("import socket\nsocket.socket(socket.AF_UNIX)"), {"bad_points"}),
     # It could send to any datagram socket that has a path, such as that of the system's log.
+    "name of a socket": (attempt("import socket\na, b = socket.socketpair()\na.bind('\\0rlvr-taken')"), {"bad_points"}),
     "pair of datagrams": (attempt("import socket\nsocket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)"), {"bad_points"}),
     "raw terminal": (attempt("open('/dev/tty', 'w')"), {"bad_points"}),
     # that harm others

@@ -174,7 +174,7 @@ def charts_of(database: Database, runs: Sequence[Sequence[RunInfo]]) -> Picture:
     metrics = f"SELECT run_id, step, {columns} FROM metrics GROUP BY run_id, step"
     result = database.select(
         f"WITH curves AS ({query.sql.rstrip().rstrip(';')}\n), others AS ({metrics})"
-        " SELECT * FROM curves LEFT JOIN others USING (run_id, step) ORDER BY run_id, step"
+        " SELECT * FROM curves FULL JOIN others USING (run_id, step) ORDER BY run_id, step"
     )
     drawn = [c for c in COLUMNS if any(row[result.columns.index(c)] is not None for row in result.rows)]
     if not drawn:

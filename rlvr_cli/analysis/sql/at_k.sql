@@ -41,4 +41,4 @@ SELECT
     coalesce(wrong, []) AS wrong, coalesce(abstained, 0) AS abstained, count(*) AS questions
 FROM ranked LEFT JOIN votes USING (run_id, example_id)
 GROUP BY ALL
-ORDER BY ALL;
+ORDER BY run_id, step, n, correct, rewards, unscored, wrong, abstained;

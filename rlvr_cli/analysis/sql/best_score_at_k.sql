@@ -33,9 +33,9 @@ SELECT
     k,
     n AS attempts,
     valid,
-    CASE WHEN k <= n THEN round(list_sum([
+    CASE WHEN k <= n THEN least(scores[1], round(list_sum([
         scores[i + 1] * exp(lgamma(n - i) - lgamma(k) - lgamma(n - i - k + 1) - lgamma(n + 1) + lgamma(k + 1) + lgamma(n - k + 1))
         FOR i IN range(0, n - k + 1)
-    ]), 9) END AS best_score_at_k
+    ]), 6)) END AS best_score_at_k
 FROM ks
 ORDER BY run_id, k;
