@@ -454,7 +454,7 @@ WIRING = [
     ),
     *mutations_of(
         "samplers/thinking_budget.py",
-        ("a response's tokens within the budget are for the answer", "left = params.max_tokens - self._budget - len(self._ending)", "left = params.max_tokens", "tests/samplers/test_thinking_budget.py"),
+        ("a response's tokens within the budget are for the answer", "left = params.max_tokens - budget - len(ending)", "left = params.max_tokens", "tests/samplers/test_thinking_budget.py"),
         ("the answer repeats the thinking's draws", "(_seed_of_answer(requests[c.request_index].seeds[c.sample_index]),)", "(0,)", "tests/samplers/test_thinking_budget.py -k different"),
         ("a thought that has ended is ended again", "return () if END in thinking.text else", "return", "tests/samplers/test_thinking_budget.py -k unseen"),
         ("the stop sentence is the policy's", "*[False] * len(ending)", "*[True] * len(ending)", "tests/samplers/test_thinking_budget.py"),
@@ -789,7 +789,7 @@ MATHEMATICS = [
         ("programs have all the memory", "memory_bytes=int(config.program_memory_gb * 2**30)", "memory_bytes=2**31", f"{DISCOVER} memory", "program_memory_gb"),
         ("programs have all the time", "seconds=config.program_timeout, memory", "seconds=60.0, memory", f"{DISCOVER} out_of_time", "program_timeout"),
         ("the task's own program starts", "start=config.start,", 'start="",', f"{DISCOVER} ones_own", "start"),
-        ("always eleven dimensions", "        dim=config.dim,\n        start", "        dim=11,\n        start", f"{DISCOVER} small_dimension", "dim"),
+        ("always eleven dimensions", "            dim=config.dim,\n            start", "            dim=11,\n            start", f"{DISCOVER} small_dimension", "dim"),
     ),
     *mutations_of(
         "samplers/processes.py",

@@ -36,7 +36,7 @@ from rlvr_cli.sweeps.experiment import (
     next_stage,
     runs_of,
 )
-from rlvr_cli.sweeps.probe import measured_pace
+from rlvr_cli.sweeps.probe import check_steps, measured_pace
 from rlvr_cli.sweeps.schedule import LOGS, Job, check_plan, run_jobs, status_of, write_plan
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
@@ -85,6 +85,7 @@ def run(config: SweepConfig) -> None:
     stages = stages_of(experiment, Path(config.runs_dir))
     if config.emit:
         sweep = list(stages)[-1]
+        say_later_stages(sweep)
         return console.print_text("\n".join(emitted(sweep.jobs, sweep.folder, kind=config.emit)))
     if config.dry_run or config.probe:
         sweeps = list(stages)
@@ -144,12 +145,17 @@ def print_plan(sweeps: Sequence[Sweep], *, output: Format) -> None:
     for sweep in sweeps:
         say_experiment(sweep)
         rows += [(job.name, sweep.status_of(job), shlex.join(job.command)) for job in sweep.jobs]
-    for stage in sweeps[-1].experiment.stages:
+    say_later_stages(sweeps[-1])
+    tables.print_table(("run", "status", "command"), rows, output=output)
+
+
+def say_later_stages(sweep: Sweep) -> None:
+    """Print what follows once the runs of a stage are finished."""
+    for stage in sweep.experiment.stages:
         longer = f", {stage.longer} times as long" if stage.longer > 1 else ""
         console.say(
             f"then     {stage.name}: the best {stage.best} arms and the baseline{longer}; chosen once these runs are finished"
         )
-    tables.print_table(("run", "status", "command"), rows, output=output)
 
 
 def say_pace(sweep: Sweep, *, at_once: int) -> None:
@@ -157,6 +163,7 @@ def say_pace(sweep: Sweep, *, at_once: int) -> None:
     left = [job for job in sweep.jobs if sweep.status_of(job) not in ENDED]
     if not left:
         return console.say("hours    0: all runs are finished")
+    check_steps(left[0].command)
     console.say(f"probe    begins {left[0].name} in a temporary directory, and ends it after its first step")
     pace = measured_pace(left[0].command)
     rounds = -(-len(left) // at_once)
@@ -239,13 +246,16 @@ def results(sweep: Sweep, failed: Sequence[str]) -> list[Table]:
 
 
 def emitted(jobs: Sequence[Job], folder: Path, *, kind: str) -> list[str]:
-    """The commands as lines for a shell, or as an array job for SLURM: each goes on with its run if it was begun before."""
+    """The commands as lines for a shell, or as an array job for SLURM: each goes on with its run if it was begun before.
+
+    SLURM's signal reaches what `srun` starts, not what the batch shell starts itself.
+    """
 
     def line(job: Job) -> str:
         length = [word for name, value in job.lengths.items() for word in (flag(name), str(value))]
         again = [*job.command[:2], "--resume", job.name, "--runs-dir", str(folder), *length]
         begun = shlex.quote(str(folder / job.name / "run.json"))
-        return f"if test -e {begun}; then {shlex.join(again)}; else {shlex.join(job.command)}; fi"
+        return f"if test -e {begun}; then srun {shlex.join(again)}; else srun {shlex.join(job.command)}; fi"
 
     if kind == "commands":
         return [shlex.join(job.command) for job in jobs]

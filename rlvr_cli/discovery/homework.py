@@ -98,37 +98,38 @@ def report(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> st
         f"- first valid score: {_scored(first)}",
         f"- final score: {_scored(best)}",
         "",
-        "| attempt | round | best score | parents |",
-        "| --: | --: | --: | --- |",
-        *(
-            f"| {row['candidate']['number']} | {row['step']} | {row['reward']:g} | {', '.join(map(str, row['candidate']['parents'])) or 'start'} |"
-            for row in gains
-        ),
-        "",
+        *_table_of(gains),
         "What became of the attempts:",
         "",
         "| result | attempts |",
         "| --- | --: |",
         *(f"| {printable(kind, keep='')} | {count} |" for kind, count in counts.most_common()),
         "",
-        "## Prompts before the largest gains",
-        "",
     ]
     scores = [0.0 if start is None else start, *(row["reward"] for row in gains)]
-    largest = sorted(range(len(gains)), key=lambda i: scores[i] - scores[i + 1])[:SHOWN_PROMPTS]
+    rises = [i for i in range(len(gains)) if scores[i + 1] > scores[i]]
+    largest = sorted(rises, key=lambda i: scores[i] - scores[i + 1])[:SHOWN_PROMPTS]
+    lines += ["## Prompts before the largest gains", ""] if largest else []
     for i in sorted(largest):
         prompt = gains[i]["prompt"]
         cut = f"\n[{len(prompt) - SHOWN_CHARACTERS:,} characters more]" if len(prompt) > SHOWN_CHARACTERS else ""
         lines += [f"Attempt {gains[i]['candidate']['number']}, from {scores[i]:g} to {scores[i + 1]:g}:", ""]
         lines += [*(f"    {line}" for line in (prompt[:SHOWN_CHARACTERS] + cut).splitlines()), ""]
-    lines += [
-        "## Result",
-        "",
-        f"Final score: {_scored(best)}. The program is best/program.py, its points best/points.json.",
-    ]
+    where = "" if best is None else " The program is best/program.py, its points best/points.json."
+    lines += ["## Result", "", f"Final score: {_scored(best)}.{where}"]
     if facts["dataset"].get("dim") == 11:
         lines += ["", KNOWN]
     return "\n".join(map(printable, lines)) + "\n"
+
+
+def _table_of(gains: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not gains:
+        return []
+    rows = [
+        f"| {row['candidate']['number']} | {row['step']} | {row['reward']:g} | {', '.join(map(str, row['candidate']['parents'])) or 'start'} |"
+        for row in gains
+    ]
+    return ["| attempt | round | best score | parents |", "| --: | --: | --: | --- |", *rows, ""]
 
 
 def _proposer(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:

@@ -128,11 +128,7 @@ def load_experiment(
     for text, option, values in varied:
         if [name for _, name, _ in varied].count(option) > 1:
             raise UsageError(f"--vary has {flag(option)} twice.", f"Give all its values at once: --vary {option}=V1,V2")
-        if any(option in (key.replace("-", "_") for key in arm) for arm in content.get("arms", [])):
-            raise UsageError(
-                f"--vary {text}: the arms of {name} have {flag(option)} themselves.",
-                f"Change the arms in a copy: rlvr sweep {name} --show > mine.toml",
-            )
+        _check_not_of_arms(option, content, name=name, text=f"--vary {text}")
         for table in ("grid", "paired"):
             if option in content[table]:
                 content[table][option] = values
@@ -146,6 +142,8 @@ def load_experiment(
     for option in dict.fromkeys([*common, *(option for arm in arms for option in arm)]):
         if option in OWN:
             raise UsageError(f"A sweep sets {flag(option)} itself.", f"rlvr sweep has {OWN[option]}.")
+    for option in given:
+        _check_not_of_arms(option, content, name=name, text=flag(option))
     if clash := [option for option in given if any(option in arm for arm in arms)]:
         raise UsageError(
             f"{flag(clash[0])} varies in {name}.",
@@ -184,6 +182,15 @@ def load_experiment(
             for stage in content.get("stages", [])
         ],
     )
+
+
+def _check_not_of_arms(option: str, content: Mapping[str, Any], *, name: str, text: str) -> None:
+    """Raise UsageError if [[arms]] of a file set an option, since their names say its values."""
+    if any(option in (key.replace("-", "_") for key in arm) for arm in content.get("arms", [])):
+        raise UsageError(
+            f"{text}: the arms of {name} have {flag(option)} themselves.",
+            f"Change the arms in a copy: rlvr sweep {name} --show > mine.toml",
+        )
 
 
 def next_stage(experiment: Experiment, reached: Mapping[str, float]) -> Experiment:

@@ -57,15 +57,20 @@ class Pace:
         )
 
 
+def check_steps(command: Sequence[str]) -> None:
+    """Raise RlvrError if a command is an evaluation, which has no steps to measure."""
+    if command[1] == "eval":
+        raise RlvrError("--probe measures a step of training, and rlvr eval has none.", "Try the run with --limit 64.")
+
+
 def measured_pace(command: Sequence[str]) -> Pace:
     """Begin the run of a command such as `rlvr grpo --group-size 8`, and end it after its first step.
 
     Raises:
-        RlvrError: the command fails, or is an evaluation, which has no steps.
+        RlvrError: the command fails, or is an evaluation (`check_steps`).
         Interrupted: after a signal.
     """
-    if command[1] == "eval":
-        raise RlvrError("--probe measures a step of training, and rlvr eval has none.", "Try the run with --limit 64.")
+    check_steps(command)
     parent, began = os.getpid(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rlvr-probe-") as folder, StopRequest() as stop:
         run, log = Path(folder) / NAME, Path(folder) / LOG

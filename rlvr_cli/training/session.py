@@ -214,8 +214,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
     ):
         trackers.start(run.path)
         planned = {"updates": num_updates} if num_updates else {"steps": getattr(config, f"n_{command}_steps")}
-        policy = trainer.policy.facts | {"trainers": trainer.trainers.size, "fsdp": config.fsdp}
-        run.update(policy=policy, planned=planned)
+        run.update(policy=trainer.policy.facts, planned=planned, divisions=trainer.divisions)
         teacher = trainer.trainers.replica.teacher
         limits = (config.max_model_len, teacher and teacher.context_length)
         if inputs.questions:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -162,15 +162,30 @@ class Trainer:
             console.say(notice)
         if self.updates:
             console.say(f"resumes after  {self.updates} updates")
-        stored = self.run.metadata.get("policy", {})
-        before = _division(stored.get("trainers", 1), fsdp=stored.get("fsdp", False))
-        now = _division(self.trainers.size, fsdp=self.config.fsdp)
-        if self.updates and now != before:
+        self.divisions = self._stored_divisions()
+        return self
+
+    def _stored_divisions(self) -> list[dict[str, Any]]:
+        """How the work of the updates so far was divided, as run.json says."""
+        stored = self.run.metadata.get("divisions")
+        if stored is None and self.updates:  # of a run before there were divisions
+            policy = self.run.metadata.get("policy", {})
+            stored = [{"from_update": 0, "trainers": policy.get("trainers", 1), "fsdp": policy.get("fsdp", False)}]
+        return [division for division in stored or () if division["from_update"] < self.updates]
+
+    def _record_division(self) -> None:
+        """Before an update: store how the work is divided from now on, and say so if it was divided otherwise before."""
+        now = {"trainers": self.trainers.size, "fsdp": self.config.fsdp}
+        before = {key: value for key, value in self.divisions[-1].items() if key in now} if self.divisions else None
+        if now == before:
+            return
+        if before is not None:
             console.say(
-                f"note: it goes on with {now} instead of {before}: gradients are the same but for rounding, so "
+                f"note: it goes on with {_division(**now)} instead of {_division(**before)}: gradients are the same but for rounding, so "
                 "that the run is no longer, to the last bit, what it would have been"
             )
-        return self
+        self.divisions.append({"from_update": self.updates, **now})
+        self.run.update(divisions=self.divisions)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -216,6 +231,7 @@ class Trainer:
         """
         if not batch or not batch["response_mask"].any():
             return self.skip(cursor, tensors)
+        self._record_division()
         self.weights.sleep()
         fault_point("update")
         of = f" of {self.num_updates}" if self.num_updates else ""

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -399,7 +400,9 @@ def test_a_model_that_cannot_program_says_so_in_its_rows(forks: Forks, tmp_path:
     assert all(row["response_ids"] for row in rows)
     assert "attempt_errors" in done.err
     assert not (tmp_path / "runs/tiny/best").exists()
-    assert "nothing valid" in (tmp_path / "runs/tiny/report.md").read_text()
+    report = (tmp_path / "runs/tiny/report.md").read_text()
+    assert "Final score: nothing valid.\n" in report
+    assert not re.search(r"best/|best score|Prompts before", report), "it names nothing that is not there"
     assert forks.run("analyze", "report", tmp_path / "runs/tiny", cwd=tmp_path).status == 0
     page = (tmp_path / "runs/tiny/report.html").read_text()
     assert "tiny has found nothing valid" in page

@@ -217,13 +217,27 @@ def test_the_commands_can_be_printed_instead(sweep, tmp_path):
     script = sweep(seeds="0", emit="slurm").out
     assert "#SBATCH --array=0-1" in script
     subprocess.run(["bash", "-n", "-c", script], check=True)
-    assert not list(tmp_path.iterdir())
+    file = tmp_path / "two.toml"
+    file.write_text(
+        'command = "grpo"\n[grid]\nstd_normalization = ["group", "none"]\n[[stages]]\nname = "long"\nbest = 1\n'
+    )
+    for flags in ({"emit": "slurm"}, {"emit": "commands"}, {"dry_run": True}):
+        assert "then     long: the best 1 arms" in sweep(str(file), **flags).err
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_has_no_steps_is_not_probed(sweep, capsys):
+    with pytest.raises(RlvrError, match="rlvr eval has none"):
+        run(resolve(SweepConfig, flags={"experiment": "math_baseline", "probe": True}, command="sweep"))
+    assert "begins" not in capsys.readouterr().err
 
 
 def test_the_job_of_slurm_begins_a_run_or_goes_on_with_it(sweep, tmp_path):
     script = sweep(seeds="0", emit="slurm").out
-    (tmp_path / "rlvr").write_text('#!/bin/bash\necho "$@"\n')
-    (tmp_path / "rlvr").chmod(0o755)
+    (tmp_path / "srun").write_text(
+        '#!/bin/bash\ntest "$1" = rlvr && echo "${@:2}"\n'
+    )  # signals reach its processes alone
+    (tmp_path / "srun").chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "1"}
 
     def said():

@@ -36,13 +36,13 @@ def answer(program: str, *, entry=("points",), limits: Limits = ENOUGH):
 def descendants(root: int) -> set[int]:
     """The processes below one, zombies left out."""
     children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            state, parent = path.read_text(errors="replace").rpartition(")")[2].split()[:2]
-        except OSError:
+            state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+        except OSError:  # it has ended meanwhile
             continue
         if state != "Z":
-            children.setdefault(int(parent), []).append(int(path.parent.name))
+            children.setdefault(int(parent), []).append(int(pid))
     found = [root]
     for pid in found:
         found += children.get(pid, [])

@@ -224,9 +224,10 @@ def test_runs_without_a_number_of_steps_cannot_be_made_longer(write):
 
 
 def test_what_arms_have_is_not_varied():
-    with pytest.raises(RlvrError, match="the arms of ei_rollouts have --group-size themselves") as raised:
-        load_experiment("ei_rollouts", vary=["group_size=2,4"])
-    assert "rlvr sweep ei_rollouts --show > mine.toml" in raised.value.hint
+    for given in ({"vary": ["group_size=2,4"]}, {"overrides": ["--group-size", "4"]}):
+        with pytest.raises(RlvrError, match="the arms of ei_rollouts have --group-size themselves") as raised:
+            load_experiment("ei_rollouts", **given)
+        assert "rlvr sweep ei_rollouts --show > mine.toml" in raised.value.hint
 
 
 def test_an_unknown_experiment_is_named():

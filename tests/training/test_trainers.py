@@ -63,10 +63,15 @@ def assert_same_but_for_rounding(run: Path, other: Path) -> None:
             assert theirs[key] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), key
 
 
+def divisions(run: Path) -> list[tuple[int, int, bool]]:
+    """From which update on how many trainers worked, and whether on shards."""
+    return [(d["from_update"], d["trainers"], d["fsdp"]) for d in read_run(run).metadata["divisions"]]
+
+
 def test_two_trainers_do_what_one_does(forks: Forks, whole: Path, tmp_path: Path):
     forks.run(*GRPO, "--kl-coef", "0.01", "--run", "one", cwd=tmp_path, status=0)
     assert_same_but_for_rounding(whole, tmp_path / "runs/one")
-    assert read_run(tmp_path / "runs/one").metadata["policy"]["trainers"] == 1
+    assert divisions(tmp_path / "runs/one") == [(0, 1, False)]
     checked = forks.run("check", str(whole), "--replay", "4", cwd=tmp_path, status=0)
     assert "to 1e-6" in checked.said
 
@@ -78,13 +83,13 @@ def test_two_trainers_of_an_adapter_do_what_one_does(forks: Forks, tmp_path: Pat
     run = tmp_path / "runs/two"
     assert_same_but_for_rounding(run, tmp_path / "runs/one")
     assert (run / "model/adapter_model.safetensors").is_file()
-    assert read_run(run).metadata["policy"]["trainers"] == 2
+    assert divisions(run) == [(0, 2, False)]
     assert "to 1e-6" in forks.run("check", str(run), "--replay", "4", cwd=tmp_path, status=0).said
 
 
 def test_two_runs_have_the_same_bytes(forks: Forks, whole: Path, tmp_path: Path):
     forks.run(*GRPO_2, "--run", "again", cwd=tmp_path, status=0)
-    assert read_run(whole).metadata["policy"]["trainers"] == 2
+    assert divisions(whole) == [(0, 2, False)]
     assert weights_of(tmp_path / "runs/again") == weights_of(whole)
     assert rows_of(tmp_path / "runs/again", phase="train") == rows_of(whole, phase="train")
 
@@ -185,10 +190,20 @@ def test_a_trainer_that_stays_stopped_ends_the_run_in_time_and_is_named(forks: F
 def test_a_run_goes_on_with_another_number_of_trainers_and_says_so(forks: Forks, tmp_path: Path):
     run = tmp_path / "runs/cut"
     go_on(forks, run, GRPO_2, fault="update:6", status=-signal.SIGKILL)
-    done = forks.run("grpo", "--resume", str(run), "--trainers", "1", cwd=tmp_path, status=0)
+    first = divisions(run)
+    words = ["grpo", "--resume", str(run), "--trainers"]
+    done = forks.run(*words, "1", cwd=tmp_path, fault="update:3", status=-signal.SIGKILL)
     assert "with 1 trainer instead of 2 trainers" in done.err
-    assert read_run(run).metadata["policy"]["trainers"] == 1
+    done = forks.run(*words, "2", cwd=tmp_path, status=0)
+    assert "with 2 trainers, with copies of the weights instead of 1 trainer" in done.err
     assert read_run(run).metadata["status"] == "finished"
+    found = divisions(run)
+    assert first == [(0, 2, False)]
+    assert [(trainers, fsdp) for _, trainers, fsdp in found] == [(2, False), (1, False), (2, False)]
+    assert [update for update, *_ in found] == sorted({update for update, *_ in found})
+    done = forks.run(*words, "1", cwd=tmp_path, status=0)
+    assert "instead of" not in done.err, "nothing is left to do"
+    assert divisions(run) == found
     assert_readable(run)
 
 
@@ -276,7 +291,7 @@ def divided(forks: Forks, tmp_path_factory) -> Path:
 
 def test_two_shards_do_what_two_copies_do(forks: Forks, whole: Path, divided: Path, tmp_path: Path):
     assert_same_but_for_rounding(divided, whole)
-    assert read_run(divided).metadata["policy"]["fsdp"] is True
+    assert divisions(divided) == [(0, 2, True)]
     assert len(weights_of(divided)) == len(weights_of(whole)), "shards are saved as one model"
     assert "to 1e-6" in forks.run("check", str(divided), "--replay", "4", cwd=tmp_path, status=0).said
 

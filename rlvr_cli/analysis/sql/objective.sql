@@ -112,10 +112,10 @@ SELECT
     bucket,
     count(*) AS responses,
     avg(tokens) AS tokens,
-    sum(weight * tokens) / sum(tokens) AS token_weight,
-    sum(other * tokens) / sum(tokens) AS other_token_weight,
-    sum(weight * tokens) / count(*) AS response_weight,
-    sum(other * tokens) / count(*) AS other_response_weight,
+    round(sum(weight * tokens) / sum(tokens), 15) AS token_weight,
+    round(sum(other * tokens) / sum(tokens), 15) AS other_token_weight,
+    round(sum(weight * tokens) / count(*), 15) AS response_weight,
+    round(sum(other * tokens) / count(*), 15) AS other_response_weight,
     sum(abs(weight) * tokens) / nullif(sum(sum(abs(weight) * tokens)) OVER (PARTITION BY run_id, kind), 0) AS push_share,
     sum(abs(other) * tokens) / nullif(sum(sum(abs(other) * tokens)) OVER (PARTITION BY run_id, kind), 0) AS other_push_share
 FROM buckets
