@@ -229,6 +229,20 @@ def test_killed_while_the_final_model_is_written_nothing_is_left_over(forks: For
     assert_ended_as(whole.run, cut)
 
 
+@pytest.mark.parametrize(("given", "kept"), [([], [2, 16]), (["--checkpoint-minutes", "0"], [14, 16])])
+def test_after_a_checkpoint_that_took_a_long_time_the_next_ones_wait(forks: Forks, tmp_path: Path, given, kept):
+    """The first one is stopped while it is written, for more than a second."""
+    call = forks.start(*GRPO, *given, "--run", "r", cwd=tmp_path, fault="checkpoint.torn:1:stop")
+    checkpoints = tmp_path / "runs/r/checkpoints"
+    while not [*checkpoints.glob(".step-*")]:
+        assert forks.status(call) is None
+        time.sleep(0.05)
+    time.sleep(1.5)
+    forks.send(call, signal.SIGCONT)
+    assert forks.wait(call).status == 0
+    assert [path.name for path in sorted(checkpoints.iterdir())] == [f"step-{step:06}" for step in kept]
+
+
 def test_killed_before_the_last_pruning_two_checkpoints_are_left(forks: Forks, whole: Whole, tmp_path: Path):
     run = tmp_path / "runs/cut"
     go_on(forks, run, GRPO, fault="checkpoint.renamed:8", status=-signal.SIGKILL)
