@@ -12,39 +12,51 @@ from rlvr_cli.analysis.comparison import Comparison, compare, held_out_intervals
 from rlvr_cli.analysis.database import Database
 from rlvr_cli.analysis.estimators import holm
 from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.analysis.progress import read_progress, shared_steps
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.types import Table
 
 OF_K = "of k samples a question"  # title of a table
 Arms = Mapping[str, Sequence[str]]  # name -> ids of its runs, the seeds
-_ARM = ("arm", "seeds", "diverged", "accuracy", "low", "high", "best", "at_update", "updates", "minutes", "tokens")
+_ARM = (
+    *("arm", "seeds", "diverged", "accuracy", "low", "high"),
+    *("best", "best_low", "best_high", "at_update", "updates", "minutes", "tokens"),
+)
 _DIFFERENCE = ("arm", "against", "difference", "low", "high", "p", "p_holm", "detectable", "questions", "decided")
 
 
 def arm_table(database: Database, arms: Arms) -> Table:
-    """A row for each arm with an evaluation: how many of its seeds diverged, the accuracy at the last evaluation of each with its 95 %
-    interval, the best one of any evaluation (of the mean over seeds, so that it is chosen by chance, too), and the means over seeds of
-    updates, minutes and sampled tokens. Seeds may differ in their updates, as in expert iteration: their first evaluations belong
-    together, their second ones, and so on.
+    """A row for each arm with an evaluation.
+
+    Its columns: how many of its seeds diverged; the accuracy at the last evaluation of each with its 95 % interval; the best one of
+    any evaluation (of the mean over seeds, so that it is chosen by chance, too) with that of this evaluation; and the means over seeds
+    of updates, minutes and tokens: those sampled for training, without sampling those trained on, of an evaluation its responses.
+    Seeds may differ in their updates, as in expert iteration: the evaluations after as many rounds belong together.
     """
-    evaluations: dict[str, list[tuple[float, int]]] = {}
+    evaluations: dict[str, dict[int, float]] = {}
     for run, step, value in database.rows(_ACCURACY):  # in the order of their steps
-        evaluations.setdefault(run, []).append((value, step))
-    cost: dict[str, tuple[float, float, float]] = {run: (u, m, t) for run, u, m, t in database.rows(_COST)}
+        evaluations.setdefault(run, {})[step] = value
+    cost = {run: spent for run, *spent in database.rows(_COST)}
     diverged = {run for run, status in database.rows("SELECT run_id, status FROM runs") if status == "diverged"}
     intervals = held_out_intervals(database, list(arms.values()))
+    progress = read_progress(database)
     rows = []
     for number, (arm, runs) in enumerate(arms.items()):
         if not all(run in evaluations for run in runs):
             continue
-        together = list(zip(*(evaluations[run] for run in runs), strict=False))  # only as many as all seeds have
-        last = statistics.fmean(evaluations[run][-1][0] for run in runs)
-        means = [tuple(map(statistics.fmean, zip(*of_seeds, strict=True))) for of_seeds in together]
-        best, at_update = max(means, key=lambda mean: mean[0])  # the first one
+        means = {
+            steps: statistics.fmean(evaluations[run][step] for run, step in zip(runs, steps, strict=True))
+            for steps in shared_steps(progress, {run: list(evaluations[run]) for run in runs})
+        }
+        last = statistics.fmean(list(evaluations[run].values())[-1] for run in runs)
+        best = (None, None, None, None)
+        if means:
+            at = max(means, key=lambda steps: means[steps])  # the first one
+            best = (means[at], *intervals.get((number, at[0]), (None, None)), round(statistics.fmean(at)))
+        updates, minutes, tokens = (_mean(values) for values in zip(*(cost[run] for run in runs), strict=True))
         low, high = intervals.get((number, None), (None, None))
-        spent = [statistics.fmean(values) for values in zip(*(cost[run] for run in runs), strict=True)]
-        reached = (last, low, high, best, round(at_update))
-        rows.append((arm, len(runs), len(diverged & set(runs)), *reached, round(spent[0]), spent[1], round(spent[2])))
+        spent = (updates and round(updates), minutes, tokens and round(tokens))
+        rows.append((arm, len(runs), len(diverged & set(runs)), last, low, high, *best, *spent))
     return Table(_ARM, rows, title="arms")
 
 
@@ -145,6 +157,11 @@ def _p_text(p: float) -> str:
     return f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
 
 
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
 _ACCURACY = """
     SELECT run_id, step, avg(share)
     FROM (
@@ -161,7 +178,10 @@ _COST = """
         run_id,
         coalesce((SELECT max(step) FROM rollouts r WHERE r.run_id = runs.run_id AND phase = 'eval'), 0),
         wall_seconds / 60,
-        coalesce((SELECT sum(num_response_tokens) FROM rollouts r WHERE r.run_id = runs.run_id AND phase = 'train'), 0)
+        coalesce(
+            (SELECT sum(num_response_tokens) FROM rollouts r WHERE r.run_id = runs.run_id AND (phase = 'train' OR command = 'eval')),
+            (SELECT sum(value) FROM metrics m WHERE m.run_id = runs.run_id AND phase = 'train' AND name = 'update/tokens')
+        )
     FROM runs
     ORDER BY ALL
 """

@@ -12,10 +12,11 @@ from rlvr_cli.analysis.alarms import run_alarms
 from rlvr_cli.analysis.arms import arms_of
 from rlvr_cli.analysis.comparison import held_out_intervals
 from rlvr_cli.analysis.database import Database
-from rlvr_cli.analysis.figures import Wishes, draw, read_progress
+from rlvr_cli.analysis.figures import Wishes, draw
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.picture import Picture
 from rlvr_cli.analysis.plots import save_plot
+from rlvr_cli.analysis.progress import read_progress
 from rlvr_cli.analysis.report.build import charts_of
 from rlvr_cli.analysis.report.charts import layout_chart, layout_legend
 from rlvr_cli.analysis.report.page import Grid, assets, render
@@ -124,7 +125,7 @@ def _picture(findings: Findings, database: Database, wishes: Wishes) -> Picture 
             query,
             arms,
             wishes=replace(wishes, panels=panels),
-            progress=read_progress(database) if wishes.x != "updates" else None,
+            progress=read_progress(database),
             held_out=held_out_intervals(database, [arm.runs for arm in arms]),
         )
     except RlvrError:
