@@ -25,9 +25,10 @@ from rlvr_cli.analysis.estimators import (
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.progress import read_progress, shared_steps
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.types import Table
+from rlvr_cli.types import PValue, Table
 
 FEWEST_SEEDS = 3  # per arm; two hardly show how seeds vary: the interval is wide, and nothing is promised
+NOT_PROMISED = f"What could be told with more questions would take {FEWEST_SEEDS} seeds an arm to say."
 Answers = Mapping[str, Mapping[str, Any]]  # question -> row of the query `compare`
 
 
@@ -94,7 +95,7 @@ class Comparison:
             f"The data cannot tell which is better: B - A is {_points(self.difference)} points of accuracy ({interval})"
         )
         if self.detectable is None:
-            return f"{unsure}. What could be told with more questions would take {FEWEST_SEEDS} seeds an arm to say."
+            return f"{unsure}. {NOT_PROMISED}"
         seeds = len(self.a.runs) + len(self.b.runs) > 2
         if self.difference == 0:
             more = "here they are equal"
@@ -122,7 +123,7 @@ class Comparison:
             ("b_better", self.b_better, None, None),
             ("a_better", self.a_better, None, None),
             ("ties", self.questions - self.a_better - self.b_better, None, None),
-            ("mcnemar_p", self.mcnemar_p, None, None),
+            ("mcnemar_p", None if self.mcnemar_p is None else PValue(self.mcnemar_p), None, None),
             ("detectable_difference", self.detectable, None, None),
             ("questions_needed", self.needed, None, None),
         ]

@@ -382,11 +382,13 @@ class _Maker:
     def _line(self, points: Sequence[Point], column: str) -> Line:
         """The line of an arm's points: those of its one run, or the mean over its runs with an interval over seeds."""
         smooth = 1 if self._has_interval(points, column) or self.columns.bars else self.wishes.smooth
+        joined = column not in self.plot.get("points", "").split(",")
+        smooth = smooth if joined else 1
         merged = self._merged(points, column, smooth=smooth)
         x, y, low, high, notes = (list(column) for column in zip(*merged, strict=True))
         bounds = (low, high) if any(map(math.isfinite, low)) else (None, None)
         raw = [p[1] for p in self._merged(points, column, smooth=1)] if smooth > 1 else None
-        return Line(x, y, *bounds, raw=raw, notes=tuple(notes) if any(notes) else ())
+        return Line(x, y, *bounds, raw=raw, notes=tuple(notes) if any(notes) else (), joined=joined)
 
     def _has_interval(self, points: Sequence[Point], column: str) -> bool:
         return any(math.isfinite(p.low) for p in points) or (

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rlvr_cli.analysis.at_k import at_k_table
-from rlvr_cli.analysis.comparison import Comparison, compare, held_out_intervals
+from rlvr_cli.analysis.comparison import NOT_PROMISED, Comparison, compare, held_out_intervals
 from rlvr_cli.analysis.database import Database
 from rlvr_cli.analysis.estimators import holm
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.progress import read_progress, shared_steps
 from rlvr_cli.runs.readers import RunInfo
-from rlvr_cli.types import Table
+from rlvr_cli.types import PValue, Table
 
 OF_K = "of k samples a question"  # title of a table
 Arms = Mapping[str, Sequence[str]]  # name -> ids of its runs, the seeds
@@ -109,7 +109,7 @@ def difference_table(found: Mapping[str, Comparison], *, baseline: str) -> Table
     rows = []
     for arm, c in found.items():
         told = "yes" if is_decided(c, p_holm[arm]) else "no"
-        figures = (c.difference, c.low, c.high, c.p, p_holm[arm], c.detectable, c.questions)
+        figures = (c.difference, c.low, c.high, PValue(c.p), PValue(p_holm[arm]), c.detectable, c.questions)
         rows.append((arm, baseline, *figures, told))
     return Table(_DIFFERENCE, rows, title="differences")
 
@@ -119,7 +119,7 @@ def sentences(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str
     p_holm = corrected(found)
     several = f"for {len(found)} comparisons " if len(found) > 1 else ""
     for arm, c in found.items():
-        p = _p_text(c.p) + (f"; {several}{_p_text(p_holm[arm])}" if several else "")
+        p = _said(c.p) + (f"; {several}{_said(p_holm[arm])}" if several else "")
         interval = f"{100 * c.difference:+.1f} points (95% interval {100 * c.low:+.1f} to {100 * c.high:+.1f}; {p})"
         words = "better" if c.difference > 0 else "worse"
         if is_decided(c, p_holm[arm]):
@@ -131,9 +131,11 @@ def sentences(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str
             )
         else:
             least = (
-                "" if c.detectable is None else f" {100 * c.detectable:.1f} points or more would show in 4 of 5 trials."
+                NOT_PROMISED
+                if c.detectable is None
+                else f"{100 * c.detectable:.1f} points or more would show in 4 of 5 trials."
             )
-            yield f"The data cannot tell {arm} from {baseline}: {interval}.{least}"
+            yield f"The data cannot tell {arm} from {baseline}: {interval}. {least}"
     if several:
         yield (
             f"{len(found)} arms are compared with one baseline. The intervals are each arm's own. The second p is Holm's: if no arm "
@@ -153,8 +155,9 @@ def divergences(arms: Mapping[str, Sequence[RunInfo]]) -> Iterator[str]:
             yield f"{arm} diverged with {which}{why and f': {why}'}. It is compared as it was then."
 
 
-def _p_text(p: float) -> str:
-    return f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
+def _said(p: float) -> str:
+    text = PValue(p).text
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

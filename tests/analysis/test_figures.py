@@ -274,6 +274,15 @@ def test_lengths_have_a_panel_a_run():
     assert lines(picture) == [("correct", [0.0, 1.0], [3.0, 0.0]), ("wrong", [0.0, 1.0], [1.0, 2.0])]
 
 
+def test_the_attempts_of_a_search_are_points_and_the_best_so_far_is_a_line():
+    columns = ("run_id", "attempt", "score", "best_score")
+    rows = [("a", n, score, best) for n, (score, best) in enumerate([(3.0, 3.0), (9.0, 9.0), (1.0, 9.0)])]
+    for smooth in (1, 3):  # neighbors have nothing to do with each other
+        best, attempts = of("attempts", columns, rows, "a", smooth=smooth).panels[0].lines
+        assert (best.joined, attempts.joined) == (True, False)
+        assert (attempts.y, attempts.raw) == ([3.0, 9.0, 1.0], None)
+
+
 def test_a_panel_has_only_the_texts_of_its_own_rows():
     columns = ("run_id", "phase", "work", "seconds")
     rows = [("a", "train", "update", 2.0), ("a", "eval", "sampling", 1.0), ("a", "train", "sampling", 3.0)]

@@ -55,6 +55,12 @@ def test_a_tiny_p_is_no_row_of_digits():
     assert "p < 0.0001)" in next(sentences({"a": Found(3e-71)}, baseline="z"))
 
 
+def test_two_seeds_promise_nothing_and_the_sentence_says_why():
+    found = {"a": Found(0.4, decided=False, low=-0.02, detectable=None)}
+    (told,) = sentences(found, baseline="z")
+    assert told.endswith("p = 0.4). What could be told with more questions would take 3 seeds an arm to say.")
+
+
 def test_one_comparison_needs_no_correction():
     (told,) = sentences({"a": Found(0.01, difference=-0.05, low=-0.09, high=-0.01)}, baseline="z")
     assert told == "a is worse than z: -5.0 points (95% interval -9.0 to -1.0; p = 0.01)."

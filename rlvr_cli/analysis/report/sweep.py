@@ -87,11 +87,12 @@ def write_sweep_report(folder: Path, findings: Findings, database: Database) -> 
     responses, alarms = list(_responses(findings, database)), list(_alarms(findings))
     commands = "\n".join(shlex.join(command) for command in findings.commands)
     atomic_write(folder / PAGE, _markdown(findings, list(pictures), responses, alarms, commands).encode())
-    curves = charts_of(database, list(findings.arms.values()))
+    ((steps,),) = database.rows("SELECT count(DISTINCT step) FROM metrics")
+    curves = charts_of(database, list(findings.arms.values())) if steps > 1 else of_k or Picture(())
     panels = [(panel, curves) for panel in curves.panels]
     if (by_time := pictures.get("minutes.svg")) is not None:
         panels[1:1] = [(panel, by_time) for panel in by_time.panels]  # beside the same against updates
-    if of_k is not None:
+    if of_k is not None and curves is not of_k:
         panels += [(panel, of_k) for panel in of_k.panels]
     page = render(
         "sweep.html.j2",
@@ -117,7 +118,7 @@ def _picture(findings: Findings, database: Database, wishes: Wishes) -> Picture 
     result = database.select(query.sql, query.parameters, limit=0)
     known = dict(zip(result.columns, zip(*result.rows, strict=True), strict=False))
     panels = tuple(name for name in wishes.panels if any(value is not None for value in known.get(name, ())))
-    if not panels or len(set(known["step"])) == 1:
+    if not panels or len(set(known["step"])) == 1:  # one evaluation, which the tables have
         return None
     try:
         return draw(
