@@ -911,6 +911,11 @@ MATHEMATICS = [
         ("--log has no effect", "axis in wishes.log or axis in self.plot.get", "axis in self.plot.get", "tests/commands/test_analyze.py -k logarithmic"),
     ),
     *mutations_of(
+        "analysis/progress.py",
+        ("rounds of seeds are told apart by their updates", "return (number, step - starts[number]) if number >= 0 else (step, 0)", "return step, 0", "tests/analysis/test_figures.py -k in_common"),
+        ("a run that ended early has other rounds", "fewest -= 1", "pass", "tests/analysis/test_figures.py -k rounds_pair"),
+    ),
+    *mutations_of(
         "training/divergence.py",
         ("one bad evaluation is a divergence", ">= EVALUATIONS", ">= 1", "tests/training/test_divergence.py", "stop_when"),
         ("low rewards by chance are a divergence", "max(best / 2, ERRORS * noise)", "best / 2", "tests/training/test_divergence.py", "stop_when"),
@@ -923,6 +928,8 @@ MATHEMATICS = [
         ("each arm counts alone", "holm([comparison.p for comparison in found.values()])", "[comparison.p for comparison in found.values()]", "tests/analysis/test_sweep_table.py"),
         ("decided before the correction", "found.decided and p_holm < 0.05", "found.decided", "tests/analysis/test_sweep_table.py"),
         ("worse arms are better", '"better" if c.difference > 0 else "worse"', '"better"', "tests/analysis/test_sweep_table.py"),
+        ("an evaluation took no tokens", " OR command = 'eval'", "", "tests/analysis/test_sweep_table.py -k tokens"),
+        ("the best accuracy has the interval of the last one", "intervals.get((number, at[0]), (None, None))", "intervals.get((number, None), (None, None))", "tests/analysis/test_sweep_table.py -k updates_differ"),
         ("a divergence is passed over", 'if info.metadata["status"] == "diverged"]', "if False]", "tests/analysis/test_sweep_table.py"),
     ),
     *mutations_of(
