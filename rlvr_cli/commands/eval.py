@@ -58,11 +58,14 @@ def run(config: EvalConfig) -> None:
     devices = sampler_devices(config.device, engine=engine.name, samplers=config.samplers)
     model = model_facts(config.model, base_url=config.base_url, fetch=not config.dry_run)
     if config.dry_run:
+        check_budgets(config, ending)
         return say_plan(config, datasets, template, engine, devices, model=model, ending=ending)
+    configs = config_of_each_run(config, about=[name_of(model), *(d.name for d in datasets.values())])
+    check_budgets(config, ending)  # before a run is made
     evaluated: dict[Path, Dataset] = {}
     with StopRequest() as stop, ExitStack() as opened:
         sampler: Sampler | None = None
-        for one in config_of_each_run(config, about=[name_of(model), *(d.name for d in datasets.values())]):
+        for one in configs:
             dataset = datasets[one.dataset]
             pool = grader_pool(one, dataset.default_grader)
             facts = input_facts(
@@ -172,17 +175,12 @@ def say_plan(
     """Print what would be evaluated, and the first prompt. Nothing is sampled or written.
 
     Raises:
-        RlvrError: there is no such device, or a thinking budget leaves no tokens for the answer.
+        RlvrError: there is no such device.
     """
     if not (config.base_url or config.sampler_urls):
         from rlvr_cli.models.device import resolve_device  # here: endpoints do without torch
 
         resolve_device(config.device)
-    if config.thinking_budget and Path(model_path(config.model)).is_dir():  # others would have to be downloaded
-        from rlvr_cli.models.pretrained import load_tokenizer
-
-        ending_ids = token_ids(load_tokenizer(model_path(config.model)), ending)
-        tokens_left(config.sampling_params, budget=max(config.thinking_budgets), ending=ending_ids)
     for dataset in datasets.values():
         with grader_pool(config, dataset.default_grader) as pool:
             facts = input_facts(
@@ -261,6 +259,15 @@ def stop_thinking(config: EvalConfig, template: PromptTemplate) -> str:
     if "<answer>" in template.text:
         return f" {SENTENCE} </think> <answer>"
     return f"{SENTENCE}\n</think>\n\n"
+
+
+def check_budgets(config: EvalConfig, ending: str) -> None:
+    """Raise RlvrError if a thinking budget leaves no tokens for the answer; of a model that is not downloaded nothing is known."""
+    if config.thinking_budget and Path(model_path(config.model)).is_dir():
+        from rlvr_cli.models.pretrained import load_tokenizer  # here: endpoints do without transformers
+
+        ending_ids = token_ids(load_tokenizer(model_path(config.model)), ending)
+        tokens_left(config.sampling_params, budget=max(config.thinking_budgets), ending=ending_ids)
 
 
 def within_budget(config: EvalConfig, sampler: Sampler, ending: str) -> Sampler:
