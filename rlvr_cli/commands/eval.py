@@ -21,7 +21,7 @@ from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import reference_response
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.models.identity import model_facts, model_path
+from rlvr_cli.models.identity import model_facts, model_line, model_path
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import check_grade_errors, grader_pool, stored_errors
@@ -39,7 +39,7 @@ from rlvr_cli.types import Sampler, Table
 
 def run(config: EvalConfig) -> None:
     """Evaluate a model. Raises RlvrError for user errors, Interrupted after a signal."""
-    config = resumed_config(config, command="eval", one_run=not own_options(config))
+    config = resumed_config(config, command="eval", one_run=not own_options(config), writes=not config.check_dataset)
     template = load_template(config, model=config.model)
     datasets = {
         name: load_questions(replace(config, dataset=name), purpose="eval", limit=config.limit)
@@ -149,7 +149,7 @@ def say_inputs(
     console.say(f"dataset  {dataset.name}: {len(dataset.examples)} questions; grader {facts['grader']}")
     if config.chat:
         console.say(f"prompt   {chat_line(facts['prompt'])}")
-    console.say(f"model    {facts['model']['name']}")
+    console.say(f"model    {model_line(facts['model'])}")
     console.say(f"engine   {engine.name} ({engine.reason})")
     if len(devices) > 1:
         console.say(f"devices  {', '.join(dict.fromkeys(devices))} for {len(devices)} processes")
