@@ -41,7 +41,8 @@ COLUMNS = {
     "best_score": "DOUBLE",  # of a search, which has no accuracy
     "model": "VARCHAR",
     "dataset": "VARCHAR",
-    "differs": "VARCHAR",  # options in which runs of this command differ, unless more than half of them have the same value
+    # Options in which runs of this command differ, the rarest values first, without those that more than half of the runs have.
+    "differs": "VARCHAR",
     "created_at": "TIMESTAMP",
     "wall_seconds": "DOUBLE",
     "bytes": "BIGINT",  # of all files, if asked for
@@ -125,6 +126,20 @@ def list_runs(paths: Sequence[Path], *, sizes: bool = False) -> list[dict[str, A
     return rows
 
 
+def cut_differences(texts: Sequence[str], *, most: int) -> list[str]:
+    """Cut what differs between words, to about `most` characters, but only so far that no two texts become equal that are not."""
+    words = [text.split(" ") for text in texts]
+    kept = [max([n for n in range(1, len(w) + 1) if len(" ".join(w[:n])) <= most], default=1) for w in words]
+    while True:
+        cut = [" ".join([*w[:n], *["…"] * (n < len(w))]) for w, n in zip(words, kept, strict=True)]
+        alike = Counter(shown for shown, _ in set(zip(cut, texts, strict=True)))
+        longer = [i for i, shown in enumerate(cut) if alike[shown] > 1 and kept[i] < len(words[i])]
+        if not longer:
+            return cut
+        for i in longer:
+            kept[i] += 1
+
+
 def select_runs(
     rows: Sequence[Mapping[str, Any]], *, where: str = "", order: Order = "newest", timeout_seconds: float = 30.0
 ) -> Table:
@@ -170,10 +185,17 @@ def _measured(infos: Mapping[Path, RunInfo]) -> dict[Path, _Measured]:
     return found
 
 
-def _described(info: RunInfo, measured: _Measured | None, differing: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+def _described(
+    info: RunInfo, measured: _Measured | None, differing: Mapping[str, Mapping[str, Counter[str]]]
+) -> dict[str, Any]:
     metadata = info.metadata
     config, facts = metadata.get("config") or {}, metadata.get("facts") or {}
     done, planned, unit = _progress(info)
+    runs_alike = {
+        name: (values[json.dumps(config.get(name, _default(metadata["command"], name)))], values.total())
+        for name, values in differing.get(metadata["command"], {}).items()
+    }
+    unusual = [name for name, (alike, total) in runs_alike.items() if 2 * alike <= total]
     row = {
         "run_id": info.id,
         "command": metadata["command"],
@@ -183,11 +205,7 @@ def _described(info: RunInfo, measured: _Measured | None, differing: Mapping[str
         "unit": unit,
         "model": name_of(facts.get("model")) or None,
         "dataset": name_of(facts.get("dataset")) or None,
-        "differs": ", ".join(
-            _option(name, config)
-            for name, usual in differing.get(metadata["command"], {}).items()
-            if json.dumps(config.get(name, _default(metadata["command"], name))) != usual
-        ),
+        "differs": ", ".join(_option(name, config) for name in sorted(unusual, key=lambda name: runs_alike[name][0])),
         "created_at": _time(metadata["created_at"]),
         "wall_seconds": float(metadata.get("wall_seconds", 0.0)),
         "config": json.dumps(config),
@@ -238,12 +256,12 @@ def _metric(info: RunInfo, name: str) -> list[float]:
     return [row["value"] for row in rows if row["name"] == name]
 
 
-def _differing(metadata: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+def _differing(metadata: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Counter[str]]]:
     """Return for each command the options in which its runs differ, without those that leave a result as it is.
 
-    Each with the value, as JSON, that more than half of the runs have, and "" if there is none.
+    Each with its values, as JSON, and how many runs have them.
     """
-    differing: dict[str, dict[str, str]] = {}
+    differing: dict[str, dict[str, Counter[str]]] = {}
     for command in {m["command"] for m in metadata}:
         configs = [m.get("config") or {} for m in metadata if m["command"] == command]
         try:
@@ -251,15 +269,8 @@ def _differing(metadata: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str
         except ModuleNotFoundError:  # what `rlvr quickstart` starts with, or a command of another version
             continue
         names = {o.name: o.default for o in known if o.name == "model" or not _is_of_no_effect(o.name, o.metadata)}
-        values = {
-            name: Counter(json.dumps(c.get(name, default)) for c in configs).most_common()
-            for name, default in names.items()
-        }
-        differing[command] = {
-            name: found[0][0] if 2 * found[0][1] > len(configs) else ""
-            for name, found in values.items()
-            if len(found) > 1
-        }
+        values = {name: Counter(json.dumps(c.get(name, default)) for c in configs) for name, default in names.items()}
+        differing[command] = {name: found for name, found in values.items() if len(found) > 1}
     return differing
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from rlvr_cli.analysis.arms import arm_names, split_arms
 from rlvr_cli.analysis.at_k import at_k_table
 from rlvr_cli.analysis.database import Database, open_runs
+from rlvr_cli.analysis.mismatch import mismatch_sentences
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_query
 from rlvr_cli.analysis.objective import objective_sentences
 from rlvr_cli.analysis.summary import SEARCH, combined_tables, search_tables, summarize, without_searches
@@ -116,6 +117,11 @@ def run(config: AnalyzeConfig) -> None:
         if config.plot:
             by_path = {info.path.resolve(): info for info in infos}
             plot(result, query, config, database, [[by_path[path.resolve()] for path in arm] for arm in arms])
+    sentences: list[str] = []
+    if query.name == "objective":
+        sentences += objective_sentences(result)
+    elif query.name == "mismatch":
+        sentences += mismatch_sentences(result, infos)
     result, which = shown_rows(result, config.limit, runs=len(infos))
     if config.format == "table" and set(result.columns) >= cases.CASE_COLUMNS:
         cases.print_cases(result, templates={info.id: prompt_template(info) for info in infos})
@@ -123,9 +129,8 @@ def run(config: AnalyzeConfig) -> None:
         tables.print_tables([result], output=config.format)
     if result.more:
         console.say(f"only {which} are shown; --limit 0 shows all of them")
-    if query.name == "objective":
-        for sentence in objective_sentences(result):
-            console.say(sentence)
+    for sentence in sentences:
+        console.say(sentence)
     if nothing:
         console.say(nothing)
 

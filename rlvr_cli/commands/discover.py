@@ -33,7 +33,7 @@ from rlvr_cli.types import Sampler
 
 def run(config: DiscoverConfig) -> None:
     """Search, or verify one program. Raises RlvrError for user errors, Interrupted after a signal."""
-    config = resumed_config(config, command="discover")
+    config = resumed_config(config, command="discover", writes=not config.verify)
     if config.require_sandbox:
         check_sandbox()
     elif warning := sandbox_warning():

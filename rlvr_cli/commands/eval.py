@@ -21,7 +21,7 @@ from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import reference_response
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.models.identity import model_facts, model_path
+from rlvr_cli.models.identity import model_facts, model_line, model_path
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import check_grade_errors, grader_pool, stored_errors
@@ -39,7 +39,7 @@ from rlvr_cli.types import Sampler, Table
 
 def run(config: EvalConfig) -> None:
     """Evaluate a model. Raises RlvrError for user errors, Interrupted after a signal."""
-    config = resumed_config(config, command="eval", one_run=not own_options(config))
+    config = resumed_config(config, command="eval", one_run=not own_options(config), writes=not config.check_dataset)
     template = load_template(config, model=config.model)
     datasets = {
         name: load_questions(replace(config, dataset=name), purpose="eval", limit=config.limit)
@@ -58,11 +58,14 @@ def run(config: EvalConfig) -> None:
     devices = sampler_devices(config.device, engine=engine.name, samplers=config.samplers)
     model = model_facts(config.model, base_url=config.base_url, fetch=not config.dry_run)
     if config.dry_run:
+        check_budgets(config, ending)
         return say_plan(config, datasets, template, engine, devices, model=model, ending=ending)
+    configs = config_of_each_run(config, about=[name_of(model), *(d.name for d in datasets.values())])
+    check_budgets(config, ending)  # before a run is made
     evaluated: dict[Path, Dataset] = {}
     with StopRequest() as stop, ExitStack() as opened:
         sampler: Sampler | None = None
-        for one in config_of_each_run(config, about=[name_of(model), *(d.name for d in datasets.values())]):
+        for one in configs:
             dataset = datasets[one.dataset]
             pool = grader_pool(one, dataset.default_grader)
             facts = input_facts(
@@ -146,7 +149,7 @@ def say_inputs(
     console.say(f"dataset  {dataset.name}: {len(dataset.examples)} questions; grader {facts['grader']}")
     if config.chat:
         console.say(f"prompt   {chat_line(facts['prompt'])}")
-    console.say(f"model    {facts['model']['name']}")
+    console.say(f"model    {model_line(facts['model'])}")
     console.say(f"engine   {engine.name} ({engine.reason})")
     if len(devices) > 1:
         console.say(f"devices  {', '.join(dict.fromkeys(devices))} for {len(devices)} processes")
@@ -172,17 +175,12 @@ def say_plan(
     """Print what would be evaluated, and the first prompt. Nothing is sampled or written.
 
     Raises:
-        RlvrError: there is no such device, or a thinking budget leaves no tokens for the answer.
+        RlvrError: there is no such device.
     """
     if not (config.base_url or config.sampler_urls):
         from rlvr_cli.models.device import resolve_device  # here: endpoints do without torch
 
         resolve_device(config.device)
-    if config.thinking_budget and Path(model_path(config.model)).is_dir():  # others would have to be downloaded
-        from rlvr_cli.models.pretrained import load_tokenizer
-
-        ending_ids = token_ids(load_tokenizer(model_path(config.model)), ending)
-        tokens_left(config.sampling_params, budget=max(config.thinking_budgets), ending=ending_ids)
     for dataset in datasets.values():
         with grader_pool(config, dataset.default_grader) as pool:
             facts = input_facts(
@@ -261,6 +259,15 @@ def stop_thinking(config: EvalConfig, template: PromptTemplate) -> str:
     if "<answer>" in template.text:
         return f" {SENTENCE} </think> <answer>"
     return f"{SENTENCE}\n</think>\n\n"
+
+
+def check_budgets(config: EvalConfig, ending: str) -> None:
+    """Raise RlvrError if a thinking budget leaves no tokens for the answer; of a model that is not downloaded nothing is known."""
+    if config.thinking_budget and Path(model_path(config.model)).is_dir():
+        from rlvr_cli.models.pretrained import load_tokenizer  # here: endpoints do without transformers
+
+        ending_ids = token_ids(load_tokenizer(model_path(config.model)), ending)
+        tokens_left(config.sampling_params, budget=max(config.thinking_budgets), ending=ending_ids)
 
 
 def within_budget(config: EvalConfig, sampler: Sampler, ending: str) -> Sampler:

@@ -35,7 +35,7 @@ from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.fusion import fused_forms
 from rlvr_cli.data.pairs import pair_row, pair_up
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import shown, utc_now, write_together
+from rlvr_cli.runs.files import check_can_write, shown, utc_now, write_together
 from rlvr_cli.runs.parquet import records_parquet
 from rlvr_cli.runs.readers import RunInfo, is_pattern, is_run, read_run, resolve_runs
 from rlvr_cli.terminal import console, tables
@@ -47,6 +47,7 @@ Rows = list[dict[str, Any]]
 def run(config: FilterConfig) -> None:
     """Make a dataset. Raises RlvrError for user errors, and then writes nothing."""
     out = Path(config.out)
+    check_can_write(out.parent, file=out)
     control = out.with_name(f"{out.stem}-control{out.suffix}") if config.with_control else None
     meta = out.with_name(out.name + ".meta.json")
     left_over = files_left_over(meta, out)

@@ -4,20 +4,20 @@ Enters: a RunsConfig. Leaves: a row for each run on stdout; on stderr what is wr
 Markdown it has the columns for reading, as JSON and CSV all of `analysis.run_list.COLUMNS`.
 """
 
-import textwrap
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.run_list import list_runs, select_runs
+from rlvr_cli.analysis.run_list import cut_differences, list_runs, select_runs
 from rlvr_cli.config.runs import RunsConfig
 from rlvr_cli.runs.readers import all_runs, resolve_runs
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
 
-MOST_SHOWN = 60  # characters of what differs; --format json has all
+MOST_SHOWN = 60  # characters of what differs, on a terminal
 
 
 def run(config: RunsConfig) -> None:
@@ -36,7 +36,11 @@ def run(config: RunsConfig) -> None:
         tables.print_tables([replace(listed, rows=listed.rows[: config.limit or None])], output=config.format)
     else:
         now = datetime.now(UTC).replace(tzinfo=None)
-        records = [dict(_cells(row, now=now, sizes=sizes)) for row in shown]
+        differs = [row["differs"] or "" for row in shown]
+        if config.format == "table" and sys.stdout.isatty():
+            differs = cut_differences(differs, most=MOST_SHOWN)
+        cells_of = [dict(_cells(row, now=now, sizes=sizes)) for row in shown]
+        records = [record | {"differs": text} for record, text in zip(cells_of, differs, strict=True)]
         columns = ("run", "command", "status", "accuracy", *(["size"] if sizes else []), "age", "differs")
         cells = [tuple(record[column] for column in columns) for record in records]
         tables.print_tables([Table(columns, cells)], output=config.format, missing="–")
@@ -59,7 +63,7 @@ def named_runs(config: RunsConfig) -> Sequence[Path]:
 
 
 def _cells(row: Mapping[str, Any], *, now: datetime, sizes: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the columns for reading."""
+    """Yield the columns for reading, but for what differs."""
     yield "run", row["run_id"]
     yield "command", row["command"]
     yield "status", " ".join(filter(None, [row["status"], _progress(row)]))
@@ -67,7 +71,6 @@ def _cells(row: Mapping[str, Any], *, now: datetime, sizes: bool) -> Iterator[tu
     if sizes:
         yield "size", _size(row["bytes"])
     yield "age", None if row["created_at"] is None else _age((now - row["created_at"]).total_seconds())
-    yield "differs", textwrap.shorten(row["differs"] or "", MOST_SHOWN, placeholder=" …")
 
 
 def _progress(row: Mapping[str, Any]) -> str:

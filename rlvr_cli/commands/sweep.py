@@ -22,7 +22,7 @@ from rlvr_cli.analysis.sweep_table import (
 from rlvr_cli.config.options import Format, flag
 from rlvr_cli.config.sweep import SweepConfig
 from rlvr_cli.errors import RlvrError, UsageError
-from rlvr_cli.runs.files import os_errors_as_user_errors
+from rlvr_cli.runs.files import check_can_write, os_errors_as_user_errors
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.readers import ENDED, RUN_NAME, RunInfo, read_run
 from rlvr_cli.sweeps.experiment import (
@@ -87,6 +87,7 @@ def run(config: SweepConfig) -> None:
         sweep = list(stages)[-1]
         say_later_stages(sweep)
         return console.print_text("\n".join(emitted(sweep.jobs, sweep.folder, kind=config.emit)))
+    check_can_write(Path(config.runs_dir))
     if config.dry_run or config.probe:
         sweeps = list(stages)
         print_plan(sweeps, output=config.format)

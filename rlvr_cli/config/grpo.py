@@ -19,6 +19,7 @@ StdNormalization = Literal["group", "batch", "none"]
 KlType = Literal["k3", "k2", "unbiased"]
 ImportanceCorrection = Literal["auto", "none", "truncated", "masked"]
 QuestionOrder = Literal["shuffled", "file", "prioritized"]
+PRECEDENCE = {"flag": 3, "config": 2, "preset": 1}  # of the sources of options, by their first words
 Overlong = Literal["none", "mask", "soft_punish"]
 LatinLanguage = Literal["de", "en", "es", "fr", "it", "nl", "pt"]
 Language = Literal[LatinLanguage, "ar", "el", "he", "hi", "ja", "ko", "ru", "th", "zh"]
@@ -42,6 +43,10 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
         "Order in which questions are asked: shuffled anew in each epoch; file: as they stand, such as from easy to hard; prioritized: drawn by "
         "1 - success rate so far.",
         group="Algorithm",
+        instead={
+            "easy_first": "Sort the questions by their pass rate in a run: rlvr filter RUN --emit questions --order easy_first --out easy.jsonl; "
+            "then rlvr grpo --dataset easy.jsonl --question-order file"
+        },
     )
     n_grpo_steps: int = knob(
         200,
@@ -311,6 +316,16 @@ class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfi
 
     def _check_effects(self) -> None:
         """Raise RlvrError for an option of the command line that the others leave without effect."""
+        sources = [self.sources.get(name, "") for name in ("use_std_normalization", "std_normalization")]
+        whether, over = (PRECEDENCE.get(source.split(" ")[0], 0) for source in sources)
+        # --std-normalization as a flag may replace what a preset says of the other, but not the reverse: it would be ignored.
+        ignored = whether > 0 and whether >= over and self.std_normalization is not None
+        if ignored and self.use_std_normalization != (self.std_normalization != "none"):
+            raise RlvrError(
+                f"--{'' if self.use_std_normalization else 'no-'}use-std-normalization ({sources[0]}) and --std-normalization "
+                f"{self.std_normalization} ({sources[1]}) exclude each other.",
+                "Leave one of them out; --std-normalization alone says both whether and over what.",
+            )
         corrects = self.importance_correction in ("truncated", "masked") or self.lags
         needs = {
             "kl_type": (self.kl_coef > 0, "--kl-coef"),

@@ -34,6 +34,7 @@ def knob(
     free_on_resume: bool = False,
     auto: float | None = None,
     joined_by: str = "",
+    instead: Mapping[str, str] | None = None,
 ) -> Any:
     """Declare a dataclass field as an option. The annotation gives its type; a Literal gives its choices.
 
@@ -46,6 +47,7 @@ def knob(
         free_on_resume: whether a resumed run may change it.
         auto: the number for which the word `auto` may be given: it means that the value is chosen.
         joined_by: what stands between the texts of an option that is given several times; empty: the last one counts.
+        instead: words that are no choice, though people try them -> what does what they ask for.
     """
     metadata = {
         "help": help,
@@ -59,6 +61,7 @@ def knob(
         "free_on_resume": free_on_resume,
         "auto": auto,
         "joined_by": joined_by,
+        "instead": instead or {},
     }
     return field(default=default, metadata=metadata)
 
@@ -161,7 +164,7 @@ def check_value(option: Field[Any], value: Any) -> None:
         listed = [choice for choice in expected.choices if choice] + ["FILE.py:FUNCTION"] * expected.accepts_function
         raise RlvrError(
             f"{name} is {value!r}." + (f" Did you mean {near[0]}?" if near else ""),
-            f"Choose one of {', '.join(listed)}.",
+            option.metadata["instead"].get(value) or f"Choose one of {', '.join(listed)}.",
         )
 
 

@@ -5,6 +5,7 @@ for local files, so that endpoints do not need them.
 """
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,12 @@ def _weights_identity(directory: Path) -> dict[str, Any]:
 def model_path(model: str) -> str:
     """Return `model`, or the path of the built-in model if it is empty."""
     return model or str(builtin_model_path())
+
+
+def model_line(facts: Mapping[str, Any]) -> str:
+    """A model of `model_facts` on one line of a plan."""
+    known = "sha256" in facts or "endpoint" in facts
+    return facts["name"] + ("" if known else ": its files are not on this machine, so nothing of it is checked")
 
 
 def model_facts(model: str, *, base_url: str = "", fetch: bool = True) -> dict[str, Any]:

@@ -121,6 +121,26 @@ def os_errors_as_user_errors(path: Path, action: str = "write") -> Iterator[None
         raise RlvrError(f"Cannot {action} {shown(path)}: {reason}.", hint) from error
 
 
+def check_can_write(directory: Path, *, file: Path | None = None) -> None:
+    """Raise RlvrError if nothing can be written in a directory, which will be made if it is not there. Nothing is written yet.
+
+    Args:
+        file: the file to be written in it; then the directory has to be there.
+    """
+    path = directory.absolute()
+    existing = next(p for p in (path, *path.parents) if os.path.lexists(p))
+    with os_errors_as_user_errors(file or directory):
+        if not existing.is_dir():
+            raise OSError(errno.EEXIST if existing == path and file is None else errno.ENOTDIR, "")
+        if file is not None and existing != path:
+            raise OSError(errno.ENOENT, "")
+        pseudo = existing.resolve().is_relative_to("/proc") or existing.resolve().is_relative_to(
+            "/sys"
+        )  # root may, and yet cannot
+        if pseudo or not os.access(existing, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, "")
+
+
 def is_full_disk(error: BaseException) -> bool:
     """Whether an error of `os_errors_as_user_errors` says that a disk or a quota is full."""
     cause = error.__cause__

@@ -21,7 +21,7 @@ from rlvr_cli.config.shared import RunOptions
 from rlvr_cli.config.sources import LENGTH, resume
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import available_cores
-from rlvr_cli.runs.files import is_full_disk
+from rlvr_cli.runs.files import check_can_write, is_full_disk
 from rlvr_cli.runs.readers import read_metadata, resolve_run
 from rlvr_cli.runs.run_dir import RunDir, check_new_name
 from rlvr_cli.text import environment_secrets, redacted, storable
@@ -29,19 +29,22 @@ from rlvr_cli.text import environment_secrets, redacted, storable
 C = TypeVar("C", bound=RunOptions)
 
 
-def resumed_config(config: C, *, command: str, one_run: bool = True) -> C:
+def resumed_config(config: C, *, command: str, one_run: bool = True, writes: bool = True) -> C:
     """Return the config as given or, with ``--resume``, the stored config of the run (see `config.sources.resume`).
 
     Args:
         one_run: whether --run is the name of the run; else names are made from it.
+        writes: whether a run is written; then also a dry run says if it cannot be.
 
     Raises:
         RlvrError: the run belongs to another command or has no stored config, or a given option differs from it; or no
-            run can have the name that was given.
+            run can have the name that was given, or be written.
     """
     if not config.resume:
         if one_run:
             check_new_name(config.run, config.runs_dir)
+        if writes:
+            check_can_write(Path(config.runs_dir))
         return config
     metadata = read_metadata(resolve_run(config.resume, config.runs_dir))
     if metadata["command"] != command:

@@ -27,10 +27,11 @@ def tokens_left(params: SamplingParams, *, budget: int, ending: Sequence[int]) -
     """Tokens that a thinking budget and the tokens that end the thinking leave for the answer. Raises RlvrError if there are none."""
     left = params.max_tokens - budget - len(ending)
     if left < 1:
+        other = "lower --thinking-budget" if params.max_tokens > len(ending) else "give a shorter --stop-thinking"
         raise RlvrError(
             f"A response has up to {params.max_tokens} tokens: {budget} of thinking and the {len(ending)} that end it "
             "leave none for the answer.",
-            "Raise --sampling-max-tokens, or lower --thinking-budget.",
+            f"Raise --sampling-max-tokens, or {other}.",
         )
     return left
 

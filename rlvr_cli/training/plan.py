@@ -13,7 +13,7 @@ from rlvr_cli.config.ppo import PpoConfig
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.models.device import dtype_name
-from rlvr_cli.models.identity import model_path, model_shape
+from rlvr_cli.models.identity import model_line, model_path, model_shape
 from rlvr_cli.rollouts.inputs import chat_line
 from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.distillation import DIVERGENCES
@@ -79,7 +79,7 @@ def sft_plan(
     batch = min(config.train_batch_size, examples)
     kept = ", correct ones only" if config.correct_only else ""
     return {
-        "model": facts["model"]["name"],
+        "model": model_line(facts["model"]),
         "examples": f"{examples} of {traces} traces of {facts['dataset']['name']}{kept}",
         **_chat(config, facts),
         "updates": f"{num_updates} of {batch} examples, in micro-batches of {min(config.micro_batch_size, batch)}; "
@@ -95,7 +95,7 @@ def dpo_plan(config: DpoConfig, facts: Mapping[str, Any], *, num_updates: int) -
     batch = min(config.train_batch_size, pairs)
     reference = "the first policy; its log-probabilities are computed once, before training"
     return {
-        "model": facts["model"]["name"],
+        "model": model_line(facts["model"]),
         "pairs": f"{pairs} of {facts['dataset']['name']}",
         **_chat(config, facts),
         "updates": f"{num_updates} of {batch} pairs, in micro-batches of {min(config.micro_batch_size, batch)}; "
@@ -110,7 +110,7 @@ def online_dpo_plan(config: DpoConfig, facts: Mapping[str, Any]) -> dict[str, st
     """The plan of `rlvr dpo --n-dpo-steps`, line by line."""
     reference = "without the adapter" if config.lora_rank else "the first policy"
     return {
-        "model": facts["model"]["name"],
+        "model": model_line(facts["model"]),
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
         **_chat(config, facts),
         "rounds": f"{config.n_dpo_steps}, each of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples, "
@@ -128,7 +128,7 @@ def online_dpo_plan(config: DpoConfig, facts: Mapping[str, Any]) -> dict[str, st
 def ei_plan(config: EiConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     """The plan of `rlvr ei`, line by line."""
     return {
-        "model": facts["model"]["name"],
+        "model": model_line(facts["model"]),
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
         **_chat(config, facts),
         "rounds": f"{config.n_ei_steps}, each of {config.ei_batch_size} questions x {config.group_size} samples",
@@ -167,7 +167,7 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
         "trained on once all its responses have ended; an update of fewer responses counts for less, by their share"
     )
     return {
-        "model": facts["model"]["name"],
+        "model": model_line(facts["model"]),
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
         **_chat(config, facts),
         "rollouts": f"{config.n_grpo_steps} batches of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples{rounds}{order}",
@@ -201,7 +201,7 @@ def ppo_plan(config: PpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
         "shared": "a linear head on the policy's model, 0 at first",
     }[config.critic]
     return {
-        "model": facts["model"]["name"],
+        "model": model_line(facts["model"]),
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
         **_chat(config, facts),
         "rollouts": f"{config.n_ppo_steps} batches of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples",
@@ -222,7 +222,7 @@ def distill_plan(config: DistillConfig, facts: Mapping[str, Any]) -> dict[str, s
     """The plan of `rlvr distill`, line by line."""
     questions = config.rollout_batch_size // config.group_size
     return {
-        "model": facts["model"]["name"],
+        "model": model_line(facts["model"]),
         "teacher": facts["teacher"]["name"] + (f", on {config.teacher_url}" if config.teacher_url else ""),
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
         **_chat(config, facts),

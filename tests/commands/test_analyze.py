@@ -216,6 +216,34 @@ def test_only_a_query_that_sorts_by_run_has_the_runs_as_typed(analyze, tmp_path)
         assert [row["run_id"] for row in found] == expected
 
 
+@pytest.mark.parametrize("query", ["length_histogram", "lengths", "categories"])
+def test_runs_are_as_typed_in_the_tables_of_named_queries(query, analyze):
+    for typed in (("old", "new"), ("new", "old")):
+        found = json.loads(analyze(query=query, runs=typed, phase="eval", format="json").out)
+        assert list(dict.fromkeys(row["run_id"] for row in found)) == list(typed)
+
+
+def test_the_gap_where_the_sampler_forbids_the_end_is_explained(tmp_path, analyze):
+    for name, fewest, at_1 in (("barred", 4, 0.02), ("small", 4, 1e-7), ("free", 0, 0.02)):
+        config = {"sampling_min_tokens": fewest}
+        with RunDir.create(tmp_path, "grpo", name=name, metadata={"config": config}) as made:
+            values = {"mismatch/position/0001": at_1, "mismatch/position/0004": 3e-7, "mismatch/length/0004": 3e-7}
+            made.commit_metrics(1, "train", values)
+    captured = analyze(query="mismatch", runs=("barred", "small", "free"), runs_dir=str(tmp_path))
+    assert "barred: the largest gap, 0.02 nats (later ones: 3e-07), is at the first 4 positions" in captured.err
+    assert "small: " not in captured.err
+    assert "free: " not in captured.err
+    drawn = analyze(query="mismatch", runs=("barred",), runs_dir=str(tmp_path), plot=str(tmp_path / "m.png"))
+    assert "the largest gap" in drawn.err
+
+
+def test_no_query_hides_that_it_sorts_by_run():
+    first = {
+        name: query.sql.rpartition("ORDER BY")[2].split()[0].rstrip(",;") for name, query in named_queries().items()
+    }
+    assert [name for name, column in first.items() if column.endswith(".run_id")] == []
+
+
 def test_a_search_has_scores_and_no_accuracy(tmp_path, analyze):
     for name, command, reward in (("found", "discover", 582.0), ("old", "eval", 1.0)):
         with RunDir.create(tmp_path, command, name=name, metadata={}) as made:

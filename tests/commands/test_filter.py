@@ -318,6 +318,16 @@ def test_nothing_is_overwritten_unasked(made, call, tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def test_where_nothing_can_be_written_nothing_is_read(made, call, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for out, reason in (("nowhere/o.jsonl", "No such file or directory"), ("file/o.jsonl", "Not a directory")):
+        with pytest.raises(RlvrError, match=f"Cannot write .*{out}: {reason}"):
+            call(made, out=out)
+        with pytest.raises(RlvrError, match=f"Cannot write .*{out}: {reason}"):
+            call("missing.jsonl", out=out)
+        assert capsys.readouterr().out == ""
+
+
 def test_sft_takes_the_traces_and_grpo_the_questions(made, call, tmp_path, capsys):
     from rlvr_cli.commands import grpo, sft
 

@@ -139,6 +139,35 @@ def test_what_differs_is_named_among_runs_of_one_command(tmp_path):
     assert both == {"a": "learning_rate 1e-05", "b": "learning_rate 3e-05"}
 
 
+def test_the_rarest_values_come_first_and_no_two_runs_look_alike(tmp_path, run_command, monkeypatch):
+    usual = {"dataset": "arithmetic:128", "sampling_max_tokens": 160}
+    named = {f"b-{n}": {**usual, "thinking_budget": str(n)} for n in (8, 16, 40)}
+    named |= {f"e-{n}": {"dataset": "countdown", "model": f"m{n}"} for n in range(4)}
+    for name, config in named.items():
+        make(tmp_path, name, command="eval", config=config)
+    differs = {name: row["differs"] for name, row in listed(tmp_path).items()}
+    assert differs["b-8"] == "thinking_budget 8, dataset arithmetic:128, model default, sampling_max_tokens 160"
+    assert differs["e-0"] == "model m0"  # most runs are of countdown
+    table = run_command().out
+    assert differs["b-40"] in table  # nobody looks at a pipe
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(command, "MOST_SHOWN", 30)
+    monkeypatch.setenv("COLUMNS", "400")
+    table = run_command().out
+    assert re.search("thinking_budget 40, dataset … *\n", table)
+    assert differs["b-40"] not in table
+    assert "sampling_max_tokens" in run_command(format="markdown").out
+
+
+def test_what_differs_is_cut_only_so_far_that_it_still_differs():
+    texts = ["a one, b two, c three", "a one, b two, c four", "a one, b two, c four", "d five, e six", "", "x" * 99]
+    assert run_list.cut_differences(texts, most=9) == [
+        "a one, b two, c three", "a one, b two, c four", "a one, b two, c four", "d five, e …", "", "x" * 99
+    ]  # fmt: skip
+    assert run_list.cut_differences(["a one, b two", "a one"], most=3) == ["a one, …", "a one"]
+    assert run_list.cut_differences([], most=9) == []
+
+
 def test_damaged_runs_are_listed_as_broken(tmp_path, run_command):
     whole, torn, parted, without = (make(tmp_path, name) for name in ("whole", "torn", "parted", "without"))
     (torn / "run.json").write_text("{")

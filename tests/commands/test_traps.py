@@ -32,6 +32,31 @@ def test_the_name_of_a_run_is_checked_before_anything_is_read(rlvr, tmp_path, co
     assert "missing" in rlvr(*given, *teacher, "--run", "new", status=1).err
 
 
+@pytest.mark.parametrize("command", ["eval", "grpo", "ei", "ppo", "sft", "dpo", "distill"])
+def test_a_plan_says_where_no_run_can_be_written(rlvr, tmp_path, command):
+    (tmp_path / "file").write_text("")
+    given = (command, "--dataset", "missing.jsonl", "--dry-run", "--runs-dir")
+    assert "Cannot write /proc/x: Permission denied." in rlvr(*given, "/proc/x", status=1).err
+    assert "Cannot write file: File exists." in rlvr(*given, "file", status=1).err
+    assert "Cannot write file/runs: Not a directory." in rlvr(*given, "file/runs", status=1).err
+    teacher = ("--teacher", "missing-teacher") if command == "distill" else ()
+    assert "missing" in rlvr(*given, "new/runs", *teacher, status=1).err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("command", ["eval", "ei", "grpo", "ppo"])
+def test_a_plan_says_that_a_model_is_not_here_to_be_checked(rlvr, command):
+    small = SMALL if command == "grpo" else ()
+    said = "nomodel: its files are not on this machine, so nothing of it is checked"
+    assert said in rlvr(command, "--model", "nomodel", *small, "--dry-run").err
+    assert "not on this machine, so" not in rlvr(command, *small, "--dry-run").err
+
+
+def test_an_endpoints_model_is_nowhere_to_be_checked(rlvr):
+    given = ("--model", "m", "--base-url", "http://localhost:1/v1", "--dry-run")
+    assert "model    m\n" in rlvr("eval", *given).err
+
+
 def test_training_on_evaluation_questions_is_said(rlvr, tmp_path):
     questions(tmp_path / "a.jsonl", range(8))
     questions(tmp_path / "b.jsonl", range(6, 12))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -11,8 +12,10 @@ from rlvr_cli.cli import COMMANDS
 from rlvr_cli.config import config_of
 from rlvr_cli.config.analyze import AnalyzeConfig
 from rlvr_cli.config.check import CheckConfig
+from rlvr_cli.config.command_line import values_of
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.filter import FilterConfig
 from rlvr_cli.config.grade import GradeConfig
 from rlvr_cli.config.grpo import GrpoConfig, LossType
 from rlvr_cli.config.options import FileFunction, flag, knob, options, read_value, value_type
@@ -469,6 +472,16 @@ def test_choices_are_checked_for_every_source_of_a_value(tmp_path):
     assert value_type(loss_type).choices == get_args(LossType)
 
 
+def test_a_word_that_other_commands_stand_for_names_them():
+    with pytest.raises(RlvrError, match="--question-order is 'easy_first'") as refused:
+        GrpoConfig(question_order="easy_first")  # type: ignore[arg-type]
+    filtering, training = re.findall(r"rlvr (\w+) ([^;]+)", refused.value.hint)
+    values = values_of(FilterConfig, shlex.split(filtering[1])[1:], command=filtering[0])
+    assert (filtering[0], FilterConfig(source=("RUN",), **values).order) == ("filter", "easy_first")
+    values |= values_of(GrpoConfig, shlex.split(training[1]), command=training[0])
+    assert (training[0], values["dataset"], values["question_order"]) == ("grpo", values["out"], "file")
+
+
 @pytest.mark.parametrize("config", [EvalConfig, SftConfig, GrpoConfig, GradeConfig])
 def test_a_mistyped_grader_suggests_the_nearest(config):
     with pytest.raises(RlvrError, match=r"--grader is 'r1zero'\. Did you mean r1_zero\?") as raised:
@@ -539,7 +552,10 @@ def test_importance_weights_are_used_when_asked_for_or_when_the_sampler_lags(cor
         ({"use_std_normalization": False}, "none"),
         ({"std_normalization": "batch"}, "batch"),
         ({"std_normalization": "none"}, "none"),
-        ({"std_normalization": "group", "use_std_normalization": False}, "group"),
+        ({"std_normalization": "group", "preset": "dr-grpo"}, "group"),
+        ({"std_normalization": "batch", "use_std_normalization": True}, "batch"),
+        ({"std_normalization": "none", "use_std_normalization": False}, "none"),
+        ({"use_std_normalization": True, "preset": "dr-grpo"}, "group"),
         ({"std_normalization": "batch", "preset": "dr-grpo"}, "batch"),
         ({"preset": "dr-grpo"}, "none"),
         ({"std_normalization": "none", "preset": "dapo"}, "none"),
@@ -547,6 +563,26 @@ def test_importance_weights_are_used_when_asked_for_or_when_the_sampler_lags(cor
 )
 def test_over_what_the_standard_deviation_is_taken(given, expected):
     assert resolve(GrpoConfig, flags=given, command="grpo").std_over == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"use_std_normalization": True, "std_normalization": "none"},
+        {"use_std_normalization": False, "std_normalization": "group"},
+        {"use_std_normalization": False, "preset": "cispo"},  # whose --std-normalization is batch
+    ],
+)
+def test_what_is_divided_by_is_said_once(given):
+    with pytest.raises(RlvrError, match="exclude each other") as refused:
+        resolve(GrpoConfig, flags=given, command="grpo")
+    assert "--std-normalization alone" in refused.value.hint
+
+
+def test_a_resumed_run_keeps_a_normalization_that_was_said_twice():
+    stored = {**vars(GrpoConfig(use_std_normalization=False, std_normalization="group")), "stop": ["</answer>"]}
+    del stored["sources"]
+    assert resume(resolve(GrpoConfig, flags={"resume": "r"}, command="grpo"), stored, run="r").std_over == "group"
 
 
 def test_a_run_from_before_the_option_keeps_its_normalization():

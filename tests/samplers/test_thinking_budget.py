@@ -146,8 +146,14 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_anybody_thinks(tiny_mode
     budgeted = BudgetedSampler(sampler, tiny_tokenizer, budget=2, stop_thinking=ENDING)
     with pytest.raises(RlvrError, match="the model's context holds 512"):
         next(budgeted.sample(asked(), replace(PARAMS, max_tokens=510)))
-    with pytest.raises(RlvrError, match="leave none for the answer"):
-        next(budgeted.sample(asked(), replace(PARAMS, max_tokens=8)))
+    ending = len(thinking_budget.token_ids(tiny_tokenizer, ENDING))
+    with pytest.raises(RlvrError, match="leave none for the answer") as refused:
+        next(budgeted.sample(asked(), replace(PARAMS, max_tokens=ending + 1)))
+    assert "lower --thinking-budget" in refused.value.hint
+    with pytest.raises(RlvrError, match=f"the {ending} that end it leave none") as refused:
+        next(budgeted.sample(asked(), replace(PARAMS, max_tokens=ending)))
+    assert "shorter --stop-thinking" in refused.value.hint
+    assert "--thinking-budget" not in refused.value.hint
 
 
 def test_groups_are_one_after_the_other(tiny_model, tiny_tokenizer, monkeypatch):

@@ -155,6 +155,88 @@ def test_whitened_advantages_have_mean_0_and_deviation_1(case):
     assert not found[~mask].any()
 
 
+# --- expected gradients, over all responses of up to two tokens
+
+
+class Responses:
+    """Every response over three tokens, of which the first ends it, each with its probability under a policy of free logits."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(4)
+        first, second, *reference = (
+            torch.randn(shape, dtype=torch.float64, generator=generator) for shape in [(3,), (3, 3)] * 2
+        )
+        paths = [(0,), *((a, b) for a in (1, 2) for b in range(3))]
+        self.logits = [first.requires_grad_(), second.requires_grad_()]
+        self.mask = mask_of(*map(len, paths), width=2)
+        self.rewards = torch.randn(len(paths), dtype=torch.float64, generator=generator)
+        self.log_probs, self.reference = (
+            torch.stack([self._of(path, *logits) for path in paths]) for logits in (self.logits, reference)
+        )
+        self.probabilities = self.log_probs.sum(dim=1).exp()
+        same = torch.tensor([[path[0] == other[0] and len(path) == len(other) for other in paths] for path in paths])
+        self.prefix = torch.stack(
+            [torch.ones_like(same), same], dim=-1
+        )  # (rows, rows, 2): which share the state of a token
+
+    @staticmethod
+    def _of(path, first, second):
+        found = [first.log_softmax(-1)[path[0]], *[second[path[0]].log_softmax(-1)[b] for b in path[1:]]]
+        return torch.stack([*found, *[torch.zeros((), dtype=torch.float64)] * (2 - len(path))])
+
+    def token_rewards(self, *, kl_coef, clamp=False):
+        kl = kl_to_reference(self.log_probs, self.reference, clamp=clamp).detach()
+        return token_rewards(self.rewards, self.mask, kl=kl, kl_coef=kl_coef)
+
+    def true_values(self, rewards):
+        """The expectation of what is still to come in each state."""
+        to_come = rewards.flip(1).cumsum(dim=1).flip(1)
+        weights = self.prefix * self.probabilities.detach()[None, :, None]
+        return (weights * to_come).sum(dim=1) / weights.sum(dim=1)
+
+    def gradient(self, rewards, values, *, gae_lambda):
+        """The expectation of A_t grad log p_t, summed over a response."""
+        advantages = gae(rewards, values, self.mask, gamma=1, gae_lambda=gae_lambda).advantages
+        return self._of_logits((self.probabilities.detach()[:, None] * advantages * self.log_probs).sum())
+
+    def exact(self, *, kl_coef):
+        """The gradient of E[r] - kl_coef KL(p || p_ref), the divergence of whole responses."""
+        divergence = (self.log_probs - self.reference).sum(dim=1)
+        return self._of_logits((self.probabilities * (self.rewards - kl_coef * divergence)).sum())
+
+    def _of_logits(self, value):
+        return torch.cat([g.flatten() for g in torch.autograd.grad(value, self.logits, retain_graph=True)])
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.7])
+def test_at_lambda_1_the_expected_gradient_is_right_whatever_the_values_are(kl_coef):
+    """So the log ratio to the reference, as a reward, has the gradient of the divergence of whole responses."""
+    responses = Responses()
+    assert responses.probabilities.sum().item() == pytest.approx(1)
+    rewards, exact = responses.token_rewards(kl_coef=kl_coef), responses.exact(kl_coef=kl_coef)
+    for values in (torch.zeros_like(rewards), torch.full_like(rewards, -3), responses.true_values(rewards) + 1):
+        found = responses.gradient(rewards, values, gae_lambda=1)
+        torch.testing.assert_close(found, exact, rtol=0, atol=1e-12)
+    assert float(exact.abs().max()) > 0.1
+    if kl_coef:
+        clamped = responses.gradient(responses.token_rewards(kl_coef=kl_coef, clamp=True), values, gae_lambda=1)
+        assert float((clamped - exact).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.7])
+def test_below_lambda_1_the_values_have_to_be_true(kl_coef):
+    responses = Responses()
+    rewards, exact = responses.token_rewards(kl_coef=kl_coef), responses.exact(kl_coef=kl_coef)
+    true = responses.true_values(rewards)
+    wrong = true + torch.tensor([0.0, 1.0]) * torch.tensor([[0.0], *[[2.0]] * 3, *[[-2.0]] * 3])  # by the first token
+    for gae_lambda in (0, 0.5, 0.95):
+        found = responses.gradient(rewards, true, gae_lambda=gae_lambda)
+        torch.testing.assert_close(found, exact, rtol=0, atol=1e-12)
+    at_0, at_95 = (responses.gradient(rewards, wrong, gae_lambda=gae_lambda) - exact for gae_lambda in (0, 0.95))
+    assert float(at_0.abs().max()) > 0.1
+    torch.testing.assert_close(at_95, 0.05 * at_0, rtol=0, atol=1e-12)
+
+
 # --- explained variance
 
 

@@ -26,12 +26,13 @@ from rlvr_cli.analysis.report.build import (
 )
 from rlvr_cli.analysis.report.page import Browser, Grid, Report, Share, assets, render, report_values
 from rlvr_cli.analysis.report.rollouts import of_steps, step_of
-from rlvr_cli.analysis.run_list import list_runs
+from rlvr_cli.analysis.run_list import cut_differences, list_runs
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.manifest import METRICS
 from rlvr_cli.runs.readers import MANIFEST, RUN_FILE, RunInfo, read_run
 
+MOST_SHOWN = 120  # characters of what differs, in the list of runs
 FOLDER = Path(__file__).parent
 ORDERS = {  # of the list of runs: its name in the address -> in words
     **{"newest": "newest first", "name": "by name", "status": "by status"},
@@ -80,10 +81,12 @@ def _identity(path: Path) -> tuple[int, ...]:
 def run_rows(paths: Mapping[str, Path]) -> list[dict[str, Any]]:
     """The list of runs for the template, each with its name in this view."""
     rows = []
-    for name, row in zip(paths, list_runs(list(paths.values())), strict=True):
+    listed = list_runs(list(paths.values()))
+    shown = cut_differences([row["differs"] or "" for row in listed], most=MOST_SHOWN)
+    for name, row, differs in zip(paths, listed, shown, strict=True):
         share = None if row["accuracy"] is None else Share(row["accuracy"], row["low"], row["high"])
         created = row["created_at"].replace(tzinfo=UTC).isoformat() if row["created_at"] else ""
-        rows.append(row | {"name": name, "share": share, "created": created})
+        rows.append(row | {"name": name, "share": share, "created": created, "shown": differs})
     return rows
 
 

@@ -25,4 +25,4 @@ SELECT
     count(*) FILTER (NOT correct) AS wrong
 FROM bins LEFT JOIN chosen ON bins.run_id = chosen.run_id AND chosen.tokens // bins.width * bins.width = from_tokens
 GROUP BY bins.run_id, bins.step, from_tokens
-ORDER BY bins.run_id, bins.step, from_tokens;
+ORDER BY run_id, bins.step, from_tokens;
