@@ -315,9 +315,10 @@ def compute_scores(
                     tensors.append(scores[name])
     dtype = torch.float64 if policy.dtype == torch.float64 else torch.float32
     result = {name: torch.zeros(batch["labels"].shape, dtype=dtype) for name in found}
-    for name, tensors in found.items():
-        for (rows, width), scored in zip(places, to_host(tensors), strict=True):
-            result[name][rows, :width] = scored
+    scored = iter(to_host([tensor for tensors in found.values() for tensor in tensors]))
+    for of_all in result.values():
+        for rows, width in places:
+            of_all[rows, :width] = next(scored)
     ranks.sum([*result.values()])
     return result
 
