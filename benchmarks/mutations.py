@@ -1001,7 +1001,8 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     ),
     *mutations_of(
         "models/log_probs.py",
-        ("rows are not packed", "packed=policy.packs_rows)", "packed=False)", f"{ON_CUDA} -k each_option"),
+        ("products in half precision have any number of rows", "rows_multiple(policy.compute_dtype, policy.device)", "1", f"{UPDATE} -k full_blocks"),
+        ("rows are not packed", '"packed": policy.packs_rows', '"packed": False', f"{ON_CUDA} -k each_option"),
     ),
     *mutations_of(
         "samplers/embedded/engine.py",

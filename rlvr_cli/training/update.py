@@ -122,7 +122,7 @@ def train_update(
         `update/skipped`      1.0 when the update was skipped, else 0.0
         `update/rows`, `update/tokens` (response tokens), `update/micro_batches`, `update/seconds`
         `update/computed`     tokens that went through the model's body, a prefix shared within a micro-batch counted once
-        `update/padding`      share of these that were padding (0 except for models with unusual attention)
+        `update/padding`      share of these that were padding (0 but for unusual attention, or half precision on a CPU)
         `update/shared`       share of the rows' tokens, prompts included, that were not computed again for another row
         and the `token_metrics` of the objective's statistics. All are of the policy before the update.
 
