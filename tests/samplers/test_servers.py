@@ -536,12 +536,20 @@ def kill(server: Real) -> None:
 def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, policy, tmp_path):
     real_servers = start_real(2)
     urls = [url for url, _ in real_servers]
-    forks.run(*GRPO, "--sampler-urls", ",".join(urls), "--run", "r", cwd=tmp_path, status=0)
-    run = tmp_path / "runs/r"
-    gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
-    assert len(gaps) == 3
-    assert max(gaps) < 1e-4
-    forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
+    for name, trainers in (("one", "1"), ("two", "2"), ("two-again", "2")):
+        options = ("--sampler-urls", ",".join(urls), "--trainers", trainers, "--run", name)
+        forks.run(*GRPO, *options, cwd=tmp_path, status=0)
+        run = tmp_path / "runs" / name
+        assert {(r["step"], r["policy_version"]) for r in rows_of(run, phase="train")} == {(0, 0), (1, 1), (2, 2)}
+        gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
+        assert len(gaps) == 3
+        assert max(gaps) < 1e-4
+        forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
+    one, two, again = (tmp_path / "runs" / name for name in ("one", "two", "two-again"))
+    assert weights_of(two) == weights_of(again)
+    assert rows_of(two, phase="train") == rows_of(again, phase="train")
+    first = [metrics_of(run)["train", 0, "optimizer/grad_norm"] for run in (one, two)]
+    assert first[0] == pytest.approx(first[1], rel=1e-4)
 
     sampler = ServersSampler(urls, policy.tokenizer, timeout=60)
     sampler.load_weights(policy, 0)
