@@ -473,8 +473,9 @@ WIRING = [
         ("activations are kept always", "gradient_checkpointing=self.config.gradient_checkpointing,", "", "tests/replay/test_wiring.py -k saves_memory", "gradient_checkpointing"),
         ("gradients are clipped to 1", "max_grad_norm=self.config.max_grad_norm,", "max_grad_norm=1.0,", replays("grpo-on-policy"), "max_grad_norm"),
         ("skipped updates never stop a run", ">= self.config.max_skipped_updates", ">= 10**9", "tests/training/test_resume.py -k not_finite_end_the_run", "max_skipped_updates"),
-        ("no checkpoint but the last", "if every and self.updates - self._saved[0] >= every and minutes", "if False and minutes", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_every"),
-        ("checkpoints without a pause", "and minutes >= self.config.checkpoint_minutes:", "and minutes >= 0:", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_minutes"),
+        ("no checkpoint but the last", "if every and self.updates - self._saved[0] >= every and seconds", "if False and seconds", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_every"),
+        ("checkpoints without a pause", "return 60 * self.config.checkpoint_minutes", "return 0", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_minutes"),
+        ("long checkpoints without a pause", "return 20 * self._saving_seconds if", "return 0 * self._saving_seconds if", "tests/training/test_resume.py -k long_time"),
         ("a run that diverged goes on", 'if why and self.config.stop_when == "diverged"', "if False", "tests/training/test_resume.py -k run_that_diverges", "stop_when"),
         ("what an interrupted run measured is forgotten", "self.divergence.add(phase, step, values)", "pass", "tests/training/test_resume.py -k run_that_diverges", "stop_when"),
         ("no time limit", "TimeLimit(config.time_limit_seconds,", "TimeLimit(float('inf'),", f"{GRPO} -k out_of_time", "time_limit"),
@@ -910,6 +911,11 @@ MATHEMATICS = [
         ("--log has no effect", "axis in wishes.log or axis in self.plot.get", "axis in self.plot.get", "tests/commands/test_analyze.py -k logarithmic"),
     ),
     *mutations_of(
+        "analysis/progress.py",
+        ("rounds of seeds are told apart by their updates", "return (number, step - starts[number]) if number >= 0 else (step, 0)", "return step, 0", "tests/analysis/test_figures.py -k in_common"),
+        ("a run that ended early has other rounds", "fewest -= 1", "pass", "tests/analysis/test_figures.py -k rounds_pair"),
+    ),
+    *mutations_of(
         "training/divergence.py",
         ("one bad evaluation is a divergence", ">= EVALUATIONS", ">= 1", "tests/training/test_divergence.py", "stop_when"),
         ("low rewards by chance are a divergence", "max(best / 2, ERRORS * noise)", "best / 2", "tests/training/test_divergence.py", "stop_when"),
@@ -922,6 +928,8 @@ MATHEMATICS = [
         ("each arm counts alone", "holm([comparison.p for comparison in found.values()])", "[comparison.p for comparison in found.values()]", "tests/analysis/test_sweep_table.py"),
         ("decided before the correction", "found.decided and p_holm < 0.05", "found.decided", "tests/analysis/test_sweep_table.py"),
         ("worse arms are better", '"better" if c.difference > 0 else "worse"', '"better"', "tests/analysis/test_sweep_table.py"),
+        ("an evaluation took no tokens", " OR command = 'eval'", "", "tests/analysis/test_sweep_table.py -k tokens"),
+        ("the best accuracy has the interval of the last one", "intervals.get((number, at[0]), (None, None))", "intervals.get((number, None), (None, None))", "tests/analysis/test_sweep_table.py -k updates_differ"),
         ("a divergence is passed over", 'if info.metadata["status"] == "diverged"]', "if False]", "tests/analysis/test_sweep_table.py"),
     ),
     *mutations_of(

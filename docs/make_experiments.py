@@ -16,7 +16,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PAGES = HERE / "experiments"
-PICTURES = ("held_out.svg", "at_k.svg")  # the others are large
+PICTURES = ("held_out.svg", "minutes.svg", "curves.svg", "at_k.svg")
+LARGE = 200_000  # bytes of a picture that is left out
 START = "--model runs/base/model"  # the SFT model of `rlvr quickstart`, right in two of five answers
 HELD_OUT = "--eval-dataset arithmetic:1024 --eval-examples 256 --final-eval-examples 1024"
 GRPO = f"--preset quickstart {START} {HELD_OUT}"
@@ -67,16 +68,19 @@ def main() -> None:
 
 
 def copy_report(folder: Path, page: Path, *, command: str) -> None:
-    """Copy the report as Markdown, with the sweep's command and those of its pictures that are small."""
+    """Copy the report as Markdown, with the sweep's command and those of its pictures that are not large."""
     shutil.rmtree(page, ignore_errors=True)
     page.mkdir(parents=True)
-    lines = (folder / "report.md").read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if not line.startswith("![") or any(f"({name})" in line for name in PICTURES)]
-    kept[1:1] = ["\n", "```sh\n", f"{command}\n", "```\n"]
-    (page / "README.md").write_text("".join(kept), encoding="utf-8")
-    for name in PICTURES:
-        if f"({name})" in "".join(kept):
+    title, *parts = (folder / "report.md").read_text(encoding="utf-8").split("\n\n")
+    kept = [title, f"```sh\n{command}\n```"]
+    for part in parts:
+        name = next((name for name in PICTURES if part == f"![{name}]({name})"), None)
+        if name is not None and (folder / name).stat().st_size > LARGE:
+            continue
+        kept.append(part)
+        if name is not None:
             shutil.copy(folder / name, page)
+    (page / "README.md").write_text("\n\n".join(kept), encoding="utf-8")
 
 
 if __name__ == "__main__":

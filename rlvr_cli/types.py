@@ -333,6 +333,15 @@ class Metric:
     gpu_seconds: float | None  # not measured: always NULL; wall_seconds times the GPUs of run.json is what a run held
 
 
+class PValue(float):
+    """A p-value in a table: JSON and CSV have the number, people read `text`."""
+
+    @property
+    def text(self) -> str:
+        """With two digits; one that is tiny, or 0 since it is too small for a float, is only said to be small."""
+        return "< 0.0001" if self < 1e-4 else f"{self:.2g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table to print: rows with named columns; a missing value is None."""

@@ -161,8 +161,8 @@ def test_what_is_left_out_is_named_with_a_reason():
 # Reference tables
 
 
-def reference_script():
-    spec = importlib.util.spec_from_file_location("make_reference", DOCS / "make_reference.py")
+def reference_script(name="make_reference"):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -354,3 +354,22 @@ def test_the_python_code_of_the_guide_gives_the_output_shown():
     with open(os.devnull, "w") as null, contextlib.redirect_stderr(null):  # transformers draws a bar
         results = doctest.DocTestRunner(verbose=False).run(test, out=printed.append)
     assert results.failed == 0, "".join(printed)
+
+
+# Reports of experiments
+
+
+def test_the_page_of_an_experiment_has_the_pictures_that_are_not_large(tmp_path):
+    report = tmp_path / "report"
+    report.mkdir()
+    for name, size in (("held_out.svg", 10), ("minutes.svg", 10), ("curves.svg", 300_000)):
+        (report / name).write_text("x" * size)
+    pictures = "\n\n".join(f"![{name}]({name})" for name in ("held_out.svg", "minutes.svg", "curves.svg"))
+    (report / "report.md").write_text(f"# Who?\n\nLook.\n\n{pictures}\n\n### arms\n\n```text\na\n\n\nb\n```\n")
+    page = tmp_path / "page"
+    reference_script("make_experiments").copy_report(report, page, command="rlvr sweep x")
+    assert sorted(path.name for path in page.iterdir()) == ["README.md", "held_out.svg", "minutes.svg"]
+    assert (page / "README.md").read_text() == (
+        "# Who?\n\n```sh\nrlvr sweep x\n```\n\nLook.\n\n![held_out.svg](held_out.svg)\n\n![minutes.svg](minutes.svg)\n\n"
+        "### arms\n\n```text\na\n\n\nb\n```\n"
+    )

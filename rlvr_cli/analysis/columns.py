@@ -33,7 +33,7 @@ def columns_of(result: Table, plot: Mapping[str, str], name: str) -> Columns:
     texts = [c for c in result.columns if kinds[c] == "text"]
     asked = [
         c
-        for key in ("x", "y", "lines", "panels", "counts")
+        for key in ("x", "y", "lines", "panels", "counts", "points")
         for c in plot.get(key, "").replace("+", ",").split(",")
         if c
     ]

@@ -23,10 +23,12 @@ from rlvr_cli.analysis.estimators import (
     t_test,
 )
 from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.analysis.progress import read_progress, shared_steps
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.types import Table
+from rlvr_cli.types import PValue, Table
 
 FEWEST_SEEDS = 3  # per arm; two hardly show how seeds vary: the interval is wide, and nothing is promised
+NOT_PROMISED = f"What could be told with more questions would take {FEWEST_SEEDS} seeds an arm to say."
 Answers = Mapping[str, Mapping[str, Any]]  # question -> row of the query `compare`
 
 
@@ -93,7 +95,7 @@ class Comparison:
             f"The data cannot tell which is better: B - A is {_points(self.difference)} points of accuracy ({interval})"
         )
         if self.detectable is None:
-            return f"{unsure}. What could be told with more questions would take {FEWEST_SEEDS} seeds an arm to say."
+            return f"{unsure}. {NOT_PROMISED}"
         seeds = len(self.a.runs) + len(self.b.runs) > 2
         if self.difference == 0:
             more = "here they are equal"
@@ -121,7 +123,7 @@ class Comparison:
             ("b_better", self.b_better, None, None),
             ("a_better", self.a_better, None, None),
             ("ties", self.questions - self.a_better - self.b_better, None, None),
-            ("mcnemar_p", self.mcnemar_p, None, None),
+            ("mcnemar_p", None if self.mcnemar_p is None else PValue(self.mcnemar_p), None, None),
             ("detectable_difference", self.detectable, None, None),
             ("questions_needed", self.needed, None, None),
         ]
@@ -211,23 +213,25 @@ def compare(
 def held_out_intervals(
     database: Database, arms: Sequence[Sequence[str]]
 ) -> dict[tuple[int, int | None], tuple[float, float]]:
-    """(number of the arm, updates) -> 95 % interval of its accuracy at that evaluation, as `compare` has it; (number, None) -> of the
-    last evaluation of each of its runs, whatever their updates.
+    """(number of the arm, updates of its first run) -> 95 % interval of its accuracy at that evaluation, as `compare` has it;
+    (number, None) -> of the last evaluation of each of its runs, whatever their updates.
 
-    Only of evaluations with rollouts of all runs of the arm, over the questions that all of them have, whose rewards are all 0 or 1.
+    Where seeds differ in the updates of their rounds, the evaluations after as many rounds belong together. Only of evaluations
+    with rollouts of all runs of the arm, over the questions that all of them have, whose rewards are all 0 or 1.
     """
     answers: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
     fractional = set()
-    last: dict[str, int] = {}
     for run, step, question, samples, correct, binary in database.rows(_EVALUATIONS):
         answers.setdefault((run, step), {})[question] = samples, correct
-        last[run] = max(step, last.get(run, 0))
         if not binary:
             fractional.add((run, step))
+    progress = read_progress(database) if any(len(runs) > 1 for runs in arms) else {}
     found = {}
     for number, runs in enumerate(arms):
-        for at in (*sorted({step for run, step in answers if run == runs[0]}), None):
-            evaluations = [(run, last.get(run, 0) if at is None else at) for run in runs]
+        steps_of = {run: [step for r, step in answers if r == run] for run in runs}
+        last = [max(steps_of[run], default=0) for run in runs]
+        for at, steps in [*((steps[0], steps) for steps in shared_steps(progress, steps_of)), (None, last)]:
+            evaluations = list(zip(runs, steps, strict=True))
             rows = [answers.get(evaluation, {}) for evaluation in evaluations]
             shared = [question for question in rows[0] if all(question in row for row in rows)]
             if shared and not any(evaluation in fractional for evaluation in evaluations):

@@ -19,10 +19,10 @@ from rlvr_cli.analysis.columns import (
     other_columns,
     with_wanted,
 )
-from rlvr_cli.analysis.database import Database
 from rlvr_cli.analysis.estimators import mean_interval
-from rlvr_cli.analysis.named_queries import NamedQuery, named_queries
+from rlvr_cli.analysis.named_queries import NamedQuery
 from rlvr_cli.analysis.picture import Line, Panel, Picture, number, numbers
+from rlvr_cli.analysis.progress import Progress, place, round_starts
 from rlvr_cli.config.options import nearest
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Table
@@ -80,7 +80,6 @@ PROGRESS = {"steps": "algorithm_steps", "rollouts": "rollouts", "tokens": "token
 CUT = "Intervals that go beyond the axis are cut at its end."
 NO_EARLY_END = "Sampler against trainer: without the tokens before --sampling-min-tokens, where the sampler forbids the end of a response."
 
-Progress = Mapping[tuple[str, int], Mapping[str, float]]  # (run, updates) -> row of the query `progress`
 Interval = tuple[float, float]
 
 
@@ -96,7 +95,7 @@ class Wishes:
 
 
 class Point(NamedTuple):
-    """One value: of a run, at an x. `key` is x before --x: what the runs of an arm have in common."""
+    """One value: of a run, at an x. `key` is x before --x."""
 
     run: str
     arm: int
@@ -121,8 +120,8 @@ def draw(
 
     Args:
         arms: the runs of the result, in the order in which they were asked for; several runs of an arm are seeds.
-        progress: needed for `wishes.x` other than updates.
-        held_out: (number of the arm, updates) -> interval of its held-out accuracy, for the column eval_reward.
+        progress: needed for `wishes.x` other than updates, and for arms whose seeds differ in the updates of their rounds.
+        held_out: (number of the arm, updates of its first run) -> interval of its held-out accuracy, for the column eval_reward.
 
     Raises:
         RlvrError: the result cannot be drawn, with what to select instead; or a panel has another name.
@@ -216,6 +215,7 @@ class _Maker:
         self.named, self.plot = query.name, query.plot or {}
         self.wishes, self.progress, self.held_out = wishes, progress, held_out
         self.arm_of = {run: number for number, arm in enumerate(arms) for run in arm.runs}
+        self.starts = {run: its for arm in arms for run, its in round_starts(progress, arm.runs).items()}
         self.rows = [row for row in result.records() if row[columns.x] is not None]
         self.hours = wishes.x == "minutes" and max((p["minutes"] for p in progress.values()), default=0) > LONG_MINUTES
         self.by_run = columns.lines[:1] == ("run_id",)
@@ -382,11 +382,13 @@ class _Maker:
     def _line(self, points: Sequence[Point], column: str) -> Line:
         """The line of an arm's points: those of its one run, or the mean over its runs with an interval over seeds."""
         smooth = 1 if self._has_interval(points, column) or self.columns.bars else self.wishes.smooth
+        joined = column not in self.plot.get("points", "").split(",")
+        smooth = smooth if joined else 1
         merged = self._merged(points, column, smooth=smooth)
         x, y, low, high, notes = (list(column) for column in zip(*merged, strict=True))
         bounds = (low, high) if any(map(math.isfinite, low)) else (None, None)
         raw = [p[1] for p in self._merged(points, column, smooth=1)] if smooth > 1 else None
-        return Line(x, y, *bounds, raw=raw, notes=tuple(notes) if any(notes) else ())
+        return Line(x, y, *bounds, raw=raw, notes=tuple(notes) if any(notes) else (), joined=joined)
 
     def _has_interval(self, points: Sequence[Point], column: str) -> bool:
         return any(math.isfinite(p.low) for p in points) or (
@@ -396,15 +398,16 @@ class _Maker:
     def _merged(
         self, points: Sequence[Point], column: str, *, smooth: int
     ) -> list[tuple[float, float, float, float, str]]:
-        """(x, y, low, high, note) in order of x; where an arm has several runs, only the x that all of them have."""
+        """(x, y, low, high, note) in order of x; where an arm has several runs, only what all of them have: the same x, or the
+        same place in a round, whose x is then the mean of theirs."""
         of_run = {}
         for run, its in groupby(sorted(points, key=lambda p: p.run), key=lambda p: p.run):
             ordered = sorted(its, key=lambda p: p.key)
             self._check_once(ordered)
             values = running_mean([p.y for p in ordered], smooth)
-            of_run[run] = {p.key: p._replace(y=y) for p, y in zip(ordered, values, strict=True)}
+            of_run[run] = {self._shared_key(p): p._replace(y=y) for p, y in zip(ordered, values, strict=True)}
         merged = []
-        for key in sorted({p.key for p in points}):
+        for key in sorted({key for its in of_run.values() for key in its}):
             here = [its[key] for its in of_run.values() if key in its]
             arm = here[0].arm
             asked = self.arms[arm].runs if self.arms else ()
@@ -413,10 +416,16 @@ class _Maker:
             x, y = math.fsum(p.x for p in here) / len(here), math.fsum(p.y for p in here) / len(here)
             low, high = (here[0].low, here[0].high) if len(here) == 1 else seed_interval([p.y for p in here])
             if column == "eval_reward":
-                low, high = self.held_out.get((arm, key), (low, high))
+                first = next((p for p in here if p.run == asked[0]), here[0]) if asked else here[0]
+                low, high = self.held_out.get((arm, first.key), (low, high))
             notes = [int(p.note.replace(",", "")) for p in here if p.note]
             merged.append((x, y, low, high, f"{sum(notes):,}" if notes else ""))
         return sorted(merged, key=lambda point: point[0])
+
+    def _shared_key(self, point: Point) -> Any:
+        """What the points of an arm's runs that belong together have in common."""
+        starts = self.starts.get(point.run)
+        return place(point.key, starts) if starts and self.by_run and self.columns.x == "step" else point.key
 
     def _check_once(self, ordered: Sequence[Point]) -> None:
         for before, after in pairwise(ordered):
@@ -447,12 +456,6 @@ class _Maker:
         hidden = [v for line in lines for values in [(line.y if "y" in self.log else ())] for v in values if v <= 0]
         if hidden or any(x < 0 for panel in panels if "x" in panel.log for line in panel.lines for x in line.x):
             yield "Values of 0 or less cannot be shown on a logarithmic axis."
-
-
-def read_progress(database: Database) -> Progress:
-    """How far each run was at each number of updates."""
-    rows = database.select(named_queries()["progress"].sql).records()
-    return {(row["run_id"], row["step"]): row for row in rows}
 
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:

@@ -5,6 +5,7 @@ everything is decided that both drawers must agree on: `plots` draws it as a PNG
 
 A series (a run, or an arm of several seeds) has one color and one mark in all panels. What else a panel has several lines of,
 such as pass@k and best@k, are variants: they have the same color and another dash; with one series, each has a color of its own.
+Where there are more series than colors, those of the second cycle have another dash, too.
 """
 
 import math
@@ -24,6 +25,7 @@ DASHES = (
     (6.0, 1.5, 1.0, 1.5),
     (3.0, 1.2, 1.0, 1.2, 1.0, 1.2),
 )  # on, off, ... in line widths
+NO_LINE = -1  # the dash of single points
 
 PAD = 0.03  # of an axis beyond its ends, so that lines and marks at an end are whole
 LEAST_SPAN = 0.2  # of an axis that does not start at 0, as a share of its largest value
@@ -40,6 +42,7 @@ class Line:
         series, variant: numbers in `Picture.series` and `Picture.variants`.
         raw: the values before smoothing, drawn faintly.
         notes: a text for each point, such as a count; drawn above bars.
+        joined: whether neighbors are: not where points do not follow from each other, such as the attempts of a search.
     """
 
     x: Sequence[float]
@@ -50,6 +53,7 @@ class Line:
     variant: int = 0
     raw: Sequence[float] | None = None
     notes: Sequence[str] = ()
+    joined: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,10 @@ class Picture:
 
     def style(self, line: Line) -> Style:
         number = line.series if len(self.series) > 1 else line.variant
-        return Style(number % len(COLORS), MARKS[number % len(MARKS)], line.variant % len(DASHES))
+        if not line.joined:
+            return Style(number % len(COLORS), "dot", NO_LINE)
+        cycle = line.series // len(COLORS)  # from the last dash on, which few variants have
+        return Style(number % len(COLORS), MARKS[number % len(MARKS)], (line.variant - cycle) % len(DASHES))
 
     def label(self, line: Line) -> str:
         """The line's name, of the parts that distinguish it from the picture's other lines."""
@@ -155,8 +162,10 @@ class Picture:
             for i, text in enumerate(self.series)
             if several
         ]
-        styles = [(i, self.style(Line((), (), variant=i))) for i in self._drawn_variants]
-        variants = [(self.variants[i], Style(None, "", style.dash) if several else style) for i, style in styles]
+        joined = {line.variant: line.joined for panel in self.panels for line in panel.lines}
+        styles = [(i, self.style(Line((), (), variant=i, joined=joined.get(i, True)))) for i in self._drawn_variants]
+        gray = [Style(None, "dot" if style.dash == NO_LINE else "", style.dash) for _, style in styles]
+        variants = [(self.variants[i], g if several else style) for (i, style), g in zip(styles, gray, strict=True)]
         return series, variants if len(variants) > 1 else []
 
     def axes(self, panel: Panel) -> tuple[Axis, Axis] | None:

@@ -15,7 +15,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr_cli.analysis.picture import COLORS, DASHES, Axis, Panel, Picture, Style, distinct, numbers, numbers_across
+from rlvr_cli.analysis.picture import (
+    COLORS,
+    DASHES,
+    NO_LINE,
+    Axis,
+    Panel,
+    Picture,
+    Style,
+    distinct,
+    numbers,
+    numbers_across,
+)
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.files import atomic_write, shown
 from rlvr_cli.text import printable
@@ -37,10 +48,10 @@ MAX_LABEL_CHARACTERS = 300  # longer labels are shortened before they are measur
 
 _MARKERS = {
     **{"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "down": "v"},
-    **{"plus": "P", "cross": "X", "star": "*", "": ""},
+    **{"plus": "P", "cross": "X", "star": "*", "dot": ".", "": ""},
 }
 _GRAY = "#555555"
-_HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
+_HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo", "|||")  # as with the marks, 56 series differ
 
 _STYLE = {
     "text.parse_math": False,  # draw $ as it is
@@ -156,7 +167,7 @@ class _Block:
         )
         self.keys = [_key(style, number, bars=bars) for number, (_, style) in enumerate(shown)]
         if more:
-            self.labels[-1], self.keys[-1] = f"… and {len(more) + 1} more", _key(Style(None, "", -1), 0, bars=bars)
+            self.labels[-1], self.keys[-1] = f"… and {len(more) + 1} more", _key(Style(None, "", NO_LINE), 0, bars=bars)
         widest = max(_width(label, size=size) for label in self.labels) + KEY_POINTS
         self.columns = max(1, min(len(self.labels), int((wide - 20) / widest)))
         self.height = LINE_POINTS * math.ceil(len(self.labels) / self.columns)
@@ -183,11 +194,11 @@ class _Block:
 
 
 def _key(style: Style, number: int, *, bars: bool) -> Any:
-    """What shows a style in the legend; nothing for the dash -1."""
+    """What shows a style in the legend; nothing for a style with neither line nor mark."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    if style.dash < 0:
+    if style.dash == NO_LINE and not style.mark:
         return Patch(alpha=0)
     if bars:
         return Patch(facecolor=_color(style), hatch=_HATCHES[number % len(_HATCHES)], edgecolor="white")
@@ -200,6 +211,9 @@ def _color(style: Style) -> str:
 
 def _drawn(style: Style) -> dict[str, Any]:
     """The style of a line as matplotlib names it."""
+    if style.dash == NO_LINE:
+        shown = {"marker": _MARKERS[style.mark], "markersize": 8.0, "markeredgewidth": 0.0, "alpha": 0.6}
+        return {"color": _color(style), "linestyle": "none", **shown}
     dash = DASHES[style.dash]
     return {
         "color": _color(style),
@@ -291,7 +305,7 @@ def _draw_lines(axes: "Axes", panel: Panel, picture: Picture, up: Axis) -> None:
                     axes.plot([x[i], x[i]], [low[i], high[i]], color=color, alpha=0.6)
         if line.raw is not None:
             axes.plot(x, numbers(line.raw, log="y" in panel.log), color=color, linewidth=0.8, alpha=0.3)
-        axes.plot(x, y, **style, markevery=sorted({*marked, *alone}))
+        axes.plot(x, y, **style, markevery=sorted({*marked, *alone}) if line.joined else None)
 
 
 def _draw_bars(axes: "Axes", panel: Panel, picture: Picture) -> None:

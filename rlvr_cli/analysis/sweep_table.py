@@ -8,43 +8,55 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rlvr_cli.analysis.at_k import at_k_table
-from rlvr_cli.analysis.comparison import Comparison, compare, held_out_intervals
+from rlvr_cli.analysis.comparison import NOT_PROMISED, Comparison, compare, held_out_intervals
 from rlvr_cli.analysis.database import Database
 from rlvr_cli.analysis.estimators import holm
 from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.analysis.progress import read_progress, shared_steps
 from rlvr_cli.runs.readers import RunInfo
-from rlvr_cli.types import Table
+from rlvr_cli.types import PValue, Table
 
 OF_K = "of k samples a question"  # title of a table
 Arms = Mapping[str, Sequence[str]]  # name -> ids of its runs, the seeds
-_ARM = ("arm", "seeds", "diverged", "accuracy", "low", "high", "best", "at_update", "updates", "minutes", "tokens")
+_ARM = (
+    *("arm", "seeds", "diverged", "accuracy", "low", "high"),
+    *("best", "best_low", "best_high", "at_update", "updates", "minutes", "tokens"),
+)
 _DIFFERENCE = ("arm", "against", "difference", "low", "high", "p", "p_holm", "detectable", "questions", "decided")
 
 
 def arm_table(database: Database, arms: Arms) -> Table:
-    """A row for each arm with an evaluation: how many of its seeds diverged, the accuracy at the last evaluation of each with its 95 %
-    interval, the best one of any evaluation (of the mean over seeds, so that it is chosen by chance, too), and the means over seeds of
-    updates, minutes and sampled tokens. Seeds may differ in their updates, as in expert iteration: their first evaluations belong
-    together, their second ones, and so on.
+    """A row for each arm with an evaluation.
+
+    Its columns: how many of its seeds diverged; the accuracy at the last evaluation of each with its 95 % interval; the best one of
+    any evaluation (of the mean over seeds, so that it is chosen by chance, too) with that of this evaluation; and the means over seeds
+    of updates, minutes and tokens: those sampled for training, without sampling those trained on, of an evaluation its responses.
+    Seeds may differ in their updates, as in expert iteration: the evaluations after as many rounds belong together.
     """
-    evaluations: dict[str, list[tuple[float, int]]] = {}
+    evaluations: dict[str, dict[int, float]] = {}
     for run, step, value in database.rows(_ACCURACY):  # in the order of their steps
-        evaluations.setdefault(run, []).append((value, step))
-    cost: dict[str, tuple[float, float, float]] = {run: (u, m, t) for run, u, m, t in database.rows(_COST)}
+        evaluations.setdefault(run, {})[step] = value
+    cost = {run: spent for run, *spent in database.rows(_COST)}
     diverged = {run for run, status in database.rows("SELECT run_id, status FROM runs") if status == "diverged"}
     intervals = held_out_intervals(database, list(arms.values()))
+    progress = read_progress(database)
     rows = []
     for number, (arm, runs) in enumerate(arms.items()):
         if not all(run in evaluations for run in runs):
             continue
-        together = list(zip(*(evaluations[run] for run in runs), strict=False))  # only as many as all seeds have
-        last = statistics.fmean(evaluations[run][-1][0] for run in runs)
-        means = [tuple(map(statistics.fmean, zip(*of_seeds, strict=True))) for of_seeds in together]
-        best, at_update = max(means, key=lambda mean: mean[0])  # the first one
+        means = {
+            steps: statistics.fmean(evaluations[run][step] for run, step in zip(runs, steps, strict=True))
+            for steps in shared_steps(progress, {run: list(evaluations[run]) for run in runs})
+        }
+        last = statistics.fmean(list(evaluations[run].values())[-1] for run in runs)
+        best = (None, None, None, None)
+        if means:
+            at = max(means, key=lambda steps: means[steps])  # the first one
+            best = (means[at], *intervals.get((number, at[0]), (None, None)), round(statistics.fmean(at)))
+        updates, minutes, tokens = (_mean(values) for values in zip(*(cost[run] for run in runs), strict=True))
         low, high = intervals.get((number, None), (None, None))
-        spent = [statistics.fmean(values) for values in zip(*(cost[run] for run in runs), strict=True)]
-        reached = (last, low, high, best, round(at_update))
-        rows.append((arm, len(runs), len(diverged & set(runs)), *reached, round(spent[0]), spent[1], round(spent[2])))
+        spent = (updates and round(updates), minutes, tokens and round(tokens))
+        rows.append((arm, len(runs), len(diverged & set(runs)), last, low, high, *best, *spent))
     return Table(_ARM, rows, title="arms")
 
 
@@ -97,7 +109,7 @@ def difference_table(found: Mapping[str, Comparison], *, baseline: str) -> Table
     rows = []
     for arm, c in found.items():
         told = "yes" if is_decided(c, p_holm[arm]) else "no"
-        figures = (c.difference, c.low, c.high, c.p, p_holm[arm], c.detectable, c.questions)
+        figures = (c.difference, c.low, c.high, PValue(c.p), PValue(p_holm[arm]), c.detectable, c.questions)
         rows.append((arm, baseline, *figures, told))
     return Table(_DIFFERENCE, rows, title="differences")
 
@@ -107,7 +119,7 @@ def sentences(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str
     p_holm = corrected(found)
     several = f"for {len(found)} comparisons " if len(found) > 1 else ""
     for arm, c in found.items():
-        p = _p_text(c.p) + (f"; {several}{_p_text(p_holm[arm])}" if several else "")
+        p = _said(c.p) + (f"; {several}{_said(p_holm[arm])}" if several else "")
         interval = f"{100 * c.difference:+.1f} points (95% interval {100 * c.low:+.1f} to {100 * c.high:+.1f}; {p})"
         words = "better" if c.difference > 0 else "worse"
         if is_decided(c, p_holm[arm]):
@@ -119,9 +131,11 @@ def sentences(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str
             )
         else:
             least = (
-                "" if c.detectable is None else f" {100 * c.detectable:.1f} points or more would show in 4 of 5 trials."
+                NOT_PROMISED
+                if c.detectable is None
+                else f"{100 * c.detectable:.1f} points or more would show in 4 of 5 trials."
             )
-            yield f"The data cannot tell {arm} from {baseline}: {interval}.{least}"
+            yield f"The data cannot tell {arm} from {baseline}: {interval}. {least}"
     if several:
         yield (
             f"{len(found)} arms are compared with one baseline. The intervals are each arm's own. The second p is Holm's: if no arm "
@@ -141,8 +155,14 @@ def divergences(arms: Mapping[str, Sequence[RunInfo]]) -> Iterator[str]:
             yield f"{arm} diverged with {which}{why and f': {why}'}. It is compared as it was then."
 
 
-def _p_text(p: float) -> str:
-    return f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
+def _said(p: float) -> str:
+    text = PValue(p).text
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 _ACCURACY = """
@@ -161,7 +181,10 @@ _COST = """
         run_id,
         coalesce((SELECT max(step) FROM rollouts r WHERE r.run_id = runs.run_id AND phase = 'eval'), 0),
         wall_seconds / 60,
-        coalesce((SELECT sum(num_response_tokens) FROM rollouts r WHERE r.run_id = runs.run_id AND phase = 'train'), 0)
+        coalesce(
+            (SELECT sum(num_response_tokens) FROM rollouts r WHERE r.run_id = runs.run_id AND (phase = 'train' OR command = 'eval')),
+            (SELECT sum(value) FROM metrics m WHERE m.run_id = runs.run_id AND phase = 'train' AND name = 'update/tokens')
+        )
     FROM runs
     ORDER BY ALL
 """

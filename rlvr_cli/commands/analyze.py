@@ -309,8 +309,9 @@ def plot(
     """Draw the result into the file of --plot."""
     from rlvr_cli.analysis.arms import arms_of
     from rlvr_cli.analysis.comparison import held_out_intervals
-    from rlvr_cli.analysis.figures import Wishes, draw, read_progress
+    from rlvr_cli.analysis.figures import Wishes, draw
     from rlvr_cli.analysis.plots import save_plot
+    from rlvr_cli.analysis.progress import read_progress
 
     _check_arms(arms)
     named = arms_of(arms)
@@ -326,7 +327,7 @@ def plot(
         query,
         named,
         wishes=wishes,
-        progress=read_progress(database) if config.x != "updates" else None,
+        progress=read_progress(database),
         held_out=held_out_intervals(database, [arm.runs for arm in named]) if "eval_reward" in result.columns else None,
     )
     save_plot(picture, Path(config.plot))

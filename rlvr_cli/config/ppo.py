@@ -156,5 +156,6 @@ class PpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig
         if self.fsdp:
             raise RlvrError(
                 "--fsdp divides the weights of one model, and rlvr ppo trains two, or one with two heads.",
-                "Leave it out: --trainers N without it gives each trainer a copy; --lora-rank 32 or --critic shared needs less memory.",
+                "Leave it out: --trainers N without it gives each trainer a copy; --lora-rank 32"
+                f"{' or --critic shared' if self.critic == 'own' else ''} needs less memory.",
             )

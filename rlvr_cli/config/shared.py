@@ -360,8 +360,10 @@ class TrainingRunOptions(RunOptions):
     checkpoint_every: int = knob(
         10, "Updates between checkpoints; the last two are kept. 0: only when interrupted.", group="Run", free_on_resume=True, at_least=0,
     )  # fmt: skip
-    checkpoint_minutes: float = knob(
-        0.0, "Least minutes between checkpoints; one that is due earlier waits.", group="Run", free_on_resume=True, at_least=0,
+    checkpoint_minutes: float | None = knob(
+        None,
+        "Least minutes between checkpoints; one that is due earlier waits. Default: 20 times as long as the last one took, if over a second.",
+        group="Run", free_on_resume=True, at_least=0,
     )  # fmt: skip
     time_limit: str = knob(
         "",

@@ -18,7 +18,7 @@ from unicodedata import combining, east_asian_width
 
 from rlvr_cli.terminal.console import one_line, rich_console, shortened, write_text
 from rlvr_cli.text import printable
-from rlvr_cli.types import Table
+from rlvr_cli.types import PValue, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -185,6 +185,8 @@ def _shown(value: Any, missing: str) -> str:
         return missing
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, PValue):
+        return value.text
     if isinstance(value, float | Decimal):
         return f"{value:.1f}" if 1000 <= abs(value) < math.inf else f"{value:.4g}"
     return _as_text(value)

@@ -360,10 +360,10 @@ def options_that_fit(
 _STATES: tuple[dict[str, Any], ...] = (
     {"fsdp": True},
     {"fsdp": True, "offload_optimizer": True},
+    {"optimizer": "adamw", "offload_optimizer": True},  # an update waits for the host, and gives the same result
     {"fsdp": True, "param_dtype": "bfloat16", "optimizer": "adamw_kahan", "offload_optimizer": False},
     {"param_dtype": "bfloat16", "optimizer": "adamw_kahan", "offload_optimizer": False},
     {"param_dtype": "bfloat16", "optimizer": "adamw_8bit", "offload_optimizer": False},
-    {"optimizer": "adamw", "offload_optimizer": True},
     {"param_dtype": "bfloat16", "optimizer": "adamw", "offload_optimizer": True},
     {"optimizer": "adamw", "lora_rank": 32},
     {"param_dtype": "bfloat16", "optimizer": "adamw", "lora_rank": 32},
@@ -497,9 +497,12 @@ def gpus_line(config: TrainingConfig, shape: Mapping[str, int], *, engine: str, 
         )
         for name, bytes in GPUS.items()
     }
-    if config.trainers == 1 and not config.samples_apart and found["80 GB"]:
-        divided = _options_on(replace(config, trainers=NODE), shape, NODE, GPUS[80], engine="transformers", rows=rows)
-        found[f"{NODE} x 80 GB"] = divided and f"--trainers {NODE} {divided}"
+    if config.trainers == 1 and not config.samples_apart:
+        embedded, words = config, [f"--trainers {NODE}"]
+        if config.engine == "vllm":  # which in the trainer's process samples for one
+            embedded, words = replace(config, engine="transformers"), ["--engine transformers", *words]
+        divided = _options_on(replace(embedded, trainers=NODE), shape, NODE, GPUS[80], engine="transformers", rows=rows)
+        found[f"{NODE} x 80 GB"] = None if divided is None else " ".join([*words, divided]).rstrip()
     return "; ".join(
         f"{gpus}: {'too small' if options is None else f'with {options}' if options else 'fits'}"
         for gpus, options in found.items()
@@ -520,4 +523,7 @@ def _total(sizes: Mapping[str, float], of: str = "") -> str:
 
 
 def _size(bytes: float) -> str:
-    return f"{bytes / 2**30:.1f} GiB" if bytes >= 2**30 else f"{bytes / 2**20:.0f} MiB"
+    for unit, name, digits in ((2**30, "GiB", 1), (2**20, "MiB", 0)):
+        if bytes >= unit:
+            return f"{bytes / unit:.{digits}f} {name}"
+    return f"{bytes / 2**10:.0f} KiB"

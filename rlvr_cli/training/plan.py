@@ -500,6 +500,8 @@ def _common(config: TrainingConfig, facts: Mapping[str, Any], *, unit: str = "up
     questions = facts["eval_dataset"]
     every = f", every {config.eval_every} {unit}" if config.eval_every else ""
     apart = f", {config.checkpoint_minutes:g} minutes apart at least" if config.checkpoint_minutes else ""
+    if config.checkpoint_minutes is None:
+        apart = ", fewer where they would take more than a twentieth of the time"
     save = (
         f"every {config.checkpoint_every} updates{apart}, the last two kept"
         if config.checkpoint_every

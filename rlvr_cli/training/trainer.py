@@ -103,7 +103,7 @@ class Trainer:
         self._mismatch_said = False
         self._skipped_in_a_row = 0
         self._saved: tuple[int, dict[str, int]] = (0, {})
-        self._saved_at = time.monotonic()
+        self._saved_at, self._saving_seconds = time.monotonic(), 0.0
         self.micro_batch_tokens = memory.micro_batch_tokens
         self.weights = WeightSync(config, engine=engine, placement=placement, memory=memory)
         self._ending = ExitStack()
@@ -332,9 +332,15 @@ class Trainer:
             self.cursor = cursor | {"lagging": snapshot.version}
             self.tensors = self.tensors | snapshot.tensors
         every = self.config.checkpoint_every
-        minutes = (time.monotonic() - self._saved_at) / 60
-        if every and self.updates - self._saved[0] >= every and minutes >= self.config.checkpoint_minutes:
+        seconds = time.monotonic() - self._saved_at
+        if every and self.updates - self._saved[0] >= every and seconds >= self._seconds_apart():
             self.save()
+
+    def _seconds_apart(self) -> float:
+        """The least seconds between checkpoints: as asked for, else such that they take at most a twentieth of the time."""
+        if self.config.checkpoint_minutes is not None:
+            return 60 * self.config.checkpoint_minutes
+        return 20 * self._saving_seconds if self._saving_seconds > 1 else 0.0
 
     def check_mismatch(self, update: Mapping[str, float], *, advice: str = "") -> None:
         """Print a note, once, if trainer and sampler disagree on log-probabilities by more than `MISMATCH_BOUND`.
@@ -432,7 +438,8 @@ class Trainer:
                 tensors=self.tensors,
             )
         self._saved, self._saved_at = (self.updates, self.cursor), time.monotonic()
-        self.metrics.add(self.updates, {"checkpoint/seconds": time.perf_counter() - started})
+        self._saving_seconds = time.perf_counter() - started
+        self.metrics.add(self.updates, {"checkpoint/seconds": self._saving_seconds})
         self.metrics.flush()  # this update is not repeated when the run resumes
 
     def finish(self) -> None:

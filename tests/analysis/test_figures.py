@@ -9,8 +9,9 @@ from factories import a_rollout
 from rlvr_cli.analysis.arms import Arm
 from rlvr_cli.analysis.comparison import compare, held_out_intervals
 from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.figures import Wishes, draw, read_progress, running_mean, seed_interval
+from rlvr_cli.analysis.figures import Wishes, draw, running_mean, seed_interval
 from rlvr_cli.analysis.named_queries import NamedQuery, named_queries, parse_query
+from rlvr_cli.analysis.progress import place, read_progress, round_starts, shared_steps
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -273,6 +274,15 @@ def test_lengths_have_a_panel_a_run():
     assert lines(picture) == [("correct", [0.0, 1.0], [3.0, 0.0]), ("wrong", [0.0, 1.0], [1.0, 2.0])]
 
 
+def test_the_attempts_of_a_search_are_points_and_the_best_so_far_is_a_line():
+    columns = ("run_id", "attempt", "score", "best_score")
+    rows = [("a", n, score, best) for n, (score, best) in enumerate([(3.0, 3.0), (9.0, 9.0), (1.0, 9.0)])]
+    for smooth in (1, 3):  # neighbors have nothing to do with each other
+        best, attempts = of("attempts", columns, rows, "a", smooth=smooth).panels[0].lines
+        assert (best.joined, attempts.joined) == (True, False)
+        assert (attempts.y, attempts.raw) == ([3.0, 9.0, 1.0], None)
+
+
 def test_a_panel_has_only_the_texts_of_its_own_rows():
     columns = ("run_id", "phase", "work", "seconds")
     rows = [("a", "train", "update", 2.0), ("a", "eval", "sampling", 1.0), ("a", "train", "sampling", 3.0)]
@@ -313,6 +323,58 @@ def test_an_arm_is_the_mean_of_its_seeds_with_an_interval():
     assert (a.low[1], a.high[1]) == (2.0, 2.0)
     assert (b.y, b.low) == ([5.0, 5.0], None)
     assert picture.notes[0].endswith("Lines: means over the seeds.")
+
+
+def rounds(tmp_path, starts):
+    """Runs of expert iteration: run -> the updates at which its rounds begin, and its end. The last is of the next round."""
+    for seed, (name, begins) in enumerate(starts.items()):
+        with RunDir.create(tmp_path, "ei", name=name, metadata={}) as run:
+            for step in range(begins[-1]):
+                sampled = {"reward/samples": 8.0, "reward/mean": seed + step / 100} if step in begins else {}
+                run.commit_metrics(step, "train", {"update/rows": 4.0, "policy/entropy": 1.0 + seed, **sampled})
+            for step in begins:
+                run.commit_metrics(step, "eval", {"reward/mean": (seed + 1) / 4})
+                rows = [
+                    a_rollout(run_id=name, step=step, example_id=f"q{q}", reward=float(q <= seed)) for q in range(4)
+                ]
+                run.commit_rollouts("eval", step, rows)
+    return open_runs([read_run(tmp_path / name) for name in starts])
+
+
+@pytest.mark.parametrize(("x", "of_rounds"), [("updates", [0, 11, 21, 31]), ("steps", [0, 1, 2, 3])])
+def test_seeds_of_expert_iteration_have_their_rounds_in_common(tmp_path, x, of_rounds):
+    """Their updates differ: a round has as many as its right responses need."""
+    with rounds(tmp_path, {"b": [0, 10, 21, 30], "a": [0, 12, 21, 32], "c": [0, 11, 21, 31]}) as database:
+        query, arm = named_queries()["curves"], Arm(("b", "a", "c"), "arm", "ei")
+        held_out = held_out_intervals(database, [arm.runs])
+        progress = read_progress(database)
+        result = database.select(query.sql, query.parameters)
+    picture = draw(result, query, [arm], wishes=Wishes(x=x), progress=progress, held_out=held_out)
+    by_name = {panel.name: panel.lines[0] for panel in picture.panels}
+    held, reward, entropy = by_name["eval_reward"], by_name["train_reward"], by_name["entropy"]
+    assert held.x == pytest.approx(of_rounds)
+    assert held.y == pytest.approx([0.5] * 4)
+    assert set(held_out) == {(0, step) for step in (0, 10, 21, 30, None)}, "the updates of the first run"
+    assert list(zip(held.low, held.high, strict=True)) == [held_out[0, step] for step in (0, 10, 21, 30)]
+    assert reward.x == pytest.approx(of_rounds[:3])
+    assert reward.y == pytest.approx([1, 1.11, 1.21])
+    assert len(entropy.x) == 10 + 9 + 9, "the first updates of each round: as many as all seeds have"
+    assert entropy.x[10] == pytest.approx(of_rounds[1])
+
+
+def test_rounds_pair_only_where_they_began_after_other_updates():
+    def progress(**starts):
+        return {(run, s): {"algorithm_steps": float(n)} for run, its in starts.items() for n, s in enumerate(its)}
+
+    assert round_starts(progress(a=[0, 4, 8], b=[0, 4, 8]), ["a", "b"]) == {}
+    assert round_starts(progress(a=[0, 4, 8], b=[0, 4, 6]), ["a", "b"]) == {"a": [0, 4, 8], "b": [0, 4, 6]}
+    assert round_starts(progress(a=[0, 4, 8, 12], b=[0, 4, 6]), ["a", "b"]) == {}, "b ended within a round"
+    assert round_starts(progress(a=[0, 4, 8, 12], b=[0, 5, 8]), ["a", "b"]) == {"a": [0, 4, 8, 12], "b": [0, 5, 8]}
+    assert round_starts(progress(a=[0, 4]), ["a", "b"]) == {}, "nothing is known of b"
+    assert [place(step, [0, 4, 8]) for step in (0, 3, 4, 9)] == [(0, 0), (0, 3), (1, 0), (2, 1)]
+    assert place(9, ()) == (9, 0)
+    found = progress(a=[0, 4, 8], b=[0, 5, 9])
+    assert shared_steps(found, {"a": [0, 4, 7, 8], "b": [0, 5, 9]}) == [(0, 0), (4, 5), (8, 9)]
 
 
 def test_the_interval_of_seeds():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlvr_cli.analysis.picture import COLORS, DASHES, MARKS, Line, Panel, Picture, distinct, value_text
+from rlvr_cli.analysis.picture import COLORS, DASHES, MARKS, NO_LINE, Line, Panel, Picture, distinct, value_text
 
 NAN = math.nan
 
@@ -41,6 +41,22 @@ def test_a_run_has_one_color_and_one_mark_and_a_measure_one_dash():
     series, variants = picture.legend
     assert [text for text, _ in series] == ["a (no data)", "b (no data)", "c (no data)"]
     assert [(text, style.color, style.mark) for text, style in variants] == [("mean", None, ""), ("worst", None, "")]
+
+
+def test_what_has_the_color_of_another_series_has_another_dash():
+    """Also where a reader cannot tell their marks."""
+    styles = [Picture((), tuple("abcdefghi")).style(Line((), (), series=i)) for i in range(9)]
+    assert [style.dash == 0 for style in styles] == [True] * 7 + [False] * 2
+    assert len({(style.color, style.dash) for style in styles}) == 9
+
+
+def test_single_points_have_no_line_in_the_legend_either():
+    lines = (Line((0, 1), (1, 2)), Line((0, 1), (1, 0), variant=1, joined=False))
+    for series in (("a",), ("a", "b")):
+        picture = Picture((Panel("t", "x", "y", lines),), series, ("best so far", "attempt"))
+        (_, best), (_, attempt) = picture.legend[1]
+        assert (best.dash, attempt.dash, attempt.mark) == (0, NO_LINE, "dot")
+        assert picture.style(lines[1]).dash == NO_LINE
 
 
 def test_the_measures_of_one_run_have_a_color_each():

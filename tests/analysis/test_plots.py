@@ -301,10 +301,24 @@ def test_many_bars_have_as_many_labels_as_fit(tmp_path):
 
 def test_what_the_description_names_can_be_drawn():
     """Neither two lines, nor two groups of bars, look alike but for their color."""
-    assert set(plots._MARKERS) == {*MARKS, ""}
+    assert set(plots._MARKERS) == {*MARKS, "dot", ""}
     assert len(set(plots._MARKERS.values())) == len(plots._MARKERS)
     assert len(set(DASHES)) == len(DASHES)
-    assert len(set(plots._HATCHES)) == len(COLORS)
+    assert math.gcd(len(set(plots._HATCHES)), len(COLORS)) == 1, "as long as both differ, their pairs do"
+
+
+def test_points_that_are_not_joined_have_no_line(tmp_path):
+    line = Line((0, 1, 2), (0.5, 0.1, 0.9))
+    drawn = {}
+    for joined in (True, False):
+        save_plot(Picture((Panel("t", "x", "y", (dataclasses.replace(line, joined=joined),)),)), tmp_path / "p.svg")
+        drawn[joined] = (tmp_path / "p.svg").read_text()
+    paths = {
+        joined: len(re.findall(r'clip-path="url[^"]*" style="fill: none; stroke: #0072b2', text))
+        for joined, text in drawn.items()
+    }
+    assert paths == {True: 1, False: 0}
+    assert drawn[False].count("<use") - drawn[True].count("<use") == 0, "each point has its mark"
 
 
 def test_whiskers_stand_beside_each_other(tmp_path):

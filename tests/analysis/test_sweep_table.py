@@ -55,6 +55,12 @@ def test_a_tiny_p_is_no_row_of_digits():
     assert "p < 0.0001)" in next(sentences({"a": Found(3e-71)}, baseline="z"))
 
 
+def test_two_seeds_promise_nothing_and_the_sentence_says_why():
+    found = {"a": Found(0.4, decided=False, low=-0.02, detectable=None)}
+    (told,) = sentences(found, baseline="z")
+    assert told.endswith("p = 0.4). What could be told with more questions would take 3 seeds an arm to say.")
+
+
 def test_one_comparison_needs_no_correction():
     (told,) = sentences({"a": Found(0.01, difference=-0.05, low=-0.09, high=-0.01)}, baseline="z")
     assert told == "a is worse than z: -5.0 points (95% interval -9.0 to -1.0; p = 0.01)."
@@ -65,7 +71,11 @@ def test_seeds_whose_updates_differ_are_compared_evaluation_by_evaluation(tmp_pa
     right = {"a": {0: 1, 10: 3, 25: 2}, "b": {0: 2, 14: 4, 31: 3}, "lone": {0: 1}}  # of 4 questions
     for name, by_step in right.items():
         with RunDir.create(tmp_path, "ei", name=name, metadata={}) as run:
+            for step in range(max(by_step)):
+                sampled = {"reward/samples": 8.0} if step in by_step else {}
+                run.commit_metrics(step, "train", {"update/rows": 4.0, **sampled})
             for step, count in by_step.items():
+                run.commit_metrics(step, "eval", {"reward/mean": count / 4})
                 rows = [
                     a_rollout(run_id=name, step=step, example_id=f"q{i}", answer_reward=r, reward=r)
                     for i, r in enumerate([1.0] * count + [0.0] * (4 - count))
@@ -76,9 +86,43 @@ def test_seeds_whose_updates_differ_are_compared_evaluation_by_evaluation(tmp_pa
     assert both["accuracy"] == pytest.approx(5 / 8)  # 2 and 3 of 4, at the last evaluation of each
     assert both["low"] < 5 / 8 < both["high"]
     assert (both["best"], both["at_update"]) == (pytest.approx(7 / 8), 12)  # the second evaluations, after 10 and 14
+    assert 0 <= both["best_low"] < 7 / 8 < both["best_high"] <= 1
+    assert (both["best_low"], both["best_high"]) != (both["low"], both["high"])
     assert (lone["accuracy"], lone["best"], lone["at_update"]) == (0.25, 0.25, 0)
     assert (lone["low"], lone["high"]) == pytest.approx(share_interval(1 / 4, 4))
+    assert (lone["best_low"], lone["best_high"]) == (lone["low"], lone["high"]), "it is the same evaluation"
     assert cut["accuracy"] == pytest.approx(3 / 8), "a seed that ended early counts as it was then"
+
+
+def test_seeds_without_an_evaluation_in_common_have_no_best_one(tmp_path):
+    for name, step in (("a", 3), ("b", 5)):
+        with RunDir.create(tmp_path, "grpo", name=name, metadata={}) as run:
+            run.commit_rollouts("eval", step, [a_rollout(run_id=name, step=step, reward=1.0, answer_reward=1.0)])
+    with open_runs([read_run(tmp_path / name) for name in "ab"]) as database:
+        (row,) = arm_table(database, {"both": ["a", "b"]}).records()
+    assert row["accuracy"] == 1.0
+    assert [row[name] for name in ("best", "best_low", "best_high", "at_update")] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("command", "metrics", "sampled", "tokens"),
+    [
+        ("grpo", {"update/tokens": 5.0}, 2, 14),  # those sampled for training
+        ("eval", {}, 0, 21),  # its responses
+        ("sft", {"update/tokens": 5.0}, 0, 5),  # those trained on, and not those of its evaluation
+        ("dpo", {"update/rows": 5.0}, 0, None),  # nobody knows
+    ],
+)
+def test_what_the_tokens_of_an_arm_count(tmp_path, command, metrics, sampled, tokens):
+    with RunDir.create(tmp_path, command, name="r", metadata={}) as run:
+        run.commit_metrics(0, "train", metrics)
+        for phase, count in (("train", sampled), ("eval", 3)):
+            rows = [a_rollout(run_id="r", phase=phase, example_id=f"q{i}", num_response_tokens=7) for i in range(count)]
+            if rows:
+                run.commit_rollouts(phase, 0, rows)
+    with open_runs([read_run(tmp_path / "r")]) as database:
+        (row,) = arm_table(database, {"arm": ["r"]}).records()
+    assert row["tokens"] == tokens
 
 
 def test_evaluations_show_their_categories_and_what_k_samples_give(tmp_path):

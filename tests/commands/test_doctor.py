@@ -80,6 +80,7 @@ def test_a_sound_machine(forks, tmp_path):
     assert not [*tmp_path.iterdir()]  # it writes nothing
 
 
+@pytest.mark.slow
 def test_packages_that_cannot_be_imported(broken, tmp_path):
     broken("openai", "raise ImportError('libx.so: cannot open\\nmore lines')")
     path = broken("datasets", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")

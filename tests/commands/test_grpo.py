@@ -295,16 +295,20 @@ def test_a_failed_grade_counts_as_nothing_and_is_counted(train, tmp_path):
     assert metrics["train", "reward/grade_errors"][0] == len(failed)
 
 
+def slow(given):
+    return pytest.param(given, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "given",
     [
         {},
         {"loss_type": "grpo_clip", "train_batch_size": 64, "epochs_per_rollout_batch": 2, "n_grpo_steps": 6, "learning_rate": 4e-4},
         {"loss_type": "no_baseline"},
-        {"length_normalization": "masked_normalize", "importance_correction": "truncated", "use_std_normalization": False},
+        slow({"length_normalization": "masked_normalize", "importance_correction": "truncated", "use_std_normalization": False}),
         {"loss_type": "gspo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "std_normalization": "batch"},
-        {"loss_type": "cispo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "length_normalization": "token_mean"},
-        {"loss_type": "kimi", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 2e-4, "std_normalization": "none"},
+        slow({"loss_type": "cispo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "length_normalization": "token_mean"}),
+        slow({"loss_type": "kimi", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 2e-4, "std_normalization": "none"}),
     ],
     ids=["default", "off-policy", "no_baseline", "dr_grpo", "gspo", "cispo", "kimi"],
 )  # fmt: skip

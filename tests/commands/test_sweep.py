@@ -112,6 +112,7 @@ def test_evaluations_are_reported_by_category_and_by_samples(tmp_path, capsys, t
     assert pictures == []
 
 
+@pytest.mark.slow
 def test_more_steps_make_the_same_runs_longer(sweep, tmp_path):
     flags = {"vary": ("loss_type=no_baseline",), "seeds": "0"}
     sweep(**flags)

@@ -124,7 +124,7 @@ def test_one_that_died_meanwhile_is_started_again(start, policy):
 @pytest.mark.parametrize(
     ("fault", "left"),
     [
-        ("sampler1.load:2", 2),
+        pytest.param("sampler1.load:2", 2, marks=pytest.mark.slow),
         pytest.param("sampler1.load:1", 1, marks=pytest.mark.slow),
         pytest.param("sampler0.completion:3", 2, marks=pytest.mark.slow),
         ("sampler1.completion:1", 2),

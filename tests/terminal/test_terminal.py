@@ -20,7 +20,7 @@ from uuid import UUID
 import pytest
 
 from rlvr_cli.terminal import cases, console, tables
-from rlvr_cli.types import Table
+from rlvr_cli.types import PValue, Table
 from screens import case_table, terminal, without_style
 
 
@@ -63,6 +63,17 @@ def test_numbers_in_a_table():
         for v in (None, True, 3, 0.123456, 1234.56, 1e-7, math.nan, math.inf, Decimal("0.5"), 10**20)
     ]
     assert shown == ["–", "true", "3", "0.1235", "1234.6", "1e-07", "nan", "inf", "0.5", "1" + "0" * 20]
+
+
+def test_p_values_are_for_people_in_tables_and_numbers_elsewhere(capsys):
+    ps = [PValue(p) for p in (0.0, 3e-71, 1e-4, 0.0006602, 1.0, math.nan)]
+    assert [tables._shown(p, "–") for p in ps] == ["< 0.0001", "< 0.0001", "0.0001", "0.00066", "1", "nan"]
+    rows = Table(("p",), [(p,) for p in ps[:2]], title="t")
+    assert tables.as_markdown(rows) == "### t\n\n| p |\n|--:|\n| &lt; 0.0001 |\n| &lt; 0.0001 |\n"
+    tables.print_tables([rows], output="json")
+    assert json.loads(capsys.readouterr().out) == [{"p": 0.0}, {"p": 3e-71}]
+    tables.print_tables([rows], output="csv")
+    assert capsys.readouterr().out == "p\n0.0\n3e-71\n"
 
 
 def test_json_values(capsys):

@@ -93,11 +93,11 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
         ),
         pytest.param([*PPO, "--lora-rank", "4", "--learning-rate", "5e-3"], marks=pytest.mark.slow),
         pytest.param([*DPO, "--loss-type", "dpo_norm", "--lora-rank", "4"], marks=pytest.mark.slow),
-        ONLINE_DPO,
+        pytest.param(ONLINE_DPO, marks=pytest.mark.slow),
         DISTILL,
         pytest.param([*DISTILL, "--divergence", "sampled", "--lora-rank", "4"], marks=pytest.mark.slow),
-        [*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"],
-        [*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"],
+        pytest.param([*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"], marks=pytest.mark.slow),
+        pytest.param([*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"], marks=pytest.mark.slow),
         [
             *GRPO,
             "--std-normalization",
@@ -227,6 +227,20 @@ def test_killed_while_the_final_model_is_written_nothing_is_left_over(forks: For
         forks.wait(call)
     go_on(forks, cut, GRPO)
     assert_ended_as(whole.run, cut)
+
+
+@pytest.mark.parametrize(("given", "kept"), [([], [2, 16]), (["--checkpoint-minutes", "0"], [14, 16])])
+def test_after_a_checkpoint_that_took_a_long_time_the_next_ones_wait(forks: Forks, tmp_path: Path, given, kept):
+    """The first one is stopped while it is written, for more than a second."""
+    call = forks.start(*GRPO, *given, "--run", "r", cwd=tmp_path, fault="checkpoint.torn:1:stop")
+    checkpoints = tmp_path / "runs/r/checkpoints"
+    while not [*checkpoints.glob(".step-*")]:
+        assert forks.status(call) is None
+        time.sleep(0.05)
+    time.sleep(1.5)
+    forks.send(call, signal.SIGCONT)
+    assert forks.wait(call).status == 0
+    assert [path.name for path in sorted(checkpoints.iterdir())] == [f"step-{step:06}" for step in kept]
 
 
 def test_killed_before_the_last_pruning_two_checkpoints_are_left(forks: Forks, whole: Whole, tmp_path: Path):

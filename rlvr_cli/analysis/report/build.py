@@ -17,6 +17,7 @@ from rlvr_cli.analysis.estimators import Estimate
 from rlvr_cli.analysis.figures import draw
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.picture import Picture
+from rlvr_cli.analysis.progress import read_progress
 from rlvr_cli.analysis.report.page import Grid, Report, Search, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import groups_of, of_steps, pack_rollouts, step_of
 from rlvr_cli.analysis.summary import SEARCH, RunSummary, summarize
@@ -180,8 +181,13 @@ def charts_of(database: Database, runs: Sequence[Sequence[RunInfo]]) -> Picture:
     if not drawn:
         return Picture(())
     arms = arms_of(runs)
-    held_out = held_out_intervals(database, [arm.runs for arm in arms])
-    return draw(result, replace(query, plot={"x": "step", "y": ",".join(drawn)}), arms, held_out=held_out)
+    return draw(
+        result,
+        replace(query, plot={"x": "step", "y": ",".join(drawn)}),
+        arms,
+        progress=read_progress(database) if any(len(arm.runs) > 1 for arm in arms) else None,
+        held_out=held_out_intervals(database, [arm.runs for arm in arms]),
+    )
 
 
 def searches_of(database: Database, infos: Sequence[RunInfo]) -> list[Search]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from rlvr_cli.analysis.picture import Line, Panel, Picture, Style, numbers, numbers_across, value_text
+from rlvr_cli.analysis.picture import NO_LINE, Line, Panel, Picture, Style, numbers, numbers_across, value_text
 
 WIDTH, HEIGHT = 460, 250  # of a chart, in SVG units
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 40  # margins around the axes
@@ -23,6 +23,7 @@ MARKS = {
     "plus": "M-1.3-4h2.6v2.7H4v2.6H1.3V4h-2.6V1.3H-4v-2.6h2.7z",
     "cross": "M-4-2.4L-2.4-4L0-1.6L2.4-4L4-2.4L1.6 0L4 2.4L2.4 4L0 1.6L-2.4 4L-4 2.4L-1.6 0z",
     "star": "M0-4.6L1.2-1.4L4.4-1.4L1.8 .6L2.8 3.8L0 1.9L-2.8 3.8L-1.8 .6L-4.4-1.4L-1.2-1.4z",
+    "dot": "M-2 0a2 2 0 1 0 4 0a2 2 0 1 0-4 0",
     "": "",
 }
 MAX_ASIDE = 20.0  # SVG units over which the whiskers of several lines at one x are spread
@@ -116,6 +117,9 @@ def layout_chart(panel: Panel, picture: Picture) -> Drawing:
         name = " ".join(filter(None, (picture.label(line), "at")))
         texts = [_tooltip(name, panel, *point) for point in points]
         made = _series(at, texts, number=number, key=_key(picture.style(line)))
+        if not line.joined:
+            dots = "".join(f"M{x} {y}h0" for x, y, *_ in at if y is not None)
+            made = replace(made, line=dots, points=tuple(replace(point, is_seen=False) for point in made.points))
         if panel.has_whiskers:
             aside = min(2.5, MAX_ASIDE / len(panel.lines)) * (number - (len(panel.lines) - 1) / 2)  # beside each other
             made = replace(made, bands=(), whiskers=_whiskers(at, aside=aside))
@@ -138,7 +142,7 @@ def layout_chart(panel: Panel, picture: Picture) -> Drawing:
 
 def _key(style: Style) -> Key:
     color = "gray" if style.color is None else f"c{style.color}"
-    return Key(f"{color} d{style.dash}", MARKS[style.mark])
+    return Key(f"{color} points" if style.dash == NO_LINE else f"{color} d{style.dash}", MARKS[style.mark])
 
 
 def _finite(line: Line, panel: Panel) -> list[tuple[Any, ...]]:

@@ -20,6 +20,7 @@ from typing import Any
 from rlvr_cli.analysis.picture import Picture
 from rlvr_cli.analysis.report.charts import layout_chart, layout_legend
 from rlvr_cli.text import printable
+from rlvr_cli.types import PValue
 
 FOLDER = Path(__file__).parent
 
@@ -219,6 +220,8 @@ def _figure(value: Any) -> str:
             return "–"
         case int():
             return f"{value:,}"
+        case PValue():
+            return value.text
         case float():
             return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.4g}"
     return str(value)

@@ -12,10 +12,11 @@ from rlvr_cli.analysis.alarms import run_alarms
 from rlvr_cli.analysis.arms import arms_of
 from rlvr_cli.analysis.comparison import held_out_intervals
 from rlvr_cli.analysis.database import Database
-from rlvr_cli.analysis.figures import Wishes, draw, read_progress
+from rlvr_cli.analysis.figures import Wishes, draw
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.picture import Picture
 from rlvr_cli.analysis.plots import save_plot
+from rlvr_cli.analysis.progress import read_progress
 from rlvr_cli.analysis.report.build import charts_of
 from rlvr_cli.analysis.report.charts import layout_chart, layout_legend
 from rlvr_cli.analysis.report.page import Grid, assets, render
@@ -86,11 +87,12 @@ def write_sweep_report(folder: Path, findings: Findings, database: Database) -> 
     responses, alarms = list(_responses(findings, database)), list(_alarms(findings))
     commands = "\n".join(shlex.join(command) for command in findings.commands)
     atomic_write(folder / PAGE, _markdown(findings, list(pictures), responses, alarms, commands).encode())
-    curves = charts_of(database, list(findings.arms.values()))
+    ((steps,),) = database.rows("SELECT count(DISTINCT step) FROM metrics")
+    curves = charts_of(database, list(findings.arms.values())) if steps > 1 else of_k or Picture(())
     panels = [(panel, curves) for panel in curves.panels]
     if (by_time := pictures.get("minutes.svg")) is not None:
         panels[1:1] = [(panel, by_time) for panel in by_time.panels]  # beside the same against updates
-    if of_k is not None:
+    if of_k is not None and curves is not of_k:
         panels += [(panel, of_k) for panel in of_k.panels]
     page = render(
         "sweep.html.j2",
@@ -116,7 +118,7 @@ def _picture(findings: Findings, database: Database, wishes: Wishes) -> Picture 
     result = database.select(query.sql, query.parameters, limit=0)
     known = dict(zip(result.columns, zip(*result.rows, strict=True), strict=False))
     panels = tuple(name for name in wishes.panels if any(value is not None for value in known.get(name, ())))
-    if not panels or len(set(known["step"])) == 1:
+    if not panels or len(set(known["step"])) == 1:  # one evaluation, which the tables have
         return None
     try:
         return draw(
@@ -124,7 +126,7 @@ def _picture(findings: Findings, database: Database, wishes: Wishes) -> Picture 
             query,
             arms,
             wishes=replace(wishes, panels=panels),
-            progress=read_progress(database) if wishes.x != "updates" else None,
+            progress=read_progress(database),
             held_out=held_out_intervals(database, [arm.runs for arm in arms]),
         )
     except RlvrError:

@@ -1,5 +1,5 @@
 -- Best score against attempts of a search (rlvr discover): each attempt's score, the best one so far, tokens and seconds.
--- plot: x=attempt y=best_score+score title="Scores of the attempts" y_label="score"
+-- plot: x=attempt y=best_score+score points=score title="Scores of the attempts" y_label="score"
 
 WITH tried AS (
     SELECT

@@ -468,6 +468,14 @@ def test_the_page_has_the_colors_marks_and_axes_of_the_pictures():
     assert ticks[: len(ticks) // 2] == ticks[len(ticks) // 2 :] == ["0", "0.05", "0.1", "0.15", "0.2"], "the same axis"
 
 
+def test_points_that_are_not_joined_are_dots_that_show_their_value():
+    parsed = charts(Panel("t", "x", "y", (Line((0, 1), (0.5, 0.6), joined=False),)), series=("l",))
+    (drawing,) = [a["d"] for a, _ in parsed.all("path", **{"class": "line"})]
+    assert re.fullmatch(r"(M[\d.]+ [\d.]+h0){2}", drawing)
+    assert len(parsed.all("path", **{"class": "hidden marker"})) == 2
+    assert [t for _, t in parsed.all("title")][1:] == ["at 0: 0.5", "at 1: 0.6"]
+
+
 def test_the_intervals_of_many_lines_are_whiskers():
     lines = tuple(Line((0, 1), (0.5, 0.6), (0.4, 0.5), (0.6, 0.7), series=i) for i in range(4))
     names = ("a", "b", "c", "d")

@@ -12,6 +12,7 @@ from rlvr_cli.types import Table
 
 def page(tmp_path, rows):
     with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        run.commit_metrics(0, "eval", {"reward/mean": 0.5, "reward/samples": 1.0})
         run.commit_rollouts("eval", 0, [a_rollout(run_id="r", example_id=f"q{i}", **row) for i, row in enumerate(rows)])
     info = read_run(tmp_path / "r")
     findings = Findings(
