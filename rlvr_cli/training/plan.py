@@ -375,9 +375,11 @@ def shaped_reward_formula(config: GrpoConfig) -> str:
         terms.append(f"{config.length_reward:g} (1/2 - (|o_i| - min)/(max - min), at most 0 if wrong){after}")
     if config.language_reward:
         terms.append(f"{config.language_reward:g} (share of words in {config.language}, by {config.language_detector})")
+    penalty = ""
     if config.overlong == "soft_punish":
-        terms.append("(its length penalty)")
-    return f"R_i = {' + '.join(['r_i', *terms])}"
+        buffer = overlong_buffer(config.overlong_buffer, max_tokens=config.sampling_max_tokens)
+        penalty = f" - min(max((|o_i| - {config.sampling_max_tokens - buffer})/{buffer}, 0), 1)"
+    return f"R_i = {' + '.join(['r_i', *terms])}{penalty}"
 
 
 def advantage_formula(config: GrpoConfig, loss: Loss) -> str:

@@ -587,6 +587,10 @@ def test_the_plan_notes_what_a_loss_does_about_ratios(tmp_path, capsys, loss_typ
         ({"language_reward": 0.1}, "shaped reward  R_i = r_i + 0.1 (share of words in en, by script)"),
         ({"overlong": "soft_punish", "loss_type": "no_baseline"}, "advantage      A_i = R_i"),
         (
+            {"overlong": "soft_punish", "format_weight": 1.0, "sampling_max_tokens": 100},
+            "shaped reward  R_i = r_i + 1 format_i - min(max((|o_i| - 80)/20, 0), 1)",
+        ),
+        (
             {"kl_coef": 0.1, "kl_type": "k2"},
             "KL penalty     k2(p_ref, p) = d^2/2, d = log p_ref - log p; its gradient descends KL(p || p_ref)",
         ),

@@ -6,6 +6,7 @@ import pytest
 
 from factories import a_rollout
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.training.plan import shaped_reward_formula
 from rlvr_cli.training.shaping import length_rewards, reward_terms, rewards_of
 
 RIGHT, WRONG = True, False
@@ -54,6 +55,13 @@ def test_each_term_is_there_when_it_is_asked_for():
     assert terms(overlong="soft_punish", overlong_buffer=20) == {"overlong_term": [0.0, -0.5, 0.0, -1.0]}
     every = terms(format_weight=0.5, length_reward=2.0, language_reward=3.0, overlong="soft_punish")
     assert list(every) == ["format_term", "length_term", "language_term", "overlong_term"]
+
+
+def test_the_penalty_of_length_is_the_formula_of_the_plan():
+    config = GrpoConfig(overlong="soft_punish", overlong_buffer=20, group_size=2, sampling_max_tokens=30)
+    formula = shaped_reward_formula(config).removeprefix("R_i = r_i")
+    by_hand = [eval(formula.replace("|o_i|", str(r.num_response_tokens))) for r in rollouts()]
+    assert reward_terms(rollouts(), config, number=0)["overlong_term"].tolist() == by_hand
 
 
 def test_the_length_reward_counts_after_its_batches():
