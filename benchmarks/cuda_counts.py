@@ -22,12 +22,10 @@ import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
 
@@ -87,39 +85,6 @@ def counted(cuda: FakeCuda) -> Count:
     cuda.captured.clear()
     cuda.forget()
     return count
-
-
-@contextmanager
-def launches_counted(cuda: FakeCuda) -> Iterator[None]:
-    """Count the kernels of liger-kernel within the block instead of running them: the emulated device has no Triton."""
-    import liger_kernel.ops.rms_norm
-    import liger_kernel.ops.rope
-    import liger_kernel.ops.swiglu
-
-    ops = liger_kernel.ops
-    both = {  # the places, among its tensors, of those that a kernel reads and writes; the others it reads or writes
-        (ops.rms_norm, "_rms_norm_forward_kernel"): (),
-        (ops.rms_norm, "_rms_norm_backward_kernel"): (),  # it gets the gradient twice
-        (ops.rope, "_triton_rope"): (0, 1),  # query and key
-        (ops.swiglu, "_swiglu_forward_kernel"): (),
-        (ops.swiglu, "_swiglu_backward_kernel"): (1, 2),  # what it gets becomes the gradients
-    }
-
-    class Kernel:
-        def __init__(self, name: str, both: tuple[int, ...]) -> None:
-            self.name, self.both = name, both
-
-        def __getitem__(self, grid: Any) -> Any:
-            return self.launch
-
-        def launch(self, *arguments: Any, **_: Any) -> None:
-            sizes = [tensor.nbytes for tensor in arguments if isinstance(tensor, torch.Tensor)]
-            cuda.work.append(Work(self.name, sum(sizes) + sum(sizes[place] for place in self.both), 0))
-
-    with ExitStack() as stack:
-        for (module, name), places in both.items():
-            stack.enter_context(patch.object(module, name, Kernel(name, places)))
-        yield
 
 
 def update_counts(
@@ -189,10 +154,8 @@ def main() -> None:
     )
     parser.add_argument("--json", help="write the counts to this file")
     arguments = parser.parse_args()
-    if "liger" in arguments.kernels:
-        importlib.import_module(
-            "liger_kernel.ops"
-        )  # while it sees no GPU: what it imports looks for CUDA's own functions
+    # While there is no emulated device: what it imports looks for CUDA's own functions.
+    liger = importlib.import_module("liger_launches") if "liger" in arguments.kernels else None
     found: dict[str, tuple[Count, float]] = {}  # with the floor, in seconds
     with fake_cuda(compute=False) as cuda:
         model = math_1_5b(layers=arguments.layers).to("cuda")
@@ -203,7 +166,7 @@ def main() -> None:
         waits: Counter[tuple[str, str]] = Counter()
         updates = []
         for kernels, rows in product(arguments.kernels, arguments.rows):
-            with launches_counted(cuda) if kernels == "liger" else nullcontext():
+            with liger.launches_counted(cuda) if liger and kernels == "liger" else nullcontext():
                 micro, rest, waits = update_counts(cuda, model, rows, kernels=kernels)
             by = ", liger" if kernels == "liger" else ""
             found[f"micro-batch of {rows}{by}"] = micro, micro.flops / PRODUCTS

@@ -151,21 +151,21 @@ def grid_flags(model: Path, questions: str) -> dict[str, Any]:
 
 
 def ours(*, stop: str, more: dict[str, Any]) -> NoReturn:
-    """Run `rlvr grpo`; each turn gives the seconds, sampled tokens and mean reward of a step."""
+    """Run `rlvr grpo`; each turn gives the seconds, CPU seconds, sampled tokens and mean reward of a step."""
     from rlvr_cli.commands import grpo
     from rlvr_cli.config.grpo import GrpoConfig
     from rlvr_cli.config.sources import resolve
     from rlvr_cli.training.trainer import Trainer
 
     has_time, rollout_batch = Trainer.has_time, grpo.rollout_batch
-    begun = 0.0
+    begun = used = 0.0
     step: dict[str, float] = {}
 
     def timed(self: Trainer) -> bool:
-        nonlocal begun
+        nonlocal begun, used
         if step:
-            wait_for_turn(seconds=time.perf_counter() - begun, **step)
-        begun = time.perf_counter()
+            wait_for_turn(seconds=time.perf_counter() - begun, cpu=time.process_time() - used, **step)
+        begun, used = time.perf_counter(), time.process_time()
         return has_time(self)
 
     def watched(*args: Any, **how: Any) -> Any:

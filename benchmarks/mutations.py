@@ -111,6 +111,7 @@ WORKED = "tests/training/losses/test_worked_numbers.py"
 SHAPING = "tests/training/test_shaping.py"
 LANGUAGE = "tests/graders/test_language.py"
 UPDATE = "tests/training/test_update.py"
+ON_CUDA, SAMPLED_ON_CUDA = "tests/training/test_update_on_cuda.py", "tests/samplers/embedded/test_sampling_on_cuda.py"
 PREFERENCE = "tests/training/losses/test_preference.py"
 GAE = "tests/training/test_gae.py"
 PPO_UPDATE = "tests/training/losses/test_value.py"
@@ -981,6 +982,46 @@ MATHEMATICS = [
 ]  # fmt: skip
 
 SERVED = "tests/analysis/live/test_server.py -k "
+EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
+    *mutations_of(
+        "training/update.py",
+        ("the host waits for scores and for values", "to_host([tensor for tensors in found.values() for tensor in tensors])", "[t for tensors in found.values() for t in to_host(tensors)]", f"{ON_CUDA} -k scores"),
+        ("the fused kernels are not used in updates", "            rounded.enter_context(network.fused_kernels())\n", "", f"{ON_CUDA} -k each_option"),
+    ),
+    *mutations_of(
+        "training/adamw_8bit.py",
+        ("tables go to the device in every step", "if device not in self._shares:", "if True:", f"{ON_CUDA} -k each_option"),
+        ("the part that was rounded away has 32 bits", '{"compensation": slot_like(parameter)}', '{"compensation": slot_like(parameter, dtype=torch.float32)}', f"{ON_CUDA} -k each_option"),
+    ),
+    *mutations_of(
+        "training/adamw_kahan.py",
+        ("the number of steps is read from the device", 'float(state["step"])', 'float(state["step"].to(parameter.device))', f"{ON_CUDA} -k each_option"),
+        ("moments have 32 bits", "dict.fromkeys(kept, slot_like(parameter))", "dict.fromkeys(kept, slot_like(parameter, dtype=torch.float32))", f"{ON_CUDA} -k each_option"),
+    ),
+    *mutations_of(
+        "training/offload.py",
+        ("the host waits for weights on their way back", "parameter.copy_(rounded, non_blocking=True)", "parameter.copy_(rounded)", f"{ON_CUDA} -k each_option"),
+        ("weights go back from memory that is not pinned", "pin_memory=tensor.is_cuda", "pin_memory=False", f"{ON_CUDA} -k each_option"),
+    ),
+    *mutations_of(
+        "models/adapter.py",
+        ("the adapter of a bfloat16 model computes in float32", "cast = enabled and self.compute_dtype.itemsize < 4", "cast = enabled and self.compute_dtype != self.dtype", f"{ON_CUDA} -k each_option"),
+    ),
+    *mutations_of(
+        "models/log_probs.py",
+        ("products in half precision have any number of rows", "rows_multiple(policy.compute_dtype, policy.device)", "1", f"{UPDATE} -k full_blocks"),
+        ("rows are not packed", '"packed": policy.packs_rows', '"packed": False', f"{ON_CUDA} -k each_option"),
+    ),
+    *mutations_of(
+        "samplers/embedded/engine.py",
+        ("graphs are recorded again in every call", "not spare.step.refresh(self._policy)", "True", f"{SAMPLED_ON_CUDA} -k next_call"),
+    ),
+    *mutations_of(
+        "samplers/embedded/batch.py",
+        ("the mask is in float32", "-torch.inf, dtype=keys.dtype, device=self.device)", "-torch.inf, device=self.device)", f"{SAMPLED_ON_CUDA} -k next_call"),
+    ),
+]  # fmt: skip
+
 VIEW = [
     *mutations_of(
         "analysis/live/server.py",
@@ -1000,7 +1041,7 @@ VIEW = [
     ),
 ]  # fmt: skip
 
-MUTATIONS = [*WIRING, *MATHEMATICS, *VIEW]
+MUTATIONS = [*WIRING, *MATHEMATICS, *EMULATED, *VIEW]
 
 
 def applied(mutation: Mutation, source: str) -> str:

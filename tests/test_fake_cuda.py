@@ -49,6 +49,10 @@ WAITS = {
     "column": (False, lambda x, mask: x[:, 1]),
     "upload": (True, lambda x, mask: torch.ones(3).to(x.device)),
     "upload, not to wait": (False, lambda x, mask: torch.ones(3).pin_memory().to(x.device, non_blocking=True)),
+    "upload of what was made pinned": (
+        False,
+        lambda x, mask: x.copy_(torch.ones(2, 3, pin_memory=True), non_blocking=True),
+    ),
     "index of the host": (True, lambda x, mask: x[torch.tensor([1])]),
     "download, not to wait": (False, lambda x, mask: x.to("cpu", non_blocking=True)),
     "synchronize": (True, lambda x, mask: torch.cuda.current_stream().synchronize()),

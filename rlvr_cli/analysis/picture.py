@@ -83,6 +83,15 @@ class Panel:
         points = max((len(line.x) for line in with_interval), default=0)
         return self.bars or points == 1 or (len(with_interval) > MAX_BANDS and points <= MAX_WHISKERS)
 
+    def aside(self, line: int) -> list[float]:
+        """How far the whisker of each point of a line is moved: those of several lines at one x stand beside each other, a unit apart."""
+        with_interval = [number for number, of in enumerate(self.lines) if of.low is not None]
+        here: list[float] = []
+        for x in self.lines[line].x:
+            at_x = [number for number in with_interval if x in self.lines[number].x]
+            here.append(at_x.index(line) - (len(at_x) - 1) / 2 if line in at_x else 0.0)
+        return here
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:

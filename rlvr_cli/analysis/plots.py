@@ -295,10 +295,21 @@ def _draw_lines(axes: "Axes", panel: Panel, picture: Picture, up: Axis) -> None:
             low, high = (numbers(bounds, log="y" in panel.log) for bounds in (line.low, line.high))
             if panel.has_whiskers:
                 apart = min(3.0, MAX_ASIDE / len(panel.lines))
-                aside = apart * (order - (len(panel.lines) - 1) / 2) / 72  # beside each other, in inches
                 low, high = ([min(max(v, up.low), up.high) for v in bounds] for bounds in (low, high))
-                moved = axes.transData + ScaledTranslation(aside, 0, axes.figure.dpi_scale_trans)
-                axes.vlines(x, low, high, color=color, alpha=0.7, linewidth=1.0, transform=moved, clip_on=False)
+                for place, aside in enumerate(panel.aside(order)):
+                    moved = axes.transData + ScaledTranslation(
+                        apart * aside / 72, 0, axes.figure.dpi_scale_trans
+                    )  # inches
+                    axes.vlines(
+                        x[place],
+                        low[place],
+                        high[place],
+                        color=color,
+                        alpha=0.7,
+                        linewidth=1.0,
+                        transform=moved,
+                        clip_on=False,
+                    )
             else:
                 axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
                 for i in alone:  # fill_between draws nothing at an isolated point

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from rlvr_cli.models.device import as_operand, operand_dtype, product
-from rlvr_cli.models.onednn import add_product
+from rlvr_cli.models.onednn import add_product, rows_multiple
 from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.models.prefixes import Wanted, wanted_positions
 
@@ -164,7 +164,9 @@ def wanted_in(model: PreTrainedModel | Policy, input_ids: Tensor, response_mask:
     Only for a pass in the policy's `compute_dtype`: rows may be packed.
     """
     policy = as_policy(model)
-    return wanted_positions(input_ids, response_mask, shared=policy.shares_prefixes, packed=policy.packs_rows)
+    multiple = rows_multiple(policy.compute_dtype, policy.device)
+    ways = {"shared": policy.shares_prefixes, "packed": policy.packs_rows, "multiple": multiple}
+    return wanted_positions(input_ids, response_mask, **ways)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

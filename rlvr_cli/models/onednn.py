@@ -1,4 +1,4 @@
-"""Products of float32 matrices on a CPU by oneDNN, which PyTorch has, but uses for lower precisions only.
+"""Products of matrices on a CPU by oneDNN. PyTorch has it, but uses it for lower precisions than float32 only.
 
 PyTorch multiplies float32 matrices by MKL, which uses half as wide instructions on processors that are not Intel's. With AVX-512
 oneDNN takes less than half of the time there. Results differ by rounding, as between any two machines.
@@ -16,6 +16,7 @@ _LEAST_ROWS, _LEAST_WEIGHTS = (
     16,
     2**17,
 )  # for smaller products the call, and the kernel made for each new shape, cost more
+_ROWS_TOGETHER = 32
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -47,6 +48,15 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
+
+
+def rows_multiple(dtype: torch.dtype, device: torch.device) -> int:
+    """Return of which number the rows of products in `dtype` should be a multiple, where they can be chosen.
+
+    oneDNN compiles kernels for each number of rows that it has not seen. In half precision that is all of PyTorch's
+    products on a CPU, and for small models it costs as much as the products save.
+    """
+    return _ROWS_TOGETHER if device.type == "cpu" and dtype.itemsize < 4 else 1
 
 
 LINEAR = (nn.Linear, Linear)  # the types of layers that compute a linear map of their input, and nothing else

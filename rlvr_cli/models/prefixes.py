@@ -63,7 +63,7 @@ class Wanted(NamedTuple):
         return Wanted(to_device(self.positions, device), to_device(self.ends, device), prefixes)
 
 
-def wanted_positions(ids: Tensor, mask: Tensor, *, shared: bool, packed: bool = False) -> Wanted:
+def wanted_positions(ids: Tensor, mask: Tensor, *, shared: bool, packed: bool = False, multiple: int = 1) -> Wanted:
     """Find what the hidden states at the positions in `mask` need, on the CPU.
 
     Args:
@@ -71,6 +71,7 @@ def wanted_positions(ids: Tensor, mask: Tensor, *, shared: bool, packed: bool = 
         mask: (rows, width).
         shared: whether the model `shares_prefixes`.
         packed: whether it `packs_rows` too.
+        multiple: see `distinct_prefixes`.
     """
     ids, mask = ids.cpu(), mask.cpu()
     positions = mask.flatten().nonzero()[:, 0]
@@ -78,17 +79,18 @@ def wanted_positions(ids: Tensor, mask: Tensor, *, shared: bool, packed: bool = 
         return Wanted(positions, positions, None)
     lengths = row_lengths(mask)
     lengths[:1].clamp_(min=1)  # a model needs at least one token
-    prefixes = distinct_prefixes(ids, lengths, packed=packed)
+    prefixes = distinct_prefixes(ids, lengths, packed=packed, multiple=multiple)
     return Wanted(positions, prefixes.places.flatten()[positions], prefixes)
 
 
-def distinct_prefixes(ids: Tensor, lengths: Tensor, *, packed: bool = False) -> Prefixes:
+def distinct_prefixes(ids: Tensor, lengths: Tensor, *, packed: bool = False, multiple: int = 1) -> Prefixes:
     """Find the distinct prefixes of all rows ids[row, :lengths[row]].
 
     Args:
         ids: (rows, width).
         lengths: (rows,), each at most `width`; the columns after it are padding.
         packed: whether attention is computed for rows without their padding.
+        multiple: of this the number of prefixes is one: others, where no row ends, are added to them.
     """
     device = ids.device
     ids, lengths = ids.cpu(), lengths.cpu()
@@ -108,12 +110,13 @@ def distinct_prefixes(ids: Tensor, lengths: Tensor, *, packed: bool = False) -> 
     if packed:
         where = inside.flatten().cumsum(0).view(rows, width) - 1
         starts = F.pad(inside.sum(1).cumsum(0), (1, 0)).int()
+    more = (0, -int(new.sum()) % multiple)
     found = Prefixes(
-        tokens=ids[new],
-        positions=torch.arange(width).expand(rows, width)[new],
+        tokens=F.pad(ids[new], more),
+        positions=F.pad(torch.arange(width).expand(rows, width)[new], more),
         places=places,
         spread=spread[inside] if packed else spread.flatten(),
-        origin=where[new],
+        origin=F.pad(where[new], more),
         starts=starts,
     )
     return found.to(device)

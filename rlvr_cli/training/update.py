@@ -122,7 +122,7 @@ def train_update(
         `update/skipped`      1.0 when the update was skipped, else 0.0
         `update/rows`, `update/tokens` (response tokens), `update/micro_batches`, `update/seconds`
         `update/computed`     tokens that went through the model's body, a prefix shared within a micro-batch counted once
-        `update/padding`      share of these that were padding (0 except for models with unusual attention)
+        `update/padding`      share of these that were padding (0 but for unusual attention, or half precision on a CPU)
         `update/shared`       share of the rows' tokens, prompts included, that were not computed again for another row
         and the `token_metrics` of the objective's statistics. All are of the policy before the update.
 
@@ -315,9 +315,10 @@ def compute_scores(
                     tensors.append(scores[name])
     dtype = torch.float64 if policy.dtype == torch.float64 else torch.float32
     result = {name: torch.zeros(batch["labels"].shape, dtype=dtype) for name in found}
-    for name, tensors in found.items():
-        for (rows, width), scored in zip(places, to_host(tensors), strict=True):
-            result[name][rows, :width] = scored
+    scored = iter(to_host([tensor for tensors in found.values() for tensor in tensors]))
+    for of_all in result.values():
+        for rows, width in places:
+            of_all[rows, :width] = next(scored)
     ranks.sum([*result.values()])
     return result
 

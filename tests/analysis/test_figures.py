@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from factories import a_rollout
+from factories import a_rollout, expert_iterations
 from rlvr_cli.analysis.arms import Arm
 from rlvr_cli.analysis.comparison import compare, held_out_intervals
 from rlvr_cli.analysis.database import open_runs
@@ -325,26 +325,11 @@ def test_an_arm_is_the_mean_of_its_seeds_with_an_interval():
     assert picture.notes[0].endswith("Lines: means over the seeds.")
 
 
-def rounds(tmp_path, starts):
-    """Runs of expert iteration: run -> the updates at which its rounds begin, and its end. The last is of the next round."""
-    for seed, (name, begins) in enumerate(starts.items()):
-        with RunDir.create(tmp_path, "ei", name=name, metadata={}) as run:
-            for step in range(begins[-1]):
-                sampled = {"reward/samples": 8.0, "reward/mean": seed + step / 100} if step in begins else {}
-                run.commit_metrics(step, "train", {"update/rows": 4.0, "policy/entropy": 1.0 + seed, **sampled})
-            for step in begins:
-                run.commit_metrics(step, "eval", {"reward/mean": (seed + 1) / 4})
-                rows = [
-                    a_rollout(run_id=name, step=step, example_id=f"q{q}", reward=float(q <= seed)) for q in range(4)
-                ]
-                run.commit_rollouts("eval", step, rows)
-    return open_runs([read_run(tmp_path / name) for name in starts])
-
-
 @pytest.mark.parametrize(("x", "of_rounds"), [("updates", [0, 11, 21, 31]), ("steps", [0, 1, 2, 3])])
 def test_seeds_of_expert_iteration_have_their_rounds_in_common(tmp_path, x, of_rounds):
     """Their updates differ: a round has as many as its right responses need."""
-    with rounds(tmp_path, {"b": [0, 10, 21, 30], "a": [0, 12, 21, 32], "c": [0, 11, 21, 31]}) as database:
+    expert_iterations(tmp_path, {"b": [0, 10, 21, 30], "a": [0, 12, 21, 32], "c": [0, 11, 21, 31]})
+    with open_runs([read_run(tmp_path / name) for name in "bac"]) as database:
         query, arm = named_queries()["curves"], Arm(("b", "a", "c"), "arm", "ei")
         held_out = held_out_intervals(database, [arm.runs])
         progress = read_progress(database)

@@ -43,6 +43,18 @@ def test_a_run_has_one_color_and_one_mark_and_a_measure_one_dash():
     assert [(text, style.color, style.mark) for text, style in variants] == [("mean", None, ""), ("worst", None, "")]
 
 
+def test_only_whiskers_at_one_x_are_moved_aside():
+    interval = {"low": (0, 0), "high": (1, 1)}
+    lines = (
+        Line((0, 4), (0, 0), **interval),
+        Line((0, 7), (0, 0), **interval),
+        Line((0, 4), (0, 0)),
+        Line((0, 4), (0, 0), **interval),
+    )
+    panel = Panel("t", "x", "y", lines)
+    assert [panel.aside(number) for number in range(4)] == [[-1, -0.5], [0, 0], [0, 0], [1, 0.5]]
+
+
 def test_what_has_the_color_of_another_series_has_another_dash():
     """Also where a reader cannot tell their marks."""
     styles = [Picture((), tuple("abcdefghi")).style(Line((), (), series=i)) for i in range(9)]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from factories import a_rollout
+from factories import a_rollout, expert_iterations
 from rlvr_cli.analysis import plots
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.named_queries import named_queries
@@ -595,6 +595,12 @@ def picture(seeds_dir, tmp_path, capsys):
         return re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text())
 
     return call
+
+
+def test_seeds_of_expert_iteration_in_a_picture(picture, tmp_path):
+    expert_iterations(tmp_path, {"s0": [0, 10, 21, 30], "s1": [0, 12, 22, 32]})
+    found = picture(runs=("s0,s1",), runs_dir=str(tmp_path), panels=("eval_reward",), x="updates")
+    assert {"0", "10", "20", "30"} <= set(found), "also the evaluations after training are there"
 
 
 def test_arms_of_seeds_in_one_picture(picture):

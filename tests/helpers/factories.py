@@ -1,11 +1,13 @@
-"""Rows for tests: the only place in the tests that lists all columns of a rollout, of a grade and of a segment.
+"""Rows and runs for tests: the only place in the tests that lists all columns of a rollout, of a grade and of a segment.
 
 All tests can import it (`pythonpath` in pyproject.toml): ``from factories import a_rollout``.
 """
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Candidate, Regrade, Rollout, Segment
 
 _ROLLOUT = {
@@ -100,3 +102,18 @@ def a_grade(**changes: Any) -> Regrade:
 def a_segment(**changes: Any) -> Segment:
     """Return the first token of a training response that goes on, with the given fields changed."""
     return Segment(**{**_SEGMENT, **changes})
+
+
+def expert_iterations(folder: Path, starts: dict[str, list[int]]) -> None:
+    """Make runs of expert iteration, by name: the updates at which their rounds begin, and their end, each with an evaluation."""
+    for seed, (name, begins) in enumerate(starts.items()):
+        with RunDir.create(folder, "ei", name=name, metadata={}) as run:
+            for step in range(begins[-1]):
+                sampled = {"reward/samples": 8.0, "reward/mean": seed + step / 100} if step in begins else {}
+                run.commit_metrics(step, "train", {"update/rows": 4.0, "policy/entropy": 1.0 + seed, **sampled})
+            for step in begins:
+                run.commit_metrics(step, "eval", {"reward/mean": (seed + 1) / 4})
+                rows = [
+                    a_rollout(run_id=name, step=step, example_id=f"q{q}", reward=float(q <= seed)) for q in range(4)
+                ]
+                run.commit_rollouts("eval", step, rows)

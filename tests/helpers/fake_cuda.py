@@ -202,7 +202,7 @@ class FakeCuda(TorchDispatchMode):
         self.before_kernel: Callable[[str], None] = lambda name: None
         self.captured: Counter[str] = Counter()
         self.replayed: Counter[str] = Counter()
-        self.pinned: dict[int, torch.Tensor] = {}  # by the address of their memory
+        self.pinned: set[int] = set()  # addresses of the host's storages that are pinned
         self.allocated = self.peak = 0
         self.storages: dict[int, int] = {}  # bytes, by the storage's address
         self.forget()
@@ -228,9 +228,13 @@ class FakeCuda(TorchDispatchMode):
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """`Tensor.pin_memory`"""
         assert not isinstance(tensor, CudaTensor), "only memory of the host can be pinned"
-        copy = tensor.clone()
-        self.pinned[copy.untyped_storage().data_ptr()] = copy
-        return copy
+        return self._pinned(tensor.clone())
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        self.pinned.add(storage._cdata)
+        weakref.finalize(storage, self.pinned.discard, storage._cdata)
+        return tensor
 
     def stream(self, device: Any = None) -> Stream:
         return self.streams[self.device(device).index]
@@ -253,10 +257,12 @@ class FakeCuda(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         ours = [tensor for tensor in tensors if isinstance(tensor, CudaTensor)]
         wanted = self.with_index(kwargs.get("device"))
-        if kwargs.get("pin_memory"):  # the host's memory is what it is
+        pinned = bool(kwargs.get("pin_memory"))
+        if pinned:  # without a device, torch has no such memory
             kwargs = {**kwargs, "pin_memory": False}
         if not ours and (wanted is None or wanted.type != "cuda"):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            return self._pinned(result) if pinned else result
         if func is not aten.silu_backward.default:
             with self:
                 result = func.decompose(*args, **kwargs)
@@ -319,7 +325,7 @@ class FakeCuda(TorchDispatchMode):
         elif source.device.type == "cpu":
             if source.dim() > 0:
                 self._note(device, upload=True)
-            if not (at_once and source.untyped_storage().data_ptr() in self.pinned):
+            if not (at_once and source.untyped_storage()._cdata in self.pinned):
                 self._note(device, why="upload")
         value = source.value if isinstance(source, CudaTensor) else source
         if onto is None:

@@ -16,19 +16,23 @@ SIZES: dict[str, dict[str, Any]] = {  # Qwen2.5
 }  # fmt: skip
 
 
-def qwen(size: str, *, layers: int | None = None, dtype: torch.dtype = torch.float32) -> Qwen2ForCausalLM:
-    """Qwen2.5 of this size, perhaps with fewer layers, on the device `meta`, for `fake_cuda(compute=False)`."""
+def qwen(
+    size: str, *, layers: int | None = None, vocabulary: int | None = None, dtype: torch.dtype = torch.float32
+) -> Qwen2ForCausalLM:
+    """Qwen2.5 of this size, perhaps with fewer layers or tokens, on the device `meta`, for `fake_cuda(compute=False)`."""
     shape = {"num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True} | SIZES[size]
     if layers is not None:
         shape["num_hidden_layers"] = layers
+    if vocabulary is not None:
+        shape["vocab_size"] = vocabulary
     config = Qwen2Config(**shape, max_position_embeddings=4096, bos_token_id=None, eos_token_id=0)
     with torch.device("meta"):
         return Qwen2ForCausalLM(config).to(dtype).eval()
 
 
-def math_1_5b(*, layers: int, dtype: torch.dtype = torch.float32) -> Qwen2ForCausalLM:
-    """Qwen2.5-Math-1.5B with fewer layers."""
-    return qwen("1.5B", layers=layers, dtype=dtype)
+def math_1_5b(*, layers: int, vocabulary: int | None = None, dtype: torch.dtype = torch.float32) -> Qwen2ForCausalLM:
+    """Qwen2.5-Math-1.5B with fewer layers, perhaps with fewer tokens."""
+    return qwen("1.5B", layers=layers, vocabulary=vocabulary, dtype=dtype)
 
 
 def shape_of(model: Qwen2ForCausalLM) -> dict[str, int]:

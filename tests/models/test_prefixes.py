@@ -92,9 +92,9 @@ def test_every_place_finds_its_own_prefix_and_none_is_there_twice(lines, width):
     assert [int(found.tokens[place]) for place in packed.spread] == [token for row in rows for token in row]
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("packed", "multiple"), [(False, 1), (True, 1), (False, 32)])
 @pytest.mark.parametrize("name", ORDINARY)
-def test_hidden_states_and_gradients_are_those_of_the_padded_rows(name, packed, monkeypatch):
+def test_hidden_states_and_gradients_are_those_of_the_padded_rows(name, packed, multiple, monkeypatch):
     calls = flash.install(monkeypatch, dtypes=[torch.float64])
     model = make_model(ORDINARY[name])
     assert shares_prefixes(model)
@@ -102,8 +102,8 @@ def test_hidden_states_and_gradients_are_those_of_the_padded_rows(name, packed, 
     ids, lengths = padded(lines, width=8)
     inside = torch.arange(8) < lengths[:, None]
     weights = torch.randn(*ids.shape, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))[inside]
-    found = distinct_prefixes(ids, lengths, packed=packed)
-    assert len(found.tokens) == 5 + 1 + 1 + 7
+    found = distinct_prefixes(ids, lengths, packed=packed, multiple=multiple)
+    assert len(found.tokens) == (5 + 1 + 1 + 7 if multiple == 1 else 32)
     ours = gather(hidden_states(model, found), found.places[inside])
     assert {(tokens, rows) for tokens, _, rows in calls} == ({(21, 6)} if packed else set())
     plain = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[inside]

@@ -536,12 +536,20 @@ def kill(server: Real) -> None:
 def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, policy, tmp_path):
     real_servers = start_real(2)
     urls = [url for url, _ in real_servers]
-    forks.run(*GRPO, "--sampler-urls", ",".join(urls), "--run", "r", cwd=tmp_path, status=0)
-    run = tmp_path / "runs/r"
-    gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
-    assert len(gaps) == 3
-    assert max(gaps) < 1e-4
-    forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
+    for name, trainers in (("one", "1"), ("two", "2"), ("two-again", "2")):
+        options = ("--sampler-urls", ",".join(urls), "--trainers", trainers, "--run", name)
+        forks.run(*GRPO, *options, cwd=tmp_path, status=0)
+        run = tmp_path / "runs" / name
+        assert {(r["step"], r["policy_version"]) for r in rows_of(run, phase="train")} == {(0, 0), (1, 1), (2, 2)}
+        gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
+        assert len(gaps) == 3
+        assert max(gaps) < 1e-4
+        forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
+    one, two, again = (tmp_path / "runs" / name for name in ("one", "two", "two-again"))
+    assert weights_of(two) == weights_of(again)
+    assert rows_of(two, phase="train") == rows_of(again, phase="train")
+    first = [metrics_of(run)["train", 0, "optimizer/grad_norm"] for run in (one, two)]
+    assert first[0] == pytest.approx(first[1], rel=1e-4)
 
     sampler = ServersSampler(urls, policy.tokenizer, timeout=60)
     sampler.load_weights(policy, 0)
@@ -591,11 +599,12 @@ def test_runs_end_the_same_whenever_a_vllm_server_dies(forks: Forks, start_real,
     kills, moments = int(os.environ.get("RLVR_VLLM_KILLS", "3")), random.Random(0)
     (other,) = start_real(1)
     seconds = forks.run(*GRPO, "--sampler-urls", other[0], "--run", "whole", cwd=tmp_path, status=0).seconds
-    whole, ended = tmp_path / "runs/whole", []
+    whole, ended, victims = tmp_path / "runs/whole", [], []
     while len(ended) < kills:
         number = len(ended)
         run, what = tmp_path / f"runs/cut{number}", VICTIMS[number % len(VICTIMS)]
-        (victim,) = start_real(1)
+        victims = victims or start_real(2)  # in the time that one takes, with two cores
+        victim = victims.pop()
         urls = victim[0] if number % 2 else f"{victim[0]},{other[0]}"
         call = forks.start(*GRPO, "--sampler-urls", urls, "--run", run.name, cwd=tmp_path)
         time.sleep(moments.uniform(0, seconds))

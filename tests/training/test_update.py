@@ -21,6 +21,7 @@ from policies import VOCAB, make_batch, make_policy
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.handout import grpo_microbatch_train_step, sft_microbatch_train_step
+from rlvr_cli.models import onednn
 from rlvr_cli.models.log_probs import get_response_log_probs
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.recompute import gradient_checkpointing
@@ -407,6 +408,23 @@ def test_an_update_in_bfloat16_is_near_that_in_float32_however_it_is_cut():
     for size in (1, 3):
         cut, _ = update_gradient(model, batch, micro_batch_size=size, compute_dtype="bfloat16")
         assert distance(cut, rounded) < 2**-8
+
+
+def test_in_half_precision_a_cpu_computes_full_blocks_of_tokens(monkeypatch):
+    """oneDNN would compile kernels for each other number of them. Nothing that is added enters a result."""
+    batch, model = make_batch([(3, 9), (3, 5), (6, 7), (2, 11)]), make_policy(torch.float32)
+    found = {}
+    for blocks in (True, False):
+        if not blocks:
+            monkeypatch.setattr(onednn, "_ROWS_TOGETHER", 1)
+        found[blocks] = update_gradient(model, batch, micro_batch_size=2, compute_dtype="bfloat16")
+    tokens = found[False][1]["update/computed"]
+    assert (tokens, found[True][1]["update/computed"]) == (42, 64)
+    for rounded, exact in zip(found[True][0], found[False][0], strict=True):
+        torch.testing.assert_close(rounded, exact, rtol=1e-4, atol=1e-6)
+    assert update_gradient(model, batch, micro_batch_size=2)[1]["update/computed"] == tokens, (
+        "in float32 there are none"
+    )
 
 
 def test_gradients_of_bfloat16_weights_are_summed_in_float32():

@@ -2,7 +2,11 @@
 
 import copy
 import math
+from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from fake_cuda import fake_cuda
 from policies import make_batch, make_policy
 from rlvr_cli.models import log_probs
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
+from rlvr_cli.models.bitsandbytes import import_bitsandbytes
 from rlvr_cli.models.divergence import Teacher
 from rlvr_cli.models.policy import Critic, Lora, Policy, as_policy
 from rlvr_cli.models.tokenization import collate
@@ -211,12 +216,12 @@ def test_an_update_with_a_teacher_is_that_of_a_cpu(dtype, reverse, monkeypatch):
         assert gap < 1e-9 if dtype == torch.float64 else 0 < gap < 0.4 * tensor.norm(), name
 
 
-def large_batch(rows=4):
+def large_batch(rows=4, vocabulary=151_000):
     """Rows of about 700 tokens, with two prompts."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(count):
-        return torch.randint(151_000, (count,), generator=generator).tolist()
+        return torch.randint(vocabulary, (count,), generator=generator).tolist()
 
     one, other = draw(180), draw(160)
     prompts = [one, one, other, other] * (rows // 4)
@@ -286,6 +291,164 @@ def test_with_a_teacher_the_host_waits_once_too_and_no_logits_are_held(measured)
     responses = {500 + 300, 400 + 600}  # tokens of each micro-batch
     logits = {math.prod(shape) for shape in cuda.shapes if len(shape) > 1 and responses & {*shape[:-1]}}
     assert max(logits) <= log_probs._KEPT_LOGITS < min(responses) * 151_936
+
+
+class Case(NamedTuple):
+    """Options of an update."""
+
+    weights: torch.dtype = WIDE
+    optimizer: str = "adamw"  # or "offload"
+    lora: bool = False
+    attention: str = "sdpa"  # or "flash-attn"
+    kernels: str = "torch"  # or "liger"
+    critic: str = ""  # "own", or the policy's body "shared"
+    how: Mapping[str, Any] = MappingProxyType({})  # arguments of `train_update`
+
+
+CHECKPOINTED, BY_TOKENS = {"gradient_checkpointing": True}, {"micro_batch_tokens": 1200}
+CASES = {
+    "checkpointed": Case(how=CHECKPOINTED),
+    "by tokens": Case(how=BY_TOKENS),
+    "kahan": Case(HALF, "adamw_kahan"),
+    "8bit": Case(optimizer="adamw_8bit"),
+    "8bit in bfloat16": Case(HALF, "adamw_8bit"),
+    "offload": Case(optimizer="offload"),
+    "offload in bfloat16": Case(HALF, "offload"),
+    "lora": Case(lora=True),
+    "lora in bfloat16, checkpointed": Case(HALF, lora=True, how=CHECKPOINTED),
+    "flash-attn": Case(attention="flash-attn"),
+    "flash-attn, lora in bfloat16, checkpointed": Case(HALF, lora=True, attention="flash-attn", how=CHECKPOINTED),
+    "liger": Case(kernels="liger"),
+    "liger, lora in bfloat16, checkpointed": Case(HALF, lora=True, kernels="liger", how=CHECKPOINTED),
+    "liger and flash-attn, kahan": Case(HALF, "adamw_kahan", attention="flash-attn", kernels="liger"),
+    "critic": Case(critic="own"),
+    "critic of the policy's body, in bfloat16": Case(HALF, "adamw_kahan", critic="shared"),
+}
+OF_STATE = {  # what each optimizer keeps of a large weight
+    "adamw": {WIDE},
+    "adamw_kahan": {HALF},
+    "adamw_8bit": {torch.uint8, WIDE},
+    "offload": {WIDE},
+}
+
+
+@pytest.fixture
+def prepared(case, monkeypatch):
+    """A policy on cuda:1 with these options, a function that updates it, which has run once, the devices, which begin to count,
+    and the calls of flash-attn."""
+    if case.kernels == "liger":
+        launches = pytest.importorskip("liger_launches", reason="needs liger-kernel", exc_type=ImportError)
+    if case.optimizer == "adamw_8bit":
+        import_bitsandbytes()
+    calls = flash.install(monkeypatch, compute=False) if case.attention == "flash-attn" else []
+    # An optimizer on the host computes with real numbers there: fewer, of the same layers.
+    small = {"vocabulary": 2048} if case.optimizer == "offload" else {}
+    models = [math_1_5b(layers=2, dtype=case.weights, **small) for _ in range(1 + (case.critic == "own"))]
+    with ExitStack() as stack:
+        if case.lora:
+            add_adapter(models[0], Lora(rank=32, alpha=64, seed=0))
+        cuda = stack.enter_context(fake_cuda(compute=False))
+        policy, *body = [
+            (AdaptedPolicy if case.lora else Policy)(model.to("cuda:1"), **({"base": ""} if case.lora else {}))
+            for model in models
+        ]
+        objective, batch = OBJECTIVE, large_batch(vocabulary=small.get("vocabulary", 151_000))
+        if case.critic:
+            policy.critic = Critic(policy, *body)
+            shape = batch["labels"].shape
+            batch |= {"old_values": torch.zeros(shape), "returns": torch.ones(shape)}
+            batch["advantages"] = batch["advantages"].expand(shape)
+            objective = partial(actor_critic, cliprange=0.2, vf_coef=0.5)
+        if case.kernels == "liger":
+            stack.enter_context(launches.launches_counted(cuda))
+            with policy.on_its_device():
+                assert policy.use_kernels("liger") == ""
+        offload = case.optimizer == "offload"
+        kind = "adamw" if offload else case.optimizer
+        optimizer = make_optimizer(policy, learning_rate=0.01, kind=kind, offload=offload)
+        options = {"learning_rate": 0.01, "micro_batch_size": 2, "objective": objective, **case.how}
+
+        def updated():
+            metrics = train_update(policy, optimizer, batch, **options)
+            assert (metrics["update/micro_batches"], metrics["update/skipped"]) == (2, 0)
+            return optimizer
+
+        updated()
+        calls.clear()
+        cuda.forget()
+        yield policy, updated, cuda, calls
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_each_option_keeps_waits_precisions_and_shapes(case, prepared):
+    """An update of 1.5B shapes. bitsandbytes' kernels are those that it declares for tensors without numbers, Liger's and
+    flash-attn's are launched and compute nothing: the tests of each option compare their numbers."""
+    policy, updated, cuda, calls = prepared
+    optimizer = updated()
+    assert not cuda.astray
+    trained = policy.trainable_parameters()
+
+    # Waits and copies: an optimizer on the host reads gradients, and the weights that it does not keep itself.
+    waits, uploads = {("stream", "device.py:to_host"): 1}, {"device.py:to_device"}
+    if case.optimizer == "offload":
+        waits["copy", "offload.py:_on_host"] = len(trained) * (2 if case.weights == WIDE else 1)
+        uploads.add("offload.py:_update")
+    assert cuda.waits == waits
+    assert set(cuda.uploads) == uploads
+
+    # Precision: of products, of what is exponentiated, of gradients that several rows add to, of weights and moments
+    products = cuda.types["mm"] | cuda.types["addmm"] | cuda.types["bmm"]
+    assert products <= {(HALF,) * 2, (HALF,) * 3} | ({(WIDE,) * 2, (WIDE,) * 3} if case.critic else set())
+    assert cuda.types["exp"] == {(WIDE,)}
+    assert cuda.types["index_add_"] == {(WIDE, torch.int64, WIDE)}
+    of_adapter = {p.dtype for name, p in trained.items() if ".lora_" in name}
+    assert of_adapter == ({WIDE} if case.lora else set())
+    assert {p.dtype for p in policy.model.parameters() if not (case.lora and p.requires_grad)} == {case.weights}
+    assert {str(p.device) for p in policy.model.parameters()} == {"cuda:1"}
+    kept = [t for p in trained.values() for key, t in optimizer.state[p].items() if key != "step" and t.numel() > 2**13]
+    assert {t.dtype for t in kept} == (
+        OF_STATE[case.optimizer] | ({HALF} if case[:2] == (HALF, "adamw_8bit") else set())
+    )
+    assert {str(t.device) for t in kept} == {"cpu" if case.optimizer == "offload" else "cuda:1"}
+
+    # Attention and logits
+    widths, heads = {679, 759}, policy.config.num_attention_heads
+    if case.attention == "flash-attn":
+        assert not cuda.attentions
+        assert {tokens for tokens, _, _ in calls} == {2 * 180 + 798, 2 * 160 + 998}
+    else:
+        assert {(call.kernel, call.dtype, call.mask) for call in cuda.attentions} == {("flash", HALF, None)}
+        assert {call.query[1:3] for call in cuda.attentions} == {(heads, width) for width in widths}
+    assert not {shape for shape in cuda.shapes if len(shape) > 1 and shape[-1] in widths and shape[-2] in widths}
+    responses = {500 + 300, 400 + 600}  # tokens of each micro-batch
+    logits = {math.prod(shape) for shape in cuda.shapes if len(shape) > 1 and responses & {*shape[:-1]}}
+    assert max(logits) <= log_probs._KEPT_LOGITS < min(responses) * 151_936
+    fused = {
+        name
+        for name in cuda.types
+        if name.endswith(("rms_norm_forward_kernel", "_triton_rope", "swiglu_backward_kernel"))
+    }
+    assert len(fused) == (3 if case.kernels == "liger" else 0)
+
+
+SCORING = ("lora in bfloat16, checkpointed", "flash-attn", "liger, lora in bfloat16, checkpointed", "critic")
+
+
+@pytest.mark.parametrize("case", [CASES[name] for name in SCORING], ids=SCORING)
+def test_with_each_option_the_host_waits_once_for_scores(case, prepared):
+    """Of the policy and, with an adapter, of its reference, which is the model without it."""
+    policy, _, cuda, calls = prepared
+    for scored in [policy, policy.reference()] if case.lora else [policy]:
+        cuda.forget()
+        calls.clear()
+        compute_log_probs(scored, large_batch(), micro_batch_size=2)
+        assert cuda.waits == {("stream", "device.py:to_host"): 1}
+        assert not cuda.astray
+        products = cuda.types["mm"] | cuda.types["addmm"] | cuda.types["bmm"]
+        assert products <= {(HALF,) * 2, (HALF,) * 3} | ({(WIDE,) * 2, (WIDE,) * 3} if case.critic else set())
+        assert {call.mask for call in cuda.attentions} <= {None}
+        assert bool(calls) == (case.attention == "flash-attn") != bool(cuda.attentions)
+        assert ("_triton_rope" in cuda.types) == (case.kernels == "liger")
 
 
 def test_the_host_waits_once_for_all_log_probabilities(measured):

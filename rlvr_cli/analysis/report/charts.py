@@ -121,7 +121,12 @@ def layout_chart(panel: Panel, picture: Picture) -> Drawing:
             dots = "".join(f"M{x} {y}h0" for x, y, *_ in at if y is not None)
             made = replace(made, line=dots, points=tuple(replace(point, is_seen=False) for point in made.points))
         if panel.has_whiskers:
-            aside = min(2.5, MAX_ASIDE / len(panel.lines)) * (number - (len(panel.lines) - 1) / 2)  # beside each other
+            apart = min(2.5, MAX_ASIDE / len(panel.lines))
+            aside = [
+                apart * steps
+                for steps, x in zip(panel.aside(number), numbers_across(line, panel), strict=True)
+                if not math.isnan(x)
+            ]
             made = replace(made, bands=(), whiskers=_whiskers(at, aside=aside))
         series.append(made)
     labels = [Label(text, "tick y", LEFT - 6, up(t)) for t, text in y_axis.ticks]
@@ -181,9 +186,12 @@ def _series(at: Sequence[tuple[Any, ...]], texts: Sequence[str], *, number: int,
     return Series(key, "".join(paths), tuple(bands), "", tuple(marks))
 
 
-def _whiskers(at: Sequence[tuple[Any, ...]], *, aside: float) -> str:
+def _whiskers(at: Sequence[tuple[Any, ...]], *, aside: Sequence[float]) -> str:
+    """The intervals of points as upright lines, each moved aside by so many units."""
     return "".join(
-        f"M{float(x) + aside:.1f} {low}V{high}" for x, _, low, high in at if low is not None and high is not None
+        f"M{float(x) + moved:.1f} {low}V{high}"
+        for (x, _, low, high), moved in zip(at, aside, strict=True)
+        if low is not None and high is not None
     )
 
 

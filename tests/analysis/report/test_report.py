@@ -485,6 +485,12 @@ def test_the_intervals_of_many_lines_are_whiskers():
     assert not parsed.all("path", **{"class": "band"})
     assert len({path.split()[0] for path in whiskers}) == 4, "beside each other"
     assert [t for _, t in parsed.all("title")][1] == "a at 0: 0.5 [0.4, 0.6]"
+    apart = tuple(dataclasses.replace(line, x=(i, i + 9)) for i, line in enumerate(lines))
+    parsed = charts(Panel("t", "x", "y", apart), series=names)
+    paths = {name: [a["d"] for a, _ in parsed.all("path", **{"class": name})] for name in ("whiskers", "line")}
+    lines_drawn = [path for path in paths["line"] if "L" in path]  # others are of the legend
+    across = [[re.findall(r"[ML]([0-9.]+) ", path) for path in drawn] for drawn in (paths["whiskers"], lines_drawn)]
+    assert across[0] == across[1], "at their points, where they are alone"
     assert len(charts(Panel("t", "x", "y", lines[:3]), series=names).all("path", **{"class": "band"})) == 3
     alone = Panel("t", "x", "y", (Line((0,), (0.5,), (0.4,), (0.6,)),))
     assert charts(alone, series=names).all("path", **{"class": "whiskers"}), "the interval of one point is seen, too"

@@ -2,9 +2,13 @@
 
 import re
 
-from factories import a_rollout
+import pytest
+
+from factories import a_rollout, expert_iterations
 from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.report.build import charts_of
 from rlvr_cli.analysis.report.sweep import MOST_SHOWN, Findings, write_sweep_report
+from rlvr_cli.analysis.sweep_table import evaluation_tables
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Table
@@ -57,3 +61,38 @@ def test_one_right_and_one_wrong_response_are_shown_the_long_one_in_part(tmp_pat
     assert "third" in shown
     assert "second" not in shown
     assert "fourth" not in shown
+
+
+def test_the_pictures_of_expert_iteration_have_a_point_for_each_evaluation(tmp_path):
+    """Seeds differ in the number of their updates: only the evaluation before training is at the same one."""
+    expert_iterations(tmp_path, {"s0": [0, 10, 21, 30], "s1": [0, 12, 22, 32], "s2": [0, 11, 20, 31]})
+    infos = [read_run(tmp_path / name) for name in ("s0", "s1", "s2")]
+    with open_runs(infos) as database:
+        curves = charts_of(database, [infos])
+        _, html = write_sweep_report(tmp_path, Findings("Who?", "", {"arm": infos}, [], [], []), database)
+    lines = {panel.title: panel.lines[0] for panel in curves.panels}
+    assert lines["Held-out reward"].x == pytest.approx([0, 11, 21, 31])
+    assert len(lines["Training reward"].x) == 3
+    assert "11: 0.5 [" in html.read_text()
+    for name in ("held_out.svg", "minutes.svg"):
+        assert len(re.findall(r"<use ", _curve_of(tmp_path / name))) == 4, name
+
+
+def test_the_page_of_several_samples_a_question_names_their_lines(tmp_path):
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        run.commit_metrics(0, "eval", {"reward/mean": 0.5})
+        rows = [a_rollout(run_id="r", sample_index=i, answer_reward=float(i), reward=float(i)) for i in range(2)]
+        run.commit_rollouts("eval", 0, rows)
+    infos = [read_run(tmp_path / "r")]
+    with open_runs(infos) as database:
+        findings = Findings("Who?", "", {"arm": infos}, evaluation_tables(database), [], [])
+        markdown, html = write_sweep_report(tmp_path, findings, database)
+    legend = html.read_text().split('<ul class="legend">')[1].split("</ul>")[0]
+    assert [name for name in ("pass@k", "best@k", "majority@k") if name in legend] == ["pass@k", "best@k", "majority@k"]
+    assert html.read_text().count("<figure>") == 1, "and no curve of one point"
+    assert "![at_k.svg](at_k.svg)" in markdown.read_text()
+
+
+def _curve_of(path):
+    """The part of a picture's file that draws the line with its marks."""
+    return path.read_text().split('id="line2d_')[-1]

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fake_cuda import fake_cuda
-from rlvr_cli.models.policy import Policy
+from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
+from rlvr_cli.models.policy import Lora, Policy
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.types import Request, SamplingParams
 from shapes import math_1_5b
@@ -13,11 +14,24 @@ HALF = torch.bfloat16
 PARAMS = SamplingParams(max_tokens=16, min_tokens=4, stop=())
 
 
-def sampled(cuda, tokenizer, dtype, *, rows, samples):
-    """Answer six questions; return the number of steps."""
-    model = math_1_5b(layers=2, dtype=dtype).to("cuda:1")
-    sampler = TransformersSampler(Policy(model, tokenizer), max_batch_size=rows)
+def make_model(dtype, *, lora=False):
+    """Before the devices are there: what peft imports looks for CUDA's own functions."""
+    model = math_1_5b(layers=2, dtype=dtype)
+    if lora:
+        add_adapter(model, Lora(rank=32, alpha=64, seed=0))
+    return model
+
+
+def sampler_of(model, tokenizer, *, lora=False, **how):
+    model.to("cuda:1")
+    policy = AdaptedPolicy(model, tokenizer, base="") if lora else Policy(model, tokenizer)
+    sampler = TransformersSampler(policy, **how)
     assert sampler.notes == ()
+    return policy, sampler
+
+
+def answered(cuda, sampler, *, samples):
+    """Answer six questions; return the number of steps that were replayed."""
     before = cuda.replayed.total()
     cuda.forget()
     asked = [Request("What is 12 + 30? " * (i + 1), tuple(range(samples))) for i in range(6)]
@@ -27,10 +41,13 @@ def sampled(cuda, tokenizer, dtype, *, rows, samples):
     return cuda.replayed.total() - before
 
 
+@pytest.mark.parametrize("lora", [False, True], ids=["", "lora"])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-def test_a_step_waits_only_for_what_it_drew_and_multiplies_in_half_precision(tiny_tokenizer, dtype):
+def test_a_step_waits_only_for_what_it_drew_and_multiplies_in_half_precision(tiny_tokenizer, dtype, lora):
+    model = make_model(dtype, lora=lora)
     with fake_cuda(compute=False) as cuda:
-        steps = sampled(cuda, tiny_tokenizer, dtype, rows=64, samples=16)
+        _, sampler = sampler_of(model, tiny_tokenizer, lora=lora, max_batch_size=64)
+        steps = answered(cuda, sampler, samples=16)
     assert steps == 32  # 96 samples in 64 rows
     assert cuda.waits == {
         ("stream", "device.py:to_host"): steps,  # tokens, log-probabilities and entropies together
@@ -60,10 +77,49 @@ def test_a_step_waits_only_for_what_it_drew_and_multiplies_in_half_precision(tin
     assert not {shape for shape in cuda.shapes if len(shape) > 1 and shape[-1] == shape[-2] and shape[-1] in lengths}
 
 
+@pytest.mark.parametrize("lora", [False, True], ids=["", "lora"])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_the_next_call_takes_the_new_weights_into_the_same_buffers(tiny_tokenizer, dtype, lora):
+    """No graph is recorded again, no memory taken, and only what changed is copied: on the device."""
+    model = make_model(dtype, lora=lora)
+    with fake_cuda(compute=False) as cuda:
+        policy, sampler = sampler_of(model, tiny_tokenizer, lora=lora, max_batch_size=64)
+        answered(cuda, sampler, samples=16)
+        sampler.load_weights(policy, 1)
+        workspace, captured, held = sampler._spare, cuda.captured.total(), cuda.allocated
+        slots = {(keys.dtype, keys.shape, keys.device) for pair in workspace.slots for keys in pair}
+        assert slots == {(HALF, (64, 2, 128, 128), policy.device)}
+        buffers = [workspace.mask, workspace.inputs, workspace.positions]
+        places = [tensor.data_ptr() for tensor in buffers]
+        with torch.no_grad():
+            for parameter in policy.trainable_parameters().values():
+                parameter.mul_(1.1)
+        sampler.load_weights(policy, 2)
+        assert answered(cuda, sampler, samples=16) == 32
+        assert sampler._spare is workspace
+        assert [tensor.data_ptr() for tensor in buffers] == places
+        assert cuda.captured.total() == captured
+        assert cuda.allocated <= held
+        assert {why for why, _ in cuda.waits} == {"stream", "upload"}
+        assert cuda.waits["stream", "device.py:to_host"] == 32
+        assert "copy" not in {why for why, _ in cuda.waits}
+
+
+def test_without_graphs_a_step_waits_for_nothing_else(tiny_tokenizer):
+    with fake_cuda(compute=False) as cuda:
+        _, sampler = sampler_of(make_model(HALF), tiny_tokenizer, max_batch_size=64, cuda_graphs=False)
+        assert answered(cuda, sampler, samples=16) == 0
+        assert not cuda.captured
+        assert not cuda.astray
+        assert cuda.waits == {("stream", "device.py:to_host"): 32, ("upload", "policy.py:body"): 2 * 4}
+        assert {call.dtype for call in cuda.attentions} == {HALF}
+
+
 def test_more_rows_take_no_more_kernels(tiny_tokenizer):
     counts = []
     for rows in (6, 24):
         with fake_cuda(compute=False) as cuda:
-            assert sampled(cuda, tiny_tokenizer, HALF, rows=rows, samples=rows // 6) == 16
+            _, sampler = sampler_of(make_model(HALF), tiny_tokenizer, max_batch_size=rows)
+            assert answered(cuda, sampler, samples=rows // 6) == 16
         counts.append(cuda.kernels)
     assert counts[0] == counts[1]
