@@ -286,17 +286,18 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
         ("grpo --max-steps 5", 2, "no option --max-steps.", "Did you mean --n-grpo-steps?"),
         ("grpo --output-dir x", 2, "no option --output-dir.", "Did you mean --run?"),
         ("grpo --num-generations 4", 2, "no option --num-generations.", "Did you mean --group-size?"),
+        (
+            "analyze curve",
+            2,
+            "no query named 'curve', nor a run of this name in runs. Did you mean curves?",
+            "Named queries:",
+        ),
         # errors found later: exit status 1
         ("grpo --dry-run --run ../evil", 1, "'../evil' cannot be the name of a run.", "characters"),
         ("grpo --dry-run --grader mine.py:f", 1, "There is no grader file mine.py.", "Relative paths"),
         ("grpo --dry-run --prompt mine.prompt", 1, "There is no prompt 'mine.prompt'", "r1_zero"),
         ("grpo --dry-run --dataset mine.jsonl", 1, "mine.jsonl", ""),
-        (
-            "analyze curve",
-            1,
-            "no query named 'curve', nor a run of this name in runs. Did you mean curves?",
-            "Named queries:",
-        ),
+        ("analyze runs/missing", 1, "no query named 'runs/missing', nor a run of this name", "Named queries:"),
         ("grade norun --grader gsm8k", 1, "There is no run 'norun'", "--runs-dir"),
     ],
 )

@@ -57,6 +57,10 @@ MEASURES = {
     "accuracy": ("Accuracy", "share of samples"),
     "best_score": ("Best score of the search", "score"),
     "share": ("Responses", "share of responses"),
+    "repetitions.shared": ("Responses that another question also got", "share of responses"),
+    "repetitions.duplicates": ("Responses equal to an earlier one to the question", "share of responses"),
+    "repetitions.repeating": ("Responses that repeat words", "share of responses"),
+    "repetitions.distinct_words": ("Different words", "share of a response's words"),
     "disagreement": ("Verdicts that differ", "share of samples"),
 }
 VARIANTS = {

@@ -116,7 +116,11 @@ def run(config: AnalyzeConfig) -> None:
         nothing = "" if result.rows or left_out else why_nothing(database, query, parameters, infos)
         if config.plot:
             by_path = {info.path.resolve(): info for info in infos}
-            plot(result, query, config, database, [[by_path[path.resolve()] for path in arm] for arm in arms])
+            drawn = [[by_path[path.resolve()] for path in arm] for arm in arms]
+            _check_arms(drawn)
+            if query.name and nothing:
+                raise RlvrError(f"{query.name} cannot be drawn: it has no rows.", f"{nothing[0].upper()}{nothing[1:]}")
+            plot(result, drawn_query(query, parameters), config, database, drawn)
     sentences: list[str] = []
     if query.name == "objective":
         sentences += objective_sentences(result)
@@ -179,6 +183,9 @@ def why_nothing(database: Database, query: NamedQuery, parameters: Mapping[str, 
             f"no metric is named like {parameters['names']!r}, where % stands for any text; there are "
             f"{textwrap.shorten(', '.join(names), 4000, placeholder=' …') or 'none'}"
         )
+    if query.name == "graders" and not database.select("SELECT 1 FROM grades", limit=1).rows:
+        paths = shlex.join(str(info.path) for info in infos)
+        return f"no second grader has judged these rollouts: rlvr grade {paths} --grader NAME"
     narrowed = any(parameters.get(name) not in (None, "") for name in ("step", "category", "failure_kind"))
     if query.name == "failures" and not narrowed:
         rows = database.select("SELECT 1 FROM rollouts WHERE phase = $phase", parameters, limit=1).rows
@@ -303,6 +310,13 @@ def check_plot(query: NamedQuery, config: AnalyzeConfig) -> None:
             raise UsageError(f"--{name} is an option of the picture.", "Add --plot FILE.png or FILE.svg.")
 
 
+def drawn_query(query: NamedQuery, parameters: Mapping[str, Any]) -> NamedQuery:
+    """The query with what its picture has; that of `objective` has no bars of another one if none was chosen."""
+    if query.name != "objective" or any(parameters[name] is not None for name in OBJECTIVE):
+        return query
+    return replace(query, plot={**(query.plot or {}), "y": "push_share"})
+
+
 def plot(
     result: Table, query: NamedQuery, config: AnalyzeConfig, database: Database, arms: Sequence[Sequence[RunInfo]]
 ) -> None:
@@ -313,7 +327,6 @@ def plot(
     from rlvr_cli.analysis.plots import save_plot
     from rlvr_cli.analysis.progress import read_progress
 
-    _check_arms(arms)
     named = arms_of(arms)
     wishes = Wishes(
         x=config.x,
@@ -330,6 +343,10 @@ def plot(
         progress=read_progress(database),
         held_out=held_out_intervals(database, [arm.runs for arm in named]) if "eval_reward" in result.columns else None,
     )
+    empty = [p for p in picture.panels if p.bars and not any(y for line in p.lines for y in line.y)]
+    if empty and len(empty) < len(picture.panels) and not config.panels:
+        console.say(f"all 0, and not drawn: {'; '.join(panel.title for panel in empty)}")
+        picture = replace(picture, panels=tuple(panel for panel in picture.panels if panel not in empty))
     save_plot(picture, Path(config.plot))
     console.say(f"picture {config.plot}")
 
@@ -365,7 +382,9 @@ def find_query(text: str, runs_dir: str) -> NamedQuery:
     if re.fullmatch(r"[\w./-]*", text):
         near = ["rlvr runs"] if text == "runs" else nearest(text, queries)
         near += [f"the run {name}" for name in nearest(text, run_names(runs_dir))]
-        raise RlvrError(
+        # The word is one of a few choices, unless it can only be meant as a run.
+        kind = RlvrError if "/" in text or (near and not any(name in queries for name in near)) else UsageError
+        raise kind(
             f"There is no query named {text!r}, nor a run of this name in {shown(runs_dir)}."
             + (f" Did you mean {', or '.join(near)}?" if near else ""),
             f"Named queries: {', '.join(queries)}. Or give a SELECT in quotes, or a .sql file."

@@ -101,7 +101,8 @@ def check(config: GradeConfig) -> None:
     cases = []
     if config.dataset:
         template = load_prompt(config.prompt)
-        questions = load_questions(config, purpose="eval", limit=config.limit).examples
+        asked = config.sources.get("limit") != "default"
+        questions = load_questions(config, purpose="eval", limit=config.limit, asked=asked).examples
         cases += question_cases(questions, template, grader=config.check)
     for path in resolve_runs(config.run, config.runs_dir).runs:
         cases += stored_cases(path, limit=config.limit)

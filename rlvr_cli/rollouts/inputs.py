@@ -11,8 +11,17 @@ from rlvr_cli.models.identity import model_path
 from rlvr_cli.terminal import console
 
 
-def load_questions(config: QuestionOptions, *, purpose: Purpose, limit: int | None = None) -> Dataset:
-    """Load --dataset, and print the lines that were skipped and its notes. Raises RlvrError as `load_dataset` does."""
+def load_questions(
+    config: QuestionOptions, *, purpose: Purpose, limit: int | None = None, asked: bool = True
+) -> Dataset:
+    """Load --dataset, and print the lines that were skipped and its notes.
+
+    Args:
+        asked: whether somebody asked for as many examples as the limit; it is no default.
+
+    Raises:
+        RlvrError: as `load_dataset`.
+    """
     dataset = load_dataset(
         config.dataset,
         split=config.split,
@@ -23,7 +32,7 @@ def load_questions(config: QuestionOptions, *, purpose: Purpose, limit: int | No
         purpose=purpose,
     )
     console.report_skipped_lines(dataset.num_skipped, dataset.skipped)
-    for note in dataset.notes:
+    for note in [*dataset.notes, *([dataset.too_few] if asked and dataset.too_few else [])]:
         console.say(note)
     return dataset
 

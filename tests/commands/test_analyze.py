@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from factories import a_rollout, expert_iterations
+from rlvr_cli.analysis import plots
 from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.named_queries import named_queries
 from rlvr_cli.analysis.report.build import charts_of
@@ -235,6 +236,60 @@ def test_the_gap_where_the_sampler_forbids_the_end_is_explained(tmp_path, analyz
     assert "free: " not in captured.err
     drawn = analyze(query="mismatch", runs=("barred",), runs_dir=str(tmp_path), plot=str(tmp_path / "m.png"))
     assert "the largest gap" in drawn.err
+
+
+@pytest.fixture
+def panels_of(analyze, tmp_path, monkeypatch):
+    """Calls the command with --plot; gives the panels that were drawn, and stderr."""
+    drawn = []
+    monkeypatch.setattr(plots, "save_plot", lambda picture, path: drawn.append(picture))
+
+    def call(**flags):
+        captured = analyze(plot=str(tmp_path / "p.png"), **flags)
+        return {panel.title: panel for panel in drawn.pop().panels}, captured.err
+
+    return call
+
+
+def test_bars_that_are_all_0_are_no_panel(panels_of):
+    shown, said = panels_of(query="repetitions", runs=("old",))
+    assert list(shown) == ["Responses that another question also got", "Different words"]
+    assert [panel.y_label for panel in shown.values()] == ["share of responses", "share of a response's words"]
+    assert (
+        "all 0, and not drawn: Responses equal to an earlier one to the question; Responses that repeat words" in said
+    )
+    shown, said = panels_of(query="repetitions", runs=("old",), panels=("repeating",))
+    assert list(shown) == ["Responses that repeat words"], "as asked for"
+    assert "not drawn" not in said
+
+
+def test_without_another_objective_there_are_no_bars_of_one(panels_of, tmp_path):
+    config = {
+        "loss_type": "reinforce_with_baseline", "length_normalization": "masked_mean", "use_std_normalization": False,
+        "sampling_max_tokens": 64,
+    }  # fmt: skip
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={"config": config}) as made:
+        samples = [replace(rollout("r", "a", r, phase="train"), sample_index=i) for i, r in enumerate((1.0, 0.0))]
+        made.commit_rollouts("train", 0, samples)
+    own = {"query": "objective", "runs": ("r",), "runs_dir": str(tmp_path)}
+    for chosen, bars in (
+        ({}, 1),
+        ({"length_normalization": "token_mean"}, 2),
+        ({"set": ("std_normalization=batch",)}, 2),
+    ):
+        shown, _ = panels_of(**own, **chosen)
+        assert {len({line.variant for line in panel.lines}) for panel in shown.values()} == {bars}
+
+
+def test_a_picture_without_rows_says_what_is_missing(analyze, tmp_path):
+    own = {"query": "graders", "plot": str(tmp_path / "p.png")}
+    with pytest.raises(RlvrError, match="graders cannot be drawn: it has no rows") as refused:
+        analyze(runs=("old",), **own)
+    assert re.search(r"rlvr grade \S*/old --grader NAME", refused.value.hint)
+    with pytest.raises(RlvrError, match="lengths cannot be drawn: it has no rows") as refused:
+        analyze(query="lengths", runs=("old",), phase="train", plot=own["plot"])
+    assert "there are rollouts of" in refused.value.hint
+    assert "--grader NAME" in analyze(query="graders", runs=("old",)).err
 
 
 def test_no_query_hides_that_it_sorts_by_run():

@@ -169,6 +169,12 @@ def test_a_reward_is_tried_before_any_training(rlvr):
     assert "rewards.py:broken failed on 15 of 15 responses." in done.err
 
 
+def test_a_trial_misses_only_questions_that_were_asked_for(rlvr):
+    given = ("grade", "--check", "rewards.py:right", "--dataset", "arithmetic:5")
+    assert "has only" not in rlvr(*given).err
+    assert "arithmetic:5 has only 5 of the 9 examples asked for." in rlvr(*given, "--limit", 9).err
+
+
 def test_a_trial_knows_the_format_of_the_prompt(rlvr):
     given = ("--dataset", "arithmetic", "--limit", 5, "--format", "json")
     found = json.loads(rlvr("grade", "--check", "rewards.py:boxed", *given, "--prompt", "question_only").out)

@@ -400,9 +400,10 @@ def test_limit(tmp_path):
     assert (dataset.rows, dataset.num_skipped, dataset.notes) == (2, 1, [])
     dataset = load_dataset(path, limit=5000, skip_bad_lines=True)
     assert (dataset.rows, dataset.num_skipped) == (2, 2)
-    assert dataset.notes == [f"{path} has only 2 of the 5,000 examples asked for."]
+    assert dataset.too_few == f"{path} has only 2 of the 5,000 examples asked for."
     assert load_dataset("arithmetic", limit=7).examples == load_dataset("arithmetic").examples[:7]
-    assert load_dataset("arithmetic:5", limit=7).notes == ["arithmetic:5 has only 5 of the 7 examples asked for."]
+    assert load_dataset("arithmetic:5", limit=7).too_few == "arithmetic:5 has only 5 of the 7 examples asked for."
+    assert load_dataset("arithmetic:5", limit=5).too_few == ""
 
 
 def test_the_fingerprint_depends_on_content_and_order(tmp_path):
