@@ -1,6 +1,6 @@
 """Faults put into the code one by one, and the tests that find them: a test that cannot fail shows up here as a survivor.
 
-    python benchmarks/mutations.py                  # all; about 15 minutes on two cores
+    python benchmarks/mutations.py                  # all; about half an hour on two cores
     python benchmarks/mutations.py --only cliprange # those whose name, file or options match
 
 Each mutation replaces a text that occurs once in a file, in a copy of the package, and runs the named tests there. Most are

@@ -98,6 +98,8 @@ def test_every_mutation_applies_and_names_tests_that_are_there(mutations):
             assert argument.partition("::")[2].partition("[")[0] in path.read_text(encoding="utf-8"), mutation
     names = [m.name for m in mutations.MUTATIONS]
     assert len(set(names)) == len(names) >= 120
+    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    assert f"breaks the code in {len(names)} places" in page
 
 
 def test_every_option_that_reaches_training_or_sampling_has_a_mutation(mutations):
