@@ -248,16 +248,27 @@ class OpenAISampler:
                         skipped.extend(waiting)
                         waiting.clear()
 
-        async with openai.AsyncOpenAI(
+        async def end() -> None:
+            await asyncio.gather(*workers, return_exceptions=True)
+            await client.close()
+
+        client = openai.AsyncOpenAI(
             api_key=key,
             base_url=self.base_url,
             max_retries=self.max_retries,
             timeout=self.timeout,
             http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [read]}),
-        ) as client:
+        )
+        workers: list[asyncio.Task[None]] = []
+        try:
             if not self._processed_logprobs:
                 await work(1)
-            await asyncio.gather(*(work(len(items)) for _ in range(min(self.max_concurrency, len(waiting)))))
+            workers += [asyncio.create_task(work(len(items))) for _ in range(min(self.max_concurrency, len(waiting)))]
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.shield(end())  # connections are closed, also when the caller stops meanwhile
         if failures:
             item, failure = failures[0]
             raise RlvrError(
@@ -477,6 +488,9 @@ def _run_loop(loop: asyncio.AbstractEventLoop, task: asyncio.Task, outbox: queue
     except BaseException as error:  # the caller's thread raises it
         outbox.put(error)
     finally:
+        for left in asyncio.all_tasks(loop):  # such as the end of `_serve`, when the caller has stopped during it
+            with suppress(Exception):
+                loop.run_until_complete(left)
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
         outbox.put(None)

@@ -1,5 +1,6 @@
 """The endpoint sampler against a local HTTP server that answers, fails, stalls and disconnects on demand."""
 
+import gc
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from pathlib import Path
@@ -383,6 +385,20 @@ def test_a_failure_that_concerns_every_sample_stops_the_requests(endpoint, statu
     assert len(completions) == 2
     assert re.search("of 1000 samples failed.*were not requested", str(failure))
     assert len(endpoint.bodies) <= 2 + 4
+
+
+def test_connections_are_closed_also_when_the_caller_stops_at_the_last_answer(endpoint):
+    """It may stop while they are being closed. One that is left open is a ResourceWarning when it is collected."""
+    for number in range(20):
+        stream = open_sampler(endpoint).sample([Request("2+2=", tuple(range(16)))], SamplingParams())
+        for _ in range(16):
+            next(stream)
+        time.sleep(number / 2000)
+        stream.close()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
 
 
 def test_a_sample_that_takes_too_long_does_not_stop_the_others(endpoint):
