@@ -215,9 +215,9 @@ def test_a_model_climbs_by_what_the_verifier_says(forks: Forks, tmp_path: Path):
     [
         (error(401, "no such key"), "401"),
         (Reply({"choices": []}), "no choices"),
-        (Reply("this is no JSON"), "not JSON"),
+        pytest.param(Reply("this is no JSON"), "not JSON", marks=pytest.mark.slow),
         (Reply("", raw=b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n{"), ""),
-        (Reply({}, wait=600.0), "within 3 s"),
+        pytest.param(Reply({}, wait=600.0), "within 3 s", marks=pytest.mark.slow),
     ],
     ids=["401", "empty choices", "no JSON", "cut stream", "hang"],
 )

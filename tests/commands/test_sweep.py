@@ -182,6 +182,7 @@ def test_a_later_stage_is_told_before_its_arms_are_known(sweep, tmp_path):
     assert [row["run"] for row in tables(shown.out)] == ["group_size-8-s0", "group_size-4-s0"]
 
 
+@pytest.mark.slow
 def test_three_arms_are_each_compared_with_the_baseline(sweep):
     shown = sweep(vary=("loss_type=no_baseline,grpo_clip,gspo",), seeds="3", name="three")
     _, differences = tables(shown.out).values()

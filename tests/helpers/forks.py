@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -26,7 +27,20 @@ from typing import Any
 
 LIMIT = 120.0  # seconds after which a call counts as hung
 SIGNALED = "RLVR_TEST_SIGNALED"  # names a file that gets the moment at which a fault point signals the process
-LIGHT = ("rlvr_cli.commands.eval", "rlvr_cli.commands.analyze", "rlvr_cli.commands.filter", "rlvr_cli.commands.grade")
+LATE = (  # what libraries import in every call: typer for options, pyarrow for tables, rlvr for queries
+    "typer._adapters",
+    *(["pandas"] if importlib.util.find_spec("pandas") else []),
+    "duckdb",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+)
+LIGHT = (
+    *LATE,
+    "rlvr_cli.commands.eval",
+    "rlvr_cli.commands.analyze",
+    "rlvr_cli.commands.filter",
+    "rlvr_cli.commands.grade",
+)
 HEAVY = (
     *LIGHT,
     "rlvr_cli.commands.grpo",
@@ -37,6 +51,7 @@ HEAVY = (
     "rlvr_cli.commands.distill",
     "rlvr_cli.commands.discover",
     "rlvr_cli.models.policy",
+    "rlvr_cli.samplers.embedded.engine",
     "peft",
 )
 

@@ -19,22 +19,41 @@ REQUESTS = [Request("What is 12 + 30?", (1, 2, 3)), Request("Solve x^2 - 5x + 6 
 OTHERS = [Request("Natalia sold 48 clips", (6,))]
 
 
+def opened(model, **given) -> SamplingProcess:
+    how = {
+        "dtype": "auto", "param_dtype": "float32", "compute_dtype": "auto", "device": "cpu", "max_batch_size": None,
+        "cuda_graphs": True, "max_model_len": None, "gpu_memory_utilization": 0.3, "seed": 0,
+    }  # fmt: skip
+    return SamplingProcess("transformers", {"model": str(model), **how, **given})
+
+
 @pytest.fixture
 def start(tiny_model_dir):
-    opened = []
+    """Start a process for one test: one that is to fail, or to compute in another way."""
+    begun = []
 
     def start(**given):
-        how = {
-            "dtype": "auto", "param_dtype": "float32", "compute_dtype": "auto", "device": "cpu", "max_batch_size": None,
-            "cuda_graphs": True, "max_model_len": None, "gpu_memory_utilization": 0.3, "seed": 0,
-        } | given  # fmt: skip
-        opened.append(SamplingProcess("transformers", {"model": str(tiny_model_dir), **how}))
-        return opened[-1]
+        begun.append(opened(tiny_model_dir, **given))
+        return begun[-1]
 
     yield start
-    for there in opened:
+    for there in begun:
         there.close()
         there.close()
+
+
+@pytest.fixture(scope="module")
+def of_all_tests(tiny_model_dir):
+    there = opened(tiny_model_dir)
+    yield there
+    there.close()
+
+
+@pytest.fixture
+def there(of_all_tests):
+    """One process for many tests, as a run has one for many batches."""
+    yield of_all_tests
+    of_all_tests.cancel_pending()
 
 
 def moved(model, by):
@@ -44,9 +63,9 @@ def moved(model, by):
     return model
 
 
-def test_completions_equal_those_of_a_sampler_in_this_process(start, tiny_model_dir, tiny_tokenizer):
+def test_completions_equal_those_of_a_sampler_in_this_process(there, tiny_model_dir, tiny_tokenizer):
     model = moved(load_policy(tiny_model_dir).model, 0.1)
-    here, there = TransformersSampler(Policy(model, tiny_tokenizer)), start()
+    here = TransformersSampler(Policy(model, tiny_tokenizer))
     there.load_weights(Policy(model), 7)
     assert (there.policy_version, there.seeding, there.notes) == (7, "per-request", [])
     there.prefetch(REQUESTS, PARAMS)
@@ -66,8 +85,9 @@ def test_the_process_computes_as_the_trainer_does(start, tiny_model_dir):
     assert done != list(TransformersSampler(load_policy(tiny_model_dir), policy_version=1).sample(REQUESTS, PARAMS))
 
 
-def test_token_ids_of_a_request_reach_the_process(start, tiny_model, tiny_tokenizer):
-    here, there = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), start()
+def test_token_ids_of_a_request_reach_the_process(there, tiny_model, tiny_tokenizer):
+    here = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+    there.load_weights(Policy(tiny_model), 0)
     asked = [Request("not what is read", (1, 2), prompt_ids=(40, 41, 42)), REQUESTS[0]]
     there.prefetch(asked, PARAMS)
     answers = list(there.sample(asked, PARAMS))
@@ -75,9 +95,8 @@ def test_token_ids_of_a_request_reach_the_process(start, tiny_model, tiny_tokeni
     assert {c.prompt_ids for c in answers if c.request_index == 0} == {(40, 41, 42)}
 
 
-def test_prefetched_completions_come_from_the_weights_at_that_time(start, tiny_model_dir, tiny_tokenizer):
+def test_prefetched_completions_come_from_the_weights_at_that_time(there, tiny_model_dir, tiny_tokenizer):
     first, second = load_policy(tiny_model_dir).model, moved(load_policy(tiny_model_dir).model, 0.3)
-    there = start()
     there.load_weights(Policy(first), 0)
     there.prefetch(REQUESTS, PARAMS)
     there.load_weights(Policy(second), 1)
@@ -86,8 +105,8 @@ def test_prefetched_completions_come_from_the_weights_at_that_time(start, tiny_m
     assert list(there.sample(REQUESTS, PARAMS)) != then
 
 
-def test_abandoned_completions_do_not_reach_the_next_request(start, tiny_model, tiny_tokenizer):
-    there = start()
+def test_abandoned_completions_do_not_reach_the_next_request(there, tiny_model, tiny_tokenizer):
+    there.load_weights(Policy(tiny_model), 0)
     answers = there.sample(REQUESTS, PARAMS)
     next(answers)
     answers.close()
@@ -96,7 +115,7 @@ def test_abandoned_completions_do_not_reach_the_next_request(start, tiny_model, 
     )
 
 
-def test_prefetched_requests_can_be_canceled(start, tiny_model, tiny_tokenizer, monkeypatch):
+def test_prefetched_requests_can_be_canceled(there, tiny_model, tiny_tokenizer, monkeypatch):
     kinds, read = Counter(), process._read
 
     def counted(connection):
@@ -105,7 +124,6 @@ def test_prefetched_requests_can_be_canceled(start, tiny_model, tiny_tokenizer, 
         return message
 
     monkeypatch.setattr(process, "_read", counted)
-    there = start()
     there.load_weights(Policy(tiny_model), 0)
     long = SamplingParams(max_tokens=400, min_tokens=400, stop=())
     many = [Request(f"What is 12 + {i}?", tuple(range(100 * i, 100 * i + 64))) for i in range(40)]
@@ -119,8 +137,7 @@ def test_prefetched_requests_can_be_canceled(start, tiny_model, tiny_tokenizer, 
     assert list(there.sample(many[:1], PARAMS)) == list(here.sample(many[:1], PARAMS))
 
 
-def test_prefetch_does_not_wait_for_earlier_requests(start, tiny_model):
-    there = start()
+def test_prefetch_does_not_wait_for_earlier_requests(there, tiny_model):
     there.load_weights(Policy(tiny_model), 0)
     many = [Request(f"What is {i}? " + "x" * 60, (i,)) for i in range(5000)]  # more than a socket holds
     for _ in range(3):
@@ -130,8 +147,8 @@ def test_prefetch_does_not_wait_for_earlier_requests(start, tiny_model):
     assert [job.seconds for job in there._jobs][1:] == [None, None]  # all were sent before the first was done
 
 
-def test_weights_that_did_not_arrive_are_detected(start, tiny_model_dir):
-    model, there = load_policy(tiny_model_dir).model, start()
+def test_weights_that_did_not_arrive_are_detected(there, tiny_model_dir):
+    model = load_policy(tiny_model_dir).model
     there.load_weights(Policy(model), 0)
     hook = model.lm_head.register_forward_hook(lambda module, given, logits: logits * 1.5)
     with pytest.raises(RlvrError, match="does not serve the model's weights"):
@@ -148,8 +165,6 @@ def test_weights_of_another_shape_are_refused(start, tiny_model):
 
 
 def test_errors_of_the_engine_reach_the_user(start):
-    with pytest.raises(RlvrError, match="the model's context holds 512"):
-        list(start().sample(REQUESTS, SamplingParams(max_tokens=510)))
     with pytest.raises(RlvrError, match="Unknown parameter precision 'float7'"):
         list(start(param_dtype="float7").notes)
     there = start()

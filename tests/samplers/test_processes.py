@@ -121,14 +121,10 @@ def test_one_that_died_meanwhile_is_started_again(start, policy):
     assert [process.policy_version for process in there.members.values()] == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "left"),
-    [
-        pytest.param("sampler1.load:2", 2, marks=pytest.mark.slow),
-        pytest.param("sampler1.load:1", 1, marks=pytest.mark.slow),
-        pytest.param("sampler0.completion:3", 2, marks=pytest.mark.slow),
-        ("sampler1.completion:1", 2),
-    ],
+    [("sampler1.load:2", 2), ("sampler1.load:1", 1), ("sampler0.completion:3", 2), ("sampler1.completion:1", 2)],
 )
 def test_one_that_dies_at_a_bad_moment(start, policy, monkeypatch, fault, left):
     """One that dies when it gets the weights dies so again when it is started again: it is then left out."""

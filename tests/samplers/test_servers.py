@@ -213,6 +213,7 @@ def test_a_server_that_hangs_is_left_out_long_before_its_deadline(servers, polic
     assert "nor say that its engine lives" in sampler.notes[0]
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_when_weights_change_is_left_out(servers, policy, quickly):
     sampler = sampler_of(servers, policy)
     servers[0].hangs = True

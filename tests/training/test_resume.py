@@ -81,6 +81,12 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
     assert_ended_as(whole.run, run)
 
 
+SHAPED = shlex.split(
+    "--std-normalization batch --loss-type gspo --format-weight 0.5 --length-reward 0.5 --length-reward-after 2 "
+    "--language-reward 0.2 --dynamic-sampling --max-sampling-rounds 2 --question-order prioritized"
+)
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -94,44 +100,27 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
         pytest.param([*PPO, "--lora-rank", "4", "--learning-rate", "5e-3"], marks=pytest.mark.slow),
         pytest.param([*DPO, "--loss-type", "dpo_norm", "--lora-rank", "4"], marks=pytest.mark.slow),
         pytest.param(ONLINE_DPO, marks=pytest.mark.slow),
-        DISTILL,
+        pytest.param(DISTILL, marks=pytest.mark.slow),
         pytest.param([*DISTILL, "--divergence", "sampled", "--lora-rank", "4"], marks=pytest.mark.slow),
         pytest.param([*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"], marks=pytest.mark.slow),
         pytest.param([*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"], marks=pytest.mark.slow),
-        [
-            *GRPO,
-            "--std-normalization",
-            "batch",
-            "--loss-type",
-            "gspo",
-            "--format-weight",
-            "0.5",
-            "--length-reward",
-            "0.5",
-            "--length-reward-after",
-            "2",
-            "--language-reward",
-            "0.2",
-            "--dynamic-sampling",
-            "--max-sampling-rounds",
-            "2",
-            "--question-order",
-            "prioritized",
-        ],
+        [*GRPO, *SHAPED],
         pytest.param(
             [*GRPO, "--param-dtype", "bfloat16", "--optimizer", "adamw_kahan", "--gradient-checkpointing"],
             marks=pytest.mark.slow,
         ),
         pytest.param([*GRPO, "--param-dtype", "bfloat16", "--offload-optimizer"], marks=pytest.mark.slow),
         pytest.param([*GRPO, "--optimizer", "adamw_8bit"], marks=pytest.mark.slow),
-        [*GRPO, "--async-steps", "1"],
-        [*GRPO, "--partial-rollout-tokens", "8", "--question-order", "prioritized"],
+        pytest.param([*GRPO, "--async-steps", "1"], marks=pytest.mark.slow),
+        pytest.param(
+            [*GRPO, "--partial-rollout-tokens", "8", "--question-order", "prioritized"], marks=pytest.mark.slow
+        ),
         pytest.param([*GRPO, "--compute-dtype", "bfloat16", "--kl-coef", "0.1"], marks=pytest.mark.slow),
         [*GRPO, "--lora-rank", "4", "--learning-rate", "5e-3", "--kl-coef", "0.1", "--lora-merge"],
         pytest.param(
             [*GRPO, "--lora-rank", "4", "--param-dtype", "bfloat16", "--async-steps", "1"], marks=pytest.mark.slow
         ),
-        [*SFT, "--lora-rank", "4", "--gradient-checkpointing"],
+        pytest.param([*SFT, "--lora-rank", "4", "--gradient-checkpointing"], marks=pytest.mark.slow),
         pytest.param([*EI, "--lora-rank", "4"], marks=pytest.mark.slow),
         pytest.param(
             [*GRPO, "--async-steps", "1", "--dynamic-sampling", "--max-sampling-rounds", "4"], marks=pytest.mark.slow
@@ -333,7 +322,7 @@ def assert_stopped(done: Done, run: Path) -> None:
     assert_readable(run)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_grpo_stopped_in_each_phase_goes_on_to_the_same_end(
     forks: Forks, long: Path, tmp_path: Path, number: signal.Signals
 ):

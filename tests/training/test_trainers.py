@@ -97,11 +97,11 @@ def test_two_runs_have_the_same_bytes(forks: Forks, whole: Path, tmp_path: Path)
 # What is killed. `trainer1.POINT` is a point of the other trainer.
 SLOW = [
     pytest.param(fault, marks=pytest.mark.slow)
-    for fault in ("update:3", "checkpoint.rename:2", "trainer1.sampled:3", "trainer1.joined:1")
+    for fault in ("update:3", "checkpoint.rename:2", "trainer1.sampled:3", "trainer1.joined:1", "trainer1.announced:1")
 ]
 
 
-@pytest.mark.parametrize("fault", ["trainer1.backward:5", "trainer1.announced:1", *SLOW])
+@pytest.mark.parametrize("fault", ["trainer1.backward:5", *SLOW])
 def test_a_killed_trainer_ends_the_run_which_goes_on_to_the_same_bytes(
     forks: Forks, whole: Path, tmp_path: Path, fault: str
 ):
@@ -235,11 +235,11 @@ def test_trainers_killed_at_20_random_moments_end_the_same(forks: Forks, whole: 
 @pytest.mark.parametrize(
     "command",
     [
-        SFT,
+        pytest.param(SFT, marks=pytest.mark.slow),
         pytest.param(DPO, marks=pytest.mark.slow),
         PPO,
         pytest.param(EI, marks=pytest.mark.slow),
-        DISTILL,
+        pytest.param(DISTILL, marks=pytest.mark.slow),
         pytest.param([*DISTILL, "--divergence", "sampled"], marks=pytest.mark.slow),
     ],
     ids=["sft", "dpo", "ppo", "ei", "distill", "sampled"],
@@ -296,11 +296,8 @@ def test_two_shards_do_what_two_copies_do(forks: Forks, whole: Path, divided: Pa
     assert "to 1e-6" in forks.run("check", str(divided), "--replay", "4", cwd=tmp_path, status=0).said
 
 
-@pytest.mark.parametrize(
-    "command",
-    [DISTILL, pytest.param([*DISTILL, "--divergence", "sampled"], marks=pytest.mark.slow)],
-    ids=["full", "sampled"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [DISTILL, [*DISTILL, "--divergence", "sampled"]], ids=["full", "sampled"])
 def test_a_student_in_shards_has_a_whole_teacher(forks: Forks, tmp_path: Path, command: list[str]):
     write_teacher(tmp_path / "teacher", of=builtin_model_path())
     forks.run(*command, "--run", "one", cwd=tmp_path, status=0)
@@ -308,9 +305,8 @@ def test_a_student_in_shards_has_a_whole_teacher(forks: Forks, tmp_path: Path, c
     assert_same_but_for_rounding(tmp_path / "runs/one", tmp_path / "runs/two")
 
 
-@pytest.mark.parametrize(
-    "fault", ["backward:9:int", *[pytest.param(f, marks=pytest.mark.slow) for f in ("trainer1.backward:5", "update:5")]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["backward:9:int", "trainer1.backward:5", "update:5"])
 def test_shards_go_on_to_the_same_bytes(forks: Forks, divided: Path, tmp_path: Path, fault: str):
     """A signal arrives in the middle of an update, in which all take part: all abandon it, and save what was before."""
     run = tmp_path / "runs/cut"

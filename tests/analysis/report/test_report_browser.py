@@ -313,7 +313,7 @@ def test_without_a_tokenizer_the_page_says_why_there_is_no_shading(browser, two_
     assert page.text("#rollout .note") == "Not shaded: the tokenizer was not available when this page was made."
 
 
-@pytest.mark.parametrize("tokenizer", [True, False])
+@pytest.mark.parametrize("tokenizer", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_hostile_rollouts_are_only_text_and_ask_for_nothing(browser, tmp_path, listener, tokenizer):
     url = listener.url
     hostile = [
