@@ -589,7 +589,7 @@ WIRING = [
         ("async: the policy keeps the lagging weights", "policy.load_weights(kept)", "pass", "tests/training/test_weight_sync.py", "async_steps"),
         ("async: the process computes in the precision of the weights", '"compute_dtype": config.compute_dtype', '"compute_dtype": config.param_dtype', IN_BFLOAT16, "compute_dtype"),
         ("async: the engine is the trainer's", "if config.async_steps:", "if False:", replays("grpo-ahead"), "async_steps"),
-        ("one process of the engine whatever is asked", "elif config.samplers > 1:", "elif False:", "tests/samplers/test_processes.py -k run_has_the_same_bytes", "ei.samplers grpo.samplers dpo.samplers ppo.samplers distill.samplers"),
+        ("one process of the engine whatever is asked", "elif config.samplers > 1:", "elif False:", "tests/samplers/test_processes.py -k evaluates_with_processes", "sft.samplers ei.samplers grpo.samplers dpo.samplers ppo.samplers distill.samplers"),
         ("a version is loaded once for all", "if self._synced != self._state(version):", "if self._synced is None:", replays("ei-once")),
     ),
     *mutations_of(

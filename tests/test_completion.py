@@ -71,8 +71,8 @@ def offered(line: str, monkeypatch, capsys) -> list[str]:
         ("rlvr grpo --help", ["--help-all", "--help"]),
         ("rlvr grpo --loss-type ", list(get_args(LossType))),
         ("rlvr grpo --seed 3 --loss-type grpo_c", ["grpo_clip"]),
-        ("rlvr sft --engine ", []),  # sft has no such option
-        ("rlvr ei --engine ", ["auto", "transformers", "vllm"]),
+        ("rlvr sft --async-steps ", []),  # sft has no such option
+        ("rlvr sft --engine ", ["auto", "transformers", "vllm"]),
         ("rlvr eval --engine o", ["openai"]),
         ("rlvr analyze --format ", ["table", "json", "csv", "markdown"]),
         ("rlvr filter --phase ", ["train", "eval", "all"]),

@@ -24,7 +24,6 @@ from rlvr_cli.models.tokenization import Batch, collate, pad_id_of
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_template
 from rlvr_cli.runs.provenance import resumed_config
-from rlvr_cli.samplers.open import Engine
 from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.custom import load_preference_loss, loss_facts
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES, PreferenceLoss, preference
@@ -34,6 +33,7 @@ from rlvr_cli.training.plan import FEW_UPDATES, dpo_plan, online_dpo_plan, print
 from rlvr_cli.training.session import (
     Inputs,
     divide_devices,
+    evaluation_engine,
     load_eval_dataset,
     load_inputs,
     open_trainer,
@@ -172,6 +172,7 @@ def run_on_pairs(config: DpoConfig) -> None:
     eval_dataset = load_eval_dataset(config)
     warn_of_shared_questions(pairs.examples, eval_dataset)
     pool = grader_pool(config, eval_dataset.default_grader if eval_dataset else None)
+    rows, engine = 2 * config.micro_batch_size, evaluation_engine(config, eval_dataset)
     facts = input_facts(
         {
             "dataset": {"name": pairs.name, "rows": num_pairs, "fingerprint": pairs.fingerprint},
@@ -180,9 +181,8 @@ def run_on_pairs(config: DpoConfig) -> None:
         model=model_facts(config.model),
         template=template,
         grader=pool.spec,
-        engine="transformers",
+        engine=engine.name,
     ) | own_loss_facts(config)
-    rows, engine = 2 * config.micro_batch_size, Engine("transformers", "shares the trainer's model")
     devices = divide_devices(config, engine=engine.name, rows=rows)
     inputs = Inputs(template, [], eval_dataset, pool, engine, *devices, facts)
     print_plan(dpo_plan(config, facts, num_updates=num_updates), config, inputs, rows=rows)

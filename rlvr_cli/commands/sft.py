@@ -16,11 +16,17 @@ from rlvr_cli.models.tokenization import collate, pad_id_of
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_template
 from rlvr_cli.runs.provenance import resumed_config
-from rlvr_cli.samplers.open import Engine
 from rlvr_cli.terminal import console
 from rlvr_cli.training.nodes import lend_trainers
 from rlvr_cli.training.plan import print_plan, sft_notes, sft_plan
-from rlvr_cli.training.session import Inputs, divide_devices, load_eval_dataset, open_trainer, warn_of_shared_questions
+from rlvr_cli.training.session import (
+    Inputs,
+    divide_devices,
+    evaluation_engine,
+    load_eval_dataset,
+    open_trainer,
+    warn_of_shared_questions,
+)
 from rlvr_cli.training.traces import check_lengths, encode_traces
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example
@@ -58,6 +64,7 @@ def run(config: SftConfig) -> None:
     eval_dataset = load_eval_dataset(config)
     warn_of_shared_questions(examples, eval_dataset)
     pool = grader_pool(config, eval_dataset.default_grader if eval_dataset else None)
+    rows, engine = config.micro_batch_size, evaluation_engine(config, eval_dataset)
     facts = input_facts(
         {
             "dataset": {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint},
@@ -66,10 +73,9 @@ def run(config: SftConfig) -> None:
         model=model_facts(config.model),
         template=template,
         grader=pool.spec,
-        engine=config.engine,
+        engine=engine.name,
     )
     lines = sft_plan(config, facts, examples=len(examples), traces=len(traces.examples), num_updates=num_updates)
-    rows, engine = config.micro_batch_size, Engine(config.engine, "shares the trainer's model")
     devices = divide_devices(config, engine=engine.name, rows=rows)
     inputs = Inputs(template, [], eval_dataset, pool, engine, *devices, facts)
     print_plan(lines, config, inputs, rows=rows)

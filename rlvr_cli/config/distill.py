@@ -8,7 +8,6 @@ from rlvr_cli.config.options import divides, knob
 from rlvr_cli.config.shared import (
     EvaluationSamplingOptions,
     TrainingConfig,
-    TrainingEngineOptions,
     check_training,
 )
 from rlvr_cli.config.sources import is_partial
@@ -18,7 +17,7 @@ DivergenceType = Literal["reverse_kl", "sampled", "forward_kl"]
 
 
 @dataclass(frozen=True)
-class DistillConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig):
+class DistillConfig(EvaluationSamplingOptions, TrainingConfig):
     """On-policy distillation: the student samples, and learns a teacher's probabilities at each of its tokens.
 
     Examples:

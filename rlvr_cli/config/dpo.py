@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlvr_cli.config.options import FileFunction, flag, knob
-from rlvr_cli.config.shared import EvaluationSamplingOptions, TrainingConfig, TrainingEngineOptions, check_training
+from rlvr_cli.config.shared import EvaluationSamplingOptions, TrainingConfig, check_training
 from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
 
@@ -17,7 +17,7 @@ BETAS: dict[str, float] = {
 
 
 @dataclass(frozen=True)
-class DpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig):
+class DpoConfig(EvaluationSamplingOptions, TrainingConfig):
     """Preference optimization on pairs of responses: raise the probability of the chosen one relative to the rejected one.
 
     Examples:
@@ -144,9 +144,6 @@ class DpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig
     def _check_rounds(self) -> None:
         if not self.n_dpo_steps:
             given = {
-                "engine": self.engine not in ("auto", "transformers"),
-                "samplers": self.samplers > 1,
-                "sampler_urls": bool(self.sampler_urls),
                 "rollout_batch_size": self.sources.get("rollout_batch_size") == "flag",
                 "group_size": self.sources.get("group_size") == "flag",
             }

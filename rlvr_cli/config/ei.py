@@ -6,7 +6,6 @@ from rlvr_cli.config.options import knob
 from rlvr_cli.config.shared import (
     EvaluationSamplingOptions,
     TrainingConfig,
-    TrainingEngineOptions,
     check_training,
 )
 from rlvr_cli.config.sources import is_partial
@@ -14,7 +13,7 @@ from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
-class EiConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig):
+class EiConfig(EvaluationSamplingOptions, TrainingConfig):
     """Expert iteration: sample, keep the correct responses, fine-tune on them, repeat (handout, algorithm 2).
 
     Examples:

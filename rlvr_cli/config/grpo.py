@@ -8,7 +8,6 @@ from rlvr_cli.config.shared import (
     EvaluationSamplingOptions,
     LengthNormalization,
     TrainingConfig,
-    TrainingEngineOptions,
     check_training,
 )
 from rlvr_cli.config.sources import is_partial
@@ -27,7 +26,7 @@ LanguageDetector = Literal["script", "py3langid"]
 
 
 @dataclass(frozen=True)
-class GrpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig):
+class GrpoConfig(EvaluationSamplingOptions, TrainingConfig):
     """Policy gradient on groups of graded responses: GRPO, its ablations and variants (handout, algorithm 3).
 
     Examples:

@@ -7,7 +7,6 @@ from rlvr_cli.config.options import divides, flag, knob
 from rlvr_cli.config.shared import (
     EvaluationSamplingOptions,
     TrainingConfig,
-    TrainingEngineOptions,
     check_training,
 )
 from rlvr_cli.config.sources import is_partial
@@ -18,7 +17,7 @@ KlIn = Literal["reward", "loss"]
 
 
 @dataclass(frozen=True)
-class PpoConfig(TrainingEngineOptions, EvaluationSamplingOptions, TrainingConfig):
+class PpoConfig(EvaluationSamplingOptions, TrainingConfig):
     """Policy gradient with a critic: each token's advantage is relative to the value that the critic gave its state (PPO).
 
     Examples:

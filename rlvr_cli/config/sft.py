@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 
 from rlvr_cli.config.options import check_count_or_all, knob
-from rlvr_cli.config.shared import LengthNormalization, TrainingConfig, check_training
+from rlvr_cli.config.shared import (
+    LengthNormalization,
+    TrainingConfig,
+    TrainingEngine,
+    check_training,
+)
 from rlvr_cli.config.sources import is_partial
 
 
@@ -44,6 +49,12 @@ class SftConfig(TrainingConfig):
     )
     normalize_constant: float = knob(
         1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimization", above=0
+    )
+    engine: TrainingEngine = knob(
+        "auto",
+        "Inference engine of the evaluations. auto: transformers, which shares the trainer's weights; with --samplers, vllm if it is "
+        "installed and there is a CUDA device.",
+        group="Model",
     )
     append_eos: bool = knob(
         True, "Append the end-of-sequence token to each response and train on it.", group="Optimization"

@@ -447,6 +447,7 @@ class TrainingEngineOptions(EngineOptions):
 
 @dataclass(frozen=True)
 class TrainingConfig(
+    TrainingEngineOptions,
     TrainingRunOptions,
     EvaluationOptions,
     SamplingOptions,
@@ -458,12 +459,6 @@ class TrainingConfig(
     """The options shared by all training commands. The constants are options in some of the commands."""
 
     # Not annotated, so these are not dataclass fields; a command that has the option redefines it as one.
-    engine = "transformers"
-    dtype = "auto"
-    max_model_len = None
-    samplers = 1
-    sampler_urls = ""
-    gpu_memory_utilization = 0.0
     async_steps = 0
     kl_coef = 0.0
     loaded_teacher = ""
@@ -497,7 +492,7 @@ def check_lora(config: OptimizationOptions) -> None:
         raise RlvrError(f"{flag(name)} needs --lora-rank.", "Add --lora-rank 32, or leave it out.")
 
 
-def check_engine(config: EngineOptions | TrainingConfig) -> None:
+def check_engine(config: EngineOptions) -> None:
     if not 0 <= config.gpu_memory_utilization <= 1:
         raise RlvrError(
             f"--gpu-memory-utilization is {config.gpu_memory_utilization}.", "It is a share: between 0 and 1, or auto."
@@ -572,7 +567,7 @@ def check_servers(config: EngineOptions) -> None:
             raise RlvrError(f"--sampler-urls names {url.strip()}.", "Leave /v1 out: weights are loaded beside it.")
 
 
-def check_weights_dir(config: TrainingEngineOptions) -> None:
+def check_weights_dir(config: TrainingConfig) -> None:
     if config.weights_dir and not config.sampler_urls:
         raise RlvrError("--weights-dir needs --sampler-urls.", "Add --sampler-urls, or leave it out.")
     if config.weights_dir and not Path(config.weights_dir).is_dir():
@@ -627,9 +622,8 @@ def check_training(config: TrainingConfig) -> None:
     check_nodes(config)
     check_lora(config)
     check_fsdp(config)
-    if isinstance(config, TrainingEngineOptions):
-        check_servers(config)
-        check_weights_dir(config)
+    check_servers(config)
+    check_weights_dir(config)
     if config.samplers > 1 and config.async_steps:
         raise RlvrError(
             f"--samplers {config.samplers} and --async-steps {config.async_steps} cannot be combined: what was sampled ahead by a "

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from rlvr_cli.config.options import flag
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
 from rlvr_cli.data.order import next_indices
@@ -28,7 +29,7 @@ from rlvr_cli.rollouts.grading import check_grade_errors, grader_hint, grader_po
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
 from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import open_run
-from rlvr_cli.samplers.open import Engine, choose_engine, sampler_facts
+from rlvr_cli.samplers.open import Engine, choose_engine, engine_kind, sampler_facts
 from rlvr_cli.terminal import console
 from rlvr_cli.text import printable
 from rlvr_cli.trackers.children import tracked
@@ -103,6 +104,28 @@ def load_inputs(
         *divide_devices(config, engine=engine.name, rows=rows),
         facts,
     )
+
+
+def evaluation_engine(config: TrainingConfig, eval_dataset: Dataset | None) -> Engine:
+    """Return the engine of a command that samples only for evaluations: the trainer's model, unless another is asked for.
+
+    Raises:
+        RlvrError: its package is not installed, or there are no evaluations.
+    """
+    given = {
+        "engine": config.engine == "vllm",
+        "samplers": config.samplers > 1,
+        "sampler_urls": bool(config.sampler_urls),
+    }
+    name = next((name for name, is_given in given.items() if is_given), None)
+    if name is None:
+        return Engine("transformers", "shares the trainer's model")
+    if eval_dataset is None:
+        raise RlvrError(
+            f"{flag(name)} is for evaluations here, and there are no evaluation questions.",
+            "Give them with --eval-dataset, or leave it out.",
+        )
+    return choose_engine(config.engine, base_url="", sampler_urls=config.sampler_urls)
 
 
 def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[Placement, MemoryPlan]:
@@ -191,7 +214,8 @@ def _text_of(example: Example) -> str:
 def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_updates: int) -> Iterator[Trainer]:
     """Open a new run, or the one to resume, and its trainer, until the block ends. The run stores how its policy computes.
 
-    A command that samples its own training data also stores facts about its sampler, and all prompts must fit the context.
+    A sampler with more to do than evaluations, or with a copy of the weights, is described in the run too, and all its prompts
+    must fit the context.
     A run that diverges ends as such: its model is saved and evaluated, and the block is left without an error.
     """
     with (
@@ -217,7 +241,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
         run.update(policy=trainer.policy.facts, planned=planned, divisions=trainer.divisions)
         teacher = trainer.trainers.replica.teacher
         limits = (config.max_model_len, teacher and teacher.context_length)
-        if inputs.questions:
+        if inputs.questions or engine_kind(inputs.engine.name).share is None or config.samples_apart:
             run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine.reason))
             for examples, params in (
                 (inputs.questions, config.sampling_params),

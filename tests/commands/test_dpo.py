@@ -313,8 +313,6 @@ def test_questions_without_a_pair_are_an_update_that_is_skipped(tiny_model_dir, 
 
 def test_rounds_have_their_rules(pairs, tiny_model_dir, tmp_path):
     for given, problem in (
-        ({"engine": "vllm"}, "--engine is for sampling, and pairs that are given need none."),
-        ({"samplers": 2}, "--samplers is for sampling, and pairs that are given need none."),
         ({"n_dpo_steps": 2, "sampling_temperature": 0.0}, "--sampling-temperature 0 makes all responses to a question identical."),
         ({"n_dpo_steps": 2, "group_size": 3}, "--rollout-batch-size 256 is not a multiple of --group-size 3."),
         ({"n_dpo_steps": 2, "lr_schedule": "cosine"}, "--lr-schedule cosine needs the number of updates, but that depends on the pairs."),
@@ -322,6 +320,11 @@ def test_rounds_have_their_rules(pairs, tiny_model_dir, tmp_path):
         with pytest.raises(RlvrError) as raised:
             DpoConfig(**options_of(pairs, tiny_model_dir, tmp_path, **given))
         assert raised.value.problem == problem
+
+
+def test_options_of_rounds_are_refused_where_pairs_are_given(pairs, tiny_model_dir, tmp_path):
+    with pytest.raises(RlvrError, match="--group-size is for sampling, and pairs that are given need none"):
+        resolve(DpoConfig, flags=options_of(pairs, tiny_model_dir, tmp_path, group_size=4), command="dpo")
 
 
 def test_an_adapted_policy_is_its_own_reference(pairs, tiny_model_dir, tmp_path):

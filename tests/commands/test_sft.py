@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from importlib.util import find_spec
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from factories import a_rollout
+from killed import SFT, rows_of, weights_of
 from llamas import write_chat_llama
 from rlvr_cli.commands import sft
 from rlvr_cli.config.sft import SftConfig
@@ -127,6 +129,29 @@ def test_the_plan_warns_of_no_evaluation_and_of_a_summed_loss(tmp_path, tiny_mod
     told = forks.run(*command, "--eval-dataset", "arithmetic:4", cwd=tmp_path, status=0).err
     assert "nothing is evaluated" not in told
     assert "a sum over tokens" not in told
+
+
+def test_an_engine_for_evaluations_needs_questions(tmp_path, forks):
+    (tmp_path / "t.jsonl").write_text('{"prompt": "1 + 1?", "response": " 2"}\n' * 4)
+    for options in ("--samplers 2", "--sampler-urls http://127.0.0.1:9", "--engine vllm"):
+        done = forks.run("sft", "--dataset", "t.jsonl", *options.split(), cwd=tmp_path, status=1)
+        assert f"{options.split()[0]} is for evaluations here, and there are no evaluation questions." in done.err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+@pytest.mark.parametrize("adapter", ["", "--lora-rank 4"], ids=["weights", "adapter"])
+def test_vllm_answers_the_evaluations(forks, tmp_path, adapter):
+    options = [*adapter.split(), "--sampling-temperature", "0"]
+    forks.run(*SFT, *options, "--run", "one", cwd=tmp_path, status=0)
+    forks.run(*SFT, *options, "--engine", "vllm", "--max-model-len", "256", "--run", "two", cwd=tmp_path, status=0)
+    one, two = (tmp_path / "runs" / name for name in ("one", "two"))
+    assert weights_of(two) == weights_of(one)
+    assert [row["response_ids"] for row in rows_of(two, phase="eval")] == [
+        row["response_ids"] for row in rows_of(one, phase="eval")
+    ]
+    assert read_run(two).metadata["sampler"]["engine"] == "vllm"
 
 
 @pytest.fixture

@@ -202,9 +202,9 @@ SAMPLED = {
 TRAINED = {
     "above 0": "learning_rate max_grad_norm",
     "at_least 0": "eval_every warmup_steps weight_decay checkpoint_every checkpoint_minutes micro_batch_tokens node_rank lora_rank max_grade_errors",
-    "at_least 1": "eval_examples final_eval_examples max_skipped_updates trainers nodes lora_alpha",
+    "at_least 1": "eval_examples final_eval_examples max_skipped_updates trainers nodes lora_alpha max_model_len samplers",
 }
-HELD_OUT = {"at_least 0": "eval_temperature eval_min_tokens", "at_least 1": "eval_max_tokens max_model_len samplers"}
+HELD_OUT = {"at_least 0": "eval_temperature eval_min_tokens", "at_least 1": "eval_max_tokens"}
 GRADED = {"above 0": "grader_timeout"}
 MINIMUMS = {  # of each command
     "analyze": [{"above 0": "timeout_seconds normalize_constant", "at_least 0": "limit step", "at_least 1": "smooth"}],
@@ -515,18 +515,10 @@ def test_synonyms_refer_to_options_and_are_not_options():
 
 def test_options_of_some_training_commands_are_constants_in_the_others():
     """Trainer and plan read these fields from every training config; in sft they are constants, not options."""
-    for name in (
-        "engine",
-        "dtype",
-        "max_model_len",
-        "gpu_memory_utilization",
-        "async_steps",
-        "kl_coef",
-        "rollout_batch_size",
-    ):
+    for name in ("async_steps", "kl_coef", "rollout_batch_size"):
         assert hasattr(SftConfig(), name)
         assert name not in {f.name for f in fields(SftConfig)}
-    assert (SftConfig().engine, SftConfig().async_steps, EiConfig().kl_coef) == ("transformers", 0, 0)
+    assert (SftConfig().async_steps, EiConfig().kl_coef) == (0, 0)
     config = GrpoConfig(async_steps=1, kl_coef=0.1, rollout_batch_size=512, engine="vllm")
     assert (config.async_steps, config.kl_coef, config.rollout_batch_size, config.engine) == (1, 0.1, 512, "vllm")
     assert all(issubclass(t, TrainingConfig) for t in (SftConfig, EiConfig, GrpoConfig))

@@ -13,17 +13,21 @@ import torch
 
 from forks import Forks, processes_in
 from killed import (
+    DPO,
     EI,
     GRPO,
     ONLINE_DPO,
+    SFT,
     assert_ended_as,
     assert_readable,
     begin_or_resume,
     rows_of,
     weights_of,
+    write_pairs,
 )
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy, load_policy
+from rlvr_cli.runs.readers import read_run
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.processes import SamplingProcesses
 from rlvr_cli.types import Request, SamplingParams
@@ -229,6 +233,22 @@ def test_dpo_samples_its_pairs_with_processes(forks: Forks, tmp_path: Path):
     done = forks.run(*ONLINE_DPO, *ALONE, *TWO, "--run", "two", cwd=tmp_path, status=0)
     assert "cpu, for training and transformers in 2 processes" in done.err
     assert_same_bytes(tmp_path / "runs/two", tmp_path / "runs/one")
+
+
+@pytest.mark.parametrize("command", [SFT, pytest.param(DPO, marks=pytest.mark.slow)], ids=["sft", "dpo"])
+def test_what_trains_on_given_responses_evaluates_with_processes(forks: Forks, tmp_path: Path, command: list[str]):
+    write_pairs(tmp_path)
+    forks.run(*command, *ALONE, "--run", "one", cwd=tmp_path, status=0)
+    done = forks.run(*command, *ALONE, *TWO, "--run", "two", cwd=tmp_path, fault="sampler1.completion:6", status=0)
+    assert "cpu, for training and transformers in 2 processes" in done.err
+    assert "The sampler 1 (cpu) died" in done.err
+    one, two = (tmp_path / "runs" / name for name in ("one", "two"))
+    assert_same_bytes(two, one)
+    assert {row["policy_version"] for row in rows_of(two, phase="eval")} == {
+        row["step"] for row in rows_of(one, phase="eval")
+    }
+    assert read_run(two).metadata["sampler"]["engine"] == "transformers"
+    assert_nothing_runs_in(tmp_path)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ import torch
 
 from endpoint import error
 from forks import Forks, processes_in
-from killed import begin_or_resume, metrics_of, rows_of, weights_of
+from killed import SFT, begin_or_resume, metrics_of, rows_of, weights_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import Lora, Policy, load_policy
@@ -446,6 +446,19 @@ def test_grpo_trains_on_what_servers_sample(forks: Forks, servers, tmp_path):
     forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
 
 
+def test_servers_evaluate_what_trains_on_traces(forks: Forks, servers, tmp_path):
+    urls = ",".join(server.url for server in servers)
+    for name, options in (("one", ()), ("two", ("--sampler-urls", urls))):
+        forks.run(*SFT, *options, "--sampling-temperature", "0", "--run", name, cwd=tmp_path, status=0)
+    one, two = (tmp_path / "runs" / name for name in ("one", "two"))
+    assert weights_of(one) == weights_of(two)
+    rows = [rows_of(run, phase="eval") for run in (one, two)]
+    assert {row["policy_version"] for row in rows[1]} == {0, 5, 10, 15, 16}
+    assert [row["response_ids"] for row in rows[0]] == [row["response_ids"] for row in rows[1]]
+    assert all(len(server.loads) >= 5 for server in servers)
+    assert read_run(two).metadata["sampler"]["engine"] == "vllm-servers"
+
+
 def test_grpo_trains_an_adapter_on_what_servers_sample(forks: Forks, servers, tmp_path):
     urls = ",".join(server.url for server in servers)
     lora = ("--lora-rank", "4", "--learning-rate", "2e-3")
@@ -658,6 +671,13 @@ def test_a_vllm_server_serves_adapters_and_evaluates(forks: Forks, start_real, p
     forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
     with urllib.request.urlopen(f"{server[0]}/v1/models") as listed:
         assert [model["id"] for model in json.load(listed)["data"]] == [str(builtin_model_path())]
+
+    for name, options in (("one", ()), ("two", url)):
+        forks.run(
+            *SFT, *options, "--lora-rank", "4", "--sampling-temperature", "0", "--run", name, cwd=tmp_path, status=0
+        )
+    rows = [rows_of(tmp_path / "runs" / name, phase="eval") for name in ("one", "two")]
+    assert [row["response_ids"] for row in rows[0]] == [row["response_ids"] for row in rows[1]]
 
     too_large = forks.run(*GRPO, *url, "--lora-rank", "64", "--run", "large", cwd=tmp_path, status=1)
     assert "--max-lora-rank RANK" in too_large.err
