@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlvr_cli.config.options import FileFunction, flag, knob
-from rlvr_cli.config.shared import EvaluationSamplingOptions, TrainingConfig, check_training
+from rlvr_cli.config.shared import EvaluationSamplingOptions, TrainingConfig, TrainingEngine, check_training
 from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
 
@@ -90,6 +90,12 @@ class DpoConfig(EvaluationSamplingOptions, TrainingConfig):
         4, "Pairs per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True, at_least=1,
     )  # fmt: skip
     learning_rate: float = knob(1e-6, "Peak learning rate.", group="Optimization", common=True, above=0)
+    engine: TrainingEngine = knob(
+        "auto",
+        "Inference engine. auto: vllm if it is installed and there is a CUDA device, else transformers, which shares the trainer's weights; "
+        "without --n-dpo-steps and --samplers, transformers.",
+        group="Model",
+    )
     append_eos: bool = knob(
         True,
         "Append the end-of-sequence token to responses that are given as text; sampled token ids stay as they are.",
