@@ -93,7 +93,7 @@ class DpoConfig(EvaluationSamplingOptions, TrainingConfig):
     engine: TrainingEngine = knob(
         "auto",
         "Inference engine. auto: vllm if it is installed and there is a CUDA device, else transformers, which shares the trainer's weights; "
-        "without --n-dpo-steps and --samplers, transformers.",
+        "without --n-dpo-steps, transformers.",
         group="Model",
     )
     append_eos: bool = knob(

@@ -52,8 +52,7 @@ class SftConfig(TrainingConfig):
     )
     engine: TrainingEngine = knob(
         "auto",
-        "Inference engine of the evaluations. auto: transformers, which shares the trainer's weights; with --samplers, vllm if it is "
-        "installed and there is a CUDA device.",
+        "Inference engine of the evaluations. auto: transformers, which shares the trainer's weights.",
         group="Model",
     )
     append_eos: bool = knob(

@@ -107,25 +107,30 @@ def load_inputs(
 
 
 def evaluation_engine(config: TrainingConfig, eval_dataset: Dataset | None) -> Engine:
-    """Return the engine of a command that samples only for evaluations: the trainer's model, unless another is asked for.
+    """Return the engine of a command that samples only for evaluations: transformers, unless another is asked for.
 
     Raises:
-        RlvrError: its package is not installed, or there are no evaluations.
+        RlvrError: its package is not installed, there are no evaluations, or an option is of another engine.
     """
     given = {
-        "engine": config.engine == "vllm",
-        "samplers": config.samplers > 1,
-        "sampler_urls": bool(config.sampler_urls),
-    }
+        "engine": config.engine == "vllm", "samplers": config.samplers > 1, "sampler_urls": bool(config.sampler_urls)
+    }  # fmt: skip
     name = next((name for name, is_given in given.items() if is_given), None)
-    if name is None:
-        return Engine("transformers", "shares the trainer's model")
-    if eval_dataset is None:
+    if name is not None and eval_dataset is None:
         raise RlvrError(
             f"{flag(name)} is for evaluations here, and there are no evaluation questions.",
             "Give them with --eval-dataset, or leave it out.",
         )
-    return choose_engine(config.engine, base_url="", sampler_urls=config.sampler_urls)
+    of_vllm = ("dtype", "max_model_len", "gpu_memory_utilization")
+    name = next((name for name in of_vllm if config.sources.get(name) == "flag"), None)
+    if name is not None and config.engine != "vllm":
+        raise RlvrError(
+            f"{flag(name)} is of vLLM, which answers evaluations here only with --engine vllm.",
+            "Leave it out, or add --engine vllm.",
+        )
+    if config.sampler_urls or config.engine == "vllm":
+        return choose_engine(config.engine, base_url="", sampler_urls=config.sampler_urls)
+    return Engine("transformers", "not asked for another")
 
 
 def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[Placement, MemoryPlan]:
@@ -350,6 +355,8 @@ def check_prompts(
     context = min(own, limit or math.inf)
     note = trainer.policy.context_note if context == own else ""
     prompts = [prompt_of(e, template) for e in examples]
+    names = ("sampling_max_tokens", "eval_max_tokens")
+    given = [flag(name) for name in names if hasattr(trainer.config, name)]
     for example, prompt in zip(examples, prompts, strict=True):
         most = len(prompt.encode(errors="replace"))  # a prompt has no more tokens than bytes: often no need to tokenize
         if most + max_tokens <= context:
@@ -359,5 +366,5 @@ def check_prompts(
             raise RlvrError(
                 f"Question {example.id} has a prompt of {length} tokens; with {max_tokens} for the response that is "
                 f"{length + max_tokens}, and the context holds {context}{note}.",
-                "Remove it from the dataset, or allow only shorter responses: --sampling-max-tokens, --eval-max-tokens.",
+                f"Remove it from the dataset, or allow only shorter responses: {' or '.join(given)}.",
             )

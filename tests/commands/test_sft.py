@@ -21,8 +21,10 @@ from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.samplers import open as open_module
+from rlvr_cli.samplers.open import Engine
 from rlvr_cli.training.plan import sft_objective
-from rlvr_cli.training.session import load_eval_dataset
+from rlvr_cli.training.session import evaluation_engine, load_eval_dataset
 from rlvr_cli.training.traces import check_lengths, encode_traces
 from rlvr_cli.types import Example
 
@@ -137,6 +139,29 @@ def test_an_engine_for_evaluations_needs_questions(tmp_path, forks):
         done = forks.run("sft", "--dataset", "t.jsonl", *options.split(), cwd=tmp_path, status=1)
         assert f"{options.split()[0]} is for evaluations here, and there are no evaluation questions." in done.err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("option", ["--dtype bfloat16", "--max-model-len 64", "--gpu-memory-utilization 0.5"])
+def test_options_of_vllm_are_refused_without_it(tmp_path, forks, option):
+    done = forks.run("sft", *option.split(), "--engine", "transformers", cwd=tmp_path, status=1)
+    assert f"{option.split()[0]} is of vLLM, which answers evaluations here only with --engine vllm." in done.err
+
+
+def test_auto_is_transformers_where_vllm_is_the_default_of_others(monkeypatch):
+    """Otherwise a run could not go on with another number of --samplers, which is free on resume."""
+    monkeypatch.setattr(open_module, "_automatic", lambda: Engine("vllm", "as on a machine that has it"))
+    for samplers in (1, 2):
+        config = SftConfig(samplers=samplers)
+        assert evaluation_engine(config, load_eval_dataset(config)).name == "transformers"
+
+
+@pytest.mark.slow
+def test_a_prompt_that_is_too_long_for_the_processes_is_refused_before_training(tmp_path, forks):
+    (tmp_path / "q.jsonl").write_text(json.dumps({"question": "1 + " * 3000 + "1?", "answer": "3001"}) + "\n")
+    command = "sft --dataset arithmetic:16 --eval-dataset q.jsonl --samplers 2"
+    done = forks.run(*command.split(), cwd=tmp_path, status=1)
+    assert "has a prompt of" in done.err
+    assert "allow only shorter responses: --sampling-max-tokens." in done.err
 
 
 @pytest.mark.vllm

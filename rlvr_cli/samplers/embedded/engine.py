@@ -383,8 +383,7 @@ class TransformersSampler:
         unsupported = RlvrError(
             f"The embedded engine cannot sample from {name}: it runs decoder-only models with ordinary attention (no "
             f"encoder or recurrent state; a sliding window only in {', '.join(_WINDOWED)}).",
-            "Use --engine vllm, also for the evaluations of rlvr sft, which trains it on a file of traces without --eval-dataset, "
-            "too.",
+            "Use --engine vllm. Without it, rlvr sft trains the model on a file of traces, without --eval-dataset.",
         )
         if not _is_supported(self._policy) or not self._policy.accepts_attention(ATTENTION):
             raise unsupported
