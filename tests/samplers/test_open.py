@@ -99,7 +99,7 @@ def test_an_engine_gets_the_options_of_the_command(config):
     missing = {f.name for f in fields(EngineSettings) if not hasattr(config, f.name)}
     endpoints = set() if isinstance(config, EvalConfig) else {"base_url", "endpoint", "api_key_env", "request_timeout"}
     adapters = {"lora_rank", "lora_alpha"} if isinstance(config, EvalConfig) else set()
-    servers = {"weights_dir"} if isinstance(config, EvalConfig | SftConfig) else set()
+    servers = {"weights_dir"} if isinstance(config, EvalConfig) else set()
     assert missing == {"sleep_mode", "takes_weights"} | endpoints | adapters | servers
 
 
