@@ -16,7 +16,7 @@ from pathlib import Path
 
 import recipes
 
-from rlvr_cli.analysis.alarms import run_alarms
+from rlvr_cli.analysis.statistics.alarms import run_alarms
 
 START = f"--model runs/sft-SEED/model {recipes.HELD_OUT}"
 HEALTHY = {

@@ -41,9 +41,9 @@ def make_run(root: Path, rows: int) -> Path:
     import pyarrow as pa
 
     from rlvr_cli.runs.manifest import entry_of, line_of, part_path
-    from rlvr_cli.runs.parquet import to_parquet
     from rlvr_cli.runs.run_dir import RunDir
-    from rlvr_cli.runs.schemas import SCHEMA_VERSION, rollout_schema
+    from rlvr_cli.runs.storage.parquet import to_parquet
+    from rlvr_cli.runs.storage.schemas import SCHEMA_VERSION, rollout_schema
 
     RunDir.create(root, "eval", name="large", metadata={"seed": 0, "config": {}, "facts": {}}).close()
     rng = np.random.default_rng(0)

@@ -34,11 +34,11 @@ import torch
 from fake_cuda import FakeCuda, Work, fake_cuda
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tiny import new_tokenizer
-from rlvr_cli.models.tokenization import collate
+from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.losses.policy_gradient import LOSSES
-from rlvr_cli.training.objectives import policy_gradient
-from rlvr_cli.training.optimizer import make_optimizer
+from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.update import train_update
 from rlvr_cli.types import Request, SamplingParams
 from shapes import math_1_5b

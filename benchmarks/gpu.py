@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from rows import Row, write
 
-from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.commands import grpo
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.models.policy import Policy

@@ -154,7 +154,7 @@ def ours(*, stop: str, more: dict[str, Any]) -> NoReturn:
     """Run `rlvr grpo`; each turn gives the seconds, CPU seconds, sampled tokens and mean reward of a step."""
     from rlvr_cli.commands import grpo
     from rlvr_cli.config.grpo import GrpoConfig
-    from rlvr_cli.config.sources import resolve
+    from rlvr_cli.config.parsing.sources import resolve
     from rlvr_cli.training.trainer import Trainer
 
     has_time, rollout_batch = Trainer.has_time, grpo.rollout_batch

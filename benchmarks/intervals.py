@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from rlvr_cli.analysis.alarms import find_alarms
-from rlvr_cli.analysis.comparison import paired_difference
-from rlvr_cli.analysis.estimators import (
+from rlvr_cli.analysis.statistics.alarms import find_alarms
+from rlvr_cli.analysis.statistics.comparison import paired_difference
+from rlvr_cli.analysis.statistics.estimators import (
     CONFIDENCE_Z,
     detectable_difference,
     effective_number,

@@ -26,7 +26,7 @@ from rlvr_cli.data.traces import load_traces
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.log_probs import wanted_in
 from rlvr_cli.models.policy import load_policy
-from rlvr_cli.models.tokenization import row_lengths, tokenize_prompt_and_output
+from rlvr_cli.models.tokens.tokenization import row_lengths, tokenize_prompt_and_output
 from rlvr_cli.training.update import _cut, _micro_batches
 
 ROWS = 256

@@ -62,8 +62,8 @@ class Turns:
 def ours(model: str, *, updates: int, total: int) -> NoReturn:
     """Run `rlvr sft`."""
     from rlvr_cli.commands import sft
+    from rlvr_cli.config.parsing.sources import resolve
     from rlvr_cli.config.sft import SftConfig
-    from rlvr_cli.config.sources import resolve
     from rlvr_cli.training.trainer import Trainer
 
     turns = Turns(updates)

@@ -22,13 +22,14 @@ import torch
 
 from rlvr_cli.commands import grpo
 from rlvr_cli.config.grpo import GrpoConfig
-from rlvr_cli.config.sources import resolve
+from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.models import log_probs
 from rlvr_cli.rollouts import collect, grading
 from rlvr_cli.runs import metrics_log, run_dir
 from rlvr_cli.samplers.embedded import batch, engine
 from rlvr_cli.terminal.console import Progress
-from rlvr_cli.training import replica, trainer, update, weight_sync
+from rlvr_cli.training import trainer, update
+from rlvr_cli.training.parallel import replica, weight_sync
 
 WARM_UP = 2
 STEP = "the step's rest"

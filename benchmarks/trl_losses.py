@@ -20,9 +20,9 @@ from torch import Tensor
 from rlvr_cli.config.dpo import PreferenceLossType
 from rlvr_cli.training.losses.inputs import LossInputs
 from rlvr_cli.training.losses.normalization import loss_denominators
+from rlvr_cli.training.losses.objectives import policy_gradient, reduced_loss
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES, preference
-from rlvr_cli.training.objectives import policy_gradient, reduced_loss
 
 TOLERANCE = 1e-5
 KL = {"kl_coef": 0.1}

@@ -20,22 +20,22 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.estimators import share_interval
-from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.queries.named_queries import named_queries
+from rlvr_cli.analysis.statistics.estimators import share_interval
 from rlvr_cli.cli import COMMANDS
 from rlvr_cli.config import config_of
 from rlvr_cli.config.distill import DistillConfig
 from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.grpo import GrpoConfig
-from rlvr_cli.config.options import flag, options, value_type
+from rlvr_cli.config.parsing.options import flag, options, value_type
+from rlvr_cli.config.parsing.sources import preset_path, read_toml
 from rlvr_cli.config.ppo import PpoConfig
-from rlvr_cli.config.sources import preset_path, read_toml
-from rlvr_cli.runs.schemas import grade_schema, metrics_schema, rollout_schema, segment_schema
+from rlvr_cli.runs.storage.schemas import grade_schema, metrics_schema, rollout_schema, segment_schema
 from rlvr_cli.training.losses.distillation import DIVERGENCES
 from rlvr_cli.training.losses.policy_gradient import KL_TYPES, LOSSES
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES
-from rlvr_cli.training.plan import ppo_formulas
+from rlvr_cli.training.planning.plan import ppo_formulas
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -249,7 +249,7 @@ def column_table(name: str) -> Callable[[str], str]:
 
 
 def room_table() -> str:
-    """The rooms of tests/test_architecture.py with their files."""
+    """The rooms of tests/test_architecture.py, and the folders in them, as their docstrings say."""
     tree = ast.parse((ROOT / "tests/test_architecture.py").read_text(encoding="utf-8"))
     (rooms,) = (
         ast.literal_eval(node.value)
@@ -259,9 +259,12 @@ def room_table() -> str:
     rows = []
     for room, what in rooms.items():
         folder = ROOT / "rlvr_cli" / room
-        files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.py") if p.name != "__init__.py")
-        rows.append((f"`{room}{'/' if files else '.py'}`", what, ", ".join(f"`{name}`" for name in files)))
-    return table(("room", "", "files"), rows)
+        rows.append((f"`{room}{'/' if folder.is_dir() else '.py'}`", what))
+        for inside in sorted(folder.rglob("__init__.py")):
+            if inside.parent != folder:
+                docstring = ast.get_docstring(ast.parse(inside.read_text(encoding="utf-8"))) or ""
+                rows.append((f"`{inside.parent.relative_to(folder.parent)}/`", docstring.split("\n")[0].rstrip(".")))
+    return table(("room", ""), rows)
 
 
 def recipe_table() -> str:

@@ -19,10 +19,18 @@ from typer.core import TyperCommand, TyperGroup
 
 from rlvr_cli import __version__, process
 from rlvr_cli.completion import complete_value
-from rlvr_cli.config import config_of
-from rlvr_cli.config.options import combined, flag, nearest, options, read_value, summary_and_examples, value_type
-from rlvr_cli.config.sources import preset_names, resolve
-from rlvr_cli.config.synonyms import suggested_options
+from rlvr_cli.config import config_of, module_of
+from rlvr_cli.config.parsing.options import (
+    combined,
+    flag,
+    nearest,
+    options,
+    read_value,
+    summary_and_examples,
+    value_type,
+)
+from rlvr_cli.config.parsing.sources import preset_names, resolve
+from rlvr_cli.config.parsing.synonyms import suggested_options
 from rlvr_cli.errors import Interrupted, RlvrError, UsageError
 from rlvr_cli.terminal import help, streams
 from rlvr_cli.text import printable, redacted
@@ -137,7 +145,7 @@ def build(name: str) -> TyperCommand:
         except RlvrError as e:
             raise UsageError(e.problem, e.hint) from e
         with process.left_on_interrupt():
-            module = importlib.import_module(f"rlvr_cli.commands.{name}")
+            module = importlib.import_module(f"rlvr_cli.commands.{module_of(name)}")
         module.run(config)
 
     parameters = [_parameter(option, command=name) for option in known.values()]
@@ -247,7 +255,7 @@ def _brief(text: str) -> str:
 
 def unknown_command(name: str) -> UsageError:
     """Return the error for an unknown command, with a suggestion; some likely names are queries of `rlvr analyze`."""
-    from rlvr_cli.analysis.named_queries import named_queries
+    from rlvr_cli.analysis.queries.named_queries import named_queries
 
     problem = f"There is no command {name!r}."
     if name in MOVED or name in named_queries():

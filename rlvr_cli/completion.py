@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.config.sources import environment_values, preset_names
+from rlvr_cli.config.parsing.sources import environment_values, preset_names
 from rlvr_cli.errors import RlvrError
 
 Candidates = Iterator[tuple[str, str]]
@@ -78,7 +78,7 @@ def _runs(runs_dir: Path, *, command: str = "") -> Candidates:
 
 
 def _queries() -> Candidates:
-    from rlvr_cli.analysis.named_queries import named_queries
+    from rlvr_cli.analysis.queries.named_queries import named_queries
 
     yield from ((query.name, query.description) for query in named_queries().values())
     yield "report", "one HTML page"

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.log_probs import compute_entropy, get_response_log_probs
-from rlvr_cli.models.tokenization import tokenize_prompt_and_output
+from rlvr_cli.models.tokens.tokenization import tokenize_prompt_and_output
 from rlvr_cli.rollouts.collect import log_generations, make_rollout
 from rlvr_cli.rollouts.grading import utc_now_naive
 from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.training.advantages import compute_group_normalized_rewards
+from rlvr_cli.training.credit.advantages import compute_group_normalized_rewards
 from rlvr_cli.training.losses.normalization import masked_mean, masked_normalize
 from rlvr_cli.training.losses.policy_gradient import (
     HandoutLoss,

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr_cli.analysis import database
-from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.analysis.queries import database
+from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.summary import RunSummary, summarize
-from rlvr_cli.config.options import nearest
+from rlvr_cli.config.parsing.options import nearest
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.readers import RunInfo, read_run, resolve_runs
 from rlvr_cli.terminal import tables
@@ -130,9 +130,9 @@ class Figure:
 
     def save(self, path: str | Path) -> None:
         """Draw it into a .png or .svg file. Raises RlvrError if that cannot be written."""
-        from rlvr_cli.commands import analyze
-        from rlvr_cli.config.analyze import AnalyzeConfig
-        from rlvr_cli.config.sources import resolve
+        from rlvr_cli.commands.store import analyze
+        from rlvr_cli.config.parsing.sources import resolve
+        from rlvr_cli.config.store.analyze import AnalyzeConfig
 
         flags = {**self.options, "query": self.query, "runs": tuple(self.runs), "plot": str(path)}
         unknown = sorted(flags.keys() - {option.name for option in analyze_options()})
@@ -150,8 +150,8 @@ class Figure:
 
 def analyze_options() -> list[Any]:
     """Return the options of `rlvr analyze`."""
-    from rlvr_cli.config.analyze import AnalyzeConfig
-    from rlvr_cli.config.options import options
+    from rlvr_cli.config.parsing.options import options
+    from rlvr_cli.config.store.analyze import AnalyzeConfig
 
     return options(AnalyzeConfig)
 

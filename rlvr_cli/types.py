@@ -1,7 +1,7 @@
 """The data types shared by all rooms: frozen dataclasses and the sampler protocols; standard library only.
 
 Data flows Example -> Request -> Completion -> Grade -> Rollout. The fields of `Rollout`, `Segment`, `Regrade` and `Metric` define
-the columns of the Parquet files: name, order, type, and nullable where a field may be None. `runs.schemas` derives the
+the columns of the Parquet files: name, order, type, and nullable where a field may be None. `runs.storage.schemas` derives the
 schemas from them.
 
 To add a column, append a field with the schema version that introduces it and a default, the value that older files

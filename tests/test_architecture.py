@@ -62,8 +62,8 @@ HEAVY = {
 }
 # Rooms or files in which a library may be imported.
 HOMES = {
-    "duckdb": {"analysis/database"},
-    "matplotlib": {"analysis/plots"},
+    "duckdb": {"analysis/queries/database"},
+    "matplotlib": {"analysis/pictures/plots"},
     "jinja2": {"analysis/report/page"},
     "starlette": {"analysis/live/server"},
     "uvicorn": {"analysis/live/server"},
@@ -72,8 +72,8 @@ HOMES = {
     "click": set(),  # use typer instead, which bundles it
     "openai": {"samplers/openai"},
     "vllm": {"samplers/vllm"},
-    "bitsandbytes": {"models/bitsandbytes"},
-    "liger_kernel": {"models/liger"},
+    "bitsandbytes": {"models/compute/bitsandbytes"},
+    "liger_kernel": {"models/compute/liger"},
     "datasets": {"data/datasets"},
     "peft": {"models/adapter"},
     "py3langid": {"graders/language"},
@@ -84,7 +84,7 @@ HOMES = {
     "trackio": {"trackers/trackio_run"},
     "math_verify": {"graders"},
     "mpmath": {"graders/answers"},
-    "pyarrow": {"runs", "data/files", "analysis/database", "notebook"},
+    "pyarrow": {"runs", "data/files", "analysis/queries/database", "notebook"},
     "torch": {"models", "samplers", "replay", "training", "commands", "handout"},
     "transformers": {"models", "samplers", "training"},
 }
@@ -102,11 +102,11 @@ LIGHT = {
     "data",
     "completion",
     "cli",
-    "analysis/database",
-    "analysis/named_queries",
-    "analysis/columns",
-    "analysis/picture",
-    "analysis/plots",
+    "analysis/queries/database",
+    "analysis/queries/named_queries",
+    "analysis/queries/columns",
+    "analysis/pictures/picture",
+    "analysis/pictures/plots",
     "analysis/report",
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

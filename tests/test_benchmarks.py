@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlvr_cli.config import config_of
-from rlvr_cli.config.options import options
+from rlvr_cli.config.parsing.options import options
 from rlvr_cli.runs.readers import read_rollouts
 
 ROOT = Path(__file__).parents[1]

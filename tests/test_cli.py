@@ -14,9 +14,9 @@ from rlvr_cli import process
 from rlvr_cli.cli import COMMANDS, build, invoke, main
 from rlvr_cli.config import config_of
 from rlvr_cli.config.grpo import LossType
-from rlvr_cli.config.options import flag, options, value_type
+from rlvr_cli.config.parsing.options import flag, options, value_type
+from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.shared import GraderName
-from rlvr_cli.config.sources import resolve
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.sweeps.experiment import load_experiment
 
@@ -355,7 +355,7 @@ def test_ctrl_c_is_reported_and_exits_130(monkeypatch, capsys):
     def interrupted(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rlvr_cli.commands.analyze.run", interrupted)
+    monkeypatch.setattr("rlvr_cli.commands.store.analyze.run", interrupted)
     monkeypatch.setattr(sys, "argv", ["rlvr", "analyze"])
     monkeypatch.setattr(process, "limits_apply", False)
     with pytest.raises(SystemExit) as ended:

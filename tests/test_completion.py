@@ -15,8 +15,8 @@ from rlvr_cli.cli import COMMANDS, main
 from rlvr_cli.completion import complete_value
 from rlvr_cli.config import config_of
 from rlvr_cli.config.grpo import LossType
-from rlvr_cli.config.options import flag, options
-from rlvr_cli.config.sources import preset_names
+from rlvr_cli.config.parsing.options import flag, options
+from rlvr_cli.config.parsing.sources import preset_names
 from rlvr_cli.graders import GRADERS
 
 ROOT = Path(__file__).parents[1]

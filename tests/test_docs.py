@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.config.options import flag, options
+from rlvr_cli.analysis.queries.named_queries import named_queries
+from rlvr_cli.config.parsing.options import flag, options
 from rlvr_cli.data.datasets import dataset_names
 from rlvr_cli.graders import FAILURE_KINDS, GRADERS
 from rlvr_cli.sweeps.experiment import experiment_names, load_experiment

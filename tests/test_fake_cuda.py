@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fake_cuda import FakeCuda, fake_cuda, freeing_as_it_goes
-from rlvr_cli.models.prefixes import gather
+from rlvr_cli.models.compute.prefixes import gather
 
 
 @pytest.fixture(

@@ -3,7 +3,7 @@
 import threading
 
 from factories import a_rollout
-from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 

@@ -1,6 +1,6 @@
 """What a training command prints when its run has ended."""
 
-from rlvr_cli.analysis.alarms import run_alarms
+from rlvr_cli.analysis.statistics.alarms import run_alarms
 from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.training.trainer import Trainer

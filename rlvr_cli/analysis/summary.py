@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.at_k import AtK, at_k
-from rlvr_cli.analysis.database import Database, open_runs
-from rlvr_cli.analysis.estimators import Estimate, QuestionKinds, mean_of, share_of
-from rlvr_cli.analysis.named_queries import NamedQuery, named_queries
+from rlvr_cli.analysis.queries.database import Database, open_runs
+from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries
+from rlvr_cli.analysis.statistics.at_k import AtK, at_k
+from rlvr_cli.analysis.statistics.estimators import Estimate, QuestionKinds, mean_of, share_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.types import Table

@@ -27,7 +27,7 @@ from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_
 from rlvr_cli.sandbox.run import Limits, available_layers, check_sandbox, sandbox_warning
 from rlvr_cli.terminal import console, streams, tables
 from rlvr_cli.trackers.children import tracked
-from rlvr_cli.training.placement import sampler_devices
+from rlvr_cli.training.parallel.placement import sampler_devices
 from rlvr_cli.types import Sampler
 
 
@@ -139,7 +139,7 @@ def load_template(config: DiscoverConfig) -> PromptTemplate:
     template = PromptTemplate("discover", PLACEHOLDER)
     if not config.chat:
         return template
-    from rlvr_cli.models.chat import chat_prompt  # here: endpoints do without transformers
+    from rlvr_cli.models.tokens.chat import chat_prompt  # here: endpoints do without transformers
 
     return chat_prompt(template, model_path(config.model))
 

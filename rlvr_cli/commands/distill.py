@@ -16,17 +16,17 @@ from rlvr_cli.config.distill import DistillConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.models.divergence import check_teacher
 from rlvr_cli.models.identity import model_facts, model_path
-from rlvr_cli.models.tokenization import Batch, pad_id_of
+from rlvr_cli.models.tokens.tokenization import Batch, pad_id_of
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.samplers.served_teacher import ServedTeacher
 from rlvr_cli.terminal import console
-from rlvr_cli.training.advantages import group_advantages
+from rlvr_cli.training.credit.advantages import group_advantages
+from rlvr_cli.training.credit.shaping import rewards_of
 from rlvr_cli.training.losses.distillation import DIVERGENCES, distillation
-from rlvr_cli.training.nodes import lend_trainers
-from rlvr_cli.training.objectives import policy_gradient
-from rlvr_cli.training.plan import distill_plan, print_plan, shared_notes
+from rlvr_cli.training.losses.objectives import policy_gradient
+from rlvr_cli.training.parallel.nodes import lend_trainers
+from rlvr_cli.training.planning.plan import distill_plan, print_plan, shared_notes
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_batch
-from rlvr_cli.training.shaping import rewards_of
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.update import rollout_tensors
 from rlvr_cli.types import Rollout

@@ -16,11 +16,11 @@ from typing import Any
 from rlvr_cli.config.doctor import DoctorConfig
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.process import import_error, memory_limit
-from rlvr_cli.runs.files import os_errors_as_user_errors, shown
 from rlvr_cli.runs.provenance import EXTRA_PACKAGES, PACKAGES, environment
+from rlvr_cli.runs.storage.files import os_errors_as_user_errors, shown
 from rlvr_cli.samplers.open import choose_engine, engine_kind
 from rlvr_cli.terminal import console, tables
-from rlvr_cli.training.placement import Placement, place, placement_line
+from rlvr_cli.training.parallel.placement import Placement, place, placement_line
 from rlvr_cli.types import Table
 
 EXTRAS = {
@@ -128,7 +128,7 @@ def devices(config: DoctorConfig, facts: dict[str, Any], *, with_torch: bool) ->
     section.attempt("runs directory", partial(free_space, Path(config.runs_dir)))
     if not with_torch:
         return section
-    from rlvr_cli.models.device import cuda_devices, cuda_error, describe_cuda, nvidia_devices
+    from rlvr_cli.models.compute.device import cuda_devices, cuda_error, describe_cuda, nvidia_devices
 
     error, listed = cuda_error(), nvidia_devices()
     if not error:
@@ -154,8 +154,8 @@ def free_space(directory: Path) -> str:
 
 def would_be_used(config: DoctorConfig) -> tuple[Section, str, Placement]:
     """What training would use, with the name of the engine and where it would compute."""
-    from rlvr_cli.models.device import cuda_devices
-    from rlvr_cli.training.trial import precision
+    from rlvr_cli.models.compute.device import cuda_devices
+    from rlvr_cli.training.planning.trial import precision
 
     section, name = Section("Used in training"), "transformers"
     try:
@@ -173,8 +173,8 @@ def would_be_used(config: DoctorConfig) -> tuple[Section, str, Placement]:
 
 def tries(engine: str, placement: Placement) -> Section:
     """Try everything that training does, on each device; vLLM, if it is the engine, on its own one."""
-    from rlvr_cli.models.device import cuda_devices
-    from rlvr_cli.training import trial
+    from rlvr_cli.models.compute.device import cuda_devices
+    from rlvr_cli.training.planning import trial
 
     section = Section("Tried", timed=True)
     section.attempt("grading", trial.grading)

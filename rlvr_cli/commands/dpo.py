@@ -20,16 +20,16 @@ from rlvr_cli.data.pairs import Pairs, load_pairs, pair_up
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_facts
-from rlvr_cli.models.tokenization import Batch, collate, pad_id_of
+from rlvr_cli.models.tokens.tokenization import Batch, collate, pad_id_of
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_template
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.custom import load_preference_loss, loss_facts
+from rlvr_cli.training.losses.objectives import Objective
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES, PreferenceLoss, preference
-from rlvr_cli.training.nodes import lend_trainers
-from rlvr_cli.training.objectives import Objective
-from rlvr_cli.training.plan import FEW_UPDATES, dpo_plan, online_dpo_plan, print_plan, shared_notes
+from rlvr_cli.training.parallel.nodes import lend_trainers
+from rlvr_cli.training.planning.plan import FEW_UPDATES, dpo_plan, online_dpo_plan, print_plan, shared_notes
 from rlvr_cli.training.session import (
     Inputs,
     divide_devices,

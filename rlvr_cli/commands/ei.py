@@ -6,13 +6,13 @@ Enters: an EiConfig. Leaves: a run directory with every rollout and metric, chec
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.data.order import batches, next_indices
-from rlvr_cli.models.tokenization import pad_id_of
+from rlvr_cli.models.tokens.tokenization import pad_id_of
 from rlvr_cli.rollouts.collect import stored_stats
 from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
-from rlvr_cli.training.nodes import lend_trainers
-from rlvr_cli.training.plan import ei_plan, print_plan
+from rlvr_cli.training.parallel.nodes import lend_trainers
+from rlvr_cli.training.planning.plan import ei_plan, print_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.update import rollout_tensors

@@ -11,11 +11,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.config.eval import EvalConfig
-from rlvr_cli.config.options import flag, options
+from rlvr_cli.config.parsing.options import flag, options
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError
@@ -33,7 +33,7 @@ from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_
 from rlvr_cli.samplers.thinking_budget import SENTENCE, BudgetedSampler, token_ids, tokens_left
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.trackers.children import tracked
-from rlvr_cli.training.placement import sampler_devices
+from rlvr_cli.training.parallel.placement import sampler_devices
 from rlvr_cli.types import Sampler, Table
 
 
@@ -178,7 +178,7 @@ def say_plan(
         RlvrError: there is no such device.
     """
     if not (config.base_url or config.sampler_urls):
-        from rlvr_cli.models.device import resolve_device  # here: endpoints do without torch
+        from rlvr_cli.models.compute.device import resolve_device  # here: endpoints do without torch
 
         resolve_device(config.device)
     for dataset in datasets.values():

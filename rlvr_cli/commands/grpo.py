@@ -15,7 +15,7 @@ from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.data.order import update_rows
 from rlvr_cli.errors import UsageError
 from rlvr_cli.graders.language import check_detector
-from rlvr_cli.models.tokenization import Batch, pad_id_of
+from rlvr_cli.models.tokens.tokenization import Batch, pad_id_of
 from rlvr_cli.rollouts.collect import stored_stats
 from rlvr_cli.rollouts.metrics import SamplingStats, rollout_metrics
 from rlvr_cli.rollouts.partial import (
@@ -34,15 +34,15 @@ from rlvr_cli.runs.manifest import SEGMENTS
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
 from rlvr_cli.text import storable
-from rlvr_cli.training.advantages import batch_normalized, group_advantages, has_signal
+from rlvr_cli.training.credit.advantages import batch_normalized, group_advantages, has_signal
+from rlvr_cli.training.credit.shaping import reward_terms, rewards_of
 from rlvr_cli.training.losses.custom import load_loss, loss_facts
+from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
-from rlvr_cli.training.nodes import lend_trainers
-from rlvr_cli.training.objectives import policy_gradient
-from rlvr_cli.training.plan import clip_note, grpo_notes, grpo_plan, print_plan
+from rlvr_cli.training.parallel.nodes import lend_trainers
+from rlvr_cli.training.planning.plan import clip_note, grpo_notes, grpo_plan, print_plan
 from rlvr_cli.training.question_order import QuestionOrder
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
-from rlvr_cli.training.shaping import reward_terms, rewards_of
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.update import check_ratios, rollout_tensors, select_rows, stale_tokens, zero_advantage_rows
 from rlvr_cli.types import Rollout

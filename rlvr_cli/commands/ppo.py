@@ -12,15 +12,15 @@ from torch import Tensor
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.ppo import PpoConfig
 from rlvr_cli.data.order import update_rows
-from rlvr_cli.models.tokenization import Batch, pad_id_of
+from rlvr_cli.models.tokens.tokenization import Batch, pad_id_of
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
-from rlvr_cli.training.gae import explained_variance, gae, kl_to_reference, token_rewards, whitened
+from rlvr_cli.training.credit.gae import explained_variance, gae, kl_to_reference, token_rewards, whitened
+from rlvr_cli.training.credit.shaping import rewards_of
 from rlvr_cli.training.losses.value import actor_critic
-from rlvr_cli.training.nodes import lend_trainers
-from rlvr_cli.training.plan import ppo_plan, print_plan, shared_notes
+from rlvr_cli.training.parallel.nodes import lend_trainers
+from rlvr_cli.training.planning.plan import ppo_plan, print_plan, shared_notes
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_batch
-from rlvr_cli.training.shaping import rewards_of
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.update import check_ratios, rollout_tensors, select_rows
 from rlvr_cli.types import Rollout

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from rlvr_cli.analysis.estimators import share_interval
+from rlvr_cli.analysis.statistics.estimators import share_interval
 from rlvr_cli.config.quickstart import QuickstartConfig
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import STOP_SIGNALS
-from rlvr_cli.runs.files import os_errors_as_user_errors
 from rlvr_cli.runs.readers import RUN_NAME, read_rollouts
+from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.terminal import console, tables
 
 SHOWN = re.compile(r"evaluation +after|updates: |steps: |sampling: |note: ")  # lines of a command's stderr to show

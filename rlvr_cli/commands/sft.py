@@ -12,13 +12,13 @@ from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import batches, epoch_order
 from rlvr_cli.data.traces import SampledIds, choose_examples, keep_correct, load_traces
 from rlvr_cli.models.identity import model_facts
-from rlvr_cli.models.tokenization import collate, pad_id_of
+from rlvr_cli.models.tokens.tokenization import collate, pad_id_of
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_template
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
-from rlvr_cli.training.nodes import lend_trainers
-from rlvr_cli.training.plan import print_plan, sft_notes, sft_plan
+from rlvr_cli.training.parallel.nodes import lend_trainers
+from rlvr_cli.training.planning.plan import print_plan, sft_notes, sft_plan
 from rlvr_cli.training.session import (
     Inputs,
     divide_devices,

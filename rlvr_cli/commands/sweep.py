@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.report.sweep import Findings, write_sweep_report
-from rlvr_cli.analysis.sweep_table import (
+from rlvr_cli.analysis.statistics.sweep_table import (
     arm_table,
     comparisons,
     difference_table,
@@ -19,12 +19,12 @@ from rlvr_cli.analysis.sweep_table import (
     evaluation_tables,
     sentences,
 )
-from rlvr_cli.config.options import Format, flag
+from rlvr_cli.config.parsing.options import Format, flag
 from rlvr_cli.config.sweep import SweepConfig
 from rlvr_cli.errors import RlvrError, UsageError
-from rlvr_cli.runs.files import check_can_write, os_errors_as_user_errors
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.readers import ENDED, RUN_NAME, RunInfo, read_run
+from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_errors
 from rlvr_cli.sweeps.experiment import (
     Experiment,
     SweepRun,

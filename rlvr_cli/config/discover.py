@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import LONGEST, check_values, flag, knob
+from rlvr_cli.config.parsing.options import LONGEST, check_values, flag, knob
+from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared import (
     EndpointOptions,
     RunOptions,
@@ -13,7 +14,6 @@ from rlvr_cli.config.shared import (
     check_sampling,
     check_servers,
 )
-from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
 
 Proposer = Literal["model", "mutate", "replay"]

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlvr_cli.config.endpoint import check_address
-from rlvr_cli.config.options import divides, knob
+from rlvr_cli.config.parsing.options import divides, knob
+from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared import (
     EvaluationSamplingOptions,
     TrainingConfig,
     check_training,
 )
-from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
 
 DivergenceType = Literal["reverse_kl", "sampled", "forward_kl"]

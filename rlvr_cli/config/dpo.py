@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import FileFunction, flag, knob
+from rlvr_cli.config.parsing.options import FileFunction, flag, knob
+from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared import EvaluationSamplingOptions, TrainingConfig, TrainingEngine, check_training
-from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
 
 PreferenceLossType = Literal["dpo", "dpo_norm", "simpo"]

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import knob
+from rlvr_cli.config.parsing.options import knob
+from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared import (
     EvaluationSamplingOptions,
     TrainingConfig,
     check_training,
 )
-from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
 
 

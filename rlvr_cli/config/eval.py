@@ -4,7 +4,8 @@ import os
 import re
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import check_values, knob
+from rlvr_cli.config.parsing.options import check_values, knob
+from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared import (
     EndpointOptions,
     PromptOptions,
@@ -17,7 +18,6 @@ from rlvr_cli.config.shared import (
     check_sampling,
     check_servers,
 )
-from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
 
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import divides, flag, knob
+from rlvr_cli.config.parsing.options import divides, flag, knob
+from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared import (
     EvaluationSamplingOptions,
     TrainingConfig,
     check_training,
 )
-from rlvr_cli.config.sources import is_partial
 from rlvr_cli.errors import RlvrError
 
 CriticBody = Literal["own", "shared"]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import Provenance, check_values, knob
+from rlvr_cli.config.parsing.options import Provenance, check_values, knob
 
 
 @dataclass(frozen=True)

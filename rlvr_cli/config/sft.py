@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.options import check_count_or_all, knob
+from rlvr_cli.config.parsing.options import check_count_or_all, knob
+from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared import (
     LengthNormalization,
     TrainingConfig,
     TrainingEngine,
     check_training,
 )
-from rlvr_cli.config.sources import is_partial
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlvr_cli.config.endpoint import KEY_ENV, check_address, check_key_name
-from rlvr_cli.config.options import LONGEST, FileFunction, Format, Provenance, check_values, flag, knob
+from rlvr_cli.config.parsing.options import LONGEST, FileFunction, Format, Provenance, check_values, flag, knob
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import ChatThinking, FormatRule, SamplingParams
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.options import Format, Provenance, check_values, knob
+from rlvr_cli.config.parsing.options import Format, Provenance, check_values, knob
 from rlvr_cli.errors import RlvrError
 
 Emitted = Literal["", "commands", "slurm"]

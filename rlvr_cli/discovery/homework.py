@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.discovery.search import PHASE
-from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.readers import read_parts
+from rlvr_cli.runs.storage.files import atomic_write
 from rlvr_cli.text import printable
 
 COLUMNS = (

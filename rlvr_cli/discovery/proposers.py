@@ -13,7 +13,7 @@ from typing import Any
 from rlvr_cli.data.files import BadRow, file_rows
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.answers.extraction import fenced, last_code_block
-from rlvr_cli.runs.files import shown
+from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.types import Completion, Request, SamplingParams
 
 _PARAMETER = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+?)  # one of (.+)$", re.MULTILINE)

@@ -28,7 +28,9 @@ from rlvr_cli.rollouts.grading import utc_now_naive
 from rlvr_cli.rollouts.metrics import AVERAGED, SamplingStats, generation_metrics
 from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.check import POINTS
-from rlvr_cli.runs.files import (
+from rlvr_cli.runs.readers import read_parts
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.storage.files import (
     atomic_write,
     damaged_file,
     fsync_directory,
@@ -36,8 +38,6 @@ from rlvr_cli.runs.files import (
     read_regular,
     write_together,
 )
-from rlvr_cli.runs.readers import read_parts
-from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.sandbox.run import Limits
 from rlvr_cli.text import storable
 from rlvr_cli.types import Completion, Phase, Request, Sampler, SamplingParams, Segment

@@ -17,7 +17,7 @@ from rlvr_cli.config.discover import KISSING
 from rlvr_cli.discovery.verify_program import CATEGORIES, points_of, verify_execution
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.custom import error_detail, grade_of
-from rlvr_cli.runs.files import shown
+from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.sandbox.run import Execution
 from rlvr_cli.text import storable
 from rlvr_cli.types import Grade

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.models.compute.recompute import gradient_checkpointing
 from rlvr_cli.models.directory import ADAPTER_WEIGHTS, base_of, local_directory
 from rlvr_cli.models.policy import Lora, LowRank, Policy, Source
 from rlvr_cli.models.pretrained import load_error, quiet, read_pretrained, replaced
-from rlvr_cli.models.recompute import gradient_checkpointing
 from rlvr_cli.text import printable
 
 _NAME = "default"  # of the adapter, within the names of its weights: peft leaves it out in files

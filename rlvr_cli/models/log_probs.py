@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from rlvr_cli.models.device import as_operand, operand_dtype, product
-from rlvr_cli.models.onednn import add_product, rows_multiple
+from rlvr_cli.models.compute.device import as_operand, operand_dtype, product
+from rlvr_cli.models.compute.onednn import add_product, rows_multiple
+from rlvr_cli.models.compute.prefixes import Wanted, wanted_positions
 from rlvr_cli.models.policy import Policy, as_policy
-from rlvr_cli.models.prefixes import Wanted, wanted_positions
 
 if TYPE_CHECKING:
     from rlvr_cli.models.divergence import TeacherStates

@@ -20,13 +20,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlvr_cli.models.device import current_device, dtype_name, resolve_compute_dtype
+from rlvr_cli.models.compute.device import current_device, dtype_name, resolve_compute_dtype
+from rlvr_cli.models.compute.liger import fused_kernels, resolve_kernels
+from rlvr_cli.models.compute.prefixes import (
+    Wanted,
+    attention_function,
+    gather,
+    hidden_states,
+    packs_rows,
+    shares_prefixes,
+)
+from rlvr_cli.models.compute.recompute import gradient_checkpointing
+from rlvr_cli.models.compute.rounded import rounded_weights
 from rlvr_cli.models.directory import base_of
-from rlvr_cli.models.liger import fused_kernels, resolve_kernels
-from rlvr_cli.models.prefixes import Wanted, attention_function, gather, hidden_states, packs_rows, shares_prefixes
 from rlvr_cli.models.pretrained import end_tokens, read_pretrained, write_pretrained
-from rlvr_cli.models.recompute import gradient_checkpointing
-from rlvr_cli.models.rounded import rounded_weights
 
 CRITIC = "critic."  # prefix of the names of a critic's weights
 

@@ -21,10 +21,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.device import dtype_name, resolve_device
+from rlvr_cli.models.compute.device import dtype_name, resolve_device
+from rlvr_cli.models.compute.onednn import use_onednn
 from rlvr_cli.models.directory import CONVERT, base_of, local_directory, tokenizer_of
-from rlvr_cli.models.onednn import use_onednn
-from rlvr_cli.models.own_tokenizer import read_tokenizer
+from rlvr_cli.models.tokens.own_tokenizer import read_tokenizer
 from rlvr_cli.text import printable
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

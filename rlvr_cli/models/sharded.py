@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.onednn import LINEAR
+from rlvr_cli.models.compute.onednn import LINEAR
 from rlvr_cli.models.policy import Policy
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.runs.sums import sums_of
+from rlvr_cli.runs.storage.sums import sums_of
 
 END_OF_TEXT = "<|endoftext|>"
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.bitsandbytes import import_bitsandbytes
+from rlvr_cli.models.compute.bitsandbytes import import_bitsandbytes
 from rlvr_cli.models.directory import holds_model
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.policy import Lora, Policy, distinct_tensors, load_frozen, load_policy

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.config import config_of
-from rlvr_cli.config.options import options
+from rlvr_cli.config.parsing.options import options
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.data.traces import Traces, load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_identity, model_path
-from rlvr_cli.models.tokenization import encode_prompts
+from rlvr_cli.models.tokens.tokenization import encode_prompts
 from rlvr_cli.replay import formulas
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.runs.files import shown
 from rlvr_cli.runs.manifest import METRICS
-from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import parsed_table, read_index, read_metadata, read_metrics, read_parts, read_rollouts
+from rlvr_cli.runs.storage.files import shown
+from rlvr_cli.runs.storage.parquet import to_rollouts
 from rlvr_cli.types import Example, Metric, Phase, Rollout, SamplingParams
 
 LOSSES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo", "kimi")

@@ -20,9 +20,9 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import GradingQueue, grade_fields
 from rlvr_cli.rollouts.metrics import AVERAGED, SamplingStats, generation_metrics, mean_or_none, progress_signals
 from rlvr_cli.rollouts.requests import missing_samples, slice_examples
-from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_parts, read_rollouts
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.storage.parquet import to_rollouts
 from rlvr_cli.text import storable
 from rlvr_cli.types import Completion, Example, Grade, Phase, Request, Rollout, Sampler, SamplingParams
 

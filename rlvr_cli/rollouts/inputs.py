@@ -42,7 +42,7 @@ def load_template(config: PromptOptions, *, model: str) -> PromptTemplate:
     template = load_prompt(config.prompt)
     if not config.chat:
         return template
-    from rlvr_cli.models.chat import chat_prompt  # here: endpoints do without transformers
+    from rlvr_cli.models.tokens.chat import chat_prompt  # here: endpoints do without transformers
 
     if template.name == "r1_zero":
         console.say(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr_cli.config.grade import PhaseChoice
+from rlvr_cli.config.store.grade import PhaseChoice
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.custom import example_of_truth
 from rlvr_cli.graders.pool import GraderPool

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import utc_now
 from rlvr_cli.runs.lock import Lock
+from rlvr_cli.runs.storage.files import utc_now
 from rlvr_cli.terminal import console
 
 _LOOKED_EVERY = 5.0  # seconds between two looks for progress, at most

@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import damaged_file, read_regular, refuse_links, shown
-from rlvr_cli.runs.keys import KeyBits, bits_of_keys, merge, overlap
 from rlvr_cli.runs.manifest import METRICS, ROLLOUTS, Entry, matches, part_name
-from rlvr_cli.runs.parquet import keys_of, version_of
 from rlvr_cli.runs.readers import (
     RUN_FILE,
     parsed_table,
@@ -24,7 +21,10 @@ from rlvr_cli.runs.readers import (
     read_metrics,
     row_type_of,
 )
-from rlvr_cli.runs.sums import check_sums
+from rlvr_cli.runs.storage.files import damaged_file, read_regular, refuse_links, shown
+from rlvr_cli.runs.storage.keys import KeyBits, bits_of_keys, merge, overlap
+from rlvr_cli.runs.storage.parquet import keys_of, version_of
+from rlvr_cli.runs.storage.sums import check_sums
 from rlvr_cli.text import printable
 from rlvr_cli.types import Metric
 

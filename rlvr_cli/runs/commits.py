@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.runs.files import (
+from rlvr_cli.runs.manifest import METRICS, Entry, entry_of, line_of, matches
+from rlvr_cli.runs.readers import MANIFEST, read_manifest
+from rlvr_cli.runs.storage.files import (
     atomic_write,
     close_private,
     open_private,
@@ -19,9 +21,7 @@ from rlvr_cli.runs.files import (
     read_regular,
     write_all,
 )
-from rlvr_cli.runs.manifest import METRICS, Entry, entry_of, line_of, matches
-from rlvr_cli.runs.parquet import to_parquet
-from rlvr_cli.runs.readers import MANIFEST, read_manifest
+from rlvr_cli.runs.storage.parquet import to_parquet
 from rlvr_cli.types import SCHEMA_VERSION
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import (
+from rlvr_cli.runs.storage.files import (
     close_private,
     open_private,
     os_errors_as_user_errors,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, get_args
 
-from rlvr_cli.runs.schemas import newer_version
+from rlvr_cli.runs.storage.schemas import newer_version
 from rlvr_cli.types import Phase
 
 METRICS = "metrics.parquet"

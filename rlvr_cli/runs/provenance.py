@@ -16,21 +16,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlvr_cli.config.options import options
+from rlvr_cli.config.parsing.options import options
+from rlvr_cli.config.parsing.sources import LENGTH, resume
 from rlvr_cli.config.shared import RunOptions
-from rlvr_cli.config.sources import LENGTH, resume
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import available_cores
-from rlvr_cli.runs.files import check_can_write, is_full_disk
 from rlvr_cli.runs.readers import read_metadata, resolve_run
 from rlvr_cli.runs.run_dir import RunDir, check_new_name
+from rlvr_cli.runs.storage.files import check_can_write, is_full_disk
 from rlvr_cli.text import environment_secrets, redacted, storable
 
 C = TypeVar("C", bound=RunOptions)
 
 
 def resumed_config(config: C, *, command: str, one_run: bool = True, writes: bool = True) -> C:
-    """Return the config as given or, with ``--resume``, the stored config of the run (see `config.sources.resume`).
+    """Return the config as given or, with ``--resume``, the stored config of the run (see `config.parsing.sources.resume`).
 
     Args:
         one_run: whether --run is the name of the run; else names are made from it.

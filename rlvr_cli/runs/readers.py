@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import damaged_file, os_errors_as_user_errors, read_regular, refuse_links, shown
 from rlvr_cli.runs.manifest import (
     FOLDERS,
     GRADES,
@@ -29,8 +28,9 @@ from rlvr_cli.runs.manifest import (
     parse_manifest,
     part_name,
 )
-from rlvr_cli.runs.parquet import cost_of, from_parquet
-from rlvr_cli.runs.schemas import arrow_schema, newer_version
+from rlvr_cli.runs.storage.files import damaged_file, os_errors_as_user_errors, read_regular, refuse_links, shown
+from rlvr_cli.runs.storage.parquet import cost_of, from_parquet
+from rlvr_cli.runs.storage.schemas import arrow_schema, newer_version
 from rlvr_cli.text import printable, storable
 from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout, Segment
 

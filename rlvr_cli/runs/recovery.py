@@ -9,13 +9,13 @@ from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.commits import MetricsFile, OpenManifest, new_entry
-from rlvr_cli.runs.files import fsync_directory, os_errors_as_user_errors, read_regular, refuse_links, shown
-from rlvr_cli.runs.keys import CommittedKeys, bits_of_keys, merge, overlap
 from rlvr_cli.runs.manifest import FOLDERS, METRICS, ROLLOUTS, Entry, grader_slug, matches, part_name
-from rlvr_cli.runs.parquet import keys_of, version_of
 from rlvr_cli.runs.readers import check_part, parsed_table, present_parts, row_type_of
-from rlvr_cli.runs.schemas import NewerVersion, metrics_schema
-from rlvr_cli.runs.sums import check_sums
+from rlvr_cli.runs.storage.files import fsync_directory, os_errors_as_user_errors, read_regular, refuse_links, shown
+from rlvr_cli.runs.storage.keys import CommittedKeys, bits_of_keys, merge, overlap
+from rlvr_cli.runs.storage.parquet import keys_of, version_of
+from rlvr_cli.runs.storage.schemas import NewerVersion, metrics_schema
+from rlvr_cli.runs.storage.sums import check_sums
 from rlvr_cli.types import Metric
 
 

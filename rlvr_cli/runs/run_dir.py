@@ -53,17 +53,6 @@ from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.activity import Activity
 from rlvr_cli.runs.check import MODELS
 from rlvr_cli.runs.commits import OpenManifest, new_entry
-from rlvr_cli.runs.files import (
-    Reserve,
-    atomic_write,
-    fsync_directory,
-    is_full_disk,
-    os_errors_as_user_errors,
-    read_regular,
-    shown,
-    utc_now,
-)
-from rlvr_cli.runs.keys import CommittedKeys, bit_positions, bits_of_keys, merge, overlap
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.manifest import (
     GRADES,
@@ -73,15 +62,6 @@ from rlvr_cli.runs.manifest import (
     part_name,
     part_path,
     record_of,
-)
-from rlvr_cli.runs.parquet import (
-    grade_table,
-    keys_of,
-    rollout_table,
-    segment_table,
-    to_parquet,
-    to_records,
-    with_metrics,
 )
 from rlvr_cli.runs.readers import (
     MANIFEST,
@@ -97,6 +77,26 @@ from rlvr_cli.runs.readers import (
     read_part,
 )
 from rlvr_cli.runs.recovery import recover, remove_temporaries
+from rlvr_cli.runs.storage.files import (
+    Reserve,
+    atomic_write,
+    fsync_directory,
+    is_full_disk,
+    os_errors_as_user_errors,
+    read_regular,
+    shown,
+    utc_now,
+)
+from rlvr_cli.runs.storage.keys import CommittedKeys, bit_positions, bits_of_keys, merge, overlap
+from rlvr_cli.runs.storage.parquet import (
+    grade_table,
+    keys_of,
+    rollout_table,
+    segment_table,
+    to_parquet,
+    to_records,
+    with_metrics,
+)
 from rlvr_cli.text import storable
 from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout, Segment
 

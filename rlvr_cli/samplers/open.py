@@ -65,7 +65,7 @@ class EngineKind:
 
 
 def _open_transformers(settings: EngineSettings) -> Sampler:
-    from rlvr_cli.models.device import use_few_threads
+    from rlvr_cli.models.compute.device import use_few_threads
     from rlvr_cli.models.policy import load_policy
 
     dtype = _resolved_dtype(settings)
@@ -86,7 +86,7 @@ def _share_transformers(policy: "Policy", settings: EngineSettings) -> Sampler:
 
 
 def _open_vllm(settings: EngineSettings) -> Sampler:
-    from rlvr_cli.models.device import visible_as_only
+    from rlvr_cli.models.compute.device import visible_as_only
 
     if settings.device.startswith("cuda:") and settings.device != "cuda:0":
         raise RlvrError(
@@ -120,7 +120,7 @@ def _open_openai(settings: EngineSettings) -> Sampler:
 
 def _open_servers(settings: EngineSettings) -> Sampler:
     from rlvr_cli.models.pretrained import load_tokenizer
-    from rlvr_cli.samplers.servers import ServersSampler
+    from rlvr_cli.samplers.parallel.servers import ServersSampler
 
     urls = [url.strip().rstrip("/") for url in settings.sampler_urls.split(",")]
     return ServersSampler(
@@ -212,7 +212,7 @@ def open_sampler(engine: str, settings: EngineSettings, *, devices: Sequence[str
     kind = engine_kind(engine)
     if len(devices) < 2:
         return kind.open(settings)
-    from rlvr_cli.samplers.processes import SamplingProcesses
+    from rlvr_cli.samplers.parallel.processes import SamplingProcesses
 
     dtype = _resolved_dtype(replace(settings, device=devices[0]))
     options = asdict(settings) | {"param_dtype": dtype, "compute_dtype": dtype}
@@ -221,7 +221,7 @@ def open_sampler(engine: str, settings: EngineSettings, *, devices: Sequence[str
 
 def _resolved_dtype(settings: EngineSettings) -> str:
     """Resolve `auto`: bfloat16 on CUDA, else float32."""
-    from rlvr_cli.models.device import on_cuda
+    from rlvr_cli.models.compute.device import on_cuda
 
     if settings.dtype != "auto":
         return settings.dtype

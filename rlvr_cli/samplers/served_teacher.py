@@ -12,7 +12,7 @@ from typing import Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.openai import FRAME_BYTES, TOKEN_BYTES
-from rlvr_cli.samplers.servers import NoAnswer, ask_server, odd_answer
+from rlvr_cli.samplers.parallel.servers import NoAnswer, ask_server, odd_answer
 
 CONCURRENCY = 64
 SECONDS = 120.0  # for an answer; a response of 30,000 tokens takes seconds

@@ -35,7 +35,7 @@ def prompt_token_ids(tokenizer: Any, requests: Sequence[Request], *, vocab_size:
     Raises:
         RlvrError: a prompt is not valid Unicode or has no tokens, or a request's ids are not in the vocabulary.
     """
-    from rlvr_cli.models.tokenization import encode_prompts  # here: endpoints do without torch
+    from rlvr_cli.models.tokens.tokenization import encode_prompts  # here: endpoints do without torch
 
     texts = {index: request.prompt for index, request in enumerate(requests) if request.prompt_ids is None}
     for index, prompt in texts.items():

@@ -135,7 +135,7 @@ class VllmSampler:
             raise RlvrError(f"There is no dtype {self.dtype!r}.", f"Choose one of auto, {', '.join(PROBE_BOUND)}.")
         try:
             with _trainer_state_preserved():
-                from rlvr_cli.models.own_tokenizer import corrected_copy
+                from rlvr_cli.models.tokens.own_tokenizer import corrected_copy
 
                 self._tokenizer_folder = corrected_copy(str(local_directory(tokenizer) or tokenizer), model=model)
                 if self._tokenizer_folder is not None:

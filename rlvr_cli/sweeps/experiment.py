@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rlvr_cli.config import config_of
-from rlvr_cli.config.command_line import values_of, words_of
-from rlvr_cli.config.options import Provenance, flag, nearest, options, read_value, value_type
-from rlvr_cli.config.sources import CONFIGURED, LENGTH, read_options, resolve
+from rlvr_cli.config.parsing.command_line import values_of, words_of
+from rlvr_cli.config.parsing.options import Provenance, flag, nearest, options, read_value, value_type
+from rlvr_cli.config.parsing.sources import CONFIGURED, LENGTH, read_options, resolve
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.readers import RUN_FILE, RUN_NAME
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.config.options import flag
+from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import StopRequest, die_with_parent
-from rlvr_cli.runs.files import atomic_write, os_errors_as_user_errors, shown
 from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.readers import ENDED, RUN_FILE, read_metadata
+from rlvr_cli.runs.storage.files import atomic_write, os_errors_as_user_errors, shown
 from rlvr_cli.terminal import console
 
 SWEEP, LOGS = "sweep.json", "logs"  # in the directory of a sweep

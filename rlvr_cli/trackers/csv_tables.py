@@ -8,8 +8,8 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.runs.storage.files import atomic_write
 from rlvr_cli.trackers.rows import Row
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from rlvr_cli.errors import RlvrError, missing_extra
-from rlvr_cli.runs.files import os_errors_as_user_errors, shown
 from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.runs.storage.files import os_errors_as_user_errors, shown
 from rlvr_cli.trackers.rows import Row
 from rlvr_cli.trackers.sent import FOLDER
 

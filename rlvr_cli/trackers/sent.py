@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rlvr_cli.runs.files import atomic_write
+from rlvr_cli.runs.storage.files import atomic_write
 from rlvr_cli.trackers.rows import Row
 
 FOLDER = "trackers"  # in the run: what was sent, locks and logs

@@ -37,7 +37,7 @@ from torch import Tensor
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.policy import Policy, distinct_tensors
-from rlvr_cli.runs.files import (
+from rlvr_cli.runs.storage.files import (
     atomic_write,
     fsync_directory,
     os_errors_as_user_errors,
@@ -45,8 +45,8 @@ from rlvr_cli.runs.files import (
     refuse_links,
     shown,
 )
-from rlvr_cli.runs.schemas import NewerVersion, newer_version
-from rlvr_cli.training.optimizer_state import layout, load_state, state_bytes
+from rlvr_cli.runs.storage.schemas import NewerVersion, newer_version
+from rlvr_cli.training.optimizers.optimizer_state import layout, load_state, state_bytes
 
 SCHEMA_VERSION = 1
 

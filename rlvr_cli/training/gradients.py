@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.sharded import ShardedPolicy
-from rlvr_cli.training.ranks import Ranks
+from rlvr_cli.training.parallel.ranks import Ranks
 
 
 class Gradients:

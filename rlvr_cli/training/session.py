@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from rlvr_cli.config.options import flag
+from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
 from rlvr_cli.data.order import next_indices
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.models.bitsandbytes import check_bitsandbytes
-from rlvr_cli.models.device import cuda_devices, resolve_device
+from rlvr_cli.models.compute.bitsandbytes import check_bitsandbytes
+from rlvr_cli.models.compute.device import cuda_devices, resolve_device
+from rlvr_cli.models.compute.liger import check_liger
 from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_facts, model_path, model_shape
-from rlvr_cli.models.liger import check_liger
-from rlvr_cli.models.tokenization import encode_prompts
+from rlvr_cli.models.tokens.tokenization import encode_prompts
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import Credit, sample_groups, stored_stats
 from rlvr_cli.rollouts.grading import check_grade_errors, grader_hint, grader_pool
@@ -34,8 +34,8 @@ from rlvr_cli.terminal import console
 from rlvr_cli.text import printable
 from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.divergence import Diverged
-from rlvr_cli.training.memory import MemoryPlan, memory_plan
-from rlvr_cli.training.placement import Placement, place
+from rlvr_cli.training.parallel.placement import Placement, place
+from rlvr_cli.training.planning.memory import MemoryPlan, memory_plan
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example, Rollout, Sampler
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlvr_cli.data.traces import SampledIds
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.tokenization import encode
+from rlvr_cli.models.tokens.tokenization import encode
 from rlvr_cli.types import Example
 
 

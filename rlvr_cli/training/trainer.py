@@ -20,25 +20,25 @@ from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.models.device import out_of_memory_as_user_error
+from rlvr_cli.models.compute.device import out_of_memory_as_user_error
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import StopRequest
 from rlvr_cli.runs.check import MODELS
 from rlvr_cli.runs.metrics_log import MetricsLog
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.runs.sums import sums_of
+from rlvr_cli.runs.storage.sums import sums_of
 from rlvr_cli.terminal import console
 from rlvr_cli.training.checkpoints import check_space_for_training, load_checkpoint, save_checkpoint
 from rlvr_cli.training.divergence import Diverged, Divergence
 from rlvr_cli.training.evaluation import Evaluator
-from rlvr_cli.training.memory import MemoryPlan
-from rlvr_cli.training.optimizer import learning_rate_at
-from rlvr_cli.training.placement import Placement
-from rlvr_cli.training.replica import Scored
-from rlvr_cli.training.time_limit import TimeLimit
-from rlvr_cli.training.trainers import Trainers
+from rlvr_cli.training.optimizers.optimizer import learning_rate_at
+from rlvr_cli.training.parallel.placement import Placement
+from rlvr_cli.training.parallel.replica import Scored
+from rlvr_cli.training.parallel.trainers import Trainers
+from rlvr_cli.training.parallel.weight_sync import Snapshot, WeightSync
+from rlvr_cli.training.planning.memory import MemoryPlan
+from rlvr_cli.training.planning.time_limit import TimeLimit
 from rlvr_cli.training.update import UpdateOptions
-from rlvr_cli.training.weight_sync import Snapshot, WeightSync
 from rlvr_cli.types import Sampler
 
 POSITIONS = "mismatch/position/"

@@ -20,24 +20,24 @@ from transformers import PreTrainedModel
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.models.device import to_device, to_host
+from rlvr_cli.models.compute.device import to_device, to_host
 from rlvr_cli.models.divergence import Teacher
 from rlvr_cli.models.log_probs import get_response_log_probs, wanted_in
 from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.models.sharded import ShardedPolicy
-from rlvr_cli.models.tokenization import Batch, collate, row_lengths
+from rlvr_cli.models.tokens.tokenization import Batch, collate, row_lengths
 from rlvr_cli.training.gradients import gradients_of
 from rlvr_cli.training.losses.inputs import loss_inputs
 from rlvr_cli.training.losses.normalization import LengthNormalization, loss_denominators
-from rlvr_cli.training.objectives import (
+from rlvr_cli.training.losses.objectives import (
     Objective,
     negative_log_likelihood,
     reduced_loss,
     statistics_at,
     token_metrics,
 )
-from rlvr_cli.training.optimizer import RATE
-from rlvr_cli.training.ranks import ALONE, Ranks
+from rlvr_cli.training.optimizers.optimizer import RATE
+from rlvr_cli.training.parallel.ranks import ALONE, Ranks
 from rlvr_cli.types import Rollout
 
 # How far, in nats, log-probabilities of the same tokens and weights may differ when they are computed twice. On a CPU they do

@@ -3,7 +3,13 @@
 import pytest
 
 from factories import a_rollout
-from rlvr_cli.analysis.estimators import best_at_k, effective_number, mean_interval, pass_at_k, share_interval
+from rlvr_cli.analysis.statistics.estimators import (
+    best_at_k,
+    effective_number,
+    mean_interval,
+    pass_at_k,
+    share_interval,
+)
 from rlvr_cli.analysis.summary import combined_tables, summarize
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run

@@ -13,7 +13,7 @@ from endpoint import Reply, serving
 from killed import metrics_of
 from rlvr_cli.commands import distill
 from rlvr_cli.config.distill import DistillConfig
-from rlvr_cli.config.sources import resolve
+from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.replay.stored import read_stored
@@ -192,8 +192,8 @@ def test_an_adapted_student_learns_and_its_base_stays(tiny_model_dir, teacher, t
 def test_the_teacher_has_the_precision_of_the_student(tiny_model_dir, teacher, tmp_path):
     """Rounded weights and products give other numbers, which the replay finds again."""
     from rlvr_cli.models.policy import load_policy
-    from rlvr_cli.training.ranks import Ranks
-    from rlvr_cli.training.replica import Replica
+    from rlvr_cli.training.parallel.ranks import Ranks
+    from rlvr_cli.training.parallel.replica import Replica
 
     for given, dtype, compute_dtype in (
         ({"param_dtype": "bfloat16"}, "bfloat16", "bfloat16"),

@@ -19,8 +19,8 @@ from rlvr_cli.process import import_error
 from rlvr_cli.runs.provenance import EXTRA_PACKAGES, environment
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.open import ENGINES, EngineKind, EngineSettings
-from rlvr_cli.training import trial
-from rlvr_cli.training.placement import Placement
+from rlvr_cli.training.parallel.placement import Placement
+from rlvr_cli.training.planning import trial
 from rlvr_cli.types import Request
 
 ROOT = Path(__file__).parents[2]

@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 
 from rlvr_cli.commands import dpo
 from rlvr_cli.config.dpo import DpoConfig
-from rlvr_cli.config.sources import resolve
+from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.order import batches, next_indices
 from rlvr_cli.data.pairs import pair_up
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import load_policy
 from rlvr_cli.runs.readers import read_rollouts, read_run
-from rlvr_cli.training.optimizer import learning_rate_at
+from rlvr_cli.training.optimizers.optimizer import learning_rate_at
 
 BETAS = {"dpo": 0.1, "dpo_norm": 5.0, "simpo": 2.0}
 

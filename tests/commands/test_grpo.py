@@ -14,22 +14,22 @@ import pytest
 import torch
 
 import rlvr_cli
-from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.commands import ei, grpo
 from rlvr_cli.config import config_of
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig, LossType
-from rlvr_cli.config.sources import resolve
+from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.language import language_share
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
-from rlvr_cli.models.tokenization import collate
+from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.losses.policy_gradient import LOSSES
-from rlvr_cli.training.memory import compute_dtype
-from rlvr_cli.training.plan import clip_note
+from rlvr_cli.training.planning.memory import compute_dtype
+from rlvr_cli.training.planning.plan import clip_note
 from rlvr_cli.training.update import compute_log_probs
 
 SMALL = {
@@ -211,7 +211,7 @@ def test_no_sampling_process_outlives_a_trainer_that_could_not_be_opened(train, 
     with pytest.raises(RlvrError, match="link"):
         grpo.run(resolve(GrpoConfig, flags=given, command="grpo"))
     children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
-    assert not any(b"rlvr_cli.samplers.serve" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
+    assert not any(b"rlvr_cli.samplers.parallel.serve" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
 
 
 def test_the_reference_is_the_model_at_the_start(train):

@@ -6,14 +6,15 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 
-from rlvr_cli.commands import check, grpo, sft
 from rlvr_cli.commands import eval as evaluate
-from rlvr_cli.config.check import CheckConfig
+from rlvr_cli.commands import grpo, sft
+from rlvr_cli.commands.store import check
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sft import SftConfig
-from rlvr_cli.config.sources import resolve
+from rlvr_cli.config.store.check import CheckConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy

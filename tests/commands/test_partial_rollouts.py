@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from factories import a_segment
-from rlvr_cli.analysis.alarms import find_alarms
-from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.statistics.alarms import find_alarms
 from rlvr_cli.commands import grpo
 from rlvr_cli.config.grpo import GrpoConfig
-from rlvr_cli.config.sources import resolve
+from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
-from rlvr_cli.models.tokenization import collate
+from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.check import check_run
-from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.storage.parquet import to_rollouts
 from rlvr_cli.training.update import compute_log_probs
 
 SMALL = {

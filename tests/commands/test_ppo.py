@@ -8,15 +8,15 @@ import torch
 from safetensors.torch import load_file
 
 from rlvr_cli.commands import ppo
+from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.ppo import PpoConfig
-from rlvr_cli.config.sources import resolve
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.order import epoch_order
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.policy import load_policy
 from rlvr_cli.runs.readers import read_rollouts, read_run
-from rlvr_cli.training.optimizer import learning_rate_at
+from rlvr_cli.training.optimizers.optimizer import learning_rate_at
 
 SMALL = {
     "dataset": "arithmetic:64",

@@ -23,7 +23,7 @@ from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.samplers import open as open_module
 from rlvr_cli.samplers.open import Engine
-from rlvr_cli.training.plan import sft_objective
+from rlvr_cli.training.planning.plan import sft_objective
 from rlvr_cli.training.session import evaluation_engine, load_eval_dataset
 from rlvr_cli.training.traces import check_lengths, encode_traces
 from rlvr_cli.types import Example

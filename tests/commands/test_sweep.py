@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlvr_cli.commands.sweep import run
-from rlvr_cli.config.sources import resolve
+from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sweep import SweepConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.readers import read_metadata

@@ -10,19 +10,19 @@ import pytest
 
 from rlvr_cli.cli import COMMANDS
 from rlvr_cli.config import config_of
-from rlvr_cli.config.analyze import AnalyzeConfig
-from rlvr_cli.config.check import CheckConfig
-from rlvr_cli.config.command_line import values_of
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
-from rlvr_cli.config.filter import FilterConfig
-from rlvr_cli.config.grade import GradeConfig
 from rlvr_cli.config.grpo import GrpoConfig, LossType
-from rlvr_cli.config.options import FileFunction, flag, knob, options, read_value, value_type
+from rlvr_cli.config.parsing.command_line import values_of
+from rlvr_cli.config.parsing.options import FileFunction, flag, knob, options, read_value, value_type
+from rlvr_cli.config.parsing.sources import CONFIGURED, resolve, resume
+from rlvr_cli.config.parsing.synonyms import SYNONYMS, suggested_options
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared import GraderName, TrainingConfig
-from rlvr_cli.config.sources import CONFIGURED, resolve, resume
-from rlvr_cli.config.synonyms import SYNONYMS, suggested_options
+from rlvr_cli.config.store.analyze import AnalyzeConfig
+from rlvr_cli.config.store.check import CheckConfig
+from rlvr_cli.config.store.filter import FilterConfig
+from rlvr_cli.config.store.grade import GradeConfig
 from rlvr_cli.errors import RlvrError
 
 

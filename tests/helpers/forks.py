@@ -37,9 +37,9 @@ LATE = (  # what libraries import in every call: typer for options, pyarrow for 
 LIGHT = (
     *LATE,
     "rlvr_cli.commands.eval",
-    "rlvr_cli.commands.analyze",
-    "rlvr_cli.commands.filter",
-    "rlvr_cli.commands.grade",
+    "rlvr_cli.commands.store.analyze",
+    "rlvr_cli.commands.store.filter",
+    "rlvr_cli.commands.store.grade",
 )
 HEAVY = (
     *LIGHT,

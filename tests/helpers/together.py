@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from rlvr_cli.process import die_with_parent
-from rlvr_cli.training.ranks import connect, join, listen
+from rlvr_cli.training.parallel.ranks import connect, join, listen
 
 
 class Together:

@@ -7,13 +7,13 @@ import torch
 from fake_cuda import fake_cuda, freeing_as_it_goes
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
-from rlvr_cli.models.bitsandbytes import import_bitsandbytes
+from rlvr_cli.models.compute.bitsandbytes import import_bitsandbytes
 from rlvr_cli.models.policy import as_policy, trained_adapter
-from rlvr_cli.models.tokenization import collate
-from rlvr_cli.training.memory import GUESSED_PROMPT, memory_plan
-from rlvr_cli.training.optimizer import make_optimizer
-from rlvr_cli.training.optimizer_state import layout
-from rlvr_cli.training.placement import place
+from rlvr_cli.models.tokens.tokenization import collate
+from rlvr_cli.training.optimizers.optimizer import make_optimizer
+from rlvr_cli.training.optimizers.optimizer_state import layout
+from rlvr_cli.training.parallel.placement import place
+from rlvr_cli.training.planning.memory import GUESSED_PROMPT, memory_plan
 from rlvr_cli.training.update import train_update
 from shapes import qwen, shape_of
 

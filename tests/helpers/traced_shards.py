@@ -17,12 +17,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from peak import Peak
 from rlvr_cli.config.grpo import GrpoConfig
-from rlvr_cli.models import log_probs, policy, prefixes
+from rlvr_cli.models import log_probs, policy
+from rlvr_cli.models.compute import prefixes
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.sharded import ShardedPolicy, empty
-from rlvr_cli.training.memory import GUESSED_PROMPT, memory_plan
-from rlvr_cli.training.placement import place
-from rlvr_cli.training.ranks import Ranks
+from rlvr_cli.training.parallel.placement import place
+from rlvr_cli.training.parallel.ranks import Ranks
+from rlvr_cli.training.planning.memory import GUESSED_PROMPT, memory_plan
 from shapes import qwen, shape_of
 
 

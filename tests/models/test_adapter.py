@@ -16,15 +16,15 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
 from rlvr_cli.models.identity import model_identity, model_shape
 from rlvr_cli.models.policy import Lora, Policy, load_policy
-from rlvr_cli.models.tokenization import collate
+from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.samplers.process import SamplingProcess
+from rlvr_cli.samplers.parallel.process import SamplingProcess
 from rlvr_cli.training.checkpoints import checkpoint_bytes, load_checkpoint, save_checkpoint
-from rlvr_cli.training.memory import adapter_parameters
-from rlvr_cli.training.optimizer import make_optimizer
-from rlvr_cli.training.trial import mean_gap
+from rlvr_cli.training.optimizers.optimizer import make_optimizer
+from rlvr_cli.training.planning.memory import adapter_parameters
+from rlvr_cli.training.planning.trial import mean_gap
 from rlvr_cli.training.update import compute_log_probs, train_update
 from rlvr_cli.types import Request, SamplingParams
 

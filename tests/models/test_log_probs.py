@@ -35,7 +35,7 @@ from rlvr_cli.models.log_probs import (
     wanted_in,
 )
 from rlvr_cli.models.policy import as_policy
-from rlvr_cli.models.tokenization import collate, encode, pad_id_of, tokenize_prompt_and_output
+from rlvr_cli.models.tokens.tokenization import collate, encode, pad_id_of, tokenize_prompt_and_output
 
 SMALL = {
     "vocab_size": 61,

@@ -19,16 +19,16 @@ from transformers import (
 )
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.device import resolve_compute_dtype
+from rlvr_cli.models.compute.device import resolve_compute_dtype
 from rlvr_cli.models.identity import builtin_model_path, model_identity
 from rlvr_cli.models.log_probs import get_response_log_probs, wanted_in
 from rlvr_cli.models.policy import Critic, Policy, as_policy, distinct_tensors, load_policy
-from rlvr_cli.models.tokenization import collate
+from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.samplers.process import SamplingProcess
+from rlvr_cli.samplers.parallel.process import SamplingProcess
 from rlvr_cli.training.checkpoints import checkpoint_bytes, load_checkpoint, save_checkpoint
 from rlvr_cli.training.losses.inputs import LossOutputs
-from rlvr_cli.training.optimizer import make_optimizer
+from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.traces import check_lengths
 from rlvr_cli.training.update import compute_log_probs, train_update
 from rlvr_cli.types import Example, Request, SamplingParams

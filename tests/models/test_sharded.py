@@ -13,10 +13,10 @@ from policies import VOCAB, make_batch, make_policy
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.sharded import ShardedPolicy, check_shardable, empty
+from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.losses.policy_gradient import LOSSES
-from rlvr_cli.training.objectives import policy_gradient
-from rlvr_cli.training.optimizer import make_optimizer
-from rlvr_cli.training.ranks import ALONE, Elsewhere, Ranks
+from rlvr_cli.training.optimizers.optimizer import make_optimizer
+from rlvr_cli.training.parallel.ranks import ALONE, Elsewhere, Ranks
 from rlvr_cli.training.update import compute_log_probs, train_update
 from together import Together
 

@@ -12,7 +12,7 @@ from rlvr_cli.models.policy import load_policy
 from rlvr_cli.models.tiny import main, new_tiny_model, new_tokenizer
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_run
-from rlvr_cli.runs.sums import sums_of
+from rlvr_cli.runs.storage.sums import sums_of
 
 TEMPLATE = load_prompt("r1_zero")
 TRACES = load_dataset("arithmetic:200", purpose="traces").examples

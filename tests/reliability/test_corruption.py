@@ -19,7 +19,7 @@ from rlvr_cli.models.identity import model_facts
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.runs.sums import sums_of
+from rlvr_cli.runs.storage.sums import sums_of
 from rlvr_cli.training.checkpoints import check_checkpoints
 
 KINDS = ("flip", "cut", "cut by one", "zero", "empty", "delete", "swap", "append")
@@ -229,7 +229,7 @@ def test_a_part_that_changes_after_it_was_found_intact_is_checked_again(
 ):
     import os
 
-    from rlvr_cli.runs import sums
+    from rlvr_cli.runs.storage import sums
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sums, "_intact", None)
@@ -249,8 +249,8 @@ def test_a_part_that_changes_after_it_was_found_intact_is_checked_again(
 
 
 def test_intact_files_are_not_read_twice(small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from rlvr_cli.runs import sums
     from rlvr_cli.runs.readers import read_run
+    from rlvr_cli.runs.storage import sums
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sums, "SETTLED_SECONDS", -1.0)
@@ -267,7 +267,7 @@ def test_intact_files_are_not_read_twice(small_run: Path, tmp_path: Path, monkey
 
 
 def test_a_file_that_has_just_changed_is_not_noted(small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from rlvr_cli.runs import sums
+    from rlvr_cli.runs.storage import sums
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sums, "SETTLED_SECONDS", 3600.0)

@@ -19,7 +19,7 @@ import pytest
 
 from forks import Done, Forks, processes_in
 from rlvr_cli.config import config_of
-from rlvr_cli.config.options import flag, options, value_type
+from rlvr_cli.config.parsing.options import flag, options, value_type
 from rlvr_cli.text import printable
 
 STATUSES = (0, 1, 2, 130)

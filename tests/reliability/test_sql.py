@@ -14,7 +14,7 @@ import pytest
 
 from checks import tree_hash
 from factories import a_rollout
-from rlvr_cli.analysis.database import REFUSED_FUNCTIONS, open_runs
+from rlvr_cli.analysis.queries.database import REFUSED_FUNCTIONS, open_runs
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -294,7 +294,7 @@ def test_the_connection_itself_is_sealed(root, sql):
     ],
 )
 def test_endless_queries_are_stopped(root, sql, monkeypatch):
-    monkeypatch.setattr("rlvr_cli.analysis.database.MEMORY_LIMIT", "200MB")
+    monkeypatch.setattr("rlvr_cli.analysis.queries.database.MEMORY_LIMIT", "200MB")
     with open_runs([read_run(root / "a")], timeout_seconds=0.5) as database:
         start = time.monotonic()
         with pytest.raises(RlvrError, match=r"stopped after 0\.5 seconds|needed more than"):
@@ -312,7 +312,7 @@ def test_endless_queries_are_stopped(root, sql, monkeypatch):
     ],
 )
 def test_memory_is_limited(root, sql, monkeypatch):
-    monkeypatch.setattr("rlvr_cli.analysis.database.MEMORY_LIMIT", "100MB")
+    monkeypatch.setattr("rlvr_cli.analysis.queries.database.MEMORY_LIMIT", "100MB")
     with (
         open_runs([read_run(root / "a")], timeout_seconds=20) as database,
         pytest.raises(RlvrError, match="needed more than 100MB"),

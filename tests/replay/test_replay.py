@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from factories import a_rollout
-from rlvr_cli.commands import check, grpo
-from rlvr_cli.config.check import CheckConfig
+from rlvr_cli.commands import grpo
+from rlvr_cli.commands.store import check
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.store.check import CheckConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.replay import formulas
 from rlvr_cli.replay.run import TOLERANCE, replay_run

@@ -26,14 +26,14 @@ from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.datasets import load_dataset
-from rlvr_cli.models import recompute
+from rlvr_cli.models.compute import recompute
 from rlvr_cli.models.policy import Policy, load_policy
 from rlvr_cli.replay import formulas
 from rlvr_cli.replay.run import GAP, TOLERANCE, replay_run
 from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_rollouts
+from rlvr_cli.runs.storage.parquet import to_rollouts
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.training.session import load_inputs
 from rlvr_cli.training.update import compute_log_probs, rollout_tensors

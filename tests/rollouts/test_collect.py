@@ -8,8 +8,8 @@ import pytest
 
 from endpoint import completion as answer
 from endpoint import serving
-from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.analysis.named_queries import named_queries
+from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.data.prompts import load_prompt, prompt_of
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.graders.pool import GraderPool
@@ -19,9 +19,9 @@ from rlvr_cli.rollouts import grading
 from rlvr_cli.rollouts.collect import collect_rollouts, log_generations, sample_groups
 from rlvr_cli.rollouts.grading import choose_grader
 from rlvr_cli.rollouts.requests import request_seed
-from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.storage.parquet import to_rollouts
 from rlvr_cli.samplers.openai import OpenAISampler
 from rlvr_cli.types import Completion, Example, SamplingParams, Turn
 

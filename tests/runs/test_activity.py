@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlvr_cli.analysis.database import open_runs
-from rlvr_cli.commands import check
-from rlvr_cli.config.check import CheckConfig
+from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.commands.store import check
+from rlvr_cli.config.store.check import CheckConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.activity import Activity
 from rlvr_cli.runs.lock import Lock, holder_of

@@ -13,10 +13,10 @@ import pytest
 from rlvr_cli.cli import invoke
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.check import check_run
-from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.runs.schemas import VERSION_KEY
+from rlvr_cli.runs.storage.parquet import to_rollouts
+from rlvr_cli.runs.storage.schemas import VERSION_KEY
 from rlvr_cli.types import SCHEMA_VERSION
 
 V1 = Path(__file__).parents[1] / "fixtures" / "v1"

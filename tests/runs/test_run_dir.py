@@ -29,11 +29,8 @@ import rlvr_cli
 from checks import findings
 from rlvr_cli import faults
 from rlvr_cli.errors import Interrupted, RlvrError
-from rlvr_cli.runs import commits, files, lock, recovery, run_dir
-from rlvr_cli.runs.files import atomic_write
-from rlvr_cli.runs.keys import bit_positions, bits_of_keys, merge, overlap
+from rlvr_cli.runs import commits, lock, recovery, run_dir
 from rlvr_cli.runs.manifest import grader_slug, parse_manifest, part_name, part_path
-from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import (
     RUN_NAME,
     latest_run,
@@ -45,7 +42,11 @@ from rlvr_cli.runs.readers import (
     resolve_run,
 )
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.runs.schemas import rollout_schema
+from rlvr_cli.runs.storage import files
+from rlvr_cli.runs.storage.files import atomic_write
+from rlvr_cli.runs.storage.keys import bit_positions, bits_of_keys, merge, overlap
+from rlvr_cli.runs.storage.parquet import to_rollouts
+from rlvr_cli.runs.storage.schemas import rollout_schema
 from rlvr_cli.text import storable
 from rlvr_cli.types import SCHEMA_VERSION, Regrade, Rollout, Turn
 

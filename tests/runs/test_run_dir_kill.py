@@ -23,9 +23,9 @@ import factories
 import rlvr_cli
 from checks import findings
 from rlvr_cli.runs.check import check_run
-from rlvr_cli.runs.parquet import to_rollouts
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.storage.parquet import to_rollouts
 
 WRITER = Path(__file__).with_name("kill_writer.py")
 _spec = importlib.util.spec_from_file_location("kill_writer", WRITER)

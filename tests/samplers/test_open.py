@@ -19,7 +19,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path, model_facts, model_path
 from rlvr_cli.runs.provenance import EXTRA_PACKAGES
 from rlvr_cli.samplers.open import ENGINES, EngineKind, EngineSettings, choose_engine, open_sampler, settings_of
-from rlvr_cli.samplers.serve import open_engine
+from rlvr_cli.samplers.parallel.serve import open_engine
 
 
 def test_auto_chooses_an_endpoint_if_one_is_named():

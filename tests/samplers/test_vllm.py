@@ -22,7 +22,7 @@ from rlvr_cli.models.policy import Lora, Policy, load_policy
 from rlvr_cli.samplers.open import EngineSettings, open_sampler
 from rlvr_cli.samplers.stop_strings import response_text
 from rlvr_cli.samplers.vllm import VllmSampler, _trainer_state_preserved
-from rlvr_cli.training.trial import mean_gap
+from rlvr_cli.training.planning.trial import mean_gap
 from rlvr_cli.types import Request, SamplingParams
 
 # vLLM's libraries use deprecated functions of Python and torch, at import and while it runs.

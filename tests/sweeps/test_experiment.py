@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlvr_cli.config.command_line import values_of
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.parsing.command_line import values_of
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.sweeps.experiment import (

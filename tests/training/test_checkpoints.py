@@ -27,11 +27,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Mix
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy, load_policy
-from rlvr_cli.models.tokenization import collate
-from rlvr_cli.runs.schemas import NewerVersion
+from rlvr_cli.models.tokens.tokenization import collate
+from rlvr_cli.runs.storage.schemas import NewerVersion
 from rlvr_cli.training import checkpoints
 from rlvr_cli.training.checkpoints import check_space_for_training, checkpoint_bytes, load_checkpoint, save_checkpoint
-from rlvr_cli.training.optimizer import make_optimizer
+from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.update import train_update
 
 WRITING = ("checkpoint", "checkpoint.torn", "write", "write.torn", "rename", "renamed", "checkpoint.rename")

@@ -20,12 +20,12 @@ from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.synthetic import arithmetic
 from rlvr_cli.graders.r1_zero import r1_zero_reward_fn
 from rlvr_cli.models.policy import Policy, load_policy
-from rlvr_cli.models.tokenization import collate, pad_id_of
+from rlvr_cli.models.tokens.tokenization import collate, pad_id_of
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.training.advantages import group_advantages
+from rlvr_cli.training.credit.advantages import group_advantages
+from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.losses.policy_gradient import LOSSES
-from rlvr_cli.training.objectives import policy_gradient
-from rlvr_cli.training.optimizer import make_optimizer
+from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.update import compute_log_probs, select_rows, train_update
 from rlvr_cli.types import Request, SamplingParams
 

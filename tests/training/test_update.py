@@ -21,15 +21,15 @@ from policies import VOCAB, make_batch, make_policy
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.handout import grpo_microbatch_train_step, sft_microbatch_train_step
-from rlvr_cli.models import onednn
+from rlvr_cli.models.compute import onednn
+from rlvr_cli.models.compute.recompute import gradient_checkpointing
 from rlvr_cli.models.log_probs import get_response_log_probs
 from rlvr_cli.models.policy import Policy
-from rlvr_cli.models.recompute import gradient_checkpointing
-from rlvr_cli.models.tokenization import collate, tokenize_prompt_and_output
-from rlvr_cli.training.advantages import group_advantages
+from rlvr_cli.models.tokens.tokenization import collate, tokenize_prompt_and_output
+from rlvr_cli.training.credit.advantages import group_advantages
+from rlvr_cli.training.losses.objectives import policy_gradient, token_metrics
 from rlvr_cli.training.losses.policy_gradient import LOSSES, HandoutLoss
-from rlvr_cli.training.objectives import policy_gradient, token_metrics
-from rlvr_cli.training.optimizer import learning_rate_at, make_optimizer
+from rlvr_cli.training.optimizers.optimizer import learning_rate_at, make_optimizer
 from rlvr_cli.training.update import check_ratios, compute_log_probs, rollout_tensors, select_rows, train_update
 
 LOSS_TYPES = list(LOSSES)

@@ -16,15 +16,15 @@ from fake_cuda import fake_cuda
 from policies import make_batch, make_policy
 from rlvr_cli.models import log_probs
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
-from rlvr_cli.models.bitsandbytes import import_bitsandbytes
+from rlvr_cli.models.compute.bitsandbytes import import_bitsandbytes
 from rlvr_cli.models.divergence import Teacher
 from rlvr_cli.models.policy import Critic, Lora, Policy, as_policy
-from rlvr_cli.models.tokenization import collate
+from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.training.losses.distillation import distillation
+from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.losses.value import actor_critic
-from rlvr_cli.training.objectives import policy_gradient
-from rlvr_cli.training.optimizer import make_optimizer
+from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.update import compute_log_probs, compute_scores, train_update
 from shapes import math_1_5b
 

@@ -12,10 +12,9 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.alarms import run_alarms
-from rlvr_cli.analysis.comparison import compare
-from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.live.rollouts import SECONDS
+from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.queries.run_list import cut_differences, list_runs
 from rlvr_cli.analysis.report.build import (
     charts_of,
     configuration_of,
@@ -26,7 +25,8 @@ from rlvr_cli.analysis.report.build import (
 )
 from rlvr_cli.analysis.report.page import Browser, Grid, Report, Share, assets, render, report_values
 from rlvr_cli.analysis.report.rollouts import of_steps, step_of
-from rlvr_cli.analysis.run_list import cut_differences, list_runs
+from rlvr_cli.analysis.statistics.alarms import run_alarms
+from rlvr_cli.analysis.statistics.comparison import compare
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.manifest import METRICS

@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from rlvr_cli.analysis.database import Database, open_runs
+from rlvr_cli.analysis.queries.database import Database, open_runs
+from rlvr_cli.analysis.queries.selection import template_of
 from rlvr_cli.analysis.report.rollouts import Group, detail_of, list_entry, of_steps, pieces_of, read_groups, step_of
-from rlvr_cli.analysis.selection import template_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.manifest import ROLLOUTS

@@ -34,8 +34,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlvr_cli.analysis.live import pages, rollouts
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import shown
 from rlvr_cli.runs.readers import RunInfo, read_run, run_names
+from rlvr_cli.runs.storage.files import shown
 
 MAX_RUNS = 16  # in one page
 KEPT = 16  # pages whose values are kept

@@ -10,20 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.arms import arms_of
-from rlvr_cli.analysis.comparison import held_out_intervals
-from rlvr_cli.analysis.database import Database, open_runs
-from rlvr_cli.analysis.estimators import Estimate
-from rlvr_cli.analysis.figures import draw
-from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.analysis.picture import Picture
-from rlvr_cli.analysis.progress import read_progress
+from rlvr_cli.analysis.pictures.arms import arms_of
+from rlvr_cli.analysis.pictures.figures import draw
+from rlvr_cli.analysis.pictures.picture import Picture
+from rlvr_cli.analysis.queries.database import Database, open_runs
+from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.report.page import Grid, Report, Search, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import groups_of, of_steps, pack_rollouts, step_of
+from rlvr_cli.analysis.statistics.comparison import held_out_intervals
+from rlvr_cli.analysis.statistics.estimators import Estimate
+from rlvr_cli.analysis.statistics.progress import read_progress
 from rlvr_cli.analysis.summary import SEARCH, RunSummary, summarize
 from rlvr_cli.faults import fault_point
-from rlvr_cli.runs.files import atomic_write
 from rlvr_cli.runs.readers import RunInfo, read_run
+from rlvr_cli.runs.storage.files import atomic_write
 
 SECONDS = 300.0  # time limit of each query
 METRICS = {  # metrics that are drawn besides the columns of `curves`: column -> metric

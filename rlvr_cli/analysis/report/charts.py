@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from rlvr_cli.analysis.picture import NO_LINE, Line, Panel, Picture, Style, numbers, numbers_across, value_text
+from rlvr_cli.analysis.pictures.picture import NO_LINE, Line, Panel, Picture, Style, numbers, numbers_across, value_text
 
 WIDTH, HEIGHT = 460, 250  # of a chart, in SVG units
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 40  # margins around the axes

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.picture import Picture
+from rlvr_cli.analysis.pictures.picture import Picture
 from rlvr_cli.analysis.report.charts import layout_chart, layout_legend
 from rlvr_cli.text import printable
 from rlvr_cli.types import PValue

@@ -16,16 +16,16 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.database import Database, open_runs
+from rlvr_cli.analysis.queries.database import Database, open_runs
+from rlvr_cli.analysis.queries.selection import template_of
 from rlvr_cli.analysis.report.page import Browser
 from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
-from rlvr_cli.analysis.selection import template_of
 from rlvr_cli.data.prompts import PLACEHOLDER
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import read_regular
 from rlvr_cli.runs.manifest import part_name
 from rlvr_cli.runs.provenance import tokenizer_digest
 from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.runs.storage.files import read_regular
 from rlvr_cli.text import storable
 
 MAX_ROLLOUTS = 50_000  # most rollouts in a page

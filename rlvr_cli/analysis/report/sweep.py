@@ -8,22 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlvr_cli.analysis.alarms import run_alarms
-from rlvr_cli.analysis.arms import arms_of
-from rlvr_cli.analysis.comparison import held_out_intervals
-from rlvr_cli.analysis.database import Database
-from rlvr_cli.analysis.figures import Wishes, draw
-from rlvr_cli.analysis.named_queries import named_queries
-from rlvr_cli.analysis.picture import Picture
-from rlvr_cli.analysis.plots import save_plot
-from rlvr_cli.analysis.progress import read_progress
+from rlvr_cli.analysis.pictures.arms import arms_of
+from rlvr_cli.analysis.pictures.figures import Wishes, draw
+from rlvr_cli.analysis.pictures.picture import Picture
+from rlvr_cli.analysis.pictures.plots import save_plot
+from rlvr_cli.analysis.queries.database import Database
+from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.report.build import charts_of
 from rlvr_cli.analysis.report.charts import layout_chart, layout_legend
 from rlvr_cli.analysis.report.page import Grid, assets, render
-from rlvr_cli.analysis.sweep_table import OF_K
+from rlvr_cli.analysis.statistics.alarms import run_alarms
+from rlvr_cli.analysis.statistics.comparison import held_out_intervals
+from rlvr_cli.analysis.statistics.progress import read_progress
+from rlvr_cli.analysis.statistics.sweep_table import OF_K
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.files import atomic_write, os_errors_as_user_errors
 from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.runs.storage.files import atomic_write, os_errors_as_user_errors
 from rlvr_cli.terminal.tables import as_markdown
 from rlvr_cli.text import printable
 from rlvr_cli.types import Table

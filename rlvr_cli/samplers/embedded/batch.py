@@ -19,9 +19,9 @@ from transformers.cache_utils import CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.device import to_device, to_host
+from rlvr_cli.models.compute.device import to_device, to_host
+from rlvr_cli.models.compute.prefixes import causal_attention
 from rlvr_cli.models.policy import Policy
-from rlvr_cli.models.prefixes import causal_attention
 from rlvr_cli.samplers.embedded.cuda_graphs import FixedShapeStep
 from rlvr_cli.samplers.embedded.decode_step import BLOCK, DecodeStep, Window, attend
 from rlvr_cli.samplers.embedded.draw import draw_tokens, uniforms

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from rlvr_cli.models.device import as_operand, product
-from rlvr_cli.models.onednn import linear
+from rlvr_cli.models.compute.device import as_operand, product
+from rlvr_cli.models.compute.onednn import linear
 from rlvr_cli.models.policy import LowRank, Policy
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type`
@@ -30,7 +30,7 @@ _KNOWN_PACKAGES = (  # of unmodified modules
     "torch.nn.modules.",
     "transformers.models.",
     "transformers.activations",
-    "rlvr_cli.models.onednn",
+    "rlvr_cli.models.compute.onednn",
 )
 _JOINED_BELOW = 50_000_000  # parameters; larger models gain nothing from joined weights, and the copies cost memory
 

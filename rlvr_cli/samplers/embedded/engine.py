@@ -24,7 +24,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.device import dtype_name, out_of_memory_as_user_error, to_device
+from rlvr_cli.models.compute.device import dtype_name, out_of_memory_as_user_error, to_device
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import memory_limit
 from rlvr_cli.samplers.embedded.batch import ATTENTION, Batch, Prefix, Question, Workspace, make_slots

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
+from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.losses.policy_gradient import compute_grpo_clip_loss
-from rlvr_cli.training.objectives import policy_gradient
 
 
 def compute_value_loss(

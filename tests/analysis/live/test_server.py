@@ -15,9 +15,9 @@ pytest.importorskip("httpx2", reason="httpx2 is not installed: pip install -e '.
 from starlette.testclient import TestClient
 
 from factories import a_rollout
-from rlvr_cli.analysis.database import open_runs
 from rlvr_cli.analysis.live import rollouts as live_rollouts
 from rlvr_cli.analysis.live.server import Library, is_local, listen, open_app
+from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run

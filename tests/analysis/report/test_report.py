@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from factories import a_rollout
-from rlvr_cli.analysis.picture import COLORS, Line, Panel, Picture
+from rlvr_cli.analysis.pictures.picture import COLORS, Line, Panel, Picture
 from rlvr_cli.analysis.report import rollouts as report_rollouts
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.analysis.report.page import Browser, Grid, Report, Setting, Share, render_page

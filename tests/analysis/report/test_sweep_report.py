@@ -5,10 +5,10 @@ import re
 import pytest
 
 from factories import a_rollout, expert_iterations
-from rlvr_cli.analysis.database import open_runs
+from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.report.build import charts_of
 from rlvr_cli.analysis.report.sweep import MOST_SHOWN, Findings, write_sweep_report
-from rlvr_cli.analysis.sweep_table import evaluation_tables
+from rlvr_cli.analysis.statistics.sweep_table import evaluation_tables
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Table

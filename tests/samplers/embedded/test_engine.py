@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
-from rlvr_cli.models.tokenization import collate
+from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.samplers.embedded import draw, engine
 from rlvr_cli.samplers.embedded.batch import Batch, Question, Workspace, make_slots
 from rlvr_cli.samplers.embedded.draw import draw_tokens, inverse_cdf, nucleus, uniforms

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from policies import make_batch, make_policy
 from rlvr_cli.config.dpo import BETAS, DpoConfig
 from rlvr_cli.training.losses.inputs import LossInputs
+from rlvr_cli.training.losses.objectives import reduced_loss
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES, preference
-from rlvr_cli.training.objectives import reduced_loss
-from rlvr_cli.training.plan import preference_objective
+from rlvr_cli.training.planning.plan import preference_objective
 from rlvr_cli.training.update import compute_log_probs, train_update
 
 CHOSEN, CHOSEN_REFERENCE = [-0.4, -0.7], [-0.5, -1.0]

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from policies import make_batch, make_policy
 from rlvr_cli.models.log_probs import get_response_log_probs
 from rlvr_cli.models.policy import Critic, Policy
-from rlvr_cli.training.gae import gae, token_rewards
+from rlvr_cli.training.credit.gae import gae, token_rewards
 from rlvr_cli.training.losses.inputs import LossInputs
+from rlvr_cli.training.losses.objectives import policy_gradient, reduced_loss
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.losses.value import actor_critic, compute_value_loss
-from rlvr_cli.training.objectives import policy_gradient, reduced_loss
-from rlvr_cli.training.optimizer import make_optimizer
+from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.update import check_ratios, compute_scores, train_update
 
 OUTSIDE = [0.0, math.nan, 1e9, -math.inf]

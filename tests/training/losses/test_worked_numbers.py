@@ -9,9 +9,10 @@ from functools import partial
 import pytest
 import torch
 
-from rlvr_cli.training.advantages import group_advantages
+from rlvr_cli.training.credit.advantages import group_advantages
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
 from rlvr_cli.training.losses.normalization import loss_denominators
+from rlvr_cli.training.losses.objectives import policy_gradient, reduced_loss
 from rlvr_cli.training.losses.policy_gradient import (
     KL_TYPES,
     LOSSES,
@@ -19,7 +20,6 @@ from rlvr_cli.training.losses.policy_gradient import (
     compute_kimi_loss,
     importance_weights,
 )
-from rlvr_cli.training.objectives import policy_gradient, reduced_loss
 
 OLD = [[-0.5, -1.0], [-0.7, -0.2, -1.5], [-2.0], [-0.3, -0.6, -0.9, -1.2]]
 NEW = [[-0.4, -0.7], [-0.9, -0.2, -1.1], [-2.5], [-0.35, -0.5, -0.9, -0.8]]

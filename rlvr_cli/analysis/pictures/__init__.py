@@ -1,0 +1,1 @@
+"""From tables to figures, and from figures to files or the terminal."""

@@ -1,0 +1,311 @@
+"""The list of runs: how far each one is, what its model can do, and what sets it apart.
+
+Enters: run directories, which may be running or damaged. Leaves: a `Table` with a row for each, of the columns `COLUMNS`.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args
+
+from rlvr_cli.analysis.queries.database import open_runs, open_table
+from rlvr_cli.analysis.summary import SEARCH, Estimate, share_of
+from rlvr_cli.config import config_of
+from rlvr_cli.config.parsing.options import options
+from rlvr_cli.config.store.runs import Order
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.lock import holder_of
+from rlvr_cli.runs.manifest import METRICS, ROLLOUTS, Entry
+from rlvr_cli.runs.provenance import name_of
+from rlvr_cli.runs.readers import ENDED, RunInfo, parsed_table, read_metrics, read_run
+from rlvr_cli.runs.storage.sums import check_sums
+from rlvr_cli.types import Metric, Table
+
+COLUMNS = {
+    "run_id": "VARCHAR",
+    "command": "VARCHAR",
+    "status": "VARCHAR",  # of run.json, or `killed`, or `broken`
+    "done": "BIGINT",
+    "planned": "BIGINT",
+    "unit": "VARCHAR",  # of these two: updates, steps or samples
+    "phase": "VARCHAR",  # of the rollouts that the accuracy is of
+    "step": "BIGINT",
+    "questions": "BIGINT",
+    "accuracy": "DOUBLE",  # share of samples with a reward above 0.5, as in the summary
+    "low": "DOUBLE",
+    "high": "DOUBLE",
+    "best_score": "DOUBLE",  # of a search, which has no accuracy
+    "model": "VARCHAR",
+    "dataset": "VARCHAR",
+    # Options in which runs of this command differ, the rarest values first, without those that more than half of the runs have.
+    "differs": "VARCHAR",
+    "created_at": "TIMESTAMP",
+    "wall_seconds": "DOUBLE",
+    "bytes": "BIGINT",  # of all files, if asked for
+    "problem": "VARCHAR",  # of a broken run
+    "config": "JSON",
+}
+_ORDERS: Mapping[Order, str] = {
+    "newest": "created_at DESC NULLS LAST",
+    "oldest": "created_at NULLS LAST",
+    "name": "run_id",
+    "status": "status",
+    "best": "accuracy DESC NULLS LAST, best_score DESC NULLS LAST",
+    "worst": "accuracy NULLS LAST, best_score NULLS LAST",
+    "longest": "wall_seconds DESC NULLS LAST",
+    "largest": "bytes DESC NULLS LAST",
+}
+assert set(_ORDERS) == set(get_args(Order))
+_KINDS_SQL = """
+    SELECT run_id, phase, step, n, correct, count(*) AS questions
+    FROM (
+        SELECT
+            run_id, phase, step, count(*) AS n,
+            count(*) FILTER (coalesce(reward > 0.5 AND NOT isnan(reward), false)) AS correct
+        FROM rollouts
+        GROUP BY run_id, phase, step, example_id
+    )
+    GROUP BY ALL
+    ORDER BY ALL
+"""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The accuracy of one phase and step."""
+
+    phase: str
+    step: int
+    questions: int
+    accuracy: Estimate
+
+
+def list_runs(paths: Sequence[Path], *, sizes: bool = False) -> list[dict[str, Any]]:
+    """Return what `COLUMNS` says of each run, in the given order.
+
+    Args:
+        sizes: also add up the files of each run.
+    """
+    infos: dict[Path, RunInfo] = {}
+    evaluated: dict[Path, RunInfo] = {}
+    problems: dict[Path, str] = {}
+    for path in paths:
+        try:
+            info = read_run(path)
+            last = _last_parts(info.entries)
+            check_sums(path, {entry.path: entry.sha256 for entry in last})
+            infos[path] = info
+            if info.metadata["command"] != SEARCH:
+                evaluated[path] = _only(info, last)
+        except RlvrError as error:
+            problems[path] = error.problem
+    try:
+        measured = _measured(evaluated)
+    except RlvrError:  # a run was deleted meanwhile, say: each by itself
+        measured = {}
+        for path, info in evaluated.items():
+            try:
+                measured |= _measured({path: info})
+            except RlvrError as error:
+                problems[path] = error.problem
+                del infos[path]
+    differing = _differing([info.metadata for info in infos.values()])
+    rows = []
+    for path in paths:
+        row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"run_id": path.name, "status": "broken"}
+        try:
+            if path in infos:
+                row |= _described(infos[path], measured.get(path), differing)
+        except RlvrError as error:
+            problems[path] = error.problem
+        rows.append(row | {"problem": problems.get(path), "bytes": _size(path) if sizes else None})
+    return rows
+
+
+def cut_differences(texts: Sequence[str], *, most: int) -> list[str]:
+    """Cut what differs between words, to about `most` characters, but only so far that no two texts become equal that are not."""
+    words = [text.split(" ") for text in texts]
+    kept = [max([n for n in range(1, len(w) + 1) if len(" ".join(w[:n])) <= most], default=1) for w in words]
+    while True:
+        cut = [" ".join([*w[:n], *["…"] * (n < len(w))]) for w, n in zip(words, kept, strict=True)]
+        alike = Counter(shown for shown, _ in set(zip(cut, texts, strict=True)))
+        longer = [i for i, shown in enumerate(cut) if alike[shown] > 1 and kept[i] < len(words[i])]
+        if not longer:
+            return cut
+        for i in longer:
+            kept[i] += 1
+
+
+def select_runs(
+    rows: Sequence[Mapping[str, Any]], *, where: str = "", order: Order = "newest", timeout_seconds: float = 30.0
+) -> Table:
+    """Return the rows that an untrusted SQL condition holds for, in an order.
+
+    Raises:
+        RlvrError: the condition cannot be used.
+    """
+    values = [[row[column] for column in COLUMNS] for row in rows]
+    with open_table("runs", COLUMNS, values, timeout_seconds=timeout_seconds) as database:
+        condition = database.condition(where, table="runs") if where else "true"
+        return database.select(f"SELECT * FROM runs WHERE {condition} ORDER BY {_ORDERS[order]}, run_id")
+
+
+def _last_parts(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the parts of the last evaluation, or else of the last training step."""
+    for phase in ("eval", "train"):
+        parts = [entry for entry in entries if (entry.folder, entry.phase) == (ROLLOUTS, phase)]
+        if parts:
+            return [entry for entry in parts if entry.step == parts[-1].step]
+    return []
+
+
+def _only(info: RunInfo, parts: Sequence[Entry]) -> RunInfo:
+    return replace(info, parts=[info.path / entry.path for entry in parts], grades=[], segments=[], metrics=None)
+
+
+def _measured(infos: Mapping[Path, RunInfo]) -> dict[Path, _Measured]:
+    """Compute the accuracies of all runs with one query for those whose names differ."""
+    found: dict[Path, _Measured] = {}
+    left = {path: info for path, info in infos.items() if info.parts}
+    while left:
+        by_id = {info.id: path for path, info in left.items()}
+        with open_runs([left[path] for path in by_id.values()]) as database:
+            kinds: dict[str, list[dict[str, Any]]] = {}
+            for row in database.select(_KINDS_SQL).records():
+                kinds.setdefault(row["run_id"], []).append(row)
+        for run_id, rows in kinds.items():
+            accuracy = share_of([(row["correct"], row["n"], row["questions"]) for row in rows])
+            questions = sum(row["questions"] for row in rows)
+            found[by_id[run_id]] = _Measured(rows[0]["phase"], rows[0]["step"], questions, accuracy)
+        left = {path: info for path, info in left.items() if path not in by_id.values()}
+    return found
+
+
+def _described(
+    info: RunInfo, measured: _Measured | None, differing: Mapping[str, Mapping[str, Counter[str]]]
+) -> dict[str, Any]:
+    metadata = info.metadata
+    config, facts = metadata.get("config") or {}, metadata.get("facts") or {}
+    done, planned, unit = _progress(info)
+    runs_alike = {
+        name: (values[json.dumps(config.get(name, _default(metadata["command"], name)))], values.total())
+        for name, values in differing.get(metadata["command"], {}).items()
+    }
+    unusual = [name for name, (alike, total) in runs_alike.items() if 2 * alike <= total]
+    row = {
+        "run_id": info.id,
+        "command": metadata["command"],
+        "status": _status(info),
+        "done": done,
+        "planned": planned,
+        "unit": unit,
+        "model": name_of(facts.get("model")) or None,
+        "dataset": name_of(facts.get("dataset")) or None,
+        "differs": ", ".join(_option(name, config) for name in sorted(unusual, key=lambda name: runs_alike[name][0])),
+        "created_at": _time(metadata["created_at"]),
+        "wall_seconds": float(metadata.get("wall_seconds", 0.0)),
+        "config": json.dumps(config),
+        "best_score": max(_metric(info, "discover/best"), default=None) if metadata["command"] == SEARCH else None,
+    }
+    if measured is not None:
+        estimate = measured.accuracy
+        row |= {"phase": measured.phase, "step": measured.step, "questions": measured.questions}
+        row |= {"accuracy": estimate.value, "low": estimate.low, "high": estimate.high}
+    return row
+
+
+def _status(info: RunInfo) -> str:
+    """Return the status; a run that should be running, but that nobody writes, was killed."""
+    status = info.metadata["status"]
+    return "killed" if status == "running" and holder_of(info.path) is None else status
+
+
+def _progress(info: RunInfo) -> tuple[int | None, int | None, str | None]:
+    """Return how much is done of how much, and of what; None where it is not known."""
+    metadata = info.metadata
+    planned = metadata.get("planned")
+    unit, total = next(iter(planned.items()), (None, None)) if isinstance(planned, dict) else (None, None)
+    if metadata["command"] == "eval" or unit == "samples":
+        return sum(entry.rows for entry in info.entries if entry.folder == ROLLOUTS), total, "samples"
+    if unit == "steps":
+        steps = {entry.step for entry in info.entries if (entry.folder, entry.phase) == (ROLLOUTS, "train")}
+        return len(steps), total, "steps"
+    updates = metadata.get("updates")
+    if metadata["status"] in ENDED and isinstance(updates, int):
+        return updates, total, "updates"
+    if info.metrics is None:
+        return (0, total, "updates") if total else (None, None, None)
+    return _updates(info), total, "updates"
+
+
+def _updates(info: RunInfo) -> int:
+    """Count the updates that the committed metrics tell of."""
+    return len(_metric(info, "update/skipped"))
+
+
+def _metric(info: RunInfo, name: str) -> list[float]:
+    """Return the committed values of a metric."""
+    data = read_metrics(info.path, info.entries, settled=info.settled)
+    if data is None:
+        return []
+    rows = parsed_table(data, Metric, path=info.path / METRICS, columns=["name", "value"]).to_pylist()
+    return [row["value"] for row in rows if row["name"] == name]
+
+
+def _differing(metadata: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Counter[str]]]:
+    """Return for each command the options in which its runs differ, without those that leave a result as it is.
+
+    Each with its values, as JSON, and how many runs have them.
+    """
+    differing: dict[str, dict[str, Counter[str]]] = {}
+    for command in {m["command"] for m in metadata}:
+        configs = [m.get("config") or {} for m in metadata if m["command"] == command]
+        try:
+            known = options(config_of(command))
+        except ModuleNotFoundError:  # what `rlvr quickstart` starts with, or a command of another version
+            continue
+        names = {o.name: o.default for o in known if o.name == "model" or not _is_of_no_effect(o.name, o.metadata)}
+        values = {name: Counter(json.dumps(c.get(name, default)) for c in configs) for name, default in names.items()}
+        differing[command] = {name: found for name, found in values.items() if len(found) > 1}
+    return differing
+
+
+def _default(command: str, name: str) -> Any:
+    return next(option.default for option in options(config_of(command)) if option.name == name)
+
+
+def _is_of_no_effect(name: str, metadata: Mapping[str, Any]) -> bool:
+    return metadata["free_on_resume"] or name in ("run", "config", "preset")
+
+
+def _option(name: str, config: Mapping[str, Any]) -> str:
+    value = config.get(name)
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    if isinstance(value, list):
+        value = " ".join(map(str, value))
+    return f"{name} {'default' if value in (None, '') else f'{value:g}' if isinstance(value, float) else value}"
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return time.astimezone(UTC).replace(tzinfo=None) if time.tzinfo else time
+
+
+def _size(path: Path) -> int:
+    """Add up the bytes of all files of a run, of which some may vanish meanwhile."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue
+    return total

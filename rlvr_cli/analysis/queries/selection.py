@@ -1,0 +1,374 @@
+"""Select rollouts of runs, or examples of a dataset, for a new dataset.
+
+Enters: committed rollouts, or examples, and a `Selection`. Leaves: the items to keep, a random control of the same size, and a
+`Stage` per reason to drop items. The stages in order: unusable responses, questions of the evaluation, duplicates (the control
+is drawn from what remains here), the condition, correctness, the thinking, difficulty, and the limits.
+"""
+
+import random
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlvr_cli.analysis.queries.database import Database
+from rlvr_cli.config.grpo import Language
+from rlvr_cli.data.prompts import PLACEHOLDER
+from rlvr_cli.graders.language import language_share
+from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.types import Example
+
+Key = tuple[str, str, int, str, int]  # (run_id, phase, step, example_id, sample_index)
+
+_CHOSEN = "($phase = 'all' OR phase = $phase) AND ($step IS NULL OR step = $step)"
+_RIGHT = "coalesce(reward > 0.5 AND NOT isnan(reward), false)"
+_KEY = "run_id, phase, step, example_id, sample_index"
+# The white space of Python's str.strip: the reader of a dataset rejects a response that is blank to it.
+_BLANK = r"regexp_full_match(response, '[\s\p{Z}\x0b\x1c-\x1f\x{85}]*')"
+# A row of a dataset is text and has no response mask, so the policy must have sampled all of the response.
+_ONE_VOICE = "coalesce(list_bool_and(response_mask), true)"
+_PARAGRAPHS = re.compile(r"\n\s*\n")
+_SIGNS = str.maketrans("−–×·÷", "--**/")
+_SAME = r"md5(lower(trim(regexp_replace(response, '\s+', ' ', 'g'))))"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question of the source, and the results of its samples."""
+
+    id: str
+    text: str | None  # None if it cannot be extracted from the prompt
+    ground_truth: str
+    identity: str  # equal for questions that differ only in case and white space
+    n: int = 0
+    right: int = 0
+
+    @property
+    def pass_rate(self) -> float:
+        return self.right / self.n
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One row that may be kept: a response, or a question."""
+
+    key: Any  # the response's `Key`, or the question's key
+    question: str  # key of its `Question`
+    matches: bool = True  # whether the condition holds
+    right: bool = False
+    tokens: int = 0
+    usable: bool = True  # not cut at the length limit, not blank, and sampled entirely by the policy
+    digest: str = ""  # equal for responses that differ only in case and white space
+    faults: frozenset[str] = frozenset()  # of its thinking, of `ThinkingRules`
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingRules:
+    """What the thinking of a response must be, as DeepSeek-R1 (2025, section 2.3.3) chose the traces of its distillation.
+
+    The thinking is what stands before ``</think>``, else the whole response.
+    """
+
+    language: Language | None = None  # of at least `min_share` of its words
+    min_share: float = 1.0
+    max_paragraph_words: int | None = None  # paragraphs end at blank lines
+    without_code: bool = False  # in a block of ```
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The stages that the rules ask for, by name, with what they say of a response that they drop."""
+        found = {}
+        if self.language:
+            found["language"] = f"less than {self.min_share:.0%} of the thinking's words are in {self.language}"
+        if self.max_paragraph_words:
+            found["paragraphs"] = f"the thinking has a paragraph of more than {self.max_paragraph_words} words"
+        if self.without_code:
+            found["code"] = "the thinking has a block of code"
+        return found
+
+    def faults(self, response: str) -> frozenset[str]:
+        """The names of the stages that drop a response."""
+        thinking = response.partition("</think>")[0]
+        found = set()
+        if self.language and language_share(response, self.language) < self.min_share:
+            found.add("language")
+        most = self.max_paragraph_words
+        if most and any(len(paragraph.split()) > most for paragraph in _PARAGRAPHS.split(thinking)):
+            found.add("paragraphs")
+        if self.without_code and "```" in thinking:
+            found.add("code")
+        return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The options of a selection; see the config of `rlvr filter`."""
+
+    where: bool = False
+    thinking: ThinkingRules = ThinkingRules()
+    correct_only: bool = False
+    min_pass_rate: float = 0.0
+    max_pass_rate: float = 1.0
+    max_per_question: int | None = None
+    shortest: bool = False
+    dedup: bool = False
+    limit: int | None = None
+    with_control: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of the selection: how many items it kept and dropped, and why."""
+
+    name: str
+    kept: int
+    dropped: int
+    why: str
+
+
+@dataclass
+class Selected:
+    """The items that are kept so far, the stages so far, and the control."""
+
+    kept: list[Item]
+    stages: list[Stage] = field(default_factory=list)
+    control: list[Item] = field(default_factory=list)
+
+    def keep(self, name: str, wanted: Callable[[Item], bool], why: str) -> None:
+        """Add a stage that keeps only the wanted items."""
+        left = [item for item in self.kept if wanted(item)]
+        self.stages.append(Stage(name, len(left), len(self.kept) - len(left), why))
+        self.kept = left
+
+
+# Sources
+
+
+def read_samples(
+    database: Database,
+    *,
+    phase: str,
+    step: int | None,
+    condition: str,
+    templates: Mapping[str, str],
+    rules: ThinkingRules,
+) -> tuple[list[Item], dict[str, Question]]:
+    """Read the rollouts of runs as items, and their questions by key.
+
+    Args:
+        condition: SQL as returned by `Database.condition`.
+        templates: run id -> the run's prompt template.
+        rules: what the thinking of a response must be.
+    """
+    chosen = {"phase": phase, "step": step}
+    questions: dict[str, Question] = {}
+    sql = (
+        f"SELECT md5(prompt), run_id, prompt, min(example_id), min(ground_truth), count(*), count(*) FILTER ({_RIGHT})"
+        f" FROM rollouts WHERE {_CHOSEN} GROUP BY run_id, prompt ORDER BY run_id"
+    )
+    for key, run_id, prompt, example_id, truth, n, right in database.rows(sql, chosen):
+        known = questions.get(key)  # another run may have asked it too
+        text = (known and known.text) or question_of(prompt, templates.get(run_id, ""))
+        questions[key] = Question(
+            id=min(example_id, known.id) if known else example_id,
+            text=text,
+            ground_truth=min(truth, known.ground_truth) if known else truth,
+            identity=normalized(text or prompt),
+            n=n + (known.n if known else 0),
+            right=right + (known.right if known else 0),
+        )
+    response = "response" if rules.names else "''"
+    sql = (
+        f"SELECT {_KEY}, md5(prompt), coalesce({condition}, false), {_RIGHT}, num_response_tokens,"
+        f" finish_reason <> 'length' AND NOT {_BLANK} AND {_ONE_VOICE}, {_SAME}, {response}"
+        f" FROM rollouts WHERE {_CHOSEN}"
+    )
+    items = [Item(tuple(row[:5]), *row[5:-1], faults=rules.faults(row[-1])) for row in database.rows(sql, chosen)]
+    return items, questions
+
+
+def read_examples(
+    database: Database, examples: Sequence[Example], *, condition: str, rules: ThinkingRules
+) -> tuple[list[Item], dict[str, Question]]:
+    """Turn the examples of a dataset into items, and their questions by key, which is the example's id."""
+    matches = {row for row, holds in database.rows(f"SELECT rowid, coalesce({condition}, false) FROM dataset") if holds}
+    items = [
+        Item(
+            e.id,
+            e.id,
+            matches=row in matches,
+            digest=normalized(e.response or ""),
+            faults=rules.faults(e.response or ""),
+        )
+        for row, e in enumerate(examples)
+    ]
+    return items, {e.id: Question(e.id, e.question, e.ground_truth, normalized(e.question)) for e in examples}
+
+
+def by_question(items: Iterable[Item]) -> list[Item]:
+    """Merge the items of each question, in order of first appearance; right if a sample that matches the condition is right."""
+    merged: dict[str, Item] = {}
+    for item in items:
+        earlier = merged.get(item.question)
+        merged[item.question] = Item(
+            item.question,
+            item.question,
+            matches=item.matches or (earlier is not None and earlier.matches),
+            right=(item.right and item.matches) or (earlier is not None and earlier.right),
+        )
+    return list(merged.values())
+
+
+def response_rows(
+    database: Database, keys: Collection[Key], *, phase: str, step: int | None, with_ids: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield the texts of these rollouts, in the order of the runs, each with its `Key` and the key of its question.
+
+    Args:
+        with_ids: also the sampled token ids.
+    """
+    columns = ("prompt", "response", "ground_truth", "reward", "grader")
+    columns += ("prompt_ids", "response_ids") if with_ids else ()
+    sql = f"SELECT {_KEY}, md5(prompt), {', '.join(columns)} FROM rollouts WHERE {_CHOSEN}"
+    for row in database.rows(sql, {"phase": phase, "step": step}):
+        if tuple(row[:5]) in keys:
+            yield {"key": tuple(row[:5]), "question": row[5]} | dict(zip(columns, row[6:], strict=True))
+
+
+def template_of(info: RunInfo) -> str:
+    """The prompt template of a run; "" if run.json has none."""
+    facts = info.metadata.get("facts")
+    prompt = facts.get("prompt") if isinstance(facts, Mapping) else None
+    text = prompt.get("text") if isinstance(prompt, Mapping) else None
+    return text if isinstance(text, str) else ""
+
+
+def question_of(prompt: str, template: str) -> str | None:
+    """Extract the question from a prompt that was made with the template; None if the prompt does not fit the template."""
+    parts = template.split(PLACEHOLDER)
+    holes = len(parts) - 1
+    length, rest = divmod(len(prompt) - sum(map(len, parts)), holes or 1)
+    if not holes or rest or length < 1:
+        return None
+    question = prompt[len(parts[0]) : len(parts[0]) + length]
+    return question if question.strip() and template.replace(PLACEHOLDER, question) == prompt else None
+
+
+# What is kept
+
+
+def select(
+    items: Sequence[Item],
+    questions: Mapping[str, Question],
+    selection: Selection,
+    *,
+    seen: Mapping[str, str] | None = None,
+    source: str = "",
+) -> Selected:
+    """Apply a selection.
+
+    Args:
+        seen: result of `find_contaminated`; None without decontamination.
+        source: a description of the source, for the first row of the table.
+    """
+    s = selection
+    selected = Selected(list(items), [Stage("source", len(items), 0, source)])
+    if any(not item.usable for item in items):
+        selected.keep("whole", lambda i: i.usable, "cut at the length limit, empty, or not sampled by the policy alone")
+    if seen is not None:
+        counts = {how: sum(seen.get(i.question) == how for i in selected.kept) for how in sorted(set(seen.values()))}
+        found = "; ".join(f"{count} {how}" for how, count in counts.items() if count)
+        selected.keep("decontaminate", lambda i: i.question not in seen, found or "its question is in the evaluation")
+    if s.dedup:
+        there: set[tuple[str, str]] = set()
+
+        def first(item: Item) -> bool:
+            identity = (questions[item.question].identity, item.digest)
+            new = identity not in there
+            there.add(identity)
+            return new
+
+        selected.keep("dedup", first, "a duplicate, ignoring case and white space")
+    pool = selected.kept
+    if s.where:
+        selected.keep("where", lambda i: i.matches, "the condition does not hold")
+    if s.correct_only:
+        selected.keep("correct", lambda i: i.right, "not rewarded")
+    for name, why in s.thinking.names.items():
+        selected.keep(name, lambda i, name=name: name not in i.faults, why)
+    if (s.min_pass_rate, s.max_pass_rate) != (0.0, 1.0):
+        selected.keep(
+            "pass rate",
+            lambda i: s.min_pass_rate <= questions[i.question].pass_rate <= s.max_pass_rate,
+            f"the question's pass rate is not within {s.min_pass_rate:g} to {s.max_pass_rate:g}",
+        )
+    how = "the shortest are kept" if s.shortest else f"chosen at random, seed {s.seed}"
+    if s.max_per_question:
+        groups: dict[str, list[Item]] = defaultdict(list)
+        for item in selected.kept:
+            groups[item.question].append(item)
+        draw = random.Random(f"per question {s.seed}")
+        few = {i.key for g in groups.values() for i in _some(g, s.max_per_question, shortest=s.shortest, draw=draw)}
+        selected.keep("per question", lambda i: i.key in few, f"more than {s.max_per_question}; {how}")
+    if s.limit:
+        draw = random.Random(f"limit {s.seed}")
+        some = {i.key for i in _some(selected.kept, s.limit, shortest=s.shortest, draw=draw)}
+        selected.keep("limit", lambda i: i.key in some, f"more than {s.limit}; {how}")
+    if s.with_control:
+        drawn = {i.key for i in random.Random(f"control {s.seed}").sample(pool, len(selected.kept))}
+        selected.control = [i for i in pool if i.key in drawn]
+    return selected
+
+
+def _some(items: Sequence[Item], count: int, *, shortest: bool, draw: random.Random) -> Sequence[Item]:
+    if len(items) <= count:
+        return items
+    return sorted(items, key=lambda i: i.tokens)[:count] if shortest else draw.sample(items, count)
+
+
+# Contamination
+
+
+def normalized(text: str) -> str:
+    """Normalize a text: NFKC, case folded, single spaces."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def find_contaminated(questions: Mapping[str, Question], evaluation: Sequence[str], *, ngram: int) -> dict[str, str]:
+    """Find questions that an evaluation contains: key -> in which way. Either equal, or with `ngram` consecutive words in common.
+
+    Questions are equal if their letters, numbers and signs of arithmetic are, whatever their case, spaces and punctuation.
+    A question of fewer words must be equal, because short questions can share all their words by chance.
+    """
+    texts = [normalized(text) for text in evaluation]
+    equal, grams = set(map(_bare, texts)), {gram for text in texts for gram in _grams(text, ngram)}
+    found: dict[str, str] = {}
+    for key, question in questions.items():
+        text = question.identity
+        if _bare(text) in equal:
+            found[key] = "equal to one of the evaluation"
+        elif any(gram in grams for gram in _grams(text, ngram)):
+            found[key] = f"with {ngram} words in common with one of the evaluation"
+    return found
+
+
+def _bare(text: str) -> str:
+    """A normalized text without spaces and punctuation, but with signs of arithmetic, and a space between two numbers.
+
+    1 + 23 and 12 + 3 are not 1 - 23 or 123: without the signs, other questions would count as equal. A text of nothing
+    but punctuation stays.
+    """
+    text = re.sub(
+        r"(?<=\d),(?=\d{3}(?!\d))|(?<![\w)])\*\*|\*\*(?![\w(])", "", text.translate(_SIGNS)
+    )  # 1,000; **bold**
+    pieces = re.findall(r"\d+|[^\W\d_]+|[-+*/^<>%]", text)
+    return re.sub(r"(?<=\d)\0(?=\d)", " ", "\0".join(pieces)).replace("\0", "") or text
+
+
+def _grams(text: str, n: int) -> Iterator[tuple[str, ...]]:
+    """All n consecutive words, without the punctuation around each; a word of punctuation only, such as +, is kept."""
+    words = [re.sub(r"^[^\w\s]+|[^\w\s]+$", "", word) or word for word in text.split()]
+    return (tuple(words[i : i + n]) for i in range(len(words) - n + 1))

@@ -1,0 +1,1 @@
+"""Estimates with their uncertainty, comparisons, and what they say of a run."""

@@ -1,0 +1,1 @@
+"""Commands that work on stored runs: query, check, grade again, filter, export, view."""

@@ -1,0 +1,94 @@
+"""`rlvr check`: read every byte of a run, compare it with its checksums, and check what the rows say; with --replay, compute its
+updates again.
+
+Enters: a CheckConfig. Leaves: on stdout what is wrong, one sentence each, or a sentence that nothing is, and what a replay
+found; exit status 1 or 0. Of several runs, all are checked, whatever is wrong with one.
+"""
+
+import os
+from pathlib import Path
+
+from rlvr_cli.config.store.check import CheckConfig
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.rollouts.requests import request_seed
+from rlvr_cli.runs.check import check_run
+from rlvr_cli.runs.lock import description, holder_of
+from rlvr_cli.runs.readers import latest_run, resolve_runs
+from rlvr_cli.runs.storage.files import shown
+from rlvr_cli.terminal import console, tables
+
+SHOWN_PROBLEMS = 5
+
+
+def run(config: CheckConfig) -> None:
+    """Check runs, which may still be running. Raises RlvrError when a file differs from what was committed."""
+    named = resolve_runs(config.runs, config.runs_dir)
+    console.report_passed_over(named.others)
+    paths = named.runs or [latest_run(config.runs_dir)]
+    if len(paths) == 1:
+        return check(paths[0], config)
+    if config.format != "table":
+        raise RlvrError(f"--format {config.format} is for one run; these are {len(paths)}.", "Leave it out.")
+    failed: list[RlvrError] = []
+    for path in paths:
+        try:
+            check(path, config)
+        except RlvrError as error:
+            console.say(f"error: {error.problem}")
+            failed.append(error)
+    if failed:
+        raise RlvrError(f"{len(failed)} of {len(paths)} runs are not as they were committed.", failed[0].hint)
+
+
+def check(path: Path, config: CheckConfig) -> None:
+    """Check one run."""
+    console.say(f"run      {path}")
+    found = check_run(path, seed_of=request_seed)
+    files, problems = found.files, found.problems
+    if os.path.lexists(path / "checkpoints"):
+        from rlvr_cli.training.checkpoints import check_checkpoints  # imports torch: only if needed
+
+        in_checkpoints, damaged = check_checkpoints(path)
+        files, problems = files + in_checkpoints, [*problems, *damaged]
+    if holder := holder_of(path):
+        console.say(f"it is being written by {description(holder)}")
+    for sentence in found.pending:
+        console.say(sentence)
+    if problems or config.format != "table":
+        tables.print_table(["problem"], [[problem] for problem in problems], output=config.format)
+    else:
+        console.print_text(
+            f"every byte of {files} files is as it was committed; the keys, seeds and steps of {found.rows} rollouts fit"
+        )
+    if problems:
+        raise RlvrError(
+            f"{shown(path)} is not as it was committed: {len(problems)} problem{'s' if len(problems) > 1 else ''}.",
+            "Restore the named files from a copy of the run. If only a checkpoint is damaged, --resume uses an older one.",
+        )
+    if config.replay:
+        replay(path, config)
+
+
+def replay(path: Path, config: CheckConfig) -> None:
+    """Replay a run's updates and print them. Raises RlvrError when they are not what the run logged."""
+    from rlvr_cli.replay.run import replay_run  # imports torch: only if needed
+    from rlvr_cli.replay.stored import read_stored
+
+    stored, most = read_stored(path), config.replayed_updates
+    with console.progress("updates", min(len(stored.logged), most or len(stored.logged))) as bar:
+        found = replay_run(stored, most=most, advance=bar.advance)
+    columns = ("update", "objective", "replayed", "gradient norm", "replayed norm", "difference")
+    rows = [(u.number, u.logged_objective, u.objective, u.logged_norm, u.norm, u.difference) for u in found.updates]
+    tables.print_table(columns, rows, output=config.format)
+    console.say(
+        f"largest difference {found.difference:.2g}; {found.rows} rollouts have the log-probabilities of their policies"
+    )
+    if found.problems:
+        more = len(found.problems) - SHOWN_PROBLEMS
+        some = "; ".join(found.problems[:SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        raise RlvrError(
+            f"The stored rollouts and options of {shown(path)} do not give what it logged: {some}.",
+            "Its options, rollouts, metrics or weights were changed, or another version of rlvr made it.",
+        )
+    if config.format == "table":
+        console.print_text(found.verdict)

@@ -1,0 +1,152 @@
+"""`rlvr grade`: grade the responses of runs again with another grader, and show what changes; or try a grader.
+
+Enters: a GradeConfig. Leaves: new grades stored beside the run's own, and on stdout how the two differ; or, stored nowhere, what
+a grader makes of some responses.
+"""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlvr_cli import user_code
+from rlvr_cli.analysis.statistics.grade_changes import compare_grades
+from rlvr_cli.analysis.summary import combined_tables
+from rlvr_cli.config.store.grade import GradeConfig
+from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.errors import Interrupted, RlvrError, UsageError
+from rlvr_cli.graders import GRADERS, has_format_rule
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.grading import say_failure
+from rlvr_cli.rollouts.inputs import load_questions
+from rlvr_cli.rollouts.regrade import plan_regrade, regrade
+from rlvr_cli.rollouts.trial_grades import question_cases, stored_cases, trial_tables, try_grader
+from rlvr_cli.runs.readers import latest_run, read_run, resolve_runs
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.terminal import console, tables
+
+
+def run(config: GradeConfig) -> None:
+    """Grade a run again, explain a verdict, or try a grader. Raises RlvrError for user errors, Interrupted after a signal."""
+    if config.explain is not None:
+        return explain(config, config.explain)
+    if config.check:
+        return check(config)
+    if not config.grader:
+        raise UsageError("No grader is given.", f"Choose {', '.join(GRADERS)}, or FILE.py:FUNCTION, with --grader.")
+    pool = GraderPool(
+        config.grader,
+        format_rule=config.format_rule,
+        workers=config.grader_workers,
+        timeout=config.grader_timeout,
+        report=say_failure,
+    )
+    named = resolve_runs(config.run, config.runs_dir)
+    console.report_passed_over(named.others)
+    paths = named.runs or [latest_run(config.runs_dir)]
+    ungraded = []  # runs of which not one response could be graded
+    with pool, StopRequest() as stop:
+        for path in paths:
+            failed = pool.failed
+            left = grade_run(config, path, pool, stop=stop, paths=paths)
+            if left and pool.failed - failed == left:
+                ungraded.append((path, left))
+    grader = stored_name(config)
+    changes = {path: compare_grades(read_run(path), grader=grader, phase=config.phase) for path in paths}
+    if len(paths) == 1:
+        tables.print_tables(changes[paths[0]], output=config.format)
+    else:
+        tables.print_tables(combined_tables((path.name, its) for path, its in changes.items()), output=config.format)
+    if ungraded:
+        path, left = ungraded[0]
+        of = f" of {path.name}" if len(paths) > 1 else ""
+        raise RlvrError(
+            f"Not one of the {left} responses{of} could be graded: see the note above.",
+            "Correct the grader, and give the same command again: a changed file grades all of them anew.",
+        )
+
+
+def grade_run(config: GradeConfig, path: Path, pool: GraderPool, *, stop: StopRequest, paths: Sequence[Path]) -> int:
+    """Grade one of the runs `paths` again. Returns how many rollouts were graded, and not before.
+
+    Raises:
+        Interrupted: a signal came; says how to go on.
+    """
+    grader, sha256 = stored_name(config), _sha256_of(config.grader)
+    with RunDir.annotate(path) as run:
+        console.say(f"run      {run.path} ({run.metadata['status']})")
+        for notice in run.notices:
+            console.say(notice)
+        works = plan_regrade(run, grader=grader, grader_sha256=sha256, phase=config.phase, again=config.again)
+        done, left = sum(w.done for w in works), sum(w.left for w in works)
+        console.say(f"grader   {grader}: {left} rollouts to grade" + (f", {done} graded already" if done else ""))
+        try:
+            if left:
+                with console.progress("grading", done + left, done=done) as bar:
+                    regrade(run, works, grader=grader, grader_sha256=sha256, pool=pool, stop=stop, progress=bar)
+        except (Interrupted, KeyboardInterrupt):
+            words = ["rlvr", "grade", *map(str, paths), "--grader", config.grader]
+            words += ["--format-rule", config.format_rule] if config.format_rule != "literal" else []
+            words += ["--phase", config.phase] if config.phase != "all" else []
+            raise Interrupted(f"what is done is kept in {run.path}; go on with: {shlex.join(words)}") from None
+    return left
+
+
+def check(config: GradeConfig) -> None:
+    """Try a grader on answers that are known to be right or wrong, and on stored responses.
+
+    Raises:
+        RlvrError: a grade failed, after the tables.
+    """
+    cases = []
+    if config.dataset:
+        template = load_prompt(config.prompt)
+        asked = config.sources.get("limit") != "default"
+        questions = load_questions(config, purpose="eval", limit=config.limit, asked=asked).examples
+        cases += question_cases(questions, template, grader=config.check)
+    for path in resolve_runs(config.run, config.runs_dir).runs:
+        cases += stored_cases(path, limit=config.limit)
+    if not cases:
+        raise RlvrError(
+            f"{', '.join(config.run) or config.dataset} has no response to try.", "Name other questions or another run."
+        )
+    with GraderPool(config.check, format_rule=config.format_rule, workers=1, timeout=config.grader_timeout) as pool:
+        trials = try_grader(pool, cases)
+    tables.print_tables(trial_tables(trials), output=config.format)
+    number, failed = (sum(counts) for counts in zip(*((len(t.cases), t.failed) for t in trials), strict=True))
+    if failed:
+        hint = "Correct it at the lines shown."
+        if number < len(cases):
+            hint = f"The {len(cases) - number} others were not tried. --grader-timeout gives each more time."
+        raise RlvrError(f"{config.check} failed on {failed} of {number} responses.", hint)
+    means = {trial.cases[0].kind: trial.mean_reward or 0.0 for trial in trials}
+    if means.get("perfect", 1.0) <= max(means.get("wrong", 0.0), means.get("empty", 0.0)):
+        perfect = next(case for case in cases if case.kind == "perfect")
+        console.say(
+            "warning: perfect answers are not rewarded more than wrong or empty ones. Does the function look for another format? "
+            f"A perfect answer to {perfect.example['id']} was {perfect.response!r}, for the truth {perfect.ground_truth!r}."
+        )
+
+
+def explain(config: GradeConfig, text: str) -> None:
+    """Print how the verdict on one answer or response comes about."""
+    from rlvr_cli.graders.explain import explained, response_of
+
+    (truth,) = config.run
+    grader = config.grader or "r1_zero"
+    response = response_of(text, grader)
+    with GraderPool(grader, format_rule=config.format_rule, workers=1, timeout=config.grader_timeout) as pool:
+        (verdict,) = pool.grade([(response, truth)])
+    found = explained(verdict, response, truth, grader=grader, format_rule=config.format_rule)
+    tables.print_tables(found, output=config.format)
+
+
+def stored_name(config: GradeConfig) -> str:
+    """The name that the grades are stored under: the grader's name, and its format rule if it is not the default."""
+    ruled = has_format_rule(config.grader) and config.format_rule != "literal"
+    return f"{config.grader}_{config.format_rule}" if ruled else config.grader
+
+
+def _sha256_of(grader: str) -> str | None:
+    """The sha256 of a grader's file, so that a changed file counts as another grader; None for a built-in grader."""
+    return None if grader in GRADERS else user_code.sha256(grader)

@@ -1,0 +1,1 @@
+"""Options of the commands that work on stored runs."""

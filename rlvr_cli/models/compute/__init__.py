@@ -1,0 +1,1 @@
+"""How a model computes: devices, precision, kernels, recomputation, shared prefixes."""

@@ -1,0 +1,1 @@
+"""Samplers in processes and servers of their own, one or several as one."""

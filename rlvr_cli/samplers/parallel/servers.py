@@ -1,0 +1,396 @@
+"""vLLM servers that somebody started elsewhere, as one sampler: they divide the requests, and load the weights that train.
+
+Enters: their addresses; then requests, and new weights of the policy. Leaves: completions in the order in which they arrive.
+
+Each server is asked through `openai`. The samples of one that fails are asked again of the others, with the same seeds, and it is
+left out from then on. New weights go by a directory that trainer and servers see; each server must show that it serves them. An
+adapter goes the same way, under a name that no other version had, by which it is then asked for: it is never merged.
+"""
+
+import contextlib
+import http.client
+import json
+import queue
+import secrets
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlvr_cli.config.endpoint import PLACEHOLDER_KEY, check_address
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.compute.device import dtype_name
+from rlvr_cli.process import stoppable
+from rlvr_cli.samplers.openai import CHECK_SECONDS, FRAME_BYTES, OpenAISampler
+from rlvr_cli.samplers.openai_answer import Unreadable, error_message, read_answer
+from rlvr_cli.samplers.parallel.several import SeveralSamplers
+from rlvr_cli.samplers.stop_strings import continued, first_stop, prompt_token_ids, response_text
+from rlvr_cli.samplers.weight_check import Probe, probe_prompts, take_probe, verify_weights
+from rlvr_cli.text import printable
+from rlvr_cli.types import Completion, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from rlvr_cli.models.policy import Policy
+
+HOW_TO_START = (
+    "Start each with VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs; for --lora-rank RANK also with "
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora --max-lora-rank RANK: see docs/engines.md."
+)
+CONCURRENCY = 256  # requests that a server is asked at once: vLLM batches them
+PROBE_PROMPTS, PROBE_LENGTH, PROBE_TOKENS = 4, 16, 8
+HEALTH_SECONDS = 30.0  # in which a server must say that its engine lives
+MISSED = 2  # times in a row that it does not: then it is not waited for any longer
+LOAD_SECONDS = 600.0  # in which a server must have loaded new weights
+CLOSE_SECONDS = 5.0  # in which it must have forgotten an adapter
+_COLD = 0.01  # a temperature at which nearly every token has log-probability 0 in the distribution sampled from
+
+
+class NoAnswer(RlvrError):
+    """A server is not there; the others may be."""
+
+
+class ServersSampler(SeveralSamplers["_Server"]):
+    """Samples from vLLM servers of one model.
+
+    Args:
+        urls: of each server, such as http://10.0.0.2:8000, without /v1.
+        tokenizer: of the model.
+        model: which one the servers must say that they serve; empty: any, since it gets new weights.
+        takes_adapters: whether `load_weights` gets policies with an adapter, of which the servers have the base.
+        weights_dir: where new weights are written for the servers; all of them must see it under this name. Empty: a folder
+            for temporary files.
+        timeout: seconds that one sample may take.
+
+    Raises:
+        RlvrError: an address is none, the openai package is missing, a server does not answer, serves another model, or gives
+            log-probabilities before temperature.
+    """
+
+    engine = "vllm-servers"
+    seeding = "per-request"
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        tokenizer: Any,
+        *,
+        model: str = "",
+        takes_adapters: bool = False,
+        weights_dir: str = "",
+        timeout: float = 600.0,
+    ) -> None:
+        for url in urls:
+            check_address(url, option="--sampler-urls")
+        super().__init__({url: _Server(url, tokenizer, model=model, timeout=timeout) for url in urls})
+        self._tokenizer, self._weights_dir = tokenizer, weights_dir
+        self._takes_adapters, self._adapter_folder = takes_adapters, contextlib.ExitStack()
+        self._name = f"rlvr-{secrets.token_hex(4)}"  # of adapters: another run's may still be on the servers
+        self.policy_version = 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which servers were left out, and why."""
+        return self.left_out
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+        """Answer every seed of every request; completions come in the order in which they arrive.
+
+        Raises:
+            RlvrError: no server is left, or one refused the requests.
+        """
+        prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=len(self._tokenizer))
+        return super().sample(
+            [replace(r, prompt_ids=tuple(ids)) for r, ids in zip(requests, prompts, strict=True)], params
+        )
+
+    def load_weights(self, policy: "Policy", policy_version: int) -> None:
+        """Let every server load the weights of `policy`, and verify that it serves them.
+
+        Raises:
+            RlvrError: a server cannot load them, or serves others.
+        """
+        with contextlib.ExitStack() as temporary:
+            folder = temporary.enter_context(
+                tempfile.TemporaryDirectory(prefix="rlvr-weights-", dir=self._weights_dir or None)
+            )
+            Path(folder).chmod(0o755)  # the servers may be another user's
+            (policy.write_adapter if self._takes_adapters else partial(_write_weights, policy))(Path(folder))
+            for url, server in list(self.members.items()):
+                try:
+                    if self._takes_adapters:
+                        server.load_adapter(folder, name=f"{self._name}-{policy_version}")
+                    else:
+                        server.load(folder)
+                    server.verify(policy, policy_version, served_version=self.policy_version)
+                except RlvrError as error:
+                    if not isinstance(error, NoAnswer) and server.lives():
+                        raise
+                    self.leave_out(url, error)
+            if self._takes_adapters:  # a server may read the one that it serves again
+                self._adapter_folder.close()
+                self._adapter_folder = temporary.pop_all()
+        self.policy_version = policy_version
+
+    def sleep(self) -> None:
+        """Do nothing: the servers have memory of their own."""
+
+    def close(self) -> None:
+        """Let the servers forget the adapter; they go on."""
+        for server in self.members.values():
+            with contextlib.suppress(RlvrError):
+                server.unload_adapter(seconds=CLOSE_SECONDS)
+        self._adapter_folder.close()
+
+
+def _write_weights(policy: "Policy", folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    # With tied embeddings the output layer is saved under its own name too: see `vllm.VllmSampler.load_weights`.
+    weights = {name: tensor.detach().cpu().clone() for name, tensor in policy.weights_for_engine().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(policy.config.to_dict(), default=str))
+
+
+class _Server:
+    """One server.
+
+    Args:
+        model: the name or the directory of the model that it must serve; empty: it serves one, whose weights it will get.
+
+    Raises:
+        RlvrError: it does not answer, serves another model, or gives log-probabilities before temperature.
+    """
+
+    def __init__(self, url: str, tokenizer: Any, *, model: str, timeout: float) -> None:
+        self.url, self._tokenizer = url, tokenizer
+        self._vocabulary = len(tokenizer)
+        self._last_probe: Probe | None = None
+        self._adapter = ""  # the name of the one that is served
+        self._missed = 0
+        self._sampler = OpenAISampler(
+            self._served(model),
+            base_url=f"{url}/v1",
+            max_concurrency=CONCURRENCY,
+            timeout=timeout,
+            max_retries=1,
+            processed_logprobs=True,
+            check=self._check_life,
+        )
+        self._check_logprobs()
+
+    def _served(self, model: str) -> str:
+        """Return the server's name of the model, by which it is asked."""
+        listed = _field(json_answer("GET", f"{self.url}/v1/models"), self.url, "data", list)
+        served = {_field(one, self.url, "id", str): one.get("root") for one in listed}
+        for name, root in served.items():
+            if (
+                not model
+                or model in (name, root)
+                or (isinstance(root, str) and Path(root).resolve() == Path(model).resolve())
+            ):
+                return name
+        if not model:
+            raise odd_answer(self.url, "no model")
+        raise RlvrError(
+            f"The server at {self.url} serves {printable(', '.join(served), keep='')}, and not {printable(model)}.",
+            "Name the model with --model as the server does, or start it with the name: --served-model-name NAME.",
+        )
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+        """Answer every seed of every request; its `prompt_ids` are sampled from. Raises RlvrError."""
+        completions = self._sampler.sample(requests, params)
+        try:
+            for completion in completions:
+                self._check(completion)
+                begun = requests[completion.request_index].begun
+                rest = replace(params, min_tokens=max(params.min_tokens - begun, 0))
+                completion = self._as_everywhere(completion, rest)
+                yield continued(completion, self._tokenizer, params, begun=begun) if begun else completion
+        finally:
+            completions.close()
+
+    def _check(self, completion: Completion) -> None:
+        """Raise RlvrError unless the server gave token ids, and a log-probability for each."""
+        ids = completion.token_ids
+        if not ids or len(ids) != len(completion.logprobs):
+            raise odd_answer(
+                self.url, f"a completion of {len(ids)} token ids and {len(completion.logprobs)} log-probabilities"
+            )
+
+    def _as_everywhere(self, completion: Completion, params: SamplingParams) -> Completion:
+        """Give a completion the text that every engine gives: its ids decoded, up to the stop string."""
+        text, reason = response_text(self._tokenizer, completion.token_ids), completion.stop_reason
+        if reason in params.stop:
+            protected = response_text(self._tokenizer, completion.token_ids[: params.min_tokens])
+            found = first_stop(text, params.stop, start=len(protected) if params.min_tokens else 0)
+            if found is not None:
+                reason, end = found
+                text = text[:end]
+        return replace(completion, text=text, stop_reason=reason, num_tokens=len(completion.token_ids))
+
+    def load(self, folder: str) -> None:
+        """Let the server load the weights in a directory. Raises RlvrError."""
+        self._awaited("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        json_answer("POST", f"{self.url}/reset_prefix_cache", {})
+
+    def lives(self) -> bool:
+        """Whether the server's engine does: when it has died, what answers for it goes on for a moment, and says 500 to everything."""
+        try:
+            ask_server("GET", f"{self.url}/health", None, seconds=HEALTH_SECONDS)
+        except RlvrError:
+            return False
+        return True
+
+    def _check_life(self) -> None:
+        """Raise RlvrError if the server has not said `MISSED` times in a row that its engine lives."""
+        self._missed = 0 if self.lives() else self._missed + 1
+        if self._missed >= MISSED:
+            raise NoAnswer(f"The server at {self.url} does not answer, nor say that its engine lives.", HOW_TO_START)
+
+    def _awaited(self, route: str, body: dict[str, Any]) -> None:
+        """Ask for what may take long, and wait for it while the server's engine lives. Raises RlvrError."""
+        answered: queue.SimpleQueue[RlvrError | None] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                ask_server("POST", f"{self.url}{route}", body)
+            except RlvrError as error:
+                answered.put(error)
+            else:
+                answered.put(None)
+
+        threading.Thread(target=ask, daemon=True).start()
+        while True:
+            try:
+                with stoppable():
+                    error = answered.get(timeout=CHECK_SECONDS)
+            except queue.Empty:
+                self._check_life()
+                continue
+            if error is not None:
+                raise error
+            return
+
+    def load_adapter(self, folder: str, *, name: str) -> None:
+        """Let the server load the adapter in a directory, and ask for it by this name from now on. Raises RlvrError."""
+        self.unload_adapter()
+        self._awaited("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+        self._adapter = self._sampler.model = name
+
+    def unload_adapter(self, *, seconds: float = LOAD_SECONDS) -> None:
+        """Let the server forget the adapter that it serves, if it does. Raises RlvrError."""
+        name, self._adapter = self._adapter, ""
+        if name:
+            ask_server("POST", f"{self.url}/v1/unload_lora_adapter", {"lora_name": name}, seconds=seconds)
+
+    def verify(self, policy: "Policy", version: int, *, served_version: int) -> None:
+        """Raise RlvrError if the server does not serve the weights of `policy`."""
+        self._vocabulary = min(policy.vocabulary_size, len(self._tokenizer))
+        probe = take_probe(policy, self._probe())
+        verify_weights(
+            probe,
+            self._last_probe,
+            # That of the servers is not known; on a GPU it is bfloat16.
+            precisions=[dtype_name(policy.dtype), *["bfloat16"] * (policy.device.type == "cuda")],
+            version=version,
+            served_version=served_version,
+            hint=f"This is {self.url}. {HOW_TO_START}",
+        )
+        self._last_probe = probe
+
+    def _check_logprobs(self) -> None:
+        """Raise RlvrError if the server's log-probabilities are not those of the distribution that it samples from."""
+        greedy, cold = (
+            [x for answer in self._probe(temperature=temperature) for x in answer.logprobs]
+            for temperature in (0.0, _COLD)
+        )
+        mean, raw = sum(cold) / len(cold), sum(greedy) / len(greedy)
+        if mean < raw / 2 < -0.05:
+            raise RlvrError(
+                f"The server {self.url} gives log-probabilities before temperature, not of the distribution that it samples from.",
+                HOW_TO_START,
+            )
+
+    def _probe(self, *, temperature: float = 0.0) -> list[Completion]:
+        """The server's answers to the probe's prompts, which do not end at EOS."""
+        answers = []
+        for number, ids in enumerate(probe_prompts(self._vocabulary, count=PROBE_PROMPTS, length=PROBE_LENGTH)):
+            body = ask_server(
+                "POST",
+                f"{self.url}/v1/completions",
+                {"model": self._sampler.model, "prompt": ids, "max_tokens": PROBE_TOKENS, "temperature": temperature,
+                 "seed": 0, "ignore_eos": True, "logprobs": 0, "return_token_ids": True},
+            )  # fmt: skip
+            try:
+                said = read_answer(body, chat=False, key=PLACEHOLDER_KEY)
+            except Unreadable as error:
+                raise odd_answer(self.url, str(error)) from None
+            completion = Completion(
+                request_index=number, sample_index=0, text="", prompt_ids=tuple(ids), token_ids=said.token_ids,
+                logprobs=said.logprobs, num_prompt_tokens=len(ids), num_tokens=len(said.token_ids), finish_reason="length",
+                stop_reason=None, mean_entropy=None,
+            )  # fmt: skip
+            self._check(completion)
+            if completion.num_tokens != PROBE_TOKENS:
+                raise odd_answer(self.url, f"{completion.num_tokens} tokens, and {PROBE_TOKENS} were asked for")
+            answers.append(completion)
+        return answers
+
+
+def odd_answer(url: str, what: str, *, hint: str = HOW_TO_START) -> RlvrError:
+    return RlvrError(f"The server at {url} gave an odd answer: {printable(what, keep='')}.", hint)
+
+
+def _field(said: Any, url: str, name: str, kind: type) -> Any:
+    """Return a field of what a server said. Raises RlvrError if it has none of this type."""
+    value = said.get(name) if isinstance(said, dict) else None
+    if not isinstance(value, kind):
+        raise odd_answer(url, f"no {name} in {error_message(json.dumps(said))}")
+    return value
+
+
+def json_answer(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+    """Return what a server says, or None if that is not JSON. Raises RlvrError as `ask_server`."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(ask_server(method, url, body))
+    return None
+
+
+def ask_server(
+    method: str,
+    url: str,
+    body: dict[str, Any] | None,
+    *,
+    seconds: float = LOAD_SECONDS,
+    limit: int = FRAME_BYTES,
+    hint: str = HOW_TO_START,
+) -> str:
+    """Return the body of a server's answer.
+
+    Args:
+        seconds: in which it must answer.
+        limit: the most bytes of an answer.
+        hint: of the errors.
+
+    Raises:
+        RlvrError: there is no answer, another status than 200, or an answer without end.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    try:
+        asked = urllib.request.Request(url, data=data, headers=headers, method=method)
+        with urllib.request.urlopen(asked, timeout=seconds) as response:
+            said = response.read(limit + 1)
+    except urllib.error.HTTPError as error:
+        why = " ".join(error.read(2000).decode(errors="replace").split())
+        raise RlvrError(f"{url} answered {error.code}: {printable(why, keep='')}", hint) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise NoAnswer(f"The server at {url} does not answer: {error}", hint) from error
+    if len(said) > limit:
+        raise odd_answer(url, f"more than {limit} bytes", hint=hint)
+    return said.decode(errors="replace")

@@ -1,0 +1,1 @@
+"""From rewards to what each token is credited with: advantages, generalized advantage estimation, shaped rewards."""

@@ -1,0 +1,1 @@
+"""How weights are updated: AdamW and its variants, their state, and where it is kept."""

@@ -1,0 +1,161 @@
+"""Each alarm sounds on a curve made for it, and none on a run in which nothing is wrong."""
+
+import pytest
+
+from rlvr_cli.analysis.statistics.alarms import find_alarms
+
+WELL = {
+    "reward/mean": (0.3, 0.8),
+    "reward/format": (0.9, 0.95),
+    "reward/answer": (0.3, 0.8),
+    "reward/samples": (256, 256),
+    "reward/grade_errors": (0, 0),
+    "policy/entropy": (0.3, 0.1),
+    "length/truncated_share": (0.02, 0.03),
+    "length/correct": (100, 150),
+    "length/wrong": (110, 180),
+    "groups/signal_share": (0.9, 0.5),
+    "mismatch/logprob_mean_abs": (0.004, 0.006),
+    "optimizer/grad_norm": (0.5, 0.3),
+    "update/skipped": (0, 0),
+}
+
+
+def curves(**ends):
+    """A run of 21 steps in which each metric goes evenly from one value to the other."""
+    named = WELL | {name.replace("__", "/"): value for name, value in ends.items()}
+    return {name: {step: a + (b - a) * step / 20 for step in range(21)} for name, (a, b) in named.items()}
+
+
+def names(found):
+    return [alarm.name for alarm in found]
+
+
+def test_nothing_sounds_when_nothing_is_wrong():
+    assert names(find_alarms(curves())) == []
+    assert names(find_alarms({})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "ends", "shown"),
+    [
+        ("entropy_collapse", {"policy__entropy": (0.4, 0.001)}, "0.03"),
+        ("truncation_creep", {"length__truncated_share": (0.0, 0.4)}, "37%"),
+        ("wrong_answers_grow", {"length__wrong": (100, 400)}, "from 122 to 378 tokens"),
+        ("no_signal", {"groups__signal_share": (0.9, 0.0), "reward__mean": (0.3, 0.85)}, "easy"),
+        ("no_signal", {"groups__signal_share": (0.9, 0.0), "reward__mean": (0.0, 0.01)}, "hard"),
+        ("format_without_answers", {"reward__format": (0.2, 0.9), "reward__answer": (0.1, 0.1)}, "0.85"),
+        ("format_without_answers", {"reward__format": (0.2, 0.9), "reward__answer": (0.1, 0.3)}, "from 0.12 to 0.29"),
+        ("mismatch_grows", {"mismatch__logprob_mean_abs": (0.001, 0.05)}, "0.046"),
+        ("grade_errors", {"reward__grade_errors": (1, 1)}, "21 of 5376"),
+    ],
+)  # fmt: skip
+def test_each_alarm_sounds_on_its_curve(name, ends, shown):
+    (alarm,) = find_alarms(curves(**ends))
+    assert alarm.name == name
+    assert shown in alarm.sentence
+    assert alarm.query.startswith("rlvr analyze ")
+    assert "RUN" in alarm.query
+
+
+def test_a_normalization_is_advised_only_to_a_run_that_has_the_other():
+    grown = curves(length__wrong=(100, 400))
+    for config, advised in (
+        ({"length_normalization": "masked_mean"}, True),
+        ({"length_normalization": "masked_normalize"}, False),
+        ({}, False),  # as of rlvr ppo
+    ):
+        (alarm,) = find_alarms(grown, config=config)
+        assert ("--length-normalization" in alarm.sentence) == advised
+
+
+def test_a_short_run_without_any_signal_is_told():
+    short = {"groups/signal_share": {0: 0.0, 1: 0.0}, "reward/mean": {0: 0.0, 1: 0.0}}
+    (alarm,) = find_alarms(short)
+    assert (alarm.name, alarm.severity) == ("no_signal", "warning")
+    assert "in none of the 2 batches" in alarm.sentence
+    assert "mean reward is 0.00" in alarm.sentence
+    assert names(find_alarms(short | {"groups/signal_share": {0: 0.0, 1: 0.1}})) == []
+    assert names(find_alarms(short | {"reward/mean": {0: 1.0, 1: 1.0}})) == []
+
+
+def test_a_sampler_that_lags_behind_is_meant_to_differ():
+    assert names(find_alarms(curves(mismatch__logprob_mean_abs=(0.001, 0.05), sampling__lag=(1, 1)))) == []
+
+
+def test_entropy_may_fall_when_the_task_is_solved():
+    assert names(find_alarms(curves(policy__entropy=(0.4, 0.001), reward__mean=(0.3, 1.0)))) == []
+
+
+def test_a_spike_is_told_by_its_steps_and_nan_is_none():
+    spiked = curves()
+    spiked["optimizer/grad_norm"] |= {7: 9.0, 13: float("nan")}
+    (alarm,) = find_alarms(spiked)
+    assert alarm.name == "gradient_spikes"
+    assert alarm.sentence.endswith("at step 7")
+
+
+def test_steep_first_steps_and_those_of_a_solved_task_are_no_spikes():
+    steep = curves()
+    steep["optimizer/grad_norm"] |= dict.fromkeys(range(5), 9.0)
+    assert names(find_alarms(steep)) == []
+    late = curves(reward__mean=(0.6, 1.0))
+    late["optimizer/grad_norm"] |= {20: 9.0}
+    assert names(find_alarms(late)) == []
+    late["optimizer/grad_norm"] |= {8: 9.0}  # when the mean reward is 0.7
+    assert [a.sentence[-9:] for a in find_alarms(late)] == ["at step 8"]
+    assert names(find_alarms(late | {"reward/mean": curves()["reward/mean"]})) == ["gradient_spikes"]
+
+
+def test_skipped_updates_are_errors():
+    skipped = curves()
+    skipped["update/skipped"] |= {3: 1.0, 4: 1.0}
+    (alarm,) = find_alarms(skipped)
+    assert (alarm.name, alarm.severity) == ("skipped_updates", "error")
+    assert "steps 3, 4" in alarm.sentence
+
+
+def test_an_update_without_a_token_is_no_error():
+    skipped = curves()
+    skipped["update/skipped"] |= {3: 1.0, 4: 1.0}
+    skipped["update/tokens"] = dict.fromkeys(range(21), 100.0) | {4: 0.0}
+    error, warning = find_alarms(skipped)
+    assert (error.severity, warning.severity) == ("error", "warning")
+    assert "step 3: a loss" in error.sentence
+    assert "step 4: nothing to train on" in warning.sentence
+    (alarm,) = find_alarms(skipped | {"reward/mean": curves(reward__mean=(0.3, 1.0))["reward/mean"]})
+    assert alarm == error
+
+
+def test_a_second_grader_that_disagrees_more_and_more():
+    growing = {"math_verify": {step: 0.01 * step for step in range(21)}, "gsm8k": dict.fromkeys(range(21), 0.3)}
+    (alarm,) = find_alarms(curves(), disagreement=growing)
+    assert alarm.name == "graders_part"
+    assert alarm.sentence.startswith("math_verify")
+
+
+def test_a_run_of_few_steps_has_no_trend():
+    short = {
+        name: {step: curve[step * 6] for step in range(4)} for name, curve in curves(policy__entropy=(0.4, 0)).items()
+    }
+    assert names(find_alarms(short)) == []
+
+
+def test_a_query_is_typed_for_the_runs_own_place(tmp_path):
+    (alarm,) = find_alarms(curves(policy__entropy=(0.4, 0.001)))
+    assert alarm.command_for(tmp_path / "a run") == f"rlvr analyze entropy '{tmp_path / 'a run'}' --phase train"
+
+
+def test_alarms_come_in_the_order_of_the_table():
+    bad = curves(
+        policy__entropy=(0.4, 0.001), length__truncated_share=(0.0, 0.4), length__wrong=(100, 400), groups__signal_share=(0.9, 0.0),
+        reward__mean=(0.1, 0.2), reward__format=(0.2, 0.9), reward__answer=(0.1, 0.1), reward__grade_errors=(1, 1),
+        mismatch__logprob_mean_abs=(0.001, 0.05),
+    )  # fmt: skip
+    bad["optimizer/grad_norm"] |= {7: 9.0}
+    bad["update/skipped"] |= {3: 1.0}
+    apart = {step: 0.01 * step for step in range(21)}
+    assert names(find_alarms(bad, disagreement={"math_verify": apart, "gsm8k": apart})) == [
+        "entropy_collapse", "truncation_creep", "wrong_answers_grow", "no_signal", "format_without_answers", "graders_part",
+        "graders_part", "mismatch_grows", "gradient_spikes", "skipped_updates", "grade_errors",
+    ]  # fmt: skip

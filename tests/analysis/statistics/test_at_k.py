@@ -1,0 +1,148 @@
+"""pass@k, best@k and majority@k: their intervals, and that all commands have the same ones."""
+
+import random
+
+import pytest
+
+from factories import a_rollout
+from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.queries.named_queries import named_queries
+from rlvr_cli.analysis.statistics.at_k import at_k, at_k_table
+from rlvr_cli.analysis.statistics.estimators import majority_at_k, mean_of, share_interval, share_of
+from rlvr_cli.analysis.summary import summarize
+from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.run_dir import RunDir
+
+
+def sample(question, number, reward, *, answer="8", logprob=-1.0):
+    return a_rollout(
+        run_id="r", example_id=question, sample_index=number, answer_reward=reward, reward=reward, extracted_answer=answer,
+        category=f"format_1_answer_{int(reward > 0.5)}", failure_kind=None if reward > 0.5 else "wrong_answer", mean_logprob=logprob,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def table(tmp_path):
+    """The rows of at_k for a run of these samples, as dicts."""
+
+    def call(rows, **parameters):
+        if not (tmp_path / "r").exists():
+            with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+                run.commit_rollouts("eval", 0, rows)
+        query = named_queries()["at_k"]
+        with open_runs([read_run(tmp_path / "r")]) as database:
+            return list(at_k_table(database, {**query.parameters, **parameters})[0].records())
+
+    return call
+
+
+def random_samples():
+    rng = random.Random(3)
+    return [
+        sample(f"q{q}", i, float(rng.random() < q / 24), answer=str(rng.randrange(3)), logprob=round(-rng.random(), 1))
+        for q in range(25)
+        for i in range(8)
+    ]
+
+
+def test_two_questions_by_hand(table):
+    """x: right, wrong 5, wrong 5; y: always right. The likeliest sample of x is right."""
+    rows = [
+        sample("x", 0, 1.0, answer="7", logprob=-0.1),
+        sample("x", 1, 0.0, answer="5"),
+        sample("x", 2, 0.0, answer="5"),
+    ]
+    rows += [sample("y", i, 1.0, answer="7") for i in range(3)]
+    first, second, third = table(rows)
+    assert [r["k"] for r in (first, second, third)] == [1, 2, 3]
+    assert (first["pass_at_k"], first["best_at_k"], first["majority_at_k"]) == pytest.approx((2 / 3, 2 / 3, 2 / 3))
+    assert (second["pass_at_k"], second["best_at_k"]) == pytest.approx(((2 / 3 + 1) / 2, (2 / 3 + 1) / 2))
+    # Of two samples of x: {right, 5} twice, each a tie; {5, 5} once.
+    assert second["majority_at_k"] == pytest.approx((1 / 3 + 1) / 2)
+    assert (third["pass_at_k"], third["best_at_k"], third["majority_at_k"]) == pytest.approx((1, 1, 1 / 2))
+
+
+def test_all_right_is_as_certain_as_so_many_questions(table):
+    """At k = n every question gives 1: the interval is that of 20 questions, not of zero width."""
+    rows = [
+        sample(f"q{q}", i, float(i == 0), answer="7" if i == 0 else "5", logprob=-0.1 - i)
+        for q in range(20)
+        for i in range(16)
+    ]
+    last = table(rows)[-1]
+    for name in ("pass_at_k", "best_at_k"):
+        assert (last[name], last[f"{name}_low"], last[f"{name}_high"]) == (1.0, *share_interval(1.0, 20))
+    assert (last["majority_at_k_low"], last["majority_at_k_high"]) == share_interval(0.0, 20)
+
+
+def test_rounding_makes_no_question_rare(table):
+    """Of 16 right samples the best of 8 is right with a probability of 0.9999999999999998."""
+    rows = [sample(f"q{q}", i, 1.0, answer="7", logprob=-0.1 - i) for q in range(20) for i in range(16)]
+    for found in table(rows):
+        for name in ("pass_at_k", "best_at_k", "majority_at_k"):
+            assert (found[f"{name}_low"], found[f"{name}_high"]) == share_interval(1.0, 20), found["k"]
+
+
+def test_the_interval_is_over_questions(table):
+    rows = random_samples()
+    votes = {f"q{q}": [r for r in rows if r.example_id == f"q{q}"] for q in range(25)}
+    for found in table(rows):
+        values = []
+        for of in votes.values():
+            right = sum(r.reward > 0.5 for r in of)
+            wrong = [sum(r.reward <= 0.5 and r.extracted_answer == str(a) for r in of) for a in range(3)]
+            values.append(majority_at_k(right, [w for w in wrong if w], found["k"]))
+        expected = share_of([(round(v, 12), 1, 1) for v in values], draws=200 / found["k"])
+        got = [found[f"majority_at_k{end}"] for end in ("", "_low", "_high")]
+        assert got == pytest.approx([expected.value, expected.low, expected.high])
+
+
+def test_every_command_has_the_same_numbers(table, tmp_path):
+    """pass_at_k and best_at_k are SQL, at_k and the summary are Python."""
+    rows = table(random_samples())
+    with open_runs([read_run(tmp_path / "r")]) as database:
+        for name in ("pass_at_k", "best_at_k"):
+            query = named_queries()[name]
+            alone = list(database.select(query.sql, query.parameters).records())
+            for ours, theirs in zip(rows, alone, strict=True):
+                mine = [ours[f"{name}{end}"] for end in ("", "_low", "_high")]
+                assert mine == pytest.approx([theirs[name], theirs["low"], theirs["high"]])
+    for ours, at in zip(rows, summarize(tmp_path / "r").at_k, strict=True):
+        for name in ("pass_at_k", "best_at_k", "majority_at_k"):
+            estimate = getattr(at, name)
+            assert (ours[name], ours[f"{name}_low"], ours[f"{name}_high"]) == (
+                estimate.value,
+                estimate.low,
+                estimate.high,
+            )
+
+
+@pytest.mark.parametrize(
+    ("k", "expected"), [(4, [4]), ("1,2,8", [1, 2, 8]), ([2, 4], [2, 4]), ("16", []), ("4,99", [4])]
+)
+def test_the_ks_that_are_asked_for(table, k, expected):
+    assert [row["k"] for row in table(random_samples(), k=k)] == expected
+
+
+def test_without_log_probabilities_there_is_no_best(table):
+    (_, last) = table([sample("x", 0, 1.0, logprob=None), sample("x", 1, 0.0)])
+    assert (last["best_at_k"], last["best_at_k_low"]) == (None, None)
+    assert last["pass_at_k"] == 1.0
+
+
+def test_rewards_that_are_no_shares_have_students_interval():
+    kinds = [
+        {"n": 2, "correct": 2, "rewards": [3.0, 1.0], "unscored": False, "wrong": [], "abstained": 0, "questions": 2},
+        {
+            "n": 2,
+            "correct": 0,
+            "rewards": [-1.0, -1.0],
+            "unscored": False,
+            "wrong": [2],
+            "abstained": 0,
+            "questions": 1,
+        },
+    ]
+    best = at_k(kinds, [2])[0].best_at_k
+    assert best == mean_of([(3.0, 1, 2), (-1.0, 1, 1)])
+    assert best.interval == "t by question"

@@ -1,0 +1,831 @@
+"""`rlvr analyze`: which run and which query are meant, and what goes to stdout and to stderr."""
+
+import json
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from factories import a_rollout, expert_iterations
+from rlvr_cli.analysis.pictures import plots
+from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.queries.named_queries import named_queries
+from rlvr_cli.analysis.report.build import charts_of
+from rlvr_cli.commands.store.analyze import OF_ANSWERS, find_query, run, shown_rows
+from rlvr_cli.config.parsing.sources import resolve
+from rlvr_cli.config.store.analyze import AnalyzeConfig
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Table
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e[red]</think> <answer> 8 </answer>\r\x00"
+
+
+def rollout(run_id, example, reward, *, step=0, phase="eval", response="</think> <answer> 7 </answer>"):
+    return a_rollout(
+        run_id=run_id, phase=phase, step=step, policy_version=step, example_id=example, response=response,
+        answer_reward=reward, reward=reward, extracted_answer="8", category=f"format_1_answer_{int(reward)}",
+        failure_kind=None if reward else "wrong_answer",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory):
+    """`old`: 1 of 2 right; `new`, made later: 0 of 3 right at step 0 (eval), 1 of 1 at step 4 (train)."""
+    root = tmp_path_factory.mktemp("runs")
+    with RunDir.create(root, "eval", name="old", metadata={}) as old:
+        old.commit_rollouts("eval", 0, [rollout("old", "a", 1.0), rollout("old", "b", 0.0)])
+    with RunDir.create(root, "grpo", name="new", metadata={}) as new:
+        new.commit_rollouts("eval", 0, [rollout("new", e, 0.0, response=HOSTILE) for e in "abc"])
+        new.commit_rollouts("train", 4, [rollout("new", "a", 1.0, step=4, phase="train")])
+    return root
+
+
+@pytest.fixture
+def analyze(runs_dir, capsys):
+    """Calls the command as the command line does; gives stdout and stderr."""
+
+    def call(**flags):
+        run(resolve(AnalyzeConfig, flags={"runs_dir": str(runs_dir), **flags}, command="analyze"))
+        return capsys.readouterr()
+
+    return call
+
+
+def test_the_latest_run_is_the_default(analyze, runs_dir):
+    captured = analyze(format="json")
+    assert captured.err == f"run {runs_dir / 'new'} (finished)\n"
+    tables = json.loads(captured.out)
+    assert tables["run"] == [{"run_id": "new", "phase": "eval", "step": 0, "questions": 3, "samples": 3}]
+    assert tables["measures"][0]["value"] == 0.0
+
+
+def test_a_run_by_name_and_by_path(analyze, runs_dir):
+    for name in ("old", str(runs_dir / "old")):
+        captured = analyze(runs=(name,), format="json")
+        assert json.loads(captured.out)["measures"][0]["value"] == 0.5
+    with pytest.raises(RlvrError, match="no run 'odl'"):
+        analyze(runs=("odl",))
+
+
+@pytest.fixture
+def mixed(tmp_path, monkeypatch):
+    """In `runs`: the runs a-1, a-2 and b, and a file and a folder that are no runs."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a-1", "a-2", "b"):
+        with RunDir.create("runs", "eval", name=name, metadata={}) as run:
+            run.commit_rollouts("eval", 0, [rollout(name, "q", 1.0)])
+    Path("runs/README.md").write_text("no run")
+    Path("runs/notes").mkdir()
+    return Path("runs")
+
+
+RUN_IDS = "SELECT run_id FROM runs ORDER BY run_id"
+
+
+@pytest.mark.parametrize(
+    ("names", "found", "others"),
+    [
+        (("a-*",), ["a-1", "a-2"], []),
+        (("runs/a-*", "b"), ["a-1", "a-2", "b"], []),
+        (("*",), ["a-1", "a-2", "b"], ["runs/README.md", "runs/notes"]),
+        (("[ab]*", "a-1"), ["a-1", "a-2", "b"], []),
+        # what a shell makes of runs/* and of runs/*/
+        (
+            tuple(f"runs/{n}" for n in ("README.md", "a-1", "a-2", "b", "notes")),
+            ["a-1", "a-2", "b"],
+            ["README", "notes"],
+        ),
+        (tuple(f"runs/{n}/" for n in ("a-1", "a-2", "b")), ["a-1", "a-2", "b"], []),
+    ],
+)
+def test_patterns_of_runs(mixed, capsys, names, found, others):
+    run(AnalyzeConfig(query=RUN_IDS, runs=names, format="json"))
+    said = capsys.readouterr()
+    assert [row["run_id"] for row in json.loads(said.out)] == found
+    assert said.err.count("passed over") == bool(others)
+    assert all(name in said.err for name in others)
+
+
+@pytest.mark.parametrize(
+    "names", [("runs/notes",), ("runs/a-1", "runs/notes"), ("runs/b", "nothing"), ("c-*",), ("n*",)]
+)
+def test_what_is_typed_and_is_no_run_is_an_error(mixed, names):
+    with pytest.raises(RlvrError, match=r"[Nn]o run|is a run"):
+        run(AnalyzeConfig(query=RUN_IDS, runs=names))
+
+
+def test_runs_alone_mean_their_summary(mixed, capsys):
+    """Also as a pattern, quoted or not; those that have no such rollouts are passed over."""
+    with RunDir.create("runs", "sft", name="without", metadata={}):
+        pass
+    for first, *more in (["*"], sorted(map(str, mixed.iterdir()))):
+        run(AnalyzeConfig(query=first, runs=tuple(more), format="json"))
+        said = capsys.readouterr()
+        assert [row["run_id"] for row in json.loads(said.out)["run"]] == ["a-1", "a-2", "b"]
+        assert "without eval rollouts: without" in said.err
+    with pytest.raises(RlvrError, match="without has no eval rollouts"):
+        run(AnalyzeConfig(query="without"))
+
+
+def test_arms_may_be_patterns(mixed, capsys):
+    run(AnalyzeConfig(query="compare", runs=("a-*", "b"), format="json"))
+    assert "run runs/a-2 (finished)" in capsys.readouterr().err
+    with pytest.raises(RlvrError, match="each run only once"):
+        run(AnalyzeConfig(query="compare", runs=("a-*", "a-1")))
+
+
+def test_several_runs_are_compared(analyze):
+    captured = analyze(runs=("old", "new"), format="json")
+    rows = [r for r in json.loads(captured.out)["measures"] if r["measure"] == "accuracy"]
+    assert [(r["run_id"], r["value"]) for r in rows] == [("old", 0.5), ("new", 0.0)]
+    table = analyze(runs=("old", "new")).out
+    assert "–" in table
+    assert "NULL" not in table
+
+
+def test_the_same_run_twice_is_one(analyze, runs_dir):
+    captured = analyze(runs=("old", str(runs_dir / "old")), query="SELECT count(*) AS n FROM rollouts", format="json")
+    assert json.loads(captured.out) == [{"n": 2}]
+
+
+def test_sql(analyze):
+    captured = analyze(
+        query="select run_id, sum(reward) as total from rollouts group by 1 order by 1",
+        runs=("new", "old"),
+        format="csv",
+    )
+    assert captured.out == "run_id,total\nnew,1.0\nold,1.0\n"
+
+
+def test_sql_may_use_the_options(analyze):
+    sql = "SELECT count(*) AS n FROM rollouts WHERE phase = $phase AND step = coalesce($step, step)"
+    assert json.loads(analyze(query=sql, format="json").out) == [{"n": 3}]
+    assert json.loads(analyze(query=sql, phase="train", step=4, format="json").out) == [{"n": 1}]
+    assert json.loads(analyze(query=sql, phase="train", step=5, format="json").out) == [{"n": 0}]
+
+
+def test_a_file_with_its_own_defaults(analyze, tmp_path):
+    file = tmp_path / "mine.sql"
+    file.write_text(
+        '-- Mine.\n-- :phase = "train"\n-- :least = 0.5\n'
+        "SELECT step FROM rollouts WHERE phase = $phase AND reward >= $least"
+    )
+    assert json.loads(analyze(query=str(file), format="json").out) == [{"step": 4}]  # the file's default
+    captured = analyze(query=str(file), phase="eval", format="json")  # a flag goes before it
+    assert json.loads(captured.out) == []
+    assert "no rows; there are rollouts of " in captured.err
+
+
+def test_the_limit(analyze):
+    captured = analyze(query="FROM range(3)", limit=2, format="csv")
+    assert captured.out == "range\n0\n1\n"
+    assert "only the first 2 rows are shown; --limit 0 shows all of them" in captured.err
+    captured = analyze(query="FROM range(100)", limit=0, format="csv")
+    assert len(captured.out.splitlines()) == 101
+    assert "--limit" not in captured.err
+    captured = analyze(query="failures", limit=2)
+    assert captured.out.count("\nwhy ") == 2
+    assert "the first 2 rows" in captured.err
+
+
+def test_the_rows_to_show_are_shared_out_among_the_runs(analyze):
+    both = {"query": "categories", "runs": ("old", "new"), "set": ("step=0",), "format": "json"}
+    assert len(json.loads(analyze(**both).out)) == 3
+    captured = analyze(**both, limit=2)
+    assert [row["run_id"] for row in json.loads(captured.out)] == ["old", "new"], "the runs as typed"
+    assert "only 2 of 3 rows, the first ones of each run, are shown; --limit 0 shows all of them" in captured.err
+    captured = analyze(query="SELECT run_id FROM rollouts ORDER BY run_id", runs=("old", "new"), limit=2, format="csv")
+    assert captured.out == "run_id\nnew\nnew\n"
+    assert "only the first 2 rows, which are of 1 of the 2 runs, are shown" in captured.err
+
+
+def test_only_a_query_that_sorts_by_run_has_the_runs_as_typed(analyze, tmp_path):
+    file = tmp_path / "mine.sql"
+    for order, expected in (("run_id, n", ["old", "new", "new"]), ("n, run_id", ["new", "new", "old"])):
+        rows = "SELECT run_id, if(run_id = 'old', 9, step) AS n FROM rollouts WHERE example_id = 'a'"
+        file.write_text(f"{rows} ORDER BY {order}\n")
+        found = json.loads(analyze(query=str(file), runs=("old", "new"), format="json").out)
+        assert [row["run_id"] for row in found] == expected
+
+
+@pytest.mark.parametrize("query", ["length_histogram", "lengths", "categories"])
+def test_runs_are_as_typed_in_the_tables_of_named_queries(query, analyze):
+    for typed in (("old", "new"), ("new", "old")):
+        found = json.loads(analyze(query=query, runs=typed, phase="eval", format="json").out)
+        assert list(dict.fromkeys(row["run_id"] for row in found)) == list(typed)
+
+
+def test_the_gap_where_the_sampler_forbids_the_end_is_explained(tmp_path, analyze):
+    for name, fewest, at_1 in (("barred", 4, 0.02), ("small", 4, 1e-7), ("free", 0, 0.02)):
+        config = {"sampling_min_tokens": fewest}
+        with RunDir.create(tmp_path, "grpo", name=name, metadata={"config": config}) as made:
+            values = {"mismatch/position/0001": at_1, "mismatch/position/0004": 3e-7, "mismatch/length/0004": 3e-7}
+            made.commit_metrics(1, "train", values)
+    captured = analyze(query="mismatch", runs=("barred", "small", "free"), runs_dir=str(tmp_path))
+    assert "barred: the largest gap, 0.02 nats (later ones: 3e-07), is at the first 4 positions" in captured.err
+    assert "small: " not in captured.err
+    assert "free: " not in captured.err
+    drawn = analyze(query="mismatch", runs=("barred",), runs_dir=str(tmp_path), plot=str(tmp_path / "m.png"))
+    assert "the largest gap" in drawn.err
+
+
+@pytest.fixture
+def panels_of(analyze, tmp_path, monkeypatch):
+    """Calls the command with --plot; gives the panels that were drawn, and stderr."""
+    drawn = []
+    monkeypatch.setattr(plots, "save_plot", lambda picture, path: drawn.append(picture))
+
+    def call(**flags):
+        captured = analyze(plot=str(tmp_path / "p.png"), **flags)
+        return {panel.title: panel for panel in drawn.pop().panels}, captured.err
+
+    return call
+
+
+def test_bars_that_are_all_0_are_no_panel(panels_of):
+    shown, said = panels_of(query="repetitions", runs=("old",))
+    assert list(shown) == ["Responses that another question also got", "Different words"]
+    assert [panel.y_label for panel in shown.values()] == ["share of responses", "share of a response's words"]
+    assert (
+        "all 0, and not drawn: Responses equal to an earlier one to the question; Responses that repeat words" in said
+    )
+    shown, said = panels_of(query="repetitions", runs=("old",), panels=("repeating",))
+    assert list(shown) == ["Responses that repeat words"], "as asked for"
+    assert "not drawn" not in said
+
+
+def test_without_another_objective_there_are_no_bars_of_one(panels_of, tmp_path):
+    config = {
+        "loss_type": "reinforce_with_baseline", "length_normalization": "masked_mean", "use_std_normalization": False,
+        "sampling_max_tokens": 64,
+    }  # fmt: skip
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={"config": config}) as made:
+        samples = [replace(rollout("r", "a", r, phase="train"), sample_index=i) for i, r in enumerate((1.0, 0.0))]
+        made.commit_rollouts("train", 0, samples)
+    own = {"query": "objective", "runs": ("r",), "runs_dir": str(tmp_path)}
+    for chosen, bars in (
+        ({}, 1),
+        ({"length_normalization": "token_mean"}, 2),
+        ({"set": ("std_normalization=batch",)}, 2),
+    ):
+        shown, _ = panels_of(**own, **chosen)
+        assert {len({line.variant for line in panel.lines}) for panel in shown.values()} == {bars}
+
+
+def test_a_picture_without_rows_says_what_is_missing(analyze, tmp_path):
+    own = {"query": "graders", "plot": str(tmp_path / "p.png")}
+    with pytest.raises(RlvrError, match="graders cannot be drawn: it has no rows") as refused:
+        analyze(runs=("old",), **own)
+    assert re.search(r"rlvr grade \S*/old --grader NAME", refused.value.hint)
+    with pytest.raises(RlvrError, match="lengths cannot be drawn: it has no rows") as refused:
+        analyze(query="lengths", runs=("old",), phase="train", plot=own["plot"])
+    assert "there are rollouts of" in refused.value.hint
+    assert "--grader NAME" in analyze(query="graders", runs=("old",)).err
+
+
+def test_no_query_hides_that_it_sorts_by_run():
+    first = {
+        name: query.sql.rpartition("ORDER BY")[2].split()[0].rstrip(",;") for name, query in named_queries().items()
+    }
+    assert [name for name, column in first.items() if column.endswith(".run_id")] == []
+
+
+def test_a_search_has_scores_and_no_accuracy(tmp_path, analyze):
+    for name, command, reward in (("found", "discover", 582.0), ("old", "eval", 1.0)):
+        with RunDir.create(tmp_path, command, name=name, metadata={}) as made:
+            made.commit_rollouts("eval", 0, [rollout(name, "a", reward)])
+            made.commit_metrics(0, "eval", {"reward/mean": reward, "discover/best": reward})
+    with open_runs([read_run(tmp_path / name) for name in ("found", "old")]) as database:
+        drawn = charts_of(database, [[read_run(tmp_path / name)] for name in ("found", "old")])
+    values = {panel.title: [line.y for line in panel.lines] for panel in drawn.panels}
+    assert values["Held-out reward"] == [[1.0]]
+    own = {"runs_dir": str(tmp_path), "format": "json"}
+    for query in OF_ANSWERS:
+        with pytest.raises(RlvrError, match="found is a search: it has scores, and no accuracy"):
+            analyze(query=query, runs=("found",), **own)
+        if query == "thinking_budget":
+            continue
+        captured = analyze(query=query, runs=("found", "old"), **own)
+        assert "passed over, since a search has scores and no accuracy: found" in captured.err
+        assert {row.get("run_id", "old") for row in json.loads(captured.out)} <= {"old"}
+    rows = json.loads(analyze(query="curves", runs=("found", "old"), **own).out)
+    assert [row["eval_reward"] for row in rows] == [1.0]
+    with pytest.raises(RlvrError, match="a search has scores: found"):
+        analyze(query="compare", runs=("found", "old"), **own)
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(3, "abc"), (4, "abac"), (5, "ababc"), (6, "ababac"), (2, "ab"), (9, "abaabaac")]
+)
+def test_a_run_with_few_rows_leaves_its_share_to_others(limit, kept):
+    rows = [(run, i) for i, run in enumerate("abaabaac")]
+    shown, which = shown_rows(Table(("run_id", "i"), rows), limit, runs=3)
+    letters = "".join(run for run, _ in shown.rows)
+    assert sorted(letters) == sorted(kept)
+    assert list(shown.rows) == sorted(shown.rows, key=lambda row: row[1])
+    assert bool(which) == (limit < 8)
+
+
+def test_failures_to_read(analyze):
+    out = analyze(query="failures").out
+    assert out.startswith(
+        "1. new step 0, example a, sample 0\nformat_1_answer_0, wrong_answer, 1 tokens, finished by stop\n"
+    )
+    assert "\\x1b]0;owned\\x07\\x1b[2J\\u202e[red]</think> <answer> 8 </answer>\\x0d\\x00\n" in out
+    rows = json.loads(analyze(query="failures", format="json").out)
+    assert [r["response"] for r in rows] == [HOSTILE] * 3
+    assert {r["why"] for r in rows} == {"the answer differs from the truth"}
+    assert json.loads(analyze(query="failures", failure_kind="truncated", format="json").out) == []
+    right = analyze(query="failures", category="format_1_answer_1", phase="train", format="json")
+    assert [r["step"] for r in json.loads(right.out)] == [4]
+
+
+def test_failures_show_ten_of_each_category(analyze, tmp_path):
+    """Also where one category is a hundred times as frequent as another."""
+    rows = [rollout("r", f"w{i:04}", 0.0) for i in range(1200)]
+    rows += [
+        replace(rollout("r", f"u{i}", 0.0), category="format_0_answer_0", failure_kind="correct_but_unformatted")
+        for i in range(12)
+    ]
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        run.commit_rollouts("eval", 0, rows)
+    captured = analyze(query="failures", runs=(str(tmp_path / "r"),))
+    assert captured.out.count("\nformat_0_answer_0, correct_but_unformatted") == 12
+    assert captured.out.count("\nformat_1_answer_0, wrong_answer") == 38
+    assert captured.out.count("the fault is the parser's, not the model's") == 12
+    narrowed = analyze(query="failures", runs=(str(tmp_path / "r"),), category="format_1_answer_0")
+    assert narrowed.out.count("\nwhy ") == 50
+
+
+# Parameters
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A query with parameters of its own."""
+    path = tmp_path / "mine.sql"
+    path.write_text(
+        '-- Mine.\n-- :k = 8\n-- :name = "x"\nSELECT $k AS k, $name AS name, $phase AS phase, $extra AS extra'
+    )
+    return str(path)
+
+
+def test_a_query_of_ones_own_starts_from_a_named_one(analyze, tmp_path):
+    """A copy is what it says, not the named query of its name; and cases stay readable."""
+    copy = tmp_path / "failures.sql"
+    copy.write_text(analyze(query="failures", show=True).out.replace("ELSE coalesce", "-- mine\n ELSE coalesce"))
+    assert analyze(query=str(copy)).out == analyze(query="failures").out
+    copy = tmp_path / "compare.sql"
+    copy.write_text("SELECT 1 AS mine")
+    assert analyze(query=str(copy), format="csv").out == "mine\n1\n"
+
+
+def test_set(analyze, file):
+    captured = analyze(query=file, set=("k=4", "extra=null"), format="json")
+    assert json.loads(captured.out) == [{"k": 4, "name": "x", "phase": "eval", "extra": None}]
+    captured = analyze(query=file, set=("name=a=b", "extra=[1, 2]", "phase=any"), format="json")
+    assert json.loads(captured.out) == [{"k": 8, "name": "a=b", "phase": "any", "extra": [1, 2]}]
+    captured = analyze(query=file, set=("extra=not JSON", "name=", 'phase="4"'), format="json")
+    assert json.loads(captured.out) == [{"k": 8, "name": "", "phase": "4", "extra": "not JSON"}]
+    assert json.loads(analyze(query="SELECT $n + 1 AS n", set=("n=2",), format="json").out) == [{"n": 3}]
+
+
+def test_set_beats_the_option_of_that_name(analyze):
+    captured = analyze(query="categories", phase="eval", set=("phase=train",), format="json")
+    assert [(r["step"], r["samples"]) for r in json.loads(captured.out)] == [(4, 1)]
+    assert json.loads(analyze(set=("phase=train",), format="json").out)["run"][0]["phase"] == "train"
+
+
+def test_what_cannot_be_set(analyze, file):
+    with pytest.raises(RlvrError) as caught:
+        analyze(query=file, set=("kk=4",))
+    assert caught.value.problem == f"{file} has no parameter 'kk'."
+    assert caught.value.hint == 'Its parameters: extra = null, k = 8, name = "x", phase = null.'
+    with pytest.raises(RlvrError, match="--set k has no value"):
+        analyze(query=file, set=("k",))
+    with pytest.raises(RlvrError) as caught:
+        analyze(query="SELECT 1", set=("k=1",))
+    assert caught.value.hint == "Its parameters: none."
+
+
+# Two runs
+
+
+def test_compare(analyze):
+    tables = json.loads(analyze(query="compare", runs=("old", "new"), format="json").out)
+    assert [(r["arm"], r["runs"], r["questions"], r["left_out"], r["accuracy"]) for r in tables["arms"]] == [
+        ("A", "old", 2, 0, 0.5), ("B", "new", 2, 1, 0.0),
+    ]  # fmt: skip
+    assert {r["b_minus_a"]: r["value"] for r in tables["difference"]}["mcnemar_p"] == 1.0
+    captured = analyze(query="compare", runs=("old", "new"))
+    assert " ".join(r["in_words"] for r in tables["verdict"]) in " ".join(captured.out.split())
+    assert max(map(len, captured.out.splitlines())) <= 120
+    assert "(finished)" in captured.err
+
+
+def test_compare_arms_of_seeds(analyze, tmp_path):
+    for name in ("a1", "a2", "b1", "b2"):
+        with RunDir.create(tmp_path, "eval", name=name, metadata={}) as run:
+            run.commit_rollouts("eval", 0, [rollout(name, q, float(name[0] == "b")) for q in "xyz"])
+    runs = ("a1,a2", "b1,b2")
+    tables = json.loads(analyze(query="compare", runs=runs, runs_dir=str(tmp_path), format="json").out)
+    assert [(r["runs"], r["samples"], r["accuracy"]) for r in tables["arms"]] == [
+        ("a1, a2", 6, 0.0),
+        ("b1, b2", 6, 1.0),
+    ]
+
+
+def test_compare_each_of_several_with_the_first(analyze, tmp_path):
+    """Of 12 questions a solves none, b 8 (exact p = 2/2^8), c and d 6 (2/2^6): alone they differ from a, of three only b does."""
+    for name, solved in (("a", 0), ("b", 8), ("c", 6), ("d", 6)):
+        with RunDir.create(tmp_path, "eval", name=name, metadata={}) as run:
+            run.commit_rollouts("eval", 0, [rollout(name, f"q{i}", float(i < solved)) for i in range(12)])
+    flags = {"query": "compare", "runs": ("a", "b", "c", "d"), "runs_dir": str(tmp_path)}
+    tables = json.loads(analyze(**flags, format="json").out)
+    accuracies = {r["arm"]: (r["questions"], r["accuracy"]) for r in tables["arms"]}
+    assert accuracies == {"a": (12, 0.0), "b": (12, 8 / 12), "c": (12, 0.5), "d": (12, 0.5)}
+    found = {r["arm"]: r for r in tables["differences"]}
+    assert {r["against"] for r in found.values()} == {"a"}
+    assert [found[arm]["p"] for arm in "bcd"] == pytest.approx([2 / 2**8, 2 / 2**6, 2 / 2**6])
+    assert [found[arm]["p_holm"] for arm in "bcd"] == pytest.approx([3 * 2 / 2**8, 2 * 2 / 2**6, 2 * 2 / 2**6])
+    assert [found[arm]["decided"] for arm in "bcd"] == ["yes", "no", "no"]
+    out = " ".join(analyze(**flags).out.split())
+    assert "b is better than a: +66.7 points" in out
+    assert "Taken alone, c is better than a" in out
+    assert "The second p is Holm's" in out
+
+
+@pytest.mark.parametrize(
+    "runs", [(), ("old",), ("old", "new", "old"), ("old", "old"), ("old", "old,new"), ("old", ",")]
+)
+def test_what_cannot_be_compared(analyze, runs):
+    with pytest.raises(RlvrError, match="compare needs"):
+        analyze(query="compare", runs=runs)
+
+
+def test_list_and_show(analyze):
+    captured = analyze(list=True, format="json")
+    listed = {r["query"]: r for r in json.loads(captured.out)}
+    assert list(listed) == [*sorted(named_queries()), "report"]
+    assert listed["pass_at_k"]["parameters"] == 'k = null, phase = "eval", step = null'
+    assert listed["pass_at_k"]["answers"] == named_queries()["pass_at_k"].description
+    assert captured.err == ""
+    assert analyze(query="categories", show=True).out.strip() == named_queries()["categories"].sql.strip()
+    assert "pass@k" in analyze(show=True).out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("categorys", "no query named 'categorys', nor a run of this name in nothing. Did you mean categories?"),
+        ("a1", "no query named 'a1', nor a run of this name in nothing."),
+        ("runs", "Did you mean rlvr runs?"),
+        ("runs/eval-1", "no query named 'runs/eval-1'"),
+        ("nowhere.sql", "Cannot read the query nowhere.sql"),
+        ("", "no query named ''"),
+    ],
+)
+def test_what_is_no_query(text, message):
+    with pytest.raises(RlvrError) as caught:
+        find_query(text, "nothing")
+    assert message in caught.value.problem
+    assert text.endswith(".sql") or "--runs-dir" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("old categories", "rlvr analyze categories old"),
+        ("old new compare", "rlvr analyze compare old new"),
+        ("old report", "rlvr analyze report old"),
+        ("'o*' summary", "rlvr analyze summary 'o*'"),
+        ("old 'select 1, 2'", "rlvr analyze 'select 1, 2' old"),
+    ],
+)
+def test_a_query_after_the_runs(analyze, words, line):
+    first, *more = shlex.split(words)
+    with pytest.raises(RlvrError, match=f"There is no run '{more[-1]}'") as caught:
+        analyze(query=first, runs=tuple(more))
+    assert caught.value.hint == f"Did you mean: {line}"
+
+
+def test_a_run_that_has_the_name_of_a_query(tmp_path, capsys):
+    for name in ("first", "categories"):
+        with RunDir.create(tmp_path, "eval", name=name, metadata={}) as made:
+            made.commit_rollouts("eval", 0, [rollout(name, "q", 1.0)])
+    run(AnalyzeConfig(query="first", runs=("categories",), runs_dir=str(tmp_path), format="json"))
+    assert [row["run_id"] for row in json.loads(capsys.readouterr().out)["run"]] == ["first", "categories"]
+
+
+def test_k_above_the_number_of_samples_is_said_to_be_left_out(analyze):
+    """`old` and `new` have one sample a question."""
+    said = analyze(query="at_k", runs=("old", "new"), set=("k=1,2,4",), format="json")
+    assert [(row["run_id"], row["k"]) for row in json.loads(said.out)] == [("old", 1), ("new", 1)]
+    for name in ("old", "new"):
+        assert f"k=2,4 left out: {name} has at most 1 sample a question\n" in said.err
+    assert "no rows" not in analyze(query="at_k", runs=("old",), set=("k=2",)).err  # the reason is said already
+    for k in ((), ("k=1",)):
+        assert "left out" not in analyze(query="at_k", runs=("old",), set=k).err
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "x.sql").write_bytes(b"\xff\xfe")
+    with pytest.raises(RlvrError, match="Cannot read the query"):
+        find_query(str(tmp_path / "x.sql"), "runs")
+
+
+def test_an_empty_directory_of_runs(tmp_path):
+    with pytest.raises(RlvrError, match="no run in"):
+        run(AnalyzeConfig(runs_dir=str(tmp_path)))
+
+
+def test_the_timeout(analyze):
+    with pytest.raises(RlvrError, match=r"stopped after 0\.2 seconds"):
+        analyze(query="SELECT count(*) FROM range(1000000) a, range(1000000) b", timeout_seconds=0.2)
+
+
+# Pictures
+
+
+@pytest.fixture(scope="module")
+def seeds_dir(tmp_path_factory):
+    """Two loss types with two seeds each: 2 updates a step, evaluated at 0 and 4 updates."""
+    root = tmp_path_factory.mktemp("seeds")
+    for loss in ("no_baseline", "grpo_clip"):
+        for seed in (0, 1):
+            name = f"{loss}-s{seed}"
+            metadata = {"config": {"loss_type": loss, "seed": seed, "run": name}}
+            with RunDir.create(root, "grpo", name=name, metadata=metadata) as made:
+                for step in (0, 4):
+                    made.commit_rollouts(
+                        "eval",
+                        step,
+                        [rollout(name, q, float(i < step + seed), step=step) for i, q in enumerate("abcdef")],
+                    )
+                    made.commit_metrics(step, "eval", {"reward/mean": (step + seed) / 6, "reward/samples": 6})
+                for step in range(4):
+                    sampled = (
+                        {"reward/mean": 0.25 * step, "reward/samples": 8, "sampling/tokens": 1000}
+                        if step % 2 == 0
+                        else {}
+                    )
+                    updated = {"optimizer/grad_norm": 10.0**step, "update/rows": 4}
+                    made.commit_metrics(step, "train", sampled | updated)
+    return root
+
+
+@pytest.fixture
+def picture(seeds_dir, tmp_path, capsys):
+    """The texts of the picture that the command draws, in order, and what it said."""
+
+    def call(query="curves", runs=("grpo_clip-s0,grpo_clip-s1", "no_baseline-s0,no_baseline-s1"), **flags):
+        path = tmp_path / "p.svg"
+        given = {"runs_dir": str(seeds_dir), "query": query, "runs": runs, "plot": str(path), **flags}
+        run(resolve(AnalyzeConfig, flags=given, command="analyze"))
+        assert f"picture {path}" in capsys.readouterr().err
+        return re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text())
+
+    return call
+
+
+def test_seeds_of_expert_iteration_in_a_picture(picture, tmp_path):
+    expert_iterations(tmp_path, {"s0": [0, 10, 21, 30], "s1": [0, 12, 22, 32]})
+    found = picture(runs=("s0,s1",), runs_dir=str(tmp_path), panels=("eval_reward",), x="updates")
+    assert {"0", "10", "20", "30"} <= set(found), "also the evaluations after training are there"
+
+
+def test_arms_of_seeds_in_one_picture(picture):
+    found = picture()
+    for label in (
+        "loss_type grpo_clip (2 seeds)",
+        "loss_type no_baseline (2 seeds)",
+        "Held-out reward",
+        "Gradient norm",
+    ):
+        assert found.count(label) == 1, label
+    legend = [text for text in found if text.startswith("loss_type")]
+    assert legend == ["loss_type grpo_clip (2 seeds)", "loss_type no_baseline (2 seeds)"], "as typed"
+    assert any("over questions and seeds" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ({}, "updates"),
+        ({"x": "steps"}, "GRPO steps"),
+        ({"x": "rollouts"}, "rollouts for training"),
+        ({"x": "tokens"}, "tokens for training"),
+        ({"x": "minutes"}, "minutes of work"),
+        ({"title": "Which loss?"}, "Which loss?"),
+        ({"smooth": 3}, "Lines: mean of 3 neighboring points; the points themselves are faint."),
+    ],
+)
+def test_what_the_options_of_a_picture_change(picture, flags, shown):
+    assert shown in picture(**flags)
+    assert not flags or shown not in picture()
+
+
+def test_x_is_what_training_took(picture):
+    assert {"0", "500", "1,000", "1,500", "2,000"} <= set(picture(x="tokens", panels=("eval_reward",)))
+    assert {"0", "1", "2"} <= set(picture(x="steps", panels=("eval_reward",)))
+    assert "4" not in picture(x="steps", panels=("eval_reward",))
+
+
+def test_panels_of_a_picture(picture):
+    found = picture(panels=("grad_norm,eval_reward",))
+    assert [text for text in found if text in ("Held-out reward", "Gradient norm", "Training reward")] == [
+        "Gradient norm",
+        "Held-out reward",
+    ]
+    with pytest.raises(RlvrError, match="no panel 'reward'") as caught:
+        picture(panels=("reward",))
+    assert caught.value.hint == (
+        "Panels: eval_reward, train_reward, grad_norm. Other columns: wall_seconds, eval_wall_seconds, eval_samples. "
+        "Any metric: rlvr analyze metrics RUN --set names=%reward% --plot FILE"
+    )
+
+
+def test_a_logarithmic_picture(picture):
+    assert {"1", "10", "100", "1,000"} <= set(picture(panels=("grad_norm",), log="y"))
+    assert "10" not in picture(panels=("grad_norm",))
+
+
+def test_any_select_can_be_drawn(picture):
+    sql = "SELECT run_id, step, avg(reward) AS my_mean FROM rollouts GROUP BY ALL ORDER BY ALL"
+    found = picture(sql, runs=("no_baseline-s0", "grpo_clip-s0"))
+    assert found.count("my mean") == 2  # the title, and the label of the axis
+    assert [t for t in found if t.startswith("loss_type")] == ["loss_type no_baseline", "loss_type grpo_clip"]
+
+
+def test_the_ks_of_a_picture(picture):
+    assert "pass@k" in picture("at_k", runs=("no_baseline-s1",), set=("k=1",))
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"query": "compare"}, "There is no picture of compare"),
+        ({"query": "summary"}, "There is no picture of summary"),
+        ({"query": "SELECT 'a' AS b"}, "hold no numbers against an x"),
+        ({"plot": "p.pdf"}, r"p\.pdf does not end in \.png or \.svg"),
+        ({"plot": "", "x": "steps"}, "--x is an option of the picture"),
+        ({"plot": "", "panels": ("eval_reward",)}, "--panels is an option of the picture"),
+        ({"query": "report"}, "--plot has no effect on the report"),
+        ({"out": "curves.html"}, "--out is the file of the report"),
+        ({"smooth": 4}, "--smooth is 4"),
+        ({"runs": ("no_baseline-s0", "no_baseline-s0,no_baseline-s1")}, "no_baseline-s0 is in two arms"),
+        ({"runs": (",",)}, "An arm has no run"),
+    ],
+)
+def test_what_cannot_be_drawn(picture, flags, problem):
+    with pytest.raises(RlvrError, match=problem) as caught:
+        picture(**flags)
+    assert caught.value.hint
+
+
+COMMAND = [sys.executable, "-c", "from rlvr_cli.cli import main; main()", "analyze"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "TERM": "xterm-256color"}
+
+
+@pytest.mark.parametrize("arguments", [["--show", "pass_at_k"], ["pass_at_k", "--show"]])
+def test_show_goes_before_or_after_the_name(arguments):
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, check=True, env=ENVIRONMENT)
+    assert done.stdout.decode() == named_queries()["pass_at_k"].sql
+
+
+def test_set_on_the_command_line(runs_dir):
+    arguments = ["pass_at_k", "old", "--set", "k=1", "--set", "step=0", "--format", "csv", "--runs-dir", str(runs_dir)]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, check=True, env=ENVIRONMENT, text=True)
+    assert done.stdout.splitlines()[1] == "old,0,1,2,0.5,0.09453120573423074,0.9054687942657693,0,0"
+
+
+def test_a_pipe_gets_rows_alone(runs_dir):
+    done = subprocess.run(
+        [*COMMAND, "failures", "--runs-dir", str(runs_dir)], capture_output=True, check=True, env=ENVIRONMENT
+    )
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert done.stderr.startswith(b"run ")
+
+
+def test_errors_are_two_lines_and_no_traceback(runs_dir):
+    sql = "select \x1b[31m from rollouts"
+    done = subprocess.run([*COMMAND, sql, "--runs-dir", str(runs_dir)], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_terminal_gets_colors_of_ours_and_nothing_of_the_models(runs_dir):
+    parent, child = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "failures", "--runs-dir", str(runs_dir)], stdout=child, stderr=child, env=ENVIRONMENT
+    ) as process:
+        os.close(child)
+        output = b""
+        while True:
+            try:
+                chunk = os.read(parent, 65536)
+            except OSError:  # the terminal has hung up
+                break
+            if not chunk:
+                break
+            output += chunk
+    os.close(parent)
+    assert process.returncode == 0
+    text = output.decode()
+    assert "\x1b[1;32m<answer> 8 </answer>" in text
+    assert "\x1b]0" not in text
+    assert "\x1b[2J" not in text
+    left = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r\n", "\n")
+    assert not {c for c in left if c != "\n" and unicodedata.category(c) in {"Cc", "Cf", "Cs", "Co"}}
+
+
+def test_analyze_imports_nothing_that_it_does_not_need(runs_dir):
+    code = (
+        "import sys; from rlvr_cli.commands.store.analyze import run; from rlvr_cli.config.store.analyze import AnalyzeConfig\n"
+        f"run(AnalyzeConfig(query='summary', runs=('old',), runs_dir={str(runs_dir)!r}))\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'pandas', 'pyarrow', 'sympy', 'vllm'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=ENVIRONMENT)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"query": "curves", "step": 1}, "curves has no --step"),
+        ({"query": "lengths", "category": "format_1_answer_1"}, "lengths has no --category"),
+        ({"query": "pass_at_k", "set": ("k=abc",)}, "k must be a whole number, 1 or more"),
+        ({"query": "pass_at_k", "set": ("k=0",)}, "k must be a whole number, 1 or more"),
+        ({"query": "at_k", "set": ("k=1,2,x",)}, "k must be a whole number, 1 or more, or several such as k=1,2,4,8"),
+        ({"query": "at_k", "set": ("k=[1,0]",)}, "k must be a whole number, 1 or more, or several"),
+        ({"query": "hardest", "set": ("least=1,2",)}, "least must be a whole number, 0 or more"),
+    ],
+)
+def test_what_does_not_apply_is_said(runs_dir, given, problem):
+    flags = {**given, "runs_dir": str(runs_dir)}
+    with pytest.raises(RlvrError, match=problem):
+        run(resolve(AnalyzeConfig, flags=flags, command="analyze"))
+
+
+@pytest.fixture
+def handout(tmp_path):
+    """The handout's example of length normalization: responses of 4 and 7 tokens with advantage 2."""
+    config = {
+        "loss_type": "no_baseline", "use_std_normalization": True, "std_normalization": None, "advantage_eps": 1e-6,
+        "length_normalization": "masked_mean", "normalize_constant": None, "sampling_max_tokens": 7, "overlong": "none",
+    }  # fmt: skip
+    with RunDir.create(tmp_path, "grpo", name="two", metadata={"config": config}) as run:
+        rows = [
+            a_rollout(
+                run_id="two", phase="train", example_id="q", sample_index=i, reward=2.0, num_response_tokens=n,
+                finish_reason="length" if n == 7 else "stop",
+            )
+            for i, n in enumerate((4, 7))
+        ]  # fmt: skip
+        run.commit_rollouts("train", 0, rows)
+    return str(tmp_path / "two")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"length_normalization": "masked_normalize"}, [0.2857, 0.2857]),
+        ({"length_normalization": "masked_normalize", "normalize_constant": 4.0}, [0.5, 0.5]),
+        ({"length_normalization": "token_mean"}, [0.3636, 0.3636]),
+        ({"loss_type": "reinforce_with_baseline"}, [0, 0]),
+        ({"std_normalization": "none"}, [0.5, 0.2857]),
+    ],
+)
+def test_another_objective_by_options_as_in_the_handouts_example(analyze, handout, flags, expected):
+    shown = analyze(query="objective", runs=(handout,), set=("kind=response",), format="json", **flags)
+    rows = json.loads(shown.out)
+    assert [round(row["token_weight"], 4) for row in rows] == [0.5, 0.2857]
+    assert [round(row["other_token_weight"], 4) for row in rows] == expected
+    assert [row["response_weight"] for row in rows] == [2, 2]
+
+
+def test_another_objective_in_words(analyze, handout):
+    shown = analyze(query="objective", runs=(handout,), length_normalization="masked_normalize", format="json")
+    assert "two: correct, short quarter (7 tokens on average) would get 64% of the push instead of 50%;" in shown.err
+    shown = analyze(query="objective", runs=(handout,), loss_type="grpo_clip", format="json")
+    assert "two: the other objective pushes no response at all." in shown.err
+    with pytest.raises(RlvrError, match="lengths has no --loss-type"):
+        analyze(query="lengths", runs=(handout,), loss_type="grpo_clip")
+
+
+def test_responses_that_a_run_left_out_are_not_pushed(analyze, handout):
+    with RunDir.resume(handout) as run:
+        run.update(config=run.metadata["config"] | {"overlong": "mask"})
+    rows = json.loads(analyze(query="objective", runs=(handout,), set=("kind=response",), format="json").out)
+    assert [(row["tokens"], row["push_share"]) for row in rows] == [(4, 1), (7, 0)]

@@ -1,0 +1,684 @@
+"""`rlvr filter`: what is kept is what was asked for, what is dropped is counted with its reason, and other commands take the file."""
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factories import a_rollout
+from rlvr_cli.analysis.queries.selection import Question, find_contaminated, normalized, question_of
+from rlvr_cli.commands.store.filter import run as filter_run
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.parsing.sources import resolve
+from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.config.store.filter import FilterConfig
+from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.pairs import load_pairs
+from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.data.traces import load_traces
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import FinishReason, Phase
+
+TEMPLATE = load_prompt("r1_zero")
+RIGHT, WRONG = "</think> <answer> 7 </answer>", "</think> <answer> 8 </answer>"
+
+
+def rollout(
+    run_id,
+    question,
+    sample,
+    response,
+    *,
+    reward,
+    phase: Phase = "train",
+    step=0,
+    finish: FinishReason = "stop",
+    tokens=10,
+):
+    return a_rollout(
+        run_id=run_id, phase=phase, step=step, policy_version=step, example_id=question.split()[0], sample_index=sample,
+        prompt=TEMPLATE.fill(question), response=response, finish_reason=finish, num_response_tokens=tokens,
+        answer_reward=reward, reward=reward, grade_error=None if reward is not None else "timeout", extracted_answer=None, advantage=0.0,
+    )  # fmt: skip
+
+
+FACTS = {"facts": {"prompt": {"name": "r1_zero", "text": TEMPLATE.text}, "grader": "r1_zero", "dataset": {"name": "d"}}}
+
+# (question, response, reward, finish reason, tokens), in this order
+ROWS: list[tuple[str, str, float | None, FinishReason, int]] = [
+    ("easy: 3 + 4?", f"a {RIGHT}", 1.0, "stop", 9),
+    ("easy: 3 + 4?", f"A   {RIGHT}", 1.0, "stop", 5),  # equal to the first, ignoring case and white space
+    ("easy: 3 + 4?", f"b {RIGHT}", 1.0, "stop", 4),
+    ("easy: 3 + 4?", f"c {RIGHT}", 1.0, "stop", 3),
+    ("half: 5 + 2?", f"d {RIGHT}", 1.0, "stop", 8),
+    ("half: 5 + 2?", f"e {WRONG}", 0.0, "stop", 2),
+    ("half: 5 + 2?", f"f {RIGHT}", 1.0, "stop", 7),
+    ("half: 5 + 2?", "g and on", None, "length", 64),  # the grade failed
+    ("hard: 8 - 1?", f"h {WRONG}", 0.0, "stop", 6),
+    ("hard: 8 - 1?", " \u00a0\n", 0.0, "stop", 1),
+]
+
+
+@pytest.fixture
+def made(tmp_path) -> Path:
+    """10 training rollouts of 3 questions at step 3, and 1 of the evaluation."""
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata=FACTS) as run:
+        rows = [
+            rollout("r", q, i, text, reward=reward, step=3, finish=finish, tokens=tokens)
+            for i, (q, text, reward, finish, tokens) in enumerate(ROWS)
+        ]
+        run.commit_rollouts("eval", 0, [rollout("r", "eval: 1 + 6?", 0, f"x {RIGHT}", reward=1.0, phase="eval")])
+        run.commit_rollouts("train", 3, rows[:4])
+        run.commit_rollouts("train", 3, rows[4:])
+    return run.path
+
+
+@pytest.fixture
+def call(tmp_path, capsys):
+    """Filters into a new file; gives its rows and the stages as (name, kept, dropped)."""
+
+    def filtered(source, *, out="out.jsonl", **flags):
+        sources = tuple(map(str, source if isinstance(source, tuple) else (source,)))
+        capsys.readouterr()
+        given = {"source": sources, "out": str(tmp_path / out), "runs_dir": str(tmp_path / "runs"), **flags}
+        filter_run(resolve(FilterConfig, flags={"format": "json", **given}, command="filter"))
+        stages = json.loads(capsys.readouterr().out)
+        return rows_of(tmp_path / out), [(s["stage"], s["kept"], s["dropped"]) for s in stages]
+
+    return filtered
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.suffix == ".jsonl" else []
+
+
+def starts(rows) -> str:
+    """The first letters of the responses: ROWS has a different one for each."""
+    return "".join(r["response"][0] for r in rows)
+
+
+def test_without_a_filter_all_that_can_be_learned_from_is_kept(made, call, tmp_path):
+    rows, stages = call(made)
+    assert starts(rows) == "aAbcdefh"
+    assert stages == [("source", 10, 0), ("whole", 8, 2)]
+    assert rows[0] == {
+        "id": "r/train/3/easy:/0",
+        "question": "easy: 3 + 4?",
+        "prompt": TEMPLATE.fill("easy: 3 + 4?"),
+        "response": f"a {RIGHT}",
+        "ground_truth": "7",
+        "reward": 1.0,
+        "step": 3,
+        "run": "r",
+    }
+    assert not list(tmp_path.glob("*control*"))
+
+
+def test_a_response_that_an_environment_took_part_in_is_no_text_to_learn(tmp_path, call):
+    masks = [None, (True,), (False,)]
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata=FACTS) as run:
+        rows = [rollout("r", f"q{i}: 3 + 4?", 0, f"{'abc'[i]} {RIGHT}", reward=1.0) for i in range(3)]
+        run.commit_rollouts("train", 0, [replace(r, response_mask=m) for r, m in zip(rows, masks, strict=True)])
+    rows, stages = call(run.path)
+    assert starts(rows) == "ab"
+    assert stages == [("source", 3, 0), ("whole", 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept", "stages"),
+    [
+        ({"correct_only": True}, "aAbcdf", [("correct", 6, 2)]),
+        ({"where": "num_response_tokens < 8 AND reward = 1"}, "Abcf", [("where", 4, 4)]),
+        ({"where": "reward > 0.5 -- or so"}, "aAbcdf", [("where", 6, 2)]),
+        ({"where": "grade_error IS NOT NULL OR example_id = 'hard:'"}, "h", [("where", 1, 7)]),
+        ({"where": "num_response_tokens > (SELECT avg(num_response_tokens) FROM rollouts)"}, "", None),
+        ({"dedup": True}, "abcdefh", [("dedup", 7, 1)]),
+        ({"min_pass_rate": 0.1}, "aAbcdef", [("pass rate", 7, 1)]),
+        ({"max_pass_rate": 0.5}, "defh", [("pass rate", 4, 4)]),  # half: 2 of its 4 samples, the cut one too
+        ({"min_pass_rate": 0.5, "max_pass_rate": 0.5}, "def", [("pass rate", 3, 5)]),
+        ({"max_per_question": 1, "shortest": True}, "ceh", [("per question", 3, 5)]),
+        ({"max_per_question": 2, "shortest": True, "correct_only": True}, "bcdf", [("correct", 6, 2), ("per question", 4, 2)]),
+        ({"limit": 3, "shortest": True}, "bce", [("limit", 3, 5)]),
+        ({"limit": 100}, "aAbcdefh", [("limit", 8, 0)]),
+        ({"step": 3}, "aAbcdefh", []),
+        ({"phase": "eval"}, "x", None),
+        ({"phase": "all"}, "xaAbcdefh", [("whole", 9, 2)]),
+    ],
+)  # fmt: skip
+def test_each_filter(made, call, flags, kept, stages):
+    if not kept:
+        with pytest.raises(RlvrError, match="Nothing is left"):
+            call(made, **flags)
+        return
+    rows, found = call(made, **flags)
+    assert starts(rows) == kept
+    if stages is not None:
+        assert found[1 if ("whole", 9, 2) in stages else 2 :] == stages
+
+
+PARAGRAPH = "so it is " * 4
+THINKING = {  # its first letter is how a row is told
+    "a": f"a is fine, $x^2$ \\frac too\n\n{PARAGRAPH}",
+    "b": "b и по-русски",
+    "c": "c has\n```python\nprint(7)\n```",
+    "d": f"d is long {PARAGRAPH}\n{PARAGRAPH}",
+    "e": f"e mixes 这是七这是七这是七 with\n```\n{PARAGRAPH}{PARAGRAPH}",
+    "f": "f is one of many English words and one слово",
+}
+AFTER = f" {RIGHT} ```code``` и {PARAGRAPH * 9}"  # the answer is not looked at
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept", "stages"),
+    [
+        ({"language": "en"}, "acd", [("language", 3, 3)]),
+        ({"language": "en", "min_language_share": 0.8}, "acdf", [("language", 4, 2)]),
+        ({"language": "ru", "min_language_share": 0.5}, "b", [("language", 1, 5)]),
+        ({"without_code": True}, "abdf", [("code", 4, 2)]),
+        ({"max_paragraph_words": 20}, "abcf", [("paragraphs", 4, 2)]),
+        (
+            {"language": "en", "without_code": True, "max_paragraph_words": 20, "correct_only": True},
+            "a",
+            [("correct", 6, 0), ("language", 3, 3), ("paragraphs", 2, 1), ("code", 1, 1)],
+        ),
+    ],
+)
+def test_the_thinking_of_a_trace(flags, kept, stages, call, tmp_path):
+    with RunDir.create(tmp_path / "runs", "eval", name="r", metadata=FACTS) as run:
+        texts = [thinking + AFTER for thinking in THINKING.values()]
+        run.commit_rollouts(
+            "eval", 0, [rollout("r", "q: 3 + 4?", i, t, reward=1.0, phase="eval") for i, t in enumerate(texts)]
+        )
+    rows, found = call(run.path, **flags)
+    assert starts(rows) == kept
+    assert found[1:] == stages
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{i}?", "response": t, "answer": "7"}) + "\n" for i, t in enumerate(texts))
+    )
+    if "correct_only" not in flags:
+        rows, found = call(tmp_path / "d.jsonl", out=str(tmp_path / "of-file.jsonl"), **flags)
+        assert (starts(rows), found[1:]) == (kept, stages)
+
+
+def test_the_rules_of_thinking_need_responses(call, tmp_path, capsys):
+    (tmp_path / "none.jsonl").write_text('{"question": "Q", "answer": "7"}\n' * 2)
+    with pytest.raises(RlvrError, match="has no responses: the rules of their thinking \\(language and code\\)"):
+        call(tmp_path / "none.jsonl", language="en", without_code=True)
+    rows = ['{"prompt": "Q", "answer": "7"}\n', '{"prompt": "Q", "answer": "7", "response": "это"}\n']
+    (tmp_path / "some.jsonl").write_text("".join(rows))
+    flags = {"source": (str(tmp_path / "some.jsonl"),), "out": str(tmp_path / "o.jsonl"), "language": "en"}
+    filter_run(resolve(FilterConfig, flags=flags, command="filter"))
+    assert len(rows_of(tmp_path / "o.jsonl")) == 1
+    assert "1 of 2 rows have no response; the rules of the thinking (language) keep them" in capsys.readouterr().err
+
+
+def test_random_choices_are_a_function_of_the_seed(made, call):
+    first, _ = call(made, limit=4)
+    same, _ = call(made, limit=4, overwrite=True)
+    assert first == same
+    others = [call(made, limit=4, seed=seed, overwrite=True)[0] for seed in range(1, 6)]
+    assert any(starts(rows) != starts(first) for rows in others)
+    for rows in [first, *others]:
+        assert len(rows) == 4
+        assert [r["id"] for r in rows] == sorted((r["id"] for r in rows), key=lambda i: int(i.rsplit("/")[-1]))
+    one, _ = call(made, max_per_question=1, overwrite=True)
+    assert [r["question"][:4] for r in one] == ["easy", "half", "hard"]
+
+
+def test_questions_with_their_difficulty(made, call):
+    rows, stages = call(made, emit="questions")
+    assert rows == [
+        {"id": "easy:", "question": "easy: 3 + 4?", "ground_truth": "7", "pass_rate": 1.0, "n": 4},
+        {"id": "half:", "question": "half: 5 + 2?", "ground_truth": "7", "pass_rate": 0.5, "n": 4},
+        {"id": "hard:", "question": "hard: 8 - 1?", "ground_truth": "7", "pass_rate": 0.0, "n": 2},
+    ]
+    assert stages == [("source", 3, 0)]
+    rows, stages = call(made, emit="questions", max_pass_rate=0.9, correct_only=True, overwrite=True)
+    assert [r["id"] for r in rows] == ["half:"]
+    assert stages == [("source", 3, 0), ("correct", 2, 1), ("pass rate", 1, 1)]
+    rows, _ = call(made, emit="questions", where="num_response_tokens = 2", overwrite=True)
+    assert [r["id"] for r in rows] == ["half:"]
+    with pytest.raises(RlvrError, match="Nothing is left"):  # no sample is both
+        call(made, emit="questions", where="num_response_tokens = 2", correct_only=True, overwrite=True)
+
+
+def test_several_runs(made, call, tmp_path):
+    with RunDir.create(tmp_path / "runs", "eval", name="s", metadata=FACTS) as run:
+        rows = [rollout("s", "easy: 3 + 4?", 0, f"z {WRONG}", reward=0.0, phase="eval")]
+        rows.append(rollout("s", "easy: 9 - 2?", 0, f"y {RIGHT}", reward=1.0, phase="eval", step=0))
+        run.commit_rollouts("eval", 0, [rows[0]])
+        run.commit_rollouts(
+            "eval", 1, [rollout("s", "easy: 9 - 2?", 0, f"y {RIGHT}", reward=1.0, phase="eval", step=1)]
+        )
+    rows, _ = call(("r", "s"), phase="all", emit="questions")
+    assert [(r["id"], r["question"], r["pass_rate"], r["n"]) for r in rows][1:] == [
+        ("easy:", "easy: 3 + 4?", 0.8, 5),  # of both runs
+        ("half:", "half: 5 + 2?", 0.5, 4),
+        ("hard:", "hard: 8 - 1?", 0.0, 2),
+        ("easy:-2", "easy: 9 - 2?", 1.0, 1),  # another question of that id
+    ]
+    assert load_dataset(str(tmp_path / "out.jsonl")).rows == 5
+    rows, _ = call((made, "s", "r"), phase="all", overwrite=True)  # one of them twice
+    assert starts(rows) == "xaAbcdefhzy"
+    assert len({r["id"] for r in rows}) == len(rows)
+    assert call("*", phase="all", overwrite=True)[0] == call(("r", "s"), phase="all", overwrite=True)[0]
+    with pytest.raises(RlvrError, match="s has no train rollouts"):
+        call(("r", "s"), overwrite=True)
+
+
+def test_the_control_is_as_large_and_from_the_same_source(made, call, tmp_path):
+    rows, _ = call(made, correct_only=True, dedup=True, with_control=True)
+    control = rows_of(tmp_path / "out-control.jsonl")
+    assert len(control) == len(rows) == 5
+    everything, _ = call(made, dedup=True, out="all.jsonl")
+    assert all(r in everything for r in control)
+    draws = set()
+    for seed in range(8):
+        call(made, correct_only=True, dedup=True, with_control=True, seed=seed, overwrite=True)
+        draws.add(starts(rows_of(tmp_path / "out-control.jsonl")))
+    assert len(draws) > 1
+    assert any(set(d) & set("eh") for d in draws)  # wrong ones too
+
+
+def test_the_provenance(made, call, tmp_path):
+    call(made, correct_only=True, with_control=True, out="o.jsonl")
+    meta = json.loads((tmp_path / "o.jsonl.meta.json").read_text())
+    assert meta["sha256"] == hashlib.sha256((tmp_path / "o.jsonl").read_bytes()).hexdigest()
+    assert meta["control"]["sha256"] == hashlib.sha256((tmp_path / "o-control.jsonl").read_bytes()).hexdigest()
+    assert (meta["file"], meta["rows"], meta["control"]["rows"]) == ("o.jsonl", 6, 6)
+    (source,) = meta["sources"]
+    assert (source["run"], source["phase"], source["grader"]) == ("r", "train", "r1_zero")
+    assert source["rollouts_fingerprint"] == read_run(made).fingerprint
+    assert meta["options"]["correct_only"] is True
+    assert meta["stages"][-1] == {"name": "correct", "kept": 6, "dropped": 2, "why": "not rewarded"}
+    assert meta["rlvr_version"]
+
+
+def test_nothing_is_overwritten_unasked(made, call, tmp_path):
+    for name in ("out.jsonl", "out-control.jsonl", "out.jsonl.meta.json"):
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(RlvrError, match=f"{name} exists already"):
+            call(made, with_control=True)
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).unlink()
+    (tmp_path / "out.jsonl").write_text("mine")
+    with pytest.raises(RlvrError, match="Nothing is left"):
+        call(made, where="false", overwrite=True)
+    assert (tmp_path / "out.jsonl").read_text() == "mine"
+    assert len(call(made, overwrite=True)[0]) == 8
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_where_nothing_can_be_written_nothing_is_read(made, call, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for out, reason in (("nowhere/o.jsonl", "No such file or directory"), ("file/o.jsonl", "Not a directory")):
+        with pytest.raises(RlvrError, match=f"Cannot write .*{out}: {reason}"):
+            call(made, out=out)
+        with pytest.raises(RlvrError, match=f"Cannot write .*{out}: {reason}"):
+            call("missing.jsonl", out=out)
+        assert capsys.readouterr().out == ""
+
+
+def test_sft_takes_the_traces_and_grpo_the_questions(made, call, tmp_path, capsys):
+    from rlvr_cli.commands import grpo, sft
+
+    for name in ("t.jsonl", "t.parquet"):
+        call(made, out=name)
+        traces = load_traces(str(tmp_path / name), TEMPLATE)
+        assert [(e.prompt, e.response, e.ground_truth) for e in traces.examples] == [
+            (TEMPLATE.fill(ROWS[i][0]), ROWS[i][1], "7") for i in (0, 1, 2, 3, 4, 5, 6, 8)
+        ]
+        sft.run(
+            resolve(
+                SftConfig, flags={"dataset": str(tmp_path / name), "correct_only": True, "dry_run": True}, command="sft"
+            )
+        )
+        assert "6 of 8 traces" in capsys.readouterr().err
+    for name in ("q.jsonl", "q.parquet"):
+        call(made, out=name, emit="questions")
+        questions = load_dataset(str(tmp_path / name), purpose="train").examples
+        assert [(e.id, e.question, e.ground_truth) for e in questions] == [
+            (q.split()[0], q, "7") for q in dict.fromkeys(row[0] for row in ROWS)
+        ]
+        flags = {"dataset": str(tmp_path / name), "rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4}
+        flags |= {"gradient_accumulation_steps": 1, "dry_run": True, "runs_dir": str(tmp_path)}
+        grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
+        assert "3 of " in capsys.readouterr().err
+
+
+def test_a_run_without_its_template_gives_traces_alone(tmp_path, call):
+    with RunDir.create(tmp_path / "runs", "eval", name="r", metadata={}) as run:
+        run.commit_rollouts(
+            "eval", 0, [rollout("r", "q: 1?", i, f"{i} {RIGHT}", reward=1.0, phase="eval") for i in range(2)]
+        )
+    rows, _ = call(run.path)
+    assert "question" not in rows[0]
+    assert len(load_traces(str(tmp_path / "out.jsonl"), TEMPLATE).examples) == 2
+    for flags in ({"emit": "questions"}, {"decontaminate_against": ("arithmetic:5",)}):
+        with pytest.raises(RlvrError, match="1 of 1 questions cannot be extracted from their prompts"):
+            call(run.path, out="other.jsonl", **flags)
+
+
+def write(path: Path, rows) -> str:
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return str(path)
+
+
+def test_a_dataset(tmp_path, call):
+    rows = [
+        {"id": "1", "question": "What is 3 + 4?", "answer": "7"},
+        {"id": "2", "question": "what is  3 + 4?", "answer": "7"},
+        {"id": "3", "question": "What is 3 - 4?", "answer": "-1"},
+        {"id": "4", "question": "Long ago?", "answer": "9"},
+    ]
+    source = write(tmp_path / "d.jsonl", rows)
+    found, stages = call(source, dedup=True, where="id <> '4' AND length(ground_truth) < 3")
+    assert found == [
+        {"id": "1", "question": "What is 3 + 4?", "ground_truth": "7"},
+        {"id": "3", "question": "What is 3 - 4?", "ground_truth": "-1"},
+    ]
+    assert stages == [("source", 4, 0), ("dedup", 3, 1), ("where", 2, 1)]
+    meta = json.loads((tmp_path / "out.jsonl.meta.json").read_text())
+    assert meta["sources"][0]["fingerprint"] == load_dataset(source, purpose="train").fingerprint
+    assert load_dataset(str(tmp_path / "out.jsonl"), purpose="train").rows == 2
+    found, _ = call("arithmetic:50", limit=10, out="a.jsonl")
+    assert len(found) == 10
+
+
+def test_responses_of_a_dataset_stay(tmp_path, call):
+    rows = [{"prompt": "P", "response": r, "ground_truth": "1"} for r in (" a", " A", " b")]
+    found, stages = call(write(tmp_path / "d.jsonl", rows), dedup=True)
+    assert [(r["prompt"], r["response"]) for r in found] == [("P", " a"), ("P", " b")]
+    assert stages[-1] == ("dedup", 2, 1)
+    assert len(load_traces(str(tmp_path / "out.jsonl"), TEMPLATE).examples) == 2
+
+
+def test_decontamination(tmp_path, call):
+    words = "A train leaves the station at noon and goes at sixty miles an hour to the north for two hours".split()
+    evaluation = [
+        {"question": "What is 3 + 4?", "answer": "7"},
+        {"question": " ".join(words) + ": how far?", "answer": "120"},
+    ]
+    rows = [
+        ("equal", "WHAT is\n3 + 4?"),
+        ("another sign", "What is 3 - 4?"),
+        ("thirteen", "Long ago, " + " ".join(words[2:15]) + ", so they say."),
+        ("twelve", "Long ago, " + " ".join(words[2:14]) + " so they say."),
+        ("none", "How many?"),
+    ]
+    source = write(tmp_path / "d.jsonl", [{"id": i, "question": q, "answer": "1"} for i, q in rows])
+    against = (write(tmp_path / "e.jsonl", evaluation),)
+    found, stages = call(source, decontaminate_against=against)
+    assert [r["id"] for r in found] == ["another sign", "twelve", "none"]
+    assert stages[-1] == ("decontaminate", 3, 2)
+    meta = json.loads((tmp_path / "out.jsonl.meta.json").read_text())
+    assert (
+        meta["stages"][-1]["why"]
+        == "1 equal to one of the evaluation; 1 with 13 words in common with one of the evaluation"
+    )
+    found, _ = call(source, decontaminate_against=against, ngram=12, overwrite=True)
+    assert [r["id"] for r in found] == ["another sign", "none"]
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "same", "other"),
+    [
+        (
+            "What is 12 + 30?",
+            [
+                "What is 12 + 30",
+                "what is 12+30?",
+                "What is: 12 +30 ?!",
+                "**What is** $12 + 30$.",
+                "What is １２＋３０?",
+            ],
+            ["What is 12 - 30?", "What is 1 + 230?", "What is 1230?", "What is 12 30?", "What is 12 + 3 0?"],
+        ),
+        (
+            "Find $x^2 + 1$ when $x = 2$.",
+            ["Find $x^2+1$ when $x=2$.", "Find x^2 + 1, when x = 2", r"Find \(x^2+1\) when \(x=2\)!"],
+            ["Find $x^2 - 1$ when $x = 2$.", "Find $x^{21}$ when $x = 2$."],
+        ),
+        ("Halve 1,234.", ["halve 1234"], ["halve 1.234", "halve 1 234"]),
+        ("12 − 5 × 2?", ["12-5*2"], ["12+5*2"]),
+        ("数学は 3 ÷ 4", ["数学は3/4"], ["数学は34"]),
+        ("?", ["?"], ["!", ""]),
+    ],
+)
+def test_short_questions_are_equal_by_letters_numbers_and_signs(evaluated, same, other):
+    questions = {text: Question(text, text, "1", normalized(text)) for text in [evaluated, *same, *other]}
+    assert list(find_contaminated(questions, [evaluated], ngram=13)) == list(dict.fromkeys([evaluated, *same]))
+
+
+def test_rollouts_are_decontaminated_by_their_questions(made, call, tmp_path):
+    against = (write(tmp_path / "e.jsonl", [{"question": "HALF:  5 + 2?", "answer": "7"}]),)
+    rows, stages = call(made, decontaminate_against=against, with_control=True)
+    assert starts(rows) == "aAbch"
+    assert stages[-1] == ("decontaminate", 5, 3)
+    assert not set(starts(rows_of(tmp_path / "out-control.jsonl"))) & set("def")  # nor does the control have them
+
+
+@given(
+    question=st.text(min_size=1, max_size=30),
+    parts=st.lists(st.text(max_size=10).filter(lambda t: "{question}" not in t), min_size=2, max_size=4),
+)
+def test_a_question_is_read_back_from_its_prompt(question, parts):
+    template = "{question}".join(parts)
+    expected = question if question.strip() else None
+    assert question_of(template.replace("{question}", question), template) == expected
+
+
+def test_a_prompt_of_another_template_has_no_question():
+    assert question_of("Q: 1? A:", "Q: {question} B:") is None
+    assert question_of("Q: 1? 2? A:", "Q: {question} {question} A:") is None
+    assert question_of("anything", "no place for it") is None
+    assert question_of("", "{question}") is None
+
+
+def test_contamination_finds_every_planted_run_of_words():
+    generator = random.Random(0)
+    vocabulary = [f"w{i}" for i in range(5000)]
+    evaluation = [" ".join(generator.sample(vocabulary, 40)) for _ in range(50)]
+    questions = {}
+    for i in range(100):
+        words = [f"x{generator.randrange(5000)}" for _ in range(30)]
+        if i % 2:
+            source = generator.choice(evaluation).split()
+            at, there = generator.choice([0, 5, 27]), generator.choice([0, 7, 30])
+            words[there:there] = [w.upper() + "," for w in source[at : at + 13]]
+        text = " ".join(words)
+        questions[str(i)] = Question(str(i), text, "1", normalized(text))
+    assert set(find_contaminated(questions, evaluation, ngram=13)) == {str(i) for i in range(1, 100, 2)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"where": "reward ="}, "syntax error"),
+        ({"where": "rewrad = 1"}, 'Referenced column "rewrad" not found'),
+        ({"where": "reward"}, "The condition is DOUBLE"),
+        ({"where": "avg(reward) > 0"}, "cannot contain aggregates"),
+        ({"where": "true) OR (SELECT true"}, "syntax error"),
+        ({"where": "true), (true"}, "syntax error"),
+        ({"where": "true) FROM rollouts WHERE (true"}, "syntax error"),
+        ({"where": "true; SELECT true"}, "syntax error"),
+        ({"where": "true); SELECT (true"}, "syntax error"),
+        ({"where": "true) UNION SELECT (true"}, "syntax error"),
+        ({"where": "EXISTS (FROM read_text('/etc/passwd'))"}, "read_text is not allowed in queries"),
+        ({"where": "(WITH a AS (COPY (SELECT 1) TO '/tmp/x') SELECT true)"}, "COPY inside"),
+        ({"where": "true, false"}, "not true or false"),
+        ({"where": "true AS kept"}, "syntax error"),
+        ({"where": "*"}, "STAR expression"),
+        ({"where": "reward = $limit"}, "has a parameter"),
+        ({"step": 9}, "r has no train rollouts of step 9"),
+        ({"limit": 0}, "--limit is 0"),
+        ({"phase": "test"}, "--phase is 'test'"),
+        ({"min_pass_rate": 0.5, "max_pass_rate": 0.2}, "not a valid range"),
+        ({"emit": "questions", "shortest": True}, "--emit questions writes none"),
+        (
+            {"emit": "questions", "without_code": True},
+            "--without-code selects responses, but --emit questions writes none",
+        ),
+        ({"min_language_share": 0.5}, "--min-language-share needs --language"),
+        ({"language": "xx"}, "--language is 'xx'"),
+        ({"decontaminate_against": ("nowhere.jsonl",)}, "There is no file nowhere.jsonl"),
+        ({"shortest": True}, "--shortest has no effect"),
+        ({"out": "x.txt"}, "has an unknown file type"),
+        ({"out": ""}, "--out is missing"),
+        ({"source": ()}, "needs a run or a dataset"),
+        ({"source": ("nowhere",)}, "There is no dataset 'nowhere'"),
+        ({"source": ("r", "nowhere")}, "There is no run 'nowhere'"),
+        ({"source": ("arithmetic:5", "countdown:5")}, "several datasets"),
+        ({"source": ("arithmetic:5",), "correct_only": True}, "--correct-only needs sampled responses"),
+        ({"source": ("arithmetic:5",), "where": "reward = 1"}, 'Referenced column "reward" not found'),
+    ],
+)
+def test_what_the_user_can_put_right(made, tmp_path, flags, problem):
+    given = {"source": (str(made),), "out": str(tmp_path / "out.jsonl"), "runs_dir": str(tmp_path / "runs"), **flags}
+    with pytest.raises(RlvrError) as caught:
+        filter_run(resolve(FilterConfig, flags=given, command="filter"))
+    assert problem in caught.value.problem
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_missing_directory_is_two_lines_and_no_traceback(made):
+    command = [sys.executable, "-c", "from rlvr_cli.cli import main; main()", "filter", str(made)]
+    done = subprocess.run([*command, "--out", str(made / "no" / "x.jsonl")], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Cannot write")
+    assert "Traceback" not in done.stderr
+
+
+def test_filtering_leaves_the_run_as_it_is(made, call):
+    before = {p: p.read_bytes() for p in made.rglob("*") if p.is_file()}
+    call(made, correct_only=True, dedup=True, with_control=True)
+    assert {p: p.read_bytes() for p in made.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "fault", ["write:2", "write:3", "write.torn:3", "rename:1", "renamed:1", "renamed:2", "renamed:3"]
+)
+def test_no_output_is_without_its_meta(made, call, tmp_path, monkeypatch, fault):
+    """Wherever it stops: the data that are there are those that the meta describes, and the next call needs no --overwrite."""
+    out, control, meta = (tmp_path / n for n in ("out.jsonl", "out-control.jsonl", "out.jsonl.meta.json"))
+    monkeypatch.setenv("RLVR_FAULT", f"{fault}:enospc")
+    with pytest.raises(RlvrError, match="No space left"):
+        call(made, correct_only=True, with_control=True)
+    monkeypatch.delenv("RLVR_FAULT")
+    assert not list(tmp_path.glob(".*.tmp"))
+    assert meta.exists() or not (out.exists() or control.exists())
+    if not out.exists():
+        call(made, correct_only=True, with_control=True)
+    described = json.loads(meta.read_text())
+    assert hashlib.sha256(out.read_bytes()).hexdigest() == described["sha256"]
+    assert hashlib.sha256(control.read_bytes()).hexdigest() == described["control"]["sha256"]
+
+
+def test_pairs_are_right_and_wrong_responses_to_one_question(made, call, tmp_path):
+    rows, stages = call(made, emit="pairs")
+    assert [(r["question"], r["chosen"], r["rejected"]) for r in sorted(rows, key=lambda r: r["chosen"])] == [
+        ("half: 5 + 2?", f"d {RIGHT}", f"e {WRONG}"),
+        ("half: 5 + 2?", f"f {RIGHT}", f"e {WRONG}"),
+    ]
+    assert stages == [("source", 10, 0), ("whole", 8, 2), ("pairs", 2, 0)]
+    row = next(r for r in rows if r["chosen"].startswith("d"))
+    assert (row["prompt"], row["ground_truth"]) == (TEMPLATE.fill("half: 5 + 2?"), "7")
+    assert (row["chosen_id"], row["rejected_id"]) == ("r/train/3/half:/4", "r/train/3/half:/5")
+    assert (row["prompt_ids"], row["chosen_ids"], row["rejected_ids"]) == ([1], [2], [2])
+    assert len(call(made, emit="pairs", pairs_per_question=1, out="one.jsonl")[0]) == 1
+    assert load_pairs(str(tmp_path / "out.jsonl"), TEMPLATE, pairs_per_question=1, seed=0).examples[0].response
+    parquet = call(made, emit="pairs", out="out.parquet")
+    assert parquet[1] == stages
+    again = load_pairs(str(tmp_path / "out.parquet"), TEMPLATE, pairs_per_question=1, seed=0)
+    assert (
+        again.fingerprint == load_pairs(str(tmp_path / "out.jsonl"), TEMPLATE, pairs_per_question=1, seed=0).fingerprint
+    )
+
+
+def test_a_curriculum_begins_with_what_is_easy(made, call):
+    rates = {r["id"]: r["pass_rate"] for r in call(made, emit="questions")[0]}
+    rows, _ = call(made, emit="questions", order="easy_first", overwrite=True)
+    assert [r["pass_rate"] for r in rows] == sorted(rates.values(), reverse=True)
+    assert {r["id"]: r["pass_rate"] for r in rows} == rates
+    with RunDir.create(made.parent, "grpo", name="hard", metadata=FACTS) as run:
+        again = [rollout("hard", q, i, text, reward=r) for i, (q, text, r, _, _) in enumerate(reversed(ROWS))]
+        run.commit_rollouts("train", 0, again)
+    assert [r["id"] for r in call(run.path, emit="questions", order="easy_first", overwrite=True)[0]] == [
+        "easy:",
+        "half:",
+        "hard:",
+    ]
+    with pytest.raises(RlvrError, match="--order easy_first and --emit traces exclude each other"):
+        call(made, order="easy_first", out="other.jsonl")
+
+
+def test_fused_rows_are_both_forms_of_each_trace(made, call, tmp_path, capsys):
+    rows, stages = call(made, emit="fused", correct_only=True, dedup=True)
+    assert stages[-1] == ("fused", 7, 0), "five that think, and two questions without thinking"
+    assert [(r["question"], r["response"]) for r in rows[:2]] == [
+        ("easy: 3 + 4? /think", "<think>\na\n</think>\n\n<answer> 7 </answer>"),
+        ("easy: 3 + 4? /no_think", "<think>\n\n</think>\n\n<answer> 7 </answer>"),
+    ]
+    assert "prompt" not in rows[0]
+    assert len({r["id"] for r in rows}) == 7
+    traces = load_traces(str(tmp_path / "out.jsonl"), load_prompt("question_only"))
+    assert [(e.prompt, e.response) for e in traces.examples] == [(r["question"], r["response"]) for r in rows]
+    with pytest.raises(RlvrError, match="with-control and --emit fused exclude each other"):
+        call(made, emit="fused", with_control=True, out="other.jsonl")
+    (tmp_path / "data.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    with pytest.raises(RlvrError, match="--emit fused needs sampled responses"):
+        call(tmp_path / "data.jsonl", emit="fused", out="other.jsonl")
+
+
+def test_pairs_are_chosen_by_the_seed_and_among_what_is_kept(tmp_path, call):
+    with RunDir.create(tmp_path / "runs", "grpo", name="many", metadata=FACTS) as run:
+        rewards = [1.0] * 5 + [0.0] * 5 + [None] * 3
+        rows = [
+            rollout("many", "a: 3 + 4?", i, f"{i} of it", reward=reward, tokens=i) for i, reward in enumerate(rewards)
+        ]
+        run.commit_rollouts("train", 0, rows)
+    chosen = [
+        [(r["chosen"], r["rejected"]) for r in call(run.path, emit="pairs", seed=seed, overwrite=True)[0]]
+        for seed in (0, 0, 1)
+    ]
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert len(set(chosen[0])) == 4
+    rows, stages = call(run.path, emit="pairs", where="num_response_tokens IN (2, 7, 11)", overwrite=True)
+    assert [(r["chosen"], r["rejected"]) for r in rows] == [("2 of it", "7 of it")]
+    assert stages == [("source", 13, 0), ("where", 3, 10), ("pairs", 1, 0)]
+    with pytest.raises(RlvrError, match="the stage 'pairs' dropped the last 5 rows"):
+        call(run.path, emit="pairs", where="reward = 1", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"correct_only": True}, {"limit": 3}, {"max_per_question": 2}, {"with_control": True}]
+)
+def test_pairs_exclude_what_would_take_a_partner_away(made, call, flags):
+    with pytest.raises(RlvrError, match=f"--{next(iter(flags)).replace('_', '-')} and --emit pairs exclude each other"):
+        call(made, emit="pairs", **flags)
+
+
+def test_pairs_need_a_run(call):
+    with pytest.raises(RlvrError, match="--emit pairs needs sampled responses"):
+        call("arithmetic:10", emit="pairs")
+
+
+def test_pairs_name_the_command_that_takes_them(made, call, capsys):
+    capsys.readouterr()
+    filter_run(
+        resolve(
+            FilterConfig,
+            flags={"source": (str(made),), "emit": "pairs", "out": str(made.parent / "p.jsonl")},
+            command="filter",
+        )
+    )
+    assert "next     rlvr dpo --dataset" in capsys.readouterr().err

