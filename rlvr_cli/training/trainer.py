@@ -41,9 +41,6 @@ from rlvr_cli.training.planning.time_limit import TimeLimit
 from rlvr_cli.training.update import UpdateOptions
 from rlvr_cli.types import Sampler
 
-POSITIONS = "mismatch/position/"
-MISMATCH_BOUND = 5e-2  # nats per token; print a note if sampler and trainer differ by more with the same weights
-
 
 class Trainer:
     """Holds and updates the policy. Use as a context manager: on `Interrupted` it saves a checkpoint.
@@ -100,7 +97,6 @@ class Trainer:
                 grader=grader,
                 stop=stop,
             )
-        self._mismatch_said = False
         self._skipped_in_a_row = 0
         self._saved: tuple[int, dict[str, int]] = (0, {})
         self._saved_at, self._saving_seconds = time.monotonic(), 0.0
@@ -200,6 +196,12 @@ class Trainer:
                     self.metrics.flush()
         finally:
             self._ending.close()
+
+    @property
+    def step_of_batch(self) -> int:
+        """The updates before the rollout batch that is trained on next: it may have had some of its updates already."""
+        of_batch = self.cursor.get("updates_of_batch", self.cursor.get("updates_of_step", 0))
+        return self.updates - of_batch
 
     @property
     def policy(self) -> Policy:
@@ -304,6 +306,14 @@ class Trainer:
                 temperature=temperature,
             )
 
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """A block that computes what the objective needs of a batch. The engine gives its memory back first; the seconds are a metric."""
+        started = time.perf_counter()
+        self.weights.sleep()
+        yield
+        self.metrics.add(self.updates, {"scoring/seconds": time.perf_counter() - started})
+
     def skip(self, cursor: dict[str, int], tensors: dict[str, Tensor] | None = None) -> dict[str, float]:
         """Count an update that has no token to train on as skipped."""
         metrics = {"update/skipped": 1.0, "update/tokens": 0.0}
@@ -341,25 +351,6 @@ class Trainer:
         if self.config.checkpoint_minutes is not None:
             return 60 * self.config.checkpoint_minutes
         return 20 * self._saving_seconds if self._saving_seconds > 1 else 0.0
-
-    def check_mismatch(self, update: Mapping[str, float], *, advice: str = "") -> None:
-        """Print a note, once, if trainer and sampler disagree on log-probabilities by more than `MISMATCH_BOUND`.
-
-        Positions below --sampling-min-tokens are ignored: the sampler forbids the end of the response there, so its distribution
-        differs.
-
-        Args:
-            update: metrics of the first update on rollouts that the same weights have sampled.
-            advice: what the user can do about it.
-        """
-        gaps = {int(name.rpartition("/")[2]): gap for name, gap in update.items() if name.startswith(POSITIONS)}
-        gap = max((gap for start, gap in gaps.items() if start >= self.config.sampling_min_tokens), default=0.0)
-        if gap > MISMATCH_BOUND and not self._mismatch_said:
-            self._mismatch_said = True
-            console.say(
-                f"note: the sampler's log-probabilities differ from the trainer's by {gap:.2g} nats per token on average "
-                f"(metrics mismatch/*){advice and f'; {advice}'}."
-            )
 
     @contextmanager
     def progress(self, unit: str, total: int, *, done: int, longer: str = "") -> Iterator[console.Progress]:
