@@ -25,7 +25,7 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.checks import UpdateChecks
 from rlvr_cli.training.credit.advantages import group_advantages
 from rlvr_cli.training.credit.shaping import rewards_of
-from rlvr_cli.training.loop import RolloutLoop, RolloutSource
+from rlvr_cli.training.loop import RolloutSource, rollout_loop
 from rlvr_cli.training.losses.distillation import DIVERGENCES, distillation
 from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.parallel.nodes import lend_trainers
@@ -55,10 +55,10 @@ def run(config: DistillConfig) -> None:
             "Name the model with --teacher, for its tokenizer, and the server with --teacher-url.",
         )
     check_teacher(config.teacher, student=model_path(config.model))
-    rows, questions = config.micro_batch_size, config.rollout_batch_size // config.group_size
+    rows, num_questions = config.micro_batch_size, config.rollout_batch_size // config.group_size
     inputs = load_inputs(
         config,
-        questions_per_batch=questions,
+        questions_per_batch=num_questions,
         rows=rows,
         more_facts={"teacher": teacher_facts(config)},
     )
@@ -72,7 +72,7 @@ def run(config: DistillConfig) -> None:
         sampling = Sampling(
             trainer,
             inputs,
-            num_questions=questions,
+            num_questions=num_questions,
             group_size=config.group_size,
             credit=partial(credit, config),
         )
@@ -99,7 +99,7 @@ def train(config: DistillConfig, trainer: Trainer, source: RolloutSource, *, ser
         min_tokens=config.sampling_min_tokens,
     )
     checks = UpdateChecks(trainer, ratios=False)
-    with RolloutLoop(trainer, source, num_steps=config.n_distill_steps, checks=checks, shown=SHOWN) as loop:
+    with rollout_loop(trainer, source, num_steps=config.n_distill_steps, checks=checks, shown=SHOWN) as loop:
         for rollouts in loop.batches():
             loop.update(
                 training_batch(config, trainer, rollouts, served=served),

@@ -20,7 +20,7 @@ from rlvr_cli.models.tokens.tokenization import pad_id_of
 from rlvr_cli.rollouts.inputs import load_template
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
-from rlvr_cli.training.loop import DataLoop, RolloutLoop, RolloutSource
+from rlvr_cli.training.loop import RolloutLoop, RolloutSource, data_loop, rollout_loop
 from rlvr_cli.training.losses.chosen import own_loss_facts, preference_loss
 from rlvr_cli.training.pairs import EncodedPairs
 from rlvr_cli.training.parallel.nodes import lend_trainers
@@ -53,20 +53,20 @@ def run(config: DpoConfig) -> None:
 
 def run_on_policy(config: DpoConfig) -> None:
     """Train on pairs of responses that the policy samples."""
-    rows, questions = 2 * config.micro_batch_size, config.n_prompts_per_rollout_batch
+    rows, num_questions = 2 * config.micro_batch_size, config.n_prompts_per_rollout_batch
     if config.keeps_reference and adapter_settings(config.model):
         raise RlvrError(
             f"{config.model} holds a LoRA adapter: without it, as the reference, the model is not the one that the run starts with.",
             "Start from a merged model (--lora-merge), or use --loss-type simpo, which has no reference.",
         )
-    inputs = load_inputs(config, questions_per_batch=questions, rows=rows, more_facts=own_loss_facts(config))
+    inputs = load_inputs(config, questions_per_batch=num_questions, rows=rows, more_facts=own_loss_facts(config))
     print_plan(online_dpo_plan(config, inputs.facts), config, inputs, rows=rows)
     for note in shared_notes(config):
         console.say(f"note: {note}")
     if config.dry_run:
         return
     with open_trainer(config, inputs, command="dpo", num_updates=0) as trainer:
-        sampling = Sampling(trainer, inputs, num_questions=questions, group_size=config.group_size)
+        sampling = Sampling(trainer, inputs, num_questions=num_questions, group_size=config.group_size)
         train_on_policy(config, trainer, Plain(sampling))
     report_end(trainer, output=config.format)
 
@@ -75,10 +75,10 @@ def train_on_policy(config: DpoConfig, trainer: Trainer, source: RolloutSource) 
     """Sample, make pairs, update; repeat."""
     loss, objective = preference_loss(config)
     how = {"micro_batch_size": 2 * config.micro_batch_size, "temperature": config.sampling_temperature}
-    with RolloutLoop(trainer, source, num_steps=config.n_dpo_steps, shown=SHOWN) as loop:
+    with rollout_loop(trainer, source, num_steps=config.n_dpo_steps, shown=SHOWN) as loop:
         for rollouts in loop.batches():
             pairs = sampled_pairs(config, trainer, loop, rollouts)
-            loop.divide(len(pairs), batch_size=config.train_batch_size, epochs=config.dpo_epochs)
+            loop.begin_updates(len(pairs), batch_size=config.train_batch_size, epochs=config.dpo_epochs)
             for chosen in loop.minibatches():
                 rows = [rollout for pair in chosen for rollout in pairs[pair]]
                 batch = rollout_tensors(rows, pad_id=pad_id_of(trainer.tokenizer))
@@ -159,7 +159,7 @@ def train_on_pairs(config: DpoConfig, trainer: Trainer, pairs: Pairs) -> None:
     micro_batch_size = 2 * config.micro_batch_size
     if loss.with_reference:
         encoded.score_reference(updates[: len(updates) // config.dpo_epochs], micro_batch_size=micro_batch_size)
-    with DataLoop(trainer, updates, shown=SHOWN) as loop:
+    with data_loop(trainer, updates, shown=SHOWN) as loop:
         for chosen in loop.minibatches():
             loop.update(
                 encoded.batch(chosen), tensors=encoded.kept, objective=objective, micro_batch_size=micro_batch_size

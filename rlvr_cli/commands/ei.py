@@ -12,7 +12,7 @@ from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.models.tokens.tokenization import pad_id_of
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
-from rlvr_cli.training.loop import RolloutLoop, RolloutSource
+from rlvr_cli.training.loop import RolloutLoop, RolloutSource, rollout_loop
 from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import ei_plan, print_plan
 from rlvr_cli.training.session import load_inputs, open_trainer
@@ -42,10 +42,10 @@ def run(config: EiConfig) -> None:
 def train(config: EiConfig, trainer: Trainer, source: RolloutSource) -> None:
     """Algorithm 2: the numbers are those of its lines. Lines 3 to 6, which make a batch, are the source's."""
     steps = config.n_ei_steps
-    with RolloutLoop(trainer, source, num_steps=steps, shown=SHOWN, evaluate_every="steps") as loop:
+    with rollout_loop(trainer, source, num_steps=steps, shown=SHOWN, evaluate_every="steps") as loop:
         for rollouts in loop.batches():  # 2 to 6
             experts = expert_rollouts(trainer, loop, rollouts)  # 7
-            loop.divide(len(experts), batch_size=config.train_batch_size, epochs=config.sft_epochs)
+            loop.begin_updates(len(experts), batch_size=config.train_batch_size, epochs=config.sft_epochs)
             if not experts:
                 say_that_none_was_correct(loop.number + 1, trainer)
             for rows in loop.minibatches():  # 8

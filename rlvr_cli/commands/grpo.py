@@ -21,7 +21,7 @@ from rlvr_cli.training.checks import UpdateChecks
 from rlvr_cli.training.credit.advantages import batch_normalized, group_advantages
 from rlvr_cli.training.credit.groups import group_metrics
 from rlvr_cli.training.credit.shaping import reward_terms, rewards_of
-from rlvr_cli.training.loop import RolloutLoop, RolloutSource
+from rlvr_cli.training.loop import RolloutLoop, RolloutSource, rollout_loop
 from rlvr_cli.training.losses.chosen import own_loss_facts, policy_gradient_loss, policy_gradient_objective
 from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
 from rlvr_cli.training.parallel.nodes import lend_trainers
@@ -42,8 +42,8 @@ def run(config: GrpoConfig) -> None:
     loss = policy_gradient_loss(config)
     if config.language_reward:
         check_detector(config.language_detector)
-    rows, questions = config.micro_train_batch_size, config.n_prompts_per_rollout_batch
-    inputs = load_inputs(config, questions_per_batch=questions, rows=rows, more_facts=own_loss_facts(config))
+    rows, num_questions = config.micro_train_batch_size, config.n_prompts_per_rollout_batch
+    inputs = load_inputs(config, questions_per_batch=num_questions, rows=rows, more_facts=own_loss_facts(config))
     print_plan(grpo_plan(config, inputs.facts, loss=loss), config, inputs, rows=rows)
     for note in grpo_notes(config, loss=loss):
         console.say(f"note: {note}")
@@ -54,7 +54,7 @@ def run(config: GrpoConfig) -> None:
         sampling = Sampling(
             trainer,
             inputs,
-            num_questions=questions,
+            num_questions=num_questions,
             group_size=config.group_size,
             order=config.question_order,
             credit=partial(credit, config, loss=loss),
@@ -65,18 +65,24 @@ def run(config: GrpoConfig) -> None:
 
 
 def train(config: GrpoConfig, trainer: Trainer, source: RolloutSource, *, loss: Loss) -> None:
-    """Algorithm 3: the numbers are those of its lines. Lines 3 to 7, which make a batch, are the source's; line 7 calls `credit`."""
+    """Algorithm 3; the numbers are those of its lines.
+
+    The source does 3 to 7: it draws questions, gives the sampler the weights of the old policy, samples and grades the groups, and calls
+    `credit` for their advantages.
+    """
     checks = UpdateChecks(
         trainer,
         ratios=config.loss_type in LOSSES,  # a loss of the user's own may report another ratio
-        same_policy=not config.async_steps,
+        same_policy=not config.async_steps,  # else an older policy sampled, and they differ
         advice="--importance-correction truncated corrects for it",
         clip_note=partial(clip_note, config, loss=loss),
     )
-    with RolloutLoop(trainer, source, num_steps=config.n_grpo_steps, checks=checks, shown=SHOWN) as loop:
+    with rollout_loop(trainer, source, num_steps=config.n_grpo_steps, checks=checks, shown=SHOWN) as loop:
         for rollouts in loop.batches():  # 2 to 7
-            loop.divide(len(rollouts), batch_size=config.train_batch_size, epochs=config.epochs_per_rollout_batch)
-            batch = training_batch(config, trainer, loop, rollouts, loss=loss)  # 4
+            loop.begin_updates(
+                len(rollouts), batch_size=config.train_batch_size, epochs=config.epochs_per_rollout_batch
+            )
+            batch = training_batch(config, trainer, loop, rollouts, loss=loss)  # what 9 needs of the old policy
             for rows in loop.minibatches():  # 8
                 loop.update(  # 9
                     select_rows(batch, rows),
@@ -85,6 +91,7 @@ def train(config: GrpoConfig, trainer: Trainer, source: RolloutSource, *, loss: 
                     micro_batch_size=config.micro_train_batch_size,
                     normalization=config.length_normalization,
                     normalize_constant=config.masked_normalize_constant,
+                    # Partial rollouts give batches of any size: each row weighs as in a full update.
                     share=len(rows) / config.train_batch_size if config.partial_rollout_tokens else 1.0,
                     temperature=config.sampling_temperature,
                 )
@@ -121,7 +128,8 @@ def training_batch(
 ) -> Batch:
     """Turn rollouts into tensors, with their groups and the log-probabilities that the objective needs.
 
-    Those of the old policy are computed only if there is more than one update: in the first one they equal its own.
+    `old_log_probs`, of the policy before the first update on the batch, are there only if the batch has several updates: in the first
+    one they equal those of the update itself.
     """
     if not rollouts:
         return {}
@@ -139,8 +147,8 @@ def training_batch(
         how = {"micro_batch_size": config.micro_train_batch_size, "temperature": config.sampling_temperature}
         if config.kl_coef:
             batch["reference_log_probs"] = trainer.log_probs(batch, of="reference", **how)
-        else:
+        else:  # a KL penalty has a gradient also where the advantage is 0
             batch["zero_advantage"] = zero_advantage_rows(batch)
         if loop.num_updates > 1:
-            batch |= loop.old_scores(batch, **how)
+            batch |= loop.old_scores(batch, **how)  # old_log_probs
     return batch

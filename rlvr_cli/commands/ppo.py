@@ -18,7 +18,7 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.checks import UpdateChecks
 from rlvr_cli.training.credit.gae import explained_variance, gae, kl_to_reference, token_rewards, whitened
 from rlvr_cli.training.credit.shaping import rewards_of
-from rlvr_cli.training.loop import RolloutLoop, RolloutSource
+from rlvr_cli.training.loop import RolloutLoop, RolloutSource, rollout_loop
 from rlvr_cli.training.losses.value import actor_critic
 from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import ppo_plan, print_plan, shared_notes
@@ -35,8 +35,8 @@ def run(config: PpoConfig) -> None:
     if lend_trainers(config):
         return
     config = resumed_config(config, command="ppo")
-    rows, questions = config.micro_batch_size, config.n_prompts_per_rollout_batch
-    inputs = load_inputs(config, questions_per_batch=questions, rows=rows)
+    rows, num_questions = config.micro_batch_size, config.n_prompts_per_rollout_batch
+    inputs = load_inputs(config, questions_per_batch=num_questions, rows=rows)
     print_plan(ppo_plan(config, inputs.facts), config, inputs, rows=rows)
     for note in shared_notes(config):
         console.say(f"note: {note}")
@@ -44,7 +44,7 @@ def run(config: PpoConfig) -> None:
         return
     num_updates = config.n_ppo_steps * config.updates_per_rollout_batch
     with open_trainer(config, inputs, command="ppo", num_updates=num_updates) as trainer:
-        sampling = Sampling(trainer, inputs, num_questions=questions, group_size=config.group_size)
+        sampling = Sampling(trainer, inputs, num_questions=num_questions, group_size=config.group_size)
         train(config, trainer, Plain(sampling))
     report_end(trainer, output=config.format)
 
@@ -60,9 +60,11 @@ def train(config: PpoConfig, trainer: Trainer, source: RolloutSource) -> None:
         min_tokens=config.sampling_min_tokens,
     )
     checks = UpdateChecks(trainer)
-    with RolloutLoop(trainer, source, num_steps=config.n_ppo_steps, checks=checks, shown=SHOWN) as loop:
+    with rollout_loop(trainer, source, num_steps=config.n_ppo_steps, checks=checks, shown=SHOWN) as loop:
         for rollouts in loop.batches():
-            loop.divide(len(rollouts), batch_size=config.train_batch_size, epochs=config.epochs_per_rollout_batch)
+            loop.begin_updates(
+                len(rollouts), batch_size=config.train_batch_size, epochs=config.epochs_per_rollout_batch
+            )
             batch = scored_batch(config, trainer, loop, rollouts)
             batch |= credit(config, trainer, batch, rewards_of(rollouts), step=loop.step)
             for rows in loop.minibatches():

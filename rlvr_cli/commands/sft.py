@@ -16,7 +16,7 @@ from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import load_template
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
-from rlvr_cli.training.loop import DataLoop
+from rlvr_cli.training.loop import data_loop
 from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import print_plan, sft_notes, sft_plan
 from rlvr_cli.training.session import inputs_of_traces, open_trainer
@@ -56,10 +56,8 @@ def run(config: SftConfig) -> None:
     order = epoch_order(len(examples), seed=config.seed, epoch=-1)  # an epoch that training never uses
     examples = choose_examples(examples, config.num_examples, order=order)
     num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(examples) / config.train_batch_size)
-    rows, dataset = (
-        config.micro_batch_size,
-        {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint},
-    )
+    rows = config.micro_batch_size
+    dataset = {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint}
     inputs = inputs_of_traces(config, template, examples, dataset=dataset, rows=rows)
     lines = sft_plan(config, inputs.facts, examples=len(examples), traces=len(traces.examples), num_updates=num_updates)
     print_plan(lines, config, inputs, rows=rows)
@@ -89,7 +87,7 @@ def train(
         batches(range(len(examples)), batch_size=config.train_batch_size, seed=config.seed, epoch=epoch)
         for epoch in count()
     )
-    with DataLoop(trainer, stream, shown=SHOWN) as loop:
+    with data_loop(trainer, stream, shown=SHOWN) as loop:
         for rows in loop.minibatches():
             batch = collate(
                 [prompt_ids[i] for i in rows],

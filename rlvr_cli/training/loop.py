@@ -1,4 +1,4 @@
-"""The loops of training: rollout batches and the updates on each (`RolloutLoop`), or updates on data that are given (`DataLoop`).
+"""The loops of training: rollout batches and the updates on each (`rollout_loop`), or updates on data that are given (`data_loop`).
 
 Enters: a trainer, and a source of rollouts or a stream of minibatches. Leaves: what an algorithm needs next, in order, from where the
 run stands: one that was interrupted goes on with the next update of the same batch. The loops evaluate when it is due, look at the time
@@ -6,16 +6,16 @@ limit and the updates, keep what a resumed run needs, and show the progress; an 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, Unpack
 
 from torch import Tensor
 
 from rlvr_cli.data.order import update_rows
 from rlvr_cli.models.tokens.tokenization import Batch
+from rlvr_cli.terminal.console import Progress
 from rlvr_cli.training.checks import UpdateChecks
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.update import UpdateOptions, select_rows
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run needs a rollout batch: three counters that, with the seed, determine all data that follow.
+    """Where a run needs a rollout batch. With the seed and what is stored, these counters determine all data that follow.
 
     Attributes:
         number: of the batch, from 0.
@@ -73,14 +73,46 @@ class RolloutSource(Protocol):
         ...
 
 
-class RolloutLoop:
-    """Goes through the batches of a run and the updates on them. Use as a context manager.
+@contextmanager
+def rollout_loop(
+    trainer: Trainer,
+    source: RolloutSource,
+    *,
+    num_steps: int,
+    shown: Mapping[str, str],
+    checks: UpdateChecks | None = None,
+    evaluate_every: Literal["updates", "steps"] = "updates",
+) -> Iterator["RolloutLoop"]:
+    """Show the progress of a run of `num_steps` rollout batches while it goes through them.
 
-        with RolloutLoop(trainer, source, num_steps=2) as loop:
+        with rollout_loop(trainer, source, num_steps=2, shown={"nll": "loss/nll"}) as loop:
             for rollouts in loop.batches():
-                loop.divide(len(rollouts), batch_size=4, epochs=1)
+                loop.begin_updates(len(rollouts), batch_size=4, epochs=1)
                 for rows in loop.minibatches():
                     loop.update(rollout_tensors([rollouts[row] for row in rows], pad_id=0), micro_batch_size=2)
+
+    Args:
+        shown: metrics of an update in the progress bar, by label.
+        checks: look at each update.
+        evaluate_every: what --eval-every counts.
+    """
+    longer = f"--n-{trainer.run.metadata['command']}-steps {2 * num_steps}"
+    done = trainer.cursor.get("steps", trainer.updates)  # rlvr distill did not count steps: each has one update
+    with trainer.progress("steps", num_steps, done=done, longer=longer) as bar:
+        yield RolloutLoop(
+            trainer,
+            source,
+            bar,
+            steps=range(done, num_steps),
+            shown=shown,
+            checks=checks,
+            evaluate_every=evaluate_every,
+        )
+    source.finish()
+
+
+class RolloutLoop:
+    """Goes through the batches of a run and the updates on them.
 
     Attributes:
         number: of the present batch, from 0.
@@ -92,77 +124,67 @@ class RolloutLoop:
         self,
         trainer: Trainer,
         source: RolloutSource,
+        bar: Progress,
         *,
-        num_steps: int,
+        steps: range,
         shown: Mapping[str, str],
-        checks: UpdateChecks | None = None,
-        evaluate_every: Literal["updates", "steps"] = "updates",
+        checks: UpdateChecks | None,
+        evaluate_every: Literal["updates", "steps"],
     ) -> None:
-        """
+        """Use `rollout_loop`.
+
         Args:
-            num_steps: rollout batches of the whole run.
-            shown: metrics of an update in the progress bar, by label.
-            checks: look at each update.
-            evaluate_every: what --eval-every counts.
+            steps: the numbers of the batches that are left, the one that is under way first.
         """
-        self.number = trainer.cursor.get(
-            "steps", trainer.updates
-        )  # rlvr distill did not count them: each has one update
+        self.number, self._num_steps = steps.start, steps.stop
         self.step = trainer.step_of_batch
         self.done = trainer.updates - self.step
-        self._asked = trainer.cursor.get("asked", 0)
-        self._trainer, self._source, self._num_steps = trainer, source, num_steps
+        self._trainer, self._source, self._bar = trainer, source, bar
         self._shown, self._checks, self._evaluate_every = shown, checks, evaluate_every
-        self._entered = ExitStack()
-
-    def __enter__(self) -> "RolloutLoop":
-        longer = f"--n-{self._trainer.run.metadata['command']}-steps {2 * self._num_steps}"
-        progress = self._trainer.progress("steps", self._num_steps, done=self.number, longer=longer)
-        self._bar = self._entered.enter_context(progress)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._entered.__exit__(kind, error, trace)
-        if error is None:
-            self._source.finish()
+        self._asked = trainer.cursor.get("asked", 0)  # questions, before the present batch
+        self._batch = RolloutBatch([], self._asked, {})
+        self._signals: dict[str, float] = {}
+        self._minibatches: list[list[int]] | None = None
+        self._first_epoch: list[list[int]] = []
+        self._kept: dict[str, Tensor] = {}
 
     def batches(self) -> Iterator[list[Rollout]]:
         """The rollouts of each batch, until the run has all of them or its time is over."""
         while self.number < self._num_steps and self._trainer.has_time():
-            batch = self._source.next_batch(Place(self.number, self.step, self._asked))
-            self._asked_after, self._signals, self._kept = batch.asked, batch.signals, {}
-            self._divided = [[]]  # a batch that is not divided has one update
+            self._batch = self._source.next_batch(Place(self.number, self.step, self._asked))
+            self._signals, self._minibatches, self._kept = dict(self._batch.signals), None, {}
             self._evaluate()
-            yield batch.rollouts
+            yield self._batch.rollouts
             self._trainer.metrics.add(self.step, {"step/seconds": self._trainer.clock.step_seconds})
-            self.number, self.step, self.done, self._asked = self.number + 1, self._trainer.updates, 0, batch.asked
+            self.number, self.step, self.done = self.number + 1, self._trainer.updates, 0
+            self._asked = self._batch.asked
             self._bar.advance(1, **self._signals)
 
-    def divide(self, count: int, *, batch_size: int, epochs: int) -> None:
+    def begin_updates(self, count: int, *, batch_size: int, epochs: int) -> None:
         """Divide `count` rows into the minibatches of the updates, epoch after epoch, each in another random order.
 
-        Without a row there is one empty update, which is skipped and counted.
+        From now on the source may sample ahead. A batch for which this is not called has one update. Without a row there is none, and
+        one is counted as skipped.
         """
         seed = self._trainer.config.seed
-        self._divided = update_rows(count, batch_size=batch_size, epochs=epochs, seed=seed, number=self.number)
-        self._first_epoch = self._divided[: len(self._divided) // epochs]
-        following = Place(self.number + 1, self.step + max(self.num_updates, 1), self._asked_after)
+        self._minibatches = update_rows(count, batch_size=batch_size, epochs=epochs, seed=seed, number=self.number)
+        self._first_epoch = self._minibatches[: len(self._minibatches) // epochs]
+        following = Place(self.number + 1, self.step + max(self.num_updates, 1), self._batch.asked)
         self._source.sample_ahead(following if following.number < self._num_steps else None)
 
     @property
     def num_updates(self) -> int:
-        """The updates on the present batch; 0 if it has no row."""
-        return len(self._divided)
+        """The updates on the present batch."""
+        return 1 if self._minibatches is None else len(self._minibatches)
 
     def minibatches(self) -> Iterator[list[int]]:
         """The rows of each update that is still to be done, in order; `update` must be called once for each."""
-        for number, rows in enumerate(self._divided[self.done :]):
+        assert self._minibatches is not None, "begin_updates comes first"
+        for number, rows in enumerate(self._minibatches[self.done :]):
             if number:
                 self._evaluate()
             yield rows
-        if not self._divided:
+        if not self._minibatches:
             self._trainer.skip(self._after)
 
     def old_scores(self, batch: Batch, **how: Any) -> dict[str, Tensor]:
@@ -177,6 +199,7 @@ class RolloutLoop:
         Returns:
             Columns (batch, seq), 0 outside the responses.
         """
+        assert self._minibatches is not None, "begin_updates comes first"
         kept = self._trainer.tensors if self.done else {}
         self._kept = {name: kept[name] for name in ("old_log_probs", "old_values") if name in kept}
         if not self._kept:
@@ -206,7 +229,7 @@ class RolloutLoop:
     @property
     def _after(self) -> dict[str, int]:
         """The cursor after the last update on the batch."""
-        return {"steps": self.number + 1, "asked": self._asked_after, "updates_of_batch": 0}
+        return {"steps": self.number + 1, "asked": self._batch.asked, "updates_of_batch": 0}
 
     def _evaluate(self) -> None:
         every = self._trainer.config.eval_every
@@ -216,27 +239,23 @@ class RolloutLoop:
             self._trainer.evaluate()
 
 
-class DataLoop(Generic[T]):
-    """Goes through the minibatches of a dataset, one update each. Use as a context manager.
+@contextmanager
+def data_loop(trainer: Trainer, stream: Iterable[T], *, shown: Mapping[str, str]) -> Iterator["DataLoop[T]"]:
+    """Show the progress of a run while it goes through the minibatches of a dataset, see `rollout_loop`.
 
     Args:
         stream: the minibatches of the whole run.
-        shown: as for `RolloutLoop`.
     """
+    with trainer.progress("updates", trainer.num_updates, done=trainer.updates) as bar:
+        yield DataLoop(trainer, stream, bar, shown=shown)
 
-    def __init__(self, trainer: Trainer, stream: Iterable[T], *, shown: Mapping[str, str]) -> None:
-        self._trainer, self._stream, self._shown = trainer, stream, shown
-        self._entered = ExitStack()
 
-    def __enter__(self) -> "DataLoop[T]":
-        trainer = self._trainer
-        self._bar = self._entered.enter_context(trainer.progress("updates", trainer.num_updates, done=trainer.updates))
-        return self
+class DataLoop(Generic[T]):
+    """Goes through the minibatches of a dataset, one update each."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._entered.__exit__(kind, error, trace)
+    def __init__(self, trainer: Trainer, stream: Iterable[T], bar: Progress, *, shown: Mapping[str, str]) -> None:
+        """Use `data_loop`."""
+        self._trainer, self._stream, self._bar, self._shown = trainer, stream, bar, shown
 
     def minibatches(self) -> Iterator[T]:
         """Those that are left, until the run's time is over; `update` must be called once for each."""

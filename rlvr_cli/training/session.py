@@ -275,7 +275,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
     ):
         trackers.start(run.path)
         planned = {"updates": num_updates} if num_updates else {"steps": getattr(config, f"n_{command}_steps")}
-        run.update(policy=trainer.policy.facts, planned=planned, divisions=trainer.divisions)
+        run.update(policy=trainer.policy.facts, planned=planned, divisions=trainer.divisions.stored)
         teacher = trainer.trainers.replica.teacher
         limits = (config.max_model_len, teacher and teacher.context_length)
         if inputs.questions or engine_kind(inputs.engine.name).share is None or config.samples_apart:

@@ -12,14 +12,12 @@ class Ahead:
         self._source, self._sampling = source, sampling
 
     def next_batch(self, place: Place) -> RolloutBatch:
-        batch = self._source.next_batch(place)
-        self._done = self._sampling.trainer.updates - place.step
-        return batch
+        return self._source.next_batch(place)
 
     def sample_ahead(self, place: Place | None) -> None:
         """Keep the weights as they are before the updates of this batch, and let the sampling process start on the next one with them."""
         sampling, trainer = self._sampling, self._sampling.trainer
-        if not self._done:
+        if trainer.updates == trainer.step_of_batch:  # else the run was resumed between the updates, and has them
             trainer.weights.snapshot_policy(trainer.updates)
         if place is None:
             return

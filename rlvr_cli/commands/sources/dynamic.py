@@ -33,7 +33,7 @@ class DynamicSampling:
             used += [r for number, r in enumerate(rollouts) if signal[number // size]]
             sampled, indices, rounds = sampled + rollouts, indices + fresh, rounds + 1
         metrics = syncing | {"groups/used": len(used) / size, "sampling/rounds": float(rounds)}
-        return sampling.batch(used, place, asked=asked, sampled=sampled, metrics=metrics)
+        return sampling.record(used, place, asked=asked, sampled=sampled, metrics=metrics)
 
     def sample_ahead(self, place: Place | None) -> None:
         """Do nothing: the next batch needs the weights that are being trained."""

@@ -66,7 +66,7 @@ class PartialRollouts:
         metrics = syncing | partial_metrics(segments, groups=self._flight, ended=ended)
         cost = SamplingStats.of_cost(run.cost("train", place.step, folder=SEGMENTS))
         grading = stored_stats(run, phase="train", step=place.step).grading_seconds
-        return sampling.batch(
+        return sampling.record(
             rollouts, place, asked=asked, metrics=metrics, stats=replace(cost, grading_seconds=grading)
         )
 

@@ -15,7 +15,7 @@ class Plain:
         indices, asked = sampling.order.draw(sampling.num_questions, number=place.number, start=place.asked)
         syncing = sampling.sync_weights()
         rollouts = sampling.sample(indices, place)
-        return sampling.batch(rollouts, place, asked=asked, metrics=syncing)
+        return sampling.record(rollouts, place, asked=asked, metrics=syncing)
 
     def sample_ahead(self, place: Place | None) -> None:
         """Do nothing: the next batch needs the weights that are being trained."""

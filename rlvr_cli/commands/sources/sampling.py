@@ -24,12 +24,12 @@ SHOWN = {  # metrics in the progress bar, by label
 }
 
 
-def as_graded(rollouts: Sequence[Rollout], *, number: int) -> Sequence[Rollout]:
+def uncredited(rollouts: Sequence[Rollout], *, number: int) -> Sequence[Rollout]:
     """Credit nothing: the algorithm makes no advantages of a group."""
     return rollouts
 
 
-def of_rollouts(rollouts: Sequence[Rollout], *, step: int) -> dict[str, float]:
+def plain_metrics(rollouts: Sequence[Rollout], *, step: int) -> dict[str, float]:
     """The metrics of a batch that is not looked at by groups."""
     return rollout_metrics(rollouts)
 
@@ -54,8 +54,8 @@ class Sampling:
         num_questions: int,
         group_size: int,
         order: Order = "shuffled",
-        credit: Callable[..., Sequence[Rollout]] = as_graded,
-        measure: Callable[..., dict[str, float]] = of_rollouts,
+        credit: Callable[..., Sequence[Rollout]] = uncredited,
+        measure: Callable[..., dict[str, float]] = plain_metrics,
     ) -> None:
         """
         Args:
@@ -107,7 +107,7 @@ class Sampling:
             )
         return rollouts
 
-    def batch(
+    def record(
         self,
         rollouts: list[Rollout],
         place: Place,

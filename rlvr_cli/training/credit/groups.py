@@ -9,7 +9,7 @@ from rlvr_cli.types import Rollout
 
 
 def group_metrics(rollouts: Sequence[Rollout], *, step: int, group_size: int, shaped: bool) -> dict[str, float]:
-    """Return the metrics of the groups that were sampled for a batch.
+    """Return the metrics of the groups that were sampled for a batch, all of them used, in one round of sampling.
 
     Args:
         rollouts: of whole groups, each contiguous.
