@@ -65,8 +65,7 @@ class EngineKind:
 
 
 def _open_transformers(settings: EngineSettings) -> Sampler:
-    from rlvr_cli.models.compute.device import use_few_threads
-    from rlvr_cli.models.policy import load_policy
+    from rlvr_cli.models.load import load_policy, use_few_threads
 
     dtype = _resolved_dtype(settings)
     policy = load_policy(model_path(settings.model), dtype=dtype, compute_dtype=dtype, device=settings.device)

@@ -5,18 +5,12 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute import onednn
 from rlvr_cli.text import printable
-
-if TYPE_CHECKING:
-    from rlvr_cli.models.policy import Policy
-
-TINY_PARAMETERS = 10_000_000
 
 
 def cuda_devices() -> dict[str, int]:
@@ -61,14 +55,6 @@ def visible_as_only(device: str) -> str:
     number = int(device.removeprefix("cuda:"))
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     return str(number) if listed is None else listed.split(",")[number].strip()
-
-
-def use_few_threads(policy: "Policy") -> None:
-    """Limit torch to one thread for a tiny model on the CPU, where synchronizing threads costs more than they save."""
-    import torch
-
-    if policy.device.type == "cpu" and policy.num_parameters < TINY_PARAMETERS:
-        torch.set_num_threads(1)
 
 
 def on_cuda(device: str) -> bool:

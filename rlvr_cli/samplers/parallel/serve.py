@@ -36,9 +36,9 @@ def open_engine(
     from dataclasses import replace
 
     from rlvr_cli.errors import RlvrError
-    from rlvr_cli.models.compute.device import use_few_threads
     from rlvr_cli.models.identity import model_path
-    from rlvr_cli.models.policy import load_policy, trained_adapter
+    from rlvr_cli.models.load import load_policy, use_few_threads
+    from rlvr_cli.models.policy import trained_adapter
     from rlvr_cli.samplers.open import EngineSettings, engine_kind
 
     kind, opened_with = engine_kind(engine), EngineSettings(**settings)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import Policy, distinct_tensors
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.parallel import process
 from rlvr_cli.samplers.parallel.process import SamplingProcess, SharedTensors

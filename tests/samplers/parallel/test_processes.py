@@ -26,7 +26,8 @@ from killed import (
     write_pairs,
 )
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import Policy, load_policy
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.parallel.processes import SamplingProcesses
