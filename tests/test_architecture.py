@@ -19,6 +19,7 @@ ROOMS = {
     "faults": "fault injection for the tests",
     "user_code": "a user's own function, FILE.py:FUNCTION",
     "process": "Ctrl-C, limits on time and memory, children that die with their parent",
+    "parallel": "processes that work for a run: started, called, watched and killed; memory that they share",
     "sandbox": "a program of a model's, run where it can do no harm",
     "terminal": "terminal output",
     "config": "options and presets",
@@ -85,7 +86,7 @@ HOMES = {
     "math_verify": {"graders"},
     "mpmath": {"graders/answers"},
     "pyarrow": {"runs", "data/files", "analysis/queries/database", "notebook"},
-    "torch": {"models", "samplers", "replay", "training", "commands", "handout"},
+    "torch": {"parallel", "models", "samplers", "replay", "training", "commands", "handout"},
     "transformers": {"models", "samplers", "training"},
 }
 # Rooms and files that import nothing heavy at module level, so that `rlvr --help` and `rlvr analyze` start quickly.
@@ -96,6 +97,8 @@ LIGHT = {
     "faults",
     "user_code",
     "process",
+    "parallel/worker",
+    "parallel/child",
     "terminal",
     "config",
     "runs",

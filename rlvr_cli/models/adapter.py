@@ -6,9 +6,8 @@ precision: an update moves a weight by so little that bfloat16 would lose half o
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +42,10 @@ class AdaptedPolicy(Policy):
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         base: str,
-        load_again: Callable[[], Policy] | None = None,
         compute_dtype: str = "auto",
     ) -> None:
         """Wrap a model in which peft has put an adapter."""
-        super().__init__(model, tokenizer, load_again=load_again, compute_dtype=compute_dtype)
+        super().__init__(model, tokenizer, compute_dtype=compute_dtype)
         self.base, self._layers = base, list(_layers(model))
         self.initial: Mapping[str, Tensor] | None = None
 
@@ -167,7 +165,7 @@ class _Reference(Policy):
     """The initial policy of an adapted one, with the same model: it computes only while the other does not."""
 
     def __init__(self, policy: AdaptedPolicy) -> None:
-        super().__init__(policy.model, policy._tokenizer, load_again=policy.load_again)
+        super().__init__(policy.model, policy._tokenizer)
         self._policy, self.kernels = policy, policy.kernels
 
     @property
@@ -204,12 +202,10 @@ def load_adapted(
     model, tokenizer = read_pretrained(path_or_id, dtype=dtype, device=device)
     add_adapter(model, lora, directory=None if base is None else local_directory(path_or_id))
     here = local_directory(base or path_or_id)
-    how = {"dtype": dtype, "compute_dtype": compute_dtype, "device": str(model.device)}
     policy = AdaptedPolicy(
         model,
         tokenizer,
         base=str(base or path_or_id) if here is None else str(here.absolute()),
-        load_again=partial(load_adapted, path_or_id, lora=lora, **how),
         compute_dtype=compute_dtype,
     )
     if base is not None:

@@ -43,10 +43,14 @@ def load_policy(
             belong to it, no such device, or parameters that cannot compute in `compute_dtype`.
     """
     if lora is not None or base_of(path_or_id) is not None:
-        return load_adapted(path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=device, lora=lora)
-    model, tokenizer = read_pretrained(path_or_id, dtype=dtype, device=device)
-    how = {"dtype": dtype, "compute_dtype": compute_dtype, "device": str(model.device)}
-    return Policy(model, tokenizer, load_again=partial(load_policy, path_or_id, **how), compute_dtype=compute_dtype)
+        policy = load_adapted(path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=device, lora=lora)
+    else:
+        policy = Policy(*read_pretrained(path_or_id, dtype=dtype, device=device), compute_dtype=compute_dtype)
+    there = str(policy.device)
+    policy.load_again = partial(
+        load_policy, path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=there, lora=lora
+    )
+    return policy
 
 
 def load_frozen(path_or_id: str | Path, *, dtype: str, compute_dtype: str, device: str) -> Policy:

@@ -106,7 +106,7 @@ class Policy:
             internals.
         critic: what estimates values, and is trained with the policy (`add_critic`); None without one.
         kernels: what computes norms, rotary positions and SwiGLU within `fused_kernels`: `torch`, or `liger` after `use_kernels`.
-        load_again: loads it from where it was loaded; None for a model from memory, which has no `reference`.
+        load_again: loads it from where `load.load_policy` did; None for a model from memory, which has no `reference`.
     """
 
     def __init__(
@@ -114,12 +114,11 @@ class Policy:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
-        load_again: "Callable[[], Policy] | None" = None,
         compute_dtype: str = "auto",
     ) -> None:
         """Wrap a model; `compute_dtype` as in `load.load_policy`."""
-        self.model, self.load_again = model, load_again
-        self._tokenizer, self._compute_dtype = tokenizer, compute_dtype
+        self.model, self._tokenizer, self._compute_dtype = model, tokenizer, compute_dtype
+        self.load_again: Callable[[], Policy] | None = None
         self._rounded_head: Tensor | None = None
         self.kernels = "torch"
         self.critic: Critic | None = None

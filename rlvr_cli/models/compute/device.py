@@ -1,7 +1,6 @@
 """Where and in which precision a model computes."""
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -48,13 +47,6 @@ def describe_cuda(device: str) -> str:
         f"{found.name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free, compute capability {found.major}.{found.minor}, "
         f"{'bfloat16' if bfloat16 else 'no bfloat16: it is emulated, and slow'}"
     )
-
-
-def visible_as_only(device: str) -> str:
-    """Return the value of CUDA_VISIBLE_DEVICES with which a child process sees only this one of the visible devices."""
-    number = int(device.removeprefix("cuda:"))
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return str(number) if listed is None else listed.split(",")[number].strip()
 
 
 def on_cuda(device: str) -> bool:
