@@ -750,6 +750,7 @@ MATHEMATICS = [
     *mutations_of(
         "models/load.py",
         ("the critic's body has no adapter", "device=there, lora=lora", "device=there", "tests/commands/test_ppo.py -k adapter"),
+        ("a reference in the precision of the weights", "compute_dtype=compute_dtype, device=there", "device=there", IN_BFLOAT16, "compute_dtype"),
     ),
     *mutations_of(
         "models/adapter.py",
@@ -766,10 +767,6 @@ MATHEMATICS = [
         ("warm-up is off by one", "return peak * (step + 1) / warmup_steps", "return peak * step / warmup_steps", "tests/training/optimizers/test_optimizer.py"),
         ("the cosine falls to 0", "(0.1 + 0.9 * 0.5 *", "(0.0 + 1.0 * 0.5 *", "tests/training/optimizers/test_optimizer.py"),
         ("the cosine starts before warm-up ends", "(step - warmup_steps) / max(num_steps", "step / max(num_steps", "tests/training/optimizers/test_optimizer.py"),
-    ),
-    *mutations_of(
-        "models/policy.py",
-        ("a reference in the precision of the weights", "compute_dtype=self._compute_dtype,", "", IN_BFLOAT16, "compute_dtype"),
     ),
     *mutations_of(
         "models/compute/device.py",
