@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Container
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,28 @@ def test_rooms_import_only_from_rooms_above(path):
         imported = name.split(".")[1]
         assert order.index(imported) <= order.index(room), f"{module}:{line}: {room} must not import {imported}"
         assert room != "commands" or imported != "commands", f"{module}:{line}: commands are joined by files on disk"
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Imports within functions and for types count too: what sits in a circle can only be read as a whole."""
+    dotted = {f"rlvr_cli.{module_of(path)}".replace("/", "."): path for path in FILES}
+    imported = {module: modules_imported(path, dotted) - {module} for module, path in dotted.items()}
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
+
+
+def modules_imported(path: Path, modules: Container[str]) -> set[str]:
+    """Return those of the modules that a file imports; `from package import module` is one of the module alone."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules else str(node.module) for name in names}
+    return {name for name in found if name in modules}
 
 
 def test_answers_import_nothing_else_of_rlvr():
