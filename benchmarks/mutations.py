@@ -532,14 +532,13 @@ WIRING = [
         ("the reference is the policy itself", "self._own_reference() if", "self._trained if", replays("grpo-clip"), "kl_coef"),
         ("one learning rate for both", "critic_learning_rate=config.critic_learning_rate or None,", "critic_learning_rate=None,", actor_critics("shared"), "ppo.critic_learning_rate"),
         ("every critic has a body of its own", 'own_body=config.critic == "own"', "own_body=True", actor_critics("shared"), "ppo.critic"),
-        ("the critic's body has no adapter", "lora=trained_adapter(config))\n        self._trained", "lora=None)\n        self._trained", "tests/commands/test_ppo.py -k adapter"),
         ("no critic has a body of its own", 'own_body=config.critic == "own"', "own_body=False", actor_critics("discounted"), "ppo.critic"),
         ("the second trainer starts from other moments", "load_state(self.optimizer, state)", "pass", "tests/training/parallel/test_trainers.py -k backward", "trainers"),
         ("a follower's engine keeps its memory", "sleep_mode=sleep_mode)", "sleep_mode=False)", "tests/training/parallel/test_weight_sync.py -k follower"),
         ("a follower's engine never sleeps", "self._sampler.sleep()", "pass", "tests/training/parallel/test_weight_sync.py -k follower"),
     ),
     *mutations_of(
-        "training/parallel/trainers.py",
+        "training/parallel/sharded_replica.py",
         ("copies whatever is asked", "(ShardedReplica if config.fsdp else Replica)", "Replica", "tests/training/parallel/test_sharded_replica.py -k shard", "fsdp"),
     ),
     *mutations_of(
@@ -608,9 +607,22 @@ WIRING = [
     *mutations_of(
         "samplers/open.py",
         ("settings of an engine are lost", "if hasattr(config, f.name)]", "if False]", EVALUATED, "eval.model"),
-        ("rows at once are chosen always", "max_batch_size=settings.max_batch_size,", "max_batch_size=None,", "tests/replay/test_wiring.py -k rows_at_once", "max_batch_size"),
         ("one process of an evaluation whatever is asked", "if len(devices) < 2:", "if True:", "tests/samplers/parallel/test_processes.py -k evaluation", "eval.samplers"),
         ("one engine whatever is asked", 'elif engine != "auto":', "elif False:", "tests/samplers/test_open.py", "engine"),
+    ),
+    *mutations_of(
+        "samplers/embedded/open.py",
+        ("rows at once are chosen always", "max_batch_size=settings.max_batch_size,", "max_batch_size=None,", "tests/replay/test_wiring.py -k rows_at_once", "max_batch_size"),
+    ),
+    *mutations_of(
+        "parallel/worker.py",
+        ("children of a worker outlive it", "os.killpg(self.pid, signal.SIGKILL)", "self._process.kill()", "tests/parallel/test_worker.py -k its_children"),
+        ("a worker sees all devices", 'if device.startswith("cuda:"):', "if False:", "tests/parallel/test_worker.py -k its_own_device"),
+    ),
+    *mutations_of(
+        "parallel/child.py",
+        ("a worker outlives its parent", "    die_with_parent(parent)\n", "", "tests/parallel/test_worker.py -k dies_with"),
+        ("a signal to stop ends a worker", "signal.SIG_IGN", "signal.SIG_DFL", "tests/parallel/test_worker.py -k signals_to_stop"),
     ),
     *mutations_of(
         "training/parallel/weight_sync.py",
@@ -766,6 +778,11 @@ MATHEMATICS = [
         ("an adapter's seed is 0 always", "options.lora_alpha, options.seed)", "options.lora_alpha, 0)", replays("grpo-adapter"), "seed"),
     ),
     *mutations_of(
+        "models/load.py",
+        ("the critic's body has no adapter", "device=there, lora=lora", "device=there", "tests/commands/test_ppo.py -k adapter"),
+        ("a reference in the precision of the weights", "compute_dtype=compute_dtype, device=there", "device=there", IN_BFLOAT16, "compute_dtype"),
+    ),
+    *mutations_of(
         "models/adapter.py",
         ("the reference has the adapter", "self._use_adapter(bool(initial))", "self._use_adapter(True)", "tests/models/test_adapter.py -k reference_is_the_base"),
         ("the reference of an adapter that goes on is its base", "self._use_adapter(bool(initial))", "self._use_adapter(False)", "tests/models/test_adapter.py -k reference_of_an_adapter"),
@@ -780,10 +797,6 @@ MATHEMATICS = [
         ("warm-up is off by one", "return peak * (step + 1) / warmup_steps", "return peak * step / warmup_steps", "tests/training/optimizers/test_optimizer.py"),
         ("the cosine falls to 0", "(0.1 + 0.9 * 0.5 *", "(0.0 + 1.0 * 0.5 *", "tests/training/optimizers/test_optimizer.py"),
         ("the cosine starts before warm-up ends", "(step - warmup_steps) / max(num_steps", "step / max(num_steps", "tests/training/optimizers/test_optimizer.py"),
-    ),
-    *mutations_of(
-        "models/policy.py",
-        ("a reference in the precision of the weights", "compute_dtype=self._compute_dtype,", "", IN_BFLOAT16, "compute_dtype"),
     ),
     *mutations_of(
         "models/compute/device.py",

@@ -50,7 +50,7 @@ HEAVY = (
     "rlvr_cli.commands.ppo",
     "rlvr_cli.commands.distill",
     "rlvr_cli.commands.discover",
-    "rlvr_cli.models.policy",
+    "rlvr_cli.models.load",
     "rlvr_cli.samplers.embedded.engine",
     "peft",
 )
@@ -203,10 +203,10 @@ def _serve(modules: Sequence[str]) -> None:
     main = importlib.import_module("rlvr_cli.cli").main
     for module in modules:
         importlib.import_module(module)
-    if "rlvr_cli.models.policy" in modules:
-        policy, identity = map(importlib.import_module, ("rlvr_cli.models.policy", "rlvr_cli.models.identity"))
+    if "rlvr_cli.models.load" in modules:
+        load, identity = map(importlib.import_module, ("rlvr_cli.models.load", "rlvr_cli.models.identity"))
         importlib.import_module("torch").set_num_threads(1)
-        policy.load_policy(identity.model_path(""), dtype="float32", device="cpu")  # imports what it imports late
+        load.load_policy(identity.model_path(""), dtype="float32", device="cpu")  # imports what it imports late
     gc.freeze()  # what is imported stays shared with the children
     running: set[int] = set()
     for line in sys.stdin:
