@@ -125,12 +125,15 @@ IN_BFLOAT16 = "tests/replay/test_wiring.py -k in_bfloat16"
 
 WIRING = [
     *mutations_of(
-        "config/shared.py",
+        "config/shared/sampling.py",
         ("temperature of 1 whatever is asked", "temperature=self.sampling_temperature,", "temperature=1.0,", replays("grpo-on-policy"), "sampling_temperature"),
         ("no nucleus", "top_p=self.sampling_top_p,", "top_p=1.0,", replays("grpo-dynamic"), "sampling_top_p"),
         ("12 tokens whatever is asked", "max_tokens=self.sampling_max_tokens,", "max_tokens=12,", replays("ei-once"), "sampling_max_tokens"),
         ("4 tokens at least whatever is asked", "min_tokens=self.sampling_min_tokens,", "min_tokens=4,", replays("grpo-no baseline"), "sampling_min_tokens"),
         ("one stop string whatever is asked", "stop=tuple(s for s in self.stop if s),", 'stop=("e",),', replays("ei-once"), "stop"),
+    ),
+    *mutations_of(
+        "config/shared/evaluation.py",
         ("evaluations at training's temperature", '"temperature": self.eval_temperature,', '"temperature": None,', replays("grpo-on-policy"), "eval_temperature"),
         ("evaluations with training's nucleus", '"top_p": self.eval_top_p,', '"top_p": None,', replays("grpo-clip"), "eval_top_p"),
         ("evaluations with training's maximum", '"max_tokens": self.eval_max_tokens,', '"max_tokens": None,', replays("grpo-on-policy"), "eval_max_tokens"),

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from rlvr_cli.config.endpoint import KEY_ENV, endpoint_key
-from rlvr_cli.config.shared import ModelOptions
+from rlvr_cli.config.shared.addresses import KEY_ENV, endpoint_key
+from rlvr_cli.config.shared.model import ModelOptions
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.types import Sampler
@@ -136,7 +136,7 @@ def _open_servers(settings: EngineSettings) -> Sampler:
 SERVERS = "vllm-servers"  # the engine of --sampler-urls, which is not a choice of --engine
 
 
-# The choices of --engine are these names: `Engine` in config/shared.py, and `TrainingEngine` those that train.
+# The choices of --engine are these names: `Engine` in config/shared/engine.py, and `TrainingEngine` those that train.
 ENGINES = {
     "transformers": EngineKind("transformers", _open_transformers, share=_share_transformers),
     "vllm": EngineKind("vLLM", _open_vllm, package="vllm"),
