@@ -240,9 +240,9 @@ WIRING = [
     Mutation("ppo: the mismatch has the tokens before the minimum", "commands/ppo.py", "min_tokens=config.sampling_min_tokens,", "", "tests/commands/test_ppo.py -k mismatch_leaves"),
     Mutation("distill: the mismatch has the tokens before the minimum", "commands/distill.py", "min_tokens=config.sampling_min_tokens,", "", "tests/replay/test_wiring.py -k mismatch_leaves"),
     Mutation("a batch of few groups counts as a whole one", "commands/grpo.py", "share=len(rows) / config.train_batch_size if", "share=1.0 if", "tests/replay/test_wiring.py -k partial", ("partial_rollout_tokens",)),
-    Mutation("the share of an update is not used", "training/update.py", "normalize_constant=normalize_constant) / share", "normalize_constant=normalize_constant)", f"{UPDATE} -k share"),
-    Mutation("the share of an update is not used for a loss per row", "training/update.py", "for rows, _, _ in micro_batches) / share", "for rows, _, _ in micro_batches)", f"{UPDATE} -k share"),
-    Mutation("fresh tokens are the stale ones", "training/update.py", "version != r.step for", "version == r.step for", f"{PARTIAL} -k say_what", ("partial_rollout_tokens",)),
+    Mutation("the share of an update is not used", "training/update.py", "denominators=denominators / settings.share,", "denominators=denominators,", f"{UPDATE} -k share"),
+    Mutation("the share of an update is not used for a loss per row", "training/update.py", "for cut in cuts) / settings.share", "for cut in cuts)", f"{UPDATE} -k share"),
+    Mutation("fresh tokens are the stale ones", "training/tensors.py", "version != r.step for", "version == r.step for", f"{PARTIAL} -k say_what", ("partial_rollout_tokens",)),
     Mutation("no importance weights for partial rollouts", "config/grpo.py", "return bool(self.async_steps or self.partial_rollout_tokens)", "return bool(self.async_steps)", "tests/config/test_config.py -k importance", ("importance_correction",)),
     Mutation("a continuation may end at once", "samplers/embedded/batch.py", "self._barred(age + self.begun[:rows] < params.min_tokens)", "self._barred(age + 99 < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
     Mutation("a continuation has a minimum of its own", "samplers/embedded/batch.py", "self._barred(age + self.begun[:rows] < params.min_tokens)", "self._barred(age < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
@@ -691,18 +691,24 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "training/update.py",
-        ("non-finite updates are made", "if not skipped:", "if True:", f"{UPDATE} -k non_finite"),
-        ("log-probabilities at temperature 1 in the update", "temperature=temperature,\n                    wanted=wanted,", "temperature=1.0,\n                    wanted=wanted,", replays("grpo-on-policy")),
-        ("score() at temperature 1", "response_mask=micro[\"response_mask\"],\n                temperature=temperature,", "response_mask=micro[\"response_mask\"],\n                temperature=1.0,", f"{UPDATE} -k score_is_the_log_softmax"),
-        ("denominators per micro-batch", "to_device(denominators[rows], device)", "loss_denominators(micro['response_mask'], normalization=normalization, normalize_constant=normalize_constant)", f"{UPDATE} -k no_cut_order_or_padding_changes_the_gradient"),
-        ("every row is as if it had no advantage", "zero = (batch[\"advantages\"] == 0)", "zero = (batch[\"advantages\"] < 9)", replays("grpo-on-policy")),
+        ("non-finite updates are made", "if sums.are_finite:", "if True:", f"{UPDATE} -k non_finite"),
+        ("log-probabilities at temperature 1 in the update", "temperature=settings.temperature,", "temperature=1.0,", replays("grpo-on-policy")),
+        ("denominators per micro-batch", "to_device(update.denominators[cut.rows], policy.device)", "loss_denominators(micro['response_mask'], normalization=settings.normalization, normalize_constant=settings.normalize_constant)", f"{UPDATE} -k no_cut_order_or_padding_changes_the_gradient"),
         ("an update in the precision of the weights", "torch.set_grad_enabled(learning), policy.autocast(), ExitStack()", "torch.set_grad_enabled(learning), ExitStack()", IN_BFLOAT16, "compute_dtype"),
-        ("scores in the precision of the weights", "again when it trains\n        computing.enter_context(policy.autocast())", "again when it trains", f"{UPDATE} -k own_scores", "compute_dtype"),
-        ("the policy's learning rate for the critic", "learning_rate * group.get(RATE, 1.0)", "learning_rate", PPO_UPDATE),
-        ("the learning rate is the optimizer's own", 'group["lr"] = learning_rate * group.get(RATE, 1.0)', "pass", replays("grpo-clip")),
+        ("the policy's learning rate for the critic", "settings.learning_rate * group.get(RATE, 1.0)", "settings.learning_rate", PPO_UPDATE),
+        ("the learning rate is the optimizer's own", 'group["lr"] = update.settings.learning_rate * group.get(RATE, 1.0)', "pass", replays("grpo-clip")),
     ),
     *mutations_of(
-        "training/gradients.py",
+        "training/scores.py",
+        ("score() at temperature 1", "temperature=temperature,", "temperature=1.0,", f"{UPDATE} -k score_is_the_log_softmax"),
+        ("scores in the precision of the weights", "torch.no_grad(), policy.autocast():", "torch.no_grad():", f"{UPDATE} -k own_scores", "compute_dtype"),
+    ),
+    *mutations_of(
+        "training/tensors.py",
+        ("every row is as if it had no advantage", "zero = (batch[\"advantages\"] == 0)", "zero = (batch[\"advantages\"] < 9)", replays("grpo-on-policy")),
+    ),
+    *mutations_of(
+        "training/optimizers/gradients.py",
         ("no clipping", "clip_grads_with_norm_(group, max_norm, norm)", "clip_grads_with_norm_(group, float('inf'), norm)", f"{UPDATE} -k clipped_to_the_norm"),
         ("policy and critic are clipped together", "norms = [self._norm(group) for group in self._groups]", "norms = [self._norm(self._parameters) for group in self._groups]", PPO_UPDATE),
         ("gradients of bfloat16 weights are summed in bfloat16", "if p.dtype.itemsize < 4 and", "if False and", f"{UPDATE} -k summed_in_float32", "param_dtype"),
@@ -987,9 +993,12 @@ MATHEMATICS = [
 SERVED = "tests/analysis/live/test_server.py -k "
 EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     *mutations_of(
-        "training/update.py",
+        "training/scores.py",
         ("the host waits for scores and for values", "to_host([tensor for tensors in found.values() for tensor in tensors])", "[t for tensors in found.values() for t in to_host(tensors)]", f"{ON_CUDA} -k scores"),
-        ("the fused kernels are not used in updates", "            rounded.enter_context(network.fused_kernels())\n", "", f"{ON_CUDA} -k each_option"),
+    ),
+    *mutations_of(
+        "training/micro_batches.py",
+        ("the fused kernels are not used in updates", "            computing.enter_context(network.fused_kernels())\n", "", f"{ON_CUDA} -k each_option"),
     ),
     *mutations_of(
         "training/optimizers/adamw_8bit.py",

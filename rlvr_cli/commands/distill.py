@@ -27,8 +27,8 @@ from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import distill_plan, print_plan, shared_notes
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_batch
+from rlvr_cli.training.tensors import rollout_tensors
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import rollout_tensors
 from rlvr_cli.types import Rollout
 
 

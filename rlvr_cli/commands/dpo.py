@@ -40,9 +40,9 @@ from rlvr_cli.training.session import (
     sample_batch,
     warn_of_shared_questions,
 )
+from rlvr_cli.training.tensors import rollout_tensors
 from rlvr_cli.training.traces import check_lengths, encode_traces
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import rollout_tensors
 from rlvr_cli.types import Rollout
 
 T = TypeVar("T")

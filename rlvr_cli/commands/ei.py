@@ -14,8 +14,8 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import ei_plan, print_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
+from rlvr_cli.training.tensors import rollout_tensors
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import rollout_tensors
 from rlvr_cli.types import Rollout
 
 

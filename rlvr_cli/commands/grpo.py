@@ -43,8 +43,9 @@ from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import clip_note, grpo_notes, grpo_plan, print_plan
 from rlvr_cli.training.question_order import QuestionOrder
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
+from rlvr_cli.training.tensors import rollout_tensors, select_rows, stale_tokens, zero_advantage_rows
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import check_ratios, rollout_tensors, select_rows, stale_tokens, zero_advantage_rows
+from rlvr_cli.training.update import check_ratios
 from rlvr_cli.types import Rollout
 
 

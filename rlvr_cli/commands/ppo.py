@@ -21,8 +21,9 @@ from rlvr_cli.training.losses.value import actor_critic
 from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import ppo_plan, print_plan, shared_notes
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_batch
+from rlvr_cli.training.tensors import rollout_tensors, select_rows
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import check_ratios, rollout_tensors, select_rows
+from rlvr_cli.training.update import check_ratios
 from rlvr_cli.types import Rollout
 
 

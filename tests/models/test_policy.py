@@ -29,8 +29,9 @@ from rlvr_cli.samplers.parallel.process import SamplingProcess
 from rlvr_cli.training.checkpoints import checkpoint_bytes, load_checkpoint, save_checkpoint
 from rlvr_cli.training.losses.inputs import LossOutputs
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
+from rlvr_cli.training.scores import compute_log_probs
 from rlvr_cli.training.traces import check_lengths
-from rlvr_cli.training.update import compute_log_probs, train_update
+from rlvr_cli.training.update import train_update
 from rlvr_cli.types import Example, Request, SamplingParams
 
 

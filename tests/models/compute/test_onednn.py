@@ -17,7 +17,7 @@ from rlvr_cli.models.compute.rounded import rounded_weights
 from rlvr_cli.models.policy import Policy, load_policy
 from rlvr_cli.samplers.embedded.decode_step import unsupported_reason
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.training.update import compute_log_probs
+from rlvr_cli.training.scores import compute_log_probs
 from rlvr_cli.types import Request, SamplingParams
 
 wide = pytest.mark.skipif(not onednn._has_wide_kernels(), reason="needs oneDNN and AVX-512")
