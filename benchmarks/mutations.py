@@ -276,7 +276,7 @@ WIRING = [
     *mutations_of(
         "commands/eval.py",
         ("no tracker follows an evaluation", "trackers.start(run.path)", "pass", "tests/trackers/test_trackers.py -k eval_is", "eval.track"),
-        ("another project of evaluations", "project=one.track_project)", 'project="")', "tests/trackers/test_trackers.py -k eval_is", "eval.track_project"),
+        ("another project of evaluations", "project=config.track_project)", 'project="")', "tests/trackers/test_trackers.py -k eval_is", "eval.track_project"),
     ),
     *mutations_of(
         "trackers/rows.py",
@@ -449,10 +449,10 @@ WIRING = [
     *mutations_of(
         "commands/eval.py",
         ("an evaluation with default sampling", "params=config.sampling_params,", "params=type(config)().sampling_params,", EVALUATED, "eval.sampling_temperature"),
-        ("one sample per question", "num_samples=config.num_samples,\n                        grader", "num_samples=1,\n                        grader", EVALUATED, "num_samples"),
+        ("one sample per question", "num_samples=config.num_samples,\n                grader", "num_samples=1,\n                grader", EVALUATED, "num_samples"),
         ("an evaluation of seed 0", "seed=config.seed,", "seed=0,", EVALUATED, "eval.seed"),
         ("an evaluation of every question", "limit=config.limit)", "limit=None)", EVALUATED, "limit"),
-        ("every dataset is the first", "dataset = datasets[one.dataset]", "dataset = next(iter(datasets.values()))", "tests/commands/test_end_to_end.py -k each_dataset", "eval.dataset"),
+        ("every dataset is the first", "inputs.datasets[config.dataset]", "next(iter(inputs.datasets.values()))", "tests/commands/test_end_to_end.py -k each_dataset", "eval.dataset"),
         ("a budget that cuts nothing", "if not config.thinking_budget:\n        return sampler", "if True:\n        return sampler", BUDGETS, "thinking_budget"),
         ("a stop sentence of ours always", "if config.stop_thinking:", "if False:", BUDGETS, "stop_thinking"),
     ),
