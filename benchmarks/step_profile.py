@@ -28,7 +28,7 @@ from rlvr_cli.rollouts import collect, grading
 from rlvr_cli.runs import metrics_log, run_dir
 from rlvr_cli.samplers.embedded import batch, engine
 from rlvr_cli.terminal.console import Progress
-from rlvr_cli.training import trainer
+from rlvr_cli.training import saving, trainer
 from rlvr_cli.training.credit import groups
 from rlvr_cli.training.parallel import replica, weight_sync
 from rlvr_cli.training.updates import micro_batches, scores, update
@@ -71,7 +71,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "update: forward, output layer": [(log_probs, "_linear_log_probs")],
     "update: backward": [(torch.Tensor, "backward")],
     "update: rest": [(replica, "train_update")],
-    "checkpoint": [(trainer, "save_checkpoint")],
+    "checkpoint": [(saving, "save_checkpoint")],
 }
 
 
