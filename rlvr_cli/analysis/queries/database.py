@@ -310,7 +310,13 @@ class Database:
 
     def _fetch(self, statement: "duckdb.Statement", parameters: Mapping[str, Any], *, limit: int) -> Table:
         cursor = self._connection.execute(statement, _values(statement, parameters))
-        columns = tuple(c[0] for c in cursor.description or ())
+        described = cursor.description or []
+        # Some versions of DuckDB need another package for its values, and all take the zone from the machine's settings.
+        if any("TIMESTAMP WITH TIME ZONE" in str(kind) for _, kind, *_ in described):
+            raise RlvrError(
+                "The result has a timestamp with a time zone, which cannot be shown.", "Cast it: now()::TIMESTAMP."
+            )
+        columns = tuple(name for name, *_ in described)
         if not limit:
             return Table(columns, cursor.fetchall())
         rows = cursor.fetchmany(limit + 1)
@@ -339,10 +345,6 @@ class Database:
                 "It may read the tables rollouts, segments, grades, metrics and runs.",
             ) from e
         except duckdb.Error as e:
-            if "pytz" in str(e):
-                raise RlvrError(
-                    "The result has a timestamp with a time zone, which cannot be shown.", "Cast it: now()::TIMESTAMP."
-                ) from e
             unknown = re.search(r"Referenced (column|table) |Table with name |does not have a column", str(e))
             raise RlvrError(_cleaned(e), self._known_columns() if unknown else "") from e
 
