@@ -150,7 +150,7 @@ def test_another_process_gives_the_same_bytes(tmp_path):
         "    p.save_plot(Picture((Panel('t', 'x', 'y', lines),), ('a', 'b')), Path(name))\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
-    environment = {"PYTHONPATH": str(Path(plots.__file__).parents[2]), "PYTHONHASHSEED": "7", "HOME": str(Path.home())}
+    environment = {"PYTHONPATH": str(Path(plots.__file__).parents[3]), "PYTHONHASHSEED": "7", "HOME": str(Path.home())}
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=tmp_path, env=environment)
     lines = (Line([0, 1], [0, 1], [0, 0], [1, 2]), Line([0, 1], [1, 1], series=1))
     for name in ("p.svg", "p.png"):
