@@ -216,6 +216,13 @@ def test_a_series_without_data_is_named_so(tmp_path):
     assert "empty (no data)" in found
 
 
+def test_each_of_two_seeds_is_a_thin_line(tmp_path):
+    mean, seeds = Line([0, 1], [0.5, 0.5]), ([0.1, 0.2], [0.9, 0.8])
+    for line, thin in ((mean, 0), (dataclasses.replace(mean, seeds=seeds), 2)):
+        save_plot(one(line), tmp_path / "p.svg")
+        assert (tmp_path / "p.svg").read_text().count("stroke-opacity: 0.4") == thin
+
+
 @pytest.mark.parametrize("y", [[0.5], [NAN, 0.5, NAN], [NAN] * 101 + [0.5] + [NAN] * 98])
 def test_a_point_alone_is_seen(tmp_path, y):
     save_plot(one(Line(range(len(y)), y)), tmp_path / "p.png")
