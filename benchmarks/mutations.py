@@ -963,7 +963,7 @@ MATHEMATICS = [
         ("seeds are not averaged over the same steps", "if len({p.arm for p in here}) == 1 and len(asked) > 1 and len(here) < len(asked):", "if False:", "tests/analysis/pictures/test_figures.py -k mean_of_its_seeds"),
         ("an arm has the interval of one seed", "if len(here) == 1 else seed_interval([p.y for p in here])", "", "tests/analysis/pictures/test_figures.py -k mean_of_its_seeds"),
         ("runs in the order of the alphabet", "ordered = [arm.label for arm in self.arms] if self.by_run and self.arms else list(series)", "ordered = sorted(series)", "tests/analysis/pictures/test_figures.py -k order_asked"),
-        ("what has an interval is smoothed", "smooth = 1 if self._has_interval(points, column) or self.columns.bars else self.wishes.smooth", "smooth = self.wishes.smooth", "tests/analysis/pictures/test_figures.py -k not_smoothed"),
+        ("what has an interval is smoothed", "is_whole = self.columns.bars or not joined or (self._has_interval(points, column) and not are_two)", "is_whole = not joined", "tests/analysis/pictures/test_figures.py -k not_smoothed"),
         ("--log has no effect", "axis in wishes.log or axis in self.plot.get", "axis in self.plot.get", "tests/commands/store/test_analyze.py -k logarithmic"),
     ),
     *mutations_of(
