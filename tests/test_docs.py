@@ -23,9 +23,10 @@ from rlvr_cli.sweeps.experiment import experiment_names, load_experiment
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(
-    [*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md"))]
-)
+PAGES = [
+    *(page for pattern in ("*.md", "api/*.md", "options/*.md") for page in sorted(DOCS.glob(pattern))),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+]
 GUIDE = DOCS / "guide.md"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?%?")
