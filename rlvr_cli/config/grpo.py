@@ -197,7 +197,8 @@ class GrpoConfig(EvaluationSamplingOptions, TrainingConfig):
     language: Language = knob("en", "The language that --language-reward wants.", group="Algorithm")
     language_detector: LanguageDetector = knob(
         "script",
-        "script: a word's letters decide, which cannot tell Latin languages apart; py3langid: for Latin letters, the language that it finds in the sentence.",
+        "script: a word's letters decide, which cannot tell Latin languages apart; py3langid: also the language that it finds in each Latin "
+        "sentence.",
         group="Algorithm",
     )
     eval_every: int = knob(
