@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 MOST = 20.0  # nats: differences of log-probabilities are cut to +- this before they are exponentiated
+BORDER = 1e-5  # of a ratio of probabilities: nearer to the end of a range, rounding decides on which side it is
 
 
 def order(count: int, *, seed: int, epoch: int) -> list[int]:
@@ -115,6 +116,7 @@ def policy_gradient_loss(
     old: Tensor,
     sampled: Tensor,
     reference: Tensor | None,
+    nudged: bool = False,
 ) -> Tensor:
     """The loss of each token of a response; for kimi, whose loss is one number, the equal share of each of the `learned` tokens.
 
@@ -124,8 +126,10 @@ def policy_gradient_loss(
         options: of `rlvr grpo`.
         old, sampled, reference: (tokens,) log-probabilities of the policy before the first update on the batch, of the
             sampler, and of the first weights.
+        nudged: decide the tokens at a border the other way, as rounding may: their gradient is there or not.
     """
     ratio = torch.exp(torch.clamp(new - old, -MOST, MOST))
+    at = across if nudged else torch.full_like
     match options["loss_type"]:
         case "no_baseline" | "reinforce_with_baseline":
             loss = -advantage * new
@@ -133,12 +137,16 @@ def policy_gradient_loss(
             loss = -ratio * advantage
         case "grpo_clip":
             low, high = clip_range(options, (0.2, 0.2))
-            loss = -torch.minimum(ratio * advantage, torch.clamp(ratio, 1 - low, 1 + high) * advantage)
+            loss = -torch.minimum(
+                ratio * advantage, torch.clamp(ratio, at(ratio, 1 - low), at(ratio, 1 + high)) * advantage
+            )
         case "gspo":
             low, high = clip_range(options, (3e-4, 4e-4))
             of_response = torch.exp(torch.clamp((new - old)[learned].mean(), -MOST, MOST)).detach()
             ratio = of_response * torch.exp(new) / torch.exp(new).detach()
-            loss = -torch.minimum(ratio * advantage, torch.clamp(ratio, 1 - low, 1 + high) * advantage)
+            loss = -torch.minimum(
+                ratio * advantage, torch.clamp(ratio, at(ratio, 1 - low), at(ratio, 1 + high)) * advantage
+            )
         case "cispo":
             loss = -torch.clamp(ratio, max=options["cispo_cap"]).detach() * advantage * new
         case "kimi":
@@ -154,7 +162,7 @@ def policy_gradient_loss(
     if correction == "truncated" or (correction == "auto" and lags):
         loss = torch.clamp(weight, floor, cap) * loss
     if correction == "masked":
-        loss = torch.where((weight >= floor) & (weight <= cap), weight, 0.0) * loss
+        loss = torch.where((weight >= at(weight, floor)) & (weight <= at(weight, cap)), weight, 0.0) * loss
     if reference is not None:
         d = torch.clamp(reference - new, -MOST, MOST)
         k3 = torch.exp(d) - d - 1
@@ -163,6 +171,12 @@ def policy_gradient_loss(
             return loss + options["kl_coef"] * kl[options["kl_type"]] / learned.sum()
         loss = loss + options["kl_coef"] * kl[options["kl_type"]]
     return loss
+
+
+def across(values: Tensor, border: float) -> Tensor:
+    """Return the border for each value; of one that is so near that rounding decides on which side it is, a border beyond it."""
+    values = values.detach()
+    return torch.where((values - border).abs() < BORDER, 2 * values - border, border)
 
 
 def task_advantages(rewards: Sequence[float]) -> list[float]:

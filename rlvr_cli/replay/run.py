@@ -316,7 +316,7 @@ def _update(
 
     Args:
         nudged: move each gradient as its rounding may: terms that cancel leave a rest of the last bit of the row's
-            largest gradient.
+            largest gradient, and a ratio at the border of the clip range may be on its other side.
         logged_norm: of a nudged update. Earlier versions of rlvr took PyTorch's norm, which on a CPU is too small by 1e-5 for
             a million gradients; whichever of the two is nearer is the run's.
     """
@@ -329,7 +329,7 @@ def _update(
     for response, divisor, before in zip(responses, _divisors(run, counts), known, strict=True):
         if not any(response.learned):
             continue
-        loss = _loss(run, policy, response, before, teacher=teacher) / divisor
+        loss = _loss(run, policy, response, before, teacher=teacher, nudged=nudged) / divisor
         loss.backward()
         objective += float(loss.detach())
     gradients = [p.grad for p in policy.trainable_parameters().values() if p.grad is not None]
@@ -361,7 +361,9 @@ def _divisors(run: StoredRun, counts: list[int]) -> list[float]:
     return [d / share for d in formulas.divisors(counts, normalization=normalization, constant=constant)]
 
 
-def _loss(run: StoredRun, policy: Policy, response: Response, known: Known, *, teacher: Policy | None) -> Tensor:
+def _loss(
+    run: StoredRun, policy: Policy, response: Response, known: Known, *, teacher: Policy | None, nudged: bool
+) -> Tensor:
     """The loss of one response, summed over the tokens that are learned from."""
     old, reference = known
     learned = torch.tensor(response.learned, device=policy.device)
@@ -382,6 +384,7 @@ def _loss(run: StoredRun, policy: Policy, response: Response, known: Known, *, t
             old=new.detach() if old is None else old,
             sampled=torch.tensor(response.sampled, dtype=torch.float64, device=policy.device),
             reference=reference,
+            nudged=nudged,
         )
     return losses[learned].sum()
 

@@ -207,6 +207,26 @@ def test_the_formulas_worked_by_hand():
     assert formulas.divisors([2, 0, 3], normalization="rows", constant=7) == [2, 2, 2]
 
 
+def test_what_rounding_decides_at_the_border_of_the_clip_range_is_decided_the_other_way_in_a_nudged_replay():
+    options = {
+        "loss_type": "grpo_clip", "cliprange": 0.2, "cliprange_high": 0.3, "importance_correction": "none",
+        "importance_floor": 0.0, "importance_cap": 2.0, "async_steps": 0,
+    }  # fmt: skip
+    ratios = [1.3 - 3e-6, 1.3 + 3e-6, 1.3 - 3e-5, 1.3 + 3e-5, 0.8 + 3e-6]
+
+    def learned_from(*, nudged, advantage=1.0):
+        new = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
+        tensors = {"old": torch.zeros(5, dtype=torch.float64), "sampled": new.detach(), "reference": None}
+        how = {"learned": torch.ones(5, dtype=torch.bool), "advantage": advantage, "nudged": nudged}
+        formulas.policy_gradient_loss(new, options, **how, **tensors).sum().backward()
+        return new.grad.ne(0).tolist()
+
+    assert learned_from(nudged=False) == [True, False, True, False, True]
+    assert learned_from(nudged=True) == [False, True, True, False, True]
+    assert learned_from(nudged=False, advantage=-1.0)[-1]
+    assert not learned_from(nudged=True, advantage=-1.0)[-1]
+
+
 def test_sampled_log_probabilities_worked_by_hand():
     logits = (
         torch.tensor([[4.0, 2.0, 1.0, 0.0]] * 2).log().double().nan_to_num(neginf=-1e9)

@@ -138,7 +138,7 @@ CASES = [
     ("grpo", "on-policy", {"n_grpo_steps": 3, "sampling_temperature": 0.7, "max_grad_norm": 100.0, "weight_decay": 0.3,
       "use_std_normalization": False, "gradient_accumulation_steps": 2, "eval_every": 2, "eval_temperature": 0.0,
       "eval_max_tokens": 5, "final_eval_examples": 4, "importance_correction": "none"}),
-    ("grpo", "clip", {"loss_type": "grpo_clip", "cliprange": 0.01, "cliprange_high": 0.02, "epochs_per_rollout_batch": 2,
+    ("grpo", "clip", {"loss_type": "grpo_clip", "cliprange": 0.0103, "cliprange_high": 0.0203, "epochs_per_rollout_batch": 2,
       "train_batch_size": 8, "length_normalization": "token_mean", "kl_coef": 0.5, "lr_schedule": "cosine", "warmup_steps": 2,
       "adam_beta1": 0.5, "adam_beta2": 0.6, "overlong": "soft_punish", "overlong_buffer": 3, "advantage_eps": 0.5, "seed": 3,
       "eval_top_p": 0.6, "eval_min_tokens": 1, "sampling_temperature": 0.7}),
