@@ -72,6 +72,7 @@ SAMPLED = SHARED | {
     "group_size": (4, 2),
 }
 GRPO = SAMPLED | {
+    "seed": (0, 3, 5),  # not 3 with grpo_clip: there a ratio is so near its clip that rounding decides on its gradient
     "loss_type": ("reinforce_with_baseline", "no_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo", "kimi"),
     "use_std_normalization": (True, False),
     "std_normalization": (None, "group", "batch", "none"),
@@ -138,7 +139,7 @@ CASES = [
       "eval_max_tokens": 5, "final_eval_examples": 4, "importance_correction": "none"}),
     ("grpo", "clip", {"loss_type": "grpo_clip", "cliprange": 0.01, "cliprange_high": 0.02, "epochs_per_rollout_batch": 2,
       "train_batch_size": 8, "length_normalization": "token_mean", "kl_coef": 0.5, "lr_schedule": "cosine", "warmup_steps": 2,
-      "adam_beta1": 0.5, "adam_beta2": 0.6, "overlong": "soft_punish", "overlong_buffer": 3, "advantage_eps": 0.5, "seed": 3,
+      "adam_beta1": 0.5, "adam_beta2": 0.6, "overlong": "soft_punish", "overlong_buffer": 3, "advantage_eps": 0.5, "seed": 5,
       "eval_top_p": 0.6, "eval_min_tokens": 1, "sampling_temperature": 0.7}),
     ("grpo", "weighted", {"loss_type": "grpo_clip", "cliprange": 0.01, "train_batch_size": 8, "importance_cap": 0.9,
       "importance_correction": "truncated", "length_normalization": "masked_normalize", "overlong": "mask",
