@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Container
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -115,6 +116,7 @@ LIGHT = {
     "analysis/report",
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
+MOST_MODULES = 12  # in a folder
 
 
 def module_of(path: Path) -> str:
@@ -185,6 +187,11 @@ def modules_imported(path: Path, modules: Container[str]) -> set[str]:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in modules else str(node.module) for name in names}
     return {name for name in found if name in modules}
+
+
+def test_no_folder_holds_more_modules_than_one_reads_at_a_glance():
+    modules = Counter(path.parent for path in FILES if path.name != "__init__.py")
+    assert {module_of(folder): count for folder, count in modules.items() if count > MOST_MODULES} == {}
 
 
 def test_answers_import_nothing_else_of_rlvr():

@@ -57,11 +57,9 @@ class Worker:
         if device.startswith("cuda:"):
             environment["CUDA_VISIBLE_DEVICES"] = visible_as_only(device)
         with theirs:
+            child = ("-P", "-m", "rlvr_cli.parallel.child", entry, str(theirs.fileno()), str(os.getpid()))
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "rlvr_cli.parallel.child"),
-                    *(entry, str(theirs.fileno()), str(os.getpid())),
-                ],
+                [sys.executable, *child],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # stdout is for results
                 env=environment,

@@ -52,6 +52,7 @@ class SamplingProcess:
         shared: where new weights are written, by whoever calls `take_weights`; None: it has memory of its own for them.
 
     Attributes:
+        worker: the process.
         policy_version: of the weights that the process samples from.
         worked_seconds: how long the process worked on the requests of the last `sample`.
     """
@@ -74,12 +75,11 @@ class SamplingProcess:
         self._facts: dict[str, Any] | None = None  # seeding and notes of the engine, sent once it is open
         self._shared, self._shares = shared or SharedTensors(), shared is not None
         device = engine_options["device"]
-        if device.startswith("cuda:"):
-            engine_options = {**engine_options, "device": "cuda"}
-        self._worker = Worker(
+        own = {"weights": self._shared.descriptor, "device": "cuda" if device.startswith("cuda") else device}
+        self.worker = Worker(
             name,
             "rlvr_cli.samplers.parallel.serve:serve",
-            arguments={"weights": self._shared.descriptor, "engine": engine, **engine_options},
+            arguments={"engine": engine, **engine_options, **own},
             title="The sampling process",
             hint=ENDED,
             device=device,
@@ -98,15 +98,6 @@ class SamplingProcess:
         return self._greeting["notes"]
 
     @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._worker.status is None
-
-    def check(self) -> None:
-        """Raise RlvrError if the process has ended."""
-        self._worker.check()
-
-    @property
     def _greeting(self) -> dict[str, Any]:
         while self._facts is None:
             self._receive()
@@ -121,7 +112,7 @@ class SamplingProcess:
         for job in self._jobs:
             job.canceled = True
         self._remove_finished()
-        self._worker.send(["drop", self._jobs_sent])
+        self.worker.send(["drop", self._jobs_sent])
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
@@ -163,7 +154,7 @@ class SamplingProcess:
         assert self._greeting  # waits for the greeting: below, `_receive` must return the reply to the weights
         while any(job.seconds is None for job in self._jobs):
             self._receive()
-        self._worker.send(["load", sent.version, sent.sizes])
+        self.worker.send(["load", sent.version, sent.sizes])
 
     def verify_weights(self, sent: "SentWeights") -> None:
         """Wait until the process has loaded the weights, and verify that it serves them.
@@ -187,14 +178,14 @@ class SamplingProcess:
 
     def close(self) -> None:
         """Kill the process and its children; closing twice is allowed."""
-        self._worker.kill()
+        self.worker.kill()
         if not self._shares:
             self._shared.close()
 
     def _begin(self, requests: Sequence[Request], params: SamplingParams) -> _Job:
         job = _Job(list(requests), params)
         self._jobs_sent += 1
-        self._worker.send(["sample", self._jobs_sent, [asdict(request) for request in requests], asdict(params)])
+        self.worker.send(["sample", self._jobs_sent, [asdict(request) for request in requests], asdict(params)])
         self._jobs.append(job)
         return job
 
@@ -204,7 +195,7 @@ class SamplingProcess:
 
     def _receive(self) -> Any:
         """Handle the next message of the process: about its engine, the first unfinished job, or loaded weights."""
-        kind, content = self._worker.receive()
+        kind, content = self.worker.receive()
         match kind:
             case "ready":
                 self._facts = content

@@ -87,7 +87,7 @@ class SamplingProcesses(SeveralSamplers[SamplingProcess]):
     def leave_out(self, name: str, error: RlvrError, *, why: str = "died, and is started again") -> None:
         """Start a process that has died again. Raises an error of the engine's own, which the others would raise too."""
         process = self.members[name]
-        if process.alive:
+        if process.worker.status is None:
             raise error
         super().leave_out(name, error, why=why)
         process.close()
@@ -115,7 +115,7 @@ class SamplingProcesses(SeveralSamplers[SamplingProcess]):
 
     def _readmit(self) -> None:
         """Give the processes that were started again the weights. One that fails now is not started again."""
-        self._each(SamplingProcess.check)
+        self._each(lambda process: process.worker.check())
         while self._started_again:
             name, process = self._started_again.popitem()
             try:

@@ -83,10 +83,9 @@ def lend_trainers(config: TrainingConfig) -> bool:
     except KeyboardInterrupt:
         raise Interrupted from None
     finally:
-        failed = [worker.status for worker in workers if worker.status]
         for worker in workers:
             worker.kill()
-    if failed:
+    if failed := [worker.status for worker in workers if worker.status]:
         raise RlvrError(
             f"A trainer of this machine ended with status {failed[0]}.",
             "Its own messages, if it has any, are above, or the first machine's say why. Resume on all machines.",

@@ -178,7 +178,7 @@ def test_errors_of_the_engine_reach_the_user(start):
 def test_a_process_that_died_is_an_error(start):
     there = start()
     assert there.notes == []
-    os.kill(there._worker.pid, signal.SIGKILL)
+    os.kill(there.worker.pid, signal.SIGKILL)
     with pytest.raises(RlvrError, match="ended with status -9"):
         list(there.sample(REQUESTS, PARAMS))
     with pytest.raises(RlvrError, match="ended with status -9"):

@@ -63,7 +63,7 @@ def policy(tiny_model_dir) -> Policy:
 
 
 def pids_of(there: SamplingProcesses) -> list[int]:
-    return [process._worker.pid for process in there.members.values()]
+    return [process.worker.pid for process in there.members.values()]
 
 
 def moved(policy: Policy) -> Policy:
@@ -117,7 +117,7 @@ def test_one_that_died_meanwhile_is_started_again(start, policy):
     there = start()
     there.load_weights(policy, 0)
     os.kill(pids_of(there)[0], signal.SIGKILL)
-    there.members["0 (cpu)"]._worker._process.wait()
+    there.members["0 (cpu)"].worker._process.wait()
     assert answers(there) == here(policy)
     assert len(there.members) == 2
     os.kill(pids_of(there)[0], signal.SIGKILL)
