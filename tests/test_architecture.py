@@ -222,6 +222,15 @@ def test_every_module_has_a_docstring(path):
     assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
 
 
+@pytest.mark.parametrize("path", [p for p in FILES if is_in(module_of(p), {"commands", "training"})], ids=module_of)
+def test_a_function_of_a_command_or_of_training_fits_a_page(path):
+    """Of at most 60 lines, its docstring included: a longer one is two things."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < 60, f"{module_of(path)}:{node.lineno}: {node.name}"
+
+
 def test_no_unsafe_calls():
     """No pickle, no shell, no remote code, anywhere in the package; eval and exec only where the kernel bounds what it may do."""
     for path in FILES:

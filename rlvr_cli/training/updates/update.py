@@ -146,9 +146,10 @@ def train_update(
         RlvrError: no row has a response token.
     """
     started = time.perf_counter()
-    update = _update_of(as_policy(model), batch, UpdateSettings(**how), teacher=teacher)
-    with update.policy.on_its_device():
-        gradients = gradients_of(update.policy, ranks, several=len(update.micro_batches) > 1)
+    policy = as_policy(model)
+    with policy.on_its_device():
+        update = _update_of(policy, batch, UpdateSettings(**how), teacher=teacher)
+        gradients = gradients_of(policy, ranks, several=len(update.micro_batches) > 1)
         optimizer.zero_grad(set_to_none=True)
         totals = _backward(update, gradients, ranks=ranks, check=check)
         sums = _summed(totals, gradients, ranks=ranks, max_norm=update.settings.max_grad_norm)
