@@ -25,7 +25,7 @@ NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normaliz
 
 
 @pytest.fixture(scope="module")
-def together() -> Iterator[Together]:
+def together(forked) -> Iterator[Together]:
     with Together(3) as together:
         yield together
 

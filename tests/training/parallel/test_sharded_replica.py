@@ -26,7 +26,7 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def together() -> Iterator[Together]:
+def together(forked) -> Iterator[Together]:
     with Together(3) as together:
         yield together
 

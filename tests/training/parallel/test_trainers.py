@@ -136,7 +136,7 @@ def test_a_signal_ends_all_trainers_and_the_run_goes_on_to_the_same_bytes(forks:
 
 def second_of(folder: Path) -> int:
     """The process of the second trainer."""
-    (pid,) = [pid for pid, command in processes_in(folder).items() if "training.follow" in command]
+    (pid,) = [pid for pid, command in processes_in(folder).items() if "parallel.follow" in command]
     return pid
 
 
@@ -169,7 +169,7 @@ def test_a_trainer_that_is_stopped_is_named_and_the_run_ends_the_same_when_it_go
 def test_a_trainer_that_stays_stopped_ends_the_run_in_time_and_is_named(forks: Forks, whole: Path, tmp_path: Path):
     """In 8 seconds here instead of half an hour."""
     short = (
-        "from datetime import timedelta; from rlvr_cli.training import ranks; ranks.WITHIN_AN_UPDATE = timedelta(seconds=8); "
+        "from datetime import timedelta; from rlvr_cli.training.parallel import ranks; ranks.WITHIN_AN_UPDATE = timedelta(seconds=8); "
         "from rlvr_cli.cli import main; main()"
     )
     environment = os.environ | {"RLVR_FAULT": "trainer1.backward:5:stop", "OMP_NUM_THREADS": "1"}
@@ -216,7 +216,7 @@ def test_trainers_killed_at_20_random_moments_end_the_same(forks: Forks, whole: 
     while kills < 20:
         call = forks.start(*begin_or_resume(run, GRPO_2), cwd=tmp_path)
         time.sleep(random_moments.uniform(0.5, 8))
-        others = [pid for pid, command in processes_in(tmp_path).items() if "training.follow" in command]
+        others = [pid for pid, command in processes_in(tmp_path).items() if "parallel.follow" in command]
         with suppress(ProcessLookupError):
             os.kill(others[0] if victim == "second" and others else call.pid, signal.SIGKILL)
         done = forks.wait(call)
