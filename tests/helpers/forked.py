@@ -7,8 +7,10 @@ would start otherwise: a child of the caller with its own session, environment, 
 import atexit
 import ctypes
 import fcntl
+import importlib
 import inspect
 import json
+import marshal
 import os
 import runpy
 import signal
@@ -18,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +33,7 @@ MODULES = (
     "rlvr_cli.training.parallel.follow",
     "together",
 )
+ROOT = str(Path(__file__).parents[2])
 _PR_SET_CHILD_SUBREAPER = 36
 _ABOVE = 200  # where a child's descriptors wait until those that it must not have are closed
 
@@ -70,16 +74,21 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def popen(orders: socket.socket) -> type[subprocess.Popen]:
-    """Return a Popen that has `MODULES` forked by a descendant of this process that does `serve`."""
+    """Return a Popen that has `MODULES` forked by a descendant of this process that does `serve`.
+
+    A module that is to import from elsewhere, by its PYTHONPATH, gets a fresh interpreter.
+    """
     signature, lock = inspect.signature(subprocess.Popen._execute_child), threading.Lock()  # type: ignore[attr-defined]
     prctl = ctypes.CDLL(None).prctl
 
     class Popen(subprocess.Popen):
         def _execute_child(self, args: Any, *more: Any) -> None:
             words = args[args.index("-m") + 1 :] if isinstance(args, list) and "-m" in args else []
-            if not words or args[0] != sys.executable or words[0] not in MODULES:
-                return super()._execute_child(args, *more)  # type: ignore[misc]
             how = signature.bind(self, args, *more).arguments
+            environment = dict(os.environ if how["env"] is None else how["env"])
+            path = {*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))}
+            if not words or args[0] != sys.executable or words[0] not in MODULES or path - {ROOT, *sys.path}:
+                return super()._execute_child(args, *more)  # type: ignore[misc]
             streams = (how["p2cread"], how["c2pwrite"], how["errwrite"])
             descriptors = {number: number if given == -1 else given for number, given in enumerate(streams)}
             descriptors |= {number: number for number in how["pass_fds"]}
@@ -87,8 +96,9 @@ def popen(orders: socket.socket) -> type[subprocess.Popen]:
                 "words": words,
                 "descriptors": [*descriptors],
                 "cwd": str(how["cwd"] or Path.cwd()),
-                "environment": dict(os.environ if how["env"] is None else how["env"]),
+                "environment": environment,
                 "session": how["start_new_session"],
+                "first": _written(how["preexec_fn"]) if how["preexec_fn"] else None,
             }
             with lock:
                 prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # the child, whose parent ends, becomes this process's own
@@ -100,6 +110,17 @@ def popen(orders: socket.socket) -> type[subprocess.Popen]:
             self._close_pipe_fds(*(how[pipe] for pipe in pipes))  # type: ignore[attr-defined]
 
     return Popen
+
+
+def _written(function: Callable[[], object]) -> list[Any]:
+    """A function of a module, as its code and what it closes over."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [function.__module__, marshal.dumps(function.__code__).hex(), cells]
+
+
+def _read(module: str, code: str, cells: list[Any]) -> Callable[[], object]:
+    names = vars(importlib.import_module(module))
+    return types.FunctionType(marshal.loads(bytes.fromhex(code)), names, closure=tuple(map(types.CellType, cells)))
 
 
 def serve(orders: socket.socket) -> NoReturn:
@@ -133,16 +154,18 @@ def _become(order: dict[str, Any], descriptors: list[int], orders: socket.socket
         os.close(descriptor)
     if order["session"]:
         os.setsid()
+    if order["first"]:
+        _read(*order["first"])()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
-    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [entry for entry in path if entry and entry not in sys.path]
     module, *arguments = order["words"]
     Path("/proc/self/comm").write_text(".".join(module.split(".")[-2:]))  # `forks.processes_in` shows it
     sys.argv, sys.orig_argv = [module, *arguments], [sys.executable, "-m", module, *arguments]
     sys.modules.pop(module, None)  # it runs as __main__, and may be imported beside it
+    if module == "rlvr_cli":
+        fork_modules()
     run_and_end(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))

@@ -111,10 +111,11 @@ class Forks:
         ours, theirs = pair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), *self._modules],
+                [sys.executable, __file__, str(theirs.fileno())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, pass_fds=[theirs.fileno()],
             )  # fmt: skip
         self._orders, self.popen = ours, popen(ours)
+        print(json.dumps(self._modules), file=self._process.stdin, flush=True)
         return self
 
     def __exit__(
@@ -212,8 +213,9 @@ def processes_in(folder: Path) -> dict[int, str]:
     return found
 
 
-def _serve(starts: socket.socket, modules: Sequence[str]) -> None:
+def _serve(starts: socket.socket) -> None:
     main = importlib.import_module("rlvr_cli.cli").main
+    modules = json.loads(sys.stdin.readline())  # no arguments: a process is to be known by what it runs
     for module in modules:
         importlib.import_module(module)
     if "rlvr_cli.models.policy" in modules:
@@ -276,4 +278,4 @@ def _note_signals(path: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    _serve(socket.socket(fileno=int(sys.argv[1])))
