@@ -179,7 +179,7 @@ def test_the_kl_penalty_compares_with_the_model_that_training_started_from(train
     assert kl[2] > 0
 
 
-def test_sampling_ahead_lags_one_batch_behind_and_is_corrected_for(train):
+def test_sampling_ahead_lags_one_batch_behind_and_is_corrected_for(forked, train):
     rows, metrics = train(async_steps=1, n_grpo_steps=3, train_batch_size=16)
     by_step = defaultdict(list)
     for row in rows:
