@@ -153,11 +153,12 @@ def grid_flags(model: Path, questions: str) -> dict[str, Any]:
 def ours(*, stop: str, more: dict[str, Any]) -> NoReturn:
     """Run `rlvr grpo`; each turn gives the seconds, CPU seconds, sampled tokens and mean reward of a step."""
     from rlvr_cli.commands import grpo
+    from rlvr_cli.commands.sources.plain import Plain
     from rlvr_cli.config.grpo import GrpoConfig
     from rlvr_cli.config.parsing.sources import resolve
     from rlvr_cli.training.trainer import Trainer
 
-    has_time, rollout_batch = Trainer.has_time, grpo.rollout_batch
+    has_time, next_batch = Trainer.has_time, Plain.next_batch
     begun = used = 0.0
     step: dict[str, float] = {}
 
@@ -168,12 +169,12 @@ def ours(*, stop: str, more: dict[str, Any]) -> NoReturn:
         begun, used = time.perf_counter(), time.process_time()
         return has_time(self)
 
-    def watched(*args: Any, **how: Any) -> Any:
-        rollouts, asked, signals = rollout_batch(*args, **how)
-        step.update(tokens=signals["tokens"], reward=signals["reward"])
-        return rollouts, asked, signals
+    def watched(self: Plain, place: Any) -> Any:
+        batch = next_batch(self, place)
+        step.update(tokens=batch.signals["tokens"], reward=batch.signals["reward"])
+        return batch
 
-    Trainer.has_time, grpo.rollout_batch = timed, watched  # type: ignore[method-assign]
+    Trainer.has_time, Plain.next_batch = timed, watched  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as runs:
         flags = {"preset": "quickstart", "model": str(MODEL), "stop": (stop,), "runs_dir": runs}
         flags |= {"n_grpo_steps": 10_000, "eval_every": 0, "eval_examples": 1} | more

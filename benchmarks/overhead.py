@@ -34,18 +34,19 @@ import rich.live
 from rows import Row, write
 
 from rlvr_cli.cli import invoke
-from rlvr_cli.commands import grpo
+from rlvr_cli.commands.sources.plain import Plain
 from rlvr_cli.rollouts import collect
 from rlvr_cli.runs import metrics_log
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.terminal import console
 from rlvr_cli.training import trainer
+from rlvr_cli.training.credit import groups
 
 WARM_UP = 2  # steps
 CLOCKED: dict[str, list[tuple[Any, str, Callable[[], float]]]] = {
     "commit": [(RunDir, "commit_rollouts", time.perf_counter)],
     "read back": [(collect, "read_rollouts", time.perf_counter), (collect, "to_rollouts", time.perf_counter)],
-    "average": [(grpo, "rollout_metrics", time.perf_counter)],
+    "average": [(groups, "rollout_metrics", time.perf_counter)],
     "metrics": [
         (metrics_log.MetricsLog, "add", time.perf_counter),
         (metrics_log.MetricsLog, "flush", time.perf_counter),
@@ -108,7 +109,7 @@ def run(steps: int, *, seed: int) -> tuple[dict[str, float], float]:
     """Return the milliseconds per step of each timed part, and of the whole step."""
     clock, count, started, total = Clock(), 0, 0.0, 0.0
     originals = [(owner, name, getattr(owner, name)) for clocked in CLOCKED.values() for owner, name, _ in clocked]
-    first, last = grpo.rollout_batch, trainer.Trainer.has_time  # the first call of a step, and the first one after it
+    first, last = Plain.next_batch, trainer.Trainer.has_time  # the first call of a step, and the first one after it
 
     def begin(*args: Any, **kwargs: Any) -> Any:
         nonlocal started
@@ -127,7 +128,7 @@ def run(steps: int, *, seed: int) -> tuple[dict[str, float], float]:
     for what, clocked in CLOCKED.items():
         for owner, name, now in clocked:
             setattr(owner, name, clock.around(what, getattr(owner, name), now))
-    grpo.rollout_batch, trainer.Trainer.has_time = begin, end
+    Plain.next_batch, trainer.Trainer.has_time = begin, end
     try:
         with tempfile.TemporaryDirectory() as folder, terminal():
             size = ["--n-grpo-steps", str(steps + WARM_UP), "--eval-examples", "1", "--eval-every", "0"]
@@ -136,7 +137,7 @@ def run(steps: int, *, seed: int) -> tuple[dict[str, float], float]:
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)
-        grpo.rollout_batch, trainer.Trainer.has_time = first, last
+        Plain.next_batch, trainer.Trainer.has_time = first, last
     done = count - WARM_UP
     return {what: 1e3 * clock.seconds[what] / done for what in CLOCKED}, 1e3 * total / done
 

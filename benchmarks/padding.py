@@ -24,8 +24,8 @@ from rows import Row, write
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.traces import load_traces
 from rlvr_cli.models.identity import builtin_model_path
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.log_probs import wanted_in
-from rlvr_cli.models.policy import load_policy
 from rlvr_cli.models.tokens.tokenization import row_lengths, tokenize_prompt_and_output
 from rlvr_cli.training.update import _cut, _micro_batches
 

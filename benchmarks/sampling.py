@@ -45,7 +45,7 @@ from rows import Row, write
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.prompts import load_prompt, prompt_of
 from rlvr_cli.models.identity import builtin_model_path
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.types import Request, SamplingParams
 

@@ -29,6 +29,7 @@ from rlvr_cli.runs import metrics_log, run_dir
 from rlvr_cli.samplers.embedded import batch, engine
 from rlvr_cli.terminal.console import Progress
 from rlvr_cli.training import trainer, update
+from rlvr_cli.training.credit import groups
 from rlvr_cli.training.parallel import replica, weight_sync
 
 WARM_UP = 2
@@ -53,7 +54,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "waiting for grades": [(grading, "wait")],
     "store": [(run_dir.RunDir, "commit_rollouts")],
     "metrics": [
-        (grpo, "rollout_metrics"),
+        (groups, "rollout_metrics"),
         (update, "token_metrics"),
         (metrics_log.MetricsLog, "flush"),
         (metrics_log.MetricsLog, "add"),

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Container
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ ROOMS = {
     "faults": "fault injection for the tests",
     "user_code": "a user's own function, FILE.py:FUNCTION",
     "process": "Ctrl-C, limits on time and memory, children that die with their parent",
+    "parallel": "processes that work for a run: started, called, watched and killed; memory that they share",
     "sandbox": "a program of a model's, run where it can do no harm",
     "terminal": "terminal output",
     "config": "options and presets",
@@ -85,7 +88,7 @@ HOMES = {
     "math_verify": {"graders"},
     "mpmath": {"graders/answers"},
     "pyarrow": {"runs", "data/files", "analysis/queries/database", "notebook"},
-    "torch": {"models", "samplers", "replay", "training", "commands", "handout"},
+    "torch": {"parallel", "models", "samplers", "replay", "training", "commands", "handout"},
     "transformers": {"models", "samplers", "training"},
 }
 # Rooms and files that import nothing heavy at module level, so that `rlvr --help` and `rlvr analyze` start quickly.
@@ -96,6 +99,8 @@ LIGHT = {
     "faults",
     "user_code",
     "process",
+    "parallel/worker",
+    "parallel/child",
     "terminal",
     "config",
     "runs",
@@ -155,9 +160,32 @@ def test_rooms_import_only_from_rooms_above():
                 continue
             imported = name.split(".")[1]
             assert order.index(imported) <= order.index(room), f"{module}:{line}: {room} must not import {imported}"
-            assert room != "commands" or imported != "commands", (
+            shared = name.startswith("rlvr_cli.commands.sources")
+            assert room != "commands" or imported != "commands" or shared, (
                 f"{module}:{line}: commands are joined by files on disk"
             )
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Imports within functions and for types count too: what sits in a circle can only be read as a whole."""
+    dotted = {f"rlvr_cli.{module}".replace("/", "."): tree for module, tree in TREES.items()}
+    imported = {module: modules_imported(tree, dotted) - {module} for module, tree in dotted.items()}
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
+
+
+def modules_imported(tree: ast.AST, modules: Container[str]) -> set[str]:
+    """Return those of the modules that a file imports; `from package import module` is one of the module alone."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules else str(node.module) for name in names}
+    return {name for name in found if name in modules}
 
 
 def test_answers_import_nothing_else_of_rlvr():

@@ -3,15 +3,17 @@
 Enters: a DistillConfig. Leaves: a run directory with every rollout and metric, checkpoints, and the trained model in `model/`.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlvr_cli.analysis.run_end import report_end
+from rlvr_cli.commands.sources.plain import Plain
+from rlvr_cli.commands.sources.sampling import Sampling
 from rlvr_cli.config.distill import DistillConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.models.divergence import check_teacher
@@ -20,16 +22,24 @@ from rlvr_cli.models.tokens.tokenization import Batch, pad_id_of
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.samplers.served_teacher import ServedTeacher
 from rlvr_cli.terminal import console
+from rlvr_cli.training.checks import UpdateChecks
 from rlvr_cli.training.credit.advantages import group_advantages
 from rlvr_cli.training.credit.shaping import rewards_of
+from rlvr_cli.training.loop import RolloutSource, rollout_loop
 from rlvr_cli.training.losses.distillation import DIVERGENCES, distillation
 from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import distill_plan, print_plan, shared_notes
-from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_batch
+from rlvr_cli.training.session import load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.update import rollout_tensors
 from rlvr_cli.types import Rollout
+
+SHOWN = {
+    "divergence": "policy/divergence_mean",
+    "teacher": "policy/teacher_log_prob_mean",
+    "grad": "optimizer/grad_norm",
+}
 
 
 def run(config: DistillConfig) -> None:
@@ -45,10 +55,10 @@ def run(config: DistillConfig) -> None:
             "Name the model with --teacher, for its tokenizer, and the server with --teacher-url.",
         )
     check_teacher(config.teacher, student=model_path(config.model))
-    rows = config.micro_batch_size
+    rows, num_questions = config.micro_batch_size, config.rollout_batch_size // config.group_size
     inputs = load_inputs(
         config,
-        questions_per_batch=config.rollout_batch_size // config.group_size,
+        questions_per_batch=num_questions,
         rows=rows,
         more_facts={"teacher": teacher_facts(config)},
     )
@@ -59,7 +69,14 @@ def run(config: DistillConfig) -> None:
         return
     served = ServedTeacher(config.teacher_url, config.teacher) if config.teacher_url else None
     with open_trainer(config, inputs, command="distill", num_updates=config.n_distill_steps) as trainer:
-        train(config, trainer, inputs, served=served)
+        sampling = Sampling(
+            trainer,
+            inputs,
+            num_questions=num_questions,
+            group_size=config.group_size,
+            credit=partial(credit, config),
+        )
+        train(config, trainer, Plain(sampling), served=served)
     report_end(trainer, output=config.format)
 
 
@@ -70,8 +87,8 @@ def teacher_facts(config: DistillConfig) -> dict[str, Any]:
     return model_facts(config.teacher, fetch=not config.dry_run)
 
 
-def train(config: DistillConfig, trainer: Trainer, inputs: Inputs, *, served: ServedTeacher | None) -> None:
-    """Sample, then update once. Resumes after an interruption: a counter, the data cursor, determines all data that follow.
+def train(config: DistillConfig, trainer: Trainer, source: RolloutSource, *, served: ServedTeacher | None) -> None:
+    """Sample, then update once.
 
     Args:
         served: the teacher, if it is on a server.
@@ -81,41 +98,19 @@ def train(config: DistillConfig, trainer: Trainer, inputs: Inputs, *, served: Se
         loss=partial(distillation, divergence=config.divergence, task_reward=config.task_reward),
         min_tokens=config.sampling_min_tokens,
     )
-    asked = trainer.cursor.get("asked", 0)
-    longer = f"--n-distill-steps {2 * config.n_distill_steps}"
-    with trainer.progress("steps", config.n_distill_steps, done=trainer.updates, longer=longer) as bar:
-        while trainer.updates < config.n_distill_steps and trainer.has_time():
-            step = trainer.updates
-            rollouts, asked, signals = sample_batch(
-                trainer,
-                inputs,
-                num_questions=config.rollout_batch_size // config.group_size,
-                num_samples=config.group_size,
-                step=step,
-                asked=asked,
-                credit=partial(credit, config),
-            )
-            trainer.evaluate_if_due()
-            update = trainer.update(
+    checks = UpdateChecks(trainer, ratios=False)
+    with rollout_loop(trainer, source, num_steps=config.n_distill_steps, checks=checks, shown=SHOWN) as loop:
+        for rollouts in loop.batches():
+            loop.update(
                 training_batch(config, trainer, rollouts, served=served),
-                cursor={"asked": asked},
                 objective=objective,
                 micro_batch_size=config.micro_batch_size,
                 temperature=config.sampling_temperature,
             )
-            if update["update/tokens"]:
-                trainer.check_mismatch(update)
-                signals |= {
-                    "divergence": update["policy/divergence_mean"],
-                    "teacher": update["policy/teacher_log_prob_mean"],
-                    "grad": update["optimizer/grad_norm"],
-                }
-            trainer.metrics.add(step, {"step/seconds": trainer.clock.step_seconds})
-            bar.advance(1, **signals)
     trainer.finish()
 
 
-def credit(config: DistillConfig, rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
+def credit(config: DistillConfig, rollouts: Sequence[Rollout], *, number: int) -> Sequence[Rollout]:
     """Return the rollouts with the advantages that --task-reward weights: GRPO's, of whole groups, each group contiguous."""
     if not config.task_reward:
         return rollouts
@@ -135,18 +130,11 @@ def training_batch(
         RlvrError: the student sampled a token that the teacher's vocabulary lacks, or as `ServedTeacher.log_probs`.
     """
     batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
-    started = time.perf_counter()
     if served is not None:
-        with trainer.run.activity.doing("log-probabilities of the teacher", total=len(rollouts), unit="responses"):
-            found = served.log_probs(
-                [(r.prompt_ids, r.response_ids) for r in rollouts], progress=trainer.run.activity.progress
-            )
-        mask = batch["response_mask"]
-        flat = torch.tensor([value for row in found for value in row], dtype=torch.float32)
-        assert len(flat) == int(mask.sum()), "the policy sampled every token"
-        batch["teacher_log_probs"] = torch.zeros(mask.shape).masked_scatter(mask, flat)
-        trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
-        return batch
+        with trainer.scoring():
+            return batch | {
+                "teacher_log_probs": served_log_probs(trainer, rollouts, batch["response_mask"], served=served)
+            }
     teacher = trainer.trainers.replica.teacher
     assert teacher is not None
     if (largest := int(batch["labels"].max())) >= teacher.vocabulary_size:
@@ -155,9 +143,17 @@ def training_batch(
             "Its embedding has more rows than its tokenizer has tokens: lower --sampling-top-p, or cut the embedding.",
         )
     if not DIVERGENCES[config.divergence].full:
-        trainer.weights.sleep()
-        batch["teacher_log_probs"] = trainer.log_probs(
-            batch, of="teacher", micro_batch_size=config.micro_batch_size, temperature=config.sampling_temperature
-        )
-        trainer.metrics.add(trainer.updates, {"scoring/seconds": time.perf_counter() - started})
+        with trainer.scoring():
+            how = {"micro_batch_size": config.micro_batch_size, "temperature": config.sampling_temperature}
+            batch["teacher_log_probs"] = trainer.log_probs(batch, of="teacher", **how)
     return batch
+
+
+def served_log_probs(trainer: Trainer, rollouts: Sequence[Rollout], mask: Tensor, *, served: ServedTeacher) -> Tensor:
+    """Ask the teacher's server for the log-probabilities of the responses' tokens. Returns them where the mask is, (batch, seq)."""
+    activity = trainer.run.activity
+    with activity.doing("log-probabilities of the teacher", total=len(rollouts), unit="responses"):
+        found = served.log_probs([(r.prompt_ids, r.response_ids) for r in rollouts], progress=activity.progress)
+    flat = torch.tensor([value for row in found for value in row], dtype=torch.float32)
+    assert len(flat) == int(mask.sum()), "the policy sampled every token"
+    return torch.zeros(mask.shape).masked_scatter(mask, flat)

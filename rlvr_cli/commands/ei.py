@@ -3,20 +3,24 @@
 Enters: an EiConfig. Leaves: a run directory with every rollout and metric, checkpoints, and the trained model in `model/`.
 """
 
+from collections.abc import Sequence
+
 from rlvr_cli.analysis.run_end import report_end
+from rlvr_cli.commands.sources.plain import Plain
+from rlvr_cli.commands.sources.sampling import Sampling
 from rlvr_cli.config.ei import EiConfig
-from rlvr_cli.data.order import batches, next_indices
 from rlvr_cli.models.tokens.tokenization import pad_id_of
-from rlvr_cli.rollouts.collect import stored_stats
-from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
+from rlvr_cli.training.loop import RolloutLoop, RolloutSource, rollout_loop
 from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import ei_plan, print_plan
-from rlvr_cli.training.session import Inputs, load_inputs, open_trainer, sample_questions
+from rlvr_cli.training.session import load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.update import rollout_tensors
 from rlvr_cli.types import Rollout
+
+SHOWN = {"nll": "loss/nll", "entropy": "policy/entropy"}
 
 
 def run(config: EiConfig) -> None:
@@ -30,87 +34,44 @@ def run(config: EiConfig) -> None:
     if config.dry_run:
         return
     with open_trainer(config, inputs, command="ei", num_updates=0) as trainer:
-        train(config, trainer, inputs)
+        sampling = Sampling(trainer, inputs, num_questions=config.ei_batch_size, group_size=config.group_size)
+        train(config, trainer, Plain(sampling))
     report_end(trainer, output=config.format)
 
 
-def train(config: EiConfig, trainer: Trainer, inputs: Inputs) -> None:
-    """Algorithm 2. Resumes after an interruption: three counters, the data cursor, determine all data that follow."""
-    steps, asked, done = (trainer.cursor.get(counter, 0) for counter in ("steps", "asked", "updates_of_step"))
-    longer = f"--n-ei-steps {2 * config.n_ei_steps}"
-    with trainer.progress("steps", config.n_ei_steps, done=steps, longer=longer) as bar:
-        while steps < config.n_ei_steps and trainer.has_time():
-            sampled_at = trainer.updates - done
-            if config.eval_every and steps % config.eval_every == 0 and not done:
-                trainer.evaluate()
-            correct, asked_after, signals = expert_rollouts(config, trainer, inputs, step=sampled_at, asked=asked)
-            minibatches = [
-                rows
-                for epoch in range(config.sft_epochs)
-                for rows in batches(
-                    correct,
-                    batch_size=config.train_batch_size,
-                    seed=config.seed,
-                    epoch=steps * config.sft_epochs + epoch,
-                )
-            ]
-            after = {"steps": steps + 1, "asked": asked_after, "updates_of_step": 0}
-            for number, rows in enumerate(minibatches[done:], start=done + 1):
-                within = {"steps": steps, "asked": asked, "updates_of_step": number}
-                update = trainer.update(
-                    rollout_tensors(rows, pad_id=pad_id_of(trainer.tokenizer)),
-                    cursor=after if number == len(minibatches) else within,
-                    micro_batch_size=config.micro_batch_size,
-                )
-                signals |= {"nll": update["loss/nll"], "entropy": update["policy/entropy"]}
-            if not minibatches:
-                console.say(
-                    f"step {steps + 1}: no response was correct, so there is nothing to train on; the next step uses other questions.\n"
-                    f"  If that goes on: a model that was fine-tuned first (rlvr sft), a larger --group-size, easier questions, or "
-                    f"another --prompt or --grader. rlvr analyze failures {trainer.run.path} --phase train shows what was wrong."
-                )
-                trainer.skip(after)
-            trainer.metrics.add(sampled_at, {"step/seconds": trainer.clock.step_seconds})
-            steps, asked, done = steps + 1, asked_after, 0
-            bar.advance(1, **signals)
+def train(config: EiConfig, trainer: Trainer, source: RolloutSource) -> None:
+    """Algorithm 2: the numbers are those of its lines. Lines 3 to 6, which make a batch, are the source's."""
+    steps = config.n_ei_steps
+    with rollout_loop(trainer, source, num_steps=steps, shown=SHOWN, evaluate_every="steps") as loop:
+        for rollouts in loop.batches():  # 2 to 6
+            experts = expert_rollouts(trainer, loop, rollouts)  # 7
+            loop.begin_updates(len(experts), batch_size=config.train_batch_size, epochs=config.sft_epochs)
+            if not experts:
+                say_that_none_was_correct(loop.number + 1, trainer)
+            for rows in loop.minibatches():  # 8
+                batch = rollout_tensors([experts[row] for row in rows], pad_id=pad_id_of(trainer.tokenizer))
+                loop.update(batch, micro_batch_size=config.micro_batch_size)
     trainer.finish()
 
 
-def expert_rollouts(
-    config: EiConfig, trainer: Trainer, inputs: Inputs, *, step: int, asked: int
-) -> tuple[list[Rollout], int, dict[str, float]]:
-    """Sample responses to a batch of questions, grade and store them; or read those that an interrupted run stored.
-
-    Args:
-        step: updates done so far.
-        asked: questions used so far, counted over all epochs of the dataset.
-
-    Returns:
-        The correct responses without duplicates, `asked` after them, and the values for the progress bar.
-    """
-    indices, asked = next_indices(len(inputs.questions), config.ei_batch_size, seed=config.seed, start=asked)
-    trainer.sync_weights(trainer.updates)
-    rollouts = sample_questions(
-        trainer,
-        inputs,
-        indices,
-        step=step,
-        num_samples=config.group_size,
-        credit=lambda rows: rows,
-    )
+def expert_rollouts(trainer: Trainer, loop: RolloutLoop, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Return the correct responses without duplicates, and log how many there are."""
     correct = [r for r in rollouts if r.reward is not None and r.reward > 0.5]
     distinct = list({(r.prompt_ids, r.response_ids): r for r in correct}.values())
-    metrics = rollout_metrics(rollouts) | {
+    metrics = {
         "experts/correct": float(len(correct)),
         "experts/distinct": float(len(distinct)),
-        "experts/solved_share": len({r.example_id for r in correct}) / len(indices),
+        "experts/solved_share": len({r.example_id for r in correct}) / len({r.example_id for r in rollouts}),
     }
-    stats = stored_stats(trainer.run, phase="train", step=step)
-    trainer.metrics.add(step, metrics | stats.metrics)
-    signals = {
-        "reward": metrics["reward/mean"],
-        "kept": float(len(distinct)),
-        "length": metrics["length/mean"],
-        "tokens": float(stats.tokens),
-    }
-    return distinct, asked, signals
+    trainer.metrics.add(loop.step, metrics)
+    loop.show(kept=float(len(distinct)))
+    return distinct
+
+
+def say_that_none_was_correct(step: int, trainer: Trainer) -> None:
+    """Say that a step has nothing to train on, and what to do. `step` is its number, from 1."""
+    console.say(
+        f"step {step}: no response was correct, so there is nothing to train on; the next step uses other questions.\n"
+        f"  If that goes on: a model that was fine-tuned first (rlvr sft), a larger --group-size, easier questions, or "
+        f"another --prompt or --grader. rlvr analyze failures {trainer.run.path} --phase train shows what was wrong."
+    )

@@ -5,31 +5,26 @@ Enters: an SftConfig. Leaves: a run directory with metrics, the evaluations' rol
 
 import math
 from collections.abc import Mapping
-from itertools import chain, count, islice
+from itertools import chain, count
 
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import batches, epoch_order
 from rlvr_cli.data.traces import SampledIds, choose_examples, keep_correct, load_traces
-from rlvr_cli.models.identity import model_facts
 from rlvr_cli.models.tokens.tokenization import collate, pad_id_of
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.rollouts.inputs import input_facts, load_template
+from rlvr_cli.rollouts.inputs import load_template
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
+from rlvr_cli.training.loop import data_loop
 from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import print_plan, sft_notes, sft_plan
-from rlvr_cli.training.session import (
-    Inputs,
-    divide_devices,
-    evaluation_engine,
-    load_eval_dataset,
-    open_trainer,
-    warn_of_shared_questions,
-)
+from rlvr_cli.training.session import inputs_of_traces, open_trainer
 from rlvr_cli.training.traces import check_lengths, encode_traces
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example
+
+SHOWN = {"loss": "loss/nll", "entropy": "policy/entropy", "grad": "optimizer/grad_norm"}
 
 
 def run(config: SftConfig) -> None:
@@ -61,23 +56,10 @@ def run(config: SftConfig) -> None:
     order = epoch_order(len(examples), seed=config.seed, epoch=-1)  # an epoch that training never uses
     examples = choose_examples(examples, config.num_examples, order=order)
     num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(examples) / config.train_batch_size)
-    eval_dataset = load_eval_dataset(config)
-    warn_of_shared_questions(examples, eval_dataset)
-    pool = grader_pool(config, eval_dataset.default_grader if eval_dataset else None)
-    rows, engine = config.micro_batch_size, evaluation_engine(config, eval_dataset)
-    facts = input_facts(
-        {
-            "dataset": {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint},
-            "eval_dataset": eval_dataset and eval_dataset.facts,
-        },
-        model=model_facts(config.model),
-        template=template,
-        grader=pool.spec,
-        engine=engine.name,
-    )
-    lines = sft_plan(config, facts, examples=len(examples), traces=len(traces.examples), num_updates=num_updates)
-    devices = divide_devices(config, engine=engine.name, rows=rows)
-    inputs = Inputs(template, [], eval_dataset, pool, engine, *devices, facts)
+    rows = config.micro_batch_size
+    dataset = {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint}
+    inputs = inputs_of_traces(config, template, examples, dataset=dataset, rows=rows)
+    lines = sft_plan(config, inputs.facts, examples=len(examples), traces=len(traces.examples), num_updates=num_updates)
     print_plan(lines, config, inputs, rows=rows)
     for note in sft_notes(config, num_updates=num_updates):
         console.say(f"note: {note}")
@@ -95,7 +77,7 @@ def train(
     examples: list[Example],
     token_ids: Mapping[str, SampledIds],
 ) -> None:
-    """Algorithm 1. Resumes after an interruption: the number of updates done determines all data that follow."""
+    """Algorithm 1."""
     prompt_ids, response_ids, masks = encode_traces(
         examples, token_ids, trainer.tokenizer, append_eos=config.append_eos
     )
@@ -105,29 +87,19 @@ def train(
         batches(range(len(examples)), batch_size=config.train_batch_size, seed=config.seed, epoch=epoch)
         for epoch in count()
     )
-    with trainer.progress("updates", trainer.num_updates, done=trainer.updates) as bar:
-        for rows in islice(stream, trainer.updates, trainer.num_updates):
-            if not trainer.has_time():
-                break
-            trainer.evaluate_if_due()
-            update = trainer.update(
-                collate(
-                    [prompt_ids[i] for i in rows],
-                    [response_ids[i] for i in rows],
-                    pad_id=pad_id_of(trainer.tokenizer),
-                    response_masks=[masks[i] for i in rows],
-                ),
-                cursor={},
+    with data_loop(trainer, stream, shown=SHOWN) as loop:
+        for rows in loop.minibatches():
+            batch = collate(
+                [prompt_ids[i] for i in rows],
+                [response_ids[i] for i in rows],
+                pad_id=pad_id_of(trainer.tokenizer),
+                response_masks=[masks[i] for i in rows],
+            )
+            constant = config.normalize_constant if config.length_normalization == "masked_normalize" else None
+            loop.update(
+                batch,
                 micro_batch_size=config.micro_batch_size,
                 normalization=config.length_normalization,
-                normalize_constant=config.normalize_constant
-                if config.length_normalization == "masked_normalize"
-                else None,
+                normalize_constant=constant,
             )
-            signals = {
-                "loss": update["loss/nll"],
-                "entropy": update["policy/entropy"],
-                "grad": update["optimizer/grad_norm"],
-            }
-            bar.advance(1, **signals)
     trainer.finish()

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.compute.recompute import gradient_checkpointing
 from rlvr_cli.models.directory import ADAPTER_WEIGHTS, base_of, local_directory
-from rlvr_cli.models.policy import Lora, LowRank, Policy, Source
+from rlvr_cli.models.policy import Lora, LowRank, Policy
 from rlvr_cli.models.pretrained import load_error, quiet, read_pretrained, replaced
 from rlvr_cli.text import printable
 
@@ -42,11 +42,10 @@ class AdaptedPolicy(Policy):
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         base: str,
-        source: Source | None = None,
         compute_dtype: str = "auto",
     ) -> None:
         """Wrap a model in which peft has put an adapter."""
-        super().__init__(model, tokenizer, source=source, compute_dtype=compute_dtype)
+        super().__init__(model, tokenizer, compute_dtype=compute_dtype)
         self.base, self._layers = base, list(_layers(model))
         self.initial: Mapping[str, Tensor] | None = None
 
@@ -166,7 +165,7 @@ class _Reference(Policy):
     """The initial policy of an adapted one, with the same model: it computes only while the other does not."""
 
     def __init__(self, policy: AdaptedPolicy) -> None:
-        super().__init__(policy.model, policy._tokenizer, source=policy.source)
+        super().__init__(policy.model, policy._tokenizer)
         self._policy, self.kernels = policy, policy.kernels
 
     @property
@@ -191,7 +190,7 @@ class _Reference(Policy):
 def load_adapted(
     path_or_id: str | Path, *, dtype: str, compute_dtype: str, device: str, lora: Lora | None
 ) -> AdaptedPolicy:
-    """Load a policy with an adapter: see `policy.load_policy`.
+    """Load a policy with an adapter: see `load.load_policy`.
 
     Args:
         lora: the adapter to train; None: the adapter in the directory is not trained.
@@ -207,7 +206,6 @@ def load_adapted(
         model,
         tokenizer,
         base=str(base or path_or_id) if here is None else str(here.absolute()),
-        source=Source(path_or_id, dtype),
         compute_dtype=compute_dtype,
     )
     if base is not None:

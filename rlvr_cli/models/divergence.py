@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import as_operand, operand_dtype, product
+from rlvr_cli.models.compute.logits import FLOOR, accumulation_dtype, chunk_size_for, chunks, places, scaled_logits
 from rlvr_cli.models.compute.prefixes import Wanted
-from rlvr_cli.models.log_probs import FLOOR, accumulation_dtype, chunk_size_for, chunks, places, scaled_logits
 from rlvr_cli.models.policy import Head, Policy
 from rlvr_cli.models.pretrained import load_end_tokens, load_tokenizer
 from rlvr_cli.text import printable

@@ -3,28 +3,19 @@
 Enters: a batch of token ids (`tokenization`) and a causal language model of transformers. Leaves: (batch, seq) tensors.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from rlvr_cli.models.compute.device import as_operand, operand_dtype, product
+from rlvr_cli.models.compute.logits import FLOOR, accumulation_dtype, chunk_size_for, chunks, places, scaled_logits
 from rlvr_cli.models.compute.onednn import add_product, rows_multiple
 from rlvr_cli.models.compute.prefixes import Wanted, wanted_positions
+from rlvr_cli.models.divergence import TeacherStates
 from rlvr_cli.models.policy import Policy, as_policy
 
-if TYPE_CHECKING:
-    from rlvr_cli.models.divergence import TeacherStates
-
-# The number of logits held at once: the fewest that keep the matrix products fast. On a CPU they then stay in its
-# cache; on a GPU each operator still does enough work to be worth its launch.
-_LOGITS_ON_CPU, _LOGITS_ON_CUDA = 2**20, 2**26
 _KEPT_LOGITS = 5 * 2**24  # kept for the backward pass, which recomputes the others: 320 MiB
-_MIN_CHUNK = 256  # vocabulary entries, however many positions there are
-FLOOR = -1e30  # replaces a logit of -inf: its probability is 0 too, and 0 times it is 0, not NaN
 
 
 def compute_entropy(logits: Tensor) -> Tensor:
@@ -54,7 +45,7 @@ def get_response_log_probs(
     temperature: float = 1.0,
     chunk_size: int | None = None,
     wanted: Wanted | None = None,
-    teacher: "TeacherStates | None" = None,
+    teacher: TeacherStates | None = None,
 ) -> dict[str, Tensor]:
     """Compute the log-probabilities of `labels` under the model, and optionally the entropies of their distributions.
 
@@ -116,7 +107,7 @@ def _scores(
     with_entropy: bool,
     temperature: float,
     chunk_size: int | None,
-    teacher: "TeacherStates | None",
+    teacher: TeacherStates | None,
 ) -> dict[str, Tensor]:
     """`get_response_log_probs`, within the model's forward pass."""
     targets = labels.flatten()[wanted.positions]  # (positions,)
@@ -167,10 +158,6 @@ def wanted_in(model: PreTrainedModel | Policy, input_ids: Tensor, response_mask:
     multiple = rows_multiple(policy.compute_dtype, policy.device)
     ways = {"shared": policy.shares_prefixes, "packed": policy.packs_rows, "multiple": multiple}
     return wanted_positions(input_ids, response_mask, **ways)
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _linear_log_probs(
@@ -275,28 +262,3 @@ class _LinearLogProbs(torch.autograd.Function):
                     grad_weight[chunk] = product(grad.T, inputs)
         grad_hidden = None if grad_hidden is None else grad_hidden.to(hidden.dtype)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None
-
-
-def chunk_size_for(hidden: Tensor) -> int:
-    """Return how many vocabulary entries are computed at once, for (positions, hidden) states."""
-    logits_at_once = _LOGITS_ON_CUDA if hidden.is_cuda else _LOGITS_ON_CPU
-    return max(logits_at_once // max(len(hidden), 1), _MIN_CHUNK)
-
-
-def chunks(length: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, length)) for start in range(0, length, size))
-
-
-def places(labels: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
-    """Return whether each label is in the chunk, (positions,), and its index there, else any index, (positions, 1)."""
-    place = labels - chunk.start
-    width = chunk.stop - chunk.start
-    return (place >= 0) & (place < width), place.clamp(0, width - 1)[:, None]
-
-
-def scaled_logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, chunk: slice, temperature: float) -> Tensor:
-    """(positions, hidden) inputs, (chunk, hidden) weight -> (positions, chunk) scaled logits, float32 or float64."""
-    logits = product(inputs, weight.T)
-    if bias is not None:
-        logits += bias[chunk]
-    return logits if temperature == 1 else logits.div_(temperature)

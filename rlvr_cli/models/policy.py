@@ -1,6 +1,6 @@
 """The policy: the one object that knows the internals of a causal language model; other rooms use its methods.
 
-Enters: a model and its tokenizer, from disk (`load_policy`) or from memory (`Policy`, `as_policy`). Leaves: hidden
+Enters: a model and its tokenizer, from disk (`load.py`) or from memory (`Policy`, `as_policy`). Leaves: hidden
 states, the head that maps them to logits, parameters for an optimizer, weights for an inference engine, a frozen
 reference policy, a saved model.
 
@@ -32,7 +32,6 @@ from rlvr_cli.models.compute.prefixes import (
 )
 from rlvr_cli.models.compute.recompute import gradient_checkpointing
 from rlvr_cli.models.compute.rounded import rounded_weights
-from rlvr_cli.models.directory import base_of
 from rlvr_cli.models.pretrained import end_tokens, read_pretrained, write_pretrained
 
 CRITIC = "critic."  # prefix of the names of a critic's weights
@@ -64,13 +63,6 @@ class Lora(NamedTuple):
 def trained_adapter(options: Any) -> Lora | None:
     """Return the adapter that options with `lora_rank`, `lora_alpha` and `seed` ask for; None with rank 0."""
     return Lora(options.lora_rank, options.lora_alpha, options.seed) if options.lora_rank else None
-
-
-class Source(NamedTuple):
-    """Where `load_policy` loaded a policy from, and in which precision."""
-
-    path_or_id: str | Path
-    dtype: str
 
 
 class Critic:
@@ -114,7 +106,7 @@ class Policy:
             internals.
         critic: what estimates values, and is trained with the policy (`add_critic`); None without one.
         kernels: what computes norms, rotary positions and SwiGLU within `fused_kernels`: `torch`, or `liger` after `use_kernels`.
-        source: where it was loaded from; None for a model from memory, which has no `reference`.
+        load_again: loads it from where `load.load_policy` did; None for a model from memory, which has no `reference`.
     """
 
     def __init__(
@@ -122,12 +114,11 @@ class Policy:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
-        source: Source | None = None,
         compute_dtype: str = "auto",
     ) -> None:
-        """Wrap a model; `compute_dtype` as in `load_policy`."""
-        self.model, self.source = model, source
-        self._tokenizer, self._compute_dtype = tokenizer, compute_dtype
+        """Wrap a model; `compute_dtype` as in `load.load_policy`."""
+        self.model, self._tokenizer, self._compute_dtype = model, tokenizer, compute_dtype
+        self.load_again: Callable[[], Policy] | None = None
         self._rounded_head: Tensor | None = None
         self.kernels = "torch"
         self.critic: Critic | None = None
@@ -418,7 +409,8 @@ class Policy:
         It is loaded as a model: for some architectures (mixtures of experts), names and shapes in the files differ from those in
         the module. float32 holds every value of all precisions that are saved.
         """
-        return load_policy(directory, dtype="float32", device="cpu").weights()
+        model, _ = read_pretrained(directory, dtype="float32", device="cpu")
+        return model.state_dict()
 
     def weights_for_process(self) -> dict[str, Tensor]:
         """Return the weights that a policy of this kind in another process takes over, tied ones only under their first name."""
@@ -462,14 +454,13 @@ class Policy:
 
     # Critic, reference and saving
 
-    def add_critic(self, *, own_body: bool, lora: Lora | None = None) -> None:
+    def add_critic(self, *, own_body: bool) -> None:
         """Give the policy a critic, whose values are 0 at first.
 
         Args:
-            own_body: load the model a second time, for hidden states of the critic's own.
-            lora: the adapter of that body; without one all its weights are trained.
+            own_body: load the model a second time, with an adapter if this one has one, for hidden states of the critic's own.
         """
-        self.critic = Critic(self, self._loaded_again(lora=lora) if own_body else None)
+        self.critic = Critic(self, self._loaded_again() if own_body else None)
 
     def reference(self) -> "Policy":
         """Load the initial policy again, frozen, as the reference of a KL penalty: a second copy of the weights."""
@@ -477,15 +468,9 @@ class Policy:
         frozen.model.requires_grad_(False)
         return frozen
 
-    def _loaded_again(self, *, lora: Lora | None = None) -> "Policy":
-        assert self.source is not None, "a model from memory cannot be loaded again"
-        again = load_policy(
-            self.source.path_or_id,
-            dtype=self.source.dtype,
-            compute_dtype=self._compute_dtype,
-            device=str(self.device),
-            lora=lora,
-        )
+    def _loaded_again(self) -> "Policy":
+        assert self.load_again is not None, "a model from memory cannot be loaded again"
+        again = self.load_again()
         again.kernels = self.kernels
         return again
 
@@ -511,47 +496,6 @@ class Policy:
 def as_policy(model: PreTrainedModel | Policy) -> Policy:
     """Wrap a model as a policy without a tokenizer; return a policy unchanged."""
     return model if isinstance(model, Policy) else Policy(model)
-
-
-def load_policy(
-    path_or_id: str | Path,
-    *,
-    dtype: str = "float32",
-    compute_dtype: str = "auto",
-    device: str = "auto",
-    lora: Lora | None = None,
-) -> Policy:
-    """Load a causal language model, in eval mode, and its tokenizer.
-
-    Attention is flash-attention 2 where it can run (CUDA, the package installed, weights in half precision), else
-    PyTorch's own; `Policy.attention` says which. A tokenizer without a padding token pads with EOS.
-
-    Args:
-        path_or_id: a model directory, or else a Hugging Face Hub id. A directory is read without any network access. A
-            directory may hold an adapter: then its base is loaded with it.
-        dtype: of the parameters: float32, bfloat16 or float16.
-        compute_dtype: of matrix products: that of the parameters, or bfloat16 for float32 parameters, by autocast.
-            `auto`: bfloat16 for float32 parameters on CUDA, else that of the parameters.
-        device: `auto` (CUDA if there is one), `cpu`, `cuda`, `cuda:N` or `mps`.
-        lora: train an adapter, and freeze the model: a new one, or the one in the directory, which must be of this rank.
-
-    Raises:
-        RlvrError: no such model, no safetensors in it, a part of it missing or damaged, a tokenizer that does not
-            belong to it, no such device, or parameters that cannot compute in `compute_dtype`.
-    """
-    if lora is not None or base_of(path_or_id) is not None:
-        from rlvr_cli.models.adapter import load_adapted  # needs peft, which is optional
-
-        return load_adapted(path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=device, lora=lora)
-    model, tokenizer = read_pretrained(path_or_id, dtype=dtype, device=device)
-    return Policy(model, tokenizer, source=Source(path_or_id, dtype), compute_dtype=compute_dtype)
-
-
-def load_frozen(path_or_id: str | Path, *, dtype: str, compute_dtype: str, device: str) -> Policy:
-    """Load a policy that is not trained; arguments and errors are those of `load_policy`."""
-    frozen = load_policy(path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=device)
-    frozen.model.requires_grad_(False)
-    return frozen
 
 
 def distinct_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ _LOAD_ERRORS = (
 def read_pretrained(
     path_or_id: str | Path, *, dtype: str, device: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal language model, in eval mode, and its tokenizer: see `policy.load_policy`.
+    """Load a causal language model, in eval mode, and its tokenizer: see `load.load_policy`.
 
     Of a directory with an adapter: the base of the adapter, and the tokenizer of `load_tokenizer`.
     """

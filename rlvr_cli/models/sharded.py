@@ -38,7 +38,7 @@ class ShardedPolicy(Policy):
         _ = whole.packs_rows, whole.head()  # tested with the weights that it has, as for the copy below
         own = {id(parameter): parameter for parameter in whole.model.parameters()}
         model = copy.deepcopy(whole.model, own)  # of the modules, not of the parameters
-        super().__init__(model, whole._tokenizer, source=whole.source, compute_dtype=whole._compute_dtype)
+        super().__init__(model, whole._tokenizer, compute_dtype=whole._compute_dtype)
         self.kernels = whole.kernels
         _ = self.packs_rows, self.head()
         self._mesh = mesh

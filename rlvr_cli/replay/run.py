@@ -19,7 +19,8 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.bitsandbytes import import_bitsandbytes
 from rlvr_cli.models.directory import holds_model
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import Lora, Policy, distinct_tensors, load_frozen, load_policy
+from rlvr_cli.models.load import load_frozen, load_policy
+from rlvr_cli.models.policy import Lora, Policy, distinct_tensors
 from rlvr_cli.replay import formulas
 from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps
 from rlvr_cli.replay.stored import Batch, Response, StoredRun, batches, num_updates, rows_of, sampling_params

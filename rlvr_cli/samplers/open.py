@@ -1,18 +1,18 @@
 """The engines, and from options to a sampler: which engine, and why.
 
 Enters: the name of an engine and its settings. Leaves: an open `Sampler`, and which engine was chosen and why.
-Torch is imported when a model is opened, so that endpoints do not need it and bad input is reported at once.
+What an engine needs is imported when it is opened, so that endpoints do without torch and bad input is reported at once.
 """
 
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.config.endpoint import KEY_ENV, endpoint_key
 from rlvr_cli.config.shared import ModelOptions
 from rlvr_cli.errors import RlvrError, missing_extra
-from rlvr_cli.models.identity import model_path
 from rlvr_cli.types import Sampler
 
 if TYPE_CHECKING:
@@ -44,6 +44,15 @@ class EngineSettings:
     takes_weights: bool = False  # whether the engine will get those of a trainer
     sleep_mode: bool = False  # make the engine's `sleep` give the device's memory back
 
+    @property
+    def resolved_dtype(self) -> str:
+        """The precision; `auto` is bfloat16 on CUDA, else float32."""
+        from rlvr_cli.models.compute.device import on_cuda
+
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if on_cuda(self.device) else "float32"
+
 
 def settings_of(config: ModelOptions) -> EngineSettings:
     """Return the settings among the options of a command; a command without an option gets its default."""
@@ -64,73 +73,9 @@ class EngineKind:
     share: "Callable[[Policy, EngineSettings], Sampler] | None" = None
 
 
-def _open_transformers(settings: EngineSettings) -> Sampler:
-    from rlvr_cli.models.compute.device import use_few_threads
-    from rlvr_cli.models.policy import load_policy
-
-    dtype = _resolved_dtype(settings)
-    policy = load_policy(model_path(settings.model), dtype=dtype, compute_dtype=dtype, device=settings.device)
-    use_few_threads(policy)
-    return _share_transformers(policy, settings)
-
-
-def _share_transformers(policy: "Policy", settings: EngineSettings) -> Sampler:
-    from rlvr_cli.samplers.embedded.engine import TransformersSampler
-
-    return TransformersSampler(
-        policy,
-        max_batch_size=settings.max_batch_size,
-        cuda_graphs=settings.cuda_graphs,
-        sleep_mode=settings.sleep_mode,
-    )
-
-
-def _open_vllm(settings: EngineSettings) -> Sampler:
-    from rlvr_cli.models.compute.device import visible_as_only
-
-    if settings.device.startswith("cuda:") and settings.device != "cuda:0":
-        raise RlvrError(
-            f"vLLM computes on the first visible GPU, not on {settings.device}.",
-            f"Make that one the first: CUDA_VISIBLE_DEVICES={visible_as_only(settings.device)}, and leave --device out.",
-        )
-    from rlvr_cli.samplers.vllm import VllmSampler
-
-    return VllmSampler(
-        model_path(settings.model),
-        dtype=_resolved_dtype(settings),
-        max_model_len=settings.max_model_len,
-        gpu_memory_utilization=settings.gpu_memory_utilization or UTILIZATION,
-        seed=settings.seed,
-        enable_sleep_mode=settings.sleep_mode,
-        lora_rank=settings.lora_rank,
-    )
-
-
-def _open_openai(settings: EngineSettings) -> Sampler:
-    from rlvr_cli.samplers.openai import OpenAISampler
-
-    return OpenAISampler(
-        settings.model,
-        base_url=settings.base_url,
-        endpoint=settings.endpoint,
-        api_key_env=settings.api_key_env,
-        timeout=settings.request_timeout,
-    )
-
-
-def _open_servers(settings: EngineSettings) -> Sampler:
-    from rlvr_cli.models.pretrained import load_tokenizer
-    from rlvr_cli.samplers.parallel.servers import ServersSampler
-
-    urls = [url.strip().rstrip("/") for url in settings.sampler_urls.split(",")]
-    return ServersSampler(
-        urls,
-        load_tokenizer(model_path(settings.model)),
-        model="" if settings.takes_weights else model_path(settings.model),
-        takes_adapters=settings.lora_rank > 0,
-        weights_dir=settings.weights_dir,
-        timeout=settings.request_timeout,
-    )
+def _named(function: str) -> Callable[..., Sampler]:
+    """Return what calls a `module:function` of this room. The module is imported when it is called."""
+    return lambda *arguments: resolve_name(f"rlvr_cli.samplers.{function}")(*arguments)
 
 
 SERVERS = "vllm-servers"  # the engine of --sampler-urls, which is not a choice of --engine
@@ -138,10 +83,12 @@ SERVERS = "vllm-servers"  # the engine of --sampler-urls, which is not a choice 
 
 # The choices of --engine are these names: `Engine` in config/shared.py, and `TrainingEngine` those that train.
 ENGINES = {
-    "transformers": EngineKind("transformers", _open_transformers, share=_share_transformers),
-    "vllm": EngineKind("vLLM", _open_vllm, package="vllm"),
-    "openai": EngineKind("openai", _open_openai, package="openai", trains=False),
-    SERVERS: EngineKind("vLLM servers", _open_servers, package="openai", elsewhere=True),
+    "transformers": EngineKind(
+        "transformers", _named("embedded.open:open_engine"), share=_named("embedded.open:share")
+    ),
+    "vllm": EngineKind("vLLM", _named("vllm:open_engine"), package="vllm"),
+    "openai": EngineKind("openai", _named("openai:open_engine"), package="openai", trains=False),
+    SERVERS: EngineKind("vLLM servers", _named("parallel.servers:open_engine"), package="openai", elsewhere=True),
 }
 
 
@@ -212,20 +159,9 @@ def open_sampler(engine: str, settings: EngineSettings, *, devices: Sequence[str
     kind = engine_kind(engine)
     if len(devices) < 2:
         return kind.open(settings)
-    from rlvr_cli.samplers.parallel.processes import SamplingProcesses
-
-    dtype = _resolved_dtype(replace(settings, device=devices[0]))
+    dtype = replace(settings, device=devices[0]).resolved_dtype
     options = asdict(settings) | {"param_dtype": dtype, "compute_dtype": dtype}
-    return SamplingProcesses(engine, options, devices=devices)
-
-
-def _resolved_dtype(settings: EngineSettings) -> str:
-    """Resolve `auto`: bfloat16 on CUDA, else float32."""
-    from rlvr_cli.models.compute.device import on_cuda
-
-    if settings.dtype != "auto":
-        return settings.dtype
-    return "bfloat16" if on_cuda(settings.device) else "float32"
+    return resolve_name("rlvr_cli.samplers.parallel.processes:SamplingProcesses")(engine, options, devices=devices)
 
 
 def sampler_facts(sampler: Sampler, *, reason: str) -> dict[str, Any]:

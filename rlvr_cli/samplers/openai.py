@@ -37,6 +37,7 @@ from rlvr_cli.config.endpoint import KEY_ENV, PLACEHOLDER_KEY, check_address, en
 from rlvr_cli.data.prompts import with_thinking
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.process import stoppable
+from rlvr_cli.samplers.open import EngineSettings
 from rlvr_cli.samplers.openai_answer import Answer, Unreadable, error_message, hide_key, read_answer
 from rlvr_cli.samplers.stop_strings import first_stop
 from rlvr_cli.text import is_secret, printable, storable
@@ -510,3 +511,14 @@ def _describe_tries(error: Any) -> str:
     """Return how often the openai package tried a request: its last try carries the count of those before."""
     tries = 1 + int(error.request.headers.get("x-stainless-retry-count", 0))
     return f"tried {tries} time{'s' if tries > 1 else ''}"
+
+
+def open_engine(settings: EngineSettings) -> OpenAISampler:
+    """Connect to the endpoint."""
+    return OpenAISampler(
+        settings.model,
+        base_url=settings.base_url,
+        endpoint=settings.endpoint,
+        api_key_env=settings.api_key_env,
+        timeout=settings.request_timeout,
+    )

@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.directory import adapter_settings, base_of, local_directory, tokenizer_of
+from rlvr_cli.models.identity import model_path
+from rlvr_cli.parallel.worker import visible_as_only
+from rlvr_cli.samplers.open import UTILIZATION, EngineSettings
 from rlvr_cli.samplers.stop_strings import continued, first_stop, prompt_token_ids, response_text
 from rlvr_cli.samplers.weight_check import PROBE_BOUND, Probe, probe_params, probe_prompts, take_probe, verify_weights
 from rlvr_cli.types import Completion, Request, SamplingParams
@@ -497,3 +500,21 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _first_lines(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2]) or type(error).__name__
+
+
+def open_engine(settings: EngineSettings) -> VllmSampler:
+    """Open the engine on the first visible GPU, or on the CPU. Raises RlvrError if it is to compute on another GPU."""
+    if settings.device.startswith("cuda:") and settings.device != "cuda:0":
+        raise RlvrError(
+            f"vLLM computes on the first visible GPU, not on {settings.device}.",
+            f"Make that one the first: CUDA_VISIBLE_DEVICES={visible_as_only(settings.device)}, and leave --device out.",
+        )
+    return VllmSampler(
+        model_path(settings.model),
+        dtype=settings.resolved_dtype,
+        max_model_len=settings.max_model_len,
+        gpu_memory_utilization=settings.gpu_memory_utilization or UTILIZATION,
+        seed=settings.seed,
+        enable_sleep_mode=settings.sleep_mode,
+        lora_rank=settings.lora_rank,
+    )

@@ -51,6 +51,11 @@ class Divergence:
         self._norms: list[float] = []  # in order of size
         self._rows: dict[str, int] = {}  # how often in a row each bound was passed
 
+    @property
+    def skipped_in_a_row(self) -> int:
+        """The last updates that were skipped because loss or gradient was not finite."""
+        return self._rows.get("skipped", 0)
+
     def add(self, phase: str, updates: int, values: Mapping[str, float]) -> None:
         """Add metrics that were logged after so many updates; what was read before is passed over."""
         kept = {name: values[name] for name in _READ[phase] if name in values}

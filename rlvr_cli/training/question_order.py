@@ -7,7 +7,7 @@ of counters and of the rollouts that are committed before the batch, so that a r
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.grpo import QuestionOrder as Order
 from rlvr_cli.data.order import next_indices, weighted_indices
 from rlvr_cli.runs.readers import read_parts
 from rlvr_cli.runs.run_dir import RunDir
@@ -20,17 +20,18 @@ LEAST_PRIORITY = 0.05  # of a question that is always answered right, so that it
 class QuestionOrder:
     """Draws the questions of each rollout batch."""
 
-    def __init__(self, config: GrpoConfig, questions: Sequence[Example], run: RunDir, *, before: int) -> None:
+    def __init__(self, order: Order, questions: Sequence[Example], run: RunDir, *, seed: int, before: int) -> None:
         """Count the rollouts of an interrupted run.
 
         Args:
+            order: that of --question-order.
             before: the step of the batch that is to be sampled next; only rollouts of earlier steps count.
         """
-        self._config = config
+        self._order, self._seed = order, seed
         self._ids = [storable(question.id) for question in questions]
         self._asked: Counter[str] = Counter()  # responses to each question
         self._right: Counter[str] = Counter()  # and how many were rewarded
-        if config.question_order == "prioritized":
+        if order == "prioritized":
             for part in read_parts(run.path, phase="train", columns=["step", "example_id", "reward"]):
                 rows = zip(*(part[name].to_pylist() for name in ("step", "example_id", "reward")), strict=True)
                 self._add((example_id, reward) for step, example_id, reward in rows if step < before)
@@ -52,7 +53,7 @@ class QuestionOrder:
             for name in self._ids
         ]
 
-    def draw(self, count: int, *, number: int, start: int, exclude: Sequence[int]) -> tuple[list[int], int]:
+    def draw(self, count: int, *, number: int, start: int, exclude: Sequence[int] = ()) -> tuple[list[int], int]:
         """Return the next questions of a batch, as `data.order.next_indices` does.
 
         Args:
@@ -60,7 +61,7 @@ class QuestionOrder:
             start: questions asked so far.
             exclude: those that the batch has asked already.
         """
-        seed, order = self._config.seed, self._config.question_order
+        seed, order = self._seed, self._order
         if order == "prioritized":
             drawn = weighted_indices(self.priorities, count, seed=seed, draw=number, exclude=exclude)
             return drawn, start + len(drawn)

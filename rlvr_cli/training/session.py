@@ -13,7 +13,6 @@ from typing import Any
 from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
-from rlvr_cli.data.order import next_indices
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.graders.pool import GraderPool
@@ -24,10 +23,8 @@ from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_facts, model_path, model_shape
 from rlvr_cli.models.tokens.tokenization import encode_prompts
 from rlvr_cli.process import StopRequest
-from rlvr_cli.rollouts.collect import Credit, sample_groups, stored_stats
-from rlvr_cli.rollouts.grading import check_grade_errors, grader_hint, grader_pool
+from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
-from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.samplers.open import Engine, choose_engine, engine_kind, sampler_facts
 from rlvr_cli.terminal import console
@@ -37,7 +34,7 @@ from rlvr_cli.training.divergence import Diverged
 from rlvr_cli.training.parallel.placement import Placement, place
 from rlvr_cli.training.planning.memory import MemoryPlan, memory_plan
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.types import Example, Rollout, Sampler
+from rlvr_cli.types import Example
 
 
 @dataclass(frozen=True)
@@ -103,6 +100,41 @@ def load_inputs(
         engine,
         *divide_devices(config, engine=engine.name, rows=rows),
         facts,
+    )
+
+
+def inputs_of_traces(
+    config: TrainingConfig,
+    template: PromptTemplate,
+    examples: Sequence[Example],
+    *,
+    dataset: dict[str, Any],
+    rows: int,
+    more_facts: dict[str, Any] | None = None,
+) -> Inputs:
+    """Return the inputs of a command that trains on responses that are given, and samples only for evaluations.
+
+    Args:
+        examples: what is trained on.
+        dataset: the facts of these, for run.json.
+        rows, more_facts: as for `load_inputs`.
+
+    Raises:
+        RlvrError: evaluation questions cannot be read, grader or engine are unknown, or a device is missing or too small.
+    """
+    eval_dataset = load_eval_dataset(config)
+    warn_of_shared_questions(examples, eval_dataset)
+    pool = grader_pool(config, eval_dataset.default_grader if eval_dataset else None)
+    engine = evaluation_engine(config, eval_dataset)
+    facts = input_facts(
+        {"dataset": dataset, "eval_dataset": eval_dataset and eval_dataset.facts},
+        model=model_facts(config.model),
+        template=template,
+        grader=pool.spec,
+        engine=engine.name,
+    ) | (more_facts or {})
+    return Inputs(
+        template, [], eval_dataset, pool, engine, *divide_devices(config, engine=engine.name, rows=rows), facts
     )
 
 
@@ -243,7 +275,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
     ):
         trackers.start(run.path)
         planned = {"updates": num_updates} if num_updates else {"steps": getattr(config, f"n_{command}_steps")}
-        run.update(policy=trainer.policy.facts, planned=planned, divisions=trainer.divisions)
+        run.update(policy=trainer.policy.facts, planned=planned, divisions=trainer.divisions.stored)
         teacher = trainer.trainers.replica.teacher
         limits = (config.max_model_len, teacher and teacher.context_length)
         if inputs.questions or engine_kind(inputs.engine.name).share is None or config.samples_apart:
@@ -270,81 +302,6 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             trainer.finish()
             run.update(diverged={"updates": trainer.updates, "why": str(diverged)})
             run.finish("diverged")
-
-
-def sample_questions(
-    trainer: Trainer,
-    inputs: Inputs,
-    indices: Sequence[int],
-    *,
-    step: int,
-    num_samples: int,
-    credit: Credit,
-    sampler: Sampler | None = None,
-) -> list[Rollout]:
-    """Return `num_samples` rollouts of each of these training questions, see `rollouts.collect.sample_groups`.
-
-    Args:
-        sampler: who answers; None: the trainer's.
-
-    Raises:
-        RlvrError: before the first update, more of them than --max-grade-errors could not be graded.
-    """
-    rollouts = sample_groups(
-        trainer.run,
-        step=step,
-        examples=[inputs.questions[i] for i in indices],
-        num_samples=num_samples,
-        credit=credit,
-        template=inputs.template,
-        sampler=sampler or trainer.sampler,
-        params=trainer.config.sampling_params,
-        grader=inputs.pool,
-        seed=trainer.config.seed,
-        stop=trainer.stop,
-    )
-    if not trainer.updates:
-        check_grade_errors(
-            ((r.grade_error, r.grade_error_detail) for r in rollouts),
-            at_most=trainer.config.max_grade_errors,
-            of="the first batch",
-            hint=grader_hint(trainer.run.path, phase="train"),
-        )
-    return rollouts
-
-
-def sample_batch(
-    trainer: Trainer,
-    inputs: Inputs,
-    *,
-    num_questions: int,
-    num_samples: int,
-    step: int,
-    asked: int,
-    credit: Credit = lambda rollouts: rollouts,
-) -> tuple[list[Rollout], int, dict[str, float]]:
-    """Sample responses to the next questions, grade and store them, or read those that an interrupted run stored; log their metrics.
-
-    Args:
-        step: updates done before the batch is trained on.
-        asked: questions used so far, counted over all epochs of the dataset.
-
-    Returns:
-        The rollouts, `asked` after them, and the values for the progress bar.
-    """
-    indices, asked = next_indices(len(inputs.questions), num_questions, seed=trainer.config.seed, start=asked)
-    syncing = trainer.sync_weights(trainer.updates, rollouts=True)
-    rollouts = sample_questions(trainer, inputs, indices, step=step, num_samples=num_samples, credit=credit)
-    metrics = rollout_metrics(rollouts) | {"weight_sync/seconds": syncing}
-    stats = stored_stats(trainer.run, phase="train", step=step)
-    trainer.metrics.add(step, metrics | stats.metrics)
-    signals = {
-        "reward": metrics["reward/mean"],
-        "length": metrics["length/mean"],
-        "truncated": metrics["length/truncated_share"],
-        "tokens": float(stats.tokens),
-    }
-    return rollouts, asked, signals
 
 
 def check_prompts(

@@ -2,17 +2,18 @@
 
 Enters: the options that the training commands share, an open run, a grader. Leaves: a `Trainer`, which holds the policy and its
 optimizer, and writes the run's metrics, checkpoints and final model. It uses `weight_sync` (the sampler and its weights),
-`evaluation`, `time_limit` and `divergence`.
+`evaluation`, `saving`, `time_limit` and `divergence`.
 """
 
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Unpack
 
+import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.data.datasets import Dataset
@@ -23,33 +24,29 @@ from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.compute.device import out_of_memory_as_user_error
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import StopRequest
-from rlvr_cli.runs.check import MODELS
 from rlvr_cli.runs.metrics_log import MetricsLog
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.runs.storage.sums import sums_of
 from rlvr_cli.terminal import console
-from rlvr_cli.training.checkpoints import check_space_for_training, load_checkpoint, save_checkpoint
+from rlvr_cli.training.checkpoints import check_space_for_training, load_checkpoint
 from rlvr_cli.training.divergence import Diverged, Divergence
 from rlvr_cli.training.evaluation import Evaluator
 from rlvr_cli.training.optimizers.optimizer import learning_rate_at
+from rlvr_cli.training.parallel.divisions import Divisions
 from rlvr_cli.training.parallel.placement import Placement
 from rlvr_cli.training.parallel.replica import Scored
 from rlvr_cli.training.parallel.trainers import Trainers
 from rlvr_cli.training.parallel.weight_sync import Snapshot, WeightSync
 from rlvr_cli.training.planning.memory import MemoryPlan
 from rlvr_cli.training.planning.time_limit import TimeLimit
+from rlvr_cli.training.saving import Saver
 from rlvr_cli.training.update import UpdateOptions
 from rlvr_cli.types import Sampler
-
-POSITIONS = "mismatch/position/"
-MISMATCH_BOUND = 5e-2  # nats per token; print a note if sampler and trainer differ by more with the same weights
 
 
 class Trainer:
     """Holds and updates the policy. Use as a context manager: on `Interrupted` it saves a checkpoint.
 
     Attributes:
-        tokenizer, compute_dtype: of the model being trained.
         weights: the sampling engine, and which version of the weights it has.
         evaluator: runs the evaluations; None without evaluation questions.
         updates: optimizer updates tried so far, including skipped ones; the version of the policy.
@@ -86,7 +83,6 @@ class Trainer:
         self.updates = 0
         self.cursor: dict[str, int] = {}
         self.tensors: dict[str, Tensor] = {}
-        self.notices: list[str] = []
         self.metrics = MetricsLog(run)
         self.divergence = Divergence(max_skipped=config.max_skipped_updates)
         self.evaluator: Evaluator | None = None
@@ -100,10 +96,6 @@ class Trainer:
                 grader=grader,
                 stop=stop,
             )
-        self._mismatch_said = False
-        self._skipped_in_a_row = 0
-        self._saved: tuple[int, dict[str, int]] = (0, {})
-        self._saved_at, self._saving_seconds = time.monotonic(), 0.0
         self.micro_batch_tokens = memory.micro_batch_tokens
         self.weights = WeightSync(config, engine=engine, placement=placement, memory=memory)
         self._ending = ExitStack()
@@ -113,28 +105,30 @@ class Trainer:
             self.trainers = Trainers(config, devices=placement.trainers, check=stop.check)
             self._ending.callback(self.trainers.close)
             self.run.activity.late = self.trainers.silent
-            self._load()
+            notices = self._load()
             failed.pop_all()
+        console.say(f"run            {run.path}")
+        for notice in [*run.notices, *notices]:
+            console.say(notice)
+        if self.updates:
+            console.say(f"resumes after  {self.updates} updates")
 
-    def _load(self) -> None:
-        """Restore the last checkpoint."""
+    def _load(self) -> list[str]:
+        """Restore the last checkpoint. Returns notices for the user."""
         config, replica = self.config, self.trainers.replica
         replica.check = self._check
-        self.tokenizer, self.compute_dtype = self.policy.tokenizer, self.policy.compute_dtype
         self.weights.attach(self.policy, replica.optimizer, trainers=self.trainers)
         if self.evaluator is not None:
             _ = self.sampler  # an engine that cannot sample from this model says so now
-        checkpoint, self.notices = load_checkpoint(self.run.path, policy=self.policy, optimizer=replica.optimizer)
+        checkpoint, notices = load_checkpoint(self.run.path, policy=self.policy, optimizer=replica.optimizer)
         if replica.kernels_note:
-            self.notices.append(replica.kernels_note)
+            notices.append(replica.kernels_note)
         longest_step = 0.0
         if checkpoint is not None:
             state = checkpoint.state
             self.updates, self.cursor, self.tensors = checkpoint.step, state["position"], checkpoint.tensors
             if "lagging" in self.cursor:
                 self.weights.snapshot = Snapshot.from_tensors(self.tensors, version=self.cursor["lagging"])
-            self._saved = (self.updates, self.cursor)
-            self._skipped_in_a_row = state["skipped_in_a_row"]
             longest_step = state["longest_step"]
             if self.evaluator is not None:
                 self.evaluator.seconds_per_question = state["evaluation_seconds"]
@@ -150,6 +144,9 @@ class Trainer:
             merged=config.lora_merge,
         )
         self.clock = TimeLimit(config.time_limit_seconds, updates=self.updates, longest_step=longest_step)
+        self.saver = Saver(config, self.run, updates=self.updates, cursor=self.cursor)
+        self.divisions = Divisions(self.run, updates=self.updates)
+        return notices
 
     def _check(self) -> None:
         """Before each micro-batch: the work moves, unless a signal has arrived."""
@@ -157,35 +154,7 @@ class Trainer:
         self.stop.check()
 
     def __enter__(self) -> "Trainer":
-        console.say(f"run            {self.run.path}")
-        for notice in [*self.run.notices, *self.notices]:
-            console.say(notice)
-        if self.updates:
-            console.say(f"resumes after  {self.updates} updates")
-        self.divisions = self._stored_divisions()
         return self
-
-    def _stored_divisions(self) -> list[dict[str, Any]]:
-        """How the work of the updates so far was divided, as run.json says."""
-        stored = self.run.metadata.get("divisions")
-        if stored is None and self.updates:  # of a run before there were divisions
-            policy = self.run.metadata.get("policy", {})
-            stored = [{"from_update": 0, "trainers": policy.get("trainers", 1), "fsdp": policy.get("fsdp", False)}]
-        return [division for division in stored or () if division["from_update"] < self.updates]
-
-    def _record_division(self) -> None:
-        """Before an update: store how the work is divided from now on, and say so if it was divided otherwise before."""
-        now = {"trainers": self.trainers.size, "fsdp": self.config.fsdp}
-        before = {key: value for key, value in self.divisions[-1].items() if key in now} if self.divisions else None
-        if now == before:
-            return
-        if before is not None:
-            console.say(
-                f"note: it goes on with {_division(**now)} instead of {_division(**before)}: gradients are the same but for rounding, so "
-                "that the run is no longer, to the last bit, what it would have been"
-            )
-        self.divisions.append({"from_update": self.updates, **now})
-        self.run.update(divisions=self.divisions)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -200,6 +169,22 @@ class Trainer:
                     self.metrics.flush()
         finally:
             self._ending.close()
+
+    @property
+    def step_of_batch(self) -> int:
+        """The updates before the rollout batch that is trained on next: it may have had some of its updates already."""
+        of_batch = self.cursor.get("updates_of_batch", self.cursor.get("updates_of_step", 0))
+        return self.updates - of_batch
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Of the model being trained."""
+        return self.trainers.replica.policy.tokenizer
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The precision in which the model computes."""
+        return self.trainers.replica.policy.compute_dtype
 
     @property
     def policy(self) -> Policy:
@@ -231,7 +216,7 @@ class Trainer:
         """
         if not batch or not batch["response_mask"].any():
             return self.skip(cursor, tensors)
-        self._record_division()
+        self.divisions.record(updates=self.updates, trainers=self.trainers.size, fsdp=self.config.fsdp)
         self.weights.sleep()
         fault_point("update")
         of = f" of {self.num_updates}" if self.num_updates else ""
@@ -254,12 +239,12 @@ class Trainer:
             )
         fault_point("updated")
         self._log(metrics)
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if metrics["update/skipped"] else 0
-        if self._skipped_in_a_row >= self.config.max_skipped_updates and self.config.stop_when == "never":
+        self.divergence.read(self.updates)
+        skipped = self.divergence.skipped_in_a_row
+        if skipped >= self.config.max_skipped_updates and self.config.stop_when == "never":
             self.metrics.flush()
             raise RlvrError(
-                f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite (up to update "
-                f"{self.updates}).",
+                f"{skipped} updates in a row had a loss or gradient that is not finite (up to update {self.updates}).",
                 f"They were skipped, so the checkpoints in {self.run.path / 'checkpoints'} hold finite weights. Start a new run "
                 "with a lower --learning-rate, and look at the metrics optimizer/grad_norm and policy/ratio_max.",
             )
@@ -304,6 +289,14 @@ class Trainer:
                 temperature=temperature,
             )
 
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """A block that computes what the objective needs of a batch. The engine gives its memory back first; the seconds are a metric."""
+        started = time.perf_counter()
+        self.weights.sleep()
+        yield
+        self.metrics.add(self.updates, {"scoring/seconds": time.perf_counter() - started})
+
     def skip(self, cursor: dict[str, int], tensors: dict[str, Tensor] | None = None) -> dict[str, float]:
         """Count an update that has no token to train on as skipped."""
         metrics = {"update/skipped": 1.0, "update/tokens": 0.0}
@@ -331,35 +324,8 @@ class Trainer:
         if snapshot is not None:
             self.cursor = cursor | {"lagging": snapshot.version}
             self.tensors = self.tensors | snapshot.tensors
-        every = self.config.checkpoint_every
-        seconds = time.monotonic() - self._saved_at
-        if every and self.updates - self._saved[0] >= every and seconds >= self._seconds_apart():
+        if self.saver.is_due(self.updates):
             self.save()
-
-    def _seconds_apart(self) -> float:
-        """The least seconds between checkpoints: as asked for, else such that they take at most a twentieth of the time."""
-        if self.config.checkpoint_minutes is not None:
-            return 60 * self.config.checkpoint_minutes
-        return 20 * self._saving_seconds if self._saving_seconds > 1 else 0.0
-
-    def check_mismatch(self, update: Mapping[str, float], *, advice: str = "") -> None:
-        """Print a note, once, if trainer and sampler disagree on log-probabilities by more than `MISMATCH_BOUND`.
-
-        Positions below --sampling-min-tokens are ignored: the sampler forbids the end of the response there, so its distribution
-        differs.
-
-        Args:
-            update: metrics of the first update on rollouts that the same weights have sampled.
-            advice: what the user can do about it.
-        """
-        gaps = {int(name.rpartition("/")[2]): gap for name, gap in update.items() if name.startswith(POSITIONS)}
-        gap = max((gap for start, gap in gaps.items() if start >= self.config.sampling_min_tokens), default=0.0)
-        if gap > MISMATCH_BOUND and not self._mismatch_said:
-            self._mismatch_said = True
-            console.say(
-                f"note: the sampler's log-probabilities differ from the trainer's by {gap:.2g} nats per token on average "
-                f"(metrics mismatch/*){advice and f'; {advice}'}."
-            )
 
     @contextmanager
     def progress(self, unit: str, total: int, *, done: int, longer: str = "") -> Iterator[console.Progress]:
@@ -419,48 +385,27 @@ class Trainer:
 
     def save(self) -> None:
         """Save a checkpoint. Metrics are committed first: updates that a checkpoint contains are never repeated."""
-        started = time.perf_counter()
         self.metrics.flush()
-        if (self.updates, self.cursor) == self._saved:
+        if self.saver.has(self.updates, self.cursor):
             return
-        with self.run.activity.doing("saving a checkpoint"), self.trainers.state_gathered() as optimizer:
-            save_checkpoint(
-                self.run.path,
-                step=self.updates,
-                policy=self.policy,
-                optimizer=optimizer,
-                state={
-                    "position": self.cursor,
-                    "skipped_in_a_row": self._skipped_in_a_row,
-                    "longest_step": self.clock.longest_step,
-                    "evaluation_seconds": self.evaluator.seconds_per_question if self.evaluator else 0.0,
-                },
-                tensors=self.tensors,
-            )
-        self._saved, self._saved_at = (self.updates, self.cursor), time.monotonic()
-        self._saving_seconds = time.perf_counter() - started
-        self.metrics.add(self.updates, {"checkpoint/seconds": self._saving_seconds})
+        seconds = self.saver.save(
+            self.trainers,
+            updates=self.updates,
+            cursor=self.cursor,
+            tensors=self.tensors,
+            state={
+                "longest_step": self.clock.longest_step,
+                "evaluation_seconds": self.evaluator.seconds_per_question if self.evaluator else 0.0,
+            },
+        )
+        self.metrics.add(self.updates, {"checkpoint/seconds": seconds})
         self.metrics.flush()  # this update is not repeated when the run resumes
 
     def finish(self) -> None:
         """Save the final model in the run's `model/`, then do the last evaluation: if that fails, the model is saved."""
         if self.config.checkpoint_every:
             self.save()
-        for folder, key in MODELS.items():
-            if folder == "model-merged" and not self.config.lora_merge:
-                continue
-            with self.run.activity.doing("saving the model"):
-                self.run.update(**{key: {}})  # the sums of a model that is being replaced would be wrong
-                self.policy.save(self.run.path / folder, merged=folder == "model-merged")
-                self.run.update(**{key: sums_of(self.run.path / folder)})
-        for leftover in self.run.path.glob(".model*.*"):  # from a process that was killed while saving it
-            shutil.rmtree(leftover, ignore_errors=True)
+        self.saver.save_model(self.policy)
         self.evaluate(last=True)
         self.metrics.flush()
         self.run.update(updates=self.updates)
-
-
-def _division(trainers: int, *, fsdp: bool) -> str:
-    """How the work is divided, in words."""
-    of = f", with {'shards' if fsdp else 'copies'} of the weights" if trainers > 1 else ""
-    return f"{trainers} trainer{'s' * (trainers > 1)}{of}"

@@ -139,7 +139,7 @@ def test_prompts_must_fit_the_context_of_the_teacher(tiny_model_dir, teacher, tm
 
 def test_a_token_that_the_teacher_lacks_is_named(tiny_model_dir, teacher, tmp_path):
     """The student's embedding has padding rows; untrained, it samples them too."""
-    from rlvr_cli.models.policy import load_policy
+    from rlvr_cli.models.load import load_policy
 
     policy = load_policy(tiny_model_dir, device="cpu")
     policy.model.resize_token_embeddings(5000, mean_resizing=False)
@@ -191,7 +191,7 @@ def test_an_adapted_student_learns_and_its_base_stays(tiny_model_dir, teacher, t
 
 def test_the_teacher_has_the_precision_of_the_student(tiny_model_dir, teacher, tmp_path):
     """Rounded weights and products give other numbers, which the replay finds again."""
-    from rlvr_cli.models.policy import load_policy
+    from rlvr_cli.models.load import load_policy
     from rlvr_cli.training.parallel.ranks import Ranks
     from rlvr_cli.training.parallel.replica import Replica
 

@@ -14,7 +14,7 @@ import torch
 from rlvr_cli.commands import doctor
 from rlvr_cli.config.doctor import DoctorConfig
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.process import import_error
 from rlvr_cli.runs.provenance import EXTRA_PACKAGES, environment
 from rlvr_cli.samplers.embedded.engine import TransformersSampler

@@ -15,7 +15,7 @@ from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.order import batches, next_indices
 from rlvr_cli.data.pairs import pair_up
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.optimizers.optimizer import learning_rate_at
 

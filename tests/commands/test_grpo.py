@@ -24,7 +24,7 @@ from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.language import language_share
 from rlvr_cli.models.identity import builtin_model_path
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.losses.policy_gradient import LOSSES

@@ -17,7 +17,7 @@ from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.store.check import CheckConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.runs.readers import read_run
 
 SFT = {

@@ -15,7 +15,7 @@ from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.check import check_run

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from real_configurations import CONFIGURATIONS, write_model
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.runs.readers import read_rollouts
 
 OFTEN = ("Llama-3.2-1B-Instruct",)

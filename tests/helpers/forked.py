@@ -29,8 +29,6 @@ from typing import Any, NoReturn
 MODULES = (
     "rlvr_cli",
     "rlvr_cli.parallel.child",
-    "rlvr_cli.samplers.parallel.serve",
-    "rlvr_cli.training.parallel.follow",
     "together",
 )
 ROOT = str(Path(__file__).parents[2])
@@ -163,7 +161,8 @@ def _become(order: dict[str, Any], descriptors: list[int], orders: socket.socket
     os.environ.clear()
     os.environ.update(order["environment"])
     module, *arguments = order["words"]
-    Path("/proc/self/comm").write_text(".".join(module.split(".")[-2:]))  # `forks.processes_in` shows it
+    name = arguments[0].partition(":")[0] if module == "rlvr_cli.parallel.child" else module
+    Path("/proc/self/comm").write_text(".".join(name.split(".")[-2:]))  # `forks.processes_in` shows it
     sys.argv, sys.orig_argv = [module, *arguments], [sys.executable, "-m", module, *arguments]
     sys.modules.pop(module, None)  # it runs as __main__, and may be imported beside it
     if module == "rlvr_cli":

@@ -50,10 +50,8 @@ HEAVY = (
     "rlvr_cli.commands.ppo",
     "rlvr_cli.commands.distill",
     "rlvr_cli.commands.discover",
-    "rlvr_cli.models.policy",
+    "rlvr_cli.models.load",
     "rlvr_cli.samplers.embedded.engine",
-    "rlvr_cli.samplers.parallel.serve",
-    "rlvr_cli.training.parallel.follow",
     "rlvr_cli.training.parallel.ranks",
     "peft",
     "hypothesis",
@@ -218,10 +216,10 @@ def _serve(starts: socket.socket) -> None:
     modules = json.loads(sys.stdin.readline())  # no arguments: a process is to be known by what it runs
     for module in modules:
         importlib.import_module(module)
-    if "rlvr_cli.models.policy" in modules:
-        policy, identity = map(importlib.import_module, ("rlvr_cli.models.policy", "rlvr_cli.models.identity"))
+    if "rlvr_cli.models.load" in modules:
+        load, identity = map(importlib.import_module, ("rlvr_cli.models.load", "rlvr_cli.models.identity"))
         importlib.import_module("torch").set_num_threads(1)
-        policy.load_policy(identity.model_path(""), dtype="float32", device="cpu")  # imports what it imports late
+        load.load_policy(identity.model_path(""), dtype="float32", device="cpu")  # imports what it imports late
     gc.freeze()  # what is imported stays shared with the children
     if os.fork() == 0:
         serve(starts)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from rlvr_cli.models.policy import distinct_tensors, load_policy
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import distinct_tensors
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from peak import Peak
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.models import log_probs, policy
-from rlvr_cli.models.compute import prefixes
+from rlvr_cli.models.compute import logits, prefixes
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.sharded import ShardedPolicy, empty
 from rlvr_cli.training.parallel.placement import place
@@ -43,7 +43,7 @@ def main(size: str, trainers: int, rows: int, layers: int, again: bool) -> None:
     mesh = Ranks(0, trainers).mesh(torch.device("cpu"))
     prefixes._shares = Known(lambda _: True)
     policy._linear_heads = Known(lambda model: (model.get_output_embeddings(), True))
-    log_probs._LOGITS_ON_CPU = log_probs._LOGITS_ON_CUDA
+    logits._LOGITS_ON_CPU = logits._LOGITS_ON_CUDA
     config = GrpoConfig(trainers=trainers, fsdp=True, gradient_checkpointing=again)
     length = GUESSED_PROMPT + config.sampling_max_tokens
     ids = torch.randint(1, 150_000, (rows, length))

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from endpoint import Reply, error, serving
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.types import Request, SamplingParams
 

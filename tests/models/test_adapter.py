@@ -15,7 +15,8 @@ from real_configurations import CONFIGURATIONS, write_model
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
 from rlvr_cli.models.identity import model_identity, model_shape
-from rlvr_cli.models.policy import Lora, Policy, load_policy
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import Lora, Policy
 from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep

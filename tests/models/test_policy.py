@@ -21,8 +21,9 @@ from transformers import (
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import resolve_compute_dtype
 from rlvr_cli.models.identity import builtin_model_path, model_identity
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.log_probs import get_response_log_probs, wanted_in
-from rlvr_cli.models.policy import Critic, Policy, as_policy, distinct_tensors, load_policy
+from rlvr_cli.models.policy import Critic, Policy, as_policy, distinct_tensors
 from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.parallel.process import SamplingProcess

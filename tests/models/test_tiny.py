@@ -8,7 +8,7 @@ from rlvr_cli.commands.quickstart import commands
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.models.identity import builtin_model_path, model_identity
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.tiny import main, new_tiny_model, new_tokenizer
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_run

@@ -27,7 +27,8 @@ from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.models.compute import recompute
-from rlvr_cli.models.policy import Policy, load_policy
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.replay import formulas
 from rlvr_cli.replay.run import GAP, TOLERANCE, replay_run
 from rlvr_cli.replay.stored import read_stored

@@ -6,7 +6,7 @@ import torch
 from endpoint import Reply, error, serving
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.samplers import served_teacher
 from rlvr_cli.samplers.served_teacher import ServedTeacher
 from vllm_server import vllm_servers

@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 from fake_cuda import fake_cuda
 from llamas import write_byte_level_llama
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import Lora, Policy, load_policy
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import Lora, Policy
 from rlvr_cli.samplers.open import EngineSettings, open_sampler
 from rlvr_cli.samplers.stop_strings import response_text
 from rlvr_cli.samplers.vllm import VllmSampler, _trainer_state_preserved

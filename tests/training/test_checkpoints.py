@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Mix
 
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import Policy, load_policy
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.runs.storage.schemas import NewerVersion
 from rlvr_cli.training import checkpoints

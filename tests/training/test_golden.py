@@ -19,7 +19,8 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.synthetic import arithmetic
 from rlvr_cli.graders.r1_zero import r1_zero_reward_fn
-from rlvr_cli.models.policy import Policy, load_policy
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokens.tokenization import collate, pad_id_of
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.training.credit.advantages import group_advantages

@@ -27,7 +27,7 @@ def test_priorities_are_of_the_batches_before(tmp_path, before):
         run.commit_rollouts("train", 0, rows(0, REWARDS))
         later = rows(1, {"never": [1.0], "quarter": [1.0] * 4})
         run.commit_rollouts("train", 1, later)
-        order = QuestionOrder(config, QUESTIONS, run, before=before)
+        order = QuestionOrder(config.question_order, QUESTIONS, run, seed=config.seed, before=before)
         if before == 1:
             assert order.priorities == [1.0, 0.05, 0.5, 1.0, 0.75]
             order.count(later)
@@ -39,10 +39,10 @@ def test_priorities_are_of_the_batches_before(tmp_path, before):
 def test_the_other_orders_take_no_rollout_into_account(tmp_path):
     with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
         run.commit_rollouts("train", 0, rows(0, REWARDS))
-        order = QuestionOrder(GrpoConfig(question_order="file"), QUESTIONS, run, before=1)
+        order = QuestionOrder("file", QUESTIONS, run, seed=0, before=1)
         assert order.draw(3, number=1, start=4, exclude=[]) == ([4, 0, 1], 7)
         drawn = [
-            QuestionOrder(GrpoConfig(seed=s), QUESTIONS, run, before=1).draw(5, number=9, start=0, exclude=[])
+            QuestionOrder("shuffled", QUESTIONS, run, seed=s, before=1).draw(5, number=9, start=0, exclude=[])
             for s in (0, 1)
         ]
     assert [sorted(indices) for indices, _ in drawn] == [[*range(5)]] * 2

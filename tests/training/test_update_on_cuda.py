@@ -16,6 +16,7 @@ from fake_cuda import fake_cuda
 from policies import make_batch, make_policy
 from rlvr_cli.models import log_probs
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
+from rlvr_cli.models.compute import logits as logits_module
 from rlvr_cli.models.compute.bitsandbytes import import_bitsandbytes
 from rlvr_cli.models.divergence import Teacher
 from rlvr_cli.models.policy import Critic, Lora, Policy, as_policy
@@ -68,8 +69,8 @@ def weights_of(model):
 def test_an_update_is_that_of_a_cpu(dtype, checkpointing, monkeypatch):
     """To the last digits in float64; float32 weights compute in bfloat16. The head works in chunks, and keeps some of them."""
     for name in ("_LOGITS_ON_CUDA", "_LOGITS_ON_CPU"):
-        monkeypatch.setattr(log_probs, name, 1)
-    monkeypatch.setattr(log_probs, "_MIN_CHUNK", 8)
+        monkeypatch.setattr(logits_module, name, 1)
+    monkeypatch.setattr(logits_module, "_MIN_CHUNK", 8)
     monkeypatch.setattr(log_probs, "_KEPT_LOGITS", 600)
     batch = with_columns(make_batch([(3, 9), (3, 5), (6, 7), (2, 11)]))
     model = make_policy(dtype)
@@ -190,8 +191,8 @@ def distill(student, batch, teacher, *, reverse, **how):
 def test_an_update_with_a_teacher_is_that_of_a_cpu(dtype, reverse, monkeypatch):
     """To the last digits in float64; float32 weights compute in bfloat16. The heads work in chunks."""
     for name in ("_LOGITS_ON_CUDA", "_LOGITS_ON_CPU"):
-        monkeypatch.setattr(log_probs, name, 1)
-    monkeypatch.setattr(log_probs, "_MIN_CHUNK", 8)
+        monkeypatch.setattr(logits_module, name, 1)
+    monkeypatch.setattr(logits_module, "_MIN_CHUNK", 8)
     batch = with_columns(make_batch([(3, 9), (3, 5), (6, 7), (2, 11)]))
     del batch["old_log_probs"]
     student, teacher = make_policy(dtype), make_policy(dtype, layers=2)
@@ -474,7 +475,7 @@ def test_more_rows_in_a_micro_batch_take_no_more_kernels(measured, monkeypatch):
     model, cuda = measured
     counts = []
     for rows in (4, 16):
-        monkeypatch.setattr(log_probs, "_LOGITS_ON_CUDA", rows * 2**24)  # as many chunks
+        monkeypatch.setattr(logits_module, "_LOGITS_ON_CUDA", rows * 2**24)  # as many chunks
         monkeypatch.setattr(log_probs, "_KEPT_LOGITS", rows * 2**25)
         cuda.forget()
         update(model, large_batch(rows), micro_batch_size=rows)

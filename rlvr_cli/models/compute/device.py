@@ -1,22 +1,15 @@
 """Where and in which precision a model computes."""
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute import onednn
 from rlvr_cli.text import printable
-
-if TYPE_CHECKING:
-    from rlvr_cli.models.policy import Policy
-
-TINY_PARAMETERS = 10_000_000
 
 
 def cuda_devices() -> dict[str, int]:
@@ -54,21 +47,6 @@ def describe_cuda(device: str) -> str:
         f"{found.name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free, compute capability {found.major}.{found.minor}, "
         f"{'bfloat16' if bfloat16 else 'no bfloat16: it is emulated, and slow'}"
     )
-
-
-def visible_as_only(device: str) -> str:
-    """Return the value of CUDA_VISIBLE_DEVICES with which a child process sees only this one of the visible devices."""
-    number = int(device.removeprefix("cuda:"))
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return str(number) if listed is None else listed.split(",")[number].strip()
-
-
-def use_few_threads(policy: "Policy") -> None:
-    """Limit torch to one thread for a tiny model on the CPU, where synchronizing threads costs more than they save."""
-    import torch
-
-    if policy.device.type == "cpu" and policy.num_parameters < TINY_PARAMETERS:
-        torch.set_num_threads(1)
 
 
 def on_cuda(device: str) -> bool:

@@ -3,44 +3,31 @@
 Enters: options to open an engine there; requests; new weights of the policy. Leaves: completions in the order in which
 they finish, sampled from weights that are verified to be the policy's.
 
-The process is `python -m rlvr_cli.samplers.parallel.serve`, which opens the engine and calls `serve`. Parent and child exchange
-JSON over a socket pair, and weights in memory that both map. The child handles messages one at a time, in order: it
-answers requests, or loads weights.
+What the process does is `serve`. Parent and child exchange JSON, and weights in memory that both map. The child handles
+messages one at a time, in order: it answers requests, or loads weights.
 """
 
-import json
-import mmap
-import os
-import queue
-import re
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
-import rlvr_cli
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.faults import environment_of, fault_point
-from rlvr_cli.models.compute.device import dtype_name, visible_as_only
+from rlvr_cli.models.compute.device import dtype_name
 from rlvr_cli.models.policy import Policy
-from rlvr_cli.process import stoppable
+from rlvr_cli.parallel.shared_tensors import SharedTensors
+from rlvr_cli.parallel.worker import Worker
 from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, verify_weights
-from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
+from rlvr_cli.types import Completion, Request, SamplingParams
 
-_DROP = re.compile(rb"drop ([0-9]{1,20})")  # is not JSON
-_ALIGNMENT = 64  # bytes, of each tensor in the shared memory
+ENDED = (
+    "Its own messages are above. Status -9 usually means that memory ran out: lower --max-batch-size, or use "
+    "--async-steps 0 and --samplers 1, which need no further copy of the model. Then resume the run."
+)
 
 
 @dataclass
@@ -78,7 +65,7 @@ class SamplingProcess:
         *,
         name: str = "sampler",
         threads: int = 0,
-        shared: "SharedTensors | None" = None,
+        shared: SharedTensors | None = None,
     ) -> None:
         self.engine, self.policy_version, self.worked_seconds = engine, 0, 0.0
         self._jobs: list[_Job] = []
@@ -86,29 +73,19 @@ class SamplingProcess:
         self._last_probe: Probe | None = None
         self._facts: dict[str, Any] | None = None  # seeding and notes of the engine, sent once it is open
         self._shared, self._shares = shared or SharedTensors(), shared is not None
-        self._connection, theirs = Pipe()
-        root = str(Path(rlvr_cli.__file__).parents[1])
-        environment = environment_of(name) | {
-            "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        }
-        if threads:
-            environment.setdefault("OMP_NUM_THREADS", str(threads))
-        if engine_options["device"].startswith("cuda:"):
-            environment["CUDA_VISIBLE_DEVICES"] = visible_as_only(engine_options["device"])
+        device = engine_options["device"]
+        if device.startswith("cuda:"):
             engine_options = {**engine_options, "device": "cuda"}
-        with theirs:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "rlvr_cli.samplers.parallel.serve"),
-                    *map(str, (theirs.fileno(), self._shared.descriptor, os.getpid())),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # stdout is for results
-                env=environment,
-                pass_fds=[theirs.fileno(), self._shared.descriptor],
-                start_new_session=True,  # gets no Ctrl-C, and can be killed together with its children
-            )
-        self._send(["open", {"engine": engine, **engine_options}])
+        self._worker = Worker(
+            name,
+            "rlvr_cli.samplers.parallel.serve:serve",
+            arguments={"weights": self._shared.descriptor, "engine": engine, **engine_options},
+            title="The sampling process",
+            hint=ENDED,
+            device=device,
+            threads=threads,
+            descriptors=[self._shared.descriptor],
+        )
 
     @property
     def seeding(self) -> str:
@@ -123,12 +100,11 @@ class SamplingProcess:
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._process.poll() is None
+        return self._worker.status is None
 
     def check(self) -> None:
         """Raise RlvrError if the process has ended."""
-        if not self.alive:
-            raise _ended(self._process)
+        self._worker.check()
 
     @property
     def _greeting(self) -> dict[str, Any]:
@@ -145,8 +121,7 @@ class SamplingProcess:
         for job in self._jobs:
             job.canceled = True
         self._remove_finished()
-        with _connection_errors_as_user_errors(self._process):
-            self._connection.send_bytes(f"drop {self._jobs_sent}".encode())
+        self._worker.send(["drop", self._jobs_sent])
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
@@ -188,7 +163,7 @@ class SamplingProcess:
         assert self._greeting  # waits for the greeting: below, `_receive` must return the reply to the weights
         while any(job.seconds is None for job in self._jobs):
             self._receive()
-        self._send(["load", sent.version, sent.sizes])
+        self._worker.send(["load", sent.version, sent.sizes])
 
     def verify_weights(self, sent: "SentWeights") -> None:
         """Wait until the process has loaded the weights, and verify that it serves them.
@@ -212,17 +187,14 @@ class SamplingProcess:
 
     def close(self) -> None:
         """Kill the process and its children; closing twice is allowed."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._connection.close()
+        self._worker.kill()
         if not self._shares:
             self._shared.close()
 
     def _begin(self, requests: Sequence[Request], params: SamplingParams) -> _Job:
         job = _Job(list(requests), params)
         self._jobs_sent += 1
-        self._send(["sample", self._jobs_sent, [asdict(request) for request in requests], asdict(params)])
+        self._worker.send(["sample", self._jobs_sent, [asdict(request) for request in requests], asdict(params)])
         self._jobs.append(job)
         return job
 
@@ -230,14 +202,9 @@ class SamplingProcess:
         """Remove the finished jobs that nobody waits for."""
         self._jobs = [job for job in self._jobs if job.seconds is None or not job.canceled]
 
-    def _send(self, message: list[Any]) -> None:
-        with _connection_errors_as_user_errors(self._process):
-            _write(self._connection, message)
-
     def _receive(self) -> Any:
         """Handle the next message of the process: about its engine, the first unfinished job, or loaded weights."""
-        with _connection_errors_as_user_errors(self._process), stoppable():
-            kind, content = _read(self._connection)
+        kind, content = self._worker.receive()
         match kind:
             case "ready":
                 self._facts = content
@@ -254,75 +221,6 @@ class SamplingProcess:
                 if not job.canceled:
                     job.completions.append(_completion(content))
         return None
-
-
-@contextmanager
-def _connection_errors_as_user_errors(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Turn a connection error into a user error: the process has ended."""
-    try:
-        yield
-    except (EOFError, OSError) as error:
-        raise _ended(process) from error
-
-
-def _ended(process: "subprocess.Popen[bytes]") -> RlvrError:
-    return RlvrError(
-        f"The sampling process ended with status {process.wait()}.",
-        "Its own messages are above. Status -9 usually means that memory ran out: lower --max-batch-size, or use "
-        "--async-steps 0 and --samplers 1, which need no further copy of the model. Then resume the run.",
-    )
-
-
-class SharedTensors:
-    """Memory that two processes map, for tensors of which both know the sizes; it grows with what is written.
-
-    Args:
-        descriptor: of the memory, inherited from the process that made it; None: make it.
-    """
-
-    def __init__(self, descriptor: int | None = None) -> None:
-        if descriptor is not None:
-            self.descriptor = descriptor
-        elif hasattr(os, "memfd_create"):
-            self.descriptor = os.memfd_create("rlvr-weights")
-        else:  # not on Linux
-            with tempfile.TemporaryFile() as file:
-                self.descriptor = os.dup(file.fileno())
-        self._map: mmap.mmap | None = None
-
-    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the tensors into the memory."""
-        size = sum(_aligned(tensor) for tensor in tensors.values())
-        if os.fstat(self.descriptor).st_size < size:
-            os.ftruncate(self.descriptor, size)
-        for tensor, place in zip(tensors.values(), self._places(tensors), strict=True):
-            place.copy_(tensor.detach())
-
-    def read(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the memory into these tensors, in place: they must have the sizes and dtypes of those that were written."""
-        for tensor, place in zip(tensors.values(), self._places(tensors), strict=True):
-            tensor.copy_(place)
-
-    def _places(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-        size = os.fstat(self.descriptor).st_size
-        if self._map is None or len(self._map) != size:
-            self._map = mmap.mmap(self.descriptor, size)
-        offset = 0
-        for tensor in tensors.values():
-            flat = torch.frombuffer(self._map, dtype=torch.uint8, count=tensor.nbytes, offset=offset)
-            yield flat.view(tensor.dtype).view(tensor.shape)
-            offset += _aligned(tensor)
-
-    def close(self) -> None:
-        """Give this process's share of the memory back; closing twice is allowed."""
-        self._map = None
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-
-def _aligned(tensor: torch.Tensor) -> int:
-    return tensor.nbytes + -tensor.nbytes % _ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -348,117 +246,19 @@ def send_weights(policy: Policy, policy_version: int, shared: SharedTensors) -> 
     """Write the weights of `policy` into the shared memory. No process may be reading it."""
     weights = policy.weights_for_process()
     shared.write(weights)
-    return SentWeights(policy, policy_version, _sizes(weights))
+    return SentWeights(policy, policy_version, sizes_of(weights))
 
 
-def serve(
-    connection: Connection,
-    shared: SharedTensors,
-    open_engine: Callable[..., tuple[Sampler, Callable[[], Policy]]],
-) -> None:
-    """The child's end: open the engine that the parent names, and serve it until the parent is gone.
-
-    Args:
-        shared: where the parent writes new weights.
-        open_engine: returns the engine and what gives the policy through which it receives new weights.
-    """
-    channel = _Channel(connection)
-    try:
-        _, engine_options = channel.receive()
-        sampler, policy_of = open_engine(**engine_options)
-        channel.answers.put(["ready", {"notes": list(sampler.notes), "seeding": sampler.seeding}])
-        while True:
-            _answer(channel, shared, sampler, policy_of)
-    except RlvrError as error:
-        channel.answers.put(["error", [error.problem, error.hint]])
-        with suppress(EOFError):
-            while True:  # until the parent has read the error and closes its end
-                channel.receive_bytes()
-    except EOFError:
-        pass
-
-
-class _Channel:
-    """Both directions of the connection, each with its own thread and queue.
-
-    Answers queue here while the parent trains and does not read, so the engine never blocks; requests queue here while
-    the engine samples and does not read, so the parent never blocks.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self.answers: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        self.canceled_through = 0  # jobs up to this number are canceled
-        self._connection = connection
-        self._inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        for work in (self._receive_all, self._send_all):
-            threading.Thread(target=work, daemon=True).start()
-
-    def receive_bytes(self) -> bytes:
-        """The next message. Raises EOFError when the parent is gone."""
-        message = self._inbox.get()
-        if message is None:
-            raise EOFError
-        return message
-
-    def receive(self) -> list[Any]:
-        return json.loads(self.receive_bytes())
-
-    def _receive_all(self) -> None:
-        with suppress(EOFError, ConnectionError):
-            while True:
-                message = self._connection.recv_bytes()
-                if dropped := _DROP.fullmatch(message):  # takes effect at once, not in its turn
-                    self.canceled_through = int(dropped[1])
-                else:
-                    self._inbox.put(message)
-        self._inbox.put(None)
-
-    def _send_all(self) -> None:
-        with suppress(OSError):  # the parent is gone; the other thread sees it too
-            while True:
-                _write(self._connection, self.answers.get())
-
-
-def _answer(channel: _Channel, shared: SharedTensors, sampler: Sampler, policy_of: Callable[[], Policy]) -> None:
-    match channel.receive():
-        case "sample", number, requests, params:
-            started = time.perf_counter()
-            asked = [Request(**_with_tuples(request)) for request in requests]
-            completions = sampler.sample(asked, SamplingParams(**_with_tuples(params)))
-            while number > channel.canceled_through and (completion := next(completions, None)):
-                channel.answers.put(["completion", asdict(completion)])
-                fault_point("completion")
-            completions.close()
-            channel.answers.put(["done", time.perf_counter() - started])
-        case "load", version, sizes:
-            fault_point("load")
-            policy = policy_of()
-            weights = policy.weights_for_process()
-            if _sizes(weights) != sizes:
-                raise RlvrError("The policy's weights do not fit the model in the sampling process.")
-            with torch.no_grad():
-                shared.read(weights)
-            sampler.load_weights(policy, version)
-            channel.answers.put(["loaded", fixed_logprobs(policy)])
-
-
-def _sizes(weights: Mapping[str, torch.Tensor]) -> list[list[Any]]:
+def sizes_of(weights: Mapping[str, Tensor]) -> list[list[Any]]:
+    """Return the name and the bytes of each tensor."""
     return [[name, tensor.nbytes] for name, tensor in weights.items()]
 
 
 def _completion(fields: dict[str, Any]) -> Completion:
     assert fields["turns"] is None, "an engine answers in one turn"
-    return Completion(**_with_tuples(fields))
+    return Completion(**with_tuples(fields))
 
 
-def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+def with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
     """Turn the lists of JSON into the tuples of the dataclasses."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-
-
-def _write(connection: Connection, message: list[Any]) -> None:
-    connection.send_bytes(json.dumps(message).encode())
-
-
-def _read(connection: Connection) -> list[Any]:
-    return json.loads(connection.recv_bytes())

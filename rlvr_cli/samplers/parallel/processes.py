@@ -10,8 +10,9 @@ from typing import Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
+from rlvr_cli.parallel.shared_tensors import SharedTensors
 from rlvr_cli.samplers.open import UTILIZATION
-from rlvr_cli.samplers.parallel.process import SamplingProcess, SentWeights, SharedTensors, send_weights
+from rlvr_cli.samplers.parallel.process import SamplingProcess, SentWeights, send_weights
 from rlvr_cli.samplers.parallel.several import SeveralSamplers
 from rlvr_cli.types import Completion, Request, SamplingParams
 

@@ -1,24 +1,119 @@
-"""The child process of a `samplers.parallel.process.SamplingProcess`, which starts it: `python -m rlvr_cli.samplers.parallel.serve`.
+"""The child's end of a `process.SamplingProcess`: the engine, which answers requests and loads weights until the parent is gone.
 
-What takes long to import is imported in functions: before that, `main` sees to it that the process dies with its parent.
+Enters: messages of the parent. Leaves: completions, and log-probabilities that show which weights are served.
 """
 
-import signal
-import sys
+import queue
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
-from rlvr_cli.process import STOP_SIGNALS, die_with_parent
+import torch
 
-if TYPE_CHECKING:
-    from rlvr_cli.models.policy import Policy
-    from rlvr_cli.types import Sampler
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.faults import fault_point
+from rlvr_cli.models.identity import model_path
+from rlvr_cli.models.load import load_policy, use_few_threads
+from rlvr_cli.models.policy import Policy, trained_adapter
+from rlvr_cli.parallel.shared_tensors import SharedTensors
+from rlvr_cli.parallel.worker import read, write
+from rlvr_cli.samplers.open import EngineSettings, engine_kind
+from rlvr_cli.samplers.parallel.process import sizes_of, with_tuples
+from rlvr_cli.samplers.weight_check import fixed_logprobs
+from rlvr_cli.types import Request, Sampler, SamplingParams
+
+
+def serve(connection: Connection, *, weights: int, engine: str, **engine_options: Any) -> None:
+    """Open an engine, and serve it until the parent is gone.
+
+    Args:
+        weights: the descriptor of the memory in which the parent writes new weights.
+        engine, engine_options: of `open_engine`.
+    """
+    channel, shared = _Channel(connection), SharedTensors(weights)
+    try:
+        sampler, policy_of = open_engine(engine, **engine_options)
+        channel.answers.put(["ready", {"notes": list(sampler.notes), "seeding": sampler.seeding}])
+        while True:
+            _answer(channel, shared, sampler, policy_of)
+    except RlvrError as error:
+        channel.answers.put(["error", [error.problem, error.hint]])
+        with suppress(EOFError):
+            while True:  # until the parent has read the error and closes its end
+                channel.receive()
+    except EOFError:
+        pass
+
+
+class _Channel:
+    """Both directions of the connection, each with its own thread and queue.
+
+    Answers queue here while the parent trains and does not read, so the engine never blocks; requests queue here while
+    the engine samples and does not read, so the parent never blocks.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.answers: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        self.canceled_through = 0  # jobs up to this number are canceled
+        self._connection = connection
+        self._inbox: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
+        for work in (self._receive_all, self._send_all):
+            threading.Thread(target=work, daemon=True).start()
+
+    def receive(self) -> list[Any]:
+        """Return the next message. Raises EOFError when the parent is gone."""
+        message = self._inbox.get()
+        if message is None:
+            raise EOFError
+        return message
+
+    def _receive_all(self) -> None:
+        with suppress(EOFError, ConnectionError):
+            while True:
+                match read(self._connection):
+                    case "drop", number:  # takes effect at once, not in its turn
+                        self.canceled_through = number
+                    case message:
+                        self._inbox.put(message)
+        self._inbox.put(None)
+
+    def _send_all(self) -> None:
+        with suppress(OSError):  # the parent is gone; the other thread sees it too
+            while True:
+                write(self._connection, self.answers.get())
+
+
+def _answer(channel: _Channel, shared: SharedTensors, sampler: Sampler, policy_of: Callable[[], Policy]) -> None:
+    match channel.receive():
+        case "sample", number, requests, params:
+            started = time.perf_counter()
+            asked = [Request(**with_tuples(request)) for request in requests]
+            completions = sampler.sample(asked, SamplingParams(**with_tuples(params)))
+            while number > channel.canceled_through and (completion := next(completions, None)):
+                channel.answers.put(["completion", asdict(completion)])
+                fault_point("completion")
+            completions.close()
+            channel.answers.put(["done", time.perf_counter() - started])
+        case "load", version, sizes:
+            fault_point("load")
+            policy = policy_of()
+            weights = policy.weights_for_process()
+            if sizes_of(weights) != sizes:
+                raise RlvrError("The policy's weights do not fit the model in the sampling process.")
+            with torch.no_grad():
+                shared.read(weights)
+            sampler.load_weights(policy, version)
+            channel.answers.put(["loaded", fixed_logprobs(policy)])
 
 
 def open_engine(
     engine: str, *, param_dtype: str, compute_dtype: str, **settings: Any
-) -> "tuple[Sampler, Callable[[], Policy]]":
+) -> tuple[Sampler, Callable[[], Policy]]:
     """Open an engine with its own copy of the weights, and return what gives the policy through which it receives new ones.
 
     The policy has an adapter if the parent trains one, and receives only that. An engine that does not share its model loads
@@ -33,14 +128,6 @@ def open_engine(
     Raises:
         RlvrError: the engine cannot take a trainer's weights.
     """
-    from dataclasses import replace
-
-    from rlvr_cli.errors import RlvrError
-    from rlvr_cli.models.compute.device import use_few_threads
-    from rlvr_cli.models.identity import model_path
-    from rlvr_cli.models.policy import load_policy, trained_adapter
-    from rlvr_cli.samplers.open import EngineSettings, engine_kind
-
     kind, opened_with = engine_kind(engine), EngineSettings(**settings)
     lora = trained_adapter(opened_with)
     if not kind.trains:
@@ -52,25 +139,3 @@ def open_engine(
     policy = load_policy(path, dtype=param_dtype, compute_dtype=compute_dtype, device=opened_with.device, lora=lora)
     use_few_threads(policy)
     return kind.share(policy, opened_with), lambda: policy
-
-
-def main(connection: int, weights: int, parent: int) -> None:
-    """Run a sampling process: open the engine that the parent names, and serve it.
-
-    Args:
-        connection, weights: descriptors of the connection to the parent, and of the memory with new weights.
-        parent: the parent's process id.
-    """
-    for number in STOP_SIGNALS:  # the parent handles them
-        signal.signal(number, signal.SIG_IGN)
-    die_with_parent(parent)
-
-    from multiprocessing.connection import Connection
-
-    from rlvr_cli.samplers.parallel.process import SharedTensors, serve
-
-    serve(Connection(connection), SharedTensors(weights), open_engine)
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

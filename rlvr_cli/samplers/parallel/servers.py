@@ -25,7 +25,10 @@ from typing import TYPE_CHECKING, Any
 from rlvr_cli.config.endpoint import PLACEHOLDER_KEY, check_address
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import dtype_name
+from rlvr_cli.models.identity import model_path
+from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.process import stoppable
+from rlvr_cli.samplers.open import EngineSettings
 from rlvr_cli.samplers.openai import CHECK_SECONDS, FRAME_BYTES, OpenAISampler
 from rlvr_cli.samplers.openai_answer import Unreadable, error_message, read_answer
 from rlvr_cli.samplers.parallel.several import SeveralSamplers
@@ -394,3 +397,15 @@ def ask_server(
     if len(said) > limit:
         raise odd_answer(url, f"more than {limit} bytes", hint=hint)
     return said.decode(errors="replace")
+
+
+def open_engine(settings: EngineSettings) -> ServersSampler:
+    """Connect to the servers."""
+    return ServersSampler(
+        [url.strip().rstrip("/") for url in settings.sampler_urls.split(",")],
+        load_tokenizer(model_path(settings.model)),
+        model="" if settings.takes_weights else model_path(settings.model),
+        takes_adapters=settings.lora_rank > 0,
+        weights_dir=settings.weights_dir,
+        timeout=settings.request_timeout,
+    )

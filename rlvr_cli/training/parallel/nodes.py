@@ -14,7 +14,7 @@ from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.models.compute.device import cuda_devices
 from rlvr_cli.process import StopRequest
 from rlvr_cli.terminal import console
-from rlvr_cli.training.parallel import follow
+from rlvr_cli.training.parallel.follow import start_trainer
 from rlvr_cli.training.parallel.placement import place
 
 SLURM_RANK = "SLURM_NODEID"
@@ -64,15 +64,15 @@ def lend_trainers(config: TrainingConfig) -> bool:
     console.say(
         f"machine        {rank + 1} of {config.nodes}: trainers {first} to {first + each - 1} of {config.trainers}, for {config.rendezvous}"
     )
-    processes = [
-        follow.start(number, size=config.trainers, address=config.rendezvous, device=device)
+    workers = [
+        start_trainer(number, size=config.trainers, address=config.rendezvous, device=device)
         for number, device in enumerate(placed.trainers, start=first)
     ]
     try:
         with StopRequest() as stop:
             said = False
-            while any(process.poll() is None for process in processes):
-                if any(process.returncode for process in processes):
+            while any(worker.status is None for worker in workers):
+                if any(worker.status for worker in workers):
                     break
                 if stop.requested and not said:
                     said = True
@@ -83,10 +83,12 @@ def lend_trainers(config: TrainingConfig) -> bool:
     except KeyboardInterrupt:
         raise Interrupted from None
     finally:
-        follow.end(processes)
-    if failed := [process for process in processes if process.returncode]:
+        failed = [worker.status for worker in workers if worker.status]
+        for worker in workers:
+            worker.kill()
+    if failed:
         raise RlvrError(
-            f"A trainer of this machine ended with status {failed[0].returncode}.",
+            f"A trainer of this machine ended with status {failed[0]}.",
             "Its own messages, if it has any, are above, or the first machine's say why. Resume on all machines.",
         )
     return True

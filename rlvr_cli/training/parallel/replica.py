@@ -16,10 +16,10 @@ from torch import Tensor
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.models.compute.device import TINY_PARAMETERS, use_few_threads
 from rlvr_cli.models.divergence import Teacher
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import Policy, distinct_tensors, load_frozen, load_policy, trained_adapter
+from rlvr_cli.models.load import TINY_PARAMETERS, load_frozen, load_policy, use_few_threads
+from rlvr_cli.models.policy import Policy, distinct_tensors, trained_adapter
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.optimizers.optimizer_state import layout, load_state
@@ -60,7 +60,7 @@ class Replica:
         if self.ranks.size > 1 and self.policy.device.type == "cpu" and self.policy.num_parameters >= TINY_PARAMETERS:
             torch.set_num_threads(max((os.cpu_count() or 1) // self.ranks.size, 1))
         if config.critic:
-            self.policy.add_critic(own_body=config.critic == "own", lora=trained_adapter(config))
+            self.policy.add_critic(own_body=config.critic == "own")
         self._trained = self._own_part(self.policy)
         self._stepped = self.optimizer = make_optimizer(
             self._trained,

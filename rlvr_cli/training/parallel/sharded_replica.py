@@ -11,13 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.sharded import ShardedPolicy, check_shardable, empty
 from rlvr_cli.training.optimizers.optimizer_state import Slot, layout, load_state
-from rlvr_cli.training.parallel.ranks import losses_within
+from rlvr_cli.training.parallel.ranks import Ranks, losses_within
 from rlvr_cli.training.parallel.replica import Replica
 
 _HOST = torch.device("cpu")
+
+
+def open_replica(config: TrainingConfig, *, device: str, ranks: Ranks) -> Replica:
+    """Load what a trainer holds: a copy of the policy or, with --fsdp, a shard of it."""
+    return (ShardedReplica if config.fsdp else Replica)(config, device=device, ranks=ranks)
 
 
 class ShardedReplica(Replica):

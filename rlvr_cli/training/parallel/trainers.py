@@ -6,7 +6,6 @@ trainers (`follow`) have a `Replica` of their own and call the methods that this
 
 import os
 import queue
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -20,12 +19,13 @@ import torch
 from rlvr_cli.config.shared import TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
+from rlvr_cli.parallel.worker import Worker
 from rlvr_cli.terminal import console
-from rlvr_cli.training.parallel import follow
+from rlvr_cli.training.parallel.follow import start_trainer
 from rlvr_cli.training.parallel.nodes import rendezvous
 from rlvr_cli.training.parallel.ranks import ALONE, LOOPBACK, RankLost, Ranks, await_others, join, listen
-from rlvr_cli.training.parallel.replica import Replica, share
-from rlvr_cli.training.parallel.sharded_replica import ShardedReplica, WholeState
+from rlvr_cli.training.parallel.replica import share
+from rlvr_cli.training.parallel.sharded_replica import WholeState, open_replica
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
 T = TypeVar("T")
@@ -39,11 +39,6 @@ _TOGETHER = {
     "copy_rank_0": "while they took over the checkpoint",
     "sample": "while they sampled",
 }
-
-
-def open_replica(config: TrainingConfig, *, device: str, ranks: Ranks) -> Replica:
-    """Load what a trainer holds: a copy of the policy or, with --fsdp, a shard of it."""
-    return (ShardedReplica if config.fsdp else Replica)(config, device=device, ranks=ranks)
 
 
 class Trainers:
@@ -64,7 +59,7 @@ class Trainers:
         Raises:
             RlvrError: as `load_policy`; or another trainer has ended.
         """
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._workers: list[Worker] = []
         self._ranks = ALONE
         self.sample = False
         try:
@@ -86,10 +81,8 @@ class Trainers:
                 "--rendezvous names an address of the first machine, and a free port there.",
             ) from error
         size = config.trainers
-        self._processes += [
-            follow.start(rank, size=size, address=address, device=device)
-            for rank, device in enumerate(devices[1:], start=1)
-        ]
+        for rank, device in enumerate(devices[1:], start=1):
+            self._workers.append(start_trainer(rank, size=size, address=address, device=device))
 
         def wait() -> None:
             check()
@@ -161,8 +154,9 @@ class Trainers:
 
     def close(self) -> None:
         """End the other trainers of this machine; those of others notice it. Closing twice is allowed."""
-        follow.end(self._processes)
-        self._processes.clear()
+        for worker in self._workers:
+            worker.kill()
+        self._workers.clear()
         self._ranks.leave()
         self._ranks = ALONE
 
@@ -177,18 +171,13 @@ class Trainers:
             self._check()
             time.sleep(0.05)
         after = self._ranks.signs_of_life()
-        own = {rank: f" (process {process.pid})" for rank, process in enumerate(self._processes, start=1)}
+        own = {rank: f" (process {worker.pid})" for rank, worker in enumerate(self._workers, start=1)}
         return [f"trainer {rank}{own.get(rank, '')}" for rank in before if after.get(rank) == before[rank]]
 
     def _check(self) -> None:
         """Raise RlvrError if another trainer has ended."""
-        for rank, process in enumerate(self._processes, start=1):
-            if process.poll() is not None:
-                raise RlvrError(
-                    f"Trainer {rank} ended with status {process.returncode}.",
-                    "Its own messages are above. Status -9 usually means that memory ran out. What was committed is kept: "
-                    "resume with --resume, also with another number of --trainers.",
-                )
+        for worker in self._workers:
+            worker.check()
 
     @contextmanager
     def _losses_as_user_errors(self, method: str = "") -> Iterator[None]:

@@ -14,9 +14,10 @@ from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import reference_response
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.models.compute.device import dtype_name, use_few_threads
+from rlvr_cli.models.compute.device import dtype_name
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.policy import Policy, load_policy
+from rlvr_cli.models.load import load_policy, use_few_threads
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokens.tokenization import collate, pad_id_of, tokenize_prompt_and_output
 from rlvr_cli.samplers.open import EngineSettings, engine_kind
 from rlvr_cli.samplers.parallel.process import SamplingProcess

@@ -5,7 +5,7 @@ import torch
 
 from fake_cuda import fake_cuda
 from rlvr_cli.models.compute.device import current_device
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.load import load_policy
 
 
 def test_a_device_is_the_current_one_only_within_the_context():

@@ -14,7 +14,8 @@ from policies import make_batch
 from rlvr_cli.models.compute import onednn
 from rlvr_cli.models.compute.onednn import Linear, add_product, linear, product, use_onednn
 from rlvr_cli.models.compute.rounded import rounded_weights
-from rlvr_cli.models.policy import Policy, load_policy
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded.decode_step import unsupported_reason
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.training.update import compute_log_probs

@@ -12,7 +12,7 @@ from llamas import CHAT_TEMPLATE, write_byte_level_llama
 from real_configurations import CONFIGURATIONS, write_model
 from rlvr_cli.graders.r1_zero import r1_zero_reward_fn
 from rlvr_cli.models.identity import builtin_model_path
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.tokens.own_tokenizer import TAGS, corrected, read_tokenizer
 from rlvr_cli.models.tokens.tokenization import encode_prompts
 from rlvr_cli.samplers.embedded.engine import TransformersSampler

@@ -5,7 +5,7 @@ import torch
 
 from fake_cuda import Graph, fake_cuda
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import load_policy
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.samplers.embedded import cuda_graphs
 from rlvr_cli.samplers.embedded.cuda_graphs import FixedShapeStep
 from rlvr_cli.samplers.embedded.engine import TransformersSampler

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import Policy, distinct_tensors, load_policy
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import Policy, distinct_tensors
+from rlvr_cli.parallel.worker import Worker
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.samplers.parallel import process
-from rlvr_cli.samplers.parallel.process import SamplingProcess, SharedTensors
+from rlvr_cli.samplers.parallel.process import SamplingProcess
 from rlvr_cli.types import Request, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -117,14 +118,14 @@ def test_abandoned_completions_do_not_reach_the_next_request(there, tiny_model, 
 
 
 def test_prefetched_requests_can_be_canceled(there, tiny_model, tiny_tokenizer, monkeypatch):
-    kinds, read = Counter(), process._read
+    kinds, receive = Counter(), Worker.receive
 
-    def counted(connection):
-        message = read(connection)
+    def counted(worker):
+        message = receive(worker)
         kinds[message[0]] += 1
         return message
 
-    monkeypatch.setattr(process, "_read", counted)
+    monkeypatch.setattr(Worker, "receive", counted)
     there.load_weights(Policy(tiny_model), 0)
     long = SamplingParams(max_tokens=400, min_tokens=400, stop=())
     many = [Request(f"What is 12 + {i}?", tuple(range(100 * i, 100 * i + 64))) for i in range(40)]
@@ -178,7 +179,7 @@ def test_errors_of_the_engine_reach_the_user(start):
 def test_a_process_that_died_is_an_error(start):
     there = start()
     assert there.notes == []
-    os.kill(there._process.pid, signal.SIGKILL)
+    os.kill(there._worker.pid, signal.SIGKILL)
     with pytest.raises(RlvrError, match="ended with status -9"):
         list(there.sample(REQUESTS, PARAMS))
     with pytest.raises(RlvrError, match="ended with status -9"):
@@ -190,22 +191,3 @@ def test_tied_weights_are_sent_once(tiny_model):
     assert set(distinct_tensors(Policy(tiny_model).weights_for_engine())) == {
         name for name, _ in tiny_model.named_parameters()
     }
-
-
-def test_shared_tensors_arrive_bit_for_bit_and_the_memory_grows():
-    """Odd sizes, other precisions, a scalar, a view that is not contiguous; then more of them, and fewer."""
-    few = {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16(), "c": torch.tensor(2.5, dtype=torch.float64)}
-    many = few | {"d": torch.randn(64, 33).T, "e": torch.arange(5)}
-    here = SharedTensors()
-    there = SharedTensors(os.dup(here.descriptor))
-    for written in (few, many, few):
-        here.write(written)
-        received = {name: torch.zeros_like(tensor) for name, tensor in written.items()}
-        there.read(received)
-        assert all(torch.equal(received[name], tensor) for name, tensor in written.items())
-    here.close()
-    here.close()
-    received = {name: torch.zeros_like(tensor) for name, tensor in few.items()}
-    there.read(received)
-    assert torch.equal(received["a"], few["a"])
-    there.close()

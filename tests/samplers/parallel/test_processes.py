@@ -26,7 +26,8 @@ from killed import (
     write_pairs,
 )
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.policy import Policy, load_policy
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import Policy
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.parallel.processes import SamplingProcesses
@@ -63,7 +64,7 @@ def policy(tiny_model_dir) -> Policy:
 
 
 def pids_of(there: SamplingProcesses) -> list[int]:
-    return [process._process.pid for process in there.members.values()]
+    return [process._worker.pid for process in there.members.values()]
 
 
 def moved(policy: Policy) -> Policy:
@@ -117,7 +118,7 @@ def test_one_that_died_meanwhile_is_started_again(start, policy):
     there = start()
     there.load_weights(policy, 0)
     os.kill(pids_of(there)[0], signal.SIGKILL)
-    there.members["0 (cpu)"]._process.wait()
+    there.members["0 (cpu)"]._worker._process.wait()
     assert answers(there) == here(policy)
     assert len(there.members) == 2
     os.kill(pids_of(there)[0], signal.SIGKILL)

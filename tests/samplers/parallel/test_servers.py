@@ -26,7 +26,8 @@ from forks import Forks, processes_in
 from killed import SFT, begin_or_resume, metrics_of, rows_of, weights_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
-from rlvr_cli.models.policy import Lora, Policy, load_policy
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import Lora, Policy
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.samplers import openai

@@ -14,7 +14,7 @@ from rlvr_cli.training.checkpoints import load_checkpoint, save_checkpoint
 from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.parallel.ranks import Ranks
-from rlvr_cli.training.parallel.trainers import open_replica
+from rlvr_cli.training.parallel.sharded_replica import open_replica
 from together import Together
 
 LENGTHS = [(3, 5), (3, 2), (2, 7), (4, 4), (4, 6), (1, 1)]

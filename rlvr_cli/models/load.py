@@ -1,0 +1,66 @@
+"""From disk to a policy, plain or with an adapter.
+
+Enters: a model directory or Hub id, precisions, a device, and the adapter to train. Leaves: a `Policy`, which can load itself again.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from rlvr_cli.models.adapter import load_adapted
+from rlvr_cli.models.directory import base_of
+from rlvr_cli.models.policy import Lora, Policy
+from rlvr_cli.models.pretrained import read_pretrained
+
+TINY_PARAMETERS = 10_000_000
+
+
+def load_policy(
+    path_or_id: str | Path,
+    *,
+    dtype: str = "float32",
+    compute_dtype: str = "auto",
+    device: str = "auto",
+    lora: Lora | None = None,
+) -> Policy:
+    """Load a causal language model, in eval mode, and its tokenizer.
+
+    Attention is flash-attention 2 where it can run (CUDA, the package installed, weights in half precision), else
+    PyTorch's own; `Policy.attention` says which. A tokenizer without a padding token pads with EOS.
+
+    Args:
+        path_or_id: a model directory, or else a Hugging Face Hub id. A directory is read without any network access. A
+            directory may hold an adapter: then its base is loaded with it.
+        dtype: of the parameters: float32, bfloat16 or float16.
+        compute_dtype: of matrix products: that of the parameters, or bfloat16 for float32 parameters, by autocast.
+            `auto`: bfloat16 for float32 parameters on CUDA, else that of the parameters.
+        device: `auto` (CUDA if there is one), `cpu`, `cuda`, `cuda:N` or `mps`.
+        lora: train an adapter, and freeze the model: a new one, or the one in the directory, which must be of this rank.
+
+    Raises:
+        RlvrError: no such model, no safetensors in it, a part of it missing or damaged, a tokenizer that does not
+            belong to it, no such device, or parameters that cannot compute in `compute_dtype`.
+    """
+    if lora is not None or base_of(path_or_id) is not None:
+        policy = load_adapted(path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=device, lora=lora)
+    else:
+        policy = Policy(*read_pretrained(path_or_id, dtype=dtype, device=device), compute_dtype=compute_dtype)
+    there = str(policy.device)
+    policy.load_again = partial(
+        load_policy, path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=there, lora=lora
+    )
+    return policy
+
+
+def load_frozen(path_or_id: str | Path, *, dtype: str, compute_dtype: str, device: str) -> Policy:
+    """Load a policy that is not trained; arguments and errors are those of `load_policy`."""
+    frozen = load_policy(path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=device)
+    frozen.model.requires_grad_(False)
+    return frozen
+
+
+def use_few_threads(policy: Policy) -> None:
+    """Limit torch to one thread for a tiny model on the CPU, where synchronizing threads costs more than they save."""
+    if policy.device.type == "cpu" and policy.num_parameters < TINY_PARAMETERS:
+        torch.set_num_threads(1)

@@ -1,0 +1,134 @@
+"""A process that works for this one: a trainer, a sampler. It is started, called, watched, and killed.
+
+Enters: a function, `module:function`, and its arguments. Leaves: a `Worker`, which exchanges JSON messages with the function.
+The process is `python -m rlvr_cli.parallel.child`; it dies with the thread that started it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+import rlvr_cli
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.faults import environment_of
+from rlvr_cli.process import stoppable
+
+
+class Worker:
+    """A process of this machine, in a session of its own: it gets no Ctrl-C, and is killed together with its children.
+
+    Args:
+        name: of its fault points (`faults`), such as sampler1.completion.
+        entry: the function, as `module:function`. It gets a `Connection` and the arguments, and is imported in the process.
+        arguments: what JSON can hold.
+        title: what a message about its end calls it.
+        hint: what to do when it has ended.
+        device: the only one that it sees, if it is a CUDA device such as cuda:1; empty: all.
+        threads: of torch, on a CPU; 0: as many as it likes.
+        descriptors: of files that it inherits, under the same numbers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entry: str,
+        *,
+        arguments: Mapping[str, Any],
+        title: str,
+        hint: str,
+        device: str = "",
+        threads: int = 0,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        self._title, self._hint = title, hint
+        self._connection, theirs = Pipe()
+        root = str(Path(rlvr_cli.__file__).parents[1])
+        environment = environment_of(name)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
+        if threads:
+            environment.setdefault("OMP_NUM_THREADS", str(threads))
+        if device.startswith("cuda:"):
+            environment["CUDA_VISIBLE_DEVICES"] = visible_as_only(device)
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "rlvr_cli.parallel.child"),
+                    *(entry, str(theirs.fileno()), str(os.getpid())),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # stdout is for results
+                env=environment,
+                pass_fds=[theirs.fileno(), *descriptors],
+                start_new_session=True,
+            )
+        self.send(dict(arguments))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """The status with which it has ended, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def check(self) -> None:
+        """Raise RlvrError if it has ended."""
+        if self.status is not None:
+            raise self._ended()
+
+    def send(self, message: Any) -> None:
+        """Send a message. Raises RlvrError if it has ended."""
+        with self._losses_as_user_errors():
+            write(self._connection, message)
+
+    def receive(self) -> Any:
+        """Wait for its next message.
+
+        Raises:
+            RlvrError: it has ended.
+            Interrupted: a signal arrived.
+        """
+        with self._losses_as_user_errors(), stoppable():
+            return read(self._connection)
+
+    def kill(self) -> None:
+        """Kill it and its children; killing twice is allowed."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        self._connection.close()
+
+    @contextmanager
+    def _losses_as_user_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            raise self._ended() from error
+
+    def _ended(self) -> RlvrError:
+        return RlvrError(f"{self._title} ended with status {self._process.wait()}.", self._hint)
+
+
+def visible_as_only(device: str) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES with which a process sees only this one of the visible devices."""
+    number = int(device.removeprefix("cuda:"))
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return str(number) if listed is None else listed.split(",")[number].strip()
+
+
+def write(connection: Connection, message: Any) -> None:
+    """Send a message, from either end."""
+    connection.send_bytes(json.dumps(message).encode())
+
+
+def read(connection: Connection) -> Any:
+    """Wait for the next message, at either end. Raises EOFError when the other one is gone."""
+    return json.loads(connection.recv_bytes())

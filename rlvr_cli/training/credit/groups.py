@@ -1,0 +1,32 @@
+"""What a rollout batch is like by its groups: how many of them have a signal, and how old the policy is that sampled them."""
+
+from collections.abc import Sequence
+
+from rlvr_cli.rollouts.metrics import rollout_metrics
+from rlvr_cli.training.credit.advantages import has_signal
+from rlvr_cli.training.credit.shaping import rewards_of
+from rlvr_cli.types import Rollout
+
+
+def group_metrics(rollouts: Sequence[Rollout], *, step: int, group_size: int, shaped: bool) -> dict[str, float]:
+    """Return the metrics of the groups that were sampled for a batch, all of them used, in one round of sampling.
+
+    Args:
+        rollouts: of whole groups, each contiguous.
+        step: updates done before the batch is trained on.
+        shaped: whether rewards are shaped.
+    """
+    groups = [rollouts[first : first + group_size] for first in range(0, len(rollouts), group_size)]
+    means = [sum(r.reward or 0.0 for r in group) / group_size for group in groups]
+    metrics = {"groups/sampled": float(len(groups)), "groups/used": float(len(groups)), "sampling/rounds": 1.0}
+    if not groups:
+        return metrics
+    metrics |= rollout_metrics(rollouts) | {
+        "groups/signal_share": sum(has_signal(rewards_of(rollouts), group_size=group_size).tolist()) / len(groups),
+        "groups/all_correct_share": sum(mean == 1 for mean in means) / len(groups),
+        "groups/all_wrong_share": sum(mean == 0 for mean in means) / len(groups),
+        "sampling/lag": float(step - min(r.policy_version for r in rollouts)),  # updates since the policy that sampled
+    }
+    if shaped:
+        metrics["reward/shaped"] = sum(r.shaped_reward or 0.0 for r in rollouts) / len(rollouts)
+    return metrics
