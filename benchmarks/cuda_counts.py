@@ -39,7 +39,7 @@ from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
-from rlvr_cli.training.update import train_update
+from rlvr_cli.training.updates.update import train_update
 from rlvr_cli.types import Request, SamplingParams
 from shapes import math_1_5b
 

@@ -111,8 +111,11 @@ LOSSES = "tests/training/losses/test_losses.py"
 WORKED = "tests/training/losses/test_worked_numbers.py"
 SHAPING = "tests/training/credit/test_shaping.py"
 LANGUAGE = "tests/graders/test_language.py"
-UPDATE = "tests/training/test_update.py"
-ON_CUDA, SAMPLED_ON_CUDA = "tests/training/test_update_on_cuda.py", "tests/samplers/embedded/test_sampling_on_cuda.py"
+UPDATE = "tests/training/updates/test_update.py"
+ON_CUDA, SAMPLED_ON_CUDA = (
+    "tests/training/updates/test_update_on_cuda.py",
+    "tests/samplers/embedded/test_sampling_on_cuda.py",
+)
 PREFERENCE = "tests/training/losses/test_preference.py"
 GAE = "tests/training/credit/test_gae.py"
 PPO_UPDATE = "tests/training/losses/test_value.py"
@@ -126,12 +129,15 @@ IN_BFLOAT16 = "tests/replay/test_wiring.py -k in_bfloat16"
 
 WIRING = [
     *mutations_of(
-        "config/shared.py",
+        "config/shared/sampling.py",
         ("temperature of 1 whatever is asked", "temperature=self.sampling_temperature,", "temperature=1.0,", replays("grpo-on-policy"), "sampling_temperature"),
         ("no nucleus", "top_p=self.sampling_top_p,", "top_p=1.0,", replays("grpo-dynamic"), "sampling_top_p"),
         ("12 tokens whatever is asked", "max_tokens=self.sampling_max_tokens,", "max_tokens=12,", replays("ei-once"), "sampling_max_tokens"),
         ("4 tokens at least whatever is asked", "min_tokens=self.sampling_min_tokens,", "min_tokens=4,", replays("grpo-no baseline"), "sampling_min_tokens"),
         ("one stop string whatever is asked", "stop=tuple(s for s in self.stop if s),", 'stop=("e",),', replays("ei-once"), "stop"),
+    ),
+    *mutations_of(
+        "config/shared/evaluation.py",
         ("evaluations at training's temperature", '"temperature": self.eval_temperature,', '"temperature": None,', replays("grpo-on-policy"), "eval_temperature"),
         ("evaluations with training's nucleus", '"top_p": self.eval_top_p,', '"top_p": None,', replays("grpo-clip"), "eval_top_p"),
         ("evaluations with training's maximum", '"max_tokens": self.eval_max_tokens,', '"max_tokens": None,', replays("grpo-on-policy"), "eval_max_tokens"),
@@ -297,9 +303,9 @@ WIRING = [
     Mutation("ppo: the mismatch has the tokens before the minimum", "commands/ppo.py", "min_tokens=config.sampling_min_tokens,", "", "tests/commands/test_ppo.py -k mismatch_leaves"),
     Mutation("distill: the mismatch has the tokens before the minimum", "commands/distill.py", "min_tokens=config.sampling_min_tokens,", "", "tests/replay/test_wiring.py -k mismatch_leaves"),
     Mutation("a batch of few groups counts as a whole one", "commands/grpo.py", "share=len(rows) / config.train_batch_size if", "share=1.0 if", "tests/replay/test_wiring.py -k partial", ("partial_rollout_tokens",)),
-    Mutation("the share of an update is not used", "training/update.py", "normalize_constant=normalize_constant) / share", "normalize_constant=normalize_constant)", f"{UPDATE} -k share"),
-    Mutation("the share of an update is not used for a loss per row", "training/update.py", "for rows, _, _ in micro_batches) / share", "for rows, _, _ in micro_batches)", f"{UPDATE} -k share"),
-    Mutation("fresh tokens are the stale ones", "training/update.py", "version != r.step for", "version == r.step for", f"{PARTIAL} -k say_what", ("partial_rollout_tokens",)),
+    Mutation("the share of an update is not used", "training/updates/update.py", "denominators=denominators / settings.share,", "denominators=denominators,", f"{UPDATE} -k share"),
+    Mutation("the share of an update is not used for a loss per row", "training/updates/update.py", "for cut in cuts) / settings.share", "for cut in cuts)", f"{UPDATE} -k share"),
+    Mutation("fresh tokens are the stale ones", "training/updates/tensors.py", "version != r.step for", "version == r.step for", f"{PARTIAL} -k say_what", ("partial_rollout_tokens",)),
     Mutation("no importance weights for partial rollouts", "config/grpo.py", "return bool(self.async_steps or self.partial_rollout_tokens)", "return bool(self.async_steps)", "tests/config/test_config.py -k importance", ("importance_correction",)),
     Mutation("a continuation may end at once", "samplers/embedded/batch.py", "self._barred(age + self.begun[:rows] < params.min_tokens)", "self._barred(age + 99 < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
     Mutation("a continuation has a minimum of its own", "samplers/embedded/batch.py", "self._barred(age + self.begun[:rows] < params.min_tokens)", "self._barred(age < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
@@ -333,7 +339,7 @@ WIRING = [
     *mutations_of(
         "commands/eval.py",
         ("no tracker follows an evaluation", "trackers.start(run.path)", "pass", "tests/trackers/test_trackers.py -k eval_is", "eval.track"),
-        ("another project of evaluations", "project=one.track_project)", 'project="")', "tests/trackers/test_trackers.py -k eval_is", "eval.track_project"),
+        ("another project of evaluations", "project=config.track_project)", 'project="")', "tests/trackers/test_trackers.py -k eval_is", "eval.track_project"),
     ),
     *mutations_of(
         "trackers/rows.py",
@@ -484,10 +490,10 @@ WIRING = [
     *mutations_of(
         "commands/eval.py",
         ("an evaluation with default sampling", "params=config.sampling_params,", "params=type(config)().sampling_params,", EVALUATED, "eval.sampling_temperature"),
-        ("one sample per question", "num_samples=config.num_samples,\n                        grader", "num_samples=1,\n                        grader", EVALUATED, "num_samples"),
+        ("one sample per question", "num_samples=config.num_samples,\n                grader", "num_samples=1,\n                grader", EVALUATED, "num_samples"),
         ("an evaluation of seed 0", "seed=config.seed,", "seed=0,", EVALUATED, "eval.seed"),
         ("an evaluation of every question", "limit=config.limit)", "limit=None)", EVALUATED, "limit"),
-        ("every dataset is the first", "dataset = datasets[one.dataset]", "dataset = next(iter(datasets.values()))", "tests/commands/test_end_to_end.py -k each_dataset", "eval.dataset"),
+        ("every dataset is the first", "inputs.datasets[config.dataset]", "next(iter(inputs.datasets.values()))", "tests/commands/test_end_to_end.py -k each_dataset", "eval.dataset"),
         ("a budget that cuts nothing", "if not config.thinking_budget:\n        return sampler", "if True:\n        return sampler", BUDGETS, "thinking_budget"),
         ("a stop sentence of ours always", "if config.stop_thinking:", "if False:", BUDGETS, "stop_thinking"),
     ),
@@ -730,23 +736,29 @@ MATHEMATICS = [
         ("the penalty grows from another length", "(max_tokens - buffer)\n", "max_tokens\n", "tests/training/credit/test_advantages.py"),
     ),
     *mutations_of(
-        "training/update.py",
-        ("non-finite updates are made", "if not skipped:", "if True:", f"{UPDATE} -k non_finite"),
-        ("log-probabilities at temperature 1 in the update", "temperature=temperature,\n                    wanted=wanted,", "temperature=1.0,\n                    wanted=wanted,", replays("grpo-on-policy")),
-        ("score() at temperature 1", "response_mask=micro[\"response_mask\"],\n                temperature=temperature,", "response_mask=micro[\"response_mask\"],\n                temperature=1.0,", f"{UPDATE} -k score_is_the_log_softmax"),
-        ("denominators per micro-batch", "to_device(denominators[rows], device)", "loss_denominators(micro['response_mask'], normalization=normalization, normalize_constant=normalize_constant)", f"{UPDATE} -k no_cut_order_or_padding_changes_the_gradient"),
-        ("every row is as if it had no advantage", "zero = (batch[\"advantages\"] == 0)", "zero = (batch[\"advantages\"] < 9)", replays("grpo-on-policy")),
+        "training/updates/update.py",
+        ("non-finite updates are made", "if sums.are_finite:", "if True:", f"{UPDATE} -k non_finite"),
+        ("log-probabilities at temperature 1 in the update", "temperature=settings.temperature,", "temperature=1.0,", replays("grpo-on-policy")),
+        ("denominators per micro-batch", "to_device(update.denominators[cut.rows], policy.device)", "loss_denominators(micro['response_mask'], normalization=settings.normalization, normalize_constant=settings.normalize_constant)", f"{UPDATE} -k no_cut_order_or_padding_changes_the_gradient"),
         ("an update in the precision of the weights", "torch.set_grad_enabled(learning), policy.autocast(), ExitStack()", "torch.set_grad_enabled(learning), ExitStack()", IN_BFLOAT16, "compute_dtype"),
-        ("scores in the precision of the weights", "again when it trains\n        computing.enter_context(policy.autocast())", "again when it trains", f"{UPDATE} -k own_scores", "compute_dtype"),
-        ("the policy's learning rate for the critic", "learning_rate * group.get(RATE, 1.0)", "learning_rate", PPO_UPDATE),
-        ("the learning rate is the optimizer's own", 'group["lr"] = learning_rate * group.get(RATE, 1.0)', "pass", replays("grpo-clip")),
+        ("the policy's learning rate for the critic", "settings.learning_rate * group.get(RATE, 1.0)", "settings.learning_rate", PPO_UPDATE),
+        ("the learning rate is the optimizer's own", 'group["lr"] = update.settings.learning_rate * group.get(RATE, 1.0)', "pass", replays("grpo-clip")),
     ),
     *mutations_of(
-        "training/gradients.py",
+        "training/updates/scores.py",
+        ("score() at temperature 1", "temperature=temperature,", "temperature=1.0,", f"{UPDATE} -k score_is_the_log_softmax"),
+        ("scores in the precision of the weights", "torch.no_grad(), policy.autocast():", "torch.no_grad():", f"{UPDATE} -k own_scores", "compute_dtype"),
+    ),
+    *mutations_of(
+        "training/updates/tensors.py",
+        ("every row is as if it had no advantage", "zero = (batch[\"advantages\"] == 0)", "zero = (batch[\"advantages\"] < 9)", replays("grpo-on-policy")),
+    ),
+    *mutations_of(
+        "training/optimizers/gradients.py",
         ("no clipping", "clip_grads_with_norm_(group, max_norm, norm)", "clip_grads_with_norm_(group, float('inf'), norm)", f"{UPDATE} -k clipped_to_the_norm"),
         ("policy and critic are clipped together", "norms = [self._norm(group) for group in self._groups]", "norms = [self._norm(self._parameters) for group in self._groups]", PPO_UPDATE),
         ("gradients of bfloat16 weights are summed in bfloat16", "if p.dtype.itemsize < 4 and", "if False and", f"{UPDATE} -k summed_in_float32", "param_dtype"),
-        ("the norm that PyTorch adds up one after the other", "get_total_norm(rows)", "get_total_norm(gradients)", "tests/training/test_gradients.py"),
+        ("the norm that PyTorch adds up one after the other", "get_total_norm(rows)", "get_total_norm(gradients)", "tests/training/updates/test_gradients.py"),
         ("the norm of a shard", "self._ranks.sum([square])", "pass", "tests/models/test_sharded.py -k no_cut"),
     ),
     *mutations_of(
@@ -1028,9 +1040,12 @@ MATHEMATICS = [
 SERVED = "tests/analysis/live/test_server.py -k "
 EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     *mutations_of(
-        "training/update.py",
+        "training/updates/scores.py",
         ("the host waits for scores and for values", "to_host([tensor for tensors in found.values() for tensor in tensors])", "[t for tensors in found.values() for t in to_host(tensors)]", f"{ON_CUDA} -k scores"),
-        ("the fused kernels are not used in updates", "            rounded.enter_context(network.fused_kernels())\n", "", f"{ON_CUDA} -k each_option"),
+    ),
+    *mutations_of(
+        "training/updates/micro_batches.py",
+        ("the fused kernels are not used in updates", "            computing.enter_context(network.fused_kernels())\n", "", f"{ON_CUDA} -k each_option"),
     ),
     *mutations_of(
         "training/optimizers/adamw_8bit.py",

@@ -27,7 +27,7 @@ from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.log_probs import wanted_in
 from rlvr_cli.models.tokens.tokenization import row_lengths, tokenize_prompt_and_output
-from rlvr_cli.training.update import _cut, _micro_batches
+from rlvr_cli.training.updates.micro_batches import micro_batches
 
 ROWS = 256
 
@@ -52,16 +52,16 @@ def main() -> None:
         lengths = row_lengths(batch["response_mask"])
         real = int(lengths.sum())
         for size in args.micro_batches:
-            cut = _micro_batches(batch, size, tokens=None, together=True)
+            cuts = micro_batches(batch, size, tokens=None, together=True)
             computed = 0
-            for rows, width, _ in cut:
-                micro = _cut(batch, rows, width)
+            for cut in cuts:
+                micro = cut.of(batch)
                 prefixes = wanted_in(policy, micro["input_ids"], micro["response_mask"]).prefixes
                 computed += micro["input_ids"].numel() if prefixes is None else len(prefixes.tokens)
             drawn = sum(len(rows) * int(rows.max()) for rows in lengths.split(size))
             for name, tokens in (
                 ("ours", computed),
-                ("sorted", sum(len(rows) * width for rows, width, _ in cut)),
+                ("sorted", sum(len(cut.rows) * cut.width for cut in cuts)),
                 ("drawn", drawn),
             ):
                 found.setdefault((size, name), []).append(tokens / real)

@@ -28,9 +28,10 @@ from rlvr_cli.rollouts import collect, grading
 from rlvr_cli.runs import metrics_log, run_dir
 from rlvr_cli.samplers.embedded import batch, engine
 from rlvr_cli.terminal.console import Progress
-from rlvr_cli.training import trainer, update
+from rlvr_cli.training import trainer
 from rlvr_cli.training.credit import groups
 from rlvr_cli.training.parallel import replica, weight_sync
+from rlvr_cli.training.updates import micro_batches, scores, update
 
 WARM_UP = 2
 STEP = "the step's rest"
@@ -63,11 +64,10 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "tensors, cuts, prefixes": [
         (grpo, "rollout_tensors"),
         (grpo, "select_rows"),
-        (update, "_micro_batches"),
-        (update, "_cut"),
-        (update, "wanted_in"),
+        (micro_batches.MicroBatch, "of"),
+        *((of, name) for of in (update, scores) for name in ("micro_batches", "wanted_in")),
     ],
-    "update: forward, body": [(update, "get_response_log_probs")],
+    "update: forward, body": [(update, "get_response_log_probs"), (scores, "get_response_log_probs")],
     "update: forward, output layer": [(log_probs, "_linear_log_probs")],
     "update: backward": [(torch.Tensor, "backward")],
     "update: rest": [(replica, "train_update")],

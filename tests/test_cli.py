@@ -16,7 +16,7 @@ from rlvr_cli.config import config_of
 from rlvr_cli.config.grpo import LossType
 from rlvr_cli.config.parsing.options import flag, options, value_type
 from rlvr_cli.config.parsing.sources import resolve
-from rlvr_cli.config.shared import GraderName
+from rlvr_cli.config.shared.prompt import GraderName
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.sweeps.experiment import load_experiment
 

@@ -55,7 +55,11 @@ def run(config: DiscoverConfig) -> None:
         mutated(task.program, seed=0)  # raises if there is nothing to change
     if config.dry_run:
         return say_plan(config, task, settings)
+    discover(config, task, settings, responses)
 
+
+def discover(config: DiscoverConfig, task: Task, settings: Settings, responses: list[str]) -> None:
+    """Open the run, search, and print what was found."""
     template, engine = load_template(config), chosen_engine(config)
     facts = input_facts(
         {"dataset": task.facts},

@@ -32,7 +32,7 @@ from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import distill_plan, print_plan, shared_notes
 from rlvr_cli.training.session import load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import rollout_tensors
+from rlvr_cli.training.updates.tensors import rollout_tensors
 from rlvr_cli.types import Rollout
 
 SHOWN = {

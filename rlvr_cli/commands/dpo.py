@@ -27,7 +27,7 @@ from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import FEW_UPDATES, dpo_plan, online_dpo_plan, print_plan, shared_notes
 from rlvr_cli.training.session import inputs_of_traces, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import rollout_tensors
+from rlvr_cli.training.updates.tensors import rollout_tensors
 from rlvr_cli.types import Rollout
 
 SHOWN = {

@@ -4,9 +4,10 @@ Enters: an EvalConfig. Leaves: a run directory with every sample, and the summar
 """
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,19 @@ from rlvr_cli.training.parallel.placement import sampler_devices
 from rlvr_cli.types import Sampler, Table
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What all runs of the command share."""
+
+    config: EvalConfig
+    datasets: Mapping[str, Dataset]
+    template: PromptTemplate
+    engine: Engine
+    devices: Sequence[str]
+    model: dict[str, Any]  # its facts
+    ending: str  # what ends the thinking; empty: nothing does
+
+
 def run(config: EvalConfig) -> None:
     """Evaluate a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="eval", one_run=not own_options(config), writes=not config.check_dataset)
@@ -57,56 +71,88 @@ def run(config: EvalConfig) -> None:
     )
     devices = sampler_devices(config.device, engine=engine.name, samplers=config.samplers)
     model = model_facts(config.model, base_url=config.base_url, fetch=not config.dry_run)
+    inputs = Inputs(config, datasets, template, engine, devices, model, ending)
     if config.dry_run:
         check_budgets(config, ending)
-        return say_plan(config, datasets, template, engine, devices, model=model, ending=ending)
+        return say_plan(inputs)
     configs = config_of_each_run(config, about=[name_of(model), *(d.name for d in datasets.values())])
     check_budgets(config, ending)  # before a run is made
     evaluated: dict[Path, Dataset] = {}
     with StopRequest() as stop, ExitStack() as opened:
-        sampler: Sampler | None = None
+
+        @cache
+        def sampler() -> Sampler:
+            return opened.enter_context(closing(open_sampler(engine.name, settings_of(config), devices=devices)))
+
         for one in configs:
-            dataset = datasets[one.dataset]
-            pool = grader_pool(one, dataset.default_grader)
-            facts = input_facts(
-                {"dataset": dataset.facts}, model=model, template=template, grader=pool.spec, engine=engine.name
+            path = evaluate(inputs, one, sampler, is_first=not evaluated, stop=stop)
+            evaluated[path] = datasets[one.dataset]
+    print_result(config, evaluated)
+    for path in evaluated:
+        check_graded(path)
+
+
+def evaluate(
+    inputs: Inputs, config: EvalConfig, sampler: Callable[[], Sampler], *, is_first: bool, stop: StopRequest
+) -> Path:
+    """Do one of the runs, or what is left of it. Returns its path.
+
+    Args:
+        config: of this run.
+        sampler: opens the sampler, once for all runs.
+    """
+    dataset, engine = inputs.datasets[config.dataset], inputs.engine
+    pool = grader_pool(config, dataset.default_grader)
+    facts = facts_of(inputs, dataset, pool)
+    with (
+        pool,
+        tracked(config.track, project=config.track_project) as trackers,
+        open_run(config, command="eval", facts=facts) as run,
+    ):
+        trackers.start(run.path)
+        console.say(f"run      {run.path}")
+        for notice in run.notices:
+            console.say(notice)
+        if is_first or len(inputs.datasets) > 1:
+            say_inputs(inputs.config, dataset, facts, engine, inputs.devices)
+        if is_first:
+            say_ending(inputs.config, inputs.ending)
+        total = len(dataset.examples) * config.num_samples
+        run.update(sampler=sampler_facts(sampler(), reason=engine.reason), planned={"samples": total})
+        with console.progress("sampling", total, done=run.num_rollouts("eval", 0)) as bar:
+            log_generations(
+                run,
+                phase="eval",
+                step=0,
+                examples=dataset.examples,
+                template=inputs.template,
+                sampler=within_budget(config, sampler(), inputs.ending),
+                params=config.sampling_params,
+                num_samples=config.num_samples,
+                grader=pool,
+                seed=config.seed,
+                stop=stop,
+                progress=bar,
             )
-            with (
-                pool,
-                tracked(one.track, project=one.track_project) as trackers,
-                open_run(one, command="eval", facts=facts) as run,
-            ):
-                trackers.start(run.path)
-                console.say(f"run      {run.path}")
-                for notice in run.notices:
-                    console.say(notice)
-                if sampler is None or len(datasets) > 1:
-                    say_inputs(config, dataset, facts, engine, devices)
-                if sampler is None:
-                    say_ending(config, ending)
-                    sampler = open_sampler(engine.name, settings_of(config), devices=devices)
-                    opened.callback(sampler.close)
-                total = len(dataset.examples) * config.num_samples
-                run.update(sampler=sampler_facts(sampler, reason=engine.reason), planned={"samples": total})
-                with console.progress("sampling", total, done=run.num_rollouts("eval", 0)) as bar:
-                    log_generations(
-                        run,
-                        phase="eval",
-                        step=0,
-                        examples=dataset.examples,
-                        template=template,
-                        sampler=within_budget(one, sampler, ending),
-                        params=config.sampling_params,
-                        num_samples=config.num_samples,
-                        grader=pool,
-                        seed=config.seed,
-                        stop=stop,
-                        progress=bar,
-                    )
-            evaluated[run.path] = dataset
+    return run.path
+
+
+def facts_of(inputs: Inputs, dataset: Dataset, pool: GraderPool) -> dict[str, Any]:
+    """What identifies the inputs of the run on a dataset, for run.json."""
+    return input_facts(
+        {"dataset": dataset.facts},
+        model=inputs.model,
+        template=inputs.template,
+        grader=pool.spec,
+        engine=inputs.engine.name,
+    )
+
+
+def print_result(config: EvalConfig, evaluated: Mapping[Path, Dataset]) -> None:
+    """Print the summary of the run; of several, a table with a row for each dataset or thinking budget."""
     if len(evaluated) == 1:
         tables.print_tables(summarize(next(iter(evaluated))).tables(), output=config.format)
-    elif len(datasets) > 1:
+    elif len(config.datasets) > 1:
         tables.print_tables([dataset_table(evaluated)], output=config.format)
         console.say(f"of each  rlvr analyze summary {shlex.join(map(str, evaluated))}")
     else:
@@ -114,8 +160,6 @@ def run(config: EvalConfig) -> None:
             query = named_queries()["thinking_budget"]
             tables.print_tables([database.select(query.sql, query.parameters)], output=config.format)
         console.say(f"picture  rlvr analyze thinking_budget {shlex.join(map(str, evaluated))} --plot budget.png")
-    for path in evaluated:
-        check_graded(path)
 
 
 def dataset_table(evaluated: Mapping[Path, Dataset]) -> Table:
@@ -162,39 +206,29 @@ def say_ending(config: EvalConfig, ending: str) -> None:
         console.say(f"thinking is ended after {config.thinking_budget} tokens with {ending!r}")
 
 
-def say_plan(
-    config: EvalConfig,
-    datasets: Mapping[str, Dataset],
-    template: PromptTemplate,
-    engine: Engine,
-    devices: Sequence[str],
-    *,
-    model: dict[str, Any],
-    ending: str,
-) -> None:
+def say_plan(inputs: Inputs) -> None:
     """Print what would be evaluated, and the first prompt. Nothing is sampled or written.
 
     Raises:
         RlvrError: there is no such device.
     """
+    config = inputs.config
     if not (config.base_url or config.sampler_urls):
         from rlvr_cli.models.compute.device import resolve_device  # here: endpoints do without torch
 
         resolve_device(config.device)
-    for dataset in datasets.values():
+    for dataset in inputs.datasets.values():
         with grader_pool(config, dataset.default_grader) as pool:
-            facts = input_facts(
-                {"dataset": dataset.facts}, model=model, template=template, grader=pool.spec, engine=engine.name
-            )
-        say_inputs(config, dataset, facts, engine, devices)
+            facts = facts_of(inputs, dataset, pool)
+        say_inputs(config, dataset, facts, inputs.engine, inputs.devices)
         params = config.sampling_params
         runs = max(len(config.thinking_budgets), 1)
         samples = (
             f"{len(dataset.examples) * config.num_samples * runs:,} responses of up to {params.max_tokens:,} tokens"
         )
         console.say(f"samples  {samples}, temperature {params.temperature:g}, top-p {params.top_p:g}")
-    say_ending(config, ending)
-    console.print_text(prompt_of(next(iter(datasets.values())).examples[0], template))
+    say_ending(config, inputs.ending)
+    console.print_text(prompt_of(next(iter(inputs.datasets.values())).examples[0], inputs.template))
 
 
 def own_options(config: EvalConfig) -> dict[str, dict[str, str]]:

@@ -28,7 +28,7 @@ from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import clip_note, grpo_notes, grpo_plan, print_plan
 from rlvr_cli.training.session import load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import rollout_tensors, select_rows, stale_tokens, zero_advantage_rows
+from rlvr_cli.training.updates.tensors import rollout_tensors, select_rows, stale_tokens, zero_advantage_rows
 from rlvr_cli.types import Rollout
 
 SHOWN = {"entropy": "policy/entropy", "grad": "optimizer/grad_norm"}

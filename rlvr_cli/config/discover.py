@@ -5,15 +5,10 @@ from typing import Literal
 
 from rlvr_cli.config.parsing.options import LONGEST, check_values, flag, knob
 from rlvr_cli.config.parsing.sources import is_partial
-from rlvr_cli.config.shared import (
-    EndpointOptions,
-    RunOptions,
-    SamplingOptions,
-    check_endpoint,
-    check_engine,
-    check_sampling,
-    check_servers,
-)
+from rlvr_cli.config.shared.endpoint import EndpointOptions, check_endpoint
+from rlvr_cli.config.shared.engine import check_engine, check_servers
+from rlvr_cli.config.shared.run import RunOptions
+from rlvr_cli.config.shared.sampling import SamplingOptions, check_sampling
 from rlvr_cli.errors import RlvrError
 
 Proposer = Literal["model", "mutate", "replay"]

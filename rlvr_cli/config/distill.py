@@ -3,14 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.endpoint import check_address
 from rlvr_cli.config.parsing.options import divides, knob
 from rlvr_cli.config.parsing.sources import is_partial
-from rlvr_cli.config.shared import (
-    EvaluationSamplingOptions,
-    TrainingConfig,
-    check_training,
-)
+from rlvr_cli.config.shared.addresses import check_address
+from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
+from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
 
 DivergenceType = Literal["reverse_kl", "sampled", "forward_kl"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rlvr_cli.config.parsing.options import Format, Provenance, check_values, knob
-from rlvr_cli.config.shared import TrainingEngine
+from rlvr_cli.config.shared.engine import TrainingEngine
 
 
 @dataclass(frozen=True)

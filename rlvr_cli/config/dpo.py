@@ -5,7 +5,9 @@ from typing import Literal
 
 from rlvr_cli.config.parsing.options import FileFunction, flag, knob
 from rlvr_cli.config.parsing.sources import is_partial
-from rlvr_cli.config.shared import EvaluationSamplingOptions, TrainingConfig, TrainingEngine, check_training
+from rlvr_cli.config.shared.engine import TrainingEngine
+from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
+from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
 
 PreferenceLossType = Literal["dpo", "dpo_norm", "simpo"]

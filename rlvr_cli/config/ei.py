@@ -4,11 +4,8 @@ from dataclasses import dataclass
 
 from rlvr_cli.config.parsing.options import knob
 from rlvr_cli.config.parsing.sources import is_partial
-from rlvr_cli.config.shared import (
-    EvaluationSamplingOptions,
-    TrainingConfig,
-    check_training,
-)
+from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
+from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
 
 

@@ -6,18 +6,12 @@ from dataclasses import dataclass
 
 from rlvr_cli.config.parsing.options import check_values, knob
 from rlvr_cli.config.parsing.sources import is_partial
-from rlvr_cli.config.shared import (
-    EndpointOptions,
-    PromptOptions,
-    QuestionOptions,
-    RunOptions,
-    SamplingOptions,
-    check_endpoint,
-    check_engine,
-    check_prompt,
-    check_sampling,
-    check_servers,
-)
+from rlvr_cli.config.shared.endpoint import EndpointOptions, check_endpoint
+from rlvr_cli.config.shared.engine import check_engine, check_servers
+from rlvr_cli.config.shared.prompt import PromptOptions, check_prompt
+from rlvr_cli.config.shared.questions import QuestionOptions
+from rlvr_cli.config.shared.run import RunOptions
+from rlvr_cli.config.shared.sampling import SamplingOptions, check_sampling
 from rlvr_cli.errors import RlvrError
 
 

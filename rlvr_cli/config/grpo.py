@@ -5,12 +5,9 @@ from typing import Literal, get_args
 
 from rlvr_cli.config.parsing.options import FileFunction, divides, flag, knob
 from rlvr_cli.config.parsing.sources import is_partial
-from rlvr_cli.config.shared import (
-    EvaluationSamplingOptions,
-    LengthNormalization,
-    TrainingConfig,
-    check_training,
-)
+from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
+from rlvr_cli.config.shared.optimization import LengthNormalization
+from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
 
 LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo", "kimi"]

@@ -5,11 +5,8 @@ from typing import Literal
 
 from rlvr_cli.config.parsing.options import divides, flag, knob
 from rlvr_cli.config.parsing.sources import is_partial
-from rlvr_cli.config.shared import (
-    EvaluationSamplingOptions,
-    TrainingConfig,
-    check_training,
-)
+from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
+from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
 
 CriticBody = Literal["own", "shared"]

@@ -4,12 +4,9 @@ from dataclasses import dataclass
 
 from rlvr_cli.config.parsing.options import check_count_or_all, knob
 from rlvr_cli.config.parsing.sources import is_partial
-from rlvr_cli.config.shared import (
-    LengthNormalization,
-    TrainingConfig,
-    TrainingEngine,
-    check_training,
-)
+from rlvr_cli.config.shared.engine import TrainingEngine
+from rlvr_cli.config.shared.optimization import LengthNormalization
+from rlvr_cli.config.shared.training import TrainingConfig, check_training
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, get_args
 
 from rlvr_cli import user_code
-from rlvr_cli.config.shared import GraderName
+from rlvr_cli.config.shared.prompt import GraderName
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import custom
 from rlvr_cli.graders.answers.extraction import unboxed

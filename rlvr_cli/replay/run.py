@@ -324,39 +324,12 @@ def _update(
     counts = [sum(response.learned) for response in responses]
     if not any(counts):
         return None, None
-    normalization, constant = "token_mean", 1.0  # of expert iteration and distillation
-    if run.command == "grpo" and own["loss_type"] == "kimi":  # a mean over responses
-        normalization = "rows"
-    elif run.command not in ("ei", "distill"):
-        normalization = own["length_normalization"]
-        constant = own["normalize_constant"] or own["sampling_max_tokens"]
-    share = len(responses) / own["train_batch_size"] if own.get("partial_rollout_tokens") else 1.0
-    divisors = [d / share for d in formulas.divisors(counts, normalization=normalization, constant=constant)]
     optimizer.zero_grad()
     objective = 0.0
-    for response, count, divisor, (old, reference) in zip(responses, counts, divisors, known, strict=True):
-        if not count:
+    for response, divisor, before in zip(responses, _divisors(run, counts), known, strict=True):
+        if not any(response.learned):
             continue
-        learned = torch.tensor(response.learned, device=policy.device)
-        logits = scaled_logits(policy, response, temperature=_temperature(run))
-        new = token_log_probs(logits, response)
-        losses = -new
-        if teacher is not None:
-            with torch.no_grad():
-                of_teacher = scaled_logits(teacher, response, temperature=_temperature(run))
-            tokens = torch.tensor([*response.tokens], device=logits.device)
-            losses = formulas.distillation_loss(logits, of_teacher, tokens, own, advantage=response.advantage)
-        if run.command == "grpo":
-            losses = formulas.policy_gradient_loss(
-                new,
-                own,
-                learned=learned,
-                advantage=response.advantage,
-                old=new.detach() if old is None else old,
-                sampled=torch.tensor(response.sampled, dtype=torch.float64, device=policy.device),
-                reference=reference,
-            )
-        loss = losses[learned].sum() / divisor
+        loss = _loss(run, policy, response, before, teacher=teacher) / divisor
         loss.backward()
         objective += float(loss.detach())
     gradients = [p.grad for p in policy.trainable_parameters().values() if p.grad is not None]
@@ -373,6 +346,44 @@ def _update(
             group["lr"] = rate
         optimizer.step()
     return objective, norm
+
+
+def _divisors(run: StoredRun, counts: list[int]) -> list[float]:
+    """What the loss of each response is divided by. `counts` are of tokens that are learned from."""
+    own = run.options
+    normalization, constant = "token_mean", 1.0  # of expert iteration and distillation
+    if run.command == "grpo" and own["loss_type"] == "kimi":  # a mean over responses
+        normalization = "rows"
+    elif run.command not in ("ei", "distill"):
+        normalization = own["length_normalization"]
+        constant = own["normalize_constant"] or own["sampling_max_tokens"]
+    share = len(counts) / own["train_batch_size"] if own.get("partial_rollout_tokens") else 1.0
+    return [d / share for d in formulas.divisors(counts, normalization=normalization, constant=constant)]
+
+
+def _loss(run: StoredRun, policy: Policy, response: Response, known: Known, *, teacher: Policy | None) -> Tensor:
+    """The loss of one response, summed over the tokens that are learned from."""
+    old, reference = known
+    learned = torch.tensor(response.learned, device=policy.device)
+    logits = scaled_logits(policy, response, temperature=_temperature(run))
+    new = token_log_probs(logits, response)
+    losses = -new
+    if teacher is not None:
+        with torch.no_grad():
+            of_teacher = scaled_logits(teacher, response, temperature=_temperature(run))
+        tokens = torch.tensor([*response.tokens], device=logits.device)
+        losses = formulas.distillation_loss(logits, of_teacher, tokens, run.options, advantage=response.advantage)
+    if run.command == "grpo":
+        losses = formulas.policy_gradient_loss(
+            new,
+            run.options,
+            learned=learned,
+            advantage=response.advantage,
+            old=new.detach() if old is None else old,
+            sampled=torch.tensor(response.sampled, dtype=torch.float64, device=policy.device),
+            reference=reference,
+        )
+    return losses[learned].sum()
 
 
 def _compared(

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.config.shared import PromptOptions
+from rlvr_cli.config.shared.prompt import PromptOptions
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool, described_error
 from rlvr_cli.runs.readers import read_parts

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr_cli.config.shared import PromptOptions, QuestionOptions
+from rlvr_cli.config.shared.prompt import PromptOptions
+from rlvr_cli.config.shared.questions import QuestionOptions
 from rlvr_cli.data.datasets import Dataset, load_dataset
 from rlvr_cli.data.examples import Purpose
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from rlvr_cli.config.parsing.options import options
 from rlvr_cli.config.parsing.sources import LENGTH, resume
-from rlvr_cli.config.shared import RunOptions
+from rlvr_cli.config.shared.run import RunOptions
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import available_cores
 from rlvr_cli.runs.readers import read_metadata, resolve_run

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from rlvr_cli.config.endpoint import KEY_ENV, endpoint_key
-from rlvr_cli.config.shared import ModelOptions
+from rlvr_cli.config.shared.addresses import KEY_ENV, endpoint_key
+from rlvr_cli.config.shared.model import ModelOptions
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.types import Sampler
 
@@ -81,7 +81,7 @@ def _named(function: str) -> Callable[..., Sampler]:
 SERVERS = "vllm-servers"  # the engine of --sampler-urls, which is not a choice of --engine
 
 
-# The choices of --engine are these names: `Engine` in config/shared.py, and `TrainingEngine` those that train.
+# The choices of --engine are these names: `Engine` in config/shared/engine.py, and `TrainingEngine` those that train.
 ENGINES = {
     "transformers": EngineKind(
         "transformers", _named("embedded.open:open_engine"), share=_named("embedded.open:share")

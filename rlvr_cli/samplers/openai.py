@@ -33,7 +33,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlvr_cli.config.endpoint import KEY_ENV, PLACEHOLDER_KEY, check_address, endpoint_key
+from rlvr_cli.config.shared.addresses import KEY_ENV, PLACEHOLDER_KEY, check_address, endpoint_key
 from rlvr_cli.data.prompts import with_thinking
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.process import stoppable

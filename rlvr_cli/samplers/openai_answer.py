@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr_cli.config.endpoint import PLACEHOLDER_KEY
+from rlvr_cli.config.shared.addresses import PLACEHOLDER_KEY
 
 _INT32 = range(2**31)
 # The least and the most log-probability that is taken for one: some endpoints round, and report -9999 for "never".

@@ -124,18 +124,7 @@ def load_experiment(
     kind = config_of(command)
     for table in _TABLES:
         content[table] = {key.replace("-", "_"): value for key, value in content.get(table, {}).items()}
-    varied = [(text, *_varied(text, kind, command=command)) for text in vary]
-    for text, option, values in varied:
-        if [name for _, name, _ in varied].count(option) > 1:
-            raise UsageError(f"--vary has {flag(option)} twice.", f"Give all its values at once: --vary {option}=V1,V2")
-        _check_not_of_arms(option, content, name=name, text=f"--vary {text}")
-        for table in ("grid", "paired"):
-            if option in content[table]:
-                content[table][option] = values
-                break
-        else:
-            content["grid"][option] = values
-            content["options"].pop(option, None)
+    _vary(content, vary, kind, name=name)
     given = values_of(kind, overrides, command=command)
     common = read_options(content["options"], kind, command=command, where=str(path)) | given
     arms, names = _arms(content, kind, command=command, where=str(path))
@@ -166,21 +155,45 @@ def load_experiment(
         baseline=baseline if baseline in names else names[0],
         order=content.get("order", "seeds"),
         stages=[
-            Stage(
-                name=stage["name"],
-                best=stage["best"],
-                longer=stage.get("longer", 1),
-                options={
-                    key: value
-                    for key, value in read_options(
-                        stage.get("options", {}), kind, command=command, where=f"{path}: {stage['name']}"
-                    ).items()
-                    if key not in given
-                },
-                seeds=list(seeds) or stage.get("seeds", []),
-            )
+            _stage(stage, kind, command=command, where=f"{path}: {stage['name']}", given=given, seeds=seeds)
             for stage in content.get("stages", [])
         ],
+    )
+
+
+def _vary(content: dict[str, Any], vary: Sequence[str], kind: type[Provenance], *, name: str) -> None:
+    """Put the values of --vary in place of the file's, where it varies the option, or beside them."""
+    varied = [(text, *_varied(text, kind, command=content["command"])) for text in vary]
+    for text, option, values in varied:
+        if [name for _, name, _ in varied].count(option) > 1:
+            raise UsageError(f"--vary has {flag(option)} twice.", f"Give all its values at once: --vary {option}=V1,V2")
+        _check_not_of_arms(option, content, name=name, text=f"--vary {text}")
+        for table in ("grid", "paired"):
+            if option in content[table]:
+                content[table][option] = values
+                break
+        else:
+            content["grid"][option] = values
+            content["options"].pop(option, None)
+
+
+def _stage(
+    stage: Mapping[str, Any],
+    kind: type[Provenance],
+    *,
+    command: str,
+    where: str,
+    given: Mapping[str, Any],
+    seeds: Sequence[int],
+) -> Stage:
+    """Read a stage; what the command line gives all runs is not the stage's to set."""
+    own = read_options(stage.get("options", {}), kind, command=command, where=where)
+    return Stage(
+        name=stage["name"],
+        best=stage["best"],
+        longer=stage.get("longer", 1),
+        options={key: value for key, value in own.items() if key not in given},
+        seeds=list(seeds) or stage.get("seeds", []),
     )
 
 

@@ -119,33 +119,14 @@ def save_checkpoint(
         fault_point("checkpoint")
         refuse_links(run, f"{_FOLDER}/{path.name}")
         _check_finite(run, step=step, weights=policy.weights(), moments=moments)
-        if not folder.is_dir():
-            folder.mkdir()
-            fsync_directory(run)
-        _finish_interrupted(folder)
+        _prepare(folder)
         _check_space(path, needed=checkpoint_bytes(policy, optimizer) + sum(tensor.nbytes for tensor in extra.values()))
         try:
             temporary.mkdir()
-            with ThreadPoolExecutor() as sums:  # the files' sums are computed while others are written
-                with _rust_errors_as_os_errors():
-                    policy.save(temporary / _MODEL)
-                found = {name: sums.submit(_size_and_sha256, temporary, name) for name in _names_in(temporary)}
-                fault_point("checkpoint.torn")
-                _write_tensors(temporary / _OPTIMIZER, moments)
-                for name, some in ((_EXTRA, policy.extra_weights()), (_TENSORS, extra)):
-                    if some:
-                        _write_tensors(temporary / name, {key: _cpu_copy(tensor) for key, tensor in some.items()})
-                new = [name for name in _names_in(temporary) if name not in found]
-                found |= {name: sums.submit(_size_and_sha256, temporary, name) for name in new}
-                files = {name: found[name].result() for name in sorted(found)}
+            files = _write_files(temporary, policy, moments=moments, tensors=extra)
             record = {"schema_version": SCHEMA_VERSION, "step": step, "state": dict(state), "files": files}
             atomic_write(temporary / _STATE, _encoded(record))  # flushes the directory, too
-            fault_point("checkpoint.rename")
-            if path.is_dir():
-                path.rename(folder / f".{path.name}.old")
-            temporary.rename(path)
-            fault_point("checkpoint.renamed")
-            fsync_directory(folder)
+            _publish(temporary, path)
         except BaseException:
             with suppress(OSError):
                 _finish_interrupted(folder)
@@ -303,6 +284,42 @@ def _optimized(policy: Policy, optimizer: torch.optim.Optimizer) -> list[tuple[s
 def _cpu_copy(tensor: Tensor) -> Tensor:
     """A copy on the CPU that shares no memory with another tensor, which safetensors would refuse."""
     return tensor.to("cpu", copy=True).contiguous()
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder of checkpoints, durably, or finish there what a killed process has begun."""
+    if not folder.is_dir():
+        folder.mkdir()
+        fsync_directory(folder.parent)
+    _finish_interrupted(folder)
+
+
+def _write_files(
+    folder: Path, policy: Policy, *, moments: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> dict[str, dict[str, Any]]:
+    """Write all files but the state; return the bytes and sha256 of each. These are computed while others are written."""
+    with ThreadPoolExecutor() as sums:
+        with _rust_errors_as_os_errors():
+            policy.save(folder / _MODEL)
+        found = {name: sums.submit(_size_and_sha256, folder, name) for name in _names_in(folder)}
+        fault_point("checkpoint.torn")
+        _write_tensors(folder / _OPTIMIZER, moments)
+        for name, some in ((_EXTRA, policy.extra_weights()), (_TENSORS, tensors)):
+            if some:
+                _write_tensors(folder / name, {key: _cpu_copy(tensor) for key, tensor in some.items()})
+        new = [name for name in _names_in(folder) if name not in found]
+        found |= {name: sums.submit(_size_and_sha256, folder, name) for name in new}
+        return {name: found[name].result() for name in sorted(found)}
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Give a complete checkpoint its name, durably. One that has the name steps aside for a moment."""
+    fault_point("checkpoint.rename")
+    if path.is_dir():
+        path.rename(path.with_name(f".{path.name}.old"))
+    temporary.rename(path)
+    fault_point("checkpoint.renamed")
+    fsync_directory(path.parent)
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

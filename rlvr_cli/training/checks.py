@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rlvr_cli.terminal import console
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import check_ratios
+from rlvr_cli.training.updates.update import check_ratios
 
 POSITIONS = "mismatch/position/"
 MISMATCH_BOUND = 5e-2  # nats per token; print a note if sampler and trainer differ by more with the same weights

@@ -5,7 +5,7 @@ Enters: questions, an open sampler and grader pool. Leaves: rollouts of phase `e
 
 import time
 
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.graders.pool import GraderPool

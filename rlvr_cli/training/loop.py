@@ -18,7 +18,8 @@ from rlvr_cli.models.tokens.tokenization import Batch
 from rlvr_cli.terminal.console import Progress
 from rlvr_cli.training.checks import UpdateChecks
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.training.update import UpdateOptions, select_rows
+from rlvr_cli.training.updates.tensors import select_rows
+from rlvr_cli.training.updates.update import UpdateOptions
 from rlvr_cli.types import Rollout
 
 T = TypeVar("T")

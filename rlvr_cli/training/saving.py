@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.runs.check import MODELS
 from rlvr_cli.runs.run_dir import RunDir

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from rlvr_cli.config.parsing.options import flag
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError, missing_extra

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import Interrupted, RlvrError
@@ -39,7 +39,7 @@ from rlvr_cli.training.parallel.weight_sync import Snapshot, WeightSync
 from rlvr_cli.training.planning.memory import MemoryPlan
 from rlvr_cli.training.planning.time_limit import TimeLimit
 from rlvr_cli.training.saving import Saver
-from rlvr_cli.training.update import UpdateOptions
+from rlvr_cli.training.updates.update import UpdateOptions
 from rlvr_cli.types import Sampler
 
 

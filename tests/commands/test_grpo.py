@@ -30,7 +30,7 @@ from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.planning.memory import compute_dtype
 from rlvr_cli.training.planning.plan import clip_note
-from rlvr_cli.training.update import compute_log_probs
+from rlvr_cli.training.updates.scores import compute_log_probs
 
 SMALL = {
     "dataset": "arithmetic:200",

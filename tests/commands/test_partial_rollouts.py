@@ -22,7 +22,7 @@ from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.parquet import to_rollouts
-from rlvr_cli.training.update import compute_log_probs
+from rlvr_cli.training.updates.scores import compute_log_probs
 
 SMALL = {
     "dataset": "arithmetic:64",

@@ -14,7 +14,7 @@ from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.optimizers.optimizer_state import layout
 from rlvr_cli.training.parallel.placement import place
 from rlvr_cli.training.planning.memory import GUESSED_PROMPT, memory_plan
-from rlvr_cli.training.update import train_update
+from rlvr_cli.training.updates.update import train_update
 from shapes import qwen, shape_of
 
 DEVICE = "cuda:0"

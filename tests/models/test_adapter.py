@@ -26,7 +26,8 @@ from rlvr_cli.training.checkpoints import checkpoint_bytes, load_checkpoint, sav
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.planning.memory import adapter_parameters
 from rlvr_cli.training.planning.trial import mean_gap
-from rlvr_cli.training.update import compute_log_probs, train_update
+from rlvr_cli.training.updates.scores import compute_log_probs
+from rlvr_cli.training.updates.update import train_update
 from rlvr_cli.types import Request, SamplingParams
 
 LORA = Lora(rank=4, alpha=8, seed=0)

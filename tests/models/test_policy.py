@@ -31,7 +31,8 @@ from rlvr_cli.training.checkpoints import checkpoint_bytes, load_checkpoint, sav
 from rlvr_cli.training.losses.inputs import LossOutputs
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.traces import check_lengths
-from rlvr_cli.training.update import compute_log_probs, train_update
+from rlvr_cli.training.updates.scores import compute_log_probs
+from rlvr_cli.training.updates.update import train_update
 from rlvr_cli.types import Example, Request, SamplingParams
 
 

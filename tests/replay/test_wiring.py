@@ -37,7 +37,8 @@ from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.runs.storage.parquet import to_rollouts
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.training.session import load_inputs
-from rlvr_cli.training.update import compute_log_probs, rollout_tensors
+from rlvr_cli.training.updates.scores import compute_log_probs
+from rlvr_cli.training.updates.tensors import rollout_tensors
 from teachers import write_teacher
 
 pytestmark = pytest.mark.usefixtures("forked")

@@ -10,11 +10,11 @@ from typing import get_args
 
 import pytest
 
-from rlvr_cli.config import shared as config
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.config.shared.engine import Engine, TrainingEngine
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path, model_facts, model_path
 from rlvr_cli.runs.provenance import EXTRA_PACKAGES
@@ -82,8 +82,8 @@ def test_the_options_the_table_and_the_extras_name_the_same_engines():
     named = {
         name: kind for name, kind in ENGINES.items() if not kind.elsewhere
     }  # the others are named by their addresses
-    assert get_args(config.Engine) == ("auto", *named)
-    assert get_args(config.TrainingEngine) == ("auto", *(name for name, kind in named.items() if kind.trains))
+    assert get_args(Engine) == ("auto", *named)
+    assert get_args(TrainingEngine) == ("auto", *(name for name, kind in named.items() if kind.trains))
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]

@@ -33,7 +33,7 @@ from rlvr_cli.runs.storage.schemas import NewerVersion
 from rlvr_cli.training import checkpoints
 from rlvr_cli.training.checkpoints import check_space_for_training, checkpoint_bytes, load_checkpoint, save_checkpoint
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
-from rlvr_cli.training.update import train_update
+from rlvr_cli.training.updates.update import train_update
 
 WRITING = ("checkpoint", "checkpoint.torn", "write", "write.torn", "rename", "renamed", "checkpoint.rename")
 REPLACED = ("checkpoint.renamed", "prune", "prune.torn")  # passed when the new checkpoint is in place

@@ -27,7 +27,9 @@ from rlvr_cli.training.credit.advantages import group_advantages
 from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
-from rlvr_cli.training.update import compute_log_probs, select_rows, train_update
+from rlvr_cli.training.updates.scores import compute_log_probs
+from rlvr_cli.training.updates.tensors import select_rows
+from rlvr_cli.training.updates.update import train_update
 from rlvr_cli.types import Request, SamplingParams
 
 RECORDING = Path(__file__).parents[1] / "fixtures" / "golden.json"

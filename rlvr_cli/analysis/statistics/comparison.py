@@ -152,16 +152,7 @@ def compare(
     Raises:
         RlvrError: a run has no such rollouts, the runs share no question, or the ground truths of a question differ.
     """
-    table = database.select(named_queries()["compare"].sql, {"phase": phase, "step": step})
-    answers: dict[str, dict[str, dict[str, Any]]] = {run: {} for run in (*arm_a, *arm_b)}
-    for values in table.rows:
-        row = dict(zip(table.columns, values, strict=True))
-        if row["run_id"] in answers:
-            answers[row["run_id"]][row["example_id"]] = row
-    for run, rows in answers.items():
-        if not rows:
-            where = f"{phase} rollouts" + ("" if step is None else f" of step {step}")
-            raise RlvrError(f"{run} has no {where}.", "--phase and --step choose others.")
+    answers = _answers(database, (*arm_a, *arm_b), phase=phase, step=step)
     shared = [question for question in answers[arm_a[0]] if all(question in rows for rows in answers.values())]
     if not shared:
         first, other = (next(iter(answers[run])) for run in (arm_a[0], arm_b[0]))
@@ -208,6 +199,23 @@ def compare(
         needed=questions_needed(found.power, found.difference) if promises else None,
         notes=tuple(_notes(len(arm_a), len(arm_b), rephrased=rephrased, questions=len(shared))),
     )
+
+
+def _answers(
+    database: Database, runs: Sequence[str], *, phase: str, step: int | None
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Read what each run answered: run -> question -> row of the query `compare`. Raises RlvrError if a run has no such rollouts."""
+    table = database.select(named_queries()["compare"].sql, {"phase": phase, "step": step})
+    answers: dict[str, dict[str, dict[str, Any]]] = {run: {} for run in runs}
+    for values in table.rows:
+        row = dict(zip(table.columns, values, strict=True))
+        if row["run_id"] in answers:
+            answers[row["run_id"]][row["example_id"]] = row
+    for run, rows in answers.items():
+        if not rows:
+            where = f"{phase} rollouts" + ("" if step is None else f" of step {step}")
+            raise RlvrError(f"{run} has no {where}.", "--phase and --step choose others.")
+    return answers
 
 
 def held_out_intervals(

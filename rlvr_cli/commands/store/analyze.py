@@ -88,7 +88,11 @@ def run(config: AnalyzeConfig) -> None:
     parameters = chosen_parameters(query, config)
     if query.name == "compare":
         return compare_arms(config, parameters)
+    answer(query, config, parameters)
 
+
+def answer(query: NamedQuery, config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
+    """Answer a query of runs with a table, and with a picture if one is asked for."""
     arms, others = split_arms(config.runs, config.runs_dir)
     console.report_passed_over(others)
     arms = arms or [[latest_run(config.runs_dir)]]
@@ -96,11 +100,8 @@ def run(config: AnalyzeConfig) -> None:
     if query.name == "summary":
         return summarize_runs(infos, config, parameters)
     if query.name in OF_ANSWERS:
-        answered = without_searches(infos)
-        if len(answered) < len(infos):
-            passed = ", ".join(info.id for info in infos if info not in answered)
-            console.say(f"passed over, since a search has scores and no accuracy: {passed}")
-        infos, kept = answered, {info.path.resolve() for info in answered}
+        infos = answered(infos)
+        kept = {info.path.resolve() for info in infos}
         arms = [left for arm in arms if (left := [path for path in arm if path.resolve() in kept]) or not arm]
     with open_runs(infos, timeout_seconds=config.timeout_seconds) as database:
         if query.name == "at_k":
@@ -126,6 +127,24 @@ def run(config: AnalyzeConfig) -> None:
         sentences += objective_sentences(result)
     elif query.name == "mismatch":
         sentences += mismatch_sentences(result, infos)
+    print_rows(result, config, infos)
+    for sentence in sentences:
+        console.say(sentence)
+    if nothing:
+        console.say(nothing)
+
+
+def answered(infos: Sequence[RunInfo]) -> list[RunInfo]:
+    """Return the runs that answer questions, and say which are passed over."""
+    kept = without_searches(infos)
+    if len(kept) < len(infos):
+        passed = ", ".join(info.id for info in infos if info not in kept)
+        console.say(f"passed over, since a search has scores and no accuracy: {passed}")
+    return kept
+
+
+def print_rows(result: Table, config: AnalyzeConfig, infos: Sequence[RunInfo]) -> None:
+    """Print as many rows as --limit allows: rollouts for reading, anything else as a table."""
     result, which = shown_rows(result, config.limit, runs=len(infos))
     if config.format == "table" and set(result.columns) >= cases.CASE_COLUMNS:
         cases.print_cases(result, templates={info.id: prompt_template(info) for info in infos})
@@ -133,10 +152,6 @@ def run(config: AnalyzeConfig) -> None:
         tables.print_tables([result], output=config.format)
     if result.more:
         console.say(f"only {which} are shown; --limit 0 shows all of them")
-    for sentence in sentences:
-        console.say(sentence)
-    if nothing:
-        console.say(nothing)
 
 
 def as_typed(result: Table, infos: Sequence[RunInfo], query: NamedQuery) -> Table:

@@ -142,23 +142,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected
                 rows[row["key"]] = _trace(row, questions[row["question"]], with_question=not unknown)
             if config.emit == "fused":
                 rows, selected = _fused(rows, selected)
-    described = [
-        {
-            "run": i.id,
-            "path": str(i.path.resolve()),
-            "command": i.metadata["command"],
-            "status": i.metadata["status"],
-            "rollouts_fingerprint": i.fingerprint,
-            "phase": phase,
-            "model": _fact(i, "model"),
-            "dataset": _fact(i, "dataset"),
-            "prompt": _fact(i, "prompt"),
-            "chat": _chat_options(i),
-            "grader": _fact(i, "grader"),
-        }
-        for i in infos
-    ]
-    return selected, rows, described
+    return selected, rows, [_description(info, phase=phase) for info in infos]
 
 
 def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected, Mapping[Any, Any], Rows]:
@@ -292,6 +276,23 @@ def _select(
     )
     seen = find_contaminated(questions, evaluation, ngram=config.ngram) if evaluation else None
     return select(items, questions, selection, seen=seen, source=source)
+
+
+def _description(info: RunInfo, *, phase: str) -> dict[str, Any]:
+    """What the .meta.json says of a run."""
+    return {
+        "run": info.id,
+        "path": str(info.path.resolve()),
+        "command": info.metadata["command"],
+        "status": info.metadata["status"],
+        "rollouts_fingerprint": info.fingerprint,
+        "phase": phase,
+        "model": _fact(info, "model"),
+        "dataset": _fact(info, "dataset"),
+        "prompt": _fact(info, "prompt"),
+        "chat": _chat_options(info),
+        "grader": _fact(info, "grader"),
+    }
 
 
 def _default_phase(database: Database) -> str:

@@ -18,7 +18,7 @@ from rlvr_cli.config.parsing.synonyms import suggested_options
 from rlvr_cli.errors import RlvrError
 
 if TYPE_CHECKING:
-    from rlvr_cli.config.shared import RunOptions
+    from rlvr_cli.config.shared.run import RunOptions
 
 C = TypeVar("C", bound=Provenance)
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from rlvr_cli.config.grpo import LossType, StdNormalization
 from rlvr_cli.config.parsing.options import LONGEST, Format, Provenance, check_values, knob
-from rlvr_cli.config.shared import LengthNormalization
+from rlvr_cli.config.shared.optimization import LengthNormalization
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Phase
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from rlvr_cli.config.parsing.options import LONGEST, FileFunction, Format, Provenance, check_values, flag, knob, options
-from rlvr_cli.config.shared import FORMAT_RULE, GraderChoice, QuestionOptions
+from rlvr_cli.config.shared.prompt import FORMAT_RULE, GraderChoice
+from rlvr_cli.config.shared.questions import QuestionOptions
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import FormatRule
 

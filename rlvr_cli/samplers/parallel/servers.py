@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr_cli.config.endpoint import PLACEHOLDER_KEY, check_address
+from rlvr_cli.config.shared.addresses import PLACEHOLDER_KEY, check_address
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import dtype_name
 from rlvr_cli.models.identity import model_path

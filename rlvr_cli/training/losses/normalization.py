@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlvr_cli.config.shared import LengthNormalization
+from rlvr_cli.config.shared.optimization import LengthNormalization
 
 
 def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None) -> Tensor:

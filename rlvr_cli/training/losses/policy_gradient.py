@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from rlvr_cli.config.shared import LengthNormalization
+from rlvr_cli.config.shared.optimization import LengthNormalization
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
 
 HandoutLoss = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]

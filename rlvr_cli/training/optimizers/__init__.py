@@ -1,1 +1,1 @@
-"""How weights are updated: AdamW and its variants, their state, and where it is kept."""
+"""How weights are updated: gradients summed and clipped, AdamW and its variants, their state, and where it is kept."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rlvr_cli.config.shared import OptimizerKind, Schedule
+from rlvr_cli.config.shared.optimization import OptimizerKind, Schedule
 from rlvr_cli.models.policy import Policy, as_policy
 from rlvr_cli.training.optimizers.adamw_8bit import AdamW8bit
 from rlvr_cli.training.optimizers.adamw_kahan import AdamWKahan

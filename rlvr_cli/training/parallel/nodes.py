@@ -9,7 +9,7 @@ import socket
 import time
 from contextlib import suppress
 
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.models.compute.device import cuda_devices
 from rlvr_cli.process import StopRequest

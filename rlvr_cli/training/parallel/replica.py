@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.divergence import Teacher
@@ -24,7 +24,8 @@ from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.optimizers.optimizer_state import layout, load_state
 from rlvr_cli.training.parallel.ranks import ALONE, Ranks
-from rlvr_cli.training.update import compute_scores, train_update
+from rlvr_cli.training.updates.scores import compute_scores
+from rlvr_cli.training.updates.update import train_update
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
 Scored = Literal["policy", "reference", "teacher"]  # whose log-probabilities are computed

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.sharded import ShardedPolicy, check_shardable, empty
 from rlvr_cli.training.optimizers.optimizer_state import Slot, layout, load_state

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.parallel.worker import Worker

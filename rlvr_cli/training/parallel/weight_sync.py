@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.models.policy import Policy, distinct_tensors
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.samplers.parallel.process import SamplingProcess

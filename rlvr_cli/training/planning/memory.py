@@ -15,7 +15,8 @@ import torch
 
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.options import flag
-from rlvr_cli.config.shared import OptimizerKind, TrainingConfig
+from rlvr_cli.config.shared.optimization import OptimizerKind
+from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import resolve_compute_dtype
 from rlvr_cli.models.identity import model_shape

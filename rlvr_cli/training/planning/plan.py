@@ -11,7 +11,7 @@ from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.config.ppo import PpoConfig
 from rlvr_cli.config.sft import SftConfig
-from rlvr_cli.config.shared import TrainingConfig
+from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.models.compute.device import dtype_name
 from rlvr_cli.models.identity import model_line, model_path, model_shape
 from rlvr_cli.rollouts.inputs import chat_line

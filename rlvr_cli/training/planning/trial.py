@@ -23,7 +23,8 @@ from rlvr_cli.samplers.open import EngineSettings, engine_kind
 from rlvr_cli.samplers.parallel.process import SamplingProcess
 from rlvr_cli.samplers.weight_check import PROBE_BOUND
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
-from rlvr_cli.training.update import compute_log_probs, train_update
+from rlvr_cli.training.updates.scores import compute_log_probs
+from rlvr_cli.training.updates.update import train_update
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
 GRADER = "r1_zero"

@@ -17,7 +17,8 @@ from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
 from rlvr_cli.models.compute.onednn import rows_multiple
 from rlvr_cli.models.policy import Lora, Policy
 from rlvr_cli.models.tokens.tokenization import collate
-from rlvr_cli.training.update import compute_log_probs, train_update
+from rlvr_cli.training.updates.scores import compute_log_probs
+from rlvr_cli.training.updates.update import train_update
 from triton_on_cpu import mend_interpreter
 
 ops = pytest.importorskip("liger_kernel.ops", reason="needs liger-kernel")

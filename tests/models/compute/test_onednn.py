@@ -18,7 +18,7 @@ from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded.decode_step import unsupported_reason
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.training.update import compute_log_probs
+from rlvr_cli.training.updates.scores import compute_log_probs
 from rlvr_cli.types import Request, SamplingParams
 
 wide = pytest.mark.skipif(not onednn._has_wide_kernels(), reason="needs oneDNN and AVX-512")

@@ -23,7 +23,7 @@ from rlvr_cli.samplers.embedded.batch import Batch, Question, Workspace, make_sl
 from rlvr_cli.samplers.embedded.draw import draw_tokens, inverse_cdf, nucleus, uniforms
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.stop_strings import StopStrings, first_stop, response_text
-from rlvr_cli.training.update import compute_log_probs
+from rlvr_cli.training.updates.scores import compute_log_probs
 from rlvr_cli.types import Request, SamplingParams
 
 PROMPTS = ["What is 12 + 30?", "1", "User: Solve x^2 - 5x + 6 = 0. " * 3, "数学 😀", "Natalia sold 48 clips", "a b c"]

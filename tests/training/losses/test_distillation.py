@@ -16,7 +16,8 @@ from rlvr_cli.training.losses.distillation import DIVERGENCES, distillation
 from rlvr_cli.training.losses.inputs import LossInputs
 from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.planning.plan import distill_objective
-from rlvr_cli.training.update import compute_log_probs, train_update
+from rlvr_cli.training.updates.scores import compute_log_probs
+from rlvr_cli.training.updates.update import train_update
 
 OUTSIDE = [0.0, math.nan, 1e9, -math.inf]
 NAMES = list(DIVERGENCES)

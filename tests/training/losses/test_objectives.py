@@ -21,7 +21,10 @@ from rlvr_cli.training.losses.custom import RESERVED
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs, loss_inputs
 from rlvr_cli.training.losses.objectives import policy_gradient, reduced_loss, token_metrics
 from rlvr_cli.training.losses.policy_gradient import LOSSES
-from rlvr_cli.training.update import _micro_batches, compute_log_probs, train_update, zero_advantage_rows
+from rlvr_cli.training.updates.micro_batches import micro_batches
+from rlvr_cli.training.updates.scores import compute_log_probs
+from rlvr_cli.training.updates.tensors import zero_advantage_rows
+from rlvr_cli.training.updates.update import train_update
 
 NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normalize", 13.0)]
 LENGTHS = [(2, 3), (1, 7), (4, 2), (3, 5), (2, 1)]
@@ -262,7 +265,7 @@ def test_no_unit_is_cut_and_every_row_goes_once(case):
     batch, size, together = case
     units = batch["unit"].flatten().tolist()
     lengths = row_lengths(batch["response_mask"].bool()).tolist()
-    cuts = _micro_batches(batch, size, tokens=None, together=together)
+    cuts = micro_batches(batch, size, tokens=None, together=together)
     seen = [row for rows, _, _ in cuts for row in rows.tolist()]
     alive = {unit for unit, length in zip(units, lengths, strict=True) if length}
     assert sorted(seen) == [row for row, unit in enumerate(units) if unit in alive]
@@ -339,7 +342,7 @@ def test_without_units_rows_are_cut_by_length_alone(case):
     batch, size, together = case
     del batch["unit"]
     cuts = [
-        (rows.tolist(), width, on) for rows, width, on in _micro_batches(batch, size, tokens=None, together=together)
+        (rows.tolist(), width, on) for rows, width, on in micro_batches(batch, size, tokens=None, together=together)
     ]
     assert cuts == rows_by_length(batch, size, together=together)
 

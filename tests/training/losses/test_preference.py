@@ -15,7 +15,8 @@ from rlvr_cli.training.losses.inputs import LossInputs
 from rlvr_cli.training.losses.objectives import reduced_loss
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES, preference
 from rlvr_cli.training.planning.plan import preference_objective
-from rlvr_cli.training.update import compute_log_probs, train_update
+from rlvr_cli.training.updates.scores import compute_log_probs
+from rlvr_cli.training.updates.update import train_update
 
 CHOSEN, CHOSEN_REFERENCE = [-0.4, -0.7], [-0.5, -1.0]
 REJECTED, REJECTED_REFERENCE = [-0.9, -0.2, -1.1], [-0.7, -0.2, -1.5]

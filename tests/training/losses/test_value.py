@@ -18,7 +18,8 @@ from rlvr_cli.training.losses.objectives import policy_gradient, reduced_loss
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.losses.value import actor_critic, compute_value_loss
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
-from rlvr_cli.training.update import check_ratios, compute_scores, train_update
+from rlvr_cli.training.updates.scores import compute_scores
+from rlvr_cli.training.updates.update import check_ratios, train_update
 
 OUTSIDE = [0.0, math.nan, 1e9, -math.inf]
 OLD_VALUES, VALUES = [0.2, 0.5, 0.4, 0.6], [0.55, 0.45, 0.9, 0.7]

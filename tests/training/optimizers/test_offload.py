@@ -12,7 +12,7 @@ from policies import make_batch, make_policy
 from rlvr_cli.training.optimizers.offload import OffloadedAdamW
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.optimizers.optimizer_state import move_state, state_bytes
-from rlvr_cli.training.update import train_update
+from rlvr_cli.training.updates.update import train_update
 
 LENGTHS = [(3, 5), (2, 4), (4, 3)]
 

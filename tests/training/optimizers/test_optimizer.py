@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policies import make_batch, make_policy
 from rlvr_cli.training.optimizers.optimizer import learning_rate_at, make_optimizer
-from rlvr_cli.training.update import train_update
+from rlvr_cli.training.updates.update import train_update
 
 
 def test_the_optimizer_has_the_handouts_defaults_and_only_what_trains():

@@ -6,7 +6,7 @@ import torch
 from policies import make_batch, make_policy
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.optimizers.optimizer_state import layout, state_bytes
-from rlvr_cli.training.update import train_update
+from rlvr_cli.training.updates.update import train_update
 
 
 @pytest.mark.parametrize(

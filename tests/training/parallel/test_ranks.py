@@ -17,7 +17,8 @@ from rlvr_cli.training.losses.objectives import negative_log_likelihood, policy_
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.parallel.ranks import ALONE, Elsewhere, Ranks, bits
-from rlvr_cli.training.update import compute_log_probs, train_update
+from rlvr_cli.training.updates.scores import compute_log_probs
+from rlvr_cli.training.updates.update import train_update
 from together import Together
 
 LENGTHS = [(3, 5), (3, 2), (2, 7), (2, 0), (4, 4), (4, 6), (1, 1), (3, 3)]

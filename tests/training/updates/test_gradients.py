@@ -7,7 +7,7 @@ import torch
 
 from policies import make_policy
 from rlvr_cli.models.policy import Policy
-from rlvr_cli.training.gradients import gradients_of
+from rlvr_cli.training.optimizers.gradients import gradients_of
 from rlvr_cli.training.parallel.ranks import Ranks
 
 

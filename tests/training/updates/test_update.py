@@ -31,7 +31,9 @@ from rlvr_cli.training.credit.advantages import group_advantages
 from rlvr_cli.training.losses.objectives import policy_gradient, token_metrics
 from rlvr_cli.training.losses.policy_gradient import LOSSES, HandoutLoss
 from rlvr_cli.training.optimizers.optimizer import learning_rate_at, make_optimizer
-from rlvr_cli.training.update import check_ratios, compute_log_probs, rollout_tensors, select_rows, train_update
+from rlvr_cli.training.updates.scores import compute_log_probs
+from rlvr_cli.training.updates.tensors import rollout_tensors, select_rows
+from rlvr_cli.training.updates.update import check_ratios, train_update
 
 LOSS_TYPES = list(LOSSES)
 NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normalize", 1.0), ("masked_normalize", 13.0)]

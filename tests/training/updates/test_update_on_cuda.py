@@ -26,7 +26,8 @@ from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.losses.value import actor_critic
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
-from rlvr_cli.training.update import compute_log_probs, compute_scores, train_update
+from rlvr_cli.training.updates.scores import compute_log_probs, compute_scores
+from rlvr_cli.training.updates.update import train_update
 from shapes import math_1_5b
 
 HALF, WIDE = torch.bfloat16, torch.float32

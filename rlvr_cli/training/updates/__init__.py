@@ -1,0 +1,1 @@
+"""One optimizer update: cutting a batch into micro-batches, scores, gradients, and tensors of rollouts."""
