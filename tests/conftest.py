@@ -23,8 +23,12 @@ if importlib.util.find_spec("liger_kernel") and not list(Path("/dev").glob("nvid
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from forks import HEAVY, Forks
+
+settings.register_profile("rlvr", deadline=None)  # tests never assert a time: an example may wait for a busy machine
+settings.load_profile("rlvr")
 
 TINY_CORPUS = (
     "What is 12 + 30? <think> 12 + 30 = 42. </think> <answer> 42 </answer>",
