@@ -829,7 +829,9 @@ def test_responses_without_an_advantage_still_count_in_the_mean(policy):
         assert_same(whole, [gradient * fraction for gradient in half], ROUNDING)
 
 
-@pytest.mark.parametrize("zero", [[], [1], [0, 2, 3], [0, 1, 2, 3, 4, 5, 6]])
+@pytest.mark.parametrize(
+    "zero", [*(pytest.param(rows, marks=pytest.mark.slow) for rows in ([], [1])), [0, 2, 3], [0, 1, 2, 3, 4, 5, 6]]
+)
 @pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if LOSSES[name].skip_zero_advantage])
 def test_rows_with_advantage_0_skip_the_backward_pass_and_nothing_else(policy, loss_type, zero):
     batch = make_rollouts(policy, [*LENGTHS, (1, 1), (2, 7), (3, 0)])
