@@ -164,7 +164,9 @@ def test_killed_at_random_points_nothing_acknowledged_is_lost(victims: Victims, 
     kill_at_random(victims, tmp_path, seed=1, runs=runs, kills=kills)
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [pytest.param(p, marks=[pytest.mark.slow] * (p in ("write", "rename", "manifest"))) for p in POINTS]
+)
 def test_a_run_killed_at_any_passage_of_a_point_ends_the_same(victims: Victims, tmp_path: Path, point: str):
     steps, kills = 1, 0
     while True:
