@@ -307,10 +307,10 @@ WIRING = [
     Mutation("the share of an update is not used for a loss per row", "training/updates/update.py", "for cut in cuts) / settings.share", "for cut in cuts)", f"{UPDATE} -k share"),
     Mutation("fresh tokens are the stale ones", "training/updates/tensors.py", "version != r.step for", "version == r.step for", f"{PARTIAL} -k say_what", ("partial_rollout_tokens",)),
     Mutation("no importance weights for partial rollouts", "config/grpo.py", "return bool(self.async_steps or self.partial_rollout_tokens)", "return bool(self.async_steps)", "tests/config/test_config.py -k importance", ("importance_correction",)),
-    Mutation("a continuation may end at once", "samplers/embedded/batch.py", "self._barred(age + self.begun[:rows] < params.min_tokens)", "self._barred(age + 99 < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
-    Mutation("a continuation has a minimum of its own", "samplers/embedded/batch.py", "self._barred(age + self.begun[:rows] < params.min_tokens)", "self._barred(age < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
-    Mutation("a continuation's stop strings begin in it", "samplers/embedded/batch.py", "response = [*question.beginning, *tokens]", "response = tokens", "tests/samplers/embedded/test_engine.py -k begun"),
-    Mutation("a row that moves forgets what it began with", "samplers/embedded/batch.py", "self.start, self.born, self.begun, *drawn", "self.start, self.born, *drawn", "tests/samplers/embedded/test_engine.py -k begun"),
+    Mutation("a continuation may end at once", "samplers/embedded/batch.py", "barred(age + self.begun[:rows] < params.min_tokens)", "barred(age + 99 < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
+    Mutation("a continuation has a minimum of its own", "samplers/embedded/batch.py", "barred(age + self.begun[:rows] < params.min_tokens)", "barred(age < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
+    Mutation("a continuation's stop strings begin in it", "samplers/embedded/batch.py", "response = [*beginning, *tokens]", "response = tokens", "tests/samplers/embedded/test_engine.py -k begun"),
+    Mutation("a row that moves forgets what it began with", "samplers/embedded/batch.py", "self.seed, self.born, self.begun)", "self.seed, self.born)", "tests/samplers/embedded/test_engine.py -k begun"),
     *mutations_of(
         "samplers/stop_strings.py",
         ("a stop string across the border is not seen", "if found is not None and found[1] - len(found[0]) < len(response_text(tokenizer, before)):", "if False:", "tests/samplers/test_stop_strings.py -k two_parts"),
@@ -942,7 +942,7 @@ MATHEMATICS = [
     *mutations_of(
         "samplers/embedded/batch.py",
         ("EOS is barred one token too long", "self.begun[:rows] < params.min_tokens)", "self.begun[:rows] <= params.min_tokens)", replays("grpo-no baseline")),
-        ("responses are one token short", "(age + 1 == params.max_tokens)", "(age + 2 == params.max_tokens)", f"{ENGINE} -k finish_reasons"),
+        ("responses are one token short", "self._endings.possible(tokens, age + 1)", "self._endings.possible(tokens, age + 2)", f"{ENGINE} -k finish_reasons"),
         ("the draw does not depend on the position", "uniforms(self.seed[:rows], age)", "uniforms(self.seed[:rows], age * 0)", f"{ENGINE} -k inverse_cdf_of_the_seeds"),
     ),
     *mutations_of(
@@ -964,7 +964,7 @@ MATHEMATICS = [
         ("seeds are not averaged over the same steps", "if len({p.arm for p in here}) == 1 and len(asked) > 1 and len(here) < len(asked):", "if False:", "tests/analysis/pictures/test_figures.py -k mean_of_its_seeds"),
         ("an arm has the interval of one seed", "if len(here) == 1 else seed_interval([p.y for p in here])", "", "tests/analysis/pictures/test_figures.py -k mean_of_its_seeds"),
         ("runs in the order of the alphabet", "ordered = [arm.label for arm in self.arms] if self.by_run and self.arms else list(series)", "ordered = sorted(series)", "tests/analysis/pictures/test_figures.py -k order_asked"),
-        ("what has an interval is smoothed", "smooth = 1 if self._has_interval(points, column) or self.columns.bars else self.wishes.smooth", "smooth = self.wishes.smooth", "tests/analysis/pictures/test_figures.py -k not_smoothed"),
+        ("what has an interval is smoothed", "is_whole = self.columns.bars or not joined or (self._has_interval(points, column) and not are_two)", "is_whole = not joined", "tests/analysis/pictures/test_figures.py -k not_smoothed"),
         ("--log has no effect", "axis in wishes.log or axis in self.plot.get", "axis in self.plot.get", "tests/commands/store/test_analyze.py -k logarithmic"),
     ),
     *mutations_of(
@@ -1076,7 +1076,7 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
         ("graphs are recorded again in every call", "not spare.step.refresh(self._policy)", "True", f"{SAMPLED_ON_CUDA} -k next_call"),
     ),
     *mutations_of(
-        "samplers/embedded/batch.py",
+        "samplers/embedded/cache.py",
         ("the mask is in float32", "-torch.inf, dtype=keys.dtype, device=self.device)", "-torch.inf, device=self.device)", f"{SAMPLED_ON_CUDA} -k next_call"),
     ),
 ]  # fmt: skip

@@ -26,9 +26,9 @@ from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.models import log_probs
 from rlvr_cli.rollouts import collect, grading
 from rlvr_cli.runs import metrics_log, run_dir
-from rlvr_cli.samplers.embedded import batch, engine
+from rlvr_cli.samplers.embedded import batch, cache, engine
 from rlvr_cli.terminal.console import Progress
-from rlvr_cli.training import trainer
+from rlvr_cli.training import saving, trainer
 from rlvr_cli.training.credit import groups
 from rlvr_cli.training.parallel import replica, weight_sync
 from rlvr_cli.training.updates import micro_batches, scores, update
@@ -37,17 +37,15 @@ WARM_UP = 2
 STEP = "the step's rest"
 PHASES: dict[str, list[tuple[Any, str]]] = {
     "weight sync, check": [(weight_sync.WeightSync, "sync")],
-    "sampling: forward": [(batch.Batch, "forward")],
+    "sampling: forward": [(cache.RowCache, "forward")],
     "sampling: prefill": [(engine.TransformersSampler, "_prefixes")],
     "sampling: drawing": [(batch, "draw_tokens"), (batch, "uniforms")],
-    "sampling: completions": [(batch.Batch, "_finish")],
+    "sampling: completions": [(batch.Batch, "_completion")],
     "sampling: seats, loop, prompts": [
         (batch.Batch, "advance"),
-        (batch.Batch, "seat"),
-        (batch.Batch, "compact"),
-        (batch.Batch, "_move_columns"),
-        (batch.Batch, "_shrink_window"),
-        (batch.Batch, "__init__"),
+        *((of, name) for of in (batch.Batch, cache.RowCache) for name in ("__init__", "seat", "compact")),
+        (cache.RowCache, "_move_columns"),
+        (cache.RowCache, "_shrink_window"),
         (engine, "prompt_token_ids"),
         (collect, "collect_batch"),
         (collect, "make_rollout"),
@@ -71,7 +69,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "update: forward, output layer": [(log_probs, "_linear_log_probs")],
     "update: backward": [(torch.Tensor, "backward")],
     "update: rest": [(replica, "train_update")],
-    "checkpoint": [(trainer, "save_checkpoint")],
+    "checkpoint": [(saving, "save_checkpoint")],
 }
 
 

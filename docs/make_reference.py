@@ -1,4 +1,4 @@
-"""The reference tables of docs/*.md, made from the code.
+"""The reference tables of docs/, made from the code.
 
     python docs/make_reference.py            # rewrites what stands between <!-- reference: NAME --> and <!-- /reference -->
     python docs/make_reference.py --check    # rewrites nothing; exit status 1, and the names, where a table is stale
@@ -11,14 +11,16 @@ import argparse
 import ast
 import importlib.util
 import inspect
+import itertools
 import json
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import Field
+from dataclasses import Field, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
@@ -75,28 +77,120 @@ def configs() -> dict[str, type]:
     return {command: config_of(command) for command in COMMANDS}
 
 
-def option_tables() -> str:
-    """A section for each command, a table for each of its groups."""
-    sections = []
+class Description(NamedTuple):
+    """How a page describes an option. Commands whose descriptions are equal share the option."""
+
+    typed: str
+    said: str
+
+
+def described(option: Field[Any]) -> Description:
+    """How a page describes an option of a command."""
+    kind, repeatable, _, _ = value_type(option)
+    name = flag(option.name)
+    if option.metadata["argument"]:
+        typed = f"{option.name.upper()}{'...' if repeatable else ''}"
+    elif kind is bool:
+        typed = f"{name}, --no-{name[2:]}"
+    else:
+        typed = f"{name} {VALUES.get(kind, 'TEXT')}"
+    allowed = choices(option)
+    return Description(typed, option.metadata["help"] + (f" One of: {', '.join(allowed)}." if allowed else ""))
+
+
+@dataclass(frozen=True)
+class SharedOption:
+    """An option that several commands have, with the same description."""
+
+    by_command: Mapping[str, Field[Any]]
+
+    @property
+    def group(self) -> str:
+        """Its heading in the help of the first command; a page of this name describes it."""
+        return next(iter(self.by_command.values())).metadata["group"]
+
+    @property
+    def default(self) -> Any:
+        """The default of most of the commands."""
+        return Counter(option.default for option in self.by_command.values()).most_common(1)[0][0]
+
+    @property
+    def free_on_resume(self) -> bool:
+        return any(option.metadata["free_on_resume"] for option in self.by_command.values())
+
+
+def shared_options() -> dict[Description, SharedOption]:
+    """The options that more than one command has."""
+    found: dict[Description, dict[str, Field[Any]]] = {}
     for command, config in configs().items():
-        sections.append(f"## rlvr {command}\n\n{introduction(config)}\n")
-        groups: dict[str, list[tuple[str, str, str]]] = {}
         for option in options(config):
-            kind, repeatable, _, _ = value_type(option)
-            name = flag(option.name)
-            if option.metadata["argument"]:
-                typed = f"{option.name.upper()}{'...' if repeatable else ''}"
-            elif kind is bool:
-                typed = f"{name}, --no-{name[2:]}"
-            else:
-                typed = f"{name} {VALUES.get(kind, 'TEXT')}"
-            said = option.metadata["help"] + (" †" if option.metadata["free_on_resume"] else "")
-            if allowed := choices(option):
-                said += f" One of: {', '.join(allowed)}."
-            groups.setdefault(option.metadata["group"], []).append((f"`{typed}`", shown(option.default), said))
-        for group, rows in groups.items():
-            sections.append(table((group, "default", ""), rows))
+            found.setdefault(described(option), {})[command] = option
+    return {description: SharedOption(having) for description, having in found.items() if len(having) > 1}
+
+
+def row(description: Description, default: Any, *, free_on_resume: bool) -> tuple[str, str, str]:
+    """The row of an option where it is described."""
+    return f"`{description.typed}`", shown(default), description.said.replace("<", "&lt;") + " †" * free_on_resume
+
+
+def group_tables(group: str) -> Callable[[str], str]:
+    """The shared options of a group: a table for each set of commands that have them."""
+
+    def made(old: str) -> str:
+        tables: dict[tuple[str, ...], list[tuple[str, str, str]]] = {}
+        for description, shared in shared_options().items():
+            if shared.group == group:
+                found = row(description, shared.default, free_on_resume=shared.free_on_resume)
+                tables.setdefault(tuple(shared.by_command), []).append(found)
+        sections = [
+            f"\nOptions of {', '.join(f'`{command}`' for command in commands)}:\n\n{table(('option', 'default', ''), rows)}"
+            for commands, rows in tables.items()
+        ]
+        return "".join(sections) + "\n"
+
+    return made
+
+
+def option_tables() -> str:
+    """A section for each command, with one table."""
+    shared = shared_options()
+    sections = [
+        f"## rlvr {command}\n\n{introduction(config)}\n\n{table(('option', 'default', ''), command_rows(config, shared))}"
+        for command, config in configs().items()
+    ]
     return "\n" + "\n".join(sections) + "\n"
+
+
+def command_rows(config: type, shared: Mapping[Description, SharedOption]) -> list[tuple[str, str, str]]:
+    """The rows of a command, under the headings of the help: its own options; shared ones are named with the page that describes them,
+    and have a row where the default is another one than there."""
+    rows = []
+    for group, having in itertools.groupby(options(config), key=lambda option: option.metadata["group"]):
+        elsewhere: dict[str, list[str]] = {}  # page -> names of options
+        here = []
+        for option in having:
+            description = described(option)
+            found = shared.get(description)
+            if found is None:
+                here.append(row(description, option.default, free_on_resume=option.metadata["free_on_resume"]))
+                continue
+            elsewhere.setdefault(found.group, []).append(f"`{re.split('[ ,]', description.typed)[0]}`")
+            if option.default != found.default:
+                default = shown(option.default) or "none"
+                here.append((f"`{description.typed}`", default, f"See {page_link(found.group)}."))
+        seen = (f"See {page_link(page)} for {', '.join(names)}." for page, names in elsewhere.items())
+        rows += [(f"**{group}**", "", " ".join(seen)), *here]
+    return rows
+
+
+def page_link(group: str) -> str:
+    """The link from options.md to the page of a shared group."""
+    return f"[{group}](options/{group.lower()}.md)"
+
+
+def command_table() -> str:
+    """The commands, what they do, and where their options are."""
+    return table(("command", ""), ((f"[`rlvr {name}`](#rlvr-{name})", does) for name, does in COMMANDS.items()))
 
 
 def introduction(config: type) -> str:
@@ -122,7 +216,7 @@ def preset_tables() -> str:
                 cells = ["" if value == option.default else shown(value) for value in given]
                 rows.append((f"`{flag(option.name)}`", shown(option.default), *cells))
         found = table(("option", "default", *having), rows) if rows else f"{', '.join(having)}: the defaults.\n"
-        sections.append(f"### rlvr {command}\n\n{found}")
+        sections.append(f"## rlvr {command}\n\n{found}")
     return "\n" + "\n".join(sections) + "\n"
 
 
@@ -292,7 +386,9 @@ def recipe_table() -> str:
 
 
 TABLES: dict[str, Callable[[str], str]] = {
+    "commands": lambda old: command_table(),
     "options": lambda old: option_tables(),
+    **{f"options of {group.lower()}": group_tables(group) for group in {s.group for s in shared_options().values()}},
     "presets": lambda old: preset_tables(),
     "queries": lambda old: query_table(),
     "losses": loss_table,
@@ -316,9 +412,11 @@ def remade(text: str) -> str:
 
 
 def stale() -> list[str]:
-    """What is wrong with the tables of docs/*.md, a line each."""
-    pages = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
-    blocks = [(path.name, block) for path, text in pages.items() for block in BLOCK.finditer(text)]
+    """What is wrong with the tables of docs/, a line each."""
+    pages = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+    blocks = [
+        (path.relative_to(DOCS).as_posix(), block) for path, text in pages.items() for block in BLOCK.finditer(text)
+    ]
     wrong = [f"no page has the table: {name}" for name in TABLES.keys() - {block[2] for _, block in blocks}]
     for page, block in blocks:
         new = TABLES[block[2]](block[3])
@@ -334,7 +432,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     if not parser.parse_args().check:
-        for path in sorted(DOCS.glob("*.md")):
+        for path in sorted(DOCS.rglob("*.md")):
             text = path.read_text(encoding="utf-8")
             if (new := remade(text)) != text:
                 path.write_text(new, encoding="utf-8")

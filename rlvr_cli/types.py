@@ -5,7 +5,7 @@ the columns of the Parquet files: name, order, type, and nullable where a field 
 schemas from them.
 
 To add a column, append a field with the schema version that introduces it and a default, the value that older files
-read as ::
+read as:
 
     value: Annotated[Float32 | None, Since(SCHEMA_VERSION)] = None
 """

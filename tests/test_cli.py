@@ -103,18 +103,19 @@ def test_option_names_are_never_cut(capsys, monkeypatch, columns):
     assert widest <= max(int(columns), 60) <= 200
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
-def test_on_a_terminal_the_groups_are_panels(columns):
-    """On a pseudo-terminal, no text is cut and every line is as wide as its panel."""
-    page = on_a_terminal("grpo", "--help-all", columns=columns)
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", page).replace("\r", "")
-    assert "\x1b[" in page
-    for group in ("Data", "Algorithm", "Optimization", "Run"):
-        assert f"╭─ {group} ─" in plain
-    names = set(re.findall(r"--[a-z][a-z0-9-]*", plain))
+def test_on_a_terminal_groups_names_and_defaults_stand_out(capsys, monkeypatch):
+    """Without the codes the page is the one that a pipe gets, and so it is with NO_COLOR."""
+    monkeypatch.setenv("COLUMNS", "80")
+    plain = shown(capsys, "grpo", "--help-all")
+    page = on_a_terminal("grpo", "--help-all", columns=80).replace("\r", "")
+    assert re.sub(r"\x1b\[[0-9;]*m", "", page) == plain
+    bold = re.findall(r"\x1b\[1m([^\x1b]*)\x1b\[0m", page)
+    assert {"Data:", "Algorithm:", "Optimization:", "Run:"} <= set(bold)
+    names = set(re.findall(r"\x1b\[36m(--[a-z0-9-]*)", page))
     assert {flag(o.name) for o in options(config_of("grpo"))} <= names
-    assert "…" not in plain
-    assert {len(line) for line in plain.splitlines() if line.startswith(("│", "╭", "╰"))} == {columns}
+    assert "\x1b[2m[default: 8]\x1b[0m" in page
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert on_a_terminal("grpo", "--help-all", columns=80).replace("\r", "") == plain
 
 
 def on_a_terminal(*arguments: str, columns: int) -> str:

@@ -1,7 +1,6 @@
 """Shell completion: through the protocol of each shell, and in a real bash."""
 
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from rlvr_cli.config.grpo import LossType
 from rlvr_cli.config.parsing.options import flag, options
 from rlvr_cli.config.parsing.sources import preset_names
 from rlvr_cli.graders import GRADERS
+from rlvr_cli.runs.run_dir import RunDir
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,11 +26,8 @@ ROOT = Path(__file__).parents[1]
 def here(tmp_path, monkeypatch) -> Path:
     """Change to a folder with runs, models and files."""
     monkeypatch.chdir(tmp_path)
-    for age, (name, command) in enumerate((("new", "grpo"), ("mid-sft", "sft"), ("old", "grpo"))):
-        run = tmp_path / "runs" / name
-        run.mkdir(parents=True)
-        (run / "run.json").write_text(json.dumps({"command": command, "status": "finished"}))
-        os.utime(run / "run.json", (10**9 - age, 10**9 - age))
+    for name, command in (("old", "grpo"), ("mid-sft", "sft"), ("new", "grpo")):
+        RunDir.create(tmp_path / "runs", command, name=name, metadata={}).close()
     other = tmp_path / "elsewhere" / "far"
     other.mkdir(parents=True)
     (other / "run.json").write_text(json.dumps({"command": "grpo", "status": "failed"}))

@@ -1,11 +1,13 @@
 """The documentation: links resolve, tables match the code, the commands shown exist, and the guide works as typed."""
 
+import collections
 import contextlib
 import doctest
 import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,9 +23,10 @@ from rlvr_cli.sweeps.experiment import experiment_names, load_experiment
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(
-    [*DOCS.glob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md"))]
-)
+PAGES = [
+    *(page for pattern in ("*.md", "api/*.md", "options/*.md") for page in sorted(DOCS.glob(pattern))),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+]
 GUIDE = DOCS / "guide.md"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?%?")
@@ -143,7 +146,7 @@ def test_every_choice_is_documented():
     for name in ("loss_type", "length_normalization"):
         documented("algorithms.md", [choice for choice in reference.choices(grpo[name]) if ".py" not in choice])
     presets = {path.stem for path in (ROOT / "rlvr_cli/config/presets").glob("*.toml")}
-    documented("options.md", presets)
+    documented("options/presets.md", presets)
     assert [p for p in PROBLEMS if p not in " ".join(re.findall(r"^## (.+)$", text_of(GUIDE), re.MULTILINE))] == []
 
 
@@ -176,15 +179,15 @@ def test_the_tables_match_the_code():
 
 def test_a_stale_table_and_an_undescribed_column_are_detected(monkeypatch, tmp_path):
     script = reference_script()
-    for page in DOCS.glob("*.md"):
-        (tmp_path / page.name).write_text(text_of(page), encoding="utf-8")
+    shutil.copytree(DOCS, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.svg", "*.png"))
     monkeypatch.setattr(script, "DOCS", tmp_path)
     assert script.stale() == []
-    runs, options_page = tmp_path / "runs.md", tmp_path / "options.md"
+    runs, options_page, group_page = (tmp_path / name for name in ("runs.md", "options.md", "options/sampling.md"))
     runs.write_text(text_of(runs).replace("| the text that the model wrote; the stop string is kept |", "|  |"))
     options_page.write_text(
-        text_of(options_page).replace("| `--group-size INT` | `8` |", "| `--group-size INT` | `9` |")
+        text_of(options_page).replace("| `--n-grpo-steps INT` | `200` |", "| `--n-grpo-steps INT` | `9` |")
     )
+    group_page.write_text(text_of(group_page).replace("Temperature; 0 is greedy.", "Temperature."))
     (tmp_path / "analysis.md").unlink()
     algorithms = tmp_path / "algorithms.md"
     algorithms.write_text(text_of(algorithms).replace("| handout, equation 34 |", "|  |"))
@@ -192,7 +195,69 @@ def test_a_stale_table_and_an_undescribed_column_are_detected(monkeypatch, tmp_p
     assert "algorithms.md: say where the loss grpo_no_clip comes from" in wrong
     assert "runs.md: say what the column response means" in wrong
     assert any(line.startswith("options.md: options is stale") for line in wrong)
+    assert any(line.startswith("options/sampling.md: options of sampling is stale") for line in wrong)
     assert "no page has the table: queries" in wrong
+
+
+class Row(NamedTuple):
+    """A row of an option in a table."""
+
+    typed: str
+    default: str
+    said: str
+
+
+def option_rows(text: str) -> dict[str, Row]:
+    """The rows of the options in a text, by the option's name."""
+    text = text.replace(r"\|", "|").replace("&lt;", "<").replace(" †", "")
+    rows = [Row(*cells) for cells in re.findall(r"^\| `([^`]+)` \| (.*?) \| (.*) \|$", text, re.MULTILINE)]
+    return {re.split("[ ,]", row.typed)[0]: row for row in rows}
+
+
+def described_options() -> tuple[dict[str, str], dict[str, dict[str, dict[str, Row]]]]:
+    """The section of each command in options.md; and page -> command -> the options that the page describes."""
+    parts = re.split(r"^## rlvr (\w+)$", text_of(DOCS / "options.md"), flags=re.MULTILINE)
+    pages: dict[str, dict[str, dict[str, Row]]] = {}
+    for page in (DOCS / "options").glob("*.md"):
+        for commands, table in re.findall(r"^Options of (.*):\n\n((?:\|.*\n)+)", text_of(page), re.MULTILINE):
+            for command in re.findall(r"`(\w+)`", commands):
+                pages.setdefault(f"options/{page.name}", {}).setdefault(command, {}).update(option_rows(table))
+    return dict(zip(parts[1::2], parts[2::2], strict=True)), pages
+
+
+def test_every_option_is_found_from_the_table_of_its_command():
+    script = reference_script()
+    sections, pages = described_options()
+    assert list(sections) == list(script.configs())
+    for command, config in script.configs().items():
+        rows = option_rows(sections[command])
+        seen = re.findall(r"See \[\w+\]\((options/\w+\.md)\) for (.*?)\.(?: |$)", sections[command], re.MULTILINE)
+        elsewhere = {name: pages[page][command] for page, names in seen for name in re.findall("`([^`]+)`", names)}
+        for option in options(config):
+            kind = script.value_type(option)
+            name = flag(option.name)
+            if option.metadata["argument"]:
+                name = option.name.upper() + "..." * kind.repeatable
+            described = elsewhere.pop(name, rows)[name]
+            assert described.said.startswith(option.metadata["help"]), (command, name)
+            default = rows.pop(name, described).default
+            assert default == script.shown(option.default) or (default == "none" and not option.default), (
+                command,
+                name,
+            )
+        assert (rows, elsewhere) == ({}, {}), command
+
+
+def test_no_option_is_described_twice():
+    sections, pages = described_options()
+    rows = [row for section in sections.values() for row in option_rows(section).values()]
+    shared = {
+        (page, row) for page, commands in pages.items() for having in commands.values() for row in having.values()
+    }
+    described = [(row.typed, row.said) for row in rows if not row.said.startswith("See [")]
+    described += [(row.typed, row.said) for _, row in shared]
+    assert len(described) > 250
+    assert [key for key, count in collections.Counter(described).items() if count > 1] == []
 
 
 def test_a_loss_without_a_row_is_detected(monkeypatch):

@@ -152,7 +152,7 @@ def print_result(config: EvalConfig, evaluated: Mapping[Path, Dataset]) -> None:
     """Print the summary of the run; of several, a table with a row for each dataset or thinking budget."""
     if len(evaluated) == 1:
         tables.print_tables(summarize(next(iter(evaluated))).tables(), output=config.format)
-    elif len(config.datasets) > 1:
+    elif len(config.thinking_budgets) < 2:
         tables.print_tables([dataset_table(evaluated)], output=config.format)
         console.say(f"of each  rlvr analyze summary {shlex.join(map(str, evaluated))}")
     else:
@@ -232,17 +232,20 @@ def say_plan(inputs: Inputs) -> None:
 
 
 def own_options(config: EvalConfig) -> dict[str, dict[str, str]]:
-    """End of a run's name -> the options that are this run's own: its thinking budget or its dataset. Empty if there is one run."""
-    if len(config.thinking_budgets) > 1:
-        return {str(budget): {"thinking_budget": str(budget)} for budget in config.thinking_budgets}
-    if len(config.datasets) == 1:
-        return {}
-    found: dict[str, dict[str, str]] = {}
-    for name in config.datasets:
+    """End of a run's name -> the options that are this run's own: its dataset and its thinking budget. Empty if there is one run."""
+    budgets = [{"thinking_budget": str(budget)} for budget in config.thinking_budgets]
+    of_datasets: dict[str, dict[str, str]] = {}
+    for name in config.datasets if len(config.datasets) > 1 else ():
         short = short_name(name) or "dataset"
         numbered = (short if number == 1 else f"{short}-{number}" for number in count(1))
-        found[next(end for end in numbered if end not in found)] = {"dataset": name}
-    return found
+        of_datasets[next(end for end in numbered if end not in of_datasets)] = {"dataset": name}
+    if len(budgets) < 2:
+        return of_datasets
+    return {
+        "-".join(filter(None, (end, budget["thinking_budget"]))): {**dataset, **budget}
+        for end, dataset in (of_datasets or {"": {}}).items()
+        for budget in budgets
+    }
 
 
 def config_of_each_run(config: EvalConfig, *, about: Sequence[str]) -> list[EvalConfig]:

@@ -71,7 +71,7 @@ class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
         common=True,
     )
     rounds: int = knob(
-        20, "Rounds; each one's prompts see the attempts of those before.", group="Algorithm", common=True, free_on_resume=True, at_least=1,
+        20, "Rounds; the prompts of a round show attempts of earlier rounds.", group="Algorithm", common=True, free_on_resume=True, at_least=1,
     )  # fmt: skip
     num_samples: int = knob(8, "Attempts per round.", group="Algorithm", common=True, at_least=1)
     parents: int = knob(2, "Programs that a prompt of --strategy islands shows.", group="Algorithm", at_least=1)

@@ -97,6 +97,7 @@ class DpoConfig(EvaluationSamplingOptions, TrainingConfig):
         "Inference engine. auto: vllm if it is installed and there is a CUDA device, else transformers, which shares the trainer's weights; "
         "without --n-dpo-steps, transformers.",
         group="Model",
+        free_on_resume=True,
     )
     append_eos: bool = knob(
         True,

@@ -104,11 +104,6 @@ class EvalConfig(EndpointOptions, RunOptions, SamplingOptions, PromptOptions, Qu
         if "" in several or len(set(several)) < len(several):
             what = "an empty name" if "" in several else "a dataset twice"
             raise RlvrError(f"--dataset {self.dataset} has {what}.", "Name each dataset once: --dataset gsm8k,math")
-        if len(self.thinking_budgets) > 1:
-            raise RlvrError(
-                "--dataset and --thinking-budget both name several.",
-                "Give one dataset with several budgets, or several datasets with one budget.",
-            )
         if self.resume:
             raise RlvrError(
                 "--resume goes on with one run, and --dataset names several.",

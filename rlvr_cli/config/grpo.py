@@ -143,7 +143,7 @@ class GrpoConfig(EvaluationSamplingOptions, TrainingConfig):
     )  # fmt: skip
     partial_rollout_tokens: int = knob(
         0,
-        "Most tokens that a response gets in one step: a longer one goes on in the next batch, sampled by the policy of then (Kimi k1.5); 0: no "
+        "Most tokens that a response gets in one step: a longer one goes on in the next batch, with that batch's policy (Kimi k1.5); 0: no "
         "such limit.",
         group="Algorithm",
         at_least=0,
@@ -194,7 +194,8 @@ class GrpoConfig(EvaluationSamplingOptions, TrainingConfig):
     language: Language = knob("en", "The language that --language-reward wants.", group="Algorithm")
     language_detector: LanguageDetector = knob(
         "script",
-        "script: a word's letters decide, which cannot tell Latin languages apart; py3langid: also what it makes of each Latin sentence.",
+        "script: a word's letters decide, which cannot tell Latin languages apart; py3langid: also the language that it finds in each Latin "
+        "sentence.",
         group="Algorithm",
     )
     eval_every: int = knob(

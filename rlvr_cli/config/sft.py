@@ -29,10 +29,12 @@ class SftConfig(TrainingConfig):
         "all", "Number of unique examples to train on (128, 256, 512, 1024, ...), or all.", group="Data", common=True
     )
     correct_only: bool = knob(False, "Train only on traces that the grader rewards.", group="Data", common=True)
-    sft_epochs: int = knob(1, "Passes over the examples.", group="Optimization", common=True, at_least=1)
-    n_sft_steps: int = knob(
-        0, "Updates; 0: as many as --sft-epochs needs.", group="Optimization", common=True, at_least=0
+    sft_epochs: int = knob(
+        1, "Passes over the examples.", group="Optimization", common=True, free_on_resume=True, at_least=1
     )
+    n_sft_steps: int = knob(
+        0, "Updates; 0: as many as --sft-epochs needs.", group="Optimization", common=True, free_on_resume=True, at_least=0,
+    )  # fmt: skip
     train_batch_size: int = knob(256, "Examples per update.", group="Optimization", common=True, at_least=1)
     micro_batch_size: int = knob(
         8, "Examples per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True, at_least=1,
@@ -51,6 +53,7 @@ class SftConfig(TrainingConfig):
         "auto",
         "Inference engine of the evaluations. auto: transformers, which shares the trainer's weights.",
         group="Model",
+        free_on_resume=True,
     )
     append_eos: bool = knob(
         True, "Append the end-of-sequence token to each response and train on it.", group="Optimization"

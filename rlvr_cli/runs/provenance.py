@@ -24,6 +24,7 @@ from rlvr_cli.process import available_cores
 from rlvr_cli.runs.readers import read_metadata, resolve_run
 from rlvr_cli.runs.run_dir import RunDir, check_new_name
 from rlvr_cli.runs.storage.files import check_can_write, is_full_disk
+from rlvr_cli.terminal import console
 from rlvr_cli.text import environment_secrets, redacted, storable
 
 C = TypeVar("C", bound=RunOptions)
@@ -74,6 +75,7 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
         _check_facts(read_metadata(path), facts)
         run = RunDir.resume(path)
         _store_length(run, config)
+        _store_engine(run, facts)
     else:
         knobs = {f.name for f in options(type(config))}
         metadata = {
@@ -110,6 +112,24 @@ def _store_length(run: RunDir, config: RunOptions) -> None:
         run.update(config=stored | changed, sources=sources)
 
 
+def _store_engine(run: RunDir, facts: Mapping[str, Any]) -> None:
+    """Store an engine that is not the one before, with the rollouts after which it samples, and say so."""
+    first = {"from_rollout": 0, "engine": run.metadata.get("facts", {}).get("engine")}
+    match run.metadata.get("engines"):
+        case [*_, {"engine": before}] as stored:
+            pass
+        case _:
+            stored, before = [first], first["engine"]
+    now = facts.get("engine")
+    if now == before:
+        return
+    console.say(
+        f"note: it goes on with the engine {now} instead of {before}: samples are a function of weights, prompt and seed, but engines round "
+        "differently, so that the run is no longer what it would have been"
+    )
+    run.update(engines=[*stored, {"from_rollout": run.num_rollouts(), "engine": now}])
+
+
 def name_of(fact: Any) -> str:
     """Return the name of an input in `facts`; "" if there is none."""
     name = fact.get("name") if isinstance(fact, Mapping) else fact
@@ -132,6 +152,7 @@ def _check_facts(metadata: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     differing = [
         f"its {kind} {name} was {_brief(was)}, now is {_brief(now)}"
         for kind in facts
+        if kind != "engine"  # it may change: `_store_engine`
         for name, was, now in _differences(stored.get(kind), facts[kind])
     ]
     if differing:

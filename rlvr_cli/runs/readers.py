@@ -506,7 +506,7 @@ def all_runs(root: Path | str) -> list[Path]:
 
 def run_names(root: Path | str) -> list[str]:
     """Return the names of the runs in a directory, the most recently written first."""
-    return [run.name for run in sorted(_runs(Path(root)), key=_changed, reverse=True)]
+    return [run.name for run in sorted(_runs(Path(root)), key=_last_written, reverse=True)]
 
 
 def _runs(root: Path) -> list[Path]:
@@ -517,8 +517,8 @@ def _runs(root: Path) -> list[Path]:
     return [root / name for name in names if os.path.lexists(root / name / RUN_FILE)]
 
 
-def _changed(run: Path) -> float:
-    """Return the modification time of run.json; 0 if the file is gone."""
-    with suppress(OSError):
-        return os.stat(run / RUN_FILE).st_mtime
-    return 0.0
+def _last_written(run: Path) -> str:
+    """Return `updated_at` of run.json, which a copy of the run keeps; "" if the file cannot be read."""
+    with suppress(RlvrError):
+        return str(read_metadata(run).get("updated_at", ""))
+    return ""

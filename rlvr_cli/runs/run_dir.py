@@ -408,9 +408,13 @@ class RunDir:
             for sample_index in bit_positions(bits)
         }
 
-    def num_rollouts(self, phase: Phase, step: int) -> int:
-        """Return the number of committed rollouts of a phase and step."""
-        return sum(e.rows for e in self._entries if (e.folder, e.phase, e.step) == (ROLLOUTS, phase, step))
+    def num_rollouts(self, phase: Phase | None = None, step: int | None = None) -> int:
+        """Return the number of committed rollouts, of a phase and step if they are given."""
+        return sum(
+            e.rows
+            for e in self._entries
+            if e.folder == ROLLOUTS and phase in (None, e.phase) and step in (None, e.step)
+        )
 
     def missing_indices(self, phase: Phase, step: int, example_id: str, *, num_samples: int) -> list[int]:
         """Return the sample indices below `num_samples` that are not committed for a question, in ascending order.

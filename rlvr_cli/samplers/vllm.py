@@ -94,11 +94,7 @@ class VllmSampler:
         adapter = adapter_settings(model_path)
         weights_of, tokenizer = base_of(model_path) or model_path, tokenizer_of(model_path)
         model = str(local_directory(weights_of) or weights_of)
-        rank = max(lora_rank, adapter["r"] if adapter is not None else 0)
-        if rank > LORA_RANKS[-1]:
-            raise RlvrError(
-                f"vLLM takes adapters up to rank {LORA_RANKS[-1]}, not of rank {rank}.", "Use --engine transformers."
-            )
+        options = _adapter_options(max(lora_rank, adapter["r"] if adapter is not None else 0))
         with _trainer_state_preserved():
             llm_class = _import_vllm()
         from vllm.platforms import current_platform
@@ -107,24 +103,13 @@ class VllmSampler:
         # Of a tokenizer that differs from the one that vLLM would load.
         self._tokenizer_folder: tempfile.TemporaryDirectory[str] | None = None
         self.notes: tuple[str, ...] = ()
-        self._on_cpu = on_cpu = current_platform.is_cpu()
+        self._on_cpu: bool = current_platform.is_cpu()
         self._takes_adapters = lora_rank > 0
         self._adapters = 0  # loaded so far
         self._adapter: Any = None  # vLLM's request for the adapter that is served
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None  # of a version that the trainer gave
-        options: dict[str, Any] = {"gpu_memory_utilization": gpu_memory_utilization}
-        if on_cpu:
-            share = min(gpu_memory_utilization, CPU_MEMORY_SHARE)
-            cache = int(share * _free_memory())
-            # Chunked prefill samples from half-read prompts too and then rewinds the request's generator, which a CPU
-            # generator cannot do ("CPU Generator does not use offset"): whole prompts leave nothing to rewind.
-            options = {"kv_cache_memory_bytes": cache, "enable_chunked_prefill": False}
-            note = f"vLLM runs on the CPU: its cache takes {cache / 2**30:.1f} GiB, {share:.0%} of the free memory."
-            self.notes = (note,)
-            logger.warning(note)
-        if rank:
-            options |= {"enable_lora": True, "max_lora_rank": min(r for r in LORA_RANKS if r >= rank)}
-        self._can_sleep = (
+        options |= self._memory_options(gpu_memory_utilization)
+        self._can_sleep: bool = (
             enable_sleep_mode
             and current_platform.is_sleep_mode_available()
             and current_platform.is_cumem_allocator_available()
@@ -133,32 +118,15 @@ class VllmSampler:
             options["enable_sleep_mode"] = True  # only here: where it is not available, vLLM would not start with it
         elif enable_sleep_mode:
             self.notes += ("vLLM has no sleep mode here: it keeps its memory while the policy is trained.",)
-        self.dtype = ("float32" if on_cpu else "bfloat16") if dtype == "auto" else dtype
+        self.dtype = ("float32" if self._on_cpu else "bfloat16") if dtype == "auto" else dtype
         if self.dtype not in PROBE_BOUND:
             raise RlvrError(f"There is no dtype {self.dtype!r}.", f"Choose one of auto, {', '.join(PROBE_BOUND)}.")
-        try:
-            with _trainer_state_preserved():
-                from rlvr_cli.models.tokens.own_tokenizer import corrected_copy
-
-                self._tokenizer_folder = corrected_copy(str(local_directory(tokenizer) or tokenizer), model=model)
-                if self._tokenizer_folder is not None:
-                    options["tokenizer"] = self._tokenizer_folder.name
-                self.llm: Any = llm_class(
-                    model=model,
-                    dtype=self.dtype,
-                    max_model_len=max_model_len,
-                    enforce_eager=on_cpu if enforce_eager is None else enforce_eager,
-                    enable_prefix_caching=True,
-                    logprobs_mode="processed_logprobs",
-                    load_format="safetensors",  # a pickle is never opened
-                    use_tqdm_on_load=False,
-                    seed=seed,
-                    **options,
-                )
-                self._threads = _torch_threads()  # with a GPU, vLLM uses one: others would only spin
-        except (ValueError, RuntimeError, OSError, NotImplementedError) as e:
-            self._remove_tokenizer()
-            raise RlvrError(f"vLLM cannot load {model}: {_first_lines(e)}") from e
+        options |= {
+            "max_model_len": max_model_len,
+            "enforce_eager": self._on_cpu if enforce_eager is None else enforce_eager,
+            "seed": seed,
+        }
+        self.llm: Any = self._load(llm_class, model, tokenizer=tokenizer, options=options)
         self.max_model_len: int = self.llm.llm_engine.model_config.max_model_len
         self._pending: dict[str, tuple[int, int]] = {}  # engine request -> (request_index, sample_index)
         self._calls = 0
@@ -167,6 +135,43 @@ class VllmSampler:
         self._last_probe: Probe | None = None
         if adapter is not None:
             self._serve_adapter(str(local_directory(model_path)))
+
+    def _memory_options(self, utilization: float) -> dict[str, Any]:
+        """Return what vLLM may take of the memory; a note says so on the CPU."""
+        if not self._on_cpu:
+            return {"gpu_memory_utilization": utilization}
+        share = min(utilization, CPU_MEMORY_SHARE)
+        cache = int(share * _free_memory())
+        note = f"vLLM runs on the CPU: its cache takes {cache / 2**30:.1f} GiB, {share:.0%} of the free memory."
+        self.notes = (note,)
+        logger.warning(note)
+        # Chunked prefill samples from half-read prompts too and then rewinds the request's generator, which a CPU
+        # generator cannot do ("CPU Generator does not use offset"): whole prompts leave nothing to rewind.
+        return {"kv_cache_memory_bytes": cache, "enable_chunked_prefill": False}
+
+    def _load(self, llm_class: Any, model: str, *, tokenizer: str | Path, options: dict[str, Any]) -> Any:
+        """Start vLLM with the model. Raises RlvrError if it cannot load it."""
+        try:
+            with _trainer_state_preserved():
+                from rlvr_cli.models.tokens.own_tokenizer import corrected_copy
+
+                self._tokenizer_folder = corrected_copy(str(local_directory(tokenizer) or tokenizer), model=model)
+                if self._tokenizer_folder is not None:
+                    options = options | {"tokenizer": self._tokenizer_folder.name}
+                llm = llm_class(
+                    model=model,
+                    dtype=self.dtype,
+                    enable_prefix_caching=True,
+                    logprobs_mode="processed_logprobs",
+                    load_format="safetensors",  # a pickle is never opened
+                    use_tqdm_on_load=False,
+                    **options,
+                )
+                self._threads = _torch_threads()  # with a GPU, vLLM uses one: others would only spin
+                return llm
+        except (ValueError, RuntimeError, OSError, NotImplementedError) as e:
+            self._remove_tokenizer()
+            raise RlvrError(f"vLLM cannot load {model}: {_first_lines(e)}") from e
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
@@ -428,6 +433,15 @@ def _import_vllm() -> Any:
             ) from e
         raise RlvrError(f"vLLM is installed but cannot be imported: {_first_lines(e)}") from e
     return LLM
+
+
+def _adapter_options(rank: int) -> dict[str, Any]:
+    """Return the options of vLLM for adapters up to this rank; 0: it takes none."""
+    if rank > LORA_RANKS[-1]:
+        raise RlvrError(
+            f"vLLM takes adapters up to rank {LORA_RANKS[-1]}, not of rank {rank}.", "Use --engine transformers."
+        )
+    return {"enable_lora": True, "max_lora_rank": min(r for r in LORA_RANKS if r >= rank)} if rank else {}
 
 
 def _free_memory() -> int:

@@ -15,7 +15,7 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -27,6 +27,7 @@ from rlvr_cli.config.parsing.options import Provenance, flag, nearest, options, 
 from rlvr_cli.config.parsing.sources import CONFIGURED, LENGTH, read_options, resolve
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.readers import RUN_FILE, RUN_NAME
+from rlvr_cli.terminal import console
 
 Order = Literal["seeds", "arms"]
 EXPERIMENTS = Path(__file__).parent / "experiments"
@@ -40,6 +41,10 @@ COMMANDS = tuple(command for command in CONFIGURED if command != "discover")  # 
 _TEXTS = ("title", "command", "problem", "look_at", "baseline", "order")
 _TABLES = ("options", "grid", "paired")
 MAX_RUNS = 10_000
+
+
+class _SameArms(RlvrError):
+    """Nothing tells two arms apart."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +129,24 @@ def load_experiment(
     kind = config_of(command)
     for table in _TABLES:
         content[table] = {key.replace("-", "_"): value for key, value in content.get(table, {}).items()}
-    _vary(content, vary, kind, name=name)
+    varied = _vary(content, vary, kind)
     given = values_of(kind, overrides, command=command)
+    replaced = _replaced_in_arms(content, {*given, *varied})
     common = read_options(content["options"], kind, command=command, where=str(path)) | given
-    arms, names = _arms(content, kind, command=command, where=str(path))
+    try:
+        arms, names = _arms(content, kind, command=command, where=str(path))
+    except _SameArms as error:
+        if replaced:
+            raise UsageError(
+                f"Without their own {flag(replaced[0])}, two arms of {name} have the same options.",
+                f"Change the arms in a copy: rlvr sweep {name} --show > mine.toml",
+            ) from error
+        raise
+    for option in replaced:
+        console.say(f"note: {flag(option)} of the command line replaces what the arms of {name} set; their names stay")
     for option in dict.fromkeys([*common, *(option for arm in arms for option in arm)]):
         if option in OWN:
             raise UsageError(f"A sweep sets {flag(option)} itself.", f"rlvr sweep has {OWN[option]}.")
-    for option in given:
-        _check_not_of_arms(option, content, name=name, text=flag(option))
     if clash := [option for option in given if any(option in arm for arm in arms)]:
         raise UsageError(
             f"{flag(clash[0])} varies in {name}.",
@@ -161,13 +175,12 @@ def load_experiment(
     )
 
 
-def _vary(content: dict[str, Any], vary: Sequence[str], kind: type[Provenance], *, name: str) -> None:
-    """Put the values of --vary in place of the file's, where it varies the option, or beside them."""
-    varied = [(text, *_varied(text, kind, command=content["command"])) for text in vary]
-    for text, option, values in varied:
-        if [name for _, name, _ in varied].count(option) > 1:
+def _vary(content: dict[str, Any], vary: Sequence[str], kind: type[Provenance]) -> list[str]:
+    """Put the values of --vary in place of the file's, where it varies the option, or beside them. Returns the options."""
+    varied = [_varied(text, kind, command=content["command"]) for text in vary]
+    for option, values in varied:
+        if [name for name, _ in varied].count(option) > 1:
             raise UsageError(f"--vary has {flag(option)} twice.", f"Give all its values at once: --vary {option}=V1,V2")
-        _check_not_of_arms(option, content, name=name, text=f"--vary {text}")
         for table in ("grid", "paired"):
             if option in content[table]:
                 content[table][option] = values
@@ -175,6 +188,7 @@ def _vary(content: dict[str, Any], vary: Sequence[str], kind: type[Provenance], 
         else:
             content["grid"][option] = values
             content["options"].pop(option, None)
+    return [option for option, _ in varied]
 
 
 def _stage(
@@ -197,13 +211,11 @@ def _stage(
     )
 
 
-def _check_not_of_arms(option: str, content: Mapping[str, Any], *, name: str, text: str) -> None:
-    """Raise UsageError if [[arms]] of a file set an option, since their names say its values."""
-    if any(option in (key.replace("-", "_") for key in arm) for arm in content.get("arms", [])):
-        raise UsageError(
-            f"{text}: the arms of {name} have {flag(option)} themselves.",
-            f"Change the arms in a copy: rlvr sweep {name} --show > mine.toml",
-        )
+def _replaced_in_arms(content: dict[str, Any], chosen: Collection[str]) -> list[str]:
+    """Take the options that the command line has chosen out of [[arms]]. Returns those that were there."""
+    arms = [{key.replace("-", "_"): value for key, value in arm.items()} for arm in content.get("arms", [])]
+    content["arms"] = [{key: value for key, value in arm.items() if key not in chosen} for arm in arms]
+    return sorted({key for arm in arms for key in arm if key in chosen})
 
 
 def next_stage(experiment: Experiment, reached: Mapping[str, float]) -> Experiment:
@@ -420,7 +432,7 @@ def _arms(
         arms.append(own)
         names.append("_".join(map(_safe, parts))[:100] or command)
     if len({json.dumps(arm, sort_keys=True, default=str) for arm in arms}) < len(arms):
-        raise RlvrError(f"{where}: two arms have the same options.")
+        raise _SameArms(f"{where}: two arms have the same options.")
     if more := Counter(names) - Counter(set(names)):
         raise RlvrError(f"{where}: two arms are named {next(iter(more))}.", "Give them names: [[arms]] with name = ...")
     return arms, names

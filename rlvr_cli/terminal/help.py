@@ -1,9 +1,9 @@
-"""Help pages: rich panels on a terminal, plain text in a pipe. Option names are never truncated.
+"""Help pages: plain text, with bold and colors on a terminal. Option names are never truncated.
 
 Enters: rows under headings. Leaves: the page as one string.
 """
 
-import io
+import os
 import re
 import shutil
 import sys
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 WIDEST = 120  # maximum width of a page, in columns
 PIPE = 100  # width without a terminal
+BOLD, DIM, CYAN = "1", "2", "36"  # ANSI
 NARROWEST = 30  # minimum width of a text beside its name; a narrower text goes below the name
 
 
@@ -31,41 +32,20 @@ def page(usage: str, summary: str, panels: Mapping[str, Sequence[Row]], *, foote
     """
     panels = {heading: rows for heading, rows in panels.items() if rows}
     width = min(shutil.get_terminal_size((PIPE, 24)).columns, WIDEST)
-    if sys.stdout.isatty() and sys.stdout.encoding.lower().startswith("utf"):
-        return _in_panels(usage, summary, panels, footer=footer, width=width)
+    is_styled = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def styled(text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if is_styled and text else text
+
     names = _names_width(panels)
-    parts = [usage, *(f"  {line}" for line in wrapped(summary, width - 2))]
+    parts = [styled(usage, BOLD), *(f"  {line}" for line in wrapped(summary, width - 2))]
     for heading, rows in panels.items():
-        parts += [
-            "",
-            f"{heading}:",
-            *(f"  {left}{right}" for left, right in _lines(rows, names=names, width=width - 2)),
-        ]
-    return "\n".join(line.rstrip() for line in [*parts, "", *footer])
-
-
-def _in_panels(
-    usage: str, summary: str, panels: Mapping[str, Sequence[Row]], *, footer: Sequence[str], width: int
-) -> str:
-    from rich.console import Console
-    from rich.panel import Panel
-    from rich.text import Text
-
-    console = Console(file=io.StringIO(), force_terminal=True, width=width, markup=False, emoji=False, highlight=False)
-    names = _names_width(panels)
-    with console.capture() as capture:
-        console.print(Text(usage, style="bold"), soft_wrap=True)
-        console.print("\n".join(wrapped(summary, width - 1)), soft_wrap=True)
-        for heading, rows in panels.items():
-            body = Text()
-            for left, right in _lines(rows, names=names, width=width - 4):
-                body.append(left, style="cyan").append(right).append("\n")
-            body.highlight_regex(r"\[[^\[\]]*\|[^\[\]]*\]", "yellow")
-            body.highlight_regex(r"\[default: [^\]]*\]", "dim")
-            body.rstrip()
-            console.print(Panel(body, title=heading, title_align="left", border_style="dim"))
-        console.print("\n".join(footer), soft_wrap=True)
-    return capture.get()
+        parts += ["", styled(f"{heading}:", BOLD)]
+        for left, right in _lines(rows, names=names, width=width - 2):
+            name = left.rstrip()
+            text = re.sub(r"\[default: [^]]*\]", lambda found: styled(found[0], DIM), right)
+            parts.append(f"  {styled(name, CYAN)}{left[len(name) :]}{text}".rstrip())
+    return "\n".join([*parts, "", *footer])
 
 
 def _names_width(panels: Mapping[str, Sequence[Row]]) -> int:

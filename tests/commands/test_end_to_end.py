@@ -93,6 +93,28 @@ def test_each_thinking_budget_is_a_run(tmp_path, rlvr):
         assert "b-2 was started with other options: --stop-thinking ' so </think> <answer>', not" in other.err
 
 
+def test_each_budget_of_each_dataset_is_a_run(tmp_path, rlvr):
+    words = ["eval", "--dataset", "arithmetic,arithmetic:9:1", "--thinking-budget", "2,9", "--limit", "2"]
+    words += [
+        "--stop-thinking",
+        " so </think> <answer>",
+        "--sampling-max-tokens",
+        "40",
+        "--run",
+        "t",
+        "--format",
+        "json",
+    ]
+    table = json.loads(rlvr(tmp_path, *words).out)
+    expected = [("t-arithmetic", 2), ("t-arithmetic-9-1", 2), ("t-arithmetic", 9), ("t-arithmetic-9-1", 9)]
+    assert [(r["evaluation"], r["thinking_budget"]) for r in table] == expected
+    for row in table:
+        config = read_run(tmp_path / "runs" / row["run_id"]).metadata["config"]
+        dataset = "arithmetic" if row["evaluation"] == "t-arithmetic" else "arithmetic:9:1"
+        assert (config["dataset"], config["thinking_budget"]) == (dataset, str(row["thinking_budget"]))
+    assert json.loads(rlvr(tmp_path, *words).out) == table, "what is there is not repeated"
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
@@ -148,7 +170,6 @@ def test_each_dataset_is_a_run(tmp_path, rlvr):
     [
         (["--dataset", "arithmetic,arithmetic"], "a dataset twice"),
         (["--dataset", "arithmetic,"], "an empty name"),
-        (["--dataset", "arithmetic,countdown", "--thinking-budget", "4,8"], "both name several"),
     ],
 )
 def test_datasets_that_cannot_be_evaluated_together_are_refused(tmp_path, rlvr, given, problem):

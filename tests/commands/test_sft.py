@@ -122,6 +122,20 @@ def test_the_plan_says_what_is_minimized():
     assert all(f.startswith("-(1/") for f in formulas)
 
 
+def test_a_finished_run_goes_on_to_more_epochs(tmp_path, forks):
+    """It ends with the weights of a run that had as many from the start."""
+    forks.run(*SFT, "--run", "whole", cwd=tmp_path, status=0)
+    forks.run(*SFT, "--run", "longer", "--sft-epochs", "1", cwd=tmp_path, status=0)
+    forks.run("sft", "--resume", "longer", "--sft-epochs", "2", cwd=tmp_path, status=0)
+    assert weights_of(tmp_path / "runs/longer") == weights_of(tmp_path / "runs/whole")
+    metadata = read_run(tmp_path / "runs/longer").metadata
+    assert (metadata["updates"], metadata["config"]["sft_epochs"]) == (16, 2)
+    cosine = (*SFT, "--run", "cosine", "--sft-epochs", "1", "--lr-schedule", "cosine")
+    forks.run(*cosine, cwd=tmp_path, status=0)
+    refused = forks.run("sft", "--resume", "cosine", "--sft-epochs", "2", cwd=tmp_path, status=1)
+    assert "has a cosine learning-rate schedule for --sft-epochs 1" in refused.err
+
+
 def test_the_plan_warns_of_no_evaluation_and_of_a_summed_loss(tmp_path, tiny_model_dir, forks):
     (tmp_path / "t.jsonl").write_text('{"prompt": "Q", "response": " R", "answer": "R"}\n' * 2)
     command = ["sft", "--model", tiny_model_dir, "--dataset", "t.jsonl", "--dry-run"]

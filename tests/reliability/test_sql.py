@@ -465,14 +465,14 @@ class Blast(NamedTuple):
     bytes: int  # the most that the process has held
 
 
-def explode(bomb: Bomb, folder: Path, root: Path) -> Blast:
-    """Run one bomb with a limit of one second."""
+def explode(bomb: Bomb, folder: Path, root: Path, *, limit: float = 1) -> Blast:
+    """Run one bomb with a limit on its time."""
     query = bomb.sql
     if bomb.how == "file":
         path = folder / f"{threading.get_ident()}.sql"
         path.write_text(query)
         query = str(path)
-    limits = ["--timeout-seconds", "1", "--runs-dir", str(root)]
+    limits = ["--timeout-seconds", f"{limit:g}", "--runs-dir", str(root)]
     arguments = (
         ["filter", "a", "--where", query, "--out", str(folder / "out.jsonl"), *limits]
         if bomb.how == "where"
@@ -508,6 +508,14 @@ def judged(blasts: list[Blast], before: str, root: Path) -> None:
 def test_bombs_are_stopped_and_the_run_is_untouched(root, tmp_path):
     before = tree_hash(root)
     judged([explode(bomb, tmp_path, root) for bomb in QUICK], before, root)
+
+
+def test_reading_a_query_has_limits_of_its_own(root, tmp_path):
+    """A text that only the parser works on ends long before --timeout-seconds, and says why."""
+    blast = explode(Bomb("select " + "(" * 8_000), tmp_path, root, limit=60)
+    assert blast.status == 1
+    assert blast.said.endswith("It may be nested too deeply.\n")
+    assert blast.bytes < 1e9
 
 
 @pytest.mark.full

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from factories import a_rollout
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.provenance import environment, open_run, redact_argv
@@ -67,6 +68,32 @@ def test_secrets_are_redacted_from_the_command_line():
     ]
     for arguments, shown in given_and_shown:
         assert redact_argv(arguments) == shown
+
+
+def test_another_engine_goes_on_and_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = EvalConfig(runs_dir=str(tmp_path), run="r")
+    again = EvalConfig(runs_dir=str(tmp_path), resume="r")
+
+    def session(given: EvalConfig, engine: str, step: int) -> tuple[str, object]:
+        with open_run(given, command="eval", facts={"engine": engine, "grader": "r1_zero"}) as run:
+            run.commit_rollouts("eval", step, [a_rollout(run_id="r", phase="eval", step=step)])
+        return capsys.readouterr().err, run.metadata.get("engines")
+
+    assert session(config, "transformers", 0) == ("", None)
+    assert session(again, "transformers", 1) == ("", None)
+    said, engines = session(again, "vllm-servers", 2)
+    assert said.startswith(
+        "note: it goes on with the engine vllm-servers instead of transformers: samples are a function of"
+    )
+    first = [{"from_rollout": 0, "engine": "transformers"}, {"from_rollout": 2, "engine": "vllm-servers"}]
+    assert engines == first
+    assert session(again, "vllm-servers", 3) == ("", first)
+    assert session(again, "transformers", 4)[1] == [*first, {"from_rollout": 4, "engine": "transformers"}]
+    with (
+        pytest.raises(RlvrError, match="its grader  was 'r1_zero', now is 'math_verify'"),
+        open_run(again, command="eval", facts={"engine": "vllm", "grader": "math_verify"}),
+    ):
+        pass
 
 
 def test_a_secret_of_the_environment_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1265,9 +1265,9 @@ def test_a_run_is_found_by_name_or_path(finished: Path, tmp_path: Path, monkeypa
 
 
 def test_an_unknown_run_name_suggests_the_newest_runs(tmp_path: Path):
-    for age, name in enumerate(("zebra", "apple", "mango", "berry")):
+    for number, name in enumerate(("berry", "mango", "apple", "zebra")):
         RunDir.create(tmp_path, "eval", name=name, metadata={}).close()
-        os.utime(tmp_path / name / "run.json", (1e9 - age, 1e9 - age))
+        os.utime(tmp_path / name / "run.json", (1e9 - number, 1e9 - number))  # as a copy may leave it
     with pytest.raises(RlvrError) as caught:
         resolve_run("q17", tmp_path)
     assert caught.value.hint == "The newest runs: zebra, apple, mango."

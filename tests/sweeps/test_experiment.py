@@ -223,11 +223,45 @@ def test_runs_without_a_number_of_steps_cannot_be_made_longer(write):
         next_stage(load_experiment(write(text)), {"num_examples-4": 0.5})
 
 
-def test_what_arms_have_is_not_varied():
+ARMS = """
+command = "grpo"
+baseline = "short"
+[[arms]]
+name = "short"
+sampling-max-tokens = 64
+group_size = 8
+[[arms]]
+name = "long"
+sampling-max-tokens = 512
+group_size = 4
+"""
+
+
+def test_what_arms_set_is_replaced_by_the_command_line_and_said(write, capsys):
+    path = write(ARMS)
+    found = load_experiment(path, overrides=["--group-size", "2"])
+    assert (found.names, found.options["group_size"]) == (["short", "long"], 2)
+    assert found.arms == [{"sampling_max_tokens": 64}, {"sampling_max_tokens": 512}]
+    assert "--group-size of the command line replaces what the arms of" in capsys.readouterr().err
+    found = load_experiment(path, vary=["group_size=2,16"])
+    assert found.names == ["short_group_size-2", "short_group_size-16", "long_group_size-2", "long_group_size-16"]
+    assert [arm["group_size"] for arm in found.arms] == [2, 16, 2, 16]
+    load_experiment(path)
+    assert "replaces" not in capsys.readouterr().err.partition("16")[2]
+
+
+def test_arms_that_nothing_else_tells_apart_keep_what_they_set():
     for given in ({"vary": ["group_size=2,4"]}, {"overrides": ["--group-size", "4"]}):
-        with pytest.raises(RlvrError, match="the arms of ei_rollouts have --group-size themselves") as raised:
+        with pytest.raises(
+            RlvrError, match="Without their own --group-size, two arms of ei_rollouts have the same options"
+        ) as raised:
             load_experiment("ei_rollouts", **given)
         assert "rlvr sweep ei_rollouts --show > mine.toml" in raised.value.hint
+
+
+def test_a_sweep_of_sft_can_be_made_longer(write):
+    experiment = load_experiment(write('command = "sft"\n[options]\nsft_epochs = 3\n[grid]\nnum_examples = ["4", "8"]'))
+    assert check_runs(experiment, runs_of(experiment)) == [{"sft_epochs": 3, "n_sft_steps": 0}] * 2
 
 
 def test_an_unknown_experiment_is_named():

@@ -30,7 +30,7 @@ _SILENT = {
     for option in options(config)
     if option.metadata["group"] == "Run" or option.metadata["free_on_resume"]
 } | {"device", "engine", "eval_every", "final_eval_examples", "skip_bad_lines", "grader_timeout", "fused_kernels"}
-_SILENT -= {"seed", "model"}
+_SILENT -= {"seed", "model", "sft_epochs", "n_sft_steps"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ X_LABELS = {
 }
 PROGRESS = {"steps": "algorithm_steps", "rollouts": "rollouts", "tokens": "tokens", "minutes": "minutes"}
 
+# Columns that are drawn only if they are not 0 everywhere, among others; and what the picture says then.
+EMPTY_AT_0 = {"clip_fraction": "No token was clipped in any update."}
 CUT = "Intervals that go beyond the axis are cut at its end."
 NO_EARLY_END = "Sampler against trainer: without the tokens before --sampling-min-tokens, where the sampler forbids the end of a response."
 
@@ -109,6 +111,17 @@ class Point(NamedTuple):
     low: float
     high: float
     note: str
+
+
+class Merged(NamedTuple):
+    """One point of a line: of a run, or the mean of several, whose values are `of_runs`."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    note: str
+    of_runs: tuple[float, ...]
 
 
 def draw(
@@ -229,6 +242,7 @@ class _Maker:
         elif not wishes.log and self._is_uneven():
             self.log += "x"
         self.series, self.variants = self._labels()
+        self.empty: set[str] = set()  # columns without a panel, because they are 0 everywhere
 
     def _is_uneven(self) -> bool:
         """Whether x is the progress of runs, of which one is shorter than `SHORT` of another."""
@@ -297,6 +311,10 @@ class _Maker:
         places = self._places(rows)
         lines = [line for column in group for line in self._lines(rows, column, group, places)]
         if not lines:
+            return []
+        is_optional = group[0] in EMPTY_AT_0 and len(self.columns.y) > 1 and group[0] not in self.wishes.panels
+        if is_optional and not any(y for line in lines for y in line.y):
+            self.empty.add(group[0])
             return []
         known = self.named and (MEASURES.get(f"{self.named}.{group[0]}") or MEASURES.get(group[0]))
         title, y_label = known or (_plain(group[0]), _plain(group[0]))
@@ -384,26 +402,31 @@ class _Maker:
         return number(self.progress.get((run, value), {}).get(PROGRESS[asked]))
 
     def _line(self, points: Sequence[Point], column: str) -> Line:
-        """The line of an arm's points: those of its one run, or the mean over its runs with an interval over seeds."""
-        smooth = 1 if self._has_interval(points, column) or self.columns.bars else self.wishes.smooth
+        """The line of an arm's points: those of its one run, or the mean over its runs.
+
+        Three seeds or more have an interval. That of two has one degree of freedom: it is wider than the panel, and changes from
+        point to point by chance, so each seed is a faint line instead.
+        """
+        are_two = len({p.run for p in points}) == 2 and len({p.arm for p in points}) == 1 and not self.columns.bars
         joined = column not in self.plot.get("points", "").split(",")
-        smooth = smooth if joined else 1
+        is_whole = self.columns.bars or not joined or (self._has_interval(points, column) and not are_two)
+        smooth = 1 if is_whole else self.wishes.smooth
         merged = self._merged(points, column, smooth=smooth)
-        x, y, low, high, notes = (list(column) for column in zip(*merged, strict=True))
-        bounds = (low, high) if any(map(math.isfinite, low)) else (None, None)
-        raw = [p[1] for p in self._merged(points, column, smooth=1)] if smooth > 1 else None
-        return Line(x, y, *bounds, raw=raw, notes=tuple(notes) if any(notes) else (), joined=joined)
+        x, y, low, high, notes, _ = (list(column) for column in zip(*merged, strict=True))
+        bounds = (low, high) if any(map(math.isfinite, low)) and not are_two else (None, None)
+        before = self._merged(points, column, smooth=1)
+        raw = [p.y for p in before] if smooth > 1 and not are_two else None
+        seeds = tuple(zip(*(p.of_runs for p in before), strict=True)) if are_two else ()
+        return Line(x, y, *bounds, raw=raw, seeds=seeds, notes=tuple(notes) if any(notes) else (), joined=joined)
 
     def _has_interval(self, points: Sequence[Point], column: str) -> bool:
         return any(math.isfinite(p.low) for p in points) or (
             column == "eval_reward" and any((p.arm, p.key) in self.held_out for p in points)
         )
 
-    def _merged(
-        self, points: Sequence[Point], column: str, *, smooth: int
-    ) -> list[tuple[float, float, float, float, str]]:
-        """(x, y, low, high, note) in order of x; where an arm has several runs, only what all of them have: the same x, or the
-        same place in a round, whose x is then the mean of theirs."""
+    def _merged(self, points: Sequence[Point], column: str, *, smooth: int) -> list[Merged]:
+        """The points in order of x; where an arm has several runs, only what all of them have: the same x, or the same place in a
+        round, whose x is then the mean of theirs."""
         of_run = {}
         for run, its in groupby(sorted(points, key=lambda p: p.run), key=lambda p: p.run):
             ordered = sorted(its, key=lambda p: p.key)
@@ -423,8 +446,8 @@ class _Maker:
                 first = next((p for p in here if p.run == asked[0]), here[0]) if asked else here[0]
                 low, high = self.held_out.get((arm, first.key), (low, high))
             notes = [int(p.note.replace(",", "")) for p in here if p.note]
-            merged.append((x, y, low, high, f"{sum(notes):,}" if notes else ""))
-        return sorted(merged, key=lambda point: point[0])
+            merged.append(Merged(x, y, low, high, f"{sum(notes):,}" if notes else "", tuple(p.y for p in here)))
+        return sorted(merged, key=lambda point: point.x)
 
     def _shared_key(self, point: Point) -> Any:
         """What the points of an arm's runs that belong together have in common."""
@@ -441,7 +464,7 @@ class _Maker:
 
     def notes(self, panels: Sequence[Panel]) -> Iterator[str]:
         lines = [line for panel in panels for line in panel.lines]
-        seeds = any(len(arm.runs) > 1 for arm in self.arms)
+        seeds = any(len(arm.runs) > (1 if self.columns.bars else 2) for arm in self.arms)
         if "x" in self.log and not self.wishes.log and "x" not in self.plot.get("log", ""):
             yield f"The axis of {self._x_label()} is logarithmic: one run has less than a tenth of those of another."
         if any(panel.y_label.startswith("log-probability, nats") for panel in panels):
@@ -455,8 +478,11 @@ class _Maker:
                 else "95% intervals"
             )
             yield f"{mark}: {what}." + (" Lines: means over the seeds." if seeds else "")
-        if any(line.raw is not None for line in lines):
+        if any(line.seeds for line in lines):
+            yield "Arms of two seeds: the line is their mean, and each seed is a faint line."
+        if self.wishes.smooth > 1 and any(line.faint for line in lines):
             yield f"Lines: mean of {self.wishes.smooth} neighboring points; the points themselves are faint."
+        yield from (EMPTY_AT_0[column] for column in sorted(self.empty))
         hidden = [v for line in lines for values in [(line.y if "y" in self.log else ())] for v in values if v <= 0]
         if hidden or any(x < 0 for panel in panels if "x" in panel.log for line in panel.lines for x in line.x):
             yield "Values of 0 or less cannot be shown on a logarithmic axis."

@@ -11,7 +11,7 @@ Where there are more series than colors, those of the second cycle have another 
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 # Okabe and Ito's colors, which color-blind readers can distinguish, without their yellow, which is too faint on white. With the
@@ -41,6 +41,7 @@ class Line:
     Attributes:
         series, variant: numbers in `Picture.series` and `Picture.variants`.
         raw: the values before smoothing, drawn faintly.
+        seeds: the values of each of two seeds, drawn faintly.
         notes: a text for each point, such as a count; drawn above bars.
         joined: whether neighbors are: not where points do not follow from each other, such as the attempts of a search.
     """
@@ -52,8 +53,14 @@ class Line:
     series: int = 0
     variant: int = 0
     raw: Sequence[float] | None = None
+    seeds: Sequence[Sequence[float]] = ()
     notes: Sequence[str] = ()
     joined: bool = True
+
+    @property
+    def faint(self) -> Sequence[Sequence[float]]:
+        """The values of the thin lines behind it."""
+        return (*self.seeds, *(() if self.raw is None else (self.raw,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +230,10 @@ def value_text(value: float) -> str:
 
 
 def _points(panel: Panel) -> Iterator[tuple[float, float, float, float]]:
-    """(x, y, low, high) of all points with x and y. Without an interval low and high are the value before smoothing, or y."""
-    for line in panel.lines:
+    """(x, y, low, high) of all points with x and y, also those of seeds. Without an interval low and high are the value before
+    smoothing, or y."""
+    seeds = [replace(line, y=y) for line in panel.lines for y in line.seeds]
+    for line in (*panel.lines, *seeds):
         x, y = numbers_across(line, panel), numbers(line.y, log="y" in panel.log)
         low, high = (
             numbers(b, log="y" in panel.log) if b is not None else y

@@ -314,8 +314,9 @@ def _draw_lines(axes: "Axes", panel: Panel, picture: Picture, up: Axis) -> None:
                 axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
                 for i in alone:  # fill_between draws nothing at an isolated point
                     axes.plot([x[i], x[i]], [low[i], high[i]], color=color, alpha=0.6)
-        if line.raw is not None:
-            axes.plot(x, numbers(line.raw, log="y" in panel.log), color=color, linewidth=0.8, alpha=0.3)
+        for values in line.faint:
+            faint = {"color": color, "linewidth": 0.8, "alpha": 0.4, "marker": ".", "markevery": alone}
+            axes.plot(x, numbers(values, log="y" in panel.log), **faint)
         axes.plot(x, y, **style, markevery=sorted({*marked, *alone}) if line.joined else None)
 
 

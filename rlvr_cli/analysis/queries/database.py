@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 MAX_SQL_CHARACTERS = 50_000  # the parser takes quadratic time and memory for parentheses
 MEMORY_LIMIT = "2GB"  # of DuckDB
 PROCESS_BYTES = 4_000_000_000  # memory that a query may add to the process, including memory that DuckDB does not count
+PARSER_SECONDS, PARSER_BYTES = 1.0, 600_000_000  # for a query's text: parsing one that is meant takes milliseconds
 QUERY_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 TABLE_FUNCTIONS = {
     *("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree"),
@@ -284,7 +285,13 @@ class Database:
             raise RlvrError(f"The query is longer than {MAX_SQL_CHARACTERS:,} characters.")
         if "\0" in sql or storable(sql) != sql:
             raise RlvrError("The query has a character that SQL does not allow: NUL or a lone surrogate.")
-        ((serialized,),) = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
+        with time_and_memory_limit(
+            seconds=min(PARSER_SECONDS, self._timeout_seconds),
+            bytes=PARSER_BYTES,
+            problem="The query takes too long to be read.",
+            hint="It may be nested too deeply.",
+        ):
+            ((serialized,),) = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
         try:
             tree = json.loads(serialized)
         except RecursionError:
@@ -310,7 +317,13 @@ class Database:
 
     def _fetch(self, statement: "duckdb.Statement", parameters: Mapping[str, Any], *, limit: int) -> Table:
         cursor = self._connection.execute(statement, _values(statement, parameters))
-        columns = tuple(c[0] for c in cursor.description or ())
+        described = cursor.description or []
+        # Some versions of DuckDB need another package for its values, and all take the zone from the machine's settings.
+        if any("TIMESTAMP WITH TIME ZONE" in str(kind) for _, kind, *_ in described):
+            raise RlvrError(
+                "The result has a timestamp with a time zone, which cannot be shown.", "Cast it: now()::TIMESTAMP."
+            )
+        columns = tuple(name for name, *_ in described)
         if not limit:
             return Table(columns, cursor.fetchall())
         rows = cursor.fetchmany(limit + 1)
@@ -339,10 +352,6 @@ class Database:
                 "It may read the tables rollouts, segments, grades, metrics and runs.",
             ) from e
         except duckdb.Error as e:
-            if "pytz" in str(e):
-                raise RlvrError(
-                    "The result has a timestamp with a time zone, which cannot be shown.", "Cast it: now()::TIMESTAMP."
-                ) from e
             unknown = re.search(r"Referenced (column|table) |Table with name |does not have a column", str(e))
             raise RlvrError(_cleaned(e), self._known_columns() if unknown else "") from e
 

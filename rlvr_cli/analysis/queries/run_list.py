@@ -59,6 +59,7 @@ _ORDERS: Mapping[Order, str] = {
     "longest": "wall_seconds DESC NULLS LAST",
     "largest": "bytes DESC NULLS LAST",
 }
+_TOLD = ("model", "engine", "sft_epochs", "n_sft_steps")  # a resumed run may change them, and yet they tell runs apart
 assert set(_ORDERS) == set(get_args(Order))
 _KINDS_SQL = """
     SELECT run_id, phase, step, n, correct, count(*) AS questions
@@ -268,7 +269,7 @@ def _differing(metadata: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Cou
             known = options(config_of(command))
         except ModuleNotFoundError:  # what `rlvr quickstart` starts with, or a command of another version
             continue
-        names = {o.name: o.default for o in known if o.name == "model" or not _is_of_no_effect(o.name, o.metadata)}
+        names = {o.name: o.default for o in known if o.name in _TOLD or not _is_of_no_effect(o.name, o.metadata)}
         values = {name: Counter(json.dumps(c.get(name, default)) for c in configs) for name, default in names.items()}
         differing[command] = {name: found for name, found in values.items() if len(found) > 1}
     return differing

@@ -69,13 +69,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line with its intervals and marks; `line`, `whiskers` and each of `bands` are SVG paths."""
+    """A line with its intervals and marks; `line`, `faint`, `whiskers` and each of `bands` are SVG paths."""
 
     key: Key
     line: str
     bands: tuple[str, ...]
     whiskers: str
     points: tuple[Point, ...]
+    faint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,9 @@ def layout_chart(panel: Panel, picture: Picture) -> Drawing:
         name = " ".join(filter(None, (picture.label(line), "at")))
         texts = [_tooltip(name, panel, *point) for point in points]
         made = _series(at, texts, number=number, key=_key(picture.style(line)))
+        for values in line.faint:
+            thin = [(across(x), None if y is None else up(y)) for x, y, *_ in _finite(replace(line, y=values), panel)]
+            made = replace(made, faint=made.faint + "".join(f"{path}h0" for path in _paths(thin)))
         if not line.joined:
             dots = "".join(f"M{x} {y}h0" for x, y, *_ in at if y is not None)
             made = replace(made, line=dots, points=tuple(replace(point, is_seen=False) for point in made.points))
@@ -175,7 +179,6 @@ def _series(at: Sequence[tuple[Any, ...]], texts: Sequence[str], *, number: int,
     for run in _unbroken(at, lambda p: p[2] is not None and p[3] is not None):
         upper, lower = [f"{x} {high}" for x, _, _, high in run], [f"{x} {low}" for x, _, low, _ in reversed(run)]
         bands.append(f"M{'L'.join(upper + lower)}Z")
-    paths = ["M" + "L".join(f"{x} {y}" for x, y, *_ in run) for run in _unbroken(at, lambda p: p[1] is not None)]
     drawn = [i for i, p in enumerate(at) if p[1] is not None]
     marked = drawn[:: math.ceil(len(drawn) / MAX_POINTS)] if drawn else []
     stride = 1 if len(marked) <= 2 * MAX_MARKS else math.ceil(len(marked) / MAX_MARKS)
@@ -183,7 +186,12 @@ def _series(at: Sequence[tuple[Any, ...]], texts: Sequence[str], *, number: int,
     for place, i in enumerate(marked):
         is_seen = (place + 2 * number) % stride == 0  # stagger them: lines may overlap
         marks.append(Point(at[i][0], at[i][1], texts[i], is_seen))
-    return Series(key, "".join(paths), tuple(bands), "", tuple(marks))
+    return Series(key, "".join(_paths(at)), tuple(bands), "", tuple(marks))
+
+
+def _paths(at: Sequence[tuple[Any, ...]]) -> list[str]:
+    """The parts of a line between its gaps."""
+    return ["M" + "L".join(f"{x} {y}" for x, y, *_ in run) for run in _unbroken(at, lambda p: p[1] is not None)]
 
 
 def _whiskers(at: Sequence[tuple[Any, ...]], *, aside: Sequence[float]) -> str:

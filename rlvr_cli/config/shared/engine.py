@@ -19,6 +19,7 @@ class EngineOptions:
         "auto",
         "Inference engine. auto: openai with --base-url, else vllm if it is installed and there is a CUDA device, else transformers.",
         group="Model",
+        free_on_resume=True,
     )
     dtype: Dtype = knob("auto", "Precision for sampling. auto: bfloat16 on CUDA, float32 on CPU.", group="Model")
     max_model_len: int | None = knob(
@@ -52,6 +53,7 @@ class TrainingEngineOptions(EngineOptions):
         "auto",
         "Inference engine. auto: vllm if it is installed and there is a CUDA device, else transformers, which shares the trainer's weights.",
         group="Model",
+        free_on_resume=True,
     )
     dtype: Dtype = knob(
         "auto",

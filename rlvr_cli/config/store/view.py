@@ -26,7 +26,7 @@ class ViewConfig(Provenance):
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data", common=True)
     host: str = knob(
         "127.0.0.1",
-        "Address to listen on. With any but a local one, who has the token can read the runs over the network, in clear text.",
+        "Address to listen on. If it is not a local one, everybody with the token can read the runs over the network, in clear text.",
         group="Run",
         common=True,
     )

@@ -5,6 +5,7 @@ Enters: a response. Leaves: the text of its final answer, or None. String operat
 
 import re
 import textwrap
+from collections.abc import Iterator
 
 OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 _MAX_CANDIDATE = 2_000  # characters kept of an answer
@@ -19,6 +20,7 @@ _SENTENCE_END = re.compile(r"(?<=[^\d\s.])\.(?:\s|$)|\.(?=\s+[A-Z])|\.\s*$")
 _NUMBER = re.compile(
     r"(?<![\w.])-?\$?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+)"
 )
+_THINKING = re.compile("</?think>")
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^`\s]*)[^`]*")
 _PYTHON = {"python", "py", "python3"}
 
@@ -66,8 +68,42 @@ def unboxed(answer: str) -> str | None:
 
 
 def without_thinking(text: str) -> str:
-    """What follows the thinking: after the last `</think>`, and before a `<think>` that is not closed."""
-    return text.rpartition("</think>")[2].partition("<think>")[0]
+    """What follows the thinking: after the last `</think>`, and before a `<think>` that is not closed.
+
+    Tags in a fenced block are the program's, such as those in its strings; but a `</think>` that begins a line ends the thinking
+    if the block has no `<think>`: its fence was never closed.
+    """
+    start, end = 0, len(text)
+    for at, is_end in _thinking_tags(text):
+        if is_end:
+            start, end = at + len("</think>"), len(text)
+        else:
+            end = min(end, at)
+    return text[start:end]
+
+
+def _thinking_tags(text: str) -> Iterator[tuple[int, bool]]:
+    """The place of each tag of the thinking, and whether it is `</think>`."""
+    fence, is_paired, at = "", False, 0
+    for line in text.split("\n"):
+        opened = None if fence else _FENCE.fullmatch(line.rstrip("\r"))
+        tags = [(at + match.start(), match[0] == "</think>") for match in _THINKING.finditer(line)]
+        if opened is not None:
+            fence, is_paired = opened[1], False
+        elif not fence:
+            yield from tags
+        elif _closes(line, fence):
+            fence = ""
+        elif line.lstrip().startswith("</think>") and not is_paired:
+            fence = ""
+            yield from tags
+        else:
+            is_paired = is_paired or any(not is_end for _, is_end in tags)
+        at += len(line) + 1
+
+
+def _closes(line: str, fence: str) -> bool:
+    return line.strip().startswith(fence) and not line.strip().strip(fence[0])
 
 
 def last_code_block(text: str) -> str | None:
@@ -83,7 +119,7 @@ def last_code_block(text: str) -> str | None:
             if match is not None:
                 fence, language, lines = match[1], match[2].lower(), []
                 named, other = language in _PYTHON, language not in {*_PYTHON, ""}
-        elif line is None or (line.strip().startswith(fence) and not line.strip().strip(fence[0])):
+        elif line is None or _closes(line, fence):
             if not other:
                 blocks[named] = textwrap.dedent("\n".join(lines))
             fence = ""

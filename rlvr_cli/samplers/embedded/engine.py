@@ -1,6 +1,6 @@
 """The embedded engine: requests -> completions, on any decoder-only `transformers` model with ordinary attention.
 
-Continuous batching over a preallocated key-value cache (`batch`). Each prompt is prefilled once, whatever the number of
+Continuous batching (`batch`) over a preallocated key-value cache (`cache`). Each prompt is prefilled once, whatever the number of
 its samples; when rows finish, waiting samples take their place. A sample's tokens depend only on the weights, its
 prompt and its seed: every draw is a pure function of (seed, position), so the other rows of the batch, their number and
 their order do not matter, up to the rounding of matrix products.
@@ -14,10 +14,11 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import signature
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from transformers import DynamicCache
@@ -27,7 +28,9 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import dtype_name, out_of_memory_as_user_error, to_device
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import memory_limit
-from rlvr_cli.samplers.embedded.batch import ATTENTION, Batch, Prefix, Question, Workspace, make_slots
+from rlvr_cli.samplers.embedded.attention import ATTENTION
+from rlvr_cli.samplers.embedded.batch import Batch, Question
+from rlvr_cli.samplers.embedded.cache import Prefix, RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.cuda_graphs import COLUMNS, first_sentence
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, unsupported_reason
 from rlvr_cli.samplers.stop_strings import StopStrings, prompt_token_ids
@@ -36,12 +39,18 @@ from rlvr_cli.types import Completion, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_WINDOWED = ("gemma2", "gemma3_text", "mistral", "phi3")  # model types that tell `batch._attend` their sliding window
+_WINDOWED = (
+    "gemma2",
+    "gemma3_text",
+    "mistral",
+    "phi3",
+)  # model types that tell `attention._attend` their sliding window
 _MAX_ROWS = 256  # more rows hardly raise the rate: the fixed cost of a step is small by then
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
 _GATHER_SECONDS = 0.03  # how long a completion waits for others before it is yielded
 _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
 _KEPT_BYTES = 128 * 2**20  # the largest workspace that is kept for the next call on a CPU
+_CHECKED = ([3, 1, 4, 1, 5, 9], [2, 7, 1])  # prompts on which steps are compared with a plain forward pass
 _PROBE_PROMPTS, _PROBE_LENGTH, _PROBE_TOKENS = 2, 8, 4  # few, since the probe runs after every update
 
 
@@ -201,21 +210,22 @@ class TransformersSampler:
             ready: deque[Question] = deque()
             with self._sampling():
                 workspace = self._workspace(rows, columns)
-                batch = Batch(self._policy, workspace, params=params, eos=eos, stops=stops, rows=rows, columns=columns)
-            while upcoming or ready or batch.alive.any():
+                cache = RowCache(self._policy, workspace, rows=rows, columns=columns)
+                batch = Batch(cache, params=params, eos=eos, stops=stops)
+            while upcoming or ready or batch.live:
                 done: list[Completion] = []
                 due = math.inf
                 with self._sampling():
-                    while time.monotonic() < due and (upcoming or ready or batch.alive.any()):
+                    while time.monotonic() < due and (upcoming or ready or batch.live):
                         self._admit(batch, ready, upcoming)
                         done += batch.advance()
                         if done and due == math.inf:  # those that finish at almost the same time are yielded together
                             due = time.monotonic() + _GATHER_SECONDS
-                if batch.recording_failure:
-                    self._note(f"Some steps run without CUDA graphs, which is slower: {batch.recording_failure}.")
+                if cache.recording_failure:
+                    self._note(f"Some steps run without CUDA graphs, which is slower: {cache.recording_failure}.")
                 yield from done
                 assert self.policy_version == version, "the weights changed while completions were being consumed"
-            del batch  # frees its memory before the next batch is planned
+            del batch, cache  # frees their memory before the next batch is planned
             on_cuda = workspace.device.type == "cuda"
             if not on_cuda and workspace.nbytes > _KEPT_BYTES:
                 workspace.take(None)
@@ -274,18 +284,16 @@ class TransformersSampler:
 
     def _admit(self, batch: Batch, ready: deque[Question], upcoming: deque[Question]) -> None:
         """Once a fifth of the rows is free, assign them to waiting samples; if too few wait, compact the live rows."""
-        live = len(batch.alive) - batch.free
-        if live <= _COMPACT_BELOW * len(batch.alive):
+        if batch.live <= _COMPACT_BELOW * len(batch.cache.alive):
             while batch.free and (ready or upcoming):
                 if not ready:
                     ready.extend(self._prefill(upcoming, batch.free))
                 question = ready[0]
-                batch.make_room(len(question.prompt_ids) - 1)
                 batch.seat(question)
                 if not question.samples:
                     question.prefix = None
                     ready.popleft()
-        if len(batch.alive) - batch.free < _COMPACT_BELOW * batch.window.rows:
+        if batch.live < _COMPACT_BELOW * batch.cache.window.rows:
             batch.compact()
 
     def _prefill(self, upcoming: deque[Question], free: int) -> list[Question]:
@@ -379,68 +387,69 @@ class TransformersSampler:
         Raises:
             RlvrError: they differ, or the model's cache declares anything but ordinary keys and values.
         """
-        name = type(self._policy.model).__name__
         unsupported = RlvrError(
-            f"The embedded engine cannot sample from {name}: it runs decoder-only models with ordinary attention (no "
-            f"encoder or recurrent state; a sliding window only in {', '.join(_WINDOWED)}).",
+            f"The embedded engine cannot sample from {type(self._policy.model).__name__}: it runs decoder-only models with "
+            f"ordinary attention (no encoder or recurrent state; a sliding window only in {', '.join(_WINDOWED)}).",
             "Use --engine vllm. Without it, rlvr sft trains the model on a file of traces, without --eval-dataset.",
         )
         if not _is_supported(self._policy) or not self._policy.accepts_attention(ATTENTION):
             raise unsupported
-        prompts = [[3, 1, 4, 1, 5, 9], [2, 7, 1]]
-        device = self._policy.device
         with self._inference():
-            plain = torch.stack(
-                [
-                    self._policy.forward(input_ids=torch.tensor([prompt], device=device)).logits[0, -2:].float()
-                    for prompt in prompts
-                ],
-                dim=1,
-            )  # (steps, prompts, vocabulary)
+            ids = [torch.tensor([prompt], device=self._policy.device) for prompt in _CHECKED]
+            plain = torch.stack([self._policy.forward(input_ids=one).logits[0, -2:].float() for one in ids], dim=1)
+        exact = self._policy.compute_dtype.itemsize >= 4
         with self._sampling():
-            prefixes = self._prefixes([prompt[:-2] for prompt in prompts])
-            like = [(keys[:, :0].clone(), values[:, :0].clone()) for keys, values in prefixes[0]]
-            stops = StopStrings(self._tokenizer, (), vocab_size=plain.shape[-1])
-
-            def gap(step: DecodeStep | None, *, fixed: bool = False) -> float:
-                """Return the largest difference from the plain logits, relative to the largest plain logit.
-
-                Both steps have the same shape, so that the second one is a replay where steps are recorded.
-                """
-                options: dict[str, Any] = {"params": SamplingParams(), "eos": (), "stops": stops}
-                slots = make_slots(like, rows=2, columns=8, value=1.0)  # ones would show if the mask were ignored
-                batch = Batch(self._policy, Workspace(slots, step=step, fixed=fixed), **options)
-                for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
-                    batch.make_room(len(prompt) - 2)
-                    batch.seat(Question(index, prompt[:-1], deque([(0, 0)]), prefix))
-                first = batch.forward().clone()
-                if batch.recording_failure:
-                    raise RuntimeError(batch.recording_failure)
-                batch.inputs.copy_(torch.tensor([prompt[-1:] for prompt in prompts]))
-                batch.positions += 1
-                return float((torch.stack((first, batch.forward())) - plain).abs().max() / plain.abs().max())
-
-            exact = self._policy.compute_dtype.itemsize >= 4
-            if gap(None) > (1e-2 if exact else 1e-1):
+            prefixes = self._prefixes([prompt[:-2] for prompt in _CHECKED])
+            gap = partial(self._gap, plain, prefixes)  # plain: (steps, prompts, vocabulary)
+            if gap() > (1e-2 if exact else 1e-1):
                 raise unsupported
-            bound = 1e-4 if exact else 5e-2
-            step = self._new_step(8) if self._may_step() else None
-            if step is not None and gap(step) > bound:
-                self._step_rejection, step = "the faster one gives different logits", None
-                self._may_step()  # notes it
-            if step is not None and self._fixed:
-                try:
-                    failure = "they give different logits" if gap(step, fixed=True) > bound else ""
-                except RuntimeError as error:
-                    failure = first_sentence(error)
-                if failure:
-                    self._fixed = False
-                    self._note(f"Sampling is slower than it could be, since CUDA graphs do not work here: {failure}.")
-        return plain.shape[-1], like
+            self._check_step(gap, bound=1e-4 if exact else 5e-2)
+            return plain.shape[-1], _without_tokens(prefixes[0])
+
+    def _gap(
+        self, plain: torch.Tensor, prefixes: list[Prefix], *, step: DecodeStep | None = None, fixed: bool = False
+    ) -> float:
+        """Return the largest difference from the plain logits, relative to the largest plain logit.
+
+        Both steps have the same shape, so that the second one is a replay where steps are recorded.
+
+        Raises:
+            RuntimeError: a step cannot be recorded.
+        """
+        # ones would show if the mask were ignored
+        slots = make_slots(_without_tokens(prefixes[0]), rows=len(_CHECKED), columns=8, value=1.0)
+        cache = RowCache(self._policy, Workspace(slots, step=step, fixed=fixed))
+        for prompt, prefix in zip(_CHECKED, prefixes, strict=True):
+            cache.seat(prompt[:-1], prefix, most=1)
+        first = cache.forward().clone()
+        if cache.recording_failure:
+            raise RuntimeError(cache.recording_failure)
+        cache.feed(torch.tensor([prompt[-1] for prompt in _CHECKED], device=self._policy.device))
+        return float((torch.stack((first, cache.forward())) - plain).abs().max() / plain.abs().max())
+
+    def _check_step(self, gap: Callable[..., float], *, bound: float) -> None:
+        """Do without the faster step, or without its graphs, if they fail or their logits differ by more than `bound`."""
+        step = self._new_step(8) if self._may_step() else None
+        if step is not None and gap(step=step) > bound:
+            self._step_rejection, step = "the faster one gives different logits", None
+            self._may_step()  # notes it
+        if step is not None and self._fixed:
+            try:
+                failure = "they give different logits" if gap(step=step, fixed=True) > bound else ""
+            except RuntimeError as error:
+                failure = first_sentence(error)
+            if failure:
+                self._fixed = False
+                self._note(f"Sampling is slower than it could be, since CUDA graphs do not work here: {failure}.")
+
+
+def _without_tokens(prefix: Prefix) -> Prefix:
+    """Return an empty prefix with the shapes and dtypes of this one."""
+    return [(keys[:, :0].clone(), values[:, :0].clone()) for keys, values in prefix]
 
 
 def _is_supported(policy: Policy) -> bool:
-    """Return whether the model declares causal attention that `batch` computes in all its layers and accepts `position_ids`."""
+    """Return whether the model declares causal attention that `attention` computes in all its layers and accepts `position_ids`."""
     if not policy.is_decoder:
         return False
     if not {"position_ids", "past_key_values"} <= set(signature(policy.model.forward).parameters):

@@ -209,8 +209,8 @@ def test_the_list_says_its_order_and_has_others(tmp_path):
         paths.append(make_run(tmp_path, name, steps=steps))
     with RunDir.create(tmp_path, "grpo", name="empty", metadata={}):
         pass
-    for age, path in enumerate(paths):
-        os.utime(path / "run.json", (1e9 + age, 1e9 + age))
+    for age, path in enumerate(paths):  # as a copy leaves them
+        os.utime(path / "run.json", (3e9 - age, 3e9 - age))
 
     def listed(library, address):
         with open_app(library, token="") as app:

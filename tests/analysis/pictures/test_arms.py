@@ -40,6 +40,12 @@ def test_the_seed_comes_last_and_where_to_compute_does_not_count(labels):
     assert found == ["loss_type x, seed 0", "loss_type y, seed 1"]
 
 
+@pytest.mark.parametrize("command", ["sft", "ei"])
+def test_epochs_distinguish_arms_although_a_resumed_run_may_have_more(labels, command):
+    arms = [{f"e{epochs}": {"sft_epochs": epochs}} for epochs in (1, 3)]
+    assert labels(*arms, command=command) == ["sft_epochs 1", "sft_epochs 3"]
+
+
 def test_an_arm_says_how_many_seeds_it_has(labels):
     arms = [{f"{kind}-s{seed}": {"loss_type": kind, "seed": seed} for seed in range(3)} for kind in ("x", "y")]
     assert labels(*arms) == ["loss_type x (3 seeds)", "loss_type y (3 seeds)"]

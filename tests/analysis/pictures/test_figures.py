@@ -307,22 +307,60 @@ def test_metrics_have_a_panel_a_name():
 
 
 def test_an_arm_is_the_mean_of_its_seeds_with_an_interval():
-    rows = [
-        ("a1", 0, 1.0),
-        ("a2", 0, 3.0),
-        ("a1", 1, 2.0),
-        ("a2", 1, 2.0),
-        ("a1", 2, 9.0),
-        ("b", 0, 5.0),
-        ("b", 1, 5.0),
-    ]
-    picture = of("", ("run_id", "step", "length"), rows, "a1+a2", "b")
+    values = {"a1": (1.0, 2.0, 9.0), "a2": (3.0, 2.0), "a3": (2.0, 2.0), "b": (5.0, 5.0)}
+    rows = [(run, step, y) for run, its in values.items() for step, y in enumerate(its)]
+    picture = of("", ("run_id", "step", "length"), rows, "a1+a2+a3", "b")
     a, b = picture.panels[0].lines
     assert (a.x, a.y) == ([0.0, 1.0], [2.0, 2.0]), "step 2 has only one of the seeds"
-    assert (a.low[0], a.high[0]) == pytest.approx((2 - 12.7062047, 2 + 12.7062047))  # t of one degree of freedom
+    half = 4.3026527 * math.sqrt(1 / 3)  # t of two degrees of freedom
+    assert (a.low[0], a.high[0]) == pytest.approx((2 - half, 2 + half))
     assert (a.low[1], a.high[1]) == (2.0, 2.0)
     assert (b.y, b.low) == ([5.0, 5.0], None)
     assert picture.notes[0].endswith("Lines: means over the seeds.")
+
+
+def test_two_seeds_are_faint_lines_behind_their_mean():
+    """An interval of one degree of freedom is wider than the panel. The axis shows the seeds whole."""
+    rows = [(run, step, value) for run, value in (("a1", 10.0), ("a2", 90.0), ("b", 50.0)) for step in range(3)]
+    held_out = {(0, 0): (0.0, 100.0), (1, 0): (45.0, 55.0)}
+    picture = of("", ("run_id", "step", "eval_reward"), rows, "a1+a2", "b", held_out=held_out)
+    a, b = picture.panels[0].lines
+    assert (a.y, a.low, a.seeds, b.seeds) == ([50.0] * 3, None, ((10.0,) * 3, (90.0,) * 3), ())
+    assert b.low[0] == 45.0
+    assert picture.notes == (
+        "Bands: 95% intervals.",
+        "Arms of two seeds: the line is their mean, and each seed is a faint line.",
+    )
+    assert picture.axes(picture.panels[0])[1].low <= 10.0 < 90.0 <= picture.axes(picture.panels[0])[1].high
+
+
+def test_two_seeds_that_are_smoothed_are_drawn_as_they_are():
+    rows = [(run, step, 3.0 * (step == 1) + add) for run, add in (("a", 0), ("b", 2)) for step in range(3)]
+    (line,) = of("", ("run_id", "step", "loss"), rows, "a+b", smooth=3).panels[0].lines
+    assert (line.y, line.raw, line.seeds) == ([1.0, 2.0, 1.0], None, ((0.0, 3.0, 0.0), (2.0, 5.0, 2.0)))
+
+
+def test_bars_of_two_seeds_keep_their_interval():
+    rows = [(run, 2.0 if run == "a1" else 4.0, bucket) for run in ("a1", "a2") for bucket in ("x", "y")]
+    picture = of("x=bucket y=share bars=yes", ("run_id", "share", "bucket"), rows, "a1+a2")
+    (line,) = picture.panels[0].lines
+    assert (line.y, line.seeds) == ([3.0, 3.0], ())
+    assert line.low[0] < 2.0
+    assert picture.notes[0].startswith("Whiskers: 95% intervals over the seeds")
+
+
+def test_a_share_of_clipped_tokens_that_is_0_everywhere_is_said_and_not_drawn():
+    def curves(clipped, **wishes):
+        rows = [("a", step, 1.0, None, None, 0.5, None, None, None, None, None, clipped * step) for step in range(3)]
+        return of("curves", CURVES, rows, "a", **wishes)
+
+    none = curves(0.0)
+    assert [panel.name for panel in none.panels] == ["train_reward"]
+    assert none.notes == ("No token was clipped in any update.",)
+    assert [panel.name for panel in curves(0.25).panels] == ["train_reward", "clip_fraction"]
+    asked = curves(0.0, panels=("clip_fraction",))
+    assert [panel.name for panel in asked.panels] == ["clip_fraction"]
+    assert asked.notes == ()
 
 
 @pytest.mark.parametrize(("x", "of_rounds"), [("updates", [0, 11, 21, 31]), ("steps", [0, 1, 2, 3])])
@@ -371,7 +409,7 @@ def test_the_interval_of_seeds():
 
 def test_held_out_rewards_have_the_interval_of_compare(tmp_path):
     """A picture and `compare` give one answer, and with one run the summary's."""
-    for seed, name in enumerate(("a0", "a1", "b")):
+    for seed, name in enumerate(("a0", "a1", "a2", "b")):
         with RunDir.create(tmp_path, "grpo", name=name, metadata={}) as run:
             for step in (0, 6):
                 rows = [
@@ -384,17 +422,17 @@ def test_held_out_rewards_have_the_interval_of_compare(tmp_path):
                     for q in range(40)
                 ]
                 run.commit_rollouts("eval", step, rows)
-    with open_runs([read_run(tmp_path / name) for name in ("a0", "a1", "b")]) as database:
-        found = held_out_intervals(database, [("a0", "a1"), ("b",)])
+    with open_runs([read_run(tmp_path / name) for name in ("a0", "a1", "a2", "b")]) as database:
+        found = held_out_intervals(database, [("a0", "a1", "a2"), ("b",)])
         for step in (0, 6):
-            both = compare(database, ["a0", "a1"], ["b"], step=step)
+            both = compare(database, ["a0", "a1", "a2"], ["b"], step=step)
             assert found[0, step] == (both.a.low, both.a.high)
             assert found[1, step] == (both.b.low, both.b.high)
     assert set(found) == {(arm, step) for arm in (0, 1) for step in (0, 6, None)}
     assert (found[0, None], found[1, None]) == (found[0, 6], found[1, 6]), "None is the last one"
     assert found[0, 0] != found[0, 6]
-    rows = [curve("a0", 0, 0.4), curve("a1", 0, 0.6), curve("b", 0, 0.5)]
-    picture = of("curves", CURVES, rows, "a0+a1", "b", held_out=found)
+    rows = [curve("a0", 0, 0.4), curve("a1", 0, 0.6), curve("a2", 0, 0.5), curve("b", 0, 0.5)]
+    picture = of("curves", CURVES, rows, "a0+a1+a2", "b", held_out=found)
     a, b = picture.panels[0].lines
     assert (a.y, a.low, a.high) == ([0.5], [found[0, 0][0]], [found[0, 0][1]])
     assert (b.low[0], b.high[0]) == found[1, 0]

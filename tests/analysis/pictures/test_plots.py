@@ -150,7 +150,7 @@ def test_another_process_gives_the_same_bytes(tmp_path):
         "    p.save_plot(Picture((Panel('t', 'x', 'y', lines),), ('a', 'b')), Path(name))\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
-    environment = {"PYTHONPATH": str(Path(plots.__file__).parents[2]), "PYTHONHASHSEED": "7", "HOME": str(Path.home())}
+    environment = {"PYTHONPATH": str(Path(plots.__file__).parents[3]), "PYTHONHASHSEED": "7", "HOME": str(Path.home())}
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=tmp_path, env=environment)
     lines = (Line([0, 1], [0, 1], [0, 0], [1, 2]), Line([0, 1], [1, 1], series=1))
     for name in ("p.svg", "p.png"):
@@ -214,6 +214,13 @@ def test_a_series_without_data_is_named_so(tmp_path):
     found = svg_texts(tmp_path, one(Line([0, 1], [0, 1]), series=("full", "empty")))
     assert "full" in found
     assert "empty (no data)" in found
+
+
+def test_each_of_two_seeds_is_a_thin_line(tmp_path):
+    mean, seeds = Line([0, 1], [0.5, 0.5]), ([0.1, 0.2], [0.9, 0.8])
+    for line, thin in ((mean, 0), (dataclasses.replace(mean, seeds=seeds), 2)):
+        save_plot(one(line), tmp_path / "p.svg")
+        assert (tmp_path / "p.svg").read_text().count("stroke-opacity: 0.4") == thin
 
 
 @pytest.mark.parametrize("y", [[0.5], [NAN, 0.5, NAN], [NAN] * 101 + [0.5] + [NAN] * 98])

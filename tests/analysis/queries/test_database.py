@@ -326,6 +326,7 @@ def test_a_syntax_error_shows_the_place(database):
         ("EXPLAIN ANALYZE COPY (SELECT 1) TO 'x'", "this is EXPLAIN"),
         ("PIVOT rollouts ON step", "PIVOT needs a list"),
         ("SELECT now()", "time zone"),
+        ("SELECT {'at': [now()]}", "time zone"),
         ("SELECT 'x'::INT", "Could not convert"),
         ("SELECT sleep_ms(100) FROM range(100000)", "sleep_ms is not allowed in queries"),
         ("SELECT 1 \0 ", "NUL"),

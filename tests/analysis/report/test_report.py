@@ -476,6 +476,13 @@ def test_points_that_are_not_joined_are_dots_that_show_their_value():
     assert [t for _, t in parsed.all("title")][1:] == ["at 0: 0.5", "at 1: 0.6"]
 
 
+def test_two_seeds_are_faint_lines_with_their_gaps():
+    nan = float("nan")
+    line = Line((0, 1, 2), (0.5, 0.5, 0.5), seeds=((0.2, nan, 0.4), (0.8, 0.7, 0.6)))
+    (faint,) = charts(Panel("t", "x", "y", (line,)), series=("l",)).all("path", **{"class": "faint"})
+    assert faint[0]["d"].count("M") == 3
+
+
 def test_the_intervals_of_many_lines_are_whiskers():
     lines = tuple(Line((0, 1), (0.5, 0.6), (0.4, 0.5), (0.6, 0.7), series=i) for i in range(4))
     names = ("a", "b", "c", "d")

@@ -139,6 +139,13 @@ def test_what_differs_is_named_among_runs_of_one_command(tmp_path):
     assert both == {"a": "learning_rate 1e-05", "b": "learning_rate 3e-05"}
 
 
+def test_what_a_resumed_run_may_change_is_named_if_it_tells_runs_apart(tmp_path):
+    for name, epochs in (("a", 1), ("b", 2), ("c", 3)):
+        make(tmp_path, name, command="sft", config={"sft_epochs": epochs, "engine": "vllm" if epochs == 3 else "auto"})
+    differs = {name: row["differs"] for name, row in listed(tmp_path).items()}
+    assert differs == {"a": "sft_epochs 1", "b": "sft_epochs 2", "c": "engine vllm, sft_epochs 3"}
+
+
 def test_the_rarest_values_come_first_and_no_two_runs_look_alike(tmp_path, run_command, monkeypatch):
     usual = {"dataset": "arithmetic:128", "sampling_max_tokens": 160}
     named = {f"b-{n}": {**usual, "thinking_budget": str(n)} for n in (8, 16, 40)}

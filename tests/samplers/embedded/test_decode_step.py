@@ -8,7 +8,8 @@ import transformers
 
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded import cuda_graphs, decode_step
-from rlvr_cli.samplers.embedded.batch import Batch, Question, Workspace, make_slots
+from rlvr_cli.samplers.embedded.batch import Batch, Question
+from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, Window, unsupported_reason
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.stop_strings import StopStrings
@@ -178,10 +179,10 @@ def test_reading_rows_in_blocks_gives_the_same_tokens(tiny_model, tiny_tokenizer
     tiny_model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, *range(288, 312)]
     sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=5)
     params = SamplingParams(max_tokens=24, min_tokens=2, stop=("a",))
-    monkeypatch.setattr("rlvr_cli.samplers.embedded.batch._WORTH_BLOCKS", 1.0)
+    monkeypatch.setattr("rlvr_cli.samplers.embedded.cache._WORTH_BLOCKS", 1.0)
     expected = collect(sampler, params, requests(PROMPTS * 2))
-    monkeypatch.setattr("rlvr_cli.samplers.embedded.batch._WORTH_BLOCKS", 0.0)
-    for module in ("batch", "decode_step"):
+    monkeypatch.setattr("rlvr_cli.samplers.embedded.cache._WORTH_BLOCKS", 0.0)
+    for module in ("cache", "decode_step"):
         monkeypatch.setattr(f"rlvr_cli.samplers.embedded.{module}.BLOCK", block)
     lows, step = set(), DecodeStep.__call__
 
@@ -201,23 +202,18 @@ def test_unused_rows_do_not_change_other_rows(tiny_model, tiny_tokenizer):
     first, second = list(range(20, 40)), [7, 8, 9, 10]
     params = SamplingParams(max_tokens=24, min_tokens=0, stop=())
     with sampler._sampling():
-        batch = Batch(
-            Policy(tiny_model),
-            Workspace(make_slots(sampler._empty_prefix, rows=3, columns=40), step=sampler._new_step(40), fixed=True),
-            params=params,
-            eos=(),
-            stops=stops,
-        )
+        slots = make_slots(sampler._empty_prefix, rows=3, columns=40)
+        cache = RowCache(Policy(tiny_model), Workspace(slots, step=sampler._new_step(40), fixed=True))
+        batch = Batch(cache, params=params, eos=(), stops=stops)
         for index, prompt in enumerate((first, second)):
             (prefix,) = sampler._prefixes([prompt[:-1]])
-            batch.make_room(len(prompt) - 1)
             batch.seat(Question(index, prompt, deque([(0, index)]), prefix))
             for _ in range(3):
                 batch.advance()
-        assert all(slots.isfinite().all() for pair in batch._slots for slots in pair)
-        logits = batch.forward()
+        assert all(slots.isfinite().all() for pair in cache.slots for slots in pair)
+        logits = cache.forward()
         for row, prompt in enumerate((first, second)):
-            drawn = batch.tokens[row, batch.born[row] : batch.step].tolist()
+            drawn = batch.drawn.tokens[row, batch.born[row] : batch.step].tolist()
             plain = tiny_model(input_ids=torch.tensor([[*prompt, *drawn]])).logits[0, -1]
             torch.testing.assert_close(logits[row], plain, atol=1e-4, rtol=1e-4)
 

@@ -19,7 +19,8 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.samplers.embedded import draw, engine
-from rlvr_cli.samplers.embedded.batch import Batch, Question, Workspace, make_slots
+from rlvr_cli.samplers.embedded.batch import Batch, Question
+from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.draw import draw_tokens, inverse_cdf, nucleus, uniforms
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.stop_strings import StopStrings, first_stop, response_text
@@ -711,20 +712,19 @@ def test_a_longer_prompt_joins_rows_that_are_under_way(tiny_model, tiny_tokenize
     short, middle, long = [7, 8, 9], [60, 61, 62, 63, 64], list(range(20, 40))
     stops = StopStrings(tiny_tokenizer, (), vocab_size=320)
     with sampler._sampling():
-        workspace = Workspace(make_slots(sampler._empty_prefix, rows=3, columns=24))
-        batch = Batch(Policy(tiny_model), workspace, params=FREE, eos=sampler._eos, stops=stops)
+        cache = RowCache(Policy(tiny_model), Workspace(make_slots(sampler._empty_prefix, rows=3, columns=24)))
+        batch = Batch(cache, params=FREE, eos=sampler._eos, stops=stops)
         expected = []
         for prompt in (short, middle, long):  # a call of `sample` would start with the longest
             (prefix,) = sampler._prefixes([prompt[:-1]])
-            batch.make_room(len(prompt) - 1)
             batch.seat(Question(0, prompt, deque([(0, 3)]), prefix))
             expected.append(list(prompt))
             for _ in range(2):
                 step = batch.step
                 batch.advance()
                 for row, ids in enumerate(expected):
-                    ids.append(int(batch.tokens[row, step % FREE.max_tokens]))
-        logits = batch.forward()
+                    ids.append(int(batch.drawn.tokens[row, step % FREE.max_tokens]))
+        logits = cache.forward()
     for row, ids in enumerate(expected):
         torch.testing.assert_close(logits[row], plain_logits(tiny_model, ids), atol=1e-4, rtol=1e-4)
 

@@ -434,6 +434,17 @@ def test_an_evaluation_asks_several_servers(forks: Forks, servers, tmp_path):
     assert "other" in done.err
 
 
+def test_a_run_that_began_without_servers_goes_on_with_them(forks: Forks, servers, tmp_path):
+    forks.run(*GRPO, "--run", "r", "--n-grpo-steps", "1", cwd=tmp_path, status=0)
+    url = ("--sampler-urls", servers[0].url)
+    done = forks.run("grpo", "--resume", "r", "--n-grpo-steps", "2", *url, cwd=tmp_path, status=0)
+    assert "goes on with the engine vllm-servers instead of transformers" in done.err
+    metadata = read_run(tmp_path / "runs/r").metadata
+    engines = [(entry["engine"], entry["from_rollout"] > 0) for entry in metadata["engines"]]
+    assert engines == [("transformers", False), ("vllm-servers", True)]
+    assert {row["step"] for row in rows_of(tmp_path / "runs/r", phase="train")} == {0, 1}
+
+
 def test_grpo_trains_on_what_servers_sample(forks: Forks, servers, tmp_path):
     urls = ",".join(server.url for server in servers)
     forks.run(*GRPO, *("--sampler-urls", urls, "--run", "r", "--trainers", "2"), cwd=tmp_path, status=0)

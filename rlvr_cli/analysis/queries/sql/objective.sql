@@ -38,15 +38,14 @@ WITH choices AS (
         coalesce(wanted_length, own_length) AS length,
         CASE
             WHEN coalesce(wanted_std, own_std) NOT IN ('group', 'batch', 'none')
-            THEN error('objective: std_normalization is group, batch or none')
+            THEN 'std_normalization is group, batch or none'
             WHEN coalesce(wanted_length, own_length) NOT IN ('masked_mean', 'masked_normalize', 'token_mean')
-            THEN error('objective: length_normalization is masked_mean, masked_normalize or token_mean')
+            THEN 'length_normalization is masked_mean, masked_normalize or token_mean'
             WHEN loss_type <> 'no_baseline' AND $loss_type::VARCHAR = loss_type AND loss_type NOT IN (
                 'reinforce_with_baseline', 'grpo_no_clip', 'grpo_clip', 'gspo', 'cispo', 'kimi'
-            ) THEN error('objective: loss_type is no_baseline, or any with a baseline, such as grpo_clip')
-            WHEN own_length IS NULL THEN error('objective: ' || run_id || ' is no run of GRPO')
-            ELSE ''
-        END AS _
+            ) THEN 'loss_type is no_baseline, or any with a baseline, such as grpo_clip'
+            WHEN own_length IS NULL THEN run_id || ' is no run of GRPO'
+        END AS problem
     FROM choices
 ), samples AS (
     SELECT
@@ -70,7 +69,8 @@ WITH choices AS (
     SELECT
         s.*,
         own,
-        CASE
+        CASE  -- of a response: DuckDB evaluates a condition on `checked` alone also for runs without responses
+            WHEN problem IS NOT NULL THEN error('objective: ' || problem)
             WHEN overlong = 'mask' AND is_cut THEN 0
             WHEN loss_type = 'no_baseline' THEN reward
             WHEN spread = 0 THEN 0
@@ -79,7 +79,6 @@ WITH choices AS (
             ELSE centered
         END / CASE length WHEN 'masked_mean' THEN tokens WHEN 'token_mean' THEN mean_tokens ELSE constant END AS weight
     FROM spread AS s JOIN checked USING (run_id)
-    WHERE _ = ''
 ), sides AS (
     SELECT
         run_id, step, example_id, sample_index, tokens, correct, quarter, pass_rate,

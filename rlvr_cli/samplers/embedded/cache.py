@@ -1,0 +1,269 @@
+"""The rows of a batch on the device: the key-value cache, and the steps that read it.
+
+Enters: prompts that have been prefilled, then every row's newest token. Leaves: the logits of the next one.
+
+All rows write the key and value of their newest token into the same column, so a row with n tokens
+occupies the n columns up to that one (a batch padded on the left). A step then needs one slice copy per layer and one
+slice of a mask that rarely changes. When the columns run out, those in use move back to the beginning.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from rlvr_cli.models.compute.device import to_device
+from rlvr_cli.models.policy import Policy
+from rlvr_cli.samplers.embedded.cuda_graphs import FixedShapeStep
+from rlvr_cli.samplers.embedded.decode_step import BLOCK, DecodeStep, Window
+
+_WORTH_BLOCKS = 0.1  # the least share of columns that reading blocks of rows separately must save
+
+# Per layer: the keys and values of a prompt without its last token, (key-value heads, tokens, head size).
+Prefix = list[tuple[torch.Tensor, torch.Tensor]]
+# Per layer: memory for the keys and values of rows, (rows, key-value heads, columns, head size).
+Slots = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def make_slots(
+    like: Prefix, *, rows: int, columns: int, device: torch.device | None = None, value: float = 0.0
+) -> Slots:
+    """Allocate a cache of this size, filled with `value`, with the heads, head sizes and dtypes of `like`."""
+
+    def room(states: torch.Tensor) -> torch.Tensor:
+        return states.new_full((rows, states.shape[0], columns, states.shape[2]), value, device=device)
+
+    return [(room(keys), room(values)) for keys, values in like]
+
+
+class Workspace:
+    """What stays in place from step to step on the device; later batches of no more rows and columns may use it again.
+
+    Attributes:
+        slots: memory for the cache; it may hold any finite numbers.
+        mask: (rows, 1, 1, columns), added to attention scores.
+        inputs, positions: (rows, 1), of every row's newest token.
+        step: runs the decoding steps; None: the model runs them.
+        fixed_step: runs them in a few fixed shapes, on a CUDA device as recorded graphs; None: each in its own.
+    """
+
+    def __init__(self, slots: Slots, *, step: DecodeStep | None = None, fixed: bool = False) -> None:
+        keys = slots[0][0]
+        self.rows, _, self.columns, _ = keys.shape
+        self.device = keys.device
+        self.slots = slots
+        self.mask = torch.full((self.rows, 1, 1, self.columns), -torch.inf, dtype=keys.dtype, device=self.device)
+        self.inputs = torch.zeros(self.rows, 1, dtype=torch.int64, device=self.device)
+        self.positions = torch.zeros(self.rows, 1, dtype=torch.int64, device=self.device)
+        self.take(step, fixed=fixed)
+
+    def take(self, step: DecodeStep | None, *, fixed: bool = False) -> None:
+        """Replace the step, and forget the graphs of the one before."""
+        self.step, self.fixed_step = step, None
+        if step is not None and fixed:
+            still = {"tokens": self.inputs, "positions": self.positions, "mask": self.mask, "cache": self.slots}
+            self.fixed_step = FixedShapeStep(step, **still)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the cache and of the step's copies of weights."""
+        return sum(t.nbytes for pair in self.slots for t in pair) + (self.step.nbytes if self.step else 0)
+
+
+@dataclass(slots=True)
+class _Window:
+    """The part of the cache that a step reads: rows [0, rows), columns [low, column]; it writes the last one."""
+
+    rows: int = 0
+    low: int = 0
+    column: int = 0
+    lows: tuple[int, ...] = ()  # see `decode_step.Window`
+
+
+class _SlotLayer(CacheLayerMixin):
+    """One layer's keys and values, (rows, key-value heads, columns, head size); `window` is the part in use."""
+
+    is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, window: _Window, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.window, self.keys, self.values = window, keys, values
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        raise AssertionError("slots are allocated before the first step")
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
+        w = self.window
+        keys, values = self.keys[: w.rows, :, w.low : w.column + 1], self.values[: w.rows, :, w.low : w.column + 1]
+        keys[:, :, -1:] = key_states
+        values[:, :, -1:] = value_states
+        return keys, values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.window.column + 1 - self.window.low, 0
+
+    def get_seq_length(self) -> int:
+        return self.window.column - self.window.low
+
+    def get_max_length(self) -> int:
+        return self.keys.shape[2]
+
+
+class RowCache:
+    """The keys and values of rows that are sampled together, and their newest tokens.
+
+    The last token of a prompt is not prefilled: it is a row's first input, so that every token is drawn in a step.
+
+    Attributes:
+        alive: (rows,) bool, which rows are in use; the others are free.
+        inputs, positions: (rows, 1), of every row's newest token, which the next step reads.
+    """
+
+    def __init__(
+        self, policy: Policy, workspace: Workspace, *, rows: int | None = None, columns: int | None = None
+    ) -> None:
+        """Create free rows.
+
+        Args:
+            workspace: nothing else uses it meanwhile.
+            rows, columns: the part of it to use; by default all. What is computed does not depend on the rest.
+        """
+        rows, self.columns = rows or workspace.rows, columns or workspace.columns
+        self._policy, self._step, self._fixed_step = policy, workspace.step, workspace.fixed_step
+        self.window = _Window()
+        self.slots = [
+            (keys[:rows, :, : self.columns], values[:rows, :, : self.columns]) for keys, values in workspace.slots
+        ]
+        self._cache = Cache(layers=[_SlotLayer(self.window, *pair) for pair in self.slots])
+        self._mask = workspace.mask[:rows, :, :, : self.columns].fill_(-torch.inf)
+        self.inputs = workspace.inputs[:rows].zero_()
+        self.positions = workspace.positions[:rows].zero_()
+        self.alive = np.zeros(rows, dtype=bool)
+        self._start = np.zeros(rows, dtype=np.int64)  # the row's first column
+        self._changed = False  # whether the rows or columns in use may have changed
+
+    @property
+    def recording_failure(self) -> str:
+        """Why a step could not be recorded as a CUDA graph, and runs without; empty if all could that should."""
+        return "" if self._fixed_step is None else self._fixed_step.failure
+
+    def on_device(self, array: np.ndarray) -> torch.Tensor:
+        return to_device(torch.from_numpy(array), self.inputs.device)
+
+    def seat(self, prompt_ids: Sequence[int], prefix: Prefix, *, most: int) -> np.ndarray:
+        """Give free rows the prompt, at most so many. Returns them."""
+        w, length = self.window, len(prompt_ids) - 1
+        if w.column < length or w.column == self.columns:
+            self._move_columns(length)
+        rows = np.flatnonzero(~self.alive)[:most]
+        together = rows[-1] - rows[0] == len(rows) - 1  # contiguous, as at the start
+        at = slice(rows[0], rows[-1] + 1) if together else self.on_device(rows)
+        for (all_keys, all_values), (keys, values) in zip(self.slots, prefix, strict=True):
+            all_keys[at, :, w.column - length : w.column] = keys
+            all_values[at, :, w.column - length : w.column] = values
+        self._mask[at] = -torch.inf
+        self._mask[at, :, :, w.column - length :] = 0
+        self.inputs[at] = prompt_ids[-1]
+        self.positions[at] = length
+        self.alive[rows], self._start[rows] = True, w.column - length
+        w.rows = max(w.rows, int(rows[-1]) + 1)
+        self._changed = True
+        return rows
+
+    def forward(self) -> torch.Tensor:
+        """Feed every row its newest token; return the logits of the next one, (rows, vocab) float32."""
+        w = self.window
+        if w.column == self.columns:
+            self._move_columns(0)
+        self._shrink_window()
+        inputs, positions = self.inputs[: w.rows], self.positions[: w.rows]
+        mask = self._mask[: w.rows, :, :, w.low : w.column + 1]
+        window = Window(w.rows, w.low, w.column + 1, w.lows)
+        if self._fixed_step is not None:
+            logits = self._fixed_step(window, rows=len(self.alive), columns=self.columns)
+        elif self._step is not None:
+            logits = self._step(inputs[:, 0], positions[:, 0], mask=mask, cache=self.slots, window=window)
+        else:
+            out = self._policy.forward(
+                input_ids=inputs,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=self._cache,
+                use_cache=True,
+            )
+            logits = out.logits[:, -1].float()
+        w.column += 1
+        return logits
+
+    def feed(self, tokens: torch.Tensor) -> None:
+        """Take the token that was drawn for each row of the window as its newest one."""
+        rows = self.window.rows
+        self.inputs[:rows, 0] = tokens
+        self.positions[:rows] += 1
+
+    def release(self, rows: list[int]) -> None:
+        """Free rows."""
+        self.alive[rows] = False
+        used = self.window.rows
+        self.positions[:used][self.on_device(~self.alive[:used])] = 0
+        self._changed = True
+
+    def compact(self) -> tuple[np.ndarray, np.ndarray]:
+        """Move the last live rows into the free rows before them, so that a step computes live rows only.
+
+        Returns:
+            The rows to which some were moved, and those where they were.
+        """
+        self._shrink_window()
+        live = int(self.alive.sum())
+        holes = np.flatnonzero(~self.alive[:live])
+        movers = np.flatnonzero(self.alive[live:]) + live
+        w = self.window
+        if len(holes):
+            to, of = self.on_device(holes), self.on_device(movers)
+            for pair in self.slots:
+                for slots in pair:
+                    slots[:, :, w.low : w.column][to] = slots[:, :, w.low : w.column][of]
+            for tensor in (self._mask, self.inputs, self.positions):
+                tensor[to] = tensor[of]
+            self._start[holes] = self._start[movers]
+            self.alive[holes], self.alive[movers] = True, False
+        w.rows = live
+        self._changed = True
+        return holes, movers
+
+    def _shrink_window(self) -> None:
+        """Begin the window at the first column in use: of all rows or, if that saves enough, of each block of rows."""
+        if not self._changed:
+            return
+        self._changed = False
+        w = self.window
+        first = np.where(self.alive[: w.rows], self._start[: w.rows], w.column)
+        lows = np.minimum.reduceat(first, np.arange(0, w.rows, BLOCK)) if w.rows else np.array([w.column])
+        w.low = int(lows.min())
+        saved = (lows - w.low).mean() / (w.column + 1 - w.low)
+        w.lows = tuple(lows.tolist()) if saved > _WORTH_BLOCKS else ()
+
+    def _move_columns(self, room: int) -> None:
+        """Move the columns in use to the beginning, but leave at least `room` columns before the next one."""
+        self._shrink_window()
+        w = self.window
+        length = w.column - w.low
+        target = max(0, room - length)
+        assert target + length < self.columns, (room, length, self.columns)
+        for tensor in (self._mask, *(t for pair in self.slots for t in pair)):
+            axis = tensor.dim() - 1 if tensor is self._mask else 2
+            live = tensor[: w.rows].narrow(axis, w.low, length).clone()
+            tensor[: w.rows].narrow(axis, target, length).copy_(live)
+        self._mask[: w.rows, :, :, :target] = -torch.inf
+        self._mask[: w.rows, :, :, target + length :] = 0
+        self._start[: w.rows] += target - w.low
+        w.column = target + length
+        self._changed = True
