@@ -758,7 +758,7 @@ MATHEMATICS = [
         ("no clipping", "clip_grads_with_norm_(group, max_norm, norm)", "clip_grads_with_norm_(group, float('inf'), norm)", f"{UPDATE} -k clipped_to_the_norm"),
         ("policy and critic are clipped together", "norms = [self._norm(group) for group in self._groups]", "norms = [self._norm(self._parameters) for group in self._groups]", PPO_UPDATE),
         ("gradients of bfloat16 weights are summed in bfloat16", "if p.dtype.itemsize < 4 and", "if False and", f"{UPDATE} -k summed_in_float32", "param_dtype"),
-        ("the norm that PyTorch adds up one after the other", "get_total_norm(rows)", "get_total_norm(gradients)", "tests/training/updates/test_gradients.py"),
+        ("the norm that PyTorch adds up one after the other", "get_total_norm(rows)", "get_total_norm(gradients)", "tests/training/optimizers/test_gradients.py"),
         ("the norm of a shard", "self._ranks.sum([square])", "pass", "tests/models/test_sharded.py -k no_cut"),
     ),
     *mutations_of(
